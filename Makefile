@@ -1,0 +1,51 @@
+PYTHON ?= python3
+BIN := .venv/bin
+# Two workers: what a laptop has. Results do not depend on it.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+
+.PHONY: train test test-all test-tensorflow test-jax test-oldest lint sweep parity clean
+
+train: .venv/train  ## Train the digits recipe and export it as a float32 SavedModel.
+	$(BIN)/python -m recipes digits
+
+test: lint test-tensorflow test-jax  ## Everything that continuous integration runs.
+
+test-tensorflow: .venv/test
+	KERAS_BACKEND=tensorflow $(PYTEST) -m "not slow"
+
+test-jax: .venv/test
+	KERAS_BACKEND=jax $(PYTEST) -m "not slow"
+
+test-all: test sweep parity test-oldest  ## Also what takes longer; see docs/ for the last output.
+	KERAS_BACKEND=tensorflow $(PYTEST) -m slow
+	KERAS_BACKEND=jax $(PYTEST) -m slow
+
+lint: .venv/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+sweep: .venv/test  ## export_float32 on every architecture of keras.applications and on KerasHub backbones.
+	$(BIN)/python tests/sweep.py --markdown docs/export-sweep.md
+
+parity: .venv/train  ## The digits recipe in three precisions, three seeds each.
+	$(BIN)/python -m recipes.parity digits --seeds 3 --markdown docs/digits-parity.md
+
+test-oldest: .venv-oldest/test  ## The same tests on the oldest Keras, TensorFlow and JAX supported.
+	KERAS_BACKEND=tensorflow .venv-oldest/bin/python -m pytest -n 2 --dist loadfile -m "not slow"
+	KERAS_BACKEND=jax .venv-oldest/bin/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/train .venv/test: .venv/%: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]"
+	touch $@
+
+.venv-oldest/test: pyproject.toml constraints-oldest.txt
+	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e ".[test]"
+	touch $@
+
+clean:
+	rm -rf .venv .venv-oldest runs build *.egg-info

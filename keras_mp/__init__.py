@@ -1,0 +1,39 @@
+"""Mixed-precision training for Keras 3 that you can prove.
+
+The public names below are imported when they are first used, so that `import keras_mp` itself costs nothing and
+imports neither TensorFlow nor JAX.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keras_mp.export import export_float32 as export_float32
+    from keras_mp.policy import choose_policy as choose_policy
+    from keras_mp.policy import policy_scope as policy_scope
+    from keras_mp.policy import set_global_policy as set_global_policy
+
+_HOME = {
+    "choose_policy": "keras_mp.policy",
+    "export_float32": "keras_mp.export",
+    "policy_scope": "keras_mp.policy",
+    "set_global_policy": "keras_mp.policy",
+}
+_MODULES = ("backend", "chips", "hardware")
+
+__all__ = [*_HOME, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+    elif name in _MODULES:
+        value = import_module(f"keras_mp.{name}")
+    else:
+        raise AttributeError(f"module 'keras_mp' has no attribute {name!r}; it has {', '.join(__all__)}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,74 @@
+"""What the operating system says about the processor and this process."""
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def _cpuinfo(*keys: str) -> str:
+    """The value of the first line of /proc/cpuinfo with one of these keys, or "" where there is none."""
+    if not _CPUINFO.exists():
+        return ""
+    for line in _CPUINFO.read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in keys:
+            return value.strip()
+    return ""
+
+
+def _sysctl(*names: str) -> str:
+    """What macOS prints for these names; it leaves out, with an error status, those that the machine lacks."""
+    if sys.platform != "darwin":
+        return ""
+    try:
+        return subprocess.run(["sysctl", *names], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _sysctl_flags(printed: str) -> frozenset[str]:
+    """Reads flags from lines such as `hw.optional.arm.FEAT_BF16: 1` and `machdep.cpu.features: FPU AVX1.0`."""
+    flags = set()
+    for line in printed.splitlines():
+        name, _, value = line.partition(":")
+        if name.startswith("machdep.cpu."):
+            flags.update(value.lower().split())
+        elif value.strip() == "1":
+            flags.add(name.rpartition(".")[2].lower().removeprefix("feat_"))
+    return frozenset(flags)
+
+
+def cpu_name() -> str:
+    """Names the processor: "AMD EPYC 9654", or the machine type where the system does not tell."""
+    _, _, brand = _sysctl("machdep.cpu.brand_string").partition(":")
+    return _cpuinfo("model name") or brand.strip() or platform.processor() or platform.machine()
+
+
+def cpu_flags() -> frozenset[str]:
+    """Lists the instruction sets of the processor, in Linux's spelling ("avx512_bf16", on Arm "bf16").
+
+    Returns:
+        The flags; empty where this system does not tell (Windows).
+    """
+    flags = _cpuinfo("flags", "Features")
+    if flags:
+        return frozenset(flags.split())
+    return _sysctl_flags(_sysctl("hw.optional", "machdep.cpu.features", "machdep.cpu.leaf7_features"))
+
+
+def peak_process_bytes() -> int | None:
+    """Measures the most memory that this process has held so far (its peak resident set).
+
+    Returns:
+        Bytes, or None where the system does not tell (Windows).
+    """
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # getrusage(2): kilobytes on Linux, bytes on macOS.
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,91 @@
+"""The command `keras-mp`: what the library does, from the shell."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Mixed-precision training for Keras 3 that you can prove.",
+)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine can do in which precision, what `auto` would choose and why, and what to install."""
+    from keras_mp.doctor import main as print_doctor
+
+    print_doctor()
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def train(context: typer.Context) -> None:
+    """Train a recipe, given by name or as a file: `keras-mp train digits --epochs 3`."""
+    sys.path.insert(0, os.getcwd())
+    if importlib.util.find_spec("recipes") is None:
+        raise FileNotFoundError(
+            f"there is no package `recipes` in {os.getcwd()!r}: the recipes live in the repository of keras-mp, "
+            "so run this from its root"
+        )
+    from recipes.run import main as run
+
+    raise typer.Exit(run(context.args))
+
+
+@app.command()
+def export(
+    model: Annotated[Path, typer.Argument(help="A .keras file, trained in any precision on any backend.")],
+    path: Annotated[Path, typer.Argument(help="The SavedModel's folder; must not exist yet.")],
+    imports: Annotated[
+        list[str] | None, typer.Option("--import", help="A module that defines custom layers; may be repeated.")
+    ] = None,
+    verify: Annotated[
+        Path | None, typer.Option(help="A batch of inputs, .npy or .npz: compare with the model run in float32.")
+    ] = None,
+    outputs: Annotated[Path | None, typer.Option(help="Write the SavedModel's outputs on that batch, .npz.")] = None,
+    tolerance: Annotated[float, typer.Option(help="Largest relative difference that --verify allows.")] = 1e-5,
+    unsafe: Annotated[bool, typer.Option("--unsafe", help="Load Python lambdas, which can run any code.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Export a model as a SavedModel that computes in float32 throughout, and prove that it does."""
+    os.environ["KERAS_BACKEND"] = "tensorflow"  # a SavedModel is TensorFlow's, whatever the model was trained on
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    sys.path.insert(0, os.getcwd())
+    if outputs is not None and verify is None:
+        raise ValueError("--outputs needs --verify, the batch to compute them on")
+    if importlib.util.find_spec("tensorflow") is None:
+        raise ImportError('export writes the SavedModel with TensorFlow: pip install "keras-mp[tensorflow]"')
+    from keras_mp.export import export_file
+
+    report = export_file(
+        model, path, verify, modules=imports or (), unsafe=unsafe, outputs=outputs, tolerance=tolerance
+    )
+    typer.echo(json.dumps(report._asdict(), default=str) if as_json else str(report))
+
+
+def main() -> None:
+    """Runs the command; a mistake of the user's is one line, without a traceback."""
+    try:
+        app()
+    except (ValueError, ImportError, OSError, TypeError) as error:
+        if os.environ.get("KERAS_MP_TRACEBACK"):
+            raise
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

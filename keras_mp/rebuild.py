@@ -1,0 +1,364 @@
+"""Rewrite a model's serialized config by a rule, rebuild it, and carry its state over."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+
+# Private, because the public serializer duplicates a layer that two submodels share; `model.save` enters the same scope.
+from keras.src.backend.common import global_state
+from keras.src.saving.serialization_lib import ObjectSharingScope
+
+Config = dict[str, Any]
+Rule = Callable[[Config, Any], Config]
+
+
+class RebuildError(ValueError):
+    """A model cannot be rebuilt; the message names the layer and the way out."""
+
+
+class Rebuilt(NamedTuple):
+    """What `rebuild` returns.
+
+    Attributes:
+        model: the new model.
+        unreached: names of the weights, optimizer slots and compile arguments that were not carried over, a sentence
+            each. Empty when everything arrived.
+    """
+
+    model: Any
+    unreached: tuple[str, ...]
+
+
+def rebuild(model: Any, rule: Rule, *, policy: Any = None, sample: Any = None, carry_compile: bool = True) -> Rebuilt:
+    """Rebuild a model from its config after `rule` rewrote it; the original is left alone.
+
+    Args:
+        model: a built Keras model: functional, sequential, subclassed, nested, with shared layers.
+        rule: `rule(node, layer) -> node`, called on every dict of the serialized config, innermost first. `layer` is
+            the live layer that the node describes, or None where it describes something else: a policy, an
+            initializer, a part of a config. Returns the node itself or a replacement; must not change its argument.
+        policy: the global dtype policy during the rebuild. Layers whose config says nothing of a dtype, and layers
+            created inside custom layers, take it. The model's own policy by default.
+        sample: a batch of inputs (any structure of arrays, batch first) that builds a subclassed model which cannot
+            be built from its recorded input shapes.
+        carry_compile: also compile the new model with the old one's arguments and carry its optimizer's state.
+
+    Returns:
+        `Rebuilt(model, unreached)`.
+
+    Raises:
+        RebuildError: the model is not built, a layer cannot be serialized or deserialized, or a weight changed shape.
+    """
+    if not model.built:
+        raise RebuildError(
+            f"model {model.name!r} is not built, so it has no weights to carry over: call it once on a batch, "
+            "or model.build(input_shape)"
+        )
+    custom_objects = custom_objects_of(model)
+    config = _rewrite(_serialize(model), rule, {id(layer): layer for layer in _with_self(model)})
+    with _global_policy(policy or model.dtype_policy):
+        new = _deserialize(config, custom_objects, model)
+        if sample is not None and not (new.built and len(new.weights) == len(model.weights)):
+            new(sample, training=False)
+    carried = _carry_state(model, new)
+    unreached = list(carried.unreached)
+    if carry_compile and getattr(model, "compiled", False):
+        unreached += _carry_compile(model, new, carried.variables)
+    return Rebuilt(new, tuple(unreached))
+
+
+def layers_by_path(model: Any) -> dict[str, Any]:
+    """Every layer below `model`, depth first, by the `/`-joined names that lead to it; a shared layer appears once."""
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+
+    def visit(layer: Any, path: str) -> None:
+        for child in _children(layer):
+            if id(child) not in seen:
+                seen.add(id(child))
+                child_path = f"{path}/{child.name}" if path else child.name
+                found[child_path] = child
+                visit(child, child_path)
+
+    visit(model, "")
+    return found
+
+
+def _with_self(model: Any) -> list[Any]:
+    return [model, *layers_by_path(model).values()]
+
+
+def _children(layer: Any) -> list[Any]:
+    # Private: composite layers have no public list of their sublayers, as models have in `Model.layers`, which is this.
+    return layer._flatten_layers(include_self=False, recursive=False)
+
+
+@contextlib.contextmanager
+def _global_policy(policy: Any) -> Iterator[None]:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+class _RecordsEverything(dict):
+    """Makes Keras write the id of every object into its config, where it would mark only those it notices as shared.
+
+    It misses a layer that two Sequential models share, because they copy the config that it would mark.
+    """
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __getitem__(self, key: object) -> Config:
+        return {}
+
+
+def _serialize(model: Any) -> Config:
+    try:
+        with warnings.catch_warnings(), ObjectSharingScope():
+            global_state.set_global_attribute("shared_objects/id_to_config_map", _RecordsEverything())
+            warnings.filterwarnings("ignore", message="(?s).*includes a `lambda`.*")  # it never leaves this process
+            return keras.saving.serialize_keras_object(model)
+    except Exception as error:
+        path, layer = _first_that_fails(model, lambda layer: keras.saving.serialize_keras_object(layer))
+        raise RebuildError(
+            f"layer {path!r} ({type(layer).__name__}) cannot be rebuilt, because it cannot be serialized: {error}. "
+            f"Give {type(layer).__name__} a get_config() that returns the arguments of its __init__"
+        ) from error
+
+
+def _first_that_fails(model: Any, check: Callable[[Any], Any]) -> tuple[str, Any]:
+    # Deepest first: a parent fails too, because of its child.
+    for path, layer in sorted(layers_by_path(model).items(), key=lambda item: -item[0].count("/")):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                check(layer)
+        except Exception:
+            return path, layer
+    return model.name, model
+
+
+def _deserialize(config: Config, custom_objects: dict[str, Any], model: Any) -> Any:
+    try:
+        with warnings.catch_warnings(), ObjectSharingScope():
+            warnings.filterwarnings(
+                "ignore", message=".*could not be built.*"
+            )  # `sample` or the check of weights tells
+            # safe_mode guards against code in foreign files; this config comes from the live model.
+            return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects, safe_mode=False)
+    except Exception as error:
+
+        def round_trip(layer: Any) -> None:
+            config = _rewrite(_serialize(layer), lambda node, _: node, {id(each): each for each in _with_self(layer)})
+            keras.saving.deserialize_keras_object(config, custom_objects=custom_objects, safe_mode=False)
+
+        path, layer = _first_that_fails(model, round_trip)
+        raise RebuildError(
+            f"layer {path!r} ({type(layer).__name__}) cannot be rebuilt from its config: {error}. "
+            f"{type(layer).__name__}.from_config(layer.get_config()) must work: return every argument of __init__ "
+            "from get_config(), and let __init__ take **kwargs for the layer's name and dtype"
+        ) from error
+
+
+def _rewrite(node: Any, rule: Rule, layers: dict[int, Any]) -> Any:
+    """Applies `rule` innermost first, and prepares what Keras needs to build the result; `layers` is by id."""
+    if isinstance(node, (list, tuple)):
+        return type(node)(_rewrite(item, rule, layers) for item in node)
+    if not isinstance(node, dict):
+        return node
+    node = {key: _rewrite(value, rule, layers) for key, value in node.items()}
+    layer = layers.get(node.get("shared_object_id", 0))
+    if layer is None:
+        node.pop("shared_object_id", None)  # of something short-lived, whose id may have been used again
+        return rule(node, None)
+    node.pop("compile_config", None)  # compile arguments are carried as live objects
+    node = rule(node, layer)
+    if node["class_name"] == type(layer).__name__ and not _takes_dtype(type(layer)):
+        node = {**node, "config": {key: value for key, value in node["config"].items() if key != "dtype"}}
+    return node
+
+
+def _takes_dtype(cls: type) -> bool:
+    parameters = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
+    return any(p.name == "dtype" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def custom_objects_of(model: Any) -> dict[str, Any]:
+    """Every class and function outside Keras that the live model uses, by the names its config may call it."""
+    found: dict[str, Any] = {}
+    for layer in _with_self(model):
+        for value in [layer, *vars(layer).values()]:
+            thing = value if inspect.isfunction(value) else type(value)
+            module = thing.__module__ or ""
+            if thing.__name__ != "<lambda>" and not module.startswith("keras.") and module != "builtins":
+                found |= {thing.__name__: thing, keras.saving.get_registered_name(thing): thing}
+    return found
+
+
+class _Carried(NamedTuple):
+    variables: dict[int, Any]  # id of the old variable -> the new variable
+    unreached: list[str]
+
+
+def _carry_state(old: Any, new: Any) -> _Carried:
+    variables: dict[int, Any] = {}
+    for path, old_layer, new_layer in _pairs(old, new, old.name, set()):
+        if not new_layer.built and old_layer.built and old_layer.weights:
+            raise RebuildError(
+                f"layer {path!r} ({type(new_layer).__name__}) was not built by rebuilding {old.name!r}: pass a batch "
+                "of inputs (verify= or sample=), or give the model a build_from_config() that builds it"
+            )
+        variables |= _carry_layer(path, old_layer, new_layer)
+    arrived = {id(variable) for variable in variables.values()}
+    lost = [
+        f"weight {v.path!r} of the original has no place in the new model"
+        for v in old.weights
+        if id(v) not in variables and not _is_fp8_state(v)
+    ]
+    fresh = [
+        f"weight {v.path!r} of the new model still has its initial value" for v in new.weights if id(v) not in arrived
+    ]
+    return _Carried(variables, lost + fresh)
+
+
+def _is_fp8_state(variable: Any) -> bool:
+    # Keras marks scales and amax histories so; they mean nothing outside the FP8 layer that made them.
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def _pairs(old: Any, new: Any, path: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, Any, Any]]:
+    """Walks two models side by side: by name where names agree, else (automatic names) in order."""
+    if (id(old), id(new)) in seen:
+        return
+    seen.add((id(old), id(new)))
+    yield path, old, new
+    olds, news = _children(old), _children(new)
+    by_name = {layer.name: layer for layer in news}
+    if {layer.name for layer in olds} <= by_name.keys():
+        couples = [(layer, by_name[layer.name]) for layer in olds]
+    else:
+        couples = list(zip(olds, news, strict=False))  # what is left over is reported as unreached
+    for old_child, new_child in couples:
+        yield from _pairs(old_child, new_child, f"{path}/{old_child.name}", seen)
+
+
+def _carry_layer(path: str, old: Any, new: Any) -> dict[int, Any]:
+    pairs = _pair_variables(_own_variables(old), _own_variables(new))
+    if type(old) is type(new) and len(pairs) == len(_own_variables(old)) == len(_own_variables(new)):
+        # The layer's own way first: custom layers keep more than variables there, and Normalization recomputes from it.
+        store: dict[str, Any] = {}
+        old.save_own_variables(store)
+        new.load_own_variables(store)
+    for old_variable, new_variable in pairs:
+        if tuple(old_variable.shape) != tuple(new_variable.shape):
+            raise RebuildError(
+                f"weight {old_variable.name!r} of layer {path!r} has shape {tuple(old_variable.shape)}, "
+                f"rebuilt {tuple(new_variable.shape)}: the layer's config does not describe what it built"
+            )
+        new_variable.assign(old_variable)
+    if hasattr(old, "save_assets") and hasattr(new, "load_assets"):
+        with tempfile.TemporaryDirectory() as folder:
+            old.save_assets(folder)
+            if any(Path(folder).iterdir()):
+                new.load_assets(folder)
+    return {id(old_variable): new_variable for old_variable, new_variable in pairs}
+
+
+def _own_variables(layer: Any) -> list[Any]:
+    """The layer's variables, seed state included, without those of its sublayers."""
+    inner = {id(variable) for child in _children(layer) for variable in child.variables}
+    return [variable for variable in layer.variables if id(variable) not in inner]
+
+
+def _pair_variables(olds: list[Any], news: list[Any]) -> list[tuple[Any, Any]]:
+    """Pairs by name; the nth of several with one name goes with the nth."""
+    waiting: dict[str, list[Any]] = {}
+    for variable in news:
+        waiting.setdefault(variable.name, []).append(variable)
+    return [(variable, waiting[variable.name].pop(0)) for variable in olds if waiting.get(variable.name)]
+
+
+def _carry_compile(old: Any, new: Any, variables: dict[int, Any]) -> list[str]:
+    if type(old).compile is not keras.Model.compile:
+        config = old.get_compile_config()
+        if not config or type(old).compile_from_config is keras.Model.compile_from_config:
+            name = type(old).__name__
+            return [
+                f"compile arguments: {name} overrides compile() without get_compile_config() and "
+                "compile_from_config(); compile the new model yourself"
+            ]
+        new.compile_from_config(config)
+    else:
+        # Private, because the public get_compile_config() is already serialized and loses what is not registered.
+        arguments = dict(old._compile_config.config)
+        for name in ("metrics", "weighted_metrics"):
+            arguments[name] = keras.tree.map_structure(_fresh_metric, arguments[name])
+        optimizer = arguments["optimizer"]
+        if isinstance(optimizer, keras.optimizers.Optimizer):
+            arguments["optimizer"] = type(optimizer).from_config(optimizer.get_config())
+        new.compile(**arguments)
+    if old.optimizer is None or not old.optimizer.built:
+        return []
+    new.optimizer.build(new.trainable_variables)
+    return _carry_optimizer(
+        _unwrapped(old.optimizer, new.optimizer), _unwrapped(new.optimizer, old.optimizer), variables
+    )
+
+
+def _fresh_metric(metric: Any) -> Any:
+    # Metrics hold state, so two models must not share one; losses and functions hold none.
+    return type(metric).from_config(metric.get_config()) if isinstance(metric, keras.metrics.Metric) else metric
+
+
+def _unwrapped(optimizer: Any, other: Any) -> Any:
+    """The inner optimizer where only one of the two is a loss-scaling wrapper."""
+    wrapper = keras.optimizers.LossScaleOptimizer
+    return optimizer.inner_optimizer if isinstance(optimizer, wrapper) and not isinstance(other, wrapper) else optimizer
+
+
+def _carry_optimizer(old: Any, new: Any, variables: dict[int, Any]) -> list[str]:
+    """Copies optimizer state; slots follow their weight, whatever its place in the new model's order."""
+    reached = _copy_optimizer(old, new, variables)
+    return [f"optimizer variable {v.path!r} was not carried over" for v in old.variables if id(v) not in reached]
+
+
+def _copy_optimizer(old: Any, new: Any, variables: dict[int, Any]) -> set[int]:
+    reached: set[int] = set()
+
+    def copy(old_variable: Any, new_variable: Any) -> None:
+        if new_variable is not None and tuple(old_variable.shape) == tuple(new_variable.shape):
+            new_variable.assign(old_variable)
+            reached.add(id(old_variable))
+
+    # Private, because optimizers publish their variables only as one flat list. A slot is kept in a list with a place
+    # for each weight, in the order of `_trainable_variables`.
+    old_weights = list(old._trainable_variables)
+    place = {id(variable): index for index, variable in enumerate(new._trainable_variables)}
+    for name, value in vars(old).items():
+        other = getattr(new, name, None)
+        if isinstance(value, keras.Variable):
+            copy(value, other)
+        elif isinstance(value, keras.optimizers.Optimizer):
+            reached |= _copy_optimizer(value, other, variables)
+        elif isinstance(value, (list, tuple)) and isinstance(other, (list, tuple)) and name != "_trainable_variables":
+            if any(isinstance(item, keras.optimizers.Optimizer) for item in value):
+                for old_inner, new_inner in zip(value, other, strict=True):
+                    reached |= _copy_optimizer(old_inner, new_inner, variables)
+            elif name != "_variables" and len(value) == len(old_weights) and len(other) == len(place):
+                for weight, slot in zip(old_weights, value, strict=True):
+                    index = place.get(id(variables.get(id(weight))))
+                    if isinstance(slot, keras.Variable) and index is not None:
+                        copy(slot, other[index])
+    return reached

@@ -1,0 +1,29 @@
+"""Optional packages, imported where they are needed, with the command that installs them."""
+
+import importlib
+from types import ModuleType
+
+
+class MissingPackageError(ImportError):
+    """An optional package is not installed; the message is the command that installs it."""
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Imports an optional package.
+
+    Args:
+        module: the module to import, for example `"sklearn.datasets"`.
+        extra: the extra of keras-mp that brings it, for example `"data"`.
+
+    Returns:
+        The module.
+
+    Raises:
+        MissingPackageError: the package, or one that it needs, is not installed; says what to run.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            f'{module} needs the package {error.name}, which is not installed. Run: pip install "keras-mp[{extra}]"'
+        ) from error

@@ -1,0 +1,79 @@
+"""The residual networks: sizes against the papers, dtypes under every policy, saving."""
+
+import keras
+import numpy as np
+import pytest
+
+from models.resnet import resnet_cifar, resnet_imagenet
+
+
+@pytest.fixture(autouse=True)
+def restore_policy():
+    policy = keras.mixed_precision.global_policy()
+    yield
+    keras.mixed_precision.set_global_policy(policy)
+
+
+def trainable(model):
+    return sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
+
+
+# He et al. 2016, table 6, in millions; ours has a 1x1 convolution on two shortcuts, hence the 0.01 either way.
+@pytest.mark.parametrize("depth, millions", [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85)])
+def test_cifar_parameters_are_those_of_the_paper(depth, millions):
+    with keras.StatelessScope(initialize_variables=False):
+        assert trainable(resnet_cifar(depth)) / 1e6 == pytest.approx(millions, abs=0.01)
+
+
+# The counts torchvision documents for the same five networks.
+@pytest.mark.parametrize(
+    "depth, parameters", [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160), (152, 60_192_808)]
+)
+def test_imagenet_parameters_are_those_published(depth, parameters):
+    with keras.StatelessScope(initialize_variables=False):
+        assert trainable(resnet_imagenet(depth)) == parameters
+
+
+def test_bottleneck_strides_in_its_3x3_convolution():
+    with keras.StatelessScope(initialize_variables=False):
+        model = resnet_imagenet(50)
+    assert model.get_layer("stage2_block1_1_conv").strides == (1, 1)
+    assert model.get_layer("stage2_block1_2_conv").strides == (2, 2)
+    assert model.get_layer("stage4_block3_add").output.shape == (None, 7, 7, 2048)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_dtypes_follow_the_policy_and_logits_are_float32(policy):
+    keras.mixed_precision.set_global_policy(policy)
+    model = resnet_cifar(8, classes=5, input_shape=(8, 8, 1), width=4)
+    compute = policy.removeprefix("mixed_")
+    assert keras.backend.standardize_dtype(model.get_layer("stage1_block1_add").output.dtype) == compute
+    logits = model.predict(np.ones((3, 8, 8, 1), "float32"), verbose=0)
+    assert logits.shape == (3, 5)
+    assert logits.dtype == model.output.dtype == "float32"
+    assert {weight.dtype for weight in model.weights} == {"float32"}
+
+
+def test_saves_and_loads(tmp_path):
+    model = resnet_cifar(8, input_shape=(8, 8, 1), width=4)
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 1)).astype("float32")
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.predict(images, verbose=0), model.predict(images, verbose=0))
+
+
+@pytest.mark.parametrize(
+    "build, arguments, message",
+    [
+        (resnet_cifar, {"depth": 18}, "6n \\+ 2.*got 18"),
+        (resnet_cifar, {"depth": 2}, "6n \\+ 2.*got 2"),
+        (resnet_imagenet, {"depth": 20}, "18, 34, 50, 101, 152, got 20"),
+        (resnet_cifar, {"classes": 0}, "classes must be at least 1, got 0"),
+        (resnet_imagenet, {"width": 0}, "width must be at least 1, got 0"),
+        (resnet_cifar, {"input_shape": (32, 32)}, "height, width, channels.*got \\(32, 32\\)"),
+        (resnet_cifar, {"input_shape": (None, 32, 3)}, "height, width, channels"),
+    ],
+)
+def test_bad_sizes_are_named(build, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        build(**arguments)
