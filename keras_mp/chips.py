@@ -63,6 +63,7 @@ _SPARSE = "; the tensor-core figures are half of the sparse ones printed there"
 # the tests compute every figure again from the number of units, their width and their clock.
 _NOT_OPENED = "; NVIDIA's page itself not opened, figures checked against "
 
+# fmt: off
 _ROWS = (
     _chip(
         "v2", "TPU v2", "google", "v2", {"bfloat16": 45}, 16, 700,
@@ -152,6 +153,7 @@ _ROWS = (
         "https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html (not opened)",
     ),
 )
+# fmt: on
 
 CHIPS: Mapping[str, Chip] = MappingProxyType({chip.name: chip for chip in _ROWS})
 
@@ -163,7 +165,7 @@ _TPU_KINDS = {
     "tpu7x": "v7x",
 }
 # Same name, other clocks or other memory than the row of the table.
-_OTHER_FORMS = {"pcie", "nvl", "mig", "40gb", "32gb"}
+_OTHER_FORMS = {"pcie", "nvl", "mig", "40gb", "32gb", "lite"}
 
 
 def find_chip(name: str) -> Chip:

@@ -25,7 +25,7 @@ _EXTRAS = (
 # What a driver leaves on the file system, the accelerator, and how each backend is made to see it.
 _DRIVERS = (
     (Path("/proc/driver/nvidia/version"), "NVIDIA GPU", "tensorflow[and-cuda]", "jax[cuda12]"),
-    (Path("/dev/kfd"), "AMD GPU", "tensorflow-rocm", "jax[rocm]"),
+    (Path("/dev/kfd"), "AMD GPU", "tensorflow-rocm", "jax[rocm7-local]"),
     (Path("/dev/accel0"), "TPU", "", "jax[tpu]"),
 )
 

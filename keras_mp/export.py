@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,8 @@ from keras_mp.saved_model import LowPrecision, count_nodes, low_precision
 LOW_PRECISION_NAMES = frozenset({"float16", "half", "bfloat16", "mixed_float16", "mixed_bfloat16"})
 # What a dtype-like string must never be mistaken for: how a thing is called.
 NAMING_KEYS = frozenset({"name", "class_name", "registered_name", "module"})
-POLICY_CLASSES = frozenset({"DTypePolicy", "FloatDTypePolicy", "QuantizedDTypePolicy", "QuantizedFloat8DTypePolicy"})
+# Policies that are low precision whatever their config says.
+LOW_POLICY_CLASSES = frozenset({"DTypePolicyMap", "QuantizedDTypePolicy", "QuantizedFloat8DTypePolicy"})
 FLOAT32_POLICY: Config = {
     "module": "keras",
     "class_name": "DTypePolicy",
@@ -109,7 +111,7 @@ def export_float32(
         )
     if keras.backend.backend() != "tensorflow":
         return _export_in_tensorflow_process(model, path, verify, tolerance)
-    float32, unreached = rebuild(model, to_float32, policy="float32", sample=verify, carry_compile=False)
+    float32, unreached, _ = rebuild(model, to_float32, policy="float32", sample=verify, carry_compile=False)
     if unreached:
         raise RebuildError(f"model {model.name!r} could not be carried over to float32: " + "; ".join(unreached))
     with _beside(path) as partial:
@@ -125,10 +127,9 @@ def export_float32(
 
 def to_float32(node: Config, layer: Any) -> Config:
     """The rebuild rule of a float32 export: every dtype policy and every 16-bit dtype string becomes float32."""
-    if node.get("class_name") == "DTypePolicyMap":
+    kind = node.get("class_name")
+    if kind in LOW_POLICY_CLASSES or (kind == "DTypePolicy" and _is_low(node["config"]["name"])):
         return FLOAT32_POLICY
-    if node.get("class_name") in POLICY_CLASSES:
-        return FLOAT32_POLICY if _is_low(node["config"].get("name") or node["config"].get("source_name")) else node
     return {key: _value_to_float32(key, value) for key, value in node.items()}
 
 
@@ -210,9 +211,8 @@ def _input_signature(model: Any, sample: Any) -> list[Any]:
         return tf.TensorSpec((None, *tensor.shape[1:]), keras.backend.standardize_dtype(tensor.dtype), name=name)
 
     if getattr(model, "inputs", None):  # functional and sequential models know their inputs
-        structure = model.input if isinstance(model, keras.Sequential) or not hasattr(model, "_inputs_struct") else None
-        # Private: `Model.inputs` is flat, and a model that takes a dict must be served with one.
-        structure = model._inputs_struct if structure is None else structure
+        # Private, because `Model.inputs` is flat, and a model that takes a dict must be served with one.
+        structure = getattr(model, "_inputs_struct", model.inputs[0])
         return [keras.tree.map_structure(lambda tensor: spec(tensor, tensor.name), structure)]
     name = next(iter(inspect.signature(model.call).parameters), "inputs")
     if sample is None:
@@ -237,14 +237,16 @@ def _refusal(findings: list[LowPrecision], model: Any) -> str:
     names = {layer.name for layer in layers_by_path(model).values()}
     lines = []
     for finding in findings[:5]:
-        layer = next((part for part in reversed(finding.node.split("/")) if part in names), None)
+        # TensorFlow numbers a scope that it has seen before: dense/MatMul, then dense_1/MatMul.
+        parts = [part if part in names else re.sub(r"_\d+$", "", part) for part in finding.node.split("/")]
+        layer = next((part for part in reversed(parts) if part in names), None)
         where = f"layer {layer!r}" if layer else "no layer"
         lines.append(f"\n  node {finding.node!r} ({finding.op}, {finding.what}), in {where}")
     more = f"\n  and {len(findings) - 5} more" if len(findings) > 5 else ""
     return (
-        f"{len(findings)} low-precision or opaque places are left in the export of model {model.name!r}, which was not "
-        f"written:{''.join(lines)}{more}\nA layer whose call() names a 16-bit dtype should cast to self.compute_dtype, "
-        "which a float32 rebuild changes."
+        f"model {model.name!r} was not exported: {len(findings)} low-precision or opaque places would be left in it:"
+        f"{''.join(lines)}{more}\nA layer whose call() names a 16-bit dtype should cast to self.compute_dtype, which a "
+        "float32 rebuild changes."
     )
 
 
@@ -354,12 +356,12 @@ def _load_batch(file: str | os.PathLike[str], model: Any) -> Any:
     loaded = np.load(file, allow_pickle=False)
     arrays = [loaded] if isinstance(loaded, np.ndarray) else [loaded[key] for key in loaded.files]
     structure = getattr(model, "_inputs_struct", None)  # as in _input_signature
-    if structure is None:
+    if structure is None or len(arrays) == 1:
         return arrays[0] if len(arrays) == 1 else arrays
     if len(arrays) != len(keras.tree.flatten(structure)):
         raise ExportError(
-            f"{str(file)!r} holds {len(arrays)} arrays, model {model.name!r} has {len(keras.tree.flatten(structure))} "
-            "inputs"
+            f"{str(file)!r} holds {len(arrays)} arrays, but model {model.name!r} has "
+            f"{len(keras.tree.flatten(structure))} inputs"
         )
     return keras.tree.pack_sequence_as(structure, arrays)
 
@@ -369,8 +371,8 @@ def _export_in_tensorflow_process(model: Any, path: Path, verify: Any, tolerance
     modules = {thing.__module__: thing.__name__ for thing in custom_objects_of(model).values()}
     if "__main__" in modules:
         raise ExportError(
-            f"{modules['__main__']} is defined in __main__, which the process that exports on TensorFlow cannot import: "
-            "move it to a module of its own"
+            f"{modules['__main__']} is defined in __main__, which the process that exports on TensorFlow cannot "
+            "import: move it to a module of its own"
         )
     with tempfile.TemporaryDirectory() as folder, _beside(path) as partial:
         saved, inputs, outputs = (str(Path(folder) / name) for name in ("model.keras", "inputs.npz", "outputs.npz"))

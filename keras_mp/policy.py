@@ -135,12 +135,12 @@ def _served(policy: str, device: Device, backend: str) -> Support:
 def _jit(device: Device, backend: str) -> Support:
     """Whether to compile the step with XLA."""
     if backend == "jax":
-        return Support(True, "With jit: without it JAX dispatches every operation from Python.")
+        return Support(True, "Jit is on: without it JAX dispatches every operation from Python.")
     # Median step without and with jit on 2 Zen 5 cores, keras 3.15.1, TensorFlow 2.21.0. A 6-convolution network,
     # batch 64 of 32 x 32: float32 52 and 83 ms, bfloat16 44 and 82. A 4-layer, width-256 transformer, batch
     # 8 x 128: float32 94 and 88 ms, bfloat16 81 and 91. So jit gains at most 6% there, and loses up to 86%.
     if device.kind == "cpu":
-        return Support(False, "Without jit, which slows TensorFlow's convolutions down on a CPU.")
+        return Support(False, "Jit is off: it slows TensorFlow's convolutions down on a CPU.")
     if device.vendor == "apple":
-        return Support(False, "Without jit: TensorFlow's plugin for Metal has no XLA.")
-    return Support(True, "With jit, so that XLA fuses the casts into their neighbours.")
+        return Support(False, "Jit is off: TensorFlow's plugin for Metal has no XLA.")
+    return Support(True, "Jit is on: XLA fuses the casts into their neighbours.")

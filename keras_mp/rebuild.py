@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-# Private, because the public serializer duplicates a layer that two submodels share; `model.save` enters the same scope.
+# Private, because the public serializer duplicates a layer that two submodels share.
 from keras.src.backend.common import global_state
 from keras.src.saving.serialization_lib import ObjectSharingScope
 
@@ -31,10 +31,13 @@ class Rebuilt(NamedTuple):
         model: the new model.
         unreached: names of the weights, optimizer slots and compile arguments that were not carried over, a sentence
             each. Empty when everything arrived.
+        unshared: names of layers that two functional graphs share and of which the new model has a copy in each: they
+            compute the same but train apart. Keras cannot reload such a model either.
     """
 
     model: Any
     unreached: tuple[str, ...]
+    unshared: tuple[str, ...] = ()
 
 
 def rebuild(model: Any, rule: Rule, *, policy: Any = None, sample: Any = None, carry_compile: bool = True) -> Rebuilt:
@@ -52,7 +55,7 @@ def rebuild(model: Any, rule: Rule, *, policy: Any = None, sample: Any = None, c
         carry_compile: also compile the new model with the old one's arguments and carry its optimizer's state.
 
     Returns:
-        `Rebuilt(model, unreached)`.
+        `Rebuilt(model, unreached, unshared)`.
 
     Raises:
         RebuildError: the model is not built, a layer cannot be serialized or deserialized, or a weight changed shape.
@@ -62,8 +65,10 @@ def rebuild(model: Any, rule: Rule, *, policy: Any = None, sample: Any = None, c
             f"model {model.name!r} is not built, so it has no weights to carry over: call it once on a batch, "
             "or model.build(input_shape)"
         )
-    custom_objects = custom_objects_of(model)
-    config = _rewrite(_serialize(model), rule, {id(layer): layer for layer in _with_self(model)})
+    custom_objects = custom_objects_of(model) | _lambdas(model)
+    layers = {id(layer): layer for layer in _with_self(model)}
+    config = _rewrite(_serialize(model), rule, layers)
+    config, copied = _unshare_across_graphs(config, set())
     with _global_policy(policy or model.dtype_policy):
         new = _deserialize(config, custom_objects, model)
         if sample is not None and not (new.built and len(new.weights) == len(model.weights)):
@@ -72,7 +77,7 @@ def rebuild(model: Any, rule: Rule, *, policy: Any = None, sample: Any = None, c
     unreached = list(carried.unreached)
     if carry_compile and getattr(model, "compiled", False):
         unreached += _carry_compile(model, new, carried.variables)
-    return Rebuilt(new, tuple(unreached))
+    return Rebuilt(new, tuple(unreached), tuple(layers[key].name for key in copied))
 
 
 def layers_by_path(model: Any) -> dict[str, Any]:
@@ -153,9 +158,7 @@ def _first_that_fails(model: Any, check: Callable[[Any], Any]) -> tuple[str, Any
 def _deserialize(config: Config, custom_objects: dict[str, Any], model: Any) -> Any:
     try:
         with warnings.catch_warnings(), ObjectSharingScope():
-            warnings.filterwarnings(
-                "ignore", message=".*could not be built.*"
-            )  # `sample` or the check of weights tells
+            warnings.filterwarnings("ignore", message=".*could not be built.*")  # the check of weights tells
             # safe_mode guards against code in foreign files; this config comes from the live model.
             return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects, safe_mode=False)
     except Exception as error:
@@ -165,8 +168,11 @@ def _deserialize(config: Config, custom_objects: dict[str, Any], model: Any) -> 
             keras.saving.deserialize_keras_object(config, custom_objects=custom_objects, safe_mode=False)
 
         path, layer = _first_that_fails(model, round_trip)
+        cause = str(error).rpartition("Exception encountered: ")[
+            2
+        ]  # Keras wraps it once a level, with the whole config
         raise RebuildError(
-            f"layer {path!r} ({type(layer).__name__}) cannot be rebuilt from its config: {error}. "
+            f"layer {path!r} ({type(layer).__name__}) cannot be rebuilt from its config: {cause}. "
             f"{type(layer).__name__}.from_config(layer.get_config()) must work: return every argument of __init__ "
             "from get_config(), and let __init__ take **kwargs for the layer's name and dtype"
         ) from error
@@ -178,16 +184,73 @@ def _rewrite(node: Any, rule: Rule, layers: dict[int, Any]) -> Any:
         return type(node)(_rewrite(item, rule, layers) for item in node)
     if not isinstance(node, dict):
         return node
-    node = {key: _rewrite(value, rule, layers) for key, value in node.items()}
     layer = layers.get(node.get("shared_object_id", 0))
+    if layer is None:  # something short-lived, whose id may have been used again
+        ignored = {"shared_object_id"}
+    else:
+        node, ignored = _with_lambda(_with_policy(node, layer), layer), {"compile_config"}  # carried as live objects
+    node = rule({key: _rewrite(value, rule, layers) for key, value in node.items() if key not in ignored}, layer)
     if layer is None:
-        node.pop("shared_object_id", None)  # of something short-lived, whose id may have been used again
-        return rule(node, None)
-    node.pop("compile_config", None)  # compile arguments are carried as live objects
-    node = rule(node, layer)
+        return node
     if node["class_name"] == type(layer).__name__ and not _takes_dtype(type(layer)):
         node = {**node, "config": {key: value for key, value in node["config"].items() if key != "dtype"}}
     return node
+
+
+def _with_policy(node: Config, layer: Any) -> Config:
+    """Puts back a policy that the layer's get_config() reduced to its variable dtype, as SpatialDropout's does."""
+    policy = layer.dtype_policy
+    if isinstance(layer, keras.layers.InputLayer):  # has a dtype, not a policy
+        return node
+    if node["config"].get("dtype") != policy.variable_dtype or policy.variable_dtype == policy.compute_dtype:
+        return node
+    return {**node, "config": {**node["config"], "dtype": keras.dtype_policies.serialize(policy)}}
+
+
+def _lambdas(model: Any) -> dict[str, Any]:
+    """The live functions of Lambda layers: as bytecode they would lose their globals and closure."""
+    return {_lambda_name(layer): layer.function for layer in _with_self(model) if _is_lambda(layer)}
+
+
+def _is_lambda(layer: Any) -> bool:
+    return isinstance(layer, keras.layers.Lambda) and getattr(layer.function, "__name__", "") == "<lambda>"
+
+
+def _lambda_name(layer: Any) -> str:
+    return f"lambda of layer {id(layer)}"
+
+
+def _with_lambda(node: Config, layer: Any) -> Config:
+    if not _is_lambda(layer):
+        return node
+    name = _lambda_name(layer)
+    function = {"module": None, "class_name": "function", "config": name, "registered_name": name}
+    return {**node, "config": {**node["config"], "function": function}}
+
+
+def _unshare_across_graphs(node: Any, seen: set[int]) -> tuple[Any, list[int]]:
+    """Makes a layer of a functional graph that was created for another graph before a copy; returns which.
+
+    Functional models find a tensor by its number among the calls of a layer, and count from the layer's first call
+    anywhere, so a layer that another graph already called gives them the wrong tensor.
+    """
+    copied: list[int] = []
+    if isinstance(node, (list, tuple)):
+        items = [_unshare_across_graphs(item, seen) for item in node]
+        return type(node)(item for item, _ in items), [key for _, keys in items for key in keys]
+    if not isinstance(node, dict):
+        return node, copied
+    key = node.get("shared_object_id")
+    result = {}
+    for name, value in node.items():
+        result[name], more = _unshare_across_graphs(value, seen)
+        copied += more
+    if key in seen and "inbound_nodes" in node:
+        del result["shared_object_id"]
+        copied.append(key)
+    if key is not None:
+        seen.add(key)
+    return result, copied
 
 
 def _takes_dtype(cls: type) -> bool:
@@ -201,8 +264,9 @@ def custom_objects_of(model: Any) -> dict[str, Any]:
     for layer in _with_self(model):
         for value in [layer, *vars(layer).values()]:
             thing = value if inspect.isfunction(value) else type(value)
-            module = thing.__module__ or ""
-            if thing.__name__ != "<lambda>" and not module.startswith("keras.") and module != "builtins":
+            if inspect.isclass(thing) and not hasattr(thing, "from_config"):
+                continue
+            if thing.__name__ != "<lambda>" and not (thing.__module__ or "").startswith("keras."):
                 found |= {thing.__name__: thing, keras.saving.get_registered_name(thing): thing}
     return found
 
@@ -214,14 +278,16 @@ class _Carried(NamedTuple):
 
 def _carry_state(old: Any, new: Any) -> _Carried:
     variables: dict[int, Any] = {}
+    arrived: set[int] = set()
     for path, old_layer, new_layer in _pairs(old, new, old.name, set()):
         if not new_layer.built and old_layer.built and old_layer.weights:
             raise RebuildError(
                 f"layer {path!r} ({type(new_layer).__name__}) was not built by rebuilding {old.name!r}: pass a batch "
                 "of inputs (verify= or sample=), or give the model a build_from_config() that builds it"
             )
-        variables |= _carry_layer(path, old_layer, new_layer)
-    arrived = {id(variable) for variable in variables.values()}
+        pairs = _carry_layer(path, old_layer, new_layer)
+        variables |= {id(old_variable): new_variable for old_variable, new_variable in pairs}
+        arrived |= {id(new_variable) for _, new_variable in pairs}
     lost = [
         f"weight {v.path!r} of the original has no place in the new model"
         for v in old.weights
@@ -254,7 +320,7 @@ def _pairs(old: Any, new: Any, path: str, seen: set[tuple[int, int]]) -> Iterato
         yield from _pairs(old_child, new_child, f"{path}/{old_child.name}", seen)
 
 
-def _carry_layer(path: str, old: Any, new: Any) -> dict[int, Any]:
+def _carry_layer(path: str, old: Any, new: Any) -> list[tuple[Any, Any]]:
     pairs = _pair_variables(_own_variables(old), _own_variables(new))
     if type(old) is type(new) and len(pairs) == len(_own_variables(old)) == len(_own_variables(new)):
         # The layer's own way first: custom layers keep more than variables there, and Normalization recomputes from it.
@@ -267,13 +333,18 @@ def _carry_layer(path: str, old: Any, new: Any) -> dict[int, Any]:
                 f"weight {old_variable.name!r} of layer {path!r} has shape {tuple(old_variable.shape)}, "
                 f"rebuilt {tuple(new_variable.shape)}: the layer's config does not describe what it built"
             )
-        new_variable.assign(old_variable)
+        _copy(old_variable, new_variable)
     if hasattr(old, "save_assets") and hasattr(new, "load_assets"):
         with tempfile.TemporaryDirectory() as folder:
             old.save_assets(folder)
             if any(Path(folder).iterdir()):
                 new.load_assets(folder)
-    return {id(old_variable): new_variable for old_variable, new_variable in pairs}
+    return pairs
+
+
+def _copy(old: Any, new: Any) -> None:
+    # A real copy: on JAX assigning would share the buffer, which training one of the two models donates and deletes.
+    new.assign(keras.ops.copy(old))
 
 
 def _own_variables(layer: Any) -> list[Any]:
@@ -339,7 +410,7 @@ def _copy_optimizer(old: Any, new: Any, variables: dict[int, Any]) -> set[int]:
 
     def copy(old_variable: Any, new_variable: Any) -> None:
         if new_variable is not None and tuple(old_variable.shape) == tuple(new_variable.shape):
-            new_variable.assign(old_variable)
+            _copy(old_variable, new_variable)
             reached.add(id(old_variable))
 
     # Private, because optimizers publish their variables only as one flat list. A slot is kept in a list with a place

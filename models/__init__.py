@@ -1,0 +1,1 @@
+"""Plain Keras models, one file each."""

@@ -43,7 +43,8 @@ def peak_memory_bytes() -> int | None:
     if not accelerators:
         return peak_process_bytes()
     try:
-        return max(tf.config.experimental.get_memory_info(device.name)["peak"] for device in accelerators)
+        # TensorFlow 2.21 answers 0 for a device that keeps no count.
+        return max(tf.config.experimental.get_memory_info(device.name)["peak"] for device in accelerators) or None
     except (ValueError, RuntimeError, tf.errors.OpError):
         return None
 

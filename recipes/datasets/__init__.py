@@ -1,0 +1,1 @@
+"""Data sets: a tensorflow-datasets builder and a loader each."""

@@ -4,6 +4,8 @@ Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI
 Nothing is downloaded. The first use writes two small files under the data folder; later ones read them.
 """
 
+import contextlib
+
 import keras
 import numpy as np
 
@@ -97,5 +99,7 @@ def _prepared(file_format, data_dir):
     builder = Digits(config=file_format, file_format=file_format, data_dir=data_dir)
     if not builder.is_prepared():
         tfds.disable_progress_bar()
-        builder.download_and_prepare()
+        # It announces a download, and there is none.
+        with contextlib.redirect_stdout(None):
+            builder.download_and_prepare()
     return builder

@@ -1,0 +1,150 @@
+"""The end of every recipe: save the model, export it in float32, write the summary and show it."""
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import keras_mp
+from recipes.common.curves import draw_curves
+from recipes.common.run_folder import written_beside
+
+PACKAGES = ("keras-mp", "keras", "tensorflow", "jax", "numpy", "tensorflow-datasets", "scikit-learn")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingResult:
+    """What a training came to.
+
+    Args:
+        folder: the run's folder.
+        policy: the dtype policy trained in.
+        reason: why that one.
+        test_accuracy: between 0 and 1, after the last epoch.
+        step_seconds: median seconds a step, without the compilation; None after fewer than two steps.
+        compile_seconds: seconds of the first step, which compiles.
+        peak_memory_bytes: as `keras_mp.backend.peak_memory_bytes` says; None where it cannot be known.
+        saved_model: the SavedModel's folder; None when it was not written.
+        low_precision_ops: 16- and 8-bit float operations found in the SavedModel.
+        max_difference: largest difference between the SavedModel and the model run in float32.
+        interrupted: whether ctrl-C ended it early.
+    """
+
+    folder: Path
+    policy: str
+    reason: str
+    test_accuracy: float
+    step_seconds: float | None
+    compile_seconds: float | None
+    peak_memory_bytes: int | None
+    saved_model: Path | None
+    low_precision_ops: int | None
+    max_difference: float | None
+    interrupted: bool
+
+
+def finish(
+    model: keras.Model, config: Any, folder: Path, choice, timer, history, verify: np.ndarray, interrupted: bool
+) -> TrainingResult:
+    """Saves the model, the curves, the SavedModel and the summary of a training, and prints the summary.
+
+    Args:
+        model: the trained model.
+        config: the recipe's config, with `batch_size` and `export`.
+        folder: the run's folder.
+        choice: the `keras_mp.PolicyChoice` it trained with.
+        timer: the `StepTimer` of the training.
+        history: the `HistoryFile` of the training.
+        verify: a batch of inputs, to compare the SavedModel with the model on.
+        interrupted: whether ctrl-C ended the training; then nothing is exported.
+
+    Returns:
+        The result, as written to `summary.json`.
+    """
+    console = Console()
+    with written_beside(folder / "model.keras") as partial:
+        # Keras saves by the ending of the name.
+        model.save(partial)
+    draw_curves(history.rows, f"{config.name}: {choice.policy} on {keras.backend.backend()}", folder / "curves.png")
+    peak_memory_bytes = keras_mp.backend.peak_memory_bytes()
+    report = None
+    if config.export and not interrupted:
+        report = _export(model, folder, verify, console)
+    result = TrainingResult(
+        folder=folder,
+        policy=choice.policy,
+        reason=choice.reason,
+        test_accuracy=history.rows[-1]["test_accuracy"],
+        step_seconds=timer.step_seconds,
+        compile_seconds=timer.compile_seconds,
+        peak_memory_bytes=peak_memory_bytes,
+        saved_model=report.path if report else None,
+        low_precision_ops=report.low_precision_ops if report else None,
+        max_difference=report.max_difference if report else None,
+        interrupted=interrupted,
+    )
+    summary = {"config": dataclasses.asdict(config), "versions": versions(), "result": dataclasses.asdict(result)}
+    with written_beside(folder / "summary.json") as partial:
+        partial.write_text(json.dumps(summary, indent=2, default=str) + "\n")
+    console.print(summary_table(result, config.batch_size))
+    return result
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result depends on: Python, the machine, the backend, and each package that is installed."""
+    found = {"python": platform.python_version(), "machine": platform.machine(), "backend": keras.backend.backend()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return found
+
+
+def summary_table(result: TrainingResult, batch_size: int) -> Table:
+    """The summary as a table of two columns."""
+    rows = {
+        "policy": f"{result.policy}. {result.reason}",
+        "test accuracy": f"{result.test_accuracy:.2%}" + (" (interrupted)" if result.interrupted else ""),
+    }
+    if result.step_seconds:
+        rate = batch_size / result.step_seconds
+        rows["step time"] = f"{1e3 * result.step_seconds:.1f} ms without compilation, {rate:.0f} samples/s"
+    if result.peak_memory_bytes is not None:
+        rows["peak memory"] = f"{result.peak_memory_bytes / 2**20:.0f} MiB"
+    if result.saved_model:
+        rows["SavedModel"] = (
+            f"{result.saved_model}: {result.low_precision_ops} low-precision ops, "
+            f"{result.max_difference:.1e} from the model in float32"
+        )
+    rows["files"] = f"{result.folder}: {', '.join(sorted(path.name for path in result.folder.iterdir()))}"
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        # Text, because a string would be read as markup, and a folder's name may hold brackets.
+        table.add_row(name, Text(value))
+    return table
+
+
+def _export(model, folder, verify, console):
+    try:
+        return keras_mp.export_float32(model, folder / "saved_model", verify=verify)
+    except ImportError:
+        console.print(
+            "A SavedModel is written by TensorFlow, which is not installed here. Where it is, run:\n"
+            '  pip install "keras-mp[tensorflow]"\n'
+            f"  keras-mp export {folder / 'model.keras'} {folder / 'saved_model'}",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
+        return None

@@ -1,0 +1,37 @@
+"""ctrl-C ends a training after the step it is in, so that the model can still be saved."""
+
+import signal
+import threading
+
+import keras
+
+
+class StopOnInterrupt(keras.callbacks.Callback):
+    """A callback and a context: within it, the first ctrl-C stops `fit` after its step, the second at once.
+
+    An exception from within a step would leave the weights of a JAX model in buffers that are gone.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.interrupted = False
+
+    def __enter__(self):
+        # Only the main thread may set a signal handler; elsewhere ctrl-C does not arrive anyway.
+        self._previous = None
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(self, *exception):
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _interrupt(self, number, frame):
+        self.interrupted = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print("\nstopping after this step; press ctrl-C again to stop at once", flush=True)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.interrupted:
+            self.model.stop_training = True

@@ -1,0 +1,96 @@
+"""Runs a recipe, found by its name or its path, with the command line it is given."""
+
+import ast
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from recipes.common.options import nearest, parse
+
+
+def recipes() -> dict[str, str]:
+    """Lists the recipes of this folder: each file that defines a function of its own name.
+
+    Returns:
+        The first line of each recipe's docstring, by its name.
+    """
+    found = {}
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        tree = ast.parse(path.read_text())
+        if any(isinstance(node, ast.FunctionDef) and node.name == path.stem for node in tree.body):
+            found[path.stem] = (ast.get_docstring(tree) or "").split("\n")[0]
+    return found
+
+
+def find(recipe: str) -> ModuleType:
+    """Imports a recipe: a name, or the path of a Python file.
+
+    The file defines a function of its own name, which returns the config, and `train(config)`.
+
+    Args:
+        recipe: for example `"digits"` or `"mine/digits_wide.py"`.
+
+    Returns:
+        The module.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: there is no recipe of that name (names the nearest), or the file is no recipe.
+    """
+    path = Path(recipe)
+    if path.suffix != ".py":
+        if recipe not in recipes():
+            raise ValueError(f"unknown recipe {recipe}: {nearest(recipe, list(recipes()))}; or the path of a .py file")
+        return importlib.import_module(f"recipes.{recipe}")
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no recipe file {recipe}")
+    specification = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
+    assert specification is not None and specification.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(specification)
+    # Dataclasses and Keras's serialization look a class's module up by its name.
+    sys.modules[module.__name__] = module
+    specification.loader.exec_module(module)
+    missing = [name for name in (path.stem, "train") if not callable(getattr(module, name, None))]
+    if missing:
+        raise ValueError(f"{recipe} is no recipe: it defines no function {' and no function '.join(missing)}")
+    return module
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs a recipe from the command line.
+
+    Args:
+        arguments: the recipe, then its options: `["digits", "--epochs", "3"]`.
+
+    Returns:
+        The exit status: 0, 1 for a mistake of the user's (told in a line; set KERAS_MP_TRACEBACK to see where), 130
+        after ctrl-C.
+    """
+    # TensorFlow and absl write pages about kernels and folders before the first line of ours.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: python -m recipes RECIPE [--help] [--option value ...]\n\nrecipes:")
+        for name, text in recipes().items():
+            print(f"  {name:<20} {text}")
+        print("  path/to/recipe.py    a file of yours, with a function of its own name and train(config)")
+        return 0
+    try:
+        recipe = find(arguments[0])
+        name = Path(arguments[0]).stem
+        config = getattr(recipe, name)()
+        config = parse(config, arguments[1:], f"python -m recipes {arguments[0]}", recipe.__doc__ or "")
+        return 130 if recipe.train(config).interrupted else 0
+    except KeyboardInterrupt:
+        print("stopped at once: only the finished files of the run are kept", file=sys.stderr)
+        return 130
+    except (ValueError, ImportError, OSError) as error:
+        if os.environ.get("KERAS_MP_TRACEBACK"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 1

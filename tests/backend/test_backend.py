@@ -1,0 +1,47 @@
+"""The names that both backends offer, on the one that runs."""
+
+import os
+import subprocess
+import sys
+from importlib import metadata
+
+import keras
+import pytest
+
+from keras_mp import backend
+from keras_mp.backend.host import cpu_name, peak_process_bytes
+
+
+def test_local_devices_end_with_the_cpu():
+    devices = backend.local_devices()
+    assert devices[-1] == ("cpu", cpu_name(), "")
+
+
+def test_peak_memory_of_a_cpu_is_that_of_the_process():
+    if backend.local_devices()[0].kind != "cpu":
+        pytest.skip("an accelerator is attached: the number is its own")
+    assert backend.peak_memory_bytes() == pytest.approx(peak_process_bytes(), rel=0.05)
+
+
+def test_version():
+    assert backend.version() == metadata.version(keras.backend.backend())
+
+
+def test_importing_it_imports_the_running_backend_only():
+    # `import tensorflow` itself imports an installed jax, so only the other direction can be seen.
+    if keras.backend.backend() == "tensorflow":
+        pytest.skip("TensorFlow imports an installed jax by itself")
+    program = "import sys, keras_mp.backend, keras_mp.policy; print('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_another_backend_is_a_clear_error():
+    # Keras's NumPy backend needs nothing installed.
+    done = subprocess.run(
+        [sys.executable, "-c", "import keras_mp.backend"],
+        env={**os.environ, "KERAS_BACKEND": "numpy"},
+        capture_output=True,
+        text=True,
+    )
+    assert "ImportError: keras_mp runs on the backends 'tensorflow' and 'jax', and Keras runs on 'numpy'" in done.stderr
+    assert "KERAS_BACKEND" in done.stderr

@@ -1,0 +1,32 @@
+import pytest
+
+from recipes.common.run_folder import new_run_folder, written_beside
+
+
+def test_a_second_run_gets_a_folder_of_its_own(tmp_path):
+    names = [new_run_folder(str(tmp_path / "runs"), "digits").name for _ in range(3)]
+    assert names == ["digits", "digits-2", "digits-3"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/tmp"])
+def test_a_name_that_is_a_path_is_an_error(tmp_path, name):
+    with pytest.raises(ValueError, match="name is the name of a folder"):
+        new_run_folder(str(tmp_path / "runs"), name)
+
+
+def test_a_finished_file_gets_its_name(tmp_path):
+    with written_beside(tmp_path / "a.txt") as partial:
+        partial.write_text("whole")
+        assert not (tmp_path / "a.txt").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+    assert (tmp_path / "a.txt").read_text() == "whole"
+
+
+@pytest.mark.parametrize("failure", [OSError, KeyboardInterrupt])
+def test_an_interrupted_write_leaves_what_was_there(tmp_path, failure):
+    (tmp_path / "a.txt").write_text("before")
+    with pytest.raises(failure), written_beside(tmp_path / "a.txt") as partial:
+        partial.write_text("ha")
+        raise failure
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+    assert (tmp_path / "a.txt").read_text() == "before"

@@ -1,0 +1,96 @@
+"""The digits recipe from its config to the files it leaves; what a full run reaches is in docs/digits-parity.md."""
+
+import csv
+import dataclasses
+import json
+
+import keras
+import numpy as np
+import pytest
+
+import keras_mp
+from recipes import digits as recipe
+from recipes.common import finish
+from recipes.datasets.digits import load
+
+QUICK = dataclasses.replace(recipe.digits(), epochs=2, width=4, batch_size=128)
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("data"))
+
+
+def test_a_short_training_leaves_whole_files(tmp_path, data_dir, capsys):
+    config = dataclasses.replace(QUICK, policy="mixed_bfloat16", output=str(tmp_path), data_dir=data_dir)
+    result = recipe.train(config)
+    names = {path.name for path in (tmp_path / "digits").iterdir()}
+    assert names >= {"model.keras", "history.csv", "curves.png", "summary.json"}
+    assert not any("partial" in name for name in names)
+
+    with (tmp_path / "digits" / "history.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == ["1", "2"]
+    assert float(rows[-1]["test_accuracy"]) == pytest.approx(result.test_accuracy)
+
+    images, labels = load("test", data_dir)
+    keras.mixed_precision.set_global_policy("float32")
+    model = keras.saving.load_model(tmp_path / "digits" / "model.keras")
+    assert model.layers[-1].get_layer("stem_conv").compute_dtype == "bfloat16"
+    predicted = model.predict(images, verbose=0).argmax(-1)
+    assert np.mean(predicted == labels) == pytest.approx(result.test_accuracy, abs=0.01)
+
+    summary = json.loads((tmp_path / "digits" / "summary.json").read_text())
+    assert summary["config"]["policy"] == summary["result"]["policy"] == "mixed_bfloat16"
+    assert summary["versions"]["keras"] == keras.__version__
+    assert (tmp_path / "digits" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+    printed = capsys.readouterr().out
+    assert f"{result.test_accuracy:.2%}" in printed
+    if result.saved_model:
+        assert result.low_precision_ops == 0 and "0 low-precision ops" in printed
+        assert result.max_difference <= 1e-5
+        assert (result.saved_model / "saved_model.pb").is_file()
+    else:
+        assert "keras-mp export" in printed
+
+
+def test_without_tensorflow_the_commands_are_printed(tmp_path, data_dir, monkeypatch, capsys):
+    def missing(*arguments, **options):
+        raise ImportError("TensorFlow is not installed")
+
+    monkeypatch.setattr(keras_mp, "export_float32", missing)
+    result = recipe.train(dataclasses.replace(QUICK, epochs=1, output=str(tmp_path), data_dir=data_dir))
+    assert result.saved_model is None and (tmp_path / "digits" / "model.keras").is_file()
+    printed = capsys.readouterr().out
+    assert 'pip install "keras-mp[tensorflow]"' in printed
+    assert f"keras-mp export {tmp_path}/digits/model.keras {tmp_path}/digits/saved_model" in printed
+
+
+def test_augmentation_is_inside_and_only_while_training(data_dir):
+    model = recipe.build(QUICK)
+    images = load("test", data_dir)[0][:8]
+    np.testing.assert_array_equal(model(images, training=False), model(images, training=False))
+    augmented = images
+    for layer in model.layers[1:4]:
+        augmented = layer(augmented, training=True)
+    assert np.abs(np.asarray(augmented) - images).mean() > 0.1
+
+
+def test_the_train_step_is_jitted_on_jax():
+    model = recipe.build(QUICK)
+    model.compile("sgd", "mse", jit_compile="auto")
+    assert model.jit_compile == (keras.backend.backend() == "jax")
+
+
+@pytest.mark.parametrize(
+    "field, value, rule",
+    [("epochs", 0, "above 0"), ("learning_rate", float("nan"), "above 0"), ("seed", -1, "at least")],
+)
+def test_a_config_names_its_bad_field(field, value, rule):
+    with pytest.raises(ValueError, match=f"{field} must be {rule}"):
+        dataclasses.replace(recipe.digits(), **{field: value})
+
+
+def test_versions_name_the_backend():
+    assert finish.versions()["backend"] == keras.backend.backend()

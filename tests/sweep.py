@@ -1,0 +1,215 @@
+"""export_float32 on every architecture of keras.applications and on KerasHub backbones; one row a model.
+
+    python tests/sweep.py [--only NAME ...] [--markdown docs/export-sweep.md]
+
+Models are built under mixed_float16 without pretrained weights, at the smallest inputs they take. A row counts the
+low-precision places that Keras's own model.export() leaves beside what export_float32 leaves, and compares the
+loaded SavedModel with the model run in float32.
+"""
+
+import argparse
+import inspect
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+warnings.simplefilter("ignore")  # of the architectures' own, about masks and overflows in float16
+
+import keras
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import keras_mp
+from keras_mp.saved_model import low_precision
+
+
+class Row(NamedTuple):
+    name: str
+    parameters: int
+    keras_places: int | None  # what model.export() leaves; None where it fails
+    low_precision_ops: int
+    nodes: int
+    max_difference: float
+    precision_gap: float
+    seconds: float
+
+
+def applications() -> dict[str, Callable[[], tuple[Any, Any]]]:
+    """Every model function in keras.applications, found by walking the module."""
+
+    def builder(function: Callable) -> Callable[[], tuple[Any, Any]]:
+        def build() -> tuple[Any, Any]:
+            size = 96 if "Inception" in function.__name__ or "Xception" in function.__name__ else 64
+            model = function(weights=None, input_shape=(size, size, 3), classes=10)
+            return model, np.random.default_rng().uniform(0, 255, (2, size, size, 3)).astype("float32")
+
+        return build
+
+    found = {name: value for name, value in vars(keras.applications).items() if inspect.isfunction(value)}
+    return {f"applications.{name}": builder(function) for name, function in sorted(found.items())}
+
+
+def backbones() -> dict[str, Callable[[], tuple[Any, Any]]]:
+    """KerasHub backbones at tiny sizes."""
+    import keras_hub.models as hub
+
+    def random_inputs(model: Any) -> Any:
+        rng = np.random.default_rng()
+
+        def like(tensor: Any) -> np.ndarray:
+            shape = [2, *(size or 12 for size in tensor.shape[1:])]
+            if "mask" in tensor.name:
+                return np.ones(shape, "int32")
+            if "int" in tensor.dtype:
+                return rng.integers(0, 2 if "segment" in tensor.name else 40, shape).astype("int32")
+            return rng.uniform(0, 1, shape).astype("float32")
+
+        return keras.tree.map_structure(like, model._inputs_struct)
+
+    encoder = dict(vocabulary_size=40, num_layers=2, num_heads=2, hidden_dim=16, intermediate_dim=32)
+    decoder = dict(
+        vocabulary_size=40, num_layers=2, num_query_heads=4, num_key_value_heads=2, hidden_dim=16, intermediate_dim=32
+    )
+    image = dict(image_shape=(32, 32, 3))
+    made: dict[str, Callable[[], Any]] = {
+        "BertBackbone": lambda: hub.BertBackbone(**encoder, max_sequence_length=16),
+        "RobertaBackbone": lambda: hub.RobertaBackbone(**encoder, max_sequence_length=16),
+        "DistilBertBackbone": lambda: hub.DistilBertBackbone(**encoder, max_sequence_length=16),
+        "AlbertBackbone": lambda: hub.AlbertBackbone(**encoder, embedding_dim=16, max_sequence_length=16),
+        "ElectraBackbone": lambda: hub.ElectraBackbone(
+            vocab_size=40, num_layers=2, num_heads=2, hidden_dim=16, embedding_dim=16, intermediate_dim=32,
+            max_sequence_length=16,
+        ),
+        "GPT2Backbone": lambda: hub.GPT2Backbone(**encoder, max_sequence_length=16),
+        "GPTNeoXBackbone": lambda: hub.GPTNeoXBackbone(**encoder, max_sequence_length=16),
+        "OPTBackbone": lambda: hub.OPTBackbone(**encoder, max_sequence_length=16),
+        "LlamaBackbone": lambda: hub.LlamaBackbone(**decoder),
+        "MistralBackbone": lambda: hub.MistralBackbone(**decoder),
+        "GemmaBackbone": lambda: hub.GemmaBackbone(**decoder, head_dim=4),
+        "Gemma3Backbone": lambda: hub.Gemma3Backbone(**decoder, head_dim=4, image_size=None),
+        "Phi3Backbone": lambda: hub.Phi3Backbone(**decoder),
+        "QwenBackbone": lambda: hub.QwenBackbone(**decoder),
+        "T5Backbone": lambda: hub.T5Backbone(**encoder),
+        "WhisperBackbone": lambda: hub.WhisperBackbone(
+            **encoder, max_encoder_sequence_length=12, max_decoder_sequence_length=12
+        ),
+        "ViTBackbone": lambda: hub.ViTBackbone(
+            **image, patch_size=8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32
+        ),
+        "ResNetBackbone": lambda: hub.ResNetBackbone(
+            input_conv_filters=[64], input_conv_kernel_sizes=[7], stackwise_num_filters=[64, 64],
+            stackwise_num_blocks=[1, 1], stackwise_num_strides=[1, 2], block_type="basic_block", **image,
+        ),
+        "MiTBackbone": lambda: hub.MiTBackbone(
+            layerwise_depths=[1, 1], num_layers=2, hidden_dims=[8, 16], layerwise_num_heads=[1, 2], **image,
+            layerwise_sr_ratios=[2, 1], max_drop_path_rate=0.1, layerwise_patch_sizes=[7, 3],
+            layerwise_strides=[4, 2],
+        ),
+        "DenseNetBackbone": lambda: hub.DenseNetBackbone(
+            stackwise_num_repeats=[2, 2], compression_ratio=0.5, growth_rate=4, **image
+        ),
+    }  # fmt: skip
+
+    def builder(make: Callable[[], Any]) -> Callable[[], tuple[Any, Any]]:
+        def build() -> tuple[Any, Any]:
+            model = make()
+            return model, random_inputs(model)
+
+        return build
+
+    return {f"keras_hub.{name}": builder(make) for name, make in made.items()}
+
+
+def row(name: str, build: Callable[[], tuple[Any, Any]]) -> Row:
+    """Builds a model under mixed_float16, exports it both ways and compares."""
+    keras.backend.clear_session()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model, batch = build()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        report = keras_mp.export_float32(model, Path(folder) / "float32", verify=batch)
+        seconds = time.perf_counter() - started
+        try:
+            model.export(Path(folder) / "keras", verbose=False)
+            keras_places = len(low_precision(Path(folder) / "keras"))
+        except Exception:
+            keras_places = None
+    return Row(
+        name, model.count_params(), keras_places, report.low_precision_ops, report.nodes, report.max_difference,
+        report.precision_gap, seconds,
+    )  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", help="names, or parts of names")
+    parser.add_argument("--markdown", type=Path, help="also write the table to this file")
+    arguments = parser.parse_args()
+    builders = applications() | backbones()
+    names = [name for name in builders if not arguments.only or any(part in name for part in arguments.only)]
+    console, rows, failed = Console(width=120), [], []
+    for name in names:
+        try:
+            rows.append(row(name, builders[name]))
+            console.print(_line(rows[-1]), highlight=False)
+        except Exception as error:
+            failed.append((name, f"{type(error).__name__}: {str(error)[:300]}"))
+            console.print(f"[red]{name}: {failed[-1][1]}")
+    console.print(_table(rows))
+    console.print(f"{len(rows)} of {len(names)} models exported, {sum(r.low_precision_ops for r in rows)} low-precision "
+                  f"ops left, largest difference {max((r.max_difference for r in rows), default=0):.1e}")  # fmt: skip
+    if arguments.markdown:
+        _write(arguments.markdown, rows, failed)
+    return 1 if failed else 0
+
+
+COLUMNS = ("model", "parameters", "16-bit places, model.export()", "low-precision ops, export_float32", "nodes",
+           "largest difference from float32", "mixed_float16 was off by", "seconds")  # fmt: skip
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    keras_places = "fails" if row.keras_places is None else f"{row.keras_places:,}"
+    return (row.name, f"{row.parameters:,}", keras_places, str(row.low_precision_ops), f"{row.nodes:,}",
+            f"{row.max_difference:.1e}", f"{row.precision_gap:.1e}", f"{row.seconds:.1f}")  # fmt: skip
+
+
+def _line(row: Row) -> str:
+    return "  ".join(_cells(row))
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(*COLUMNS)
+    for each in rows:
+        table.add_row(*_cells(each))
+    return table
+
+
+def _write(path: Path, rows: list[Row], failed: list[tuple[str, str]]) -> None:
+    import tensorflow as tf
+
+    lines = [
+        "# export_float32 on every architecture", "",
+        f"`make sweep` on {time.strftime('%Y-%m-%d')}, keras {keras.__version__}, tensorflow {tf.__version__}.", "",
+        f"{len(rows)} models were built under mixed_float16 without pretrained weights, exported, and the loaded",
+        "SavedModel compared with the model run in float32. Differences are divided by max(1, the largest output).", "",
+        "| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS),
+        *("| " + " | ".join(_cells(each)) + " |" for each in rows),
+        *(f"\n{name} failed: {reason}" for name, reason in failed),
+    ]  # fmt: skip
+    partial = path.with_suffix(".partial")
+    partial.write_text("\n".join(lines) + "\n")
+    partial.rename(path)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
