@@ -1,9 +1,11 @@
 """Handwritten digits: a small residual network, from nothing to a float32 SavedModel.
 
     python -m recipes digits
-    python -m recipes digits --policy mixed_bfloat16 --epochs 5
 
-TODO
+Hardware: 2 cores of a CPU. Time: half a minute on TensorFlow, under a minute on JAX, with the export.
+Expect, on the 355 test images, the mean of three seeds (docs/digits-parity.md): 98.9% in float32, 98.7% in
+mixed_bfloat16, 98.8% in mixed_float16; one image is 0.28%. On a CPU a mixed_float16 step takes two to five times as
+long.
 """
 
 import dataclasses

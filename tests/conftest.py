@@ -9,13 +9,12 @@ from pathlib import Path
 import keras
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside the tests: zoo, without
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside the tests: zoo, fake_devices
 
 
 @pytest.fixture(autouse=True)
-def fresh_keras():
-    """Each test starts under float32 and leaves no policy, graph or name counter behind."""
+def float32_policy():
+    """Each test starts under float32 and leaves no other policy behind."""
     keras.config.set_dtype_policy("float32")
     yield
     keras.config.set_dtype_policy("float32")
-    keras.backend.clear_session()

@@ -5,13 +5,14 @@ Nothing is downloaded. The first use writes two small files under the data folde
 """
 
 import contextlib
+from typing import Any
 
 import keras
 import numpy as np
 
 from recipes.common.require import require
 
-tfds = require("tensorflow_datasets", extra="data")
+tfds: Any = require("tensorflow_datasets", extra="data")
 
 CLASSES = 10
 IMAGE_SHAPE = (8, 8, 1)

@@ -1,0 +1,44 @@
+"""Contractions of 16-bit operands whose result stays in the float32 that the hardware accumulates in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_mp import backend
+
+
+def einsum_float32(equation: str, left: Any, right: Any) -> Any:
+    """Contracts two 16-bit tensors into a float32 one; gradients are contracted likewise.
+
+        out       = sum(left . right)                          float32
+        grad left = sum(cast(grad out, 16 bit) . right)        float32, then 16 bit
+
+    A plain 16-bit product accumulates in float32 too and then rounds; here the rounding is left out, at the same cost
+    in the matrix units.
+
+    Args:
+        equation: as for einsum, such as "abc,cd->abd": two operands, no ellipsis, no label that stands in one operand
+            and nowhere else.
+        left: float16 or bfloat16.
+        right: of the same dtype.
+
+    Returns:
+        A float32 tensor.
+    """
+    operands, out = equation.split("->")
+    left_labels, right_labels = operands.split(",")
+    dtype = left.dtype
+
+    @keras.ops.custom_gradient
+    def contract(left: Any, right: Any) -> Any:
+        def gradient(*arguments: Any, upstream: Any = None) -> Any:
+            low = keras.ops.cast(arguments[0] if upstream is None else upstream, dtype)
+            to_left = backend.einsum_float32(f"{out},{right_labels}->{left_labels}", low, right)
+            to_right = backend.einsum_float32(f"{left_labels},{out}->{right_labels}", left, low)
+            return keras.ops.cast(to_left, dtype), keras.ops.cast(to_right, dtype)
+
+        return backend.einsum_float32(equation, left, right), gradient
+
+    return contract(left, right)

@@ -1,0 +1,124 @@
+"""What the transformers of this folder share: the sizes, the positions and the block.
+
+Vaswani et al., "Attention Is All You Need", 2017 (arXiv:1706.03762), with the normalization before each branch, as in
+GPT-2 (Radford et al. 2019, section 2.3). A block is
+
+    x = x + attention(normalize(x))
+    x = x + dense(gelu(dense(normalize(x))))
+
+Nothing here names a precision, and all is made of Keras's own layers and operations: a saved model needs none of
+these files to be loaded.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import keras
+from keras import layers, ops
+
+
+class Size(NamedTuple):
+    """How large a transformer is.
+
+    Attributes:
+        layers: number of blocks.
+        width: features of a token; a multiple of `heads`.
+        heads: attention heads, each of `width / heads` features.
+    """
+
+    layers: int
+    width: int
+    heads: int
+
+
+def find_size(size: str | Size, known: Mapping[str, Size]) -> Size:
+    """Looks a size up by its name, or checks one that is given as numbers.
+
+    Args:
+        size: a name, or three numbers.
+        known: the sizes by name.
+
+    Returns:
+        The size.
+
+    Raises:
+        ValueError: the name is unknown (lists the known ones), a number is below 1, or the heads do not divide the
+            width.
+    """
+    if isinstance(size, str):
+        if size not in known:
+            raise ValueError(f"size is one of {', '.join(known)}, or a Size(layers, width, heads), got {size!r}")
+        return known[size]
+    size = Size(*size)
+    check_positive(**size._asdict())
+    if size.width % size.heads:
+        raise ValueError(f"width must be a multiple of heads, got width {size.width} and {size.heads} heads")
+    return size
+
+
+def check_positive(**numbers: int) -> None:
+    """Raises a ValueError that names the first argument below 1."""
+    for name, number in numbers.items():
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number!r}")
+
+
+def initializer() -> keras.Initializer:
+    """GPT-2's and BERT's initial weights: normal, standard deviation 0.02.
+
+    A new one for each layer, because an initializer draws the same values each time. GPT-2 also divides those of the
+    residual branches by sqrt(2 layers); `MultiHeadAttention` takes one initializer for all its weights, so here they
+    are not divided.
+    """
+    return keras.initializers.RandomNormal(stddev=0.02)
+
+
+def add_positions(x, name: str = "positions"):
+    """Adds a learned vector to each position.
+
+    Args:
+        x: tokens, shape `(batch, length, width)`, with a known length.
+        name: of the layer that holds the vectors.
+
+    Returns:
+        Tokens of the same shape.
+    """
+    length, width = x.shape[1:]
+    # 0, 1, 2, ..., grown from one number of x, because what a layer is called on must come from the model's input. As
+    # many as the model's length, whatever the input's: an input of another length then fails to add up.
+    one = ops.ones_like(x[:1, :1, 0], dtype="int32")
+    positions = ops.cumsum(ops.broadcast_to(one, (1, length)), axis=1) - 1
+    return x + layers.Embedding(length, width, embeddings_initializer=initializer(), name=name)(positions)
+
+
+def block(x, size: Size, name: str, dropout: float = 0.0, epsilon: float = 1e-5, causal: bool = False, mask=None):
+    """Adds one block.
+
+    Args:
+        x: tokens, shape `(batch, length, width)`.
+        size: the model's size.
+        name: first part of the layers' names.
+        dropout: share of each branch's output that is dropped while training. Attention weights are not dropped:
+            that would take Keras off its fused attention.
+        epsilon: added to the variance by the normalizations.
+        causal: whether a token sees only itself and those before it.
+        mask: booleans, shape `(batch, 1, length)`, False for tokens that no token sees.
+
+    Returns:
+        Tokens of the same shape.
+    """
+    y = layers.LayerNormalization(epsilon=epsilon, name=f"{name}_attention_normalization")(x)
+    attention = layers.MultiHeadAttention(
+        size.heads, size.width // size.heads, kernel_initializer=initializer(), name=f"{name}_attention"
+    )
+    y = attention(y, y, attention_mask=mask, use_causal_mask=causal)
+    y = layers.Dropout(dropout, name=f"{name}_attention_dropout")(y)
+    x = layers.Add(name=f"{name}_attention_add")([x, y])
+
+    y = layers.LayerNormalization(epsilon=epsilon, name=f"{name}_dense_normalization")(x)
+    y = layers.Dense(4 * size.width, kernel_initializer=initializer(), name=f"{name}_dense_1")(y)
+    # By tanh, as in GPT-2: the exact one has no ONNX operation.
+    y = ops.gelu(y, approximate=True)
+    y = layers.Dense(size.width, kernel_initializer=initializer(), name=f"{name}_dense_2")(y)
+    y = layers.Dropout(dropout, name=f"{name}_dense_dropout")(y)
+    return layers.Add(name=f"{name}_dense_add")([x, y])
