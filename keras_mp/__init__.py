@@ -4,6 +4,7 @@ The public names below are imported when they are first used, so that `import ke
 imports neither TensorFlow nor JAX.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,16 @@ if TYPE_CHECKING:
     from keras_mp.policy import choose_policy as choose_policy
     from keras_mp.policy import policy_scope as policy_scope
     from keras_mp.policy import set_global_policy as set_global_policy
+    from keras_mp.sensitive import sensitive_layers as sensitive_layers
+    from keras_mp.stabilized import stabilize as stabilize
 
 _HOME = {
     "choose_policy": "keras_mp.policy",
     "export_float32": "keras_mp.export",
     "policy_scope": "keras_mp.policy",
+    "sensitive_layers": "keras_mp.sensitive",
     "set_global_policy": "keras_mp.policy",
+    "stabilize": "keras_mp.stabilized",
 }
 _MODULES = ("backend", "chips", "hardware")
 
@@ -37,3 +42,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if "keras" in sys.modules:
+    # A saved model names the kit's layers, and Keras finds only what has been registered by then. Where Keras is not
+    # there yet, they are registered with the first use of a public name.
+    import_module("keras_mp.stabilized")

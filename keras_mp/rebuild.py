@@ -86,7 +86,7 @@ def layers_by_path(model: Any) -> dict[str, Any]:
     seen: set[int] = set()
 
     def visit(layer: Any, path: str) -> None:
-        for child in _children(layer):
+        for child in children_of(layer):
             if id(child) not in seen:
                 seen.add(id(child))
                 child_path = f"{path}/{child.name}" if path else child.name
@@ -101,7 +101,7 @@ def _with_self(model: Any) -> list[Any]:
     return [model, *layers_by_path(model).values()]
 
 
-def _children(layer: Any) -> list[Any]:
+def children_of(layer: Any) -> list[Any]:
     # Private: composite layers have no public list of their sublayers, as models have in `Model.layers`, which is this.
     return layer._flatten_layers(include_self=False, recursive=False)
 
@@ -310,7 +310,7 @@ def _pairs(old: Any, new: Any, path: str, seen: set[tuple[int, int]]) -> Iterato
         return
     seen.add((id(old), id(new)))
     yield path, old, new
-    olds, news = _children(old), _children(new)
+    olds, news = children_of(old), children_of(new)
     by_name = {layer.name: layer for layer in news}
     if {layer.name for layer in olds} <= by_name.keys():
         couples = [(layer, by_name[layer.name]) for layer in olds]
@@ -322,7 +322,7 @@ def _pairs(old: Any, new: Any, path: str, seen: set[tuple[int, int]]) -> Iterato
 
 def _carry_layer(path: str, old: Any, new: Any) -> list[tuple[Any, Any]]:
     pairs = _pair_variables(_own_variables(old), _own_variables(new))
-    if type(old) is type(new) and len(pairs) == len(_own_variables(old)) == len(_own_variables(new)):
+    if isinstance(new, type(old)) and len(pairs) == len(_own_variables(old)) == len(_own_variables(new)):
         # The layer's own way first: custom layers keep more than variables there, and Normalization recomputes from it.
         store: dict[str, Any] = {}
         old.save_own_variables(store)
@@ -349,7 +349,7 @@ def _copy(old: Any, new: Any) -> None:
 
 def _own_variables(layer: Any) -> list[Any]:
     """The layer's variables, seed state included, without those of its sublayers."""
-    inner = {id(variable) for child in _children(layer) for variable in child.variables}
+    inner = {id(variable) for child in children_of(layer) for variable in child.variables}
     return [variable for variable in layer.variables if id(variable) not in inner]
 
 

@@ -111,4 +111,16 @@ def train(config: Config) -> TrainingResult:
                 interrupt,
             ],
         )
-    return finish(model, config, folder, choice, timer, history, test_images[:64], interrupt.interrupted)
+    accuracy = history.rows[-1]["test_accuracy"]
+    return finish(
+        model,
+        config,
+        folder,
+        choice,
+        timer,
+        history,
+        "test accuracy",
+        accuracy,
+        verify=test_images[:64],
+        interrupted=interrupt.interrupted,
+    )

@@ -1,6 +1,7 @@
-"""Trains a recipe in three precisions and several seeds, and compares what they reach.
+"""Trains a recipe in several precisions and several seeds, and compares what they reach.
 
     python -m recipes.parity digits --seeds 3 --out docs/digits-parity.md
+    python -m recipes.parity language_model --precisions float32,mixed_bfloat16 --out docs/language-model-parity.md
 
 Options after these go to the recipe: `--epochs 5`. Each training is a process of its own, so that none inherits the
 policy, the compiled functions or the random state of the one before.
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
+from recipes.common.metric import difference, written
 from recipes.common.run_folder import written_beside
 
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
@@ -40,23 +42,25 @@ def run(recipe: str, precision: str, seed: int, options: Sequence[str]) -> dict:
         return json.loads((Path(folder) / "run" / "summary.json").read_text())
 
 
-def table(accuracies: dict[str, list[float]]) -> str:
-    """Lays out the accuracies of each precision, a column a seed, as Markdown.
+def table(metric: str, values: dict[str, list[float]]) -> str:
+    """Lays out what each precision reached, a column a seed, as Markdown.
 
     Args:
-        accuracies: test accuracies between 0 and 1, a seed after the other, by precision.
+        metric: what the values are, for example `"test accuracy"`.
+        values: a seed after the other, by precision.
 
     Returns:
-        The table, and a line with the largest difference between two means, in percentage points.
+        The table, and a line with the largest difference between two means.
     """
-    seeds = range(len(next(iter(accuracies.values()))))
+    seeds = range(len(next(iter(values.values()))))
     lines = ["| precision | " + " | ".join(f"seed {seed}" for seed in seeds) + " | mean |"]
     lines.append("| --- |" + " ---: |" * (len(seeds) + 1))
-    means = {precision: statistics.mean(values) for precision, values in accuracies.items()}
-    for precision, values in accuracies.items():
-        lines.append(f"| {precision} | " + " | ".join(f"{value:.2%}" for value in [*values, means[precision]]) + " |")
-    difference = 100 * (max(means.values()) - min(means.values()))
-    return "\n".join(lines) + f"\n\nLargest difference between two means: {difference:.2f} percentage points.\n"
+    means = {precision: statistics.mean(reached) for precision, reached in values.items()}
+    for precision, reached in values.items():
+        cells = [written(metric, value) for value in [*reached, means[precision]]]
+        lines.append(f"| {precision} | " + " | ".join(cells) + " |")
+    gap = difference(metric, list(means.values()))
+    return "\n".join(lines) + f"\n\nLargest difference between two means: {gap}.\n"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -65,21 +69,26 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("recipe", help="name or path of a recipe")
     parser.add_argument("--seeds", type=int, default=3, help="how many: 0, 1, ... (default: 3)")
     parser.add_argument("--out", type=Path, help="Markdown file to write")
+    parser.add_argument("--precisions", default=",".join(PRECISIONS), help="with commas (default: %(default)s)")
     known, options = parser.parse_known_args(list(arguments))
     if known.seeds < 1:
         parser.error(f"--seeds must be at least 1, got {known.seeds}")
-    accuracies: dict[str, list[float]] = {precision: [] for precision in PRECISIONS}
+    values: dict[str, list[float]] = {precision: [] for precision in known.precisions.split(",")}
+    for precision in values:
+        if precision not in PRECISIONS:
+            parser.error(f"--precisions are some of {', '.join(PRECISIONS)}, got {precision!r}")
     for seed in range(known.seeds):
-        for precision in PRECISIONS:
+        for precision in values:
             summary = run(known.recipe, precision, seed, options)
-            accuracies[precision].append(summary["result"]["test_accuracy"])
-            print(f"{precision:<15} seed {seed}: {accuracies[precision][-1]:.2%}", flush=True)
-    print("\n" + table(accuracies))
+            metric, value = summary["result"]["metric"], summary["result"]["value"]
+            values[precision].append(value)
+            print(f"{precision:<15} seed {seed}: {metric} {written(metric, value)}", flush=True)
+    print("\n" + table(metric, values))
     if known.out:
         versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
         command = shlex.join(["python", "-m", "recipes.parity", *arguments])
         text = (
-            f"# {known.recipe}: test accuracy by precision\n\n{table(accuracies)}\n"
+            f"# {known.recipe}: {metric} by precision\n\n{table(metric, values)}\n"
             f"{date.today()}: {versions}. To do it again:\n\n```\n{command}\n```\n"
         )
         with written_beside(known.out) as partial:

@@ -3,13 +3,25 @@
 import keras
 
 if keras.backend.backend() == "tensorflow":
-    from keras_mp.backend.tensorflow import local_devices, peak_memory_bytes, version
+    from keras_mp.backend.tensorflow import (
+        FUSED_ATTENTION_IN_FLOAT32,
+        einsum_float32,
+        local_devices,
+        peak_memory_bytes,
+        version,
+    )
 elif keras.backend.backend() == "jax":
-    from keras_mp.backend.jax import local_devices, peak_memory_bytes, version
+    from keras_mp.backend.jax import (
+        FUSED_ATTENTION_IN_FLOAT32,
+        einsum_float32,
+        local_devices,
+        peak_memory_bytes,
+        version,
+    )
 else:
     raise ImportError(
         f"keras_mp runs on the backends 'tensorflow' and 'jax', and Keras runs on {keras.backend.backend()!r} here. "
         "Set the environment variable KERAS_BACKEND to one of the two before Keras is first imported."
     )
 
-__all__ = ["local_devices", "peak_memory_bytes", "version"]
+__all__ = ["FUSED_ATTENTION_IN_FLOAT32", "einsum_float32", "local_devices", "peak_memory_bytes", "version"]

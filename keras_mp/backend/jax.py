@@ -1,8 +1,10 @@
-"""What is JAX's own: its devices, their memory, its version."""
+"""What is JAX's own: its devices, their memory, its version, its contraction of 16-bit operands."""
 
 import os
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from keras_mp.backend.device import DeviceInfo, best_first
 from keras_mp.backend.host import cpu_name, peak_process_bytes
@@ -56,3 +58,12 @@ def peak_memory_bytes() -> int | None:
 def version() -> str:
     """Returns JAX's version."""
     return str(jax.__version__)
+
+
+# jax.nn.dot_product_attention adds up scores, and takes their softmax, in float32.
+FUSED_ATTENTION_IN_FLOAT32 = True
+
+
+def einsum_float32(equation: str, left: Any, right: Any) -> Any:
+    """Contracts two 16-bit tensors and returns the float32 sums; see `keras_mp.accumulate`."""
+    return jnp.einsum(equation, left, right, preferred_element_type=jnp.float32)

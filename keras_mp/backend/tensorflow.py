@@ -1,6 +1,12 @@
-"""What is TensorFlow's own: its devices, their memory, its version."""
+"""What is TensorFlow's own: its devices, their memory, its version, its contraction of 16-bit operands."""
+
+from typing import Any
 
 import tensorflow as tf
+
+# Private, because the public tf.matmul takes an output dtype for integers alone.
+from tensorflow.compiler.tf2xla.python import xla as tfxla
+from tensorflow.compiler.xla import xla_data_pb2
 
 from keras_mp.backend.device import DeviceInfo, best_first
 from keras_mp.backend.host import cpu_name, peak_process_bytes
@@ -52,3 +58,28 @@ def peak_memory_bytes() -> int | None:
 def version() -> str:
     """Returns TensorFlow's version."""
     return str(tf.__version__)
+
+
+# tf.nn's attention adds up scores, and takes their softmax, in the operands' dtype.
+FUSED_ATTENTION_IN_FLOAT32 = False
+
+
+def einsum_float32(equation: str, left: Any, right: Any) -> Any:
+    """Contracts two 16-bit tensors and returns the float32 sums; see `keras_mp.accumulate`."""
+    operands, out = equation.split("->")
+    left_labels, right_labels = operands.split(",")
+    batch = [label for label in left_labels if label in right_labels and label in out]
+    summed = [label for label in left_labels if label in right_labels and label not in out]
+    dimensions = xla_data_pb2.DotDimensionNumbers(
+        lhs_batch_dimensions=map(left_labels.index, batch),
+        rhs_batch_dimensions=map(right_labels.index, batch),
+        lhs_contracting_dimensions=map(left_labels.index, summed),
+        rhs_contracting_dimensions=map(right_labels.index, summed),
+    )
+    result = tfxla.dot_general(left, right, dimensions, preferred_element_type=tf.float32)
+    order = [
+        *batch,
+        *(x for x in left_labels if x not in right_labels),
+        *(x for x in right_labels if x not in left_labels),
+    ]
+    return result if order == list(out) else tf.transpose(result, [order.index(label) for label in out])

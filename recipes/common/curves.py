@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from recipes.common.metric import written
 from recipes.common.require import require
 from recipes.common.run_folder import written_beside
 
@@ -11,19 +12,20 @@ TRAIN, TEST = "#9aa5b1", "#0b6e99"
 
 
 def draw_curves(rows: list[dict[str, float]], title: str, path: Path) -> None:
-    """Draws loss and accuracy over the epochs, train and test, as a PNG.
+    """Draws each metric over the epochs, train and test, as a PNG.
 
     Args:
-        rows: the rows of the history, with `epoch` and the `train_` and `test_` columns of loss and accuracy.
+        rows: the rows of the history, with `epoch` and the `train_` and `test_` columns of `loss` and other metrics.
         title: above the picture.
         path: the PNG file.
     """
+    metrics = sorted(name.removeprefix("test_") for name in rows[0] if name.startswith("test_"))
+    metrics.sort(key="loss".__ne__)  # the loss first
     # A figure without pyplot draws with Agg: no window, no display, no global state.
-    picture = figure.Figure(figsize=(10, 4), layout="constrained")
+    picture = figure.Figure(figsize=(5 * len(metrics), 4), layout="constrained")
     picture.suptitle(title, fontsize=13)
-    loss, accuracy = picture.subplots(1, 2)
     epochs = [row["epoch"] for row in rows]
-    for axes, metric in ((loss, "loss"), (accuracy, "accuracy")):
+    for metric, axes in zip(metrics, picture.subplots(1, len(metrics), squeeze=False)[0], strict=True):
         for split, color in (("train", TRAIN), ("test", TEST)):
             values = [row[f"{split}_{metric}"] for row in rows]
             axes.plot(epochs, values, color=color, linewidth=2, label=split)
@@ -32,11 +34,11 @@ def draw_curves(rows: list[dict[str, float]], title: str, path: Path) -> None:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
-    loss.set_yscale("log")
-    accuracy.set_ylim(top=1.005)
-    accuracy.legend(frameon=False, loc="lower right")
-    last = rows[-1]["test_accuracy"]
-    accuracy.set_title(f"test accuracy at the end: {last:.2%}", fontsize=10)
-    loss.set_title(f"test loss at the end: {rows[-1]['test_loss']:.4f}", fontsize=10)
+        axes.legend(frameon=False)
+        axes.set_title(f"test {metric} at the end: {written(metric, values[-1])}", fontsize=10)
+        if metric == "loss":
+            axes.set_yscale("log")
+        if metric == "accuracy":
+            axes.set_ylim(top=1.005)
     with written_beside(path) as partial:
         picture.savefig(partial, dpi=150, format="png")

@@ -15,6 +15,7 @@ from rich.text import Text
 
 import keras_mp
 from recipes.common.curves import draw_curves
+from recipes.common.metric import written
 from recipes.common.run_folder import written_beside
 
 PACKAGES = ("keras-mp", "keras", "tensorflow", "jax", "numpy", "tensorflow-datasets", "scikit-learn")
@@ -28,7 +29,8 @@ class TrainingResult:
         folder: the run's folder.
         policy: the dtype policy trained in.
         reason: why that one.
-        test_accuracy: between 0 and 1, after the last epoch.
+        metric: what the training is judged by, for example `"test accuracy"`.
+        value: of the metric, after the last epoch; an accuracy is between 0 and 1.
         step_seconds: median seconds a step, without the compilation; None after fewer than two steps.
         compile_seconds: seconds of the first step, which compiles.
         peak_memory_bytes: as `keras_mp.backend.peak_memory_bytes` says; None where it cannot be known.
@@ -41,7 +43,8 @@ class TrainingResult:
     folder: Path
     policy: str
     reason: str
-    test_accuracy: float
+    metric: str
+    value: float
     step_seconds: float | None
     compile_seconds: float | None
     peak_memory_bytes: int | None
@@ -52,7 +55,16 @@ class TrainingResult:
 
 
 def finish(
-    model: keras.Model, config: Any, folder: Path, choice, timer, history, verify: np.ndarray, interrupted: bool
+    model: keras.Model,
+    config: Any,
+    folder: Path,
+    choice,
+    timer,
+    history,
+    metric: str,
+    value: float,
+    verify: np.ndarray,
+    interrupted: bool,
 ) -> TrainingResult:
     """Saves the model, the curves, the SavedModel and the summary of a training, and prints the summary.
 
@@ -63,6 +75,8 @@ def finish(
         choice: the `keras_mp.PolicyChoice` it trained with.
         timer: the `StepTimer` of the training.
         history: the `HistoryFile` of the training.
+        metric: what the training is judged by.
+        value: of the metric.
         verify: a batch of inputs, to compare the SavedModel with the model on.
         interrupted: whether ctrl-C ended the training; then nothing is exported.
 
@@ -82,7 +96,8 @@ def finish(
         folder=folder,
         policy=choice.policy,
         reason=choice.reason,
-        test_accuracy=history.rows[-1]["test_accuracy"],
+        metric=metric,
+        value=value,
         step_seconds=timer.step_seconds,
         compile_seconds=timer.compile_seconds,
         peak_memory_bytes=peak_memory_bytes,
@@ -113,7 +128,7 @@ def summary_table(result: TrainingResult, batch_size: int) -> Table:
     """The summary as a table of two columns."""
     rows = {
         "policy": f"{result.policy}. {result.reason}",
-        "test accuracy": f"{result.test_accuracy:.2%}" + (" (interrupted)" if result.interrupted else ""),
+        result.metric: written(result.metric, result.value) + (" (interrupted)" if result.interrupted else ""),
     }
     if result.step_seconds:
         rate = batch_size / result.step_seconds

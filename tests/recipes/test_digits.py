@@ -31,14 +31,14 @@ def test_a_short_training_leaves_whole_files(tmp_path, data_dir, capsys):
     with (tmp_path / "digits" / "history.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["epoch"] for row in rows] == ["1", "2"]
-    assert float(rows[-1]["test_accuracy"]) == pytest.approx(result.test_accuracy)
+    assert float(rows[-1]["test_accuracy"]) == pytest.approx(result.value)
 
     images, labels = load("test", data_dir)
     keras.mixed_precision.set_global_policy("float32")
     model = keras.saving.load_model(tmp_path / "digits" / "model.keras")
     assert model.layers[-1].get_layer("stem_conv").compute_dtype == "bfloat16"
     predicted = model.predict(images, verbose=0).argmax(-1)
-    assert np.mean(predicted == labels) == pytest.approx(result.test_accuracy, abs=0.01)
+    assert np.mean(predicted == labels) == pytest.approx(result.value, abs=0.01)
 
     summary = json.loads((tmp_path / "digits" / "summary.json").read_text())
     assert summary["config"]["policy"] == summary["result"]["policy"] == "mixed_bfloat16"
@@ -46,7 +46,7 @@ def test_a_short_training_leaves_whole_files(tmp_path, data_dir, capsys):
     assert (tmp_path / "digits" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
     printed = capsys.readouterr().out
-    assert f"{result.test_accuracy:.2%}" in printed
+    assert f"{result.value:.2%}" in printed
     if result.saved_model:
         assert result.low_precision_ops == 0 and "0 low-precision ops" in printed
         assert result.max_difference <= 1e-5

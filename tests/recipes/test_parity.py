@@ -4,7 +4,7 @@ from recipes import parity
 
 
 def test_the_table_has_the_means_and_their_largest_difference():
-    text = parity.table({"float32": [0.98, 1.0], "mixed_float16": [0.96, 0.97]})
+    text = parity.table("test accuracy", {"float32": [0.98, 1.0], "mixed_float16": [0.96, 0.97]})
     assert "| float32 | 98.00% | 100.00% | 99.00% |" in text
     assert "| mixed_float16 | 96.00% | 97.00% | 96.50% |" in text
     assert "Largest difference between two means: 2.50 percentage points." in text
@@ -15,7 +15,7 @@ def test_every_precision_and_seed_runs_and_the_report_says_how_to_repeat_it(tmp_
 
     def run(recipe, precision, seed, options):
         runs.append((recipe, precision, seed, options))
-        return {"result": {"test_accuracy": 0.9}, "versions": {"keras": "3.15.1"}}
+        return {"result": {"metric": "test accuracy", "value": 0.9}, "versions": {"keras": "3.15.1"}}
 
     monkeypatch.setattr(parity, "run", run)
     out = tmp_path / "parity.md"
@@ -23,6 +23,23 @@ def test_every_precision_and_seed_runs_and_the_report_says_how_to_repeat_it(tmp_
     assert runs == [("digits", p, s, ["--epochs", "5"]) for s in range(2) for p in parity.PRECISIONS]
     assert "keras 3.15.1" in out.read_text() and "recipes.parity digits --seeds 2" in out.read_text()
     assert "90.00%" in capsys.readouterr().out
+
+
+def test_precisions_are_chosen_and_an_unknown_one_is_named(monkeypatch, capsys):
+    runs = []
+
+    def run(recipe, precision, seed, options):
+        runs.append(precision)
+        return {"result": {"metric": "validation bits per byte", "value": 2.0 + len(runs) / 50}, "versions": {}}
+
+    monkeypatch.setattr(parity, "run", run)
+    assert parity.main(["digits", "--seeds", "1", "--precisions", "mixed_bfloat16,float32"]) == 0
+    assert runs == ["mixed_bfloat16", "float32"]
+    assert "| float32 | 2.0400 | 2.0400 |" in (printed := capsys.readouterr().out)
+    assert "Largest difference between two means: 0.99% of the smallest." in printed
+    with pytest.raises(SystemExit):
+        parity.main(["digits", "--precisions", "float32,bfloat16"])
+    assert "float32, mixed_bfloat16, mixed_float16, got 'bfloat16'" in capsys.readouterr().err
 
 
 def test_a_run_is_a_process_whose_summary_is_read(tmp_path, monkeypatch):

@@ -1,0 +1,54 @@
+"""Text from a language model, byte by byte."""
+
+import keras
+import numpy as np
+
+
+def generate(model: keras.Model, prompt: bytes, count: int, temperature: float, seed: int) -> bytes:
+    """Draws bytes from a model, each from the distribution given those before it.
+
+    Every call of the model has the shape `(1, length)`, so it is compiled once. While the text is shorter than that,
+    what follows it is 0, which a causal model does not see; later the model sees the last `length` bytes.
+
+    Args:
+        model: from bytes `(batch, length)` to the logits of the next byte, causal.
+        prompt: what to continue, at least one byte.
+        count: how many bytes to draw.
+        temperature: what the logits are divided by; 0 takes the likeliest byte.
+        seed: of the drawing.
+
+    Returns:
+        The drawn bytes, without the prompt.
+
+    Raises:
+        ValueError: for an empty prompt, or a count or temperature below 0.
+    """
+    if not prompt:
+        raise ValueError("prompt must hold at least one byte, got an empty one")
+    for name, value in (("count", count), ("temperature", temperature)):
+        if not value >= 0:
+            raise ValueError(f"{name} must be at least 0, got {value}")
+    length = model.input_shape[1]
+    generator = np.random.default_rng(seed)
+    text = bytearray(prompt)
+    for _ in range(count):
+        seen = text[-length:]
+        tokens = np.zeros((1, length), np.int32)
+        tokens[0, : len(seen)] = seen
+        logits = model.predict_on_batch(tokens)[0, len(seen) - 1]
+        text.append(_draw(logits.astype(np.float64), temperature, generator))
+    return bytes(text[len(prompt) :])
+
+
+def readable(text: bytes) -> str:
+    """Bytes as text that is safe on a terminal: what is no text, or controls the terminal, becomes a question mark."""
+    decoded = text.decode("utf-8", errors="replace")
+    return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in decoded)
+
+
+def _draw(logits, temperature, generator):
+    if temperature == 0:
+        return int(logits.argmax())
+    scaled = (logits - logits.max()) / temperature
+    probabilities = np.exp(scaled) / np.exp(scaled).sum()
+    return int(generator.choice(len(probabilities), p=probabilities))

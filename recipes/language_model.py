@@ -1,0 +1,131 @@
+"""A language model of bytes: a small GPT that learns Python's own documentation.
+
+    python -m recipes language_model
+
+TODO
+"""
+
+import dataclasses
+import math
+from typing import Annotated
+
+import keras
+
+import keras_mp
+from models.gpt import gpt
+from models.transformer import Size
+from recipes.common.batches import ShuffledBatches
+from recipes.common.finish import TrainingResult, finish
+from recipes.common.generate import generate, readable
+from recipes.common.history import HistoryFile
+from recipes.common.interrupt import StopOnInterrupt
+from recipes.common.progress import ProgressBar
+from recipes.common.run_folder import new_run_folder, written_beside
+from recipes.common.step_timer import StepTimer
+from recipes.datasets.text import VOCABULARY, read, sequences, split
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What can be set, here and on the command line."""
+
+    policy: Annotated[str, "auto, float32, mixed_bfloat16 or mixed_float16"] = "auto"
+    corpus: Annotated[str, "pydoc, stdlib or the path of a text file"] = "pydoc"
+    sequence_length: Annotated[int, "bytes of a sequence"] = 128
+    layers: Annotated[int, "transformer blocks"] = 4
+    width: Annotated[int, "features of a token"] = 256
+    heads: Annotated[int, "attention heads; they divide the width"] = 4
+    dropout: Annotated[float, "share dropped while training"] = 0.0
+    epochs: Annotated[int, "passes over the training text"] = 4
+    batch_size: Annotated[int, "sequences a step"] = 16
+    learning_rate: Annotated[float, "peak, after warm-up"] = 2e-3
+    weight_decay: Annotated[float, "decoupled, as in AdamW"] = 0.1
+    seed: Annotated[int, "of the weights, the order of the sequences, dropout and the generated text"] = 0
+    prompt: Annotated[str, "what the generated text begins with"] = "The "
+    generate: Annotated[int, "bytes to generate at the end"] = 300
+    temperature: Annotated[float, "of the generated text; 0 takes the likeliest byte"] = 0.8
+    name: Annotated[str, "folder of this run; -2, -3, ... is added when it exists"] = "language_model"
+    output: Annotated[str, "folder of all runs"] = "runs"
+    export: Annotated[bool, "write and verify a float32 SavedModel"] = True
+
+    def __post_init__(self):
+        for field in ("sequence_length", "layers", "width", "heads", "epochs", "batch_size", "learning_rate"):
+            if not getattr(self, field) > 0:
+                raise ValueError(f"{field} must be above 0, got {getattr(self, field)}")
+        for field in ("seed", "weight_decay", "generate", "temperature"):
+            if not getattr(self, field) >= 0:
+                raise ValueError(f"{field} must be at least 0, got {getattr(self, field)}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+        if not self.prompt:
+            raise ValueError("prompt must hold at least one character, got an empty one")
+
+
+def language_model() -> Config:
+    """The recipe as it is meant to be run."""
+    return Config()
+
+
+def build(config: Config) -> keras.Model:
+    """Builds the model: bytes in, float32 logits of the next byte out."""
+    size = Size(config.layers, config.width, config.heads)
+    return gpt(size, VOCABULARY, config.sequence_length, dropout=config.dropout)
+
+
+def train(config: Config) -> TrainingResult:
+    """Trains, measures, generates, saves and exports, as the config says."""
+    choice = keras_mp.set_global_policy(config.policy)
+    keras.utils.set_random_seed(config.seed)
+    train_bytes, validation_bytes = split(read(config.corpus), config.sequence_length)
+    batches = ShuffledBatches(*sequences(train_bytes, config.sequence_length), config.batch_size, config.seed)
+    validation_inputs, validation_targets = sequences(validation_bytes, config.sequence_length)
+
+    steps = config.epochs * len(batches)
+    warmup_steps = steps // 10
+    schedule = keras.optimizers.schedules.CosineDecay(
+        0.0, steps - warmup_steps, warmup_target=config.learning_rate, warmup_steps=warmup_steps
+    )
+    model = build(config)
+    model.compile(
+        optimizer=keras.optimizers.AdamW(schedule, beta_2=0.95, weight_decay=config.weight_decay, global_clipnorm=1.0),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=choice.jit_compile,
+    )
+
+    folder = new_run_folder(config.output, config.name)
+    timer, history = StepTimer(), HistoryFile(folder / "history.csv")
+    with StopOnInterrupt() as interrupt:
+        model.fit(
+            batches,
+            epochs=config.epochs,
+            shuffle=False,  # the batches are shuffled; Keras would shuffle their order once more
+            validation_data=(validation_inputs, validation_targets),
+            validation_batch_size=config.batch_size,
+            verbose=0,
+            callbacks=[
+                keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: batches.set_epoch(epoch)),
+                timer,
+                ProgressBar(config.batch_size, timer),
+                history,
+                interrupt,
+            ],
+        )
+    # The loss is the mean cross-entropy of all bytes in nats, reduced in float32; a bit is log(2) nats.
+    bits_per_byte = history.rows[-1]["test_loss"] / math.log(2)
+    text = generate(model, config.prompt.encode(), config.generate, config.temperature, config.seed)
+    with written_beside(folder / "generated.txt") as partial:
+        partial.write_bytes(config.prompt.encode() + text)
+    result = finish(
+        model,
+        config,
+        folder,
+        choice,
+        timer,
+        history,
+        "validation bits per byte",
+        bits_per_byte,
+        verify=validation_inputs[:8],
+        interrupted=interrupt.interrupted,
+    )
+    print(f"\n{config.prompt}{readable(text)}")
+    return result

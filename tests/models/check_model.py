@@ -1,0 +1,66 @@
+"""What every model must do in every precision: one function, called by the test of each model."""
+
+import keras
+import numpy as np
+
+import keras_mp
+
+PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
+
+
+def check_model(build, batch, precision, folder, export=keras.backend.backend() == "tensorflow"):
+    """Builds, stabilizes, trains for a step, saves, loads and exports a model, and asserts what must hold throughout.
+
+    Args:
+        build: makes the model, under the global policy, with `Add` layers on its residual path.
+        batch: one input batch.
+        precision: the dtype policy.
+        folder: where to write.
+        export: whether to export; on JAX that starts TensorFlow in a process of its own, 10 seconds.
+    """
+    compute = precision.removeprefix("mixed_")
+    keras.config.set_dtype_policy(precision)
+    plain = build()
+    model = keras_mp.stabilize(plain)
+    if compute != "float32":
+        assert keras_mp.sensitive_layers(plain)
+    assert not keras_mp.sensitive_layers(model)
+
+    hidden, logits = run(model, batch)
+    assert {array.dtype.name for array in hidden} == {compute}
+    assert logits.dtype == "float32"
+    assert all(np.isfinite(array.astype("float32")).all() for array in [*hidden, logits])
+
+    before = [keras.ops.convert_to_numpy(variable) for variable in model.trainable_variables]
+    model.compile(
+        keras.optimizers.AdamW(1e-3),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=keras.backend.backend() == "jax",
+    )
+    assert np.isfinite(model.train_on_batch(batch, np.ones(logits.shape[:-1], "int32")))
+    after = [keras.ops.convert_to_numpy(variable) for variable in model.trainable_variables]
+    # A bias of the keys shifts all scores of a query alike, which softmax does not see: its gradient is 0.
+    still = [v.path for v, b, a in zip(model.trainable_variables, before, after, strict=True) if np.array_equal(a, b)]
+    assert not [path for path in still if not path.endswith("key/bias")]
+    assert all(np.isfinite(array).all() for array in after)
+    variables = [*model.weights, *model.optimizer.variables]
+    floats = {v.dtype for v in variables if keras.backend.is_float_dtype(v.dtype)}
+    assert floats == {"float32"}
+
+    keras.config.set_dtype_policy("float32")  # the file must know the policy, not the process
+    model.save(folder / "model.keras")
+    loaded = keras.saving.load_model(folder / "model.keras")
+    for ours, theirs in zip(keras.tree.flatten(run(model, batch)), keras.tree.flatten(run(loaded, batch)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+    if export:
+        report = keras_mp.export_float32(model, folder / "saved_model", verify=batch)
+        assert report.low_precision_ops == 0
+
+
+def run(model, batch):
+    """What each residual addition gave, and the output, as NumPy arrays, computed as in `predict`."""
+    hidden = [layer.output for layer in model.layers if isinstance(layer, keras.layers.Add)]
+    both = keras.Model(model.inputs, [hidden, model.output])
+    both.jit_compile = keras.backend.backend() == "jax"
+    return both.predict_on_batch(batch)

@@ -1,0 +1,68 @@
+"""GPT: its size against the published one, that it is causal, and that its sizes are checked."""
+
+import keras
+import numpy as np
+import pytest
+from check_model import PRECISIONS, check_model
+
+from models.gpt import gpt
+from models.transformer import Size
+
+TINY = Size(1, 128, 2)
+
+
+def parameters(**arguments):
+    with keras.StatelessScope(initialize_variables=False):
+        return gpt(**arguments).count_params()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_in_every_precision(precision, tmp_path):
+    tokens = np.arange(32, dtype="int32").reshape(2, 16)
+    export = keras.backend.backend() == "tensorflow" or precision == "mixed_bfloat16"
+    check_model(lambda: gpt(TINY, 100, 16, dropout=0.1), tokens, precision, tmp_path, export)
+
+
+def test_gpt2_has_the_published_number_of_parameters():
+    # The checkpoint that OpenAI released: 124,439,808, with the vocabulary as it is and the output tied.
+    assert parameters(vocabulary_multiple=1) == 124_439_808
+    assert parameters() == 124_439_808 + (50304 - 50257) * 768
+
+
+def test_an_untied_output_has_weights_of_its_own():
+    tied, untied = (parameters(size=TINY, vocabulary=200, length=8, tied=tied) for tied in (True, False))
+    assert untied - tied == 256 * 128
+
+
+def test_a_token_sees_only_itself_and_those_before_it():
+    model = gpt(TINY, 100, 8)
+    tokens = np.tile(np.arange(8, dtype="int32"), (2, 1))
+    tokens[1, 5] = 99
+    first, second = model.predict_on_batch(tokens)
+    np.testing.assert_array_equal(first[:5], second[:5])
+    assert np.all(np.abs(first[5:] - second[5:]).max(-1) > 1e-4)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"size": "gpt3"}, "micro, mini, gpt2, or a Size.*got 'gpt3'"),
+        ({"size": Size(2, 128, 3)}, "multiple of heads, got width 128 and 3 heads"),
+        ({"size": (0, 128, 2)}, "layers must be at least 1, got 0"),
+        ({"vocabulary": 0}, "vocabulary must be at least 1, got 0"),
+        ({"length": 0}, "length must be at least 1, got 0"),
+        ({"vocabulary_multiple": -128}, "vocabulary_multiple must be at least 1, got -128"),
+    ],
+)
+def test_bad_sizes_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        gpt(**arguments)
+
+
+def test_a_sequence_longer_than_the_models_is_an_error_also_after_a_shorter_one():
+    model = gpt(TINY, 100, 8)
+    with pytest.raises(ValueError, match=r"expected shape=\(None, 8\), found shape=\(2, 16\)"):
+        model(np.zeros((2, 16), "int32"))
+    model.predict_on_batch(np.zeros((2, 8), "int32"))
+    with pytest.raises(Exception, match="(?i)incompatible"):
+        model.predict_on_batch(np.zeros((2, 16), "int32"))

@@ -1,0 +1,65 @@
+"""The text classifier: that padding does not count, its size against the published one, and its checks."""
+
+import keras
+import numpy as np
+import pytest
+from check_model import PRECISIONS, check_model
+
+from models.text_classifier import PADDING, text_classifier
+from models.transformer import Size
+
+TINY = Size(1, 128, 2)
+TEXTS = np.array([[5, 6, 7, 8, 9, 1, 2, 3], [5, 6, 7, PADDING, PADDING, PADDING, PADDING, PADDING]], "int32")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_in_every_precision(precision, tmp_path):
+    check_model(lambda: text_classifier(TINY, 3, 100, 8), TEXTS, precision, tmp_path)
+
+
+def test_base_has_the_encoder_of_bert():
+    # BERT-base without pooler, 108,891,648: less the 2 segments and the normalization of the embeddings; our final
+    # normalization is as large as that one, and the classifier has 768 x 2 + 2.
+    with keras.StatelessScope(initialize_variables=False):
+        model = text_classifier("base", vocabulary_multiple=1)
+    assert model.count_params() == 108_891_648 - 2 * 768 + 768 * 2 + 2
+
+
+def test_padding_does_not_count():
+    model = text_classifier(TINY, 3, 100, 8)
+    before = model.predict_on_batch(TEXTS)
+    embedding = model.get_layer("tokens_embedding").embeddings
+    embedding.assign(np.concatenate([np.full((1, 128), 7, "float32"), np.asarray(embedding)[1:]]))
+    np.testing.assert_array_equal(model.predict_on_batch(TEXTS), before)
+    shorter = text_classifier(TINY, 3, 100, 3)
+    for ours, theirs in zip(shorter.weights, model.weights, strict=True):
+        ours.assign(np.asarray(theirs)[: ours.shape[0]])  # the positions that are left
+    np.testing.assert_allclose(shorter.predict_on_batch(TEXTS[1:, :3]), before[1:], atol=1e-6)
+
+
+def test_every_token_sees_every_other():
+    model = text_classifier(TINY, 3, 100, 8)
+    state = keras.Model(model.input, model.get_layer("block1_dense_add").output)
+    changed = TEXTS[:1].copy()
+    changed[0, 7] = 99
+    first, second = state.predict_on_batch(np.concatenate([TEXTS[:1], changed]))
+    assert np.all(np.abs(first - second).max(-1) > 1e-5)
+
+
+def test_a_text_without_a_token_gives_finite_logits():
+    model = text_classifier(TINY, 3, 100, 8)
+    assert np.isfinite(model.predict_on_batch(np.full((1, 8), PADDING, "int32"))).all()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"size": "large"}, "tiny, mini, small, medium, base, or a Size.*got 'large'"),
+        ({"classes": 0}, "classes must be at least 1, got 0"),
+        ({"vocabulary": 0}, "vocabulary must be at least 1, got 0"),
+        ({"length": -1}, "length must be at least 1, got -1"),
+    ],
+)
+def test_bad_sizes_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        text_classifier(**arguments)

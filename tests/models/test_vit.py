@@ -1,0 +1,47 @@
+"""The vision transformer: its sizes against the published ones, and that they are checked."""
+
+import keras
+import numpy as np
+import pytest
+from check_model import PRECISIONS, check_model
+
+from models.transformer import Size
+from models.vit import vit
+
+TINY = Size(1, 128, 2)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_in_every_precision(precision, tmp_path):
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
+    check_model(lambda: vit(TINY, 5, (8, 8, 3), 4, dropout=0.1), images, precision, tmp_path)
+
+
+# The counts of the models released with DeiT (timm's deit_*_patch16_224): 5.7, 22 and 86 million in its table 1.
+@pytest.mark.parametrize("size, parameters", [("tiny", 5_717_416), ("small", 22_050_664), ("base", 86_567_656)])
+def test_parameters_are_those_published(size, parameters):
+    with keras.StatelessScope(initialize_variables=False):
+        assert vit(size).count_params() == parameters
+
+
+def test_patches_are_told_apart_by_their_place():
+    model = vit(TINY, 5, (8, 8, 1), 4)
+    image = np.random.default_rng(0).normal(size=(8, 8, 1)).astype("float32")
+    upside_down = np.concatenate([image[4:], image[:4]])  # the same patches, elsewhere
+    first, second = model.predict_on_batch(np.stack([image, upside_down]))
+    assert np.abs(first - second).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"size": "huge"}, "tiny, small, base, or a Size.*got 'huge'"),
+        ({"classes": 0}, "classes must be at least 1, got 0"),
+        ({"patch": 0}, "patch must be at least 1, got 0"),
+        ({"input_shape": (224, 224)}, r"height, width, channels.*got \(224, 224\)"),
+        ({"input_shape": (224, 200, 3)}, r"multiple of patch 16 in height and width, got \(224, 200, 3\)"),
+    ],
+)
+def test_bad_sizes_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        vit(**arguments)
