@@ -298,7 +298,7 @@ def _compared(
         raise ExportError(
             f"the SavedModel of model {model.name!r} differs from the model run in float32 by {difference:.2e} on the "
             f"batch given as verify, more than tolerance={tolerance:.0e}: a layer that is random at inference, or "
-            "whose call() depends on more than its inputs, does this"
+            "whose call() depends on more than its inputs, does this; so do untrained weights that blow rounding up"
         )
     return report._replace(max_difference=difference, precision_gap=relative_difference(served, original))
 

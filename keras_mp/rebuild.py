@@ -46,8 +46,9 @@ def rebuild(model: Any, rule: Rule, *, policy: Any = None, sample: Any = None, c
     Args:
         model: a built Keras model: functional, sequential, subclassed, nested, with shared layers.
         rule: `rule(node, layer) -> node`, called on every dict of the serialized config, innermost first. `layer` is
-            the live layer that the node describes, or None where it describes something else: a policy, an
-            initializer, a part of a config. Returns the node itself or a replacement; must not change its argument.
+            the live layer (or operation of a functional graph) that the node describes, or None where it describes
+            something else: a policy, an initializer, a part of a config. Returns the node itself or a replacement;
+            must not change its argument.
         policy: the global dtype policy during the rebuild. Layers whose config says nothing of a dtype, and layers
             created inside custom layers, take it. The model's own policy by default.
         sample: a batch of inputs (any structure of arrays, batch first) that builds a subclassed model which cannot
@@ -66,7 +67,7 @@ def rebuild(model: Any, rule: Rule, *, policy: Any = None, sample: Any = None, c
             "or model.build(input_shape)"
         )
     custom_objects = custom_objects_of(model) | _lambdas(model)
-    layers = {id(layer): layer for layer in _with_self(model)}
+    layers = {id(layer): layer for layer in [*_with_self(model), *operations_of(model)]}
     config = _rewrite(_serialize(model), rule, layers)
     config, copied = _unshare_across_graphs(config, set())
     with _global_policy(policy or model.dtype_policy):
@@ -97,13 +98,21 @@ def layers_by_path(model: Any) -> dict[str, Any]:
     return found
 
 
+def operations_of(model: Any) -> list[Any]:
+    """The operations that are no layers, such as keras.ops.softmax, in the graphs of a model and its submodels."""
+    found = [operation for layer in _with_self(model) for operation in getattr(layer, "operations", [])]
+    return [operation for operation in found if not isinstance(operation, keras.layers.Layer)]
+
+
 def _with_self(model: Any) -> list[Any]:
     return [model, *layers_by_path(model).values()]
 
 
 def children_of(layer: Any) -> list[Any]:
     # Private: composite layers have no public list of their sublayers, as models have in `Model.layers`, which is this.
-    return layer._flatten_layers(include_self=False, recursive=False)
+    return (
+        [] if not isinstance(layer, keras.layers.Layer) else layer._flatten_layers(include_self=False, recursive=False)
+    )
 
 
 @contextlib.contextmanager
@@ -199,9 +208,9 @@ def _rewrite(node: Any, rule: Rule, layers: dict[int, Any]) -> Any:
 
 def _with_policy(node: Config, layer: Any) -> Config:
     """Puts back a policy that the layer's get_config() reduced to its variable dtype, as SpatialDropout's does."""
+    if isinstance(layer, keras.layers.InputLayer) or not isinstance(layer, keras.layers.Layer):
+        return node  # has a dtype or nothing, but no policy
     policy = layer.dtype_policy
-    if isinstance(layer, keras.layers.InputLayer):  # has a dtype, not a policy
-        return node
     if node["config"].get("dtype") != policy.variable_dtype or policy.variable_dtype == policy.compute_dtype:
         return node
     return {**node, "config": {**node["config"], "dtype": keras.dtype_policies.serialize(policy)}}
@@ -354,11 +363,16 @@ def _own_variables(layer: Any) -> list[Any]:
 
 
 def _pair_variables(olds: list[Any], news: list[Any]) -> list[tuple[Any, Any]]:
-    """Pairs by name; the nth of several with one name goes with the nth."""
+    """Pairs by name, the nth of several with one name with the nth; the rest (automatic names) in order."""
     waiting: dict[str, list[Any]] = {}
     for variable in news:
         waiting.setdefault(variable.name, []).append(variable)
-    return [(variable, waiting[variable.name].pop(0)) for variable in olds if waiting.get(variable.name)]
+    pairs = [(variable, waiting[variable.name].pop(0)) for variable in olds if waiting.get(variable.name)]
+    paired = {id(variable) for pair in pairs for variable in pair}
+    rest = [[variable for variable in side if id(variable) not in paired] for side in (olds, news)]
+    if [tuple(variable.shape) for variable in rest[0]] == [tuple(variable.shape) for variable in rest[1]]:
+        pairs += zip(*rest, strict=True)
+    return pairs
 
 
 def _carry_compile(old: Any, new: Any, variables: dict[int, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_mp.rebuild import children_of
+from keras_mp.rebuild import children_of, operations_of
 from keras_mp.stable_layers import (
     ACTIVATION_ATTRIBUTES,
     FLOAT32_ACTIVATIONS,
@@ -17,6 +17,8 @@ from keras_mp.stable_layers import (
     Float32Regularizer,
 )
 
+# Operations of a functional graph, by class name: their classes are private.
+SENSITIVE_OPERATIONS = ("LogSoftmax", "Logsumexp", "Softmax", "Sparsemax")
 LOW_PRECISION = ("float16", "bfloat16")
 NORMALIZATIONS = (
     keras.layers.BatchNormalization,
@@ -61,7 +63,7 @@ def sensitive_layers(model: Any) -> list[SensitiveLayer]:
 
     These are normalizations (Keras's, and custom layers whose class name ends in Norm or Normalization), softmax as a
     layer, as an activation and inside attention, regularizers of activations, and the layers that compute the model's
-    outputs. Operations called in a layer's own `call()` are not seen.
+    outputs; also softmax as an operation of a functional graph. Operations in a layer's own `call()` are not seen.
 
     Args:
         model: a built Keras model.
@@ -79,7 +81,18 @@ def find(layer: Any, outputs: dict[int, str]) -> list[SensitiveLayer]:
         layer: where to begin.
         outputs: what `output_layers` found, or nothing, where the layer's result is not the model's.
     """
-    return list(_find(layer, layer.name, outputs, set()))
+    found = list(_find(layer, layer.name, outputs, set()))
+    for operation in operations_of(layer):
+        dtype = keras.backend.standardize_dtype(keras.tree.flatten(operation.output)[0].dtype)
+        if type(operation).__name__ in SENSITIVE_OPERATIONS and dtype in LOW_PRECISION and not is_stabilized(operation):
+            reason = f"it exponentiates and sums in {dtype}"
+            found.append(SensitiveLayer(f"{layer.name}/{operation.name}", operation, reason, ("operation",)))
+    return found
+
+
+def is_stabilized(layer: Any) -> bool:
+    """Whether `stabilize` has changed the layer."""
+    return hasattr(layer, "_treatments")
 
 
 def _find(layer: Any, path: str, outputs: dict[int, str], seen: set[int]) -> Iterator[SensitiveLayer]:

@@ -17,6 +17,7 @@ from keras_mp.stable_layers import (
     RESULT_MIXINS,
     SCORES_MIXINS,
     Float32Inside,
+    Float32Operation,
     Float32Regularizer,
 )
 
@@ -63,7 +64,7 @@ def stabilize(model: Any) -> Any:
         if isinstance(layer, Stabilized) or not treatments:
             return node
         inner = {key: value for key, value in node.items() if key not in ("shared_object_id", "inbound_nodes", "name")}
-        config = {"layer": inner, "treatments": treatments, "precision": layer.compute_dtype, "name": layer.name}
+        config = {"layer": inner, "treatments": treatments, "precision": _precision(layer), "name": layer.name}
         kept: Config = {key: node[key] for key in ("shared_object_id", "inbound_nodes", "name") if key in node}
         name = {"module": __name__, "class_name": node["class_name"], "registered_name": REGISTERED_NAME}
         return {**name, "config": config, **kept}
@@ -73,6 +74,10 @@ def stabilize(model: Any) -> Any:
     if missed:
         warnings.warn(f"stabilize({model.name!r}) could not reach everything: {'; '.join(missed)}", stacklevel=2)
     return new
+
+
+def _precision(layer: Any) -> str:
+    return layer.compute_dtype if isinstance(layer, keras.layers.Layer) else "float32"  # an operation follows its input
 
 
 def _below(layer: Any) -> Iterator[Any]:
@@ -132,9 +137,14 @@ def stabilize_in_place(layer: Any, treatments: Sequence[str], precision: str) ->
 
     Args:
         layer: a Keras layer, built or not, that is part of no compiled function yet.
-        treatments: some of "float32" (inside; the result in `precision`), "everywhere" (float32, the result too),
-            "result" (16-bit operands, float32 result), "scores" (of attention), "activation", "regularizer",
-            "children" (sublayers that no config shows) and "outputs" (those of them that compute the model's outputs).
+        treatments: some of
+            "float32": inputs, weights and sums in float32, the result in `precision`;
+            "everywhere": the result in float32, too;
+            "result": products of 16-bit operands, everything after them in float32;
+            "scores": of attention, in float32;
+            "activation", "regularizer", "operation": those in float32;
+            "children": sublayers that no config shows, each as it needs;
+            "outputs": and those of them that compute the model's outputs.
         precision: "float16" or "bfloat16", what the layer computed in; "float32" after an export.
     """
     if isinstance(layer, Stabilized):
@@ -169,6 +179,8 @@ def _extended(original: type, treatments: tuple[str, ...]) -> type:
             mixins.append(next(mixin for cls, mixin in RESULT_MIXINS.items() if issubclass(original, cls)))
         elif treatment == "scores":
             mixins.append(next(mixin for cls, mixin in SCORES_MIXINS.items() if issubclass(original, cls)))
+        elif treatment == "operation":
+            mixins.append(Float32Operation)
         elif treatment == "children":
             mixins.append(StabilizedChildren)
     # It keeps the class's name: Keras files weights by it, so they can be loaded into the plain model, and back.

@@ -35,6 +35,13 @@ class Float32Inside:
         return keras.ops.cast(x, self._precision)
 
 
+class Float32Operation:
+    """An operation of a functional graph, which has no policy, in float32; the result in the input's dtype."""
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.cast(super().call(keras.ops.cast(x, "float32")), x.dtype)  # type: ignore[misc]
+
+
 class Float32Result:
     """16-bit operands, float32 result; bias and activation in float32: for an output layer."""
 

@@ -1,4 +1,4 @@
-"""export_float32 on every architecture of keras.applications and on KerasHub backbones; one row a model.
+"""export_float32 and stabilize on every architecture of keras.applications and on KerasHub backbones.
 
     python tests/sweep.py [--only NAME ...] [--markdown docs/export-sweep.md]
 
@@ -23,10 +23,13 @@ warnings.simplefilter("ignore")  # of the architectures' own, about masks and ov
 
 import keras
 import numpy as np
+import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
 import keras_mp
+from keras_mp.export import relative_difference
+from keras_mp.rebuild import layers_by_path
 from keras_mp.saved_model import low_precision
 
 
@@ -38,6 +41,9 @@ class Row(NamedTuple):
     nodes: int
     max_difference: float
     precision_gap: float
+    sensitive: int
+    left: int  # of them, after stabilize
+    stabilized_gap: float
     seconds: float
 
 
@@ -127,26 +133,52 @@ def backbones() -> dict[str, Callable[[], tuple[Any, Any]]]:
     return {f"keras_hub.{name}": builder(make) for name, make in made.items()}
 
 
+def settle(model: Any, batch: Any) -> None:
+    """Gives BatchNormalization the statistics of the batch.
+
+    With the initial ones (mean 0, variance 1) the activations of a deep untrained network grow until its outputs
+    differ from one run in float32 to the next, in eager and graph mode.
+    """
+    settings = {keras.layers.BatchNormalization: "momentum", keras.layers.Dropout: "rate"}
+    changed = [
+        (layer, setting, getattr(layer, setting))
+        for layer in layers_by_path(model).values()
+        for kind, setting in settings.items()
+        if isinstance(layer, kind)
+    ]
+    for layer, setting, _ in changed:
+        setattr(layer, setting, 0.0)
+    model(batch, training=True)
+    for layer, setting, value in changed:
+        setattr(layer, setting, value)
+
+
 def row(name: str, build: Callable[[], tuple[Any, Any]]) -> Row:
     """Builds a model under mixed_float16, exports it both ways and compares."""
     keras.backend.clear_session()
     keras.config.set_dtype_policy("mixed_float16")
     try:
         model, batch = build()
+        settle(model, batch)
     finally:
         keras.config.set_dtype_policy("float32")
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         report = keras_mp.export_float32(model, Path(folder) / "float32", verify=batch)
         seconds = time.perf_counter() - started
+        stabilized = keras_mp.stabilize(model)
         try:
             model.export(Path(folder) / "keras", verbose=False)
             keras_places = len(low_precision(Path(folder) / "keras"))
         except Exception:
             keras_places = None
+        loaded = tf.saved_model.load(str(report.path))
+        float32_outputs = loaded.serve(keras.tree.map_structure(tf.convert_to_tensor, batch))
+        stabilized_gap = relative_difference(stabilized(batch, training=False), float32_outputs)
     return Row(
         name, model.count_params(), keras_places, report.low_precision_ops, report.nodes, report.max_difference,
-        report.precision_gap, seconds,
+        report.precision_gap, len(keras_mp.sensitive_layers(model)), len(keras_mp.sensitive_layers(stabilized)),
+        stabilized_gap, seconds,
     )  # fmt: skip
 
 
@@ -166,21 +198,24 @@ def main() -> int:
             failed.append((name, f"{type(error).__name__}: {str(error)[:300]}"))
             console.print(f"[red]{name}: {failed[-1][1]}")
     console.print(_table(rows))
-    console.print(f"{len(rows)} of {len(names)} models exported, {sum(r.low_precision_ops for r in rows)} low-precision "
-                  f"ops left, largest difference {max((r.max_difference for r in rows), default=0):.1e}")  # fmt: skip
+    worst = max((each.max_difference for each in rows), default=0.0)
+    console.print(f"{len(rows)} of {len(names)} models exported, {sum(each.low_precision_ops for each in rows)} "
+                  f"low-precision ops left, largest difference {worst:.1e}")  # fmt: skip
     if arguments.markdown:
         _write(arguments.markdown, rows, failed)
     return 1 if failed else 0
 
 
 COLUMNS = ("model", "parameters", "16-bit places, model.export()", "low-precision ops, export_float32", "nodes",
-           "largest difference from float32", "mixed_float16 was off by", "seconds")  # fmt: skip
+           "largest difference from float32", "mixed_float16 is off by", "sensitive layers", "left by stabilize",
+           "stabilized is off by", "seconds")  # fmt: skip
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     keras_places = "fails" if row.keras_places is None else f"{row.keras_places:,}"
     return (row.name, f"{row.parameters:,}", keras_places, str(row.low_precision_ops), f"{row.nodes:,}",
-            f"{row.max_difference:.1e}", f"{row.precision_gap:.1e}", f"{row.seconds:.1f}")  # fmt: skip
+            f"{row.max_difference:.1e}", f"{row.precision_gap:.1e}", str(row.sensitive), str(row.left),
+            f"{row.stabilized_gap:.1e}", f"{row.seconds:.1f}")  # fmt: skip
 
 
 def _line(row: Row) -> str:
@@ -195,13 +230,13 @@ def _table(rows: list[Row]) -> Table:
 
 
 def _write(path: Path, rows: list[Row], failed: list[tuple[str, str]]) -> None:
-    import tensorflow as tf
-
     lines = [
         "# export_float32 on every architecture", "",
         f"`make sweep` on {time.strftime('%Y-%m-%d')}, keras {keras.__version__}, tensorflow {tf.__version__}.", "",
         f"{len(rows)} models were built under mixed_float16 without pretrained weights, exported, and the loaded",
-        "SavedModel compared with the model run in float32. Differences are divided by max(1, the largest output).", "",
+        "SavedModel compared with the model run in float32. Differences are divided by max(1, the largest output); inf",
+        "is a result that is not finite. The last columns are about `stabilize`: how many sensitive layers the model",
+        "has, how many are left, and how far the stabilized model is from float32.", "",
         "| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS),
         *("| " + " | ".join(_cells(each)) + " |" for each in rows),
         *(f"\n{name} failed: {reason}" for name, reason in failed),

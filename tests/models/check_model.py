@@ -6,9 +6,10 @@ import numpy as np
 import keras_mp
 
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 
 
-def check_model(build, batch, precision, folder, export=keras.backend.backend() == "tensorflow"):
+def check_model(build, batch, precision, folder, export=ON_TENSORFLOW):
     """Builds, stabilizes, trains for a step, saves, loads and exports a model, and asserts what must hold throughout.
 
     Args:
@@ -35,7 +36,7 @@ def check_model(build, batch, precision, folder, export=keras.backend.backend() 
     model.compile(
         keras.optimizers.AdamW(1e-3),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=keras.backend.backend() == "jax",
+        jit_compile=not ON_TENSORFLOW,
     )
     assert np.isfinite(model.train_on_batch(batch, np.ones(logits.shape[:-1], "int32")))
     after = [keras.ops.convert_to_numpy(variable) for variable in model.trainable_variables]
@@ -49,7 +50,7 @@ def check_model(build, batch, precision, folder, export=keras.backend.backend() 
 
     keras.config.set_dtype_policy("float32")  # the file must know the policy, not the process
     model.save(folder / "model.keras")
-    loaded = keras.saving.load_model(folder / "model.keras")
+    loaded = keras.saving.load_model(folder / "model.keras", compile=False)
     for ours, theirs in zip(keras.tree.flatten(run(model, batch)), keras.tree.flatten(run(loaded, batch)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -62,5 +63,5 @@ def run(model, batch):
     """What each residual addition gave, and the output, as NumPy arrays, computed as in `predict`."""
     hidden = [layer.output for layer in model.layers if isinstance(layer, keras.layers.Add)]
     both = keras.Model(model.inputs, [hidden, model.output])
-    both.jit_compile = keras.backend.backend() == "jax"
+    both.jit_compile = not ON_TENSORFLOW
     return both.predict_on_batch(batch)

@@ -1,0 +1,93 @@
+"""The language model from its config to the files it leaves; what a full run reaches is in its docstring."""
+
+import dataclasses
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from recipes import language_model as recipe
+from recipes.datasets.text import sequences, split
+from recipes.run import main
+
+QUICK = dataclasses.replace(
+    recipe.language_model(), sequence_length=16, layers=1, width=128, heads=2, epochs=2, batch_size=8, generate=20
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "text.txt"
+    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 90)
+    return str(path)
+
+
+def bits(model, corpus):
+    """Validation bits per byte in NumPy, float64, from the model's logits."""
+    with open(corpus, "rb") as file:
+        inputs, targets = sequences(split(file.read(), 16)[1], 16)
+    logits = model.predict(inputs, verbose=0).astype("float64")
+    logits -= logits.max(-1, keepdims=True)
+    probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    return -np.log2(np.take_along_axis(probabilities, targets[..., None], -1)).mean()
+
+
+def test_a_short_training_leaves_whole_files(tmp_path, corpus, capsys):
+    result = recipe.train(dataclasses.replace(QUICK, policy="mixed_bfloat16", corpus=corpus, output=str(tmp_path)))
+    folder = tmp_path / "language_model"
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"model.keras", "history.csv", "curves.png", "summary.json", "generated.txt"}
+    assert not any("partial" in name for name in names)
+
+    keras.mixed_precision.set_global_policy("float32")
+    model = keras.saving.load_model(folder / "model.keras")
+    assert model.get_layer("block1_dense_1").compute_dtype == "bfloat16"
+    assert result.metric == "validation bits per byte"
+    assert result.value == pytest.approx(bits(model, corpus), rel=1e-3)
+    assert result.value < 6  # 8 is a guess without a model
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["result"]["value"] == result.value and summary["config"]["corpus"] == corpus
+
+    generated = (folder / "generated.txt").read_bytes()
+    assert generated.startswith(b"The ") and len(generated) == len("The ") + 20
+    printed = capsys.readouterr().out
+    assert f"{result.value:.4f}" in printed and printed.rstrip("\n").splitlines()[-1].startswith("The ")
+    if result.saved_model:
+        assert result.low_precision_ops == 0 and result.max_difference <= 1e-5
+
+
+def test_bits_per_byte_in_float32_are_those_of_numpy(tmp_path, corpus):
+    config = dataclasses.replace(QUICK, policy="float32", corpus=corpus, epochs=1, output=str(tmp_path), export=False)
+    result = recipe.train(config)
+    model = keras.saving.load_model(tmp_path / "language_model" / "model.keras")
+    assert result.value == pytest.approx(bits(model, corpus), rel=1e-5)
+
+
+def test_a_bad_corpus_is_told_in_a_line_and_leaves_no_folder(tmp_path, corpus, capsys):
+    (tmp_path / "empty.txt").touch()
+    for options, message in [
+        (["--corpus", "nowhere.txt"], "there is no file 'nowhere.txt'"),
+        (["--corpus", str(tmp_path / "empty.txt")], "empty.txt' is empty"),
+        (["--corpus", corpus, "--sequence-length", "1000"], "sequence_length must be at most 405"),
+        (["--corpus", corpus, "--batch-size", "1000"], "batch_size is 1000, but there are only"),
+        (["--corpus", corpus, "--heads", "3"], "width must be a multiple of heads, got width 256 and 3 heads"),
+    ]:
+        assert main(["language_model", "--output", str(tmp_path / "runs"), *options]) == 1
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "field, value, rule",
+    [
+        ("sequence_length", 0, "above 0, got 0"),
+        ("temperature", -0.5, "at least 0, got -0.5"),
+        ("learning_rate", float("nan"), "above 0, got nan"),
+        ("dropout", 1.0, "at least 0 and below 1, got 1.0"),
+        ("prompt", "", "at least one character"),
+    ],
+)
+def test_a_config_names_its_bad_field(field, value, rule):
+    with pytest.raises(ValueError, match=f"{field} must .*{rule}"):
+        dataclasses.replace(recipe.language_model(), **{field: value})
