@@ -81,11 +81,17 @@ def policy_scope(name: str = "auto") -> Iterator[PolicyChoice]:
     Yields:
         The `PolicyChoice` that was set.
     """
+    with restored_policy():
+        # The caller is one frame further away: contextlib's `__enter__` lies between.
+        yield _set(name, stacklevel=4)
+
+
+@contextmanager
+def restored_policy() -> Iterator[None]:
+    """Puts back, after a `with` block, the global dtype policy that was there before it."""
     previous = keras.mixed_precision.dtype_policy()
-    # The caller is one frame further away: contextlib's `__enter__` lies between.
-    choice = _set(name, stacklevel=4)
     try:
-        yield choice
+        yield
     finally:
         keras.mixed_precision.set_global_policy(previous)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import tempfile
 import warnings
@@ -15,6 +14,8 @@ import keras
 # Private, because the public serializer duplicates a layer that two submodels share.
 from keras.src.backend.common import global_state
 from keras.src.saving.serialization_lib import ObjectSharingScope
+
+from keras_mp.policy import restored_policy
 
 Config = dict[str, Any]
 Rule = Callable[[Config, Any], Config]
@@ -70,7 +71,8 @@ def rebuild(model: Any, rule: Rule, *, policy: Any = None, sample: Any = None, c
     layers = {id(layer): layer for layer in [*_with_self(model), *operations_of(model)]}
     config = _rewrite(_serialize(model), rule, layers)
     config, copied = _unshare_across_graphs(config, set())
-    with _global_policy(policy or model.dtype_policy):
+    with restored_policy():
+        keras.config.set_dtype_policy(policy or model.dtype_policy)
         new = _deserialize(config, custom_objects, model)
         if sample is not None and not (new.built and len(new.weights) == len(model.weights)):
             new(sample, training=False)
@@ -113,16 +115,6 @@ def children_of(layer: Any) -> list[Any]:
     return (
         [] if not isinstance(layer, keras.layers.Layer) else layer._flatten_layers(include_self=False, recursive=False)
     )
-
-
-@contextlib.contextmanager
-def _global_policy(policy: Any) -> Iterator[None]:
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(before)
 
 
 class _RecordsEverything(dict):
@@ -393,6 +385,10 @@ def _carry_compile(old: Any, new: Any, variables: dict[int, Any]) -> list[str]:
         optimizer = arguments["optimizer"]
         if isinstance(optimizer, keras.optimizers.Optimizer):
             arguments["optimizer"] = type(optimizer).from_config(optimizer.get_config())
+        if old.dtype_policy.name == "mixed_float16" and not isinstance(
+            old.optimizer, keras.optimizers.LossScaleOptimizer
+        ):
+            arguments["auto_scale_loss"] = False  # asked for, but not among the arguments that Keras keeps
         new.compile(**arguments)
     if old.optimizer is None or not old.optimizer.built:
         return []

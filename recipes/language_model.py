@@ -33,12 +33,12 @@ class Config:
     corpus: Annotated[str, "pydoc, stdlib or the path of a text file"] = "pydoc"
     sequence_length: Annotated[int, "bytes of a sequence"] = 128
     layers: Annotated[int, "transformer blocks"] = 4
-    width: Annotated[int, "features of a token"] = 256
-    heads: Annotated[int, "attention heads; they divide the width"] = 4
+    width: Annotated[int, "features of a token"] = 128
+    heads: Annotated[int, "attention heads; they divide the width"] = 2
     dropout: Annotated[float, "share dropped while training"] = 0.0
-    epochs: Annotated[int, "passes over the training text"] = 4
+    epochs: Annotated[int, "passes over the training text"] = 6
     batch_size: Annotated[int, "sequences a step"] = 16
-    learning_rate: Annotated[float, "peak, after warm-up"] = 2e-3
+    learning_rate: Annotated[float, "peak, after warm-up"] = 4e-3
     weight_decay: Annotated[float, "decoupled, as in AdamW"] = 0.1
     seed: Annotated[int, "of the weights, the order of the sequences, dropout and the generated text"] = 0
     prompt: Annotated[str, "what the generated text begins with"] = "The "
@@ -85,7 +85,7 @@ def train(config: Config) -> TrainingResult:
     schedule = keras.optimizers.schedules.CosineDecay(
         0.0, steps - warmup_steps, warmup_target=config.learning_rate, warmup_steps=warmup_steps
     )
-    model = build(config)
+    model = keras_mp.stabilize(build(config))
     model.compile(
         optimizer=keras.optimizers.AdamW(schedule, beta_2=0.95, weight_decay=config.weight_decay, global_clipnorm=1.0),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -1,17 +1,11 @@
-"""The residual networks: sizes against the papers, dtypes under every policy, saving."""
+"""The residual networks: sizes against the papers, every precision, bad sizes."""
 
 import keras
 import numpy as np
 import pytest
+from check_model import PRECISIONS, check_model
 
 from models.resnet import resnet_cifar, resnet_imagenet
-
-
-@pytest.fixture(autouse=True)
-def restore_policy():
-    policy = keras.mixed_precision.global_policy()
-    yield
-    keras.mixed_precision.set_global_policy(policy)
 
 
 def trainable(model):
@@ -42,24 +36,10 @@ def test_bottleneck_strides_in_its_3x3_convolution():
     assert model.get_layer("stage4_block3_add").output.shape == (None, 7, 7, 2048)
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
-def test_dtypes_follow_the_policy_and_logits_are_float32(policy):
-    keras.mixed_precision.set_global_policy(policy)
-    model = resnet_cifar(8, classes=5, input_shape=(8, 8, 1), width=4)
-    compute = policy.removeprefix("mixed_")
-    assert keras.backend.standardize_dtype(model.get_layer("stage1_block1_add").output.dtype) == compute
-    logits = model.predict(np.ones((3, 8, 8, 1), "float32"), verbose=0)
-    assert logits.shape == (3, 5)
-    assert logits.dtype == model.output.dtype == "float32"
-    assert {weight.dtype for weight in model.weights} == {"float32"}
-
-
-def test_saves_and_loads(tmp_path):
-    model = resnet_cifar(8, input_shape=(8, 8, 1), width=4)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_in_every_precision(precision, tmp_path):
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 1)).astype("float32")
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(loaded.predict(images, verbose=0), model.predict(images, verbose=0))
+    check_model(lambda: resnet_cifar(8, classes=5, input_shape=(8, 8, 1), width=4), images, precision, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_bad_corpus_is_told_in_a_line_and_leaves_no_folder(tmp_path, corpus, c
         (["--corpus", str(tmp_path / "empty.txt")], "empty.txt' is empty"),
         (["--corpus", corpus, "--sequence-length", "1000"], "sequence_length must be at most 405"),
         (["--corpus", corpus, "--batch-size", "1000"], "batch_size is 1000, but there are only"),
-        (["--corpus", corpus, "--heads", "3"], "width must be a multiple of heads, got width 256 and 3 heads"),
+        (["--corpus", corpus, "--heads", "3"], "width must be a multiple of heads, got width 128 and 3 heads"),
     ]:
         assert main(["language_model", "--output", str(tmp_path / "runs"), *options]) == 1
         assert message in capsys.readouterr().err

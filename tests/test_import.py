@@ -1,0 +1,71 @@
+"""What importing the kit costs, and that one backend is enough."""
+
+import os
+import subprocess
+import sys
+
+import keras
+import pytest
+
+import keras_mp
+
+BACKEND = keras.backend.backend()
+OTHER = "jax" if BACKEND == "tensorflow" else "tensorflow"
+HEAVY = {"jax", "tensorflow", "tensorflow_datasets", "matplotlib", "sklearn", "rich", "typer", "pandas", "scipy"}
+
+
+def run(code, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_importing_the_package_imports_neither_backend():
+    loaded = run("import sys, keras_mp; print(*{m.partition('.')[0] for m in sys.modules})")
+    assert not HEAVY & set(loaded) and "keras" not in loaded
+
+
+def test_every_public_name_imports_nothing_heavy_that_keras_had_not():
+    loaded = run(
+        "import sys, keras; before = set(sys.modules)\n"
+        "import keras_mp; [getattr(keras_mp, name) for name in keras_mp.__all__]\n"
+        "print(*{m.partition('.')[0] for m in set(sys.modules) - before})"
+    )
+    assert "keras_mp" in loaded and not HEAVY & set(loaded)
+
+
+def test_every_public_name_is_there():
+    for name in keras_mp.__all__:
+        assert getattr(keras_mp, name) is not None and name in dir(keras_mp)
+    with pytest.raises(AttributeError, match="no attribute 'stabilise'; it has .*stabilize"):
+        _ = keras_mp.stabilise
+
+
+# None in sys.modules makes an import fail as if the package were not installed.
+WITHOUT = f"import sys; sys.modules['{OTHER}'] = None\n"
+TRAIN = """
+import os, keras, keras_mp, numpy as np
+choice = keras_mp.set_global_policy("float32")
+with keras_mp.policy_scope("mixed_bfloat16"):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.LayerNormalization()])
+model = keras_mp.stabilize(model)
+model.compile("sgd", "mse")
+model.fit(np.ones((4, 4)), np.ones((4, 4)), verbose=0)
+print(len(keras_mp.sensitive_layers(model)))
+"""
+
+
+def test_the_kit_works_without_the_other_backend():
+    assert run(WITHOUT + TRAIN)[-1] == "0"
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="on the TensorFlow backend TensorFlow is there")
+def test_export_without_tensorflow_says_what_to_install(tmp_path):
+    code = (
+        WITHOUT + TRAIN + f"try: keras_mp.export_float32(model, {str(tmp_path / 'out')!r})\n"
+        "except ImportError as error: print(error)"
+    )
+    message = " ".join(run(code))
+    assert 'pip install "keras-mp[tensorflow]"' in message and "keras-mp export model.keras" in message

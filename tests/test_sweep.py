@@ -1,0 +1,28 @@
+"""A sample of the sweep over all architectures; `make sweep` runs them all."""
+
+import keras
+import pytest
+
+if keras.backend.backend() != "tensorflow":
+    pytest.skip("the sweep runs on TensorFlow; what JAX adds is in test_export.py", allow_module_level=True)
+pytest.importorskip("keras_hub", reason="the sweep covers KerasHub's backbones: pip install keras-hub")
+
+import sweep
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["applications.MobileNetV2", "applications.ConvNeXtTiny", "keras_hub.BertBackbone", "keras_hub.GemmaBackbone",
+     "keras_hub.ViTBackbone", "keras_hub.WhisperBackbone"],
+)  # fmt: skip
+def test_sample(name):
+    row = sweep.row(name, (sweep.applications() | sweep.backbones())[name])
+    assert row.low_precision_ops == 0 and row.max_difference <= 1e-5 and row.keras_places > 0
+    assert row.sensitive > 0 and row.left == 0
+    # A deep network with random weights blows rounding up, so what 16 bits cost the plain model is the measure.
+    assert row.stabilized_gap < max(1e-2, 2 * row.precision_gap)
+
+
+def test_every_application_is_found():
+    assert {"applications.ResNet50", "applications.NASNetLarge"} <= sweep.applications().keys()
+    assert len(sweep.applications()) >= 38
