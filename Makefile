@@ -29,7 +29,7 @@ sweep: .venv/test  ## export_float32 on every architecture of keras.applications
 	$(BIN)/python tests/sweep.py --markdown docs/export-sweep.md
 
 parity: .venv/train  ## The digits recipe in three precisions, three seeds each.
-	$(BIN)/python -m recipes.parity digits --seeds 3 --markdown docs/digits-parity.md
+	$(BIN)/python -m recipes.parity digits --seeds 3 --out docs/digits-parity.md
 
 test-oldest: .venv-oldest/test  ## The same tests on the oldest Keras, TensorFlow and JAX supported.
 	KERAS_BACKEND=tensorflow .venv-oldest/bin/python -m pytest -n 2 --dist loadfile -m "not slow"
