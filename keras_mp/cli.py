@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from keras_mp.quiet import import_keras
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -62,12 +64,12 @@ def export(
 ) -> None:
     """Export a model as a SavedModel that computes in float32 throughout, and prove that it does."""
     os.environ["KERAS_BACKEND"] = "tensorflow"  # a SavedModel is TensorFlow's, whatever the model was trained on
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.path.insert(0, os.getcwd())
     if outputs is not None and verify is None:
         raise ValueError("--outputs needs --verify, the batch to compute them on")
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError('export writes the SavedModel with TensorFlow: pip install "keras-mp[tensorflow]"')
+    import_keras()
     from keras_mp.export import export_file
 
     report = export_file(

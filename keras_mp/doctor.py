@@ -13,6 +13,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from keras_mp.quiet import import_keras
+
 BACKENDS = ("tensorflow", "jax")
 
 # Extra, the modules that it brings, and what it is for.
@@ -113,6 +115,7 @@ def _versions(backend: str) -> RenderableType:
 def _hardware(backend: str) -> list[RenderableType]:
     # Imported here, because these import Keras and with it the backend.
     try:
+        import_keras()
         from keras_mp.hardware import DTYPES, list_devices, support
         from keras_mp.policy import choose_policy
 

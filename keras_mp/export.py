@@ -278,7 +278,9 @@ def _verified(report: ExportReport, path: Path, model: Any, float32: Any, batch:
     loaded = tf.saved_model.load(str(path))  # named, because its functions do not keep its variables alive
     served = loaded.serve(batch)
     # Both as graphs: a deep network's rounding in eager mode alone differs by more than the tolerance.
-    in_float32, original = (tf.function(lambda x, m=m: m(x, training=False))(batch) for m in (float32, model))
+    in_float32, original = (
+        tf.function(lambda x, m=m: m(x, training=False), autograph=False)(batch) for m in (float32, model)
+    )
     return _compared(report, model, served, in_float32, original, tolerance)
 
 

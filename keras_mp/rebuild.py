@@ -264,11 +264,12 @@ def custom_objects_of(model: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for layer in _with_self(model):
         for value in [layer, *vars(layer).values()]:
-            thing = value if inspect.isfunction(value) else type(value)
-            if inspect.isclass(thing) and not hasattr(thing, "from_config"):
-                continue
-            if thing.__name__ != "<lambda>" and not (thing.__module__ or "").startswith("keras."):
-                found |= {thing.__name__: thing, keras.saving.get_registered_name(thing): thing}
+            for thing in [value] if inspect.isfunction(value) else type(value).__mro__:
+                serializable = inspect.isfunction(thing) or hasattr(thing, "from_config")
+                own = (thing.__module__ or "").partition(".")[0] not in ("keras", "keras_mp")
+                if serializable and own and thing.__name__ != "<lambda>":
+                    for name in (thing.__name__, keras.saving.get_registered_name(thing)):
+                        found.setdefault(name, thing)
     return found
 
 

@@ -102,9 +102,9 @@ class Float32Scores:
             scores = keras.ops.where(
                 keras.ops.cast(mask, "bool"), scores, -0.7 * 3.4e38
             )  # finite: a row may be all masked
-        probabilities = keras.ops.cast(
-            keras.ops.softmax(scores, axis=tuple(range(len(scores.shape) - axes, len(scores.shape)))), value.dtype
-        )
+        rank = len(scores.shape)
+        normalized = keras.ops.softmax(scores, axis=rank - 1 if axes == 1 else tuple(range(rank - axes, rank)))
+        probabilities = keras.ops.cast(normalized, value.dtype)
         kept = self._dropout_layer(probabilities, training=training) if self._rate() > 0 else probabilities  # type: ignore[attr-defined]
         return keras.ops.einsum(self._combine_equation, kept, value), probabilities
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from keras_mp.quiet import import_keras
 from recipes.common.options import nearest, parse
 
 
@@ -71,8 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         The exit status: 0, 1 for a mistake of the user's (told in a line; set KERAS_MP_TRACEBACK to see where), 130
         after ctrl-C.
     """
-    # TensorFlow and absl write pages about kernels and folders before the first line of ours.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # absl writes pages about folders before the first line of ours.
     logging.getLogger("absl").setLevel(logging.ERROR)
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: python -m recipes RECIPE [--help] [--option value ...]\n\nrecipes:")
@@ -81,6 +81,7 @@ def main(arguments: Sequence[str]) -> int:
         print("  path/to/recipe.py    a file of yours, with a function of its own name and train(config)")
         return 0
     try:
+        import_keras()
         recipe = find(arguments[0])
         name = Path(arguments[0]).stem
         config = getattr(recipe, name)()

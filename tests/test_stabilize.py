@@ -40,6 +40,8 @@ def test_every_kind_of_model(name, tmp_path):
     float32 = rebuild(model, to_float32, policy="float32").model(batch, training=False)
     new = stabilize(model)
     assert keras_mp.sensitive_layers(model) and keras_mp.sensitive_layers(new) == []
+    again = stabilize(new)
+    assert relative_difference(again(batch, training=False), new(batch, training=False)) == 0.0
     assert relative_difference(new(batch, training=False), float32) < 1e-2
     if name != "subclassed":  # which of its layers is the last, no one can tell
         outputs = keras.tree.flatten(new(batch, training=False))
