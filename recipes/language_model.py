@@ -36,7 +36,7 @@ class Config:
     width: Annotated[int, "features of a token"] = 128
     heads: Annotated[int, "attention heads; they divide the width"] = 2
     dropout: Annotated[float, "share dropped while training"] = 0.0
-    epochs: Annotated[int, "passes over the training text"] = 6
+    epochs: Annotated[int, "passes over the training text"] = 8
     batch_size: Annotated[int, "sequences a step"] = 16
     learning_rate: Annotated[float, "peak, after warm-up"] = 4e-3
     weight_decay: Annotated[float, "decoupled, as in AdamW"] = 0.1

@@ -70,3 +70,46 @@ def test_trains_like_a_plain_product_with_unknown_batch_size(jit):
         trained.append(keras.ops.convert_to_numpy(model.weights[0]))
     assert np.abs(trained[0] - before).max() > 0.01
     np.testing.assert_allclose(trained[0], trained[1], atol=3e-3)
+
+
+def gradients(equation, left, right, weights, how):
+    """Gradients of sum(weights * contraction), in eager mode, as a graph, or compiled."""
+
+    def loss(left, right):
+        return keras.ops.sum(einsum_float32(equation, left, right) * weights)
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        function = jax.grad(loss, argnums=(0, 1))
+        return (function if how == "eager" else jax.jit(function))(left, right)
+    import tensorflow as tf
+
+    def function(left, right):
+        with tf.GradientTape() as tape:
+            tape.watch((left, right))
+            value = loss(left, right)
+        return tape.gradient(value, (left, right))
+
+    return (function if how == "eager" else tf.function(function, jit_compile=how == "compiled"))(left, right)
+
+
+@pytest.mark.parametrize("how", ["eager", "graph", "compiled"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_gradients_against_float64(equation, dtype, how):
+    left, right = (rounded(zoo.normal(*shape), dtype) for shape in EQUATIONS[equation])
+    weights = rounded(zoo.normal(*np.einsum(equation, left, right).shape), dtype)
+    low = [keras.ops.cast(x, dtype) for x in (left, right)]
+    actual = gradients(equation, *low, keras.ops.cast(weights, "float32"), how)
+    operands, out = equation.split("->")
+    labels = operands.split(",")
+    expected = (
+        np.einsum(f"{out},{labels[1]}->{labels[0]}", weights, right),
+        np.einsum(f"{labels[0]},{out}->{labels[1]}", left, weights),
+    )
+    tolerance = {"bfloat16": 2**-8, "float16": 2**-11}[dtype]  # one rounding of the result to 16 bits
+    for a, e in zip(actual, expected, strict=True):
+        assert keras.backend.standardize_dtype(a.dtype) == dtype
+        a = keras.ops.convert_to_numpy(keras.ops.cast(a, "float32"))
+        np.testing.assert_allclose(a, e, rtol=tolerance, atol=1e-5)

@@ -1,5 +1,6 @@
 """What is TensorFlow's own: its devices, their memory, its version, its contraction of 16-bit operands."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -70,16 +71,21 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
     left_labels, right_labels = operands.split(",")
     batch = [label for label in left_labels if label in right_labels and label in out]
     summed = [label for label in left_labels if label in right_labels and label not in out]
+    left_free = [label for label in left_labels if label not in right_labels]
+    right_free = [label for label in right_labels if label not in left_labels]
+    # XLA's compiler for CPUs has no bfloat16 kernel for every layout, but has one for rows times columns.
+    left = _transposed(left, left_labels, [*batch, *left_free, *summed])
+    right = _transposed(right, right_labels, [*batch, *summed, *right_free])
+    first = range(len(batch))
     dimensions = xla_data_pb2.DotDimensionNumbers(
-        lhs_batch_dimensions=map(left_labels.index, batch),
-        rhs_batch_dimensions=map(right_labels.index, batch),
-        lhs_contracting_dimensions=map(left_labels.index, summed),
-        rhs_contracting_dimensions=map(right_labels.index, summed),
+        lhs_batch_dimensions=first,
+        rhs_batch_dimensions=first,
+        lhs_contracting_dimensions=[len(batch) + len(left_free) + index for index in range(len(summed))],
+        rhs_contracting_dimensions=[len(batch) + index for index in range(len(summed))],
     )
     result = tfxla.dot_general(left, right, dimensions, preferred_element_type=tf.float32)
-    order = [
-        *batch,
-        *(x for x in left_labels if x not in right_labels),
-        *(x for x in right_labels if x not in left_labels),
-    ]
-    return result if order == list(out) else tf.transpose(result, [order.index(label) for label in out])
+    return _transposed(result, [*batch, *left_free, *right_free], out)
+
+
+def _transposed(x: Any, labels: Sequence[str], order: Sequence[str]) -> Any:
+    return x if list(labels) == list(order) else tf.transpose(x, [labels.index(label) for label in order])
