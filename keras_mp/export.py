@@ -208,7 +208,9 @@ def _input_signature(model: Any, sample: Any) -> list[Any]:
     import tensorflow as tf
 
     def spec(tensor: Any, name: str | None) -> Any:
-        return tf.TensorSpec((None, *tensor.shape[1:]), keras.backend.standardize_dtype(tensor.dtype), name=name)
+        dtype = keras.backend.standardize_dtype(tensor.dtype)
+        dtype = "float32" if keras.backend.is_float_dtype(dtype) else dtype  # also of a batch in numpy's float64
+        return tf.TensorSpec((None, *tensor.shape[1:]), dtype, name=name)
 
     if getattr(model, "inputs", None):  # functional and sequential models know their inputs
         # Private, because `Model.inputs` is flat, and a model that takes a dict must be served with one.

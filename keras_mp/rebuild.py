@@ -111,10 +111,11 @@ def _with_self(model: Any) -> list[Any]:
 
 
 def children_of(layer: Any) -> list[Any]:
+    """The layers directly inside a layer; an operation has none."""
+    if not isinstance(layer, keras.layers.Layer):
+        return []
     # Private: composite layers have no public list of their sublayers, as models have in `Model.layers`, which is this.
-    return (
-        [] if not isinstance(layer, keras.layers.Layer) else layer._flatten_layers(include_self=False, recursive=False)
-    )
+    return layer._flatten_layers(include_self=False, recursive=False)
 
 
 class _RecordsEverything(dict):
@@ -169,9 +170,8 @@ def _deserialize(config: Config, custom_objects: dict[str, Any], model: Any) -> 
             keras.saving.deserialize_keras_object(config, custom_objects=custom_objects, safe_mode=False)
 
         path, layer = _first_that_fails(model, round_trip)
-        cause = str(error).rpartition("Exception encountered: ")[
-            2
-        ]  # Keras wraps it once a level, with the whole config
+        # Keras wraps the cause once a level, each time with the whole config.
+        cause = str(error).rpartition("Exception encountered: ")[2]
         raise RebuildError(
             f"layer {path!r} ({type(layer).__name__}) cannot be rebuilt from its config: {cause}. "
             f"{type(layer).__name__}.from_config(layer.get_config()) must work: return every argument of __init__ "

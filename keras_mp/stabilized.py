@@ -103,7 +103,8 @@ class Stabilized:
             layer = keras.saving.serialize_keras_object(self)
         finally:
             self.__class__ = treated
-        layer.pop("compile_config", None)
+        for key in ("compile_config", "shared_object_id"):  # those of the config around this one count
+            layer.pop(key, None)
         return {"name": self.name, "layer": layer, "treatments": list(self._treatments), "precision": self._precision}  # type: ignore[attr-defined]
 
     @classmethod

@@ -211,6 +211,14 @@ def test_subclassed_model_without_a_batch(tmp_path):
 
 
 @only_tensorflow
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_the_batch_of_a_subclassed_model_may_have_any_float_dtype(dtype, tmp_path):
+    model, batch = zoo.build("subclassed", "mixed_bfloat16")
+    report = keras_mp.export_float32(model, tmp_path / "out", verify=batch.astype(dtype))
+    assert relative_difference(served(report.path, batch), in_float32(model, batch)) <= 1e-5
+
+
+@only_tensorflow
 def test_no_room_is_told_before_anything_is_written(tmp_path, monkeypatch):
     model, _ = zoo.build("functional", "mixed_bfloat16")
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})())
