@@ -1,5 +1,6 @@
 """What is TensorFlow's own: its devices, their memory, its version, its contraction of 16-bit operands."""
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -83,3 +84,106 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
         *(x for x in right_labels if x not in left_labels),
     ]
     return result if order == list(out) else tf.transpose(result, [order.index(label) for label in out])
+
+
+def replica_count() -> int:
+    """Returns how many replicas of a model the current distribution strategy trains."""
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def any_replica(flag: Any) -> Any:
+    """Tells whether a flag is true on any replica; call it in a replica context.
+
+    Args:
+        flag: a boolean tensor of shape (), of this replica.
+
+    Returns:
+        A boolean tensor of shape (), the same on every replica.
+    """
+    if replica_count() == 1:
+        return flag
+    # tf.distribute reduces by sum and mean only.
+    votes = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(flag, tf.float32))
+    return votes > 0
+
+
+def conditional(
+    condition: Any, then: Callable[[Any], None], otherwise: Callable[[Any], None], argument: Any, variables: list[Any]
+) -> None:
+    """Calls one of two functions, which may assign to variables and talk to the other replicas.
+
+    Args:
+        condition: a boolean tensor of shape (), the same on every replica.
+        then: called with the argument, in a replica context, where the condition is true.
+        otherwise: the same, where it is false.
+        argument: a structure of tensors, of this replica.
+        variables: the variables that either may change; JAX needs to know them.
+    """
+    del variables
+    # Private: no public name tells whether replicas talk by leaving their context, which a branch does not allow.
+    if tf.__internal__.distribute.strategy_supports_no_merge_call():
+        tf.cond(condition, lambda: then(argument), lambda: otherwise(argument))
+        return
+
+    def outside(strategy: tf.distribute.Strategy, condition: Any, argument: Any) -> None:
+        def on_each_replica(function: Callable[[Any], None]) -> None:
+            strategy.extended.call_for_each_replica(function, args=(argument,))
+
+        same = strategy.experimental_local_results(condition)[0]
+        tf.cond(same, lambda: on_each_replica(then), lambda: on_each_replica(otherwise))
+
+    tf.distribute.get_replica_context().merge_call(outside, args=(condition, argument))
+
+
+def sum_over_replicas(tensors: list[Any]) -> list[Any]:
+    """Adds up tensors of each replica, sparse ones too; call it in a replica context."""
+    if replica_count() == 1 or not tensors:
+        return tensors
+    context = tf.distribute.get_replica_context()
+    return [sum_repeated_rows(tensor) for tensor in context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)]
+
+
+def max_over_replicas(tensor: Any) -> Any:
+    """Takes the maximum of a tensor over the replicas; call it in a replica context."""
+    if replica_count() == 1:
+        return tensor
+    return tf.reduce_max(tf.distribute.get_replica_context().all_gather(tensor[tf.newaxis], axis=0), axis=0)
+
+
+def overwrite(pairs: list[tuple[Any, Any]]) -> None:
+    """Assigns to each variable, on every replica, the value of another; call it in a replica context."""
+
+    def outside(strategy: tf.distribute.Strategy) -> None:
+        for variable, source in pairs:
+            strategy.extended.update(variable.value, lambda to, value: to.assign(value), args=(source.value,))
+
+    # Private: the public merge_call does not run in the branch of a conditional where there is one replica.
+    tf.__internal__.distribute.interim.maybe_merge_call(outside, tf.distribute.get_strategy())
+
+
+def sum_repeated_rows(gradient: Any) -> Any:
+    """Gives each row of a sparse gradient once, as the sum of its occurrences; a dense one is returned as it is."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, places = tf.unique(gradient.indices)
+    sums = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
+    return tf.IndexedSlices(sums, rows, gradient.dense_shape)
+
+
+def map_values(function: Callable[[Any], Any], gradient: Any) -> Any:
+    """Applies a function to the values of a dense or sparse gradient."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
+    return function(gradient)
+
+
+def values_of(gradient: Any) -> Any:
+    """Returns the values of a dense or sparse gradient, as a dense tensor."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def dense(gradient: Any) -> Any:
+    """Returns a gradient as a tensor of its variable's shape."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
