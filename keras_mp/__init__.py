@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from keras_mp.policy import policy_scope as policy_scope
     from keras_mp.policy import set_global_policy as set_global_policy
     from keras_mp.sensitive import sensitive_layers as sensitive_layers
+    from keras_mp.skip import atomic_skip as atomic_skip
     from keras_mp.stabilized import stabilize as stabilize
 
 _HOME = {
@@ -26,6 +27,7 @@ _HOME = {
     "LossScaleOptimizer": "keras_mp.optimizer",
     "NoLossScale": "keras_mp.loss_scale",
     "StaticLossScale": "keras_mp.loss_scale",
+    "atomic_skip": "keras_mp.skip",
     "choose_policy": "keras_mp.policy",
     "export_float32": "keras_mp.export",
     "policy_scope": "keras_mp.policy",

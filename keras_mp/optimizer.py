@@ -534,9 +534,9 @@ def _overwrite_with_gradients(grads: list[Any], variables: list[Any]) -> tuple[l
 
 
 def _overwrite_with_averages(optimizer: Any) -> None:
-    averages = optimizer._model_variables_moving_average
-    pairs = zip(optimizer._trainable_variables, averages, strict=True)
-    backend.overwrite([(variable, average) for variable, average in pairs if average is not None])
+    pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
+    averaged = [(variable, average) for variable, average in pairs if average is not None]
+    backend.overwrite([variable for variable, _ in averaged], [average for _, average in averaged])
 
 
 @contextlib.contextmanager

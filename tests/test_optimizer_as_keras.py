@@ -21,6 +21,8 @@ def test_passes_every_test_that_keras_has_for_its_own(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scales that are not powers of two
         suite.run(result)
-    assert not result.failures + result.errors, "\n".join(f"{test}: {text}" for test, text in result.failures + result.errors)
+    assert not result.failures + result.errors, "\n".join(
+        f"{test}: {text}" for test, text in result.failures + result.errors
+    )
     # What Keras skips is apply() on JAX and stateless_apply() on TensorFlow.
     assert result.testsRun >= 25 and result.testsRun - len(result.skipped) >= 18

@@ -6,6 +6,7 @@ if keras.backend.backend() == "tensorflow":
     from keras_mp.backend.tensorflow import (
         FUSED_ATTENTION_IN_FLOAT32,
         any_replica,
+        atomic_step,
         conditional,
         dense,
         einsum_float32,
@@ -24,6 +25,7 @@ elif keras.backend.backend() == "jax":
     from keras_mp.backend.jax import (
         FUSED_ATTENTION_IN_FLOAT32,
         any_replica,
+        atomic_step,
         conditional,
         dense,
         einsum_float32,
@@ -47,6 +49,7 @@ else:
 __all__ = [
     "FUSED_ATTENTION_IN_FLOAT32",
     "any_replica",
+    "atomic_step",
     "conditional",
     "dense",
     "einsum_float32",

@@ -97,6 +97,9 @@ def conditional(
         argument: a structure of arrays.
         variables: the variables that either may change.
     """
+    if not isinstance(condition, jax.core.Tracer):
+        (then if condition else otherwise)(argument)  # eagerly, as without a condition
+        return
 
     def values_after(function: Callable[[Any], None], argument: Any, before: list[Any]) -> list[Any]:
         with keras.StatelessScope(state_mapping=list(zip(variables, before, strict=True))) as scope:
@@ -124,10 +127,52 @@ def max_over_replicas(tensor: Any) -> Any:
     return tensor
 
 
-def overwrite(pairs: list[tuple[Any, Any]]) -> None:
-    """Assigns to each variable the value of another."""
-    for variable, source in pairs:
-        variable.assign(source.value)
+def overwrite(variables: list[Any], values: list[Any]) -> None:
+    """Assigns to each variable a value, or that of another variable."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value.value if isinstance(value, keras.Variable) else value)
+
+
+def atomic_step(
+    model: Any,
+    train_step: Callable[..., Any],
+    skips: Any,
+    variables: list[Any],
+    results: Callable[[], dict],
+    state: tuple,
+) -> Any:
+    """Makes a training step, and if its optimizer skipped it, puts back what else it had changed.
+
+    Args:
+        model: a compiled Keras model.
+        train_step: the step, from (state, batch) to (logs, state).
+        skips: the optimizer's count of skips in a row.
+        variables: what the forward pass changes.
+        results: gives the values of the metrics by name.
+        state: the arguments of the step: (values, batch), and of the values those of the model's trainable,
+            non-trainable, optimizer's and metrics' variables.
+
+    Returns:
+        (logs, state), metrics in the logs as they are after the step.
+    """
+    logs, new = train_step(*state)
+    _, passive, _, metrics = state[0]
+    trainable, new_passive, optimizer, new_metrics = new
+    place = next(i for i, variable in enumerate(model.optimizer.variables) if variable is skips)
+    skipped = optimizer[place] > 0
+    restored = {id(variable) for variable in variables}
+
+    def choose(kind: list[Any], before: list[Any], after: list[Any]) -> list[Any]:
+        return [
+            jnp.where(skipped, old, new) if id(variable) in restored else new
+            for variable, old, new in zip(kind, before, after, strict=True)
+        ]
+
+    passive = choose(model.non_trainable_variables, passive, new_passive)
+    metrics = choose(model.metrics_variables, metrics, new_metrics)
+    with keras.StatelessScope(state_mapping=list(zip(model.metrics_variables, metrics, strict=True))):
+        logs = logs | {name: value for name, value in results().items() if name in logs}
+    return logs, (trainable, passive, optimizer, metrics)
 
 
 def sum_repeated_rows(gradient: Any) -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 # Private, because the public tf.matmul takes an output dtype for integers alone.
@@ -150,15 +151,51 @@ def max_over_replicas(tensor: Any) -> Any:
     return tf.reduce_max(tf.distribute.get_replica_context().all_gather(tensor[tf.newaxis], axis=0), axis=0)
 
 
-def overwrite(pairs: list[tuple[Any, Any]]) -> None:
-    """Assigns to each variable, on every replica, the value of another; call it in a replica context."""
+def overwrite(variables: list[Any], values: list[Any]) -> None:
+    """Assigns to each variable, on each replica, that replica's value; call it in a replica context.
 
-    def outside(strategy: tf.distribute.Strategy) -> None:
-        for variable, source in pairs:
-            strategy.extended.update(variable.value, lambda to, value: to.assign(value), args=(source.value,))
+    Args:
+        variables: Keras variables.
+        values: for each a tensor, or another Keras variable.
+    """
+    values = [value.value if isinstance(value, keras.Variable) else value for value in values]
+
+    # Not variable.assign, which takes the mean over the replicas, and three times a third is not always the whole.
+    def outside(strategy: tf.distribute.Strategy, values: list[Any]) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            strategy.extended.update(variable.value, lambda to, new: to.assign(new), args=(value,), group=False)
 
     # Private: the public merge_call does not run in the branch of a conditional where there is one replica.
-    tf.__internal__.distribute.interim.maybe_merge_call(outside, tf.distribute.get_strategy())
+    tf.__internal__.distribute.interim.maybe_merge_call(outside, tf.distribute.get_strategy(), values)
+
+
+def atomic_step(
+    model: Any,
+    train_step: Callable[..., Any],
+    skips: Any,
+    variables: list[Any],
+    results: Callable[[], dict],
+    state: tuple,
+) -> Any:
+    """Makes a training step, and if its optimizer skipped it, puts back what else it had changed.
+
+    Args:
+        model: a compiled Keras model.
+        train_step: the step, from a batch to the logs.
+        skips: the optimizer's count of skips in a row.
+        variables: what the forward pass changes.
+        results: gives the values of the metrics by name.
+        state: the arguments of the step: (batch,).
+
+    Returns:
+        The logs, metrics in them as they are after the step.
+    """
+    del model
+    before = [tf.identity(variable.value) for variable in variables]
+    logs = train_step(*state)
+    skipped = tf.convert_to_tensor(skips.value) > 0
+    conditional(skipped, lambda before: overwrite(variables, before), lambda before: None, before, variables)
+    return logs | {name: value for name, value in results().items() if name in logs}
 
 
 def sum_repeated_rows(gradient: Any) -> Any:
