@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from keras_mp.loss_scale import LossScale as LossScale
     from keras_mp.loss_scale import NoLossScale as NoLossScale
     from keras_mp.loss_scale import StaticLossScale as StaticLossScale
+    from keras_mp.monitor import PrecisionMonitor as PrecisionMonitor
     from keras_mp.optimizer import LossScaleOptimizer as LossScaleOptimizer
     from keras_mp.optimizer import wrap_optimizer as wrap_optimizer
     from keras_mp.policy import choose_policy as choose_policy
@@ -26,6 +27,7 @@ _HOME = {
     "LossScale": "keras_mp.loss_scale",
     "LossScaleOptimizer": "keras_mp.optimizer",
     "NoLossScale": "keras_mp.loss_scale",
+    "PrecisionMonitor": "keras_mp.monitor",
     "StaticLossScale": "keras_mp.loss_scale",
     "atomic_skip": "keras_mp.skip",
     "choose_policy": "keras_mp.policy",

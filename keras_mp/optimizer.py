@@ -69,7 +69,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             self._gradient_norm = _scalar("gradient_norm", 0.0, "float32")
             self._gradient_underflow = _scalar("gradient_underflow", 0.0, "float32")
         if keras.config.dtype_policy().compute_dtype == "bfloat16":
-            self._warn_if_needless("the global dtype policy")
+            warn_if_needless("the global dtype policy", loss_scale)
 
     def build(self, variables: list[Any]) -> None:
         """Creates the sums of a window and the inner optimizer's variables.
@@ -411,15 +411,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             is_due = ops.equal((leaf.iterations + 1) % leaf.ema_overwrite_frequency, 0)
             self._if(is_due, lambda _: _overwrite_with_averages(leaf), [])
 
-    def _warn_if_needless(self, what: str) -> None:
-        if not isinstance(self.loss_scale, NoLossScale):
-            warnings.warn(
-                f"{what} computes in bfloat16, which has the range of float32: scaling the loss gains nothing and can "
-                "overflow. Use loss_scale=keras_mp.NoLossScale(), which still checks and skips, or no "
-                "LossScaleOptimizer",
-                stacklevel=3,
-            )
-
 
 def wrap_optimizer(optimizer: Any, model: Any) -> Any:
     """Wraps an optimizer in the loss scaling that a model needs.
@@ -445,6 +436,16 @@ def wrap_optimizer(optimizer: Any, model: Any) -> Any:
 def compute_dtypes(model: Any) -> set[str]:
     """Returns the dtypes that the layers of a model, and the model itself, compute in."""
     return {layer.compute_dtype for layer in [model, *layers_by_path(model).values()]}
+
+
+def warn_if_needless(what: str, loss_scale: AnyLossScale) -> None:
+    """Warns that something which computes in bfloat16 needs no scaling, if there is any."""
+    if not isinstance(loss_scale, NoLossScale):
+        warnings.warn(
+            f"{what} computes in bfloat16, which has the range of float32: scaling the loss gains nothing. Use "
+            "loss_scale=keras_mp.NoLossScale(), which still checks and skips, or no LossScaleOptimizer",
+            stacklevel=3,
+        )
 
 
 def _check_unscaled(name: str, optimizer: Any) -> None:

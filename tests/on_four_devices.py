@@ -79,3 +79,20 @@ def test_wrap_optimizer_checks_where_there_are_several_devices():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     optimizer = keras_mp.wrap_optimizer(keras.optimizers.SGD(), model)
     assert isinstance(optimizer.loss_scale, keras_mp.NoLossScale)
+
+
+def test_a_skipped_step_changes_no_device():
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.BatchNormalization()(inputs)))
+    model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.Adam(0.1)), "mse", metrics=["mae"])
+    keras_mp.atomic_skip(model)
+    x, y = np.array(ROWS, "float32"), np.ones((4, 1), "float32")
+    model.train_on_batch(x, y)
+    before = [variable.numpy() for variable in [*model.variables, *model.optimizer.inner_optimizer.variables]]
+    bad = x.copy()
+    bad[1, 0] = np.inf
+    assert np.isfinite(model.train_on_batch(bad, y)).all()
+    after = [variable.numpy() for variable in [*model.variables, *model.optimizer.inner_optimizer.variables]]
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert model.optimizer.skipped_steps.numpy() == 1

@@ -45,8 +45,7 @@ def test_overflow_on_either_replica_skips_on_both(loss_scale, bad, value):
     assert optimizer.dynamic_scale.numpy() == (2.0 if loss_scale is KINDS[0] else 1.0)
 
 
-@pytest.mark.parametrize("loss_scale", KINDS)
-@pytest.mark.parametrize("clip", [{}, {"global_clipnorm": 1.0}])
+@pytest.mark.parametrize("loss_scale, clip", [(KINDS[0], {}), (KINDS[1], {"global_clipnorm": 1.0})])
 def test_accumulation_by_4_with_a_bad_micro_batch(loss_scale, clip):
     batches = [np.array(ROWS) * step for step in (1.0, 2.0, 3.0, 4.0)]
     bad = np.array([[0.0, 1.0], [np.inf, 1.0]])
@@ -75,8 +74,9 @@ def test_a_checkpoint_holds_the_window_of_both_replicas():
     np.testing.assert_array_equal(total.numpy().ravel(), [2.0, 3.0])
 
 
-@pytest.mark.parametrize("loss_scale", KINDS)
-@pytest.mark.parametrize("setting", ["clipnorm", "global_clipnorm"])
+@pytest.mark.parametrize(
+    "loss_scale, setting", [(KINDS[0], "global_clipnorm"), (KINDS[1], "global_clipnorm"), (KINDS[0], "clipnorm")]
+)
 def test_clipping_to_1_moves_by_exactly_1(loss_scale, setting):
     rows = [[0.0, 64.0], [0.0, 192.0]]
     kernel, _ = train(lambda: keras.optimizers.SGD(1.0, **{setting: 1.0}), loss_scale, [rows])
@@ -93,19 +93,18 @@ def test_averages_overwrite_the_weights_where_they_are_due(loss_scale):
     np.testing.assert_array_equal(kernel, [1.0 - 1.5 * 2.0, 1.0 - 1.5 * 3.0])
 
 
-@pytest.mark.parametrize("loss_scale", KINDS)
-def test_sparse_gradients_are_added_up(loss_scale):
+def test_sparse_gradients_are_added_up():
     with strategy.scope():
         embedding = keras.layers.Embedding(4, 1, embeddings_initializer="zeros")
         model = keras.Sequential([keras.Input((2,), dtype="int32"), embedding])
-        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0, global_clipnorm=5.0), loss_scale)
+        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0, global_clipnorm=5.0), KINDS[0])
         model.compile(optimizer, loss=lambda _, y: keras.ops.sum(y, axis=-1), jit_compile=False)
     tokens = np.array([[0, 0], [0, 1]], "int32")  # each replica counts half: gradient [3, 1, 0, 0] / 2
     model.fit(tf.data.Dataset.from_tensor_slices((tokens, tokens)).batch(2), verbose=0)
     np.testing.assert_allclose(embedding.embeddings.numpy().ravel(), [-1.5, -0.5, 0, 0])
 
 
-@pytest.mark.parametrize("optimizer", ["Adam", "AdamW", "Nadam", "Lion", "Adafactor"])
+@pytest.mark.parametrize("optimizer", ["AdamW", "Nadam", "Adafactor"])
 def test_other_optimizers_do_on_two_replicas_as_on_one(optimizer):
     batches = [ROWS, [[-1.0, 5.0], [2.0, 0.0]], [[0.5, 1.0], [1.0, -3.0]]]
     kernel, _ = train(lambda: getattr(keras.optimizers, optimizer)(0.1), KINDS[0], batches)
@@ -121,3 +120,23 @@ def test_wrap_optimizer_checks_where_there_are_several_replicas():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         optimizer = keras_mp.wrap_optimizer(keras.optimizers.SGD(), model)
     assert isinstance(optimizer.loss_scale, keras_mp.NoLossScale)
+
+
+def test_a_skipped_step_changes_no_replica():
+    with strategy.scope():
+        inputs = keras.Input((2,))
+        model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.BatchNormalization()(inputs)))
+        model.compile(
+            keras_mp.LossScaleOptimizer(keras.optimizers.Adam(0.1)), "mse", metrics=["mae"], jit_compile=False
+        )
+    keras_mp.atomic_skip(model)
+    x, y = np.array(ROWS, "float32"), np.ones((2, 1), "float32")
+    model.train_on_batch(x, y)
+    before = [variable.numpy() for variable in [*model.variables, *model.optimizer.inner_optimizer.variables]]
+    bad = x.copy()
+    bad[1, 0] = np.inf
+    assert np.isfinite(model.train_on_batch(bad, y)).all()
+    after = [variable.numpy() for variable in [*model.variables, *model.optimizer.inner_optimizer.variables]]
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert model.optimizer.skipped_steps.numpy() == 1
