@@ -159,8 +159,15 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             ValueError: If every gradient is None, a variable is unknown, or there are none and the optimizer is not
                 built.
         """
-        if len(grads):
-            self.apply_unscaled(self.unscale(grads, trainable_variables), trainable_variables)
+        if not len(grads):
+            return
+        variables = self._variables_for(grads, trainable_variables)
+        grads = _sum_repeated_rows(grads)
+        unscaled = self.unscale(grads, variables)
+        # The gradients are in memory already, and what unscaling makes of them is not: checking them is cheaper. A
+        # scale below 1 makes them larger, though.
+        lowest: float = getattr(self.loss_scale, "min_scale", self.initial_scale)
+        self._step(unscaled, self.check_finite(unscaled if lowest < 1 else grads), variables)
 
     def apply_unscaled(self, grads: list[Any], trainable_variables: list[Any] | None = None) -> None:
         """Makes a step with gradients that `unscale` has divided already, or skips it, and moves the scale.
@@ -173,17 +180,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             ValueError: As `apply`.
         """
         variables = self._variables_for(grads, trainable_variables)
-        if all(gradient is None for gradient in grads):
-            raise ValueError(
-                f"no gradient for any of the {len(variables)} trainable variables: the loss does not depend on them, "
-                "or a custom gradient returned None"
-            )
-        grads = [gradient if gradient is None else backend.sum_repeated_rows(gradient) for gradient in grads]
-        finite = ops.logical_not(backend.any_replica(ops.logical_not(self.check_finite(grads))))
-        if self.measures_gradients:
-            self._gradient_underflow.assign(_share_below(_SMALLEST_NORMAL_FLOAT16 / self.dynamic_scale, grads))
-        self._move_scale(finite)
-        self._if(finite, partial(self._take, variables=variables), grads)
+        grads = _sum_repeated_rows(grads)
+        self._step(grads, self.check_finite(grads), variables)
 
     def check_finite(self, grads: list[Any]) -> Any:
         """Tells whether every value is finite, on this replica.
@@ -194,8 +192,19 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         Returns:
             A boolean tensor of shape ().
         """
-        checks = [ops.all(ops.isfinite(backend.values_of(gradient))) for gradient in grads if gradient is not None]
-        return ops.all(ops.stack(checks)) if checks else ops.convert_to_tensor(True)
+        values = [backend.values_of(gradient) for gradient in grads if gradient is not None]
+        if not values:
+            return ops.convert_to_tensor(True)
+        # One cheap pass: a value that is not finite makes the sum so. Finite ones can too, if they are huge, and only
+        # then are they looked at one by one.
+        sums = ops.stack(
+            [ops.cast(ops.sum(ops.cast(each, _at_least_float32(each.dtype))), "float32") for each in values]
+        )
+        return ops.cond(
+            ops.all(ops.isfinite(sums)),
+            lambda: ops.convert_to_tensor(True),
+            lambda: ops.all(ops.stack([ops.all(ops.isfinite(each)) for each in values])),
+        )
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         """Makes a step as `apply` does, from values to values; for JAX.
@@ -296,6 +305,18 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if len(grads) != len(variables):
             raise ValueError(f"grads has {len(grads)} gradients for {len(variables)} variables: one for each is needed")
         return variables
+
+    def _step(self, grads: list[Any], finite: Any, variables: list[Any]) -> None:
+        if all(gradient is None for gradient in grads):
+            raise ValueError(
+                f"no gradient for any of the {len(variables)} trainable variables: the loss does not depend on them, "
+                "or a custom gradient returned None"
+            )
+        finite = ops.logical_not(backend.any_replica(ops.logical_not(finite)))
+        if self.measures_gradients:
+            self._gradient_underflow.assign(_share_below(_SMALLEST_NORMAL_FLOAT16 / self.dynamic_scale, grads))
+        self._move_scale(finite)
+        self._if(finite, partial(self._take, variables=variables), grads)
 
     def _state(self) -> LossScaleState:
         variables = (
@@ -519,6 +540,10 @@ def _at_least_float32(dtype: Any) -> str:
 def _unscale_values(inverse: Any, values: Any) -> Any:
     values = ops.cast(values, _at_least_float32(values.dtype))
     return values if inverse is None else values * ops.cast(inverse, values.dtype)
+
+
+def _sum_repeated_rows(grads: list[Any]) -> list[Any]:
+    return [gradient if gradient is None else backend.sum_repeated_rows(gradient) for gradient in grads]
 
 
 def _is_overwritten(variable: Any) -> bool:

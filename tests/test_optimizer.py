@@ -157,6 +157,25 @@ def test_the_parts_of_a_custom_loop_make_the_same_step_as_apply():
     assert float(optimizers[0].scale_loss(2.0)) == 2.0**16
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_finite_values_whose_sum_is_not_are_no_overflow(mode):
+    weight = weight_of(1.0, 1.0)
+    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0, clipvalue=0.5), keras_mp.NoLossScale())
+    step = stepper(optimizer, weight, mode)
+    step([3e38, 3e38])
+    np.testing.assert_array_equal(weight.numpy(), [0.5, 0.5])
+    step([math.inf, -math.inf])
+    assert int(optimizer.skipped_steps) == 1
+
+
+def test_what_a_scale_below_1_makes_infinite_is_an_overflow():
+    weight = weight_of(1.0)
+    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=0.25, min_scale=0.25)
+    optimizer.apply([keras.ops.convert_to_tensor([3e38])], [weight])
+    assert int(optimizer.skipped_steps) == 1
+    assert weight.numpy()[0] == 1.0
+
+
 def test_no_loss_scale_leaves_the_loss_alone_and_skips():
     weight = weight_of(1.0)
     optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
