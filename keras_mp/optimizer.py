@@ -166,7 +166,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         unscaled = self.unscale(grads, variables)
         # The gradients are in memory already, and what unscaling makes of them is not: checking them is cheaper. A
         # scale below 1 makes them larger, though.
-        lowest: float = getattr(self.loss_scale, "min_scale", self.initial_scale)
+        lowest = float(getattr(self.loss_scale, "min_scale", self.initial_scale))  # type: ignore[arg-type]
         self._step(unscaled, self.check_finite(unscaled if lowest < 1 else grads), variables)
 
     def apply_unscaled(self, grads: list[Any], trainable_variables: list[Any] | None = None) -> None:
