@@ -87,11 +87,11 @@ def test_a_skipped_step_changes_no_device():
     model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.Adam(0.1)), "mse", metrics=["mae"])
     keras_mp.atomic_skip(model)
     x, y = np.array(ROWS, "float32"), np.ones((4, 1), "float32")
-    model.train_on_batch(x, y)
+    model.fit(x, y, verbose=0)
     before = [variable.numpy() for variable in [*model.variables, *model.optimizer.inner_optimizer.variables]]
     bad = x.copy()
     bad[1, 0] = np.inf
-    assert np.isfinite(model.train_on_batch(bad, y)).all()
+    assert np.isfinite(model.fit(bad, y, verbose=0).history["loss"]).all()
     after = [variable.numpy() for variable in [*model.variables, *model.optimizer.inner_optimizer.variables]]
     for old, new in zip(before, after, strict=True):
         np.testing.assert_array_equal(old, new)

@@ -330,7 +330,8 @@ def test_a_saved_model_keeps_its_scaler_under_another_global_policy(tmp_path):
     assert state_of(loaded.optimizer) == state_of(model.optimizer)
     assert int(loaded.optimizer.skipped_steps) >= 1
     for x, y in itertools.islice(batches_with_overflow(6), 4, 6):
-        assert model.train_on_batch(x, y) == loaded.train_on_batch(x, y)
+        losses = [each.fit(x, y, shuffle=False, verbose=0).history["loss"] for each in (model, loaded)]
+        assert losses[0] == losses[1]
     for first, second in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
         np.testing.assert_array_equal(first.numpy(), second.numpy())  # the place in the window too
 
