@@ -10,19 +10,33 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from keras_mp.export import export_float32 as export_float32
+    from keras_mp.loss_scale import LossScale as LossScale
+    from keras_mp.loss_scale import NoLossScale as NoLossScale
+    from keras_mp.loss_scale import StaticLossScale as StaticLossScale
+    from keras_mp.monitor import PrecisionMonitor as PrecisionMonitor
+    from keras_mp.optimizer import LossScaleOptimizer as LossScaleOptimizer
+    from keras_mp.optimizer import wrap_optimizer as wrap_optimizer
     from keras_mp.policy import choose_policy as choose_policy
     from keras_mp.policy import policy_scope as policy_scope
     from keras_mp.policy import set_global_policy as set_global_policy
     from keras_mp.sensitive import sensitive_layers as sensitive_layers
+    from keras_mp.skip import atomic_skip as atomic_skip
     from keras_mp.stabilized import stabilize as stabilize
 
 _HOME = {
+    "LossScale": "keras_mp.loss_scale",
+    "LossScaleOptimizer": "keras_mp.optimizer",
+    "NoLossScale": "keras_mp.loss_scale",
+    "PrecisionMonitor": "keras_mp.monitor",
+    "StaticLossScale": "keras_mp.loss_scale",
+    "atomic_skip": "keras_mp.skip",
     "choose_policy": "keras_mp.policy",
     "export_float32": "keras_mp.export",
     "policy_scope": "keras_mp.policy",
     "sensitive_layers": "keras_mp.sensitive",
     "set_global_policy": "keras_mp.policy",
     "stabilize": "keras_mp.stabilized",
+    "wrap_optimizer": "keras_mp.optimizer",
 }
 _MODULES = ("backend", "chips", "hardware")
 
@@ -45,6 +59,7 @@ def __dir__() -> list[str]:
 
 
 if "keras" in sys.modules:
-    # A saved model names the kit's layers, and Keras finds only what has been registered by then. Where Keras is not
-    # there yet, they are registered with the first use of a public name.
+    # A saved model names the kit's layers and optimizer, and Keras finds only what has been registered by then. Where
+    # Keras is not there yet, they are registered with the first use of a public name.
     import_module("keras_mp.stabilized")
+    import_module("keras_mp.optimizer")

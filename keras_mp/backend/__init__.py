@@ -5,17 +5,39 @@ import keras
 if keras.backend.backend() == "tensorflow":
     from keras_mp.backend.tensorflow import (
         FUSED_ATTENTION_IN_FLOAT32,
+        any_replica,
+        atomic_step,
+        conditional,
+        dense,
         einsum_float32,
         local_devices,
+        map_values,
+        max_over_replicas,
+        overwrite,
         peak_memory_bytes,
+        replica_count,
+        sum_over_replicas,
+        sum_repeated_rows,
+        values_of,
         version,
     )
 elif keras.backend.backend() == "jax":
     from keras_mp.backend.jax import (
         FUSED_ATTENTION_IN_FLOAT32,
+        any_replica,
+        atomic_step,
+        conditional,
+        dense,
         einsum_float32,
         local_devices,
+        map_values,
+        max_over_replicas,
+        overwrite,
         peak_memory_bytes,
+        replica_count,
+        sum_over_replicas,
+        sum_repeated_rows,
+        values_of,
         version,
     )
 else:
@@ -24,4 +46,21 @@ else:
         "Set the environment variable KERAS_BACKEND to one of the two before Keras is first imported."
     )
 
-__all__ = ["FUSED_ATTENTION_IN_FLOAT32", "einsum_float32", "local_devices", "peak_memory_bytes", "version"]
+__all__ = [
+    "FUSED_ATTENTION_IN_FLOAT32",
+    "any_replica",
+    "atomic_step",
+    "conditional",
+    "dense",
+    "einsum_float32",
+    "local_devices",
+    "map_values",
+    "max_over_replicas",
+    "overwrite",
+    "peak_memory_bytes",
+    "replica_count",
+    "sum_over_replicas",
+    "sum_repeated_rows",
+    "values_of",
+    "version",
+]

@@ -1,10 +1,12 @@
 """What is JAX's own: its devices, their memory, its version, its contraction of 16-bit operands."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 
 from keras_mp.backend.device import DeviceInfo, best_first
 from keras_mp.backend.host import cpu_name, peak_process_bytes
@@ -67,3 +69,127 @@ FUSED_ATTENTION_IN_FLOAT32 = True
 def einsum_float32(equation: str, left: Any, right: Any) -> Any:
     """Contracts two 16-bit tensors and returns the float32 sums; see `keras_mp.accumulate`."""
     return jnp.einsum(equation, left, right, preferred_element_type=jnp.float32)
+
+
+def replica_count() -> int:
+    """Returns over how many devices the current Keras distribution splits a batch."""
+    distribution = keras.distribution.distribution()
+    if distribution is None or distribution.batch_dim_name is None:
+        return 1
+    mesh = distribution.device_mesh
+    return int(mesh.shape[mesh.axis_names.index(distribution.batch_dim_name)])
+
+
+def any_replica(flag: Any) -> Any:
+    """Returns the flag: a compiled JAX step sees the arrays of all devices and processes as one."""
+    return flag
+
+
+def conditional(
+    condition: Any, then: Callable[[Any], None], otherwise: Callable[[Any], None], argument: Any, variables: list[Any]
+) -> None:
+    """Calls one of two functions, which may assign to variables.
+
+    Args:
+        condition: a boolean array of shape ().
+        then: called with the argument where the condition is true.
+        otherwise: the same, where it is false.
+        argument: a structure of arrays.
+        variables: the variables that either may change.
+    """
+    if not isinstance(condition, jax.core.Tracer):
+        (then if condition else otherwise)(argument)  # eagerly, as without a condition
+        return
+
+    def values_after(function: Callable[[Any], None], argument: Any, before: list[Any]) -> list[Any]:
+        with keras.StatelessScope(state_mapping=list(zip(variables, before, strict=True))) as scope:
+            function(argument)
+        return [scope.get_current_value(variable) for variable in variables]
+
+    after = jax.lax.cond(
+        condition,
+        lambda argument, before: values_after(then, argument, before),
+        lambda argument, before: values_after(otherwise, argument, before),
+        argument,
+        [variable.value for variable in variables],
+    )
+    for variable, value in zip(variables, after, strict=True):
+        variable.assign(value)
+
+
+def sum_over_replicas(tensors: list[Any]) -> list[Any]:
+    """Returns the tensors: JAX has added up the gradients of all devices in the backward pass."""
+    return tensors
+
+
+def max_over_replicas(tensor: Any) -> Any:
+    """Returns the tensor: it is that of all devices."""
+    return tensor
+
+
+def overwrite(variables: list[Any], values: list[Any]) -> None:
+    """Assigns to each variable a value, or that of another variable."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value.value if isinstance(value, keras.Variable) else value)
+
+
+def atomic_step(
+    model: Any,
+    train_step: Callable[..., Any],
+    skips: Any,
+    variables: list[Any],
+    results: Callable[[], dict],
+    state: tuple,
+) -> Any:
+    """Makes a training step, and if its optimizer skipped it, puts back what else it had changed.
+
+    Args:
+        model: a compiled Keras model.
+        train_step: the step, from (state, batch) to (logs, state).
+        skips: the optimizer's count of skips in a row.
+        variables: what the forward pass changes.
+        results: gives the values of the metrics by name.
+        state: the arguments of the step: (values, batch), and of the values those of the model's trainable,
+            non-trainable, optimizer's and metrics' variables.
+
+    Returns:
+        (logs, state), metrics in the logs as they are after the step.
+    """
+    logs, new = train_step(*state)
+    _, passive, _, metrics = state[0]
+    trainable, new_passive, optimizer, new_metrics = new
+    place = next(i for i, variable in enumerate(model.optimizer.variables) if variable is skips)
+    skipped = optimizer[place] > 0
+    restored = {id(variable) for variable in variables}
+
+    def choose(kind: list[Any], before: list[Any], after: list[Any]) -> list[Any]:
+        return [
+            jnp.where(skipped, old, new) if id(variable) in restored else new
+            for variable, old, new in zip(kind, before, after, strict=True)
+        ]
+
+    passive = choose(model.non_trainable_variables, passive, new_passive)
+    metrics = choose(model.metrics_variables, metrics, new_metrics)
+    with keras.StatelessScope(state_mapping=list(zip(model.metrics_variables, metrics, strict=True))):
+        logs = logs | {name: value for name, value in results().items() if name in logs}
+    return logs, (trainable, passive, optimizer, metrics)
+
+
+def sum_repeated_rows(gradient: Any) -> Any:
+    """Returns the gradient: on JAX, Keras's gradients are dense."""
+    return gradient
+
+
+def map_values(function: Callable[[Any], Any], gradient: Any) -> Any:
+    """Applies a function to the values of a gradient."""
+    return function(gradient)
+
+
+def values_of(gradient: Any) -> Any:
+    """Returns the gradient: it is dense."""
+    return gradient
+
+
+def dense(gradient: Any) -> Any:
+    """Returns the gradient: it is dense."""
+    return gradient

@@ -1,8 +1,9 @@
 """What is TensorFlow's own: its devices, their memory, its version, its contraction of 16-bit operands."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 # Private, because the public tf.matmul takes an output dtype for integers alone.
@@ -89,3 +90,142 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
 
 def _transposed(x: Any, labels: Sequence[str], order: Sequence[str]) -> Any:
     return x if list(labels) == list(order) else tf.transpose(x, [labels.index(label) for label in order])
+
+
+def replica_count() -> int:
+    """Returns how many replicas of a model the current distribution strategy trains."""
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def any_replica(flag: Any) -> Any:
+    """Tells whether a flag is true on any replica; call it in a replica context.
+
+    Args:
+        flag: a boolean tensor of shape (), of this replica.
+
+    Returns:
+        A boolean tensor of shape (), the same on every replica.
+    """
+    if replica_count() == 1:
+        return flag
+    # tf.distribute reduces by sum and mean only.
+    votes = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(flag, tf.float32))
+    return votes > 0
+
+
+def conditional(
+    condition: Any, then: Callable[[Any], None], otherwise: Callable[[Any], None], argument: Any, variables: list[Any]
+) -> None:
+    """Calls one of two functions, which may assign to variables and talk to the other replicas.
+
+    Args:
+        condition: a boolean tensor of shape (), the same on every replica.
+        then: called with the argument, in a replica context, where the condition is true.
+        otherwise: the same, where it is false.
+        argument: a structure of tensors, of this replica.
+        variables: the variables that either may change; JAX needs to know them.
+    """
+    del variables
+    # Private: no public name tells whether replicas talk by leaving their context, which a branch does not allow.
+    if tf.__internal__.distribute.strategy_supports_no_merge_call():
+        tf.cond(condition, lambda: then(argument), lambda: otherwise(argument))
+        return
+
+    def outside(strategy: tf.distribute.Strategy, condition: Any, argument: Any) -> None:
+        def on_each_replica(function: Callable[[Any], None]) -> None:
+            strategy.extended.call_for_each_replica(function, args=(argument,))
+
+        same = strategy.experimental_local_results(condition)[0]
+        tf.cond(same, lambda: on_each_replica(then), lambda: on_each_replica(otherwise))
+
+    tf.distribute.get_replica_context().merge_call(outside, args=(condition, argument))
+
+
+def sum_over_replicas(tensors: list[Any]) -> list[Any]:
+    """Adds up tensors of each replica, sparse ones too; call it in a replica context."""
+    if replica_count() == 1 or not tensors:
+        return tensors
+    context = tf.distribute.get_replica_context()
+    return [sum_repeated_rows(tensor) for tensor in context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)]
+
+
+def max_over_replicas(tensor: Any) -> Any:
+    """Takes the maximum of a tensor over the replicas; call it in a replica context."""
+    if replica_count() == 1:
+        return tensor
+    return tf.reduce_max(tf.distribute.get_replica_context().all_gather(tensor[tf.newaxis], axis=0), axis=0)
+
+
+def overwrite(variables: list[Any], values: list[Any]) -> None:
+    """Assigns to each variable, on each replica, that replica's value; call it in a replica context.
+
+    Args:
+        variables: Keras variables.
+        values: for each a tensor, or another Keras variable.
+    """
+    values = [value.value if isinstance(value, keras.Variable) else value for value in values]
+
+    # Not variable.assign, which takes the mean over the replicas, and three times a third is not always the whole.
+    def outside(strategy: tf.distribute.Strategy, values: list[Any]) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            strategy.extended.update(variable.value, lambda to, new: to.assign(new), args=(value,), group=False)
+
+    # Private: the public merge_call does not run in the branch of a conditional where there is one replica.
+    tf.__internal__.distribute.interim.maybe_merge_call(outside, tf.distribute.get_strategy(), values)
+
+
+def atomic_step(
+    model: Any,
+    train_step: Callable[..., Any],
+    skips: Any,
+    variables: list[Any],
+    results: Callable[[], dict],
+    state: tuple,
+) -> Any:
+    """Makes a training step, and if its optimizer skipped it, puts back what else it had changed.
+
+    Args:
+        model: a compiled Keras model.
+        train_step: the step, from a batch to the logs.
+        skips: the optimizer's count of skips in a row.
+        variables: what the forward pass changes.
+        results: gives the values of the metrics by name.
+        state: the arguments of the step: (batch,).
+
+    Returns:
+        The logs, metrics in them as they are after the step.
+    """
+    del model
+    before = [tf.identity(variable.value) for variable in variables]
+    logs = train_step(*state)
+    skipped = tf.convert_to_tensor(skips.value) > 0
+    conditional(skipped, lambda before: overwrite(variables, before), lambda before: None, before, variables)
+    return logs | {name: value for name, value in results().items() if name in logs}
+
+
+def sum_repeated_rows(gradient: Any) -> Any:
+    """Gives each row of a sparse gradient once, as the sum of its occurrences; a dense one is returned as it is."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, places = tf.unique(gradient.indices)
+    sums = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
+    return tf.IndexedSlices(sums, rows, gradient.dense_shape)
+
+
+def map_values(function: Callable[[Any], Any], gradient: Any) -> Any:
+    """Applies a function to the values of a dense or sparse gradient."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
+    return function(gradient)
+
+
+def values_of(gradient: Any) -> Any:
+    """Returns the values of a dense or sparse gradient, as a dense tensor."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def dense(gradient: Any) -> Any:
+    """Returns a gradient as a tensor of its variable's shape."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])

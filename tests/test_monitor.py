@@ -1,0 +1,130 @@
+import csv
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_mp
+
+
+def build(loss_scale=None, inner=None, policy="float32"):
+    model = keras.Sequential(
+        [keras.Input((2,)), layers.Dense(1, use_bias=False, kernel_initializer="ones", dtype=policy)]
+    )
+    optimizer = keras_mp.LossScaleOptimizer(inner or keras.optimizers.SGD(0.0), loss_scale)
+    model.compile(optimizer, loss=lambda _, y: y)  # the gradient is the mean of x
+    return model
+
+
+def fit(model, rows, *callbacks, epochs=1, verbose=0, **settings):
+    x = np.array(rows, "float32")
+    monitor = keras_mp.PrecisionMonitor(**settings)
+    return model.fit(
+        x, x[:, :1], batch_size=1, shuffle=False, verbose=verbose, epochs=epochs, callbacks=[monitor, *callbacks]
+    ).history
+
+
+GOOD, BAD = [3.0, 4.0], [np.inf, 0.0]
+
+
+def test_history_has_scale_skips_norm_and_underflow():
+    inner = keras.optimizers.SGD(0.0, global_clipnorm=1.0)
+    history = fit(build(inner=inner), [GOOD, BAD, GOOD], epochs=2)
+    assert history["loss_scale"] == [2.0**14, 2.0**13]
+    assert history["skipped_steps"] == [1, 2]
+    assert history["gradient_norm"] == [5.0, 5.0]  # as it is before clipping
+    assert history["gradient_underflow"] == [0.0, 0.0]
+
+
+def test_underflow_is_the_share_of_nonzero_values_below_the_normal_range_of_float16():
+    scale = keras_mp.StaticLossScale(2.0**10)
+    assert fit(build(scale), [[2.0**-25, 2.0**-24]])["gradient_underflow"] == [0.5]
+    assert fit(build(scale), [[2.0**-25, 0.0]])["gradient_underflow"] == [1.0]
+    assert fit(build(scale), [[2.0**-24, 0.0]])["gradient_underflow"] == [0.0]
+
+
+def test_gradients_are_not_measured_when_not_asked_for():
+    assert fit(build(), [GOOD], measure_gradients=False).keys() == {"loss", "loss_scale", "skipped_steps"}
+
+
+def test_the_norm_is_that_of_a_window():
+    inner = keras.optimizers.SGD(0.0, gradient_accumulation_steps=2)
+    assert fit(build(inner=inner), [[3.0, 0.0], [3.0, 8.0]])["gradient_norm"] == [5.0]
+
+
+def test_csv_and_progress_bar_show_it(tmp_path, capsys):
+    fit(build(), [GOOD, BAD], keras.callbacks.CSVLogger(tmp_path / "log.csv"), verbose=1)
+    (row,) = csv.DictReader((tmp_path / "log.csv").open())
+    assert float(row["loss_scale"]) == 2.0**14
+    assert int(row["skipped_steps"]) == 1
+    assert "skipped_steps: " in capsys.readouterr().out
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorBoard reads its files with TensorFlow")
+def test_tensorboard_shows_it(tmp_path):
+    pytest.importorskip("tensorboard", reason="TensorFlow no longer brings TensorBoard with it")
+    import tensorflow as tf
+
+    fit(build(), [GOOD, BAD], keras.callbacks.TensorBoard(tmp_path))
+    tags = set()
+    for file in tmp_path.rglob("events*"):
+        for event in tf.compat.v1.train.summary_iterator(str(file)):
+            tags |= {value.tag for value in event.summary.value}
+    assert {"epoch_loss_scale", "epoch_skipped_steps", "epoch_gradient_norm", "epoch_gradient_underflow"} <= tags
+
+
+def test_a_few_skips_at_the_start_are_calibration(capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        fit(build(), [BAD, BAD, GOOD, GOOD], epochs=1)
+    assert "2 steps skipped in this epoch while the loss scale went from 32768 to 8192" in capsys.readouterr().out
+
+
+def test_nothing_is_said_where_nothing_is_skipped(capsys):
+    fit(build(), [GOOD, GOOD])
+    assert capsys.readouterr().out == ""
+
+
+def test_too_many_in_a_row_are_a_failure():
+    with pytest.warns(UserWarning, match="3 steps in a row were skipped, and the loss scale is 4096.*no calibration"):
+        fit(build(), [GOOD, BAD, BAD, BAD, BAD], max_consecutive_skips=3)
+    model = build()
+    with pytest.raises(FloatingPointError, match="3 steps in a row were skipped"):
+        fit(model, [BAD, BAD, BAD, BAD, GOOD], max_consecutive_skips=3, on_limit="raise")
+    assert int(model.optimizer.skipped_steps) == 3
+
+
+def test_skips_that_are_not_in_a_row_are_no_failure():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        fit(build(), [BAD, BAD, GOOD] * 3, max_consecutive_skips=3, on_limit="raise")
+
+
+def test_an_overflow_at_the_floor_is_a_failure():
+    scale = keras_mp.LossScale(initial_scale=2.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        fit(build(scale), [BAD, GOOD])  # reaches the floor
+    with pytest.warns(UserWarning, match="while the loss scale was at its floor, 1"):
+        fit(build(scale), [BAD, GOOD, BAD])
+
+
+def test_scaling_a_bfloat16_model_is_told_to_be_needless():
+    model = build(policy="mixed_bfloat16")
+    with pytest.warns(UserWarning, match="computes in bfloat16.*scaling the loss gains nothing"):
+        fit(model, [GOOD])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        fit(build(keras_mp.NoLossScale(), policy="mixed_bfloat16"), [GOOD])
+
+
+def test_bad_arguments_are_refused():
+    for settings in ({"max_consecutive_skips": 0}, {"max_consecutive_skips": 2.5}, {"on_limit": "stop"}):
+        with pytest.raises(ValueError, match=next(iter(settings))):
+            keras_mp.PrecisionMonitor(**settings)
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="optimizer of model .* is SGD"):
+        fit(model, [GOOD])

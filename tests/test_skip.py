@@ -1,0 +1,136 @@
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from test_optimizer import MODES
+
+import keras_mp
+
+TENSORFLOW = keras.backend.backend() == "tensorflow"
+
+
+def build(mode, loss_scale=None, model_class=keras.Model):
+    inputs = keras.Input((4,))
+    x = layers.Dropout(0.5)(layers.BatchNormalization()(layers.Dense(6)(inputs)))
+    model = model_class(inputs, layers.Dense(1)(x))
+    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.Adam(0.01), loss_scale)
+    model.compile(optimizer, "mse", metrics=["mae"], weighted_metrics=["mse"], **MODES[mode])
+    return model
+
+
+def batch(bad=False):
+    rng = np.random.default_rng()
+    x, y = rng.normal(size=(8, 4)).astype("float32"), rng.normal(size=(8, 1)).astype("float32")
+    return (np.full_like(x, np.inf) if bad else x), y
+
+
+def values(variables):
+    return {variable.path: keras.ops.convert_to_numpy(variable).copy() for variable in variables}
+
+
+def is_seed(path):
+    return path.endswith("seed_generator_state")
+
+
+def assert_only_the_scale_moved(model, before, after):
+    scaler = {id(variable) for variable in model.optimizer._state()}
+    free = {variable.path for variable in model.optimizer.variables if id(variable) in scaler}
+    for path in before.keys() - free:
+        if is_seed(path):
+            assert not np.array_equal(before[path], after[path]), path
+        else:
+            np.testing.assert_array_equal(before[path], after[path], err_msg=path)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("loss_scale", [keras_mp.LossScale(), keras_mp.NoLossScale()], ids=["scaled", "unscaled"])
+def test_a_skipped_step_changes_nothing_but_scale_and_seeds(mode, loss_scale):
+    model = keras_mp.atomic_skip(build(mode, loss_scale))
+    x, y = batch()
+    model.fit(x, y, verbose=0)
+    everything = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
+    before = values(everything)
+    assert any("moving_mean" in path for path in before) and any(is_seed(path) for path in before)
+    model.reset_metrics = lambda: None  # so that the metrics can be compared
+    model.train_on_batch(*batch(bad=True))
+    after = values(everything)
+    assert_only_the_scale_moved(model, before, after)
+    assert int(model.optimizer.skipped_steps) == 1
+    for path, value in after.items():
+        assert np.isfinite(value).all(), path
+    logs = model.train_on_batch(*batch(), return_dict=True)
+    assert np.isfinite(list(logs.values())).all()
+    assert not all(np.array_equal(after[v.path], v.numpy()) for v in model.trainable_variables)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_epoch_with_a_skipped_batch_has_the_loss_of_the_others(mode):
+    good, bad = batch(), batch(bad=True)
+    x, y = (np.concatenate([a, b, a]) for a, b in zip(good, bad, strict=True))
+    model = keras_mp.atomic_skip(build(mode))
+    model.layers[3].rate = 0.0  # Dropout, so that the loss can be computed again
+    model.optimizer.learning_rate = 0.0
+    expected = model.train_on_batch(*good, return_dict=True)  # with the batch's own statistics
+    history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
+    assert history["loss"][0] == pytest.approx(expected["loss"], rel=1e-5)
+    assert history["mae"][0] == pytest.approx(expected["mae"], rel=1e-5)
+
+
+def test_without_it_a_forward_overflow_ruins_the_moving_statistics():
+    model = build("jit")
+    model.train_on_batch(*batch(bad=True))
+    assert not np.isfinite(model.layers[2].moving_mean.numpy()).all()
+
+
+class OwnStep(keras.Model):
+    """A custom training step, as Keras's guides write it."""
+
+    if TENSORFLOW:
+
+        def train_step(self, data):
+            import tensorflow as tf
+
+            x, y = data[:2]
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+                scaled = self.optimizer.scale_loss(loss)
+            gradients = tape.gradient(scaled, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return {"own": loss}
+
+
+@pytest.mark.skipif(not TENSORFLOW, reason="on JAX, Keras's own train_step is of the same form as a custom one")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_custom_train_step_and_a_custom_loop(mode):
+    import tensorflow as tf
+
+    model = build(mode, model_class=OwnStep)
+    model.train_on_batch(*batch())
+    keras_mp.atomic_skip(model)
+    before = values(model.variables)
+    assert np.isnan(model.train_on_batch(*batch(bad=True), return_dict=True)["own"])
+    assert_only_the_scale_moved(model, before, values(model.variables))
+    before = values(model.variables)
+    step = model.train_step if mode == "eager" else tf.function(model.train_step, jit_compile=mode == "jit")
+    step(tuple(map(tf.constant, batch(bad=True))))
+    assert_only_the_scale_moved(model, before, values(model.variables))
+    assert int(model.optimizer.skipped_steps) == 2
+
+
+def test_twice_is_once_and_recompiling_keeps_it():
+    model = build("jit")
+    assert keras_mp.atomic_skip(keras_mp.atomic_skip(model)) is model
+    model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD()), "mse")
+    model.train_on_batch(*batch(bad=True))
+    assert np.isfinite(model.layers[2].moving_mean.numpy()).all()
+
+
+def test_an_optimizer_that_does_not_check_is_refused():
+    model = build("jit")
+    keras_mp.atomic_skip(model)
+    model.compile("sgd", "mse")
+    for action in (lambda: keras_mp.atomic_skip(model), lambda: model.train_on_batch(*batch())):
+        with pytest.raises(ValueError, match="SGD, does not say whether it skipped.*NoLossScale"):
+            action()
+    with pytest.raises(ValueError, match="not compiled with an optimizer yet"):
+        keras_mp.atomic_skip(keras.Sequential([layers.Dense(1)]))
