@@ -43,8 +43,15 @@ _MODULES = ("backend", "chips", "hardware")
 __all__ = [*_HOME, *_MODULES]
 
 
+def _register() -> None:
+    """Imports the classes that saved models name: Keras finds only what has been registered by then."""
+    import_module("keras_mp.stabilized")
+    import_module("keras_mp.optimizer")
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOME:
+        _register()
         value = getattr(import_module(_HOME[name]), name)
     elif name in _MODULES:
         value = import_module(f"keras_mp.{name}")
@@ -58,8 +65,6 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+# Where Keras is not there yet, the first use of a public name registers them.
 if "keras" in sys.modules:
-    # A saved model names the kit's layers and optimizer, and Keras finds only what has been registered by then. Where
-    # Keras is not there yet, they are registered with the first use of a public name.
-    import_module("keras_mp.stabilized")
-    import_module("keras_mp.optimizer")
+    _register()

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+import keras_mp.stabilized  # noqa: F401  registers what a saved model may hold
 from keras_mp.rebuild import Config, RebuildError, custom_objects_of, layers_by_path, rebuild
 from keras_mp.saved_model import LowPrecision, count_nodes, low_precision
 

@@ -115,9 +115,9 @@ class Float32Scores:
         return causal if mask is None else keras.ops.logical_and(keras.ops.cast(mask, "bool"), causal)
 
     def _fused(self, query: Any, return_scores: bool) -> bool:
-        return (
-            backend.FUSED_ATTENTION_IN_FLOAT32 and self._rate() == 0 and not return_scores and len(query.shape) == 4
-        ) or keras.backend.standardize_dtype(query.dtype) == "float32"
+        dtype = keras.backend.standardize_dtype(query.dtype)
+        explicit = self._rate() > 0 or return_scores or len(query.shape) != 4
+        return dtype == "float32" or (not explicit and backend.fused_attention_in_float32(dtype))
 
     def _scale(self) -> float:
         raise NotImplementedError

@@ -4,12 +4,12 @@ import keras
 
 if keras.backend.backend() == "tensorflow":
     from keras_mp.backend.tensorflow import (
-        FUSED_ATTENTION_IN_FLOAT32,
         any_replica,
         atomic_step,
         conditional,
         dense,
         einsum_float32,
+        fused_attention_in_float32,
         local_devices,
         map_values,
         max_over_replicas,
@@ -23,12 +23,12 @@ if keras.backend.backend() == "tensorflow":
     )
 elif keras.backend.backend() == "jax":
     from keras_mp.backend.jax import (
-        FUSED_ATTENTION_IN_FLOAT32,
         any_replica,
         atomic_step,
         conditional,
         dense,
         einsum_float32,
+        fused_attention_in_float32,
         local_devices,
         map_values,
         max_over_replicas,
@@ -47,7 +47,7 @@ else:
     )
 
 __all__ = [
-    "FUSED_ATTENTION_IN_FLOAT32",
+    "fused_attention_in_float32",
     "any_replica",
     "atomic_step",
     "conditional",

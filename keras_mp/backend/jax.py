@@ -62,8 +62,12 @@ def version() -> str:
     return str(jax.__version__)
 
 
-# jax.nn.dot_product_attention adds up scores, and takes their softmax, in float32.
-FUSED_ATTENTION_IN_FLOAT32 = True
+def fused_attention_in_float32(dtype: str) -> bool:
+    """Whether Keras's fused attention adds up and normalizes scores in float32, as jax.nn.dot_product_attention does.
+
+    On a CPU that function asks XLA for a product of float16 that it has not (jax 0.10): "F16_F16_F32 is not supported".
+    """
+    return not (dtype == "float16" and jax.default_backend() == "cpu")
 
 
 def einsum_float32(equation: str, left: Any, right: Any) -> Any:

@@ -62,8 +62,9 @@ def version() -> str:
     return str(tf.__version__)
 
 
-# tf.nn's attention adds up scores, and takes their softmax, in the operands' dtype.
-FUSED_ATTENTION_IN_FLOAT32 = False
+def fused_attention_in_float32(dtype: str) -> bool:
+    """Whether Keras's fused attention adds up and normalizes scores in float32: here it does so in their own dtype."""
+    return False
 
 
 def einsum_float32(equation: str, left: Any, right: Any) -> Any:
