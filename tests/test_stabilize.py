@@ -194,7 +194,7 @@ def test_attention_equals_float32_on_both_paths(kind, causal, dropout):
     new = stabilize(model).get_layer("attention")
     for settings in ({}, {"attention_mask": mask}):
         expected, actual = (numpy(each(batch, batch, use_causal_mask=causal, **settings)) for each in (exact, new))
-        np.testing.assert_allclose(actual, expected, atol=2e-2)
+        assert relative_difference(actual, expected) <= 4e-2  # the tolerance of bfloat16 in test_every_layer.py
 
 
 def test_returned_attention_scores():
