@@ -163,15 +163,7 @@ def test_existing_path(tmp_path):
 
 
 def test_layer_without_get_config(tmp_path):
-    class NoConfig(layers.Layer):
-        def __init__(self, table, **kwargs):
-            super().__init__(**kwargs)
-            self.table = table
-
-        def call(self, inputs):
-            return inputs
-
-    model = keras.Sequential([keras.Input((4,)), NoConfig(object(), name="odd")])
+    model = keras.Sequential([keras.Input((4,)), zoo.NoConfig(object(), name="odd")])
     error = RebuildError if TENSORFLOW else (RebuildError, NotImplementedError)
     with pytest.raises(error, match="(?s)NoConfig.*get_config"):
         keras_mp.export_float32(model, tmp_path / "out")

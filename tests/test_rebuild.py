@@ -216,15 +216,6 @@ def test_unbuilt_model():
         rebuild(keras.Sequential([layers.Dense(2)], name="fresh"), unchanged)
 
 
-class NoConfig(layers.Layer):
-    def __init__(self, table, **kwargs):
-        super().__init__(**kwargs)
-        self.table = table
-
-    def call(self, inputs):
-        return inputs
-
-
 class WrongConfig(layers.Layer):
     def __init__(self, width):
         super().__init__()
@@ -237,7 +228,7 @@ class WrongConfig(layers.Layer):
         return {"depth": 3}
 
 
-@pytest.mark.parametrize("layer", [lambda: NoConfig(object(), name="odd"), lambda: WrongConfig(3)])
+@pytest.mark.parametrize("layer", [lambda: zoo.NoConfig(object(), name="odd"), lambda: WrongConfig(3)])
 def test_layers_that_cannot_be_rebuilt_are_named(layer):
     inputs = keras.Input((4,))
     odd = layer()

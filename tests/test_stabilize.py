@@ -281,14 +281,6 @@ def test_unbuilt_model():
 
 
 def test_layer_that_cannot_be_rebuilt_is_named():
-    class NoConfig(layers.Layer):
-        def __init__(self, table, **kwargs):
-            super().__init__(**kwargs)
-            self.table = table
-
-        def call(self, inputs):
-            return inputs
-
-    model = keras.Sequential([keras.Input((4,)), NoConfig(object(), name="odd")])
+    model = keras.Sequential([keras.Input((4,)), zoo.NoConfig(object(), name="odd")])
     with pytest.raises(RebuildError, match="(?s)layer 'odd' \\(NoConfig\\).*get_config"):
         keras_mp.stabilize(model)

@@ -87,6 +87,17 @@ class SaysNothingOfDtype(layers.Layer):
         return {"units": self.units, "name": self.name}
 
 
+class NoConfig(layers.Layer):
+    """A custom layer that cannot be serialized: it has an argument of no plain type, and no get_config()."""
+
+    def __init__(self, table, **kwargs):
+        super().__init__(**kwargs)
+        self.table = table
+
+    def call(self, inputs):
+        return inputs
+
+
 class Counts(layers.Layer):
     """A custom layer that saves more than its variables."""
 
