@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from keras_mp.sensitive import sensitive_layers as sensitive_layers
     from keras_mp.skip import atomic_skip as atomic_skip
     from keras_mp.stabilized import stabilize as stabilize
+    from keras_mp.xla.report import CompileReport as CompileReport
+    from keras_mp.xla.report import inspect as inspect
 
 _HOME = {
+    "CompileReport": "keras_mp.xla.report",
     "LossScale": "keras_mp.loss_scale",
     "LossScaleOptimizer": "keras_mp.optimizer",
     "NoLossScale": "keras_mp.loss_scale",
@@ -32,6 +35,7 @@ _HOME = {
     "atomic_skip": "keras_mp.skip",
     "choose_policy": "keras_mp.policy",
     "export_float32": "keras_mp.export",
+    "inspect": "keras_mp.xla.report",
     "policy_scope": "keras_mp.policy",
     "sensitive_layers": "keras_mp.sensitive",
     "set_global_policy": "keras_mp.policy",

@@ -33,10 +33,13 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
 
     @keras.ops.custom_gradient
     def contract(left: Any, right: Any) -> Any:
+        scope = backend.gradient_scope()
+
         def gradient(*arguments: Any, upstream: Any = None) -> Any:
             low = keras.ops.cast(arguments[0] if upstream is None else upstream, dtype)
-            to_left = backend.einsum_float32(f"{out},{right_labels}->{left_labels}", low, right)
-            to_right = backend.einsum_float32(f"{left_labels},{out}->{right_labels}", left, low)
+            with scope():
+                to_left = backend.einsum_float32(f"{out},{right_labels}->{left_labels}", low, right)
+                to_right = backend.einsum_float32(f"{left_labels},{out}->{right_labels}", left, low)
             return keras.ops.cast(to_left, dtype), keras.ops.cast(to_right, dtype)
 
         return backend.einsum_float32(equation, left, right), gradient

@@ -10,9 +10,11 @@ if keras.backend.backend() == "tensorflow":
         dense,
         einsum_float32,
         fused_attention_in_float32,
+        gradient_scope,
         local_devices,
         map_values,
         max_over_replicas,
+        no_allocation,
         overwrite,
         peak_memory_bytes,
         replica_count,
@@ -21,6 +23,7 @@ if keras.backend.backend() == "tensorflow":
         values_of,
         version,
     )
+    from keras_mp.backend.tensorflow_lower import lower as lower
 elif keras.backend.backend() == "jax":
     from keras_mp.backend.jax import (
         any_replica,
@@ -29,9 +32,11 @@ elif keras.backend.backend() == "jax":
         dense,
         einsum_float32,
         fused_attention_in_float32,
+        gradient_scope,
         local_devices,
         map_values,
         max_over_replicas,
+        no_allocation,
         overwrite,
         peak_memory_bytes,
         replica_count,
@@ -40,6 +45,7 @@ elif keras.backend.backend() == "jax":
         values_of,
         version,
     )
+    from keras_mp.backend.jax_lower import lower as lower
 else:
     raise ImportError(
         f"keras_mp runs on the backends 'tensorflow' and 'jax', and Keras runs on {keras.backend.backend()!r} here. "
@@ -48,6 +54,7 @@ else:
 
 __all__ = [
     "fused_attention_in_float32",
+    "gradient_scope",
     "any_replica",
     "atomic_step",
     "conditional",
@@ -55,7 +62,9 @@ __all__ = [
     "einsum_float32",
     "local_devices",
     "map_values",
+    "lower",
     "max_over_replicas",
+    "no_allocation",
     "overwrite",
     "peak_memory_bytes",
     "replica_count",

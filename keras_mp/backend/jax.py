@@ -1,7 +1,8 @@
 """What is JAX's own: its devices, their memory, its version, its contraction of 16-bit operands."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -73,6 +74,27 @@ def fused_attention_in_float32(dtype: str) -> bool:
 def einsum_float32(equation: str, left: Any, right: Any) -> Any:
     """Contracts two 16-bit tensors and returns the float32 sums; see `keras_mp.accumulate`."""
     return jnp.einsum(equation, left, right, preferred_element_type=jnp.float32)
+
+
+def gradient_scope() -> Callable[[], Any]:
+    """Makes a scope that does nothing: JAX names a backward pass after its forward pass."""
+    return nullcontext
+
+
+@contextmanager
+def no_allocation() -> Iterator[None]:
+    """A scope in which variables that have an initializer get a shape and a dtype, and no value."""
+
+    def without_value(variable: Any, initializer: Any) -> None:
+        variable._value, variable._initializer = None, initializer
+
+    # Private, and not keras.StatelessScope, in which optimizers cannot be made: they start from values.
+    initialize = keras.Variable._initialize_with_initializer
+    keras.Variable._initialize_with_initializer = without_value
+    try:
+        yield
+    finally:
+        keras.Variable._initialize_with_initializer = initialize
 
 
 def replica_count() -> int:

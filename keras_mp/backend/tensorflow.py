@@ -1,6 +1,7 @@
 """What is TensorFlow's own: its devices, their memory, its version, its contraction of 16-bit operands."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -87,6 +88,17 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
     )
     result = tfxla.dot_general(left, right, dimensions, preferred_element_type=tf.float32)
     return _transposed(result, [*batch, *left_free, *right_free], out)
+
+
+def gradient_scope() -> Callable[[], Any]:
+    """Remembers where a custom gradient's forward pass is; the result makes the name scope of its backward pass."""
+    name = tf.get_current_name_scope()
+    return lambda: tf.name_scope(f"gradient_tape/{name}/")
+
+
+def no_allocation() -> Any:
+    """A scope that does nothing: TensorFlow's variables have values."""
+    return nullcontext()
 
 
 def _transposed(x: Any, labels: Sequence[str], order: Sequence[str]) -> Any:

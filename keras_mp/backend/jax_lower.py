@@ -1,0 +1,62 @@
+"""Lowers a step of a Keras model on JAX, from shapes alone: nothing is allocated and nothing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import keras
+
+from keras_mp.backend.lowered import Argument, Lowered, LoweringError, named_calls
+
+
+def lower(
+    model: Any, batch: Any, layers: Mapping[str, Any], *, training: bool = True, platform: str = "cpu"
+) -> Lowered:
+    """Lowers one step of a model to StableHLO.
+
+    Args:
+        model: a built Keras model, compiled where a training step is asked for.
+        batch: a structure of `keras.KerasTensor`: (x, y) or (x, y, sample_weight) to train, x to infer.
+        layers: the model's layers by path, to name the operations by; the model itself is "".
+        training: a whole training step, otherwise the forward pass of inference.
+        platform: what to lower for: "cpu", "cuda" or "tpu".
+
+    Returns:
+        The lowered step.
+
+    Raises:
+        LoweringError: If JAX cannot trace the step.
+    """
+    shapes = jax.tree.map(_shape, batch, is_leaf=_is_tensor)
+    trainable, passive = model.trainable_variables, model.non_trainable_variables
+    groups = [("parameters", trainable), ("state", passive)]
+    if training:
+        groups += [("optimizer", model.optimizer.variables), ("metrics", model.metrics_variables)]
+    state = [[jax.ShapeDtypeStruct(tuple(v.shape), v.dtype) for v in variables] for _, variables in groups]
+    arguments = [Argument(kind, v.path, tuple(v.shape), str(v.dtype)) for kind, vs in groups for v in vs]
+    places = jax.tree_util.tree_leaves_with_path(shapes)
+    arguments += [Argument("batch", jax.tree_util.keystr(path), leaf.shape, str(leaf.dtype)) for path, leaf in places]
+
+    def inference_step(state: Any, x: Any) -> Any:
+        return model.stateless_call(*state, x, training=False)[0]
+
+    step = model.train_step if training else inference_step
+    try:
+        with named_calls(layers, jax.named_scope) as calls:
+            # As Keras's trainer does; keep_unused, so that the arguments are those above.
+            compiled = jax.jit(step, donate_argnums=0 if training else (), keep_unused=True)
+            lowered = compiled.trace(tuple(state), shapes).lower(lowering_platforms=(platform,))
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise LoweringError(f"JAX cannot trace the step of model {model.name!r}: {error}") from error
+    module = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
+    return Lowered(module.encode(), tuple(arguments), tuple(calls), training, "jax", model.name)
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, keras.KerasTensor)
+
+
+def _shape(tensor: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(tuple(tensor.shape), tensor.dtype)

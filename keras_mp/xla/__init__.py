@@ -1,0 +1,1 @@
+"""What the compiler of a chip makes of a training step."""

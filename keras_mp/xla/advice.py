@@ -1,0 +1,183 @@
+"""What to change, in order of what it gains, each with the line of code that does it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from keras_mp.chips import Chip
+from keras_mp.xla.findings import Sensitive
+from keras_mp.xla.matmuls import UNATTRIBUTED, Matmul
+from keras_mp.xla.memory import Memory
+from keras_mp.xla.roofline import seconds
+from keras_mp.xla.targets import Target
+
+_LOW = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One thing to change.
+
+    Args:
+        text: what is the matter, and where.
+        code: the line that changes it.
+        seconds: what a step would gain at the chip's peak rates, an estimate; 0 where it is not speed that is gained,
+            or where the chip's rates are not known.
+    """
+
+    text: str
+    code: str
+    seconds: float = 0.0
+
+
+def advise(
+    matmuls: Sequence[Matmul], sensitive: Sequence[Sensitive], memory: Memory, target: Target, precision: str
+) -> list[Advice]:
+    """Gives advice on a compiled step: first what makes it run or makes it right, then what gains the most time.
+
+    Args:
+        matmuls: its dots and convolutions.
+        sensitive: its exponentials and sums in 16 bits.
+        memory: its memory.
+        target: what it was compiled for.
+        precision: the model's precision.
+    """
+    urgent = [*_memory(memory, target), *_softmax(sensitive)]
+    gains = [
+        *_float32(matmuls, target.chip, precision),
+        *_lost_fp8(matmuls, target),
+        *_lost_bits(matmuls, target),
+        *_sizes(matmuls, target),
+    ]
+    return urgent + sorted(gains, key=lambda advice: -advice.seconds)
+
+
+def _memory(memory: Memory, target: Target) -> list[Advice]:
+    if memory.fits:
+        return []
+    over = (memory.peak - memory.capacity) / 2**30
+    state = memory.parameters + memory.optimizer
+    if state > memory.capacity:
+        return [
+            Advice(
+                f"Weights and optimizer alone, {state / 2**30:.1f} GiB, are more than {target.title} has: shard them "
+                "over several chips.",
+                "keras.distribution.set_distribution(keras.distribution.ModelParallel(...))",
+            )
+        ]
+    return [
+        Advice(
+            f"The step needs {over:.1f} GiB more than {target.title} has: a smaller batch with gradient accumulation "
+            "gives the same update.",
+            "optimizer = keras.optimizers.AdamW(..., gradient_accumulation_steps=4)",
+        )
+    ]
+
+
+def _softmax(sensitive: Sequence[Sensitive]) -> list[Advice]:
+    found = [entry for entry in sensitive if entry.kind == "softmax"]
+    if not found:
+        return []
+    return [
+        Advice(
+            f"Softmax in {found[0].dtype} in {_names([entry.layer for entry in found])}: probabilities below "
+            f"{'6e-8' if found[0].dtype == 'float16' else '1/256 of their neighbours'} are lost.",
+            "model = keras_mp.stabilize(model)",
+        )
+    ]
+
+
+def _float32(matmuls: Sequence[Matmul], chip: Chip | None, precision: str) -> list[Advice]:
+    found = [matmul for matmul in matmuls if "float32" in matmul.asked]
+    if not found:
+        return []
+    low = "float16" if chip is not None and "bfloat16" not in chip.peak else "bfloat16"
+    gain = 0.0
+    if chip is not None and low in chip.peak:
+        gain = sum(seconds(m, chip) - m.flops / (chip.peak[low] / chip.devices) for m in found)
+    if precision == "float32":
+        return [Advice("All products are asked for in float32.", f'keras_mp.set_global_policy("mixed_{low}")', gain)]
+    layers = _names([matmul.layer for matmul in found])
+    share = sum(m.flops for m in found) / max(1, sum(m.flops for m in matmuls))
+    return [
+        Advice(
+            f"{len(found)} products ({share:.0%} of the operations) are asked for in float32, in {layers}.",
+            f'Dense(..., dtype="mixed_{low}")  # for these layers; keras_mp.stabilize keeps what must be float32',
+            gain,
+        )
+    ]
+
+
+def _lost_fp8(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
+    found = [m for m in matmuls if asks_fp8(m) and not runs_fp8(m)]
+    if not found:
+        return []
+    if target.chip is not None and "fp8" not in target.chip.peak:
+        text = f"{target.title} has no FP8 units: {len(found)} products asked for in FP8 run in {found[0].operands}."
+        return [Advice(text, "model = keras_mp.fp8.revert(model)")]
+    gain = 0.0
+    if target.chip is not None:
+        gain = sum(seconds(m, target.chip) - m.flops / (target.chip.peak["fp8"] / target.chip.devices) for m in found)
+    text = f"{len(found)} products asked for in FP8 run in {found[0].operands}, in {_names([m.layer for m in found])}."
+    return [Advice(text, "model = keras_mp.fp8.convert(model)", gain)]
+
+
+def _lost_bits(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
+    """16-bit products that the compiler runs in float32: on CPUs, why mixed precision is not faster."""
+    found = [m for m in matmuls if set(m.asked) <= set(_LOW) and "float32" in m.compiled]
+    if not found:
+        return []
+    share = sum(m.flops for m in found) / max(1, sum(m.flops for m in matmuls))
+    text = (
+        f"{len(found)} products ({share:.0%} of the operations) are asked for in {found[0].asked[0]} and compiled in "
+        f"float32: {target.title} casts the operands and then multiplies as before, so mixed precision is not faster "
+        "there."
+    )
+    code = 'keras_mp.set_global_policy("auto")  # what pays on this machine'
+    if target.name == "host":
+        code += "; on TensorFlow, jit_compile=False reaches the CPU's own bfloat16 kernels"
+    return [Advice(text, code)]
+
+
+def _sizes(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
+    if target.chip is None:
+        return []
+    by_size: dict[tuple[int, int], list[Matmul]] = defaultdict(list)
+    for matmul in matmuls:
+        if matmul.layer == UNATTRIBUTED or not matmul.compiled:
+            continue
+        multiple = 128 if target.platform == "tpu" else 16 if runs_fp8(matmul) else 8
+        for size in {size for size in matmul.off(multiple) if size > multiple}:
+            by_size[size, multiple].append(matmul)
+    found = []
+    for (size, multiple), group in by_size.items():
+        padded = -(-size // multiple) * multiple
+        gain = sum(seconds(m, target.chip) for m in group) * (1 - size / padded)
+        layers = _names([m.layer for m in group])
+        found.append(
+            Advice(
+                f"The size {size} in {layers} is no multiple of {multiple}: the units of {target.title} work on "
+                f"{padded} instead, or a slower kernel is taken.",
+                f"{size} -> {padded}  # the next multiple of {multiple}",
+                gain,
+            )
+        )
+    return sorted(found, key=lambda advice: -advice.seconds)[:5]
+
+
+def asks_fp8(matmul: Matmul) -> bool:
+    """Whether both operands are FP8 in the lowered step."""
+    return all(dtype.startswith("float8") for dtype in matmul.asked)
+
+
+def runs_fp8(matmul: Matmul) -> bool:
+    """Whether both operands are FP8 as compiled."""
+    return bool(matmul.compiled) and all(dtype.startswith("float8") for dtype in matmul.compiled)
+
+
+def _names(layers: Sequence[str]) -> str:
+    unique = list(dict.fromkeys(layers))
+    shown = ", ".join(repr(layer) for layer in unique[:3])
+    return shown if len(unique) <= 3 else f"{shown} and {len(unique) - 3} more"

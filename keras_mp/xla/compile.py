@@ -1,0 +1,162 @@
+"""Takes a lowered step through the real compiler of a chip that is not attached."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keras_mp.backend.lowered import Lowered
+from keras_mp.xla.targets import INSTALL, Target, availability
+
+# What is kept of the compilers' work changes with these files' meaning.
+_FORMAT = 1
+_PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cuda-nvcc")
+
+
+class CompileError(RuntimeError):
+    """A compiler failed; the message says at what, what to do, and where its log is."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler of a target made of a step.
+
+    Args:
+        hlo: the compiled module's text.
+        described: what `keras_mp.xla.program.describe` found in the lowered step, with the operations' names and the
+            compiler's memory statistics.
+        versions: of the packages that compiled.
+        seconds: how long the compiler took, now or when the result that was kept was made.
+        log: the file with all that the compiler printed.
+    """
+
+    hlo: str
+    described: Mapping[str, Any]
+    versions: Mapping[str, str]
+    seconds: float
+    log: str
+
+
+def cache_folder() -> Path:
+    """Where results are kept: `$KERAS_MP_CACHE`, or `keras_mp` in the user's cache folder."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keras_mp"
+    return Path(os.environ.get("KERAS_MP_CACHE") or default)
+
+
+def compile_step(lowered: Lowered, target: Target, flags: Mapping[str, Any] | None = None) -> Compiled:
+    """Compiles a step for a target, in a process of its own; the same step and target a second time costs nothing.
+
+    Args:
+        lowered: the step.
+        target: the chip.
+        flags: further options of the compiler, such as `{"xla_gpu_enable_triton_gemm": False}`.
+
+    Returns:
+        What the compiler made of it.
+
+    Raises:
+        ImportError: If the target's compiler is not installed; the message is the command that installs it.
+        CompileError: If the compiler fails.
+    """
+    available = availability(target)
+    if not available.ok:
+        raise ImportError(available.reason)
+    versions = _versions()
+    request = {
+        "name": target.name,
+        "platform": target.platform,
+        "topology": target.topology,
+        "configuration": target.configuration,
+        "flags": {**target.flags, **(flags or {})},
+    }
+    # TensorFlow counts its functions' names up with every trace; the content is the same.
+    content = re.sub(rb"a_inference_\w+?_\d+__\.\d+", b"", lowered.module)
+    key = json.dumps([_FORMAT, request, versions], sort_keys=True).encode() + content
+    kept = cache_folder() / "compiled" / hashlib.sha256(key).hexdigest()[:32]
+    if not (kept / "seconds").is_file():
+        _run(lowered, request, target, kept)
+    return Compiled(
+        (kept / "compiled.hlo").read_text(),
+        json.loads((kept / "described.json").read_text()),
+        versions,
+        float((kept / "seconds").read_text()),
+        str(kept / "log.txt"),
+    )
+
+
+def _run(lowered: Lowered, request: dict[str, Any], target: Target, kept: Path) -> None:
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="beside-", dir=kept.parent))
+    try:
+        (folder / "module.mlir").write_bytes(lowered.module)
+        (folder / "target.json").write_text(json.dumps(request))
+        with open(folder / "log.txt", "wb") as log:
+            started = time.monotonic()
+            status = subprocess.run(
+                [sys.executable, "-m", "keras_mp.xla.worker", str(folder)],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=_environment(),
+            ).returncode
+            seconds = time.monotonic() - started
+        if status:
+            raise CompileError(_explain(folder, target, status, kept.parent))
+        (folder / "module.mlir").unlink()
+        (folder / "seconds").write_text(str(seconds))
+        shutil.rmtree(kept, ignore_errors=True)
+        os.replace(folder, kept)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _environment() -> dict[str, str]:
+    """The user's, less what would make JAX look for chips or ask the network about them."""
+    ours = {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        # libtpu allows one process at a time, for the sake of the chips, of which none is used here.
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        # This package, wherever the parent found it.
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | ours
+
+
+def _explain(folder: Path, target: Target, status: int, parent: Path) -> str:
+    log = (folder / "log.txt").read_text(errors="replace")
+    kept = parent / f"failed-{target.name}.log"
+    shutil.copyfile(folder / "log.txt", kept)
+    where = f" Everything it printed is in {str(kept)!r}."
+    start = f"The compiler for {target.title} failed"
+    if "No PTX compilation provider" in log:
+        return f"{start}: it found no ptxas. The package nvidia-cuda-nvcc brings one: {INSTALL}.{where}"
+    if status < 0:
+        return f"{start}: its process was ended by signal {-status}; 9 most often means out of memory.{where}"
+    errors = [line for line in log.splitlines() if re.search(r"Error\b|error:|UNIMPLEMENTED|INVALID|RESOURCE", line)]
+    last = errors[-1] if errors else (log.strip().splitlines() or ["it printed nothing"])[-1]
+    return f"{start}: {last.strip()[:1000]}{where}"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

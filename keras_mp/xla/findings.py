@@ -1,0 +1,136 @@
+"""What else a compiled step does in which precision: sensitive operations, casts, float32 results."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from keras_mp.backend.lowered import Lowered, call_of
+from keras_mp.xla.hlo import BITS, Instruction, Module
+from keras_mp.xla.matmuls import NAMES, UNATTRIBUTED, full_name
+
+_MOVES = {"convert", "bitcast", "copy", "transpose", "reshape", "parameter", "fusion", "constant", "tuple", "broadcast"}
+
+
+@dataclass(frozen=True)
+class Sensitive:
+    """An exponential or a sum that the step asks for in 16 bits.
+
+    Args:
+        layer: path of the layer, or "unattributed".
+        kind: "softmax", "sum", or the function, such as "exponential" or "tanh".
+        dtype: the 16-bit dtype.
+        elements: how many values go in.
+        compiled: the dtype that the compiler computes it in; "" where it is not to be found in the compiled step.
+    """
+
+    layer: str
+    kind: str
+    dtype: str
+    elements: int
+    compiled: str
+
+
+@dataclass(frozen=True)
+class Casts:
+    """The casts from one dtype to another.
+
+    Args:
+        source, target: the dtypes.
+        count: how many the step asks for.
+        bytes: what they read and write, if each were a pass over memory of its own.
+    """
+
+    source: str
+    target: str
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Float32Work:
+    """The float32 arrays that a layer's kernels write, forward and backward.
+
+    Args:
+        layer: the layer's path.
+        bytes: what they write in one step.
+    """
+
+    layer: str
+    bytes: int
+
+
+def sensitive(lowered: Lowered, described: Mapping[str, Any], module: Module) -> list[Sensitive]:
+    """Lists the exponentials and sums asked for in 16 bits, the largest first; equal ones of a layer once."""
+    compiled: dict[str, str] = {}
+    for computation in module.computations.values():
+        for instruction in computation.values():
+            if instruction.opcode not in ("convert", "bitcast", "fusion", "parameter", "get-tuple-element"):
+                compiled.setdefault(
+                    instruction.operation, _long(instruction.shapes[0].dtype) if instruction.shapes else ""
+                )
+    found = [
+        Sensitive(
+            layer_of(full_name(entry["op"], described["names"]), lowered),
+            entry["kind"],
+            _long(entry["dtype"]),
+            entry["elements"] * entry["repeats"],
+            compiled.get(entry["op"], ""),
+        )
+        for entry in described["sensitive"]
+    ]
+    return sorted(dict.fromkeys(found), key=lambda entry: (entry.kind != "softmax", -entry.elements))
+
+
+def casts(described: Mapping[str, Any]) -> list[Casts]:
+    """Lists the casts between floating-point dtypes that the step asks for, the most bytes first."""
+    counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for entry in described["casts"]:
+        if entry["from"] in NAMES and entry["to"] in NAMES and entry["from"] != entry["to"]:
+            count = counts[entry["from"], entry["to"]]
+            count[0] += entry["repeats"]
+            count[1] += entry["repeats"] * entry["elements"] * (BITS[entry["from"]] + BITS[entry["to"]]) // 8
+    found = [Casts(_long(source), _long(target), n, size) for (source, target), (n, size) in counts.items()]
+    return sorted(found, key=lambda entry: -entry.bytes)
+
+
+def cast_kernels(module: Module) -> tuple[int, int]:
+    """Counts the kernels that do nothing but cast and move, and the bytes that they read and write in a step."""
+    count = size = 0
+    for kernel, repeats in module.kernels():
+        opcodes = {instruction.opcode for instruction in module.inside(kernel)}
+        if "convert" in opcodes and opcodes <= _MOVES:
+            count += repeats
+            size += repeats * module.traffic(kernel)
+    return count, size
+
+
+def float32_work(lowered: Lowered, described: Mapping[str, Any], module: Module) -> list[Float32Work]:
+    """Adds up the float32 arrays that each layer's kernels write, the largest first.
+
+    What no layer's call names, such as the optimizer's update, is left out.
+    """
+    written: dict[str, int] = defaultdict(int)
+    for kernel, repeats in module.kernels():
+        layer = layer_of(name_of(kernel, described), lowered)
+        if layer != UNATTRIBUTED:
+            written[layer] += repeats * sum(shape.size for shape in kernel.shapes if shape.dtype == "f32")
+    found = [Float32Work(layer, size) for layer, size in written.items() if size]
+    return sorted(found, key=lambda entry: -entry.bytes)
+
+
+def name_of(instruction: Instruction, described: Mapping[str, Any]) -> str:
+    """The name, before operations were numbered, of what a compiled instruction comes from."""
+    return f"{instruction.operation_name}/{full_name(instruction.operation, described['names'])}"
+
+
+def layer_of(name: str, lowered: Lowered) -> str:
+    """The path of the layer whose call is in the name of an operation, or "unattributed"."""
+    call = call_of(name)
+    return (lowered.calls[call].path or lowered.model) if call is not None else UNATTRIBUTED
+
+
+def _long(dtype: str) -> str:
+    return NAMES.get(dtype, dtype)

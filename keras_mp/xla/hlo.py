@@ -1,0 +1,224 @@
+"""Reads the text of a compiled module: instructions, their types, what they call, and how often they run."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+# Bits an element, by XLA's names.
+BITS = {
+    "pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32,
+    "s64": 64, "u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128, "f4e2m1fn": 4,
+    "f8e3m4": 8, "f8e4m3": 8, "f8e4m3fn": 8, "f8e4m3b11fnuz": 8, "f8e4m3fnuz": 8, "f8e5m2": 8, "f8e5m2fnuz": 8,
+    "f8e8m0fnu": 8,
+}  # fmt: skip
+# They move no data of their own.
+FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
+    "opt-barrier", "copy-done", "async-done", "slice-done",
+}  # fmt: skip
+
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
+_LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
+_SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,<=\s]*)\]")
+_OPCODE = re.compile(r"\s*([\w\-]+)\(")
+_CALLEES = re.compile(
+    r"\b(?:calls|body|to_apply|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)"
+)
+_NUMBERS = re.compile(r"keras_mp\.op\.(\d+)")
+
+
+class Shape(NamedTuple):
+    """One array: its element type as XLA writes it, and its dimensions."""
+
+    dtype: str
+    dimensions: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Its bytes, without padding."""
+        return math.ceil(math.prod(self.dimensions) * BITS.get(self.dtype, 0) / 8)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction.
+
+    Args:
+        name: its name in the module.
+        opcode: what it does, such as "dot" or "fusion".
+        shapes: the arrays that it makes, more than one for a tuple.
+        operands: names of the instructions that it reads, in its computation.
+        attributes: the rest of its line.
+        computation: the computation that it is in.
+        root: whether it is its computation's result.
+    """
+
+    name: str
+    opcode: str
+    shapes: tuple[Shape, ...]
+    operands: tuple[str, ...]
+    attributes: str
+    computation: str
+    root: bool
+
+    @property
+    def operation_name(self) -> str:
+        """The name that the instruction's metadata gives."""
+        return _found(r'op_name="([^"]*)"', self.attributes) or ""
+
+    @property
+    def operation(self) -> str:
+        """The numbered operation that it comes from, as in `keras_mp.xla.program.describe`; "" if none."""
+        return "/".join(_NUMBERS.findall(self.operation_name))
+
+    @property
+    def size(self) -> int:
+        """The bytes that it makes."""
+        return sum(shape.size for shape in self.shapes)
+
+    @property
+    def callees(self) -> list[str]:
+        """The computations that run as part of it."""
+        return re.findall(r"[\w.\-]+", " ".join(_CALLEES.findall(self.attributes)))
+
+    @property
+    def target(self) -> str:
+        """The library or kernel that a custom call or custom fusion names; "" for others."""
+        return (
+            _found(r'custom_call_target="([^"]*)"', self.attributes)
+            or (_found(r'"kind":"(__[^"]*)"', self.attributes) if self.opcode == "fusion" else "")
+            or ""
+        )
+
+    @property
+    def cycles(self) -> int:
+        """The TPU compiler's estimate of what the instruction takes; 0 where it gives none."""
+        return int(_found(r'"estimated_cycles":"(\d+)"', self.attributes) or 0)
+
+
+@dataclass(frozen=True)
+class Module:
+    """A compiled module.
+
+    Args:
+        entry: the name of the computation that runs.
+        computations: the instructions of each computation, in the order in which they run.
+    """
+
+    entry: str
+    computations: dict[str, dict[str, Instruction]]
+
+    def shapes_of(self, instruction: Instruction) -> list[Shape]:
+        """The first array of each of its operands."""
+        inside = self.computations[instruction.computation]
+        return [inside[name].shapes[0] for name in instruction.operands if name in inside and inside[name].shapes]
+
+    def kernels(self) -> Iterator[tuple[Instruction, int]]:
+        """Yields what is started on the chip, with how often: the entry's instructions, and those of loops in it."""
+        yield from self._kernels(self.entry, 1)
+
+    def _kernels(self, computation: str, repeats: int) -> Iterator[tuple[Instruction, int]]:
+        for instruction in self.computations.get(computation, {}).values():
+            if instruction.opcode == "while":
+                trips = int(_found(r'"known_trip_count":\{"n":"(\d+)"', instruction.attributes) or 1)
+                for callee in instruction.callees:
+                    yield from self._kernels(callee, repeats * trips)
+            elif instruction.opcode in ("conditional", "call"):
+                for callee in instruction.callees:
+                    yield from self._kernels(callee, repeats)
+            elif instruction.opcode not in FREE:
+                yield instruction, repeats
+
+    def inside(self, instruction: Instruction) -> Iterator[Instruction]:
+        """Yields an instruction and all that is fused into it."""
+        yield instruction
+        for callee in instruction.callees if instruction.opcode in ("fusion", "async-start") else []:
+            for inner in self.computations.get(callee, {}).values():
+                yield from self.inside(inner)
+
+    def traffic(self, kernel: Instruction) -> int:
+        """The bytes that a kernel reads and writes, if each array crosses the memory once."""
+        inside = self.computations[kernel.computation]
+        read = {name for name in kernel.operands if name in inside}
+        return kernel.size + sum(inside[name].size for name in read)
+
+
+@dataclass
+class _Reading:
+    entry: str = ""
+    computations: dict[str, dict[str, Instruction]] = field(default_factory=dict)
+
+
+def parse(text: str) -> Module:
+    """Parses the text that XLA prints of a compiled module.
+
+    Raises:
+        ValueError: If there is no module in the text.
+    """
+    reading = _Reading()
+    current: dict[str, Instruction] | None = None
+    name = ""
+    for line in text.splitlines():
+        if current is None:
+            head = _HEAD.match(line)
+            if head:
+                name = head[2]
+                current = reading.computations[name] = {}
+                if head[1]:
+                    reading.entry = name
+        elif line.startswith("}"):
+            current = None
+        else:
+            instruction = _parse_line(line, name)
+            if instruction is not None:
+                current[instruction.name] = instruction
+    if not reading.entry:
+        raise ValueError("the text holds no compiled module: it has no ENTRY computation")
+    return Module(reading.entry, reading.computations)
+
+
+def _parse_line(line: str, computation: str) -> Instruction | None:
+    start = _LINE.match(line)
+    if not start:
+        return None
+    end = _type_end(line, start.end())
+    opcode = _OPCODE.match(line, end)
+    if not opcode:
+        return None
+    close = _closing(line, opcode.end() - 1)
+    shapes = tuple(_shapes(line[start.end() : end]))
+    operands = (
+        () if opcode[1] in ("parameter", "constant") else tuple(re.findall(r"%([\w.\-]+)", line[opcode.end() : close]))
+    )
+    return Instruction(start[2], opcode[1], shapes, operands, line[close + 1 :], computation, bool(start[1]))
+
+
+def _type_end(line: str, start: int) -> int:
+    return _closing(line, start) + 1 if line[start] == "(" else line.index(" ", start)
+
+
+def _closing(line: str, start: int) -> int:
+    """The position of the bracket that closes the one at `start`."""
+    depth = 0
+    for place in range(start, len(line)):
+        if line[place] == "(":
+            depth += 1
+        elif line[place] == ")":
+            depth -= 1
+            if depth == 0:
+                return place
+    return len(line)
+
+
+def _shapes(text: str) -> Iterator[Shape]:
+    for dtype, dimensions in _SHAPE.findall(text):
+        yield Shape(dtype, tuple(int(size.strip(" <=")) for size in dimensions.split(",") if size.strip()))
+
+
+def _found(pattern: str, text: str) -> str | None:
+    match = re.search(pattern, text)
+    return match[1] if match else None

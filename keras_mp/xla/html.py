@@ -1,0 +1,188 @@
+"""A compile report as one HTML file, pictures inside."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from keras_mp.xla.table import headline, mebibytes, memory_rows, misaligned, scaled, short, speed
+
+if TYPE_CHECKING:
+    from keras_mp.xla.report import CompileReport
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 72em; padding: 0 1em; color: #1b1f24; }
+table { border-collapse: collapse; width: 100%; margin: 0 0 2em; font-size: 13px; }
+th, td { text-align: left; padding: 3px 8px; border-bottom: 1px solid #d8dee4; vertical-align: top; }
+th { position: sticky; top: 0; background: #fff; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; }
+h2 { margin: 2em 0 .5em; font-size: 18px; }
+svg { display: block; margin: 0 0 1em; }
+code { background: #f3f4f6; padding: 1px 4px; }
+"""
+# Colours that stay apart for colour-blind readers (Okabe and Ito, 2008).
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#999999")
+_WIDTH = 800
+
+
+def write(report: CompileReport, path: Path) -> Path:
+    """Writes the page beside its place and then moves it there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".html")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(page(report))
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
+    return path
+
+
+def page(report: CompileReport) -> str:
+    """The page as text."""
+    parts = [
+        f"<h1>{escape(report.model)} on {escape(report.title)}</h1>",
+        f"<p>{escape(headline(report))}</p>",
+        *(f"<p>{escape(sentence)}</p>" for sentence in report.asked_and_compiled),
+        "<h2>Operations by operand dtype as compiled</h2>",
+        _bar({dtype: share for dtype, share in report.shares.items()}, "{:.1%}"),
+        f"<p>{escape(speed(report))}</p>",
+        "<h2>Advice</h2>",
+        _advice(report),
+        "<h2>Memory, MiB</h2>",
+        _bar(_memory_parts(report), None),
+        _table(("what", "MiB"), ((what, mebibytes(size)) for what, size in memory_rows(report)), numbers=(1,)),
+        _compared(report),
+        "<h2>Dots and convolutions</h2>",
+        _matmuls(report),
+        "<h2>Exponentials and sums asked for in 16 bits</h2>",
+        _table(
+            ("layer", "what", "asked", "compiled", "values"),
+            ((s.layer, s.kind, s.dtype, s.compiled or "-", scaled(s.elements)) for s in report.sensitive),
+            numbers=(4,),
+        ),
+        "<h2>Casts asked for, and float32 arrays written</h2>",
+        _table(
+            ("what", "count", "bytes"),
+            [
+                *((f"from {c.source} to {c.target}", str(c.count), scaled(c.bytes)) for c in report.casts),
+                *((f"float32 written by {w.layer}", "", scaled(w.bytes)) for w in report.float32_work),
+            ],
+            numbers=(1, 2),
+        ),
+        "<h2>The largest arrays when memory is fullest (estimate)</h2>",
+        _table(
+            ("layer", "what", "array", "MiB"),
+            (
+                (buffer.layer, buffer.what, f"{buffer.dtype}{list(buffer.shape)}", mebibytes(buffer.bytes))
+                for buffer in report.memory.largest
+            ),
+            numbers=(3,),
+        ),
+        "<h2>Notes</h2>",
+        *(f"<p>{escape(note)}</p>" for note in report.notes),
+        f"<p>{escape(', '.join(f'{name} {version}' for name, version in report.versions.items()))}</p>",
+    ]
+    title = escape(f"{report.model} on {report.title}")
+    head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style></head>'
+    return f"{head}<body>{''.join(parts)}</body></html>\n"
+
+
+def _memory_parts(report: CompileReport) -> dict[str, float]:
+    memory = report.memory
+    rest = max(0, memory.peak - memory.parameters - memory.optimizer - memory.other - memory.activations)
+    parts = {
+        "weights": memory.parameters,
+        "optimizer": memory.optimizer,
+        "metrics and batch": memory.other,
+        "kept for the backward pass": memory.activations,
+        "other temporary": rest,
+    }
+    if memory.capacity > memory.peak:
+        parts["free"] = memory.capacity - memory.peak
+    return {name: size / 2**20 for name, size in parts.items() if size}
+
+
+def _bar(parts: dict[str, float], form: str | None) -> str:
+    """One bar, split in proportion, with its legend: an SVG picture."""
+    whole = sum(parts.values()) or 1.0
+    drawn, legend, x = [], [], 0.0
+    for index, (name, value) in enumerate(parts.items()):
+        colour = "#e5e7eb" if name == "free" else _COLOURS[index % len(_COLOURS)]
+        width = _WIDTH * value / whole
+        drawn.append(f'<rect x="{x:.1f}" y="0" width="{width:.1f}" height="28" fill="{colour}"/>')
+        row = 46 + 20 * index
+        written = form.format(value) if form else f"{value:,.1f}"
+        legend.append(
+            f'<rect x="0" y="{row - 11}" width="12" height="12" fill="{colour}"/>'
+            f'<text x="18" y="{row}" font-size="13">{escape(name)}: {escape(written)}</text>'
+        )
+        x += width
+    height = 46 + 20 * len(parts)
+    return f'<svg viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" role="img">{"".join(drawn + legend)}</svg>'
+
+
+def _advice(report: CompileReport) -> str:
+    if not report.advice:
+        return "<p>Nothing to change.</p>"
+    items = []
+    for advice in report.advice:
+        gain = f" Gains up to {advice.seconds * 1e3:.2g} ms a step (estimate)." if advice.seconds > 0 else ""
+        items.append(f"<li>{escape(advice.text + gain)}<br><code>{escape(advice.code)}</code></li>")
+    return f"<ol>{''.join(items)}</ol>"
+
+
+def _compared(report: CompileReport) -> str:
+    if not report.compared:
+        return ""
+    rows = (
+        (
+            name,
+            mebibytes(other.memory.temporary),
+            mebibytes(other.memory.peak),
+            "yes" if other.memory.fits else "no",
+            f"{other.roofline.seconds * 1e3:.3g}" if other.roofline else "-",
+        )
+        for name, other in {report.precision: report, **report.compared}.items()
+    )
+    names = ("precision", "temporary MiB", "peak MiB", "fits", "bound, ms (estimate)")
+    return "<h2>In other precisions</h2>" + _table(names, rows, numbers=(1, 2, 4))
+
+
+def _matmuls(report: CompileReport) -> str:
+    names = ("layer", "call", "role", "rows x sum x columns", "asked", "compiled", "summed in", "kernel", "FLOP", "off")
+    rows = (
+        (
+            m.layer,
+            str(m.call or ""),
+            m.role,
+            " x ".join(map(str, m.sizes)) + (f" ({m.repeats} times)" if m.repeats > 1 else ""),
+            short(m.asked),
+            short(m.compiled) + (f" ({m.note})" if m.note else ""),
+            m.accumulation,
+            m.kernel,
+            scaled(m.flops),
+            misaligned(m),
+        )
+        for m in report.matmuls
+    )
+    return _table(names, rows, numbers=(8,))
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td class="number">{escape(cell)}</td>' if place in numbers else f"<td>{escape(cell)}</td>"
+            for place, cell in enumerate(row)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

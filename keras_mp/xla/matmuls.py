@@ -1,0 +1,302 @@
+"""Joins the dots and convolutions that a step asks for with those that the compiler made of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keras_mp.backend.lowered import Lowered, call_of
+from keras_mp.xla.flops import dot_flops
+from keras_mp.xla.hlo import Instruction, Module
+
+UNATTRIBUTED = "unattributed"
+_ROLE = re.compile(r"keras_mp\.(forward|input_gradient|kernel_gradient)\b")
+NAMES = {
+    "f8e4m3fn": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f32": "float32",
+    "f64": "float64",
+}
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """One dot or convolution of a step.
+
+    Args:
+        layer: path of the layer whose call it belongs to, or "unattributed".
+        call: which call of that layer in the step, from 1; 0 where it is not known.
+        role: "forward", "input gradient", "kernel gradient", "recomputed", or "unattributed".
+        kind: "dot" or "convolution".
+        sizes: rows, summed dimension and columns of the matrix product (of one, where there is a batch of them).
+        asked: dtypes of the operands in the lowered step.
+        compiled: dtypes of the operands as compiled; empty where the compiler left nothing of it.
+        result: dtype of the result as compiled.
+        accumulation: what the products are summed in.
+        flops: floating-point operations in one step; a multiply-add is two.
+        repeats: how often a step runs it; in a loop of unknown length, once.
+        kernel: what runs it.
+        cycles: the TPU compiler's estimate for the kernel that it is part of; 0 where there is none.
+        note: what became of it, where there is something to say.
+        counted: False where a loop's length is not known, so that `flops` counts one round.
+    """
+
+    layer: str
+    call: int
+    role: str
+    kind: str
+    sizes: tuple[int, int, int]
+    asked: tuple[str, str]
+    compiled: tuple[str, ...]
+    result: str
+    accumulation: str
+    flops: int
+    repeats: int
+    kernel: str
+    cycles: int
+    note: str = ""
+    counted: bool = True
+
+    @property
+    def operands(self) -> str:
+        """The operand dtypes as compiled, "bfloat16" or "float32 x bfloat16"; "none" where nothing is left."""
+        return dtype_pair(self.compiled)
+
+    def off(self, multiple: int) -> tuple[int, ...]:
+        """The sizes that are no multiple of a number."""
+        return tuple(size for size in self.sizes if size % multiple)
+
+
+def dtype_pair(dtypes: Sequence[str]) -> str:
+    """Writes the dtypes of two operands, once if they are the same."""
+    return " x ".join(dict.fromkeys(dtypes)) or "none"
+
+
+def join(lowered: Lowered, described: Mapping[str, Any], module: Module, platform: str) -> list[Matmul]:
+    """Joins what was asked with what was compiled.
+
+    Args:
+        lowered: the step.
+        described: its dots and convolutions, from `keras_mp.xla.program.describe`.
+        module: the compiled module.
+        platform: "cuda", "tpu" or "cpu".
+
+    Returns:
+        One entry for each dot and convolution of the lowered step, in its order.
+    """
+    names = described["names"]
+    asked = described["contractions"]
+    made = _made(module, platform)
+    found = {}
+    for entry in asked:
+        name = next((name for name in (entry["op"], *entry["followers"]) if name in made), None)
+        if name is not None:
+            found[entry["op"]] = made[name][0]
+    merged = _merged(asked, found)
+    roles = _roles(lowered, names, asked)
+    rows = []
+    for entry, (index, role) in zip(asked, roles, strict=True):
+        layer_call = lowered.calls[index] if index is not None else None
+        after, note = found.get(entry["op"]), ""
+        if after is None and entry["op"] in merged:
+            after, note = found[merged[entry["op"]]], "merged with another"
+        if after is None:
+            after, note = _remains(entry["op"], module)
+        rows.append(
+            Matmul(
+                layer=(layer_call.path or lowered.model) if layer_call else UNATTRIBUTED,
+                call=layer_call.number if layer_call else 0,
+                role=role,
+                kind=entry["kind"],
+                sizes=tuple(entry["sizes"]),
+                asked=tuple(_long(dtype) for dtype, _ in entry["operands"]),
+                compiled=after.operands,
+                result=after.result,
+                accumulation=after.accumulation,
+                flops=entry["flops"] * entry["repeats"],
+                repeats=entry["repeats"],
+                kernel=after.kernel,
+                cycles=after.cycles,
+                note=note,
+                counted=entry["repeats_known"],
+            )
+        )
+    return rows
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A dot or convolution of the compiled module."""
+
+    operands: tuple[str, ...]
+    result: str
+    accumulation: str
+    kernel: str
+    cycles: int
+    flops: int
+
+
+def _made(module: Module, platform: str) -> dict[str, list[_Made]]:
+    found: dict[str, list[_Made]] = defaultdict(list)
+    for kernel, _ in module.kernels():
+        for instruction in module.inside(kernel):
+            if instruction.opcode in ("dot", "convolution") or _is_library(instruction):
+                found[instruction.operation].append(_describe(instruction, kernel, module, platform))
+    return found
+
+
+def _is_library(instruction: Instruction) -> bool:
+    return instruction.opcode == "custom-call" and bool(re.search(r"gemm|matmul|conv|dot", instruction.target, re.I))
+
+
+def _describe(instruction: Instruction, kernel: Instruction, module: Module, platform: str) -> _Made:
+    shapes = module.shapes_of(instruction)[:2]
+    operands = tuple(_long(shape.dtype) for shape in shapes)
+    result = _long(instruction.shapes[0].dtype)
+    flops = 0
+    contracted = re.search(r"lhs_contracting_dim(?:ensions\":\[\"|s=\{)(\d+)", instruction.attributes)
+    if contracted and len(shapes) == 2:
+        flops = dot_flops(instruction.shapes[0].dimensions, [shapes[0].dimensions[int(contracted[1])]])
+    return _Made(
+        operands,
+        result,
+        _accumulation(operands, instruction, platform),
+        _kernel(instruction, kernel, platform),
+        kernel.cycles,
+        flops,
+    )
+
+
+def _kernel(instruction: Instruction, kernel: Instruction, platform: str) -> str:
+    target = instruction.target or kernel.target
+    for part, title in (
+        ("cublas$lt$matmul$f8", "cuBLASLt FP8"),
+        ("cublas$lt", "cuBLASLt"),
+        ("cublas", "cuBLAS"),
+        ("cudnn$conv", "cuDNN convolution"),
+        ("cudnn", "cuDNN"),
+        ("triton", "Triton"),
+        ("onednn", "oneDNN"),
+    ):
+        if part in target:
+            return title
+    if target:
+        return target
+    if platform == "tpu":
+        return "matrix unit"
+    if platform == "cpu":
+        return "XLA for CPUs"
+    return "loop, no tensor cores"
+
+
+def _accumulation(operands: tuple[str, ...], instruction: Instruction, platform: str) -> str:
+    if any(dtype.startswith("float8") for dtype in operands):
+        # Hopper sums FP8 products with fewer bits unless a higher precision is asked for.
+        precise = "HIGHEST" in instruction.attributes or "highest" in instruction.attributes
+        return "float32" if precise or platform != "cuda" else "float32, fast"
+    if platform == "cpu":
+        return _long(instruction.shapes[0].dtype)
+    return "float32"
+
+
+def _merged(asked: Sequence[Mapping[str, Any]], found: Mapping[str, _Made]) -> dict[str, str]:
+    """Finds, for each dot that has no instruction of its own, the one that a compiler made of it and another.
+
+    Compilers join dots that share an operand: the product is then larger than the dot whose name it bears; or the
+    same, where both operands are.
+    """
+    by_source: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for entry in asked:
+        if entry["op"] in found:
+            for source in entry["sources"]:
+                by_source[source].append(entry)
+    spare = {entry["op"]: found[entry["op"]].flops - entry["flops"] for entry in asked if entry["op"] in found}
+    result = {}
+    for entry in asked:
+        if entry["op"] in found:
+            continue
+        for source in entry["sources"]:
+            for other in by_source[source]:
+                same = sorted(entry["sources"]) == sorted(other["sources"])
+                if same or spare[other["op"]] >= entry["flops"]:
+                    if not same:
+                        spare[other["op"]] -= entry["flops"]
+                    result[entry["op"]] = other["op"]
+                    break
+            if entry["op"] in result:
+                break
+    return result
+
+
+def _remains(operation: str, module: Module) -> tuple[_Made, str]:
+    """What is left of a dot that is none any more: products and sums in a loop, or nothing."""
+    for kernel, _ in module.kernels():
+        for instruction in module.inside(kernel):
+            if instruction.operation == operation and instruction.opcode in ("multiply", "reduce", "fusion", "add"):
+                dtype = _long(instruction.shapes[0].dtype)
+                return _Made((dtype,), dtype, dtype, "loop", kernel.cycles, 0), "compiled as products and sums"
+    return _Made((), "", "", "", 0, 0), "not in the compiled step"
+
+
+def _roles(lowered: Lowered, names: Sequence[str], asked: Sequence[Mapping[str, Any]]) -> list[tuple[int | None, str]]:
+    """Finds the layer call and the role of each dot: from its name, and from which operand is a weight."""
+    full = [full_name(entry["op"], names) for entry in asked]
+    weights = {i for i, argument in enumerate(lowered.arguments) if argument.kind in ("parameters", "state")}
+    calls = [call_of(name) for name in full]
+    # A weight that one call alone multiplies by tells whose a nameless product is.
+    owners: dict[int, set[int]] = defaultdict(set)
+    kernels: dict[int | None, set[int]] = defaultdict(set)
+    activations: dict[int | None, set[int]] = defaultdict(set)
+    for entry, name, call in zip(asked, full, calls, strict=True):
+        if not _is_backward(name):
+            for weight, (_, dimensions) in zip(entry["weights"], entry["operands"], strict=True):
+                if weight in weights:
+                    kernels[call].add(math.prod(dimensions))
+                    if call is not None:
+                        owners[weight].add(call)
+                elif not any(w in weights for w in entry["weights"]):
+                    rows, summed, columns = entry["sizes"]
+                    activations[call] |= {rows * summed, summed * columns}
+    result: list[tuple[int | None, str]] = []
+    for entry, name, call in zip(asked, full, calls, strict=True):
+        mine = [weight for weight in entry["weights"] if weight in weights]
+        if call is None and mine and len(owners[mine[0]]) == 1:
+            call = next(iter(owners[mine[0]]))
+        result.append(
+            (call, _role(name, bool(mine), entry["sizes"][0] * entry["sizes"][2], kernels[call], activations[call]))
+        )
+    return result
+
+
+def _role(name: str, has_weight: bool, size: int, kernels: set[int], activations: set[int]) -> str:
+    written = _ROLE.findall(name)
+    if written:
+        return written[-1].replace("_", " ")
+    if "rematted_computation" in name:
+        return "recomputed"
+    if not _is_backward(name):
+        return "forward" if call_of(name) is not None or has_weight else UNATTRIBUTED
+    if has_weight or "BackpropInput" in name:
+        return "input gradient"
+    if "BackpropFilter" in name or (size in kernels and size not in activations):
+        return "kernel gradient"
+    return "input gradient" if size in activations and size not in kernels else UNATTRIBUTED
+
+
+def _is_backward(name: str) -> bool:
+    return "gradient_tape" in name or "transpose(" in name
+
+
+def full_name(operation: str, names: Sequence[str]) -> str:
+    """The names that an operation, and the calls that lead to it, had before they were numbered."""
+    return "/".join(names[int(number)] for number in operation.split("/") if number)
+
+
+def _long(dtype: str) -> str:
+    return NAMES.get(dtype, dtype)

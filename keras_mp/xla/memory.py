@@ -1,0 +1,170 @@
+"""How much memory a compiled step takes, and what takes it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from keras_mp.backend.lowered import Argument, Lowered
+from keras_mp.xla.findings import layer_of, name_of
+from keras_mp.xla.hlo import BITS, FREE, Instruction, Module
+from keras_mp.xla.matmuls import NAMES
+
+_BITS = {"bool": 8} | {long: BITS[short] for short, long in NAMES.items()}
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One array that lives when memory is fullest.
+
+    Args:
+        layer: path of the layer whose operation makes it, or "unattributed".
+        what: "activation" (made in the forward pass, read in the backward pass) or "temporary".
+        dtype, shape, bytes: the array, without padding.
+    """
+
+    layer: str
+    what: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of one step, in bytes.
+
+    Args:
+        parameters: the weights, those that do not train included.
+        optimizer: the optimizer's variables.
+        other: metrics and the batch.
+        activations: of `temporary`, what the forward pass keeps for the backward pass. An estimate: the arrays that
+            live when memory is fullest if kernels run in the order of the compiled module.
+        arguments, outputs, aliased, temporary, code: the compiler's own statistics: what goes in, what comes out, how
+            much of that shares its memory with what goes in, what is needed in between, and the program.
+        peak: the larger of the compiler's own figure for the most that lives at once (some give none), and arguments
+            + outputs - aliased + temporary.
+        capacity: of the chip; 0 where it is not known.
+        largest: the largest arrays when memory is fullest, an estimate as `activations` is.
+    """
+
+    parameters: int
+    optimizer: int
+    other: int
+    activations: int
+    arguments: int
+    outputs: int
+    aliased: int
+    temporary: int
+    code: int
+    peak: int
+    capacity: int
+    largest: tuple[Buffer, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the chip holds it; True where the chip's memory is not known."""
+        return not self.capacity or self.peak <= self.capacity
+
+
+def measure(lowered: Lowered, described: Mapping[str, Any], module: Module, capacity: int) -> Memory:
+    """Reads the compiler's statistics, and says what is behind them.
+
+    Args:
+        lowered: the step.
+        described: what came with its compilation, memory statistics included.
+        module: the compiled module.
+        capacity: the chip's memory in bytes, 0 if unknown.
+    """
+    statistics = described["memory"]
+    kinds: dict[str, int] = defaultdict(int)
+    for argument in lowered.arguments:
+        kinds[argument.kind] += _size(argument)
+    whole = statistics["argument"] + statistics["output"] - statistics["alias"] + statistics["temp"]
+    buffers = _at_the_peak(lowered, described, module)
+    return Memory(
+        parameters=kinds["parameters"] + kinds["state"],
+        optimizer=kinds["optimizer"],
+        other=kinds["metrics"] + kinds["batch"],
+        activations=sum(buffer.bytes for buffer in buffers if buffer.what == "activation"),
+        arguments=statistics["argument"],
+        outputs=statistics["output"],
+        aliased=statistics["alias"],
+        temporary=statistics["temp"],
+        code=statistics["generated_code"],
+        peak=max(statistics.get("peak_memory", 0), whole),
+        capacity=capacity,
+        largest=tuple(sorted(buffers, key=lambda buffer: -buffer.bytes)[:10]),
+    )
+
+
+def _size(argument: Argument) -> int:
+    return int(np.prod(argument.shape, dtype=np.int64)) * _BITS.get(argument.dtype, 8 * _bytes(argument.dtype)) // 8
+
+
+def _bytes(dtype: str) -> int:
+    return np.dtype(dtype).itemsize
+
+
+def _at_the_peak(lowered: Lowered, described: Mapping[str, Any], module: Module) -> list[Buffer]:
+    """The arrays of the entry computation that live together when they are largest, in its order."""
+    entry = list(module.computations[module.entry].values())
+    made = {instruction.name: place for place, instruction in enumerate(entry)}
+    owner = {instruction.name: _owner(instruction, module) for instruction in entry}
+    last: dict[str, int] = {}
+    for place, instruction in enumerate(entry):
+        for operand in instruction.operands:
+            if operand in made:
+                last[owner[operand]] = place
+    ends: dict[int, list[str]] = defaultdict(list)
+    live: dict[str, int] = {}
+    total = most = 0
+    fullest: list[str] = []
+    moment = 0
+    for place, instruction in enumerate(entry):
+        if instruction.opcode not in FREE and instruction.name in last and not _is_result(instruction, last, entry):
+            live[instruction.name] = instruction.size
+            total += instruction.size
+            ends[last[instruction.name]].append(instruction.name)
+            if total > most:
+                most, fullest, moment = total, list(live), place
+        for name in ends.pop(place, []):
+            total -= live.pop(name)
+    by_name = {instruction.name: instruction for instruction in entry}
+    buffers = []
+    for name in fullest:
+        instruction = by_name[name]
+        what = "temporary"
+        if not _is_backward(name_of(instruction, described)) and last[name] > moment:
+            reader = name_of(entry[last[name]], described)
+            what = "activation" if _is_backward(reader) else "temporary"
+        layer = layer_of(name_of(instruction, described), lowered)
+        buffers += [
+            Buffer(layer, what, NAMES.get(shape.dtype, shape.dtype), shape.dimensions, shape.size)
+            for shape in instruction.shapes
+            if shape.size
+        ]
+    return buffers
+
+
+def _owner(instruction: Instruction, module: Module) -> str:
+    """The instruction whose memory this one is a view of."""
+    inside = module.computations[instruction.computation]
+    while instruction.opcode in ("bitcast", "get-tuple-element", "copy-done", "async-done") and instruction.operands:
+        source = inside.get(instruction.operands[0])
+        if source is None:
+            break
+        instruction = source
+    return instruction.name
+
+
+def _is_result(instruction: Instruction, last: Mapping[str, int], entry: list[Instruction]) -> bool:
+    return entry[last[instruction.name]].root
+
+
+def _is_backward(name: str) -> bool:
+    return "gradient_tape" in name or "transpose(" in name

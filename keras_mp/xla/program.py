@@ -1,0 +1,347 @@
+"""Reads a lowered step: its dots and convolutions, its casts, what it computes in 16 bits; and numbers its operations.
+
+Runs where JAX's MLIR is, in the compiler's own process.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+# Private: JAX has no public way to read a StableHLO module (jax 0.7 to 0.10).
+from jax._src.interpreters import mlir
+from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import hlo
+
+from keras_mp.xla.flops import convolution_flops, dot_flops
+
+_NAME = re.compile(r'"((?:[^"\\]|\\.)*)"(?!:\d)')
+_EXPONENTIALS = (
+    "exponential",
+    "exponential_minus_one",
+    "log",
+    "log_plus_one",
+    "logistic",
+    "tanh",
+    "power",
+    "rsqrt",
+    "sqrt",
+)
+# From a weight to the operand of a dot: what layers do to a kernel, quantization included.
+_KEEPS_A_WEIGHT = {
+    "convert", "transpose", "reshape", "multiply", "divide", "clamp", "maximum", "minimum", "select", "reverse",
+    "optimization_barrier", "custom_call", "slice", "round_nearest_even",
+}  # fmt: skip
+
+
+def read_module(module: bytes) -> Any:
+    """Parses a module: StableHLO as text or MLIR bytecode; it lives in a context of its own."""
+    parsed = ir.Module.parse(module, context=mlir.make_ir_context())
+    with parsed.context:
+        for operation in list(_walk(parsed.operation)):
+            if operation.name == "mhlo.copy":  # TensorFlow's, the identity, and not StableHLO
+                operation.results[0].replace_all_uses_with(operation.operands[0])
+                operation.erase()
+    return parsed
+
+
+def number_operations(module: Any) -> list[str]:
+    """Names operation i of the module `keras_mp.op.i`; compilers carry names into what they make of operations.
+
+    An operation of a function that is called has, in the compiled module, the call's name before its own.
+
+    Returns:
+        The names that the operations had.
+    """
+    names: list[str] = []
+    with module.context:
+        for operation in list(_walk(module.operation)):
+            if operation.name.startswith("stablehlo.") or operation.name == "func.call":
+                names.append(_name(operation))
+                _rename(operation, f"keras_mp.op.{len(names) - 1}")
+    return names
+
+
+def describe(module: Any) -> dict[str, Any]:
+    """Lists what matters for precision in a module whose operations are numbered.
+
+    Returns:
+        A dict of lists: "contractions", "sensitive" (exponentials and sums in 16 bits) and "casts". The `op` of an
+        entry is the operation's number, after those of the calls that lead to it: "12" or "7/31".
+    """
+    with module.context:
+        functions = {ir.StringAttr(f.attributes["sym_name"]).value: f.operation for f in module.body.operations}
+        main = functions["main"]
+        arguments = {value: index for index, value in enumerate(main.regions[0].blocks[0].arguments)}
+        reader = _Reader(functions)
+        reader.read(main, (), 1, True, arguments)
+    return {"contractions": reader.contractions, "sensitive": reader.sensitive, "casts": reader.casts}
+
+
+class _Reader:
+    """Walks a function as it would run: calls are followed, and the body of a loop counts as often as it runs."""
+
+    def __init__(self, functions: dict[str, Any]):
+        self.functions = functions
+        self.contractions: list[dict] = []
+        self.sensitive: list[dict] = []
+        self.casts: list[dict] = []
+
+    def read(self, parent: Any, calls: tuple[int, ...], repeats: int, known: bool, arguments: dict[Any, int]) -> None:
+        """Reads the regions of an operation; `arguments` gives the main function's argument that a value is."""
+        for region in parent.regions:
+            for block in region.blocks:
+                for view in block.operations:
+                    self._operation(view.operation, calls, repeats, known, arguments)
+
+    def _operation(
+        self, operation: Any, calls: tuple[int, ...], repeats: int, known: bool, arguments: dict[Any, int]
+    ) -> None:
+        kind = operation.name.removeprefix("stablehlo.")
+        if not operation.name.startswith("stablehlo.") and kind != "func.call":
+            return
+        path = (*calls, _number(operation))
+        entry = {"op": "/".join(map(str, path)), "repeats": repeats, "repeats_known": known}
+        if kind in ("dot_general", "dot", "convolution"):
+            found = _contraction(operation, arguments) | entry
+            found["followers"] = ["/".join(map(str, (*calls, number))) for number in _followers(operation)]
+            found["sources"] = [f"{'/'.join(map(str, calls))}{source}" for source in found["sources"]]
+            self.contractions.append(found)
+        elif kind == "convert":
+            self.casts.append(_cast(operation) | entry)
+        elif kind in _EXPONENTIALS or kind == "reduce":
+            self.sensitive += [sensitive | entry for sensitive in _sensitive(operation, kind)]
+        elif kind == "func.call":
+            callee = self.functions[ir.FlatSymbolRefAttr(operation.attributes["callee"]).value]
+            self.read(callee, path, repeats, known, _passed(operation.operands, callee, 0, arguments))
+        elif kind == "while":
+            trips = _trips(operation)
+            inside = arguments | _passed(operation.operands, operation, 1, arguments)
+            self.read(operation, calls, repeats * (trips or 1), known and trips is not None, inside)
+        elif kind in ("case", "if"):
+            self.read(operation, calls, repeats, known, arguments)
+
+
+def _passed(operands: Any, operation: Any, region: int, arguments: dict[Any, int]) -> dict[Any, int]:
+    """Maps the arguments of a region that is given weights."""
+    inside = operation.regions[region].blocks[0].arguments
+    weights = [_weight(operand, arguments) for operand in operands]
+    return {value: weight for value, weight in zip(inside, weights, strict=True) if weight is not None}
+
+
+def _contraction(operation: Any, arguments: dict[Any, int]) -> dict[str, Any]:
+    left, right = (_shape(operand) for operand in operation.operands)
+    result = _shape(operation.results[0])
+    attributes = operation.attributes
+    if operation.name == "stablehlo.dot_general":
+        numbers = hlo.DotDimensionNumbers(attributes["dot_dimension_numbers"])
+        contracted = [left[1][d] for d in numbers.lhs_contracting_dimensions]
+        batch = list(numbers.lhs_batching_dimensions)
+        rows = [s for d, s in enumerate(left[1]) if d not in batch and d not in numbers.lhs_contracting_dimensions]
+        columns = [
+            s
+            for d, s in enumerate(right[1])
+            if d not in numbers.rhs_batching_dimensions and d not in numbers.rhs_contracting_dimensions
+        ]
+        flops = dot_flops(result[1], contracted)
+        sizes = [math.prod(rows), math.prod(contracted), math.prod(columns)]
+    elif operation.name == "stablehlo.dot":
+        contracted = left[1][-1:]
+        flops = dot_flops(result[1], contracted)
+        sizes = [math.prod(left[1][:-1]), math.prod(contracted), math.prod(right[1][1:])]
+    else:
+        flops, sizes = _convolution(attributes, left[1], right[1], result[1])
+    return {
+        "kind": "convolution" if operation.name == "stablehlo.convolution" else "dot",
+        "operands": [left, right],
+        "result": result,
+        "sizes": sizes,
+        "flops": flops,
+        "weights": [_weight(operand, arguments) for operand in operation.operands],
+        # What two dots share, which compilers then make one.
+        "sources": [_source(operand) for operand in operation.operands],
+        "precision": re.findall(r"DEFAULT|HIGHEST|HIGH", str(attributes["precision_config"]))
+        if "precision_config" in attributes
+        else [],
+    }
+
+
+def _convolution(attributes: Any, left: list[int], right: list[int], result: list[int]) -> tuple[int, list[int]]:
+    numbers = hlo.ConvDimensionNumbers(attributes["dimension_numbers"])
+    spatial = len(numbers.input_spatial_dimensions)
+
+    def each(name: str, default: int) -> list[int]:
+        return [int(x) for x in attributes[name]] if name in attributes else [default] * spatial
+
+    padding = (
+        np.array(ir.DenseIntElementsAttr(attributes["padding"])).reshape(-1, 2)[:, 0].tolist()
+        if "padding" in attributes
+        else [0] * spatial
+    )
+    windows = list(
+        zip(
+            [left[d] for d in numbers.input_spatial_dimensions],
+            [right[d] for d in numbers.kernel_spatial_dimensions],
+            [result[d] for d in numbers.output_spatial_dimensions],
+            each("window_strides", 1),
+            padding,
+            each("lhs_dilation", 1),
+            each("rhs_dilation", 1),
+            strict=True,
+        )
+    )
+    batch, features = result[numbers.output_batch_dimension], result[numbers.output_feature_dimension]
+    inputs = right[numbers.kernel_input_feature_dimension]
+    positions = math.prod(result[d] for d in numbers.output_spatial_dimensions)
+    taps = math.prod(right[d] for d in numbers.kernel_spatial_dimensions)
+    return convolution_flops((batch, features), inputs, windows), [batch * positions, inputs * taps, features]
+
+
+def _weight(operand: Any, arguments: dict[Any, int], depth: int = 16) -> int | None:
+    """Finds the argument that an operand is a copy of: cast, transposed, reshaped, scaled."""
+    if operand in arguments:
+        return arguments[operand]
+    owner = getattr(operand.owner, "operation", operand.owner)
+    if depth == 0 or not hasattr(owner, "operands") or owner.name.removeprefix("stablehlo.") not in _KEEPS_A_WEIGHT:
+        return None
+    elements = math.prod(_shape(operand)[1])
+    for source in owner.operands:
+        if math.prod(_shape(source)[1]) == elements > 1:
+            found = _weight(source, arguments, depth - 1)
+            if found is not None:
+                return found
+    return None
+
+
+def _source(operand: Any) -> str:
+    """Names the value that an operand is a copy of."""
+    for _ in range(16):
+        owner = getattr(operand.owner, "operation", operand.owner)
+        if not hasattr(owner, "operands") or owner.name.removeprefix("stablehlo.") not in (
+            "convert",
+            "transpose",
+            "reshape",
+        ):
+            break
+        operand = owner.operands[0]
+    return operand.get_name()
+
+
+def _followers(operation: Any) -> list[int]:
+    """Numbers what only moves or casts the result: a compiler that folds it into the dot keeps its name for both."""
+    numbers = []
+    for _ in range(16):
+        users = [getattr(use.owner, "operation", use.owner) for use in operation.results[0].uses]
+        kept = [
+            user for user in users if user.name in ("stablehlo.transpose", "stablehlo.reshape", "stablehlo.convert")
+        ]
+        if len(users) != 1 or not kept:
+            break
+        operation = kept[0]
+        numbers.append(_number(operation))
+    return numbers
+
+
+def _cast(operation: Any) -> dict[str, Any]:
+    source, target = _shape(operation.operands[0]), _shape(operation.results[0])
+    return {"from": source[0], "to": target[0], "elements": math.prod(source[1])}
+
+
+def _sensitive(operation: Any, kind: str) -> Iterator[dict[str, Any]]:
+    dtype, dimensions = _shape(operation.results[0] if kind != "reduce" else operation.operands[0])
+    if dtype not in ("f16", "bf16"):
+        return
+    if kind == "reduce":
+        inner = [view.operation.name.removeprefix("stablehlo.") for view in operation.regions[0].blocks[0].operations]
+        if "add" not in inner:
+            return  # a maximum or a minimum rounds nothing
+        kind = "sum"
+    elif kind == "exponential" and _is_softmax(operation):
+        kind = "softmax"
+    yield {"kind": kind, "dtype": dtype, "elements": math.prod(dimensions)}
+
+
+def _is_softmax(operation: Any) -> bool:
+    """Whether an exponential is of the distance to a maximum."""
+    owner = getattr(operation.operands[0].owner, "operation", operation.operands[0].owner)
+    return getattr(owner, "name", "") == "stablehlo.subtract" and _from_maximum(owner.operands[1], 12)
+
+
+def _from_maximum(value: Any, depth: int) -> bool:
+    owner = getattr(value.owner, "operation", value.owner)
+    kind = getattr(owner, "name", "").removeprefix("stablehlo.")
+    if kind == "reduce":
+        inner = owner.regions[0].blocks[0].operations
+        return any(view.operation.name == "stablehlo.maximum" for view in inner)
+    moves = ("broadcast_in_dim", "reshape", "convert", "maximum", "select", "transpose", "optimization_barrier")
+    return depth > 0 and kind in moves and any(_from_maximum(operand, depth - 1) for operand in owner.operands)
+
+
+def _trips(operation: Any) -> int | None:
+    """Counts the rounds of a loop from a constant to a constant; None where it is not such a loop."""
+    condition = operation.regions[0].blocks[0]
+    compares = [view.operation for view in condition.operations if view.operation.name == "stablehlo.compare"]
+    inits = dict(zip(condition.arguments, operation.operands, strict=True))
+    if len(compares) != 1 or "LT" not in str(compares[0].attributes["comparison_direction"]):
+        return None
+    counter, limit = compares[0].operands
+    start = _constant(inits[counter]) if counter in inits else None
+    stop = _constant(inits.get(limit, limit))
+    return None if start is None or stop is None else max(0, stop - start)
+
+
+def _constant(value: Any) -> int | None:
+    owner = getattr(value.owner, "operation", value.owner)
+    if getattr(owner, "name", "") != "stablehlo.constant":
+        return None
+    attribute = ir.DenseIntElementsAttr(owner.attributes["value"])
+    return int(attribute[0])
+
+
+def _shape(value: Any) -> list:
+    kind = ir.RankedTensorType(value.type) if "tensor<" in str(value.type) else None
+    if kind is None:
+        return ["token", []]
+    element = str(kind.element_type)
+    return [{"f8E4M3FN": "f8e4m3fn", "f8E5M2": "f8e5m2"}.get(element, element.lower()), list(kind.shape)]
+
+
+def _walk(operation: Any) -> Iterator[Any]:
+    for region in operation.regions:
+        for block in region.blocks:
+            for view in list(block.operations):
+                yield view.operation
+                yield from _walk(view.operation)
+
+
+def _name(operation: Any) -> str:
+    # The outermost last, as in `callsite(callee at caller)`.
+    return "/".join(reversed(_NAME.findall(str(operation.location))))
+
+
+def _number(operation: Any) -> int:
+    return int(_name(operation).removeprefix("keras_mp.op."))
+
+
+def _rename(operation: Any, name: str) -> None:
+    location = ir.Location.name(name)
+    try:
+        operation.location = location
+    except AttributeError:  # jax 0.7: locations are for good
+        if list(operation.regions):
+            return
+        copy = ir.Operation.create(
+            operation.name,
+            results=[result.type for result in operation.results],
+            operands=list(operation.operands),
+            attributes={attribute.name: attribute.attr for attribute in operation.attributes},
+            loc=location,
+            ip=ir.InsertionPoint(operation),
+        )
+        for old, new in zip(operation.results, copy.results, strict=True):
+            old.replace_all_uses_with(new)
+        operation.erase()

@@ -1,0 +1,217 @@
+"""A compile report on the terminal."""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from keras_mp.xla.matmuls import Matmul
+
+if TYPE_CHECKING:
+    from keras_mp.xla.report import CompileReport
+
+_ROWS = 40
+
+
+def text(report: CompileReport) -> str:
+    """The report as plain text, 120 columns wide."""
+    console = Console(file=io.StringIO(), width=120, no_color=True)
+    console.print(render(report))
+    return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+
+
+def render(report: CompileReport) -> Group:
+    """The report for rich."""
+    parts: list = [Text(headline(report), style="bold"), *map(Text, report.asked_and_compiled), _matmuls(report)]
+    if report.sensitive:
+        parts.append(_sensitive(report))
+    parts += [_precision(report), _memory(report)]
+    if report.memory.largest:
+        parts.append(_buffers(report))
+    if report.compared:
+        parts.append(_compared(report))
+    parts.append(Text(speed(report)))
+    parts += [Text(f"Note: {note}") for note in report.notes]
+    parts.append(_advice(report))
+    return Group(*parts)
+
+
+def headline(report: CompileReport) -> str:
+    """What was compiled, for what, by what."""
+    step = "training step" if report.training else "inference step"
+    batch = ", ".join(report.batch)
+    return f"{report.model}: a {step} on {batch} in {report.precision}, lowered by {report.backend}, for {report.title}"
+
+
+def _matmuls(report: CompileReport) -> Table:
+    groups: dict[tuple, list[Matmul]] = defaultdict(list)
+    for matmul in report.matmuls:
+        key = (matmul.role, matmul.kind, matmul.sizes, matmul.asked, matmul.compiled, matmul.kernel, matmul.note)
+        groups[key].append(matmul)
+    table = Table(title=f"Dots and convolutions: {scaled(report.flops)}FLOP a step", title_justify="left")
+    for name in ("layer", "role", "rows x sum x columns", "asked", "compiled", "summed in", "kernel", "share", "off"):
+        table.add_column(name, justify="right" if name == "share" else "left", overflow="fold")
+    ordered = sorted(groups.values(), key=lambda group: -sum(matmul.flops for matmul in group))
+    for group in ordered[:_ROWS]:
+        first = group[0]
+        table.add_row(
+            first.layer if len(group) == 1 else f"{first.layer} and {len(group) - 1} more",
+            first.role,
+            " x ".join(map(str, first.sizes)) + (f" ({first.repeats} times)" if first.repeats > 1 else ""),
+            short(first.asked),
+            short(first.compiled) + (f" ({first.note})" if first.note else ""),
+            first.accumulation,
+            first.kernel,
+            f"{sum(matmul.flops for matmul in group) / max(1, report.flops):.1%}",
+            misaligned(first),
+        )
+    if len(ordered) > _ROWS:
+        table.caption = f"and {len(ordered) - _ROWS} more kinds: to_json() and to_html() have all"
+    return table
+
+
+def misaligned(matmul: Matmul) -> str:
+    """The sizes that are no multiple of 8, of 16, or of 128, each under the smallest that it misses."""
+    found = []
+    seen: set[int] = set()
+    for multiple in (8, 16, 128):
+        sizes = [size for size in dict.fromkeys(matmul.off(multiple)) if size not in seen]
+        seen.update(sizes)
+        if sizes:
+            found.append(f"{multiple}: {', '.join(map(str, sizes))}")
+    return "; ".join(found)
+
+
+def _sensitive(report: CompileReport) -> Table:
+    table = Table(title="Asked for in 16 bits: exponentials and sums", title_justify="left")
+    for name in ("layer", "what", "asked", "compiled", "values"):
+        table.add_column(name, justify="right" if name == "values" else "left", overflow="fold")
+    for entry in report.sensitive[:10]:
+        table.add_row(entry.layer, entry.kind, entry.dtype, entry.compiled or "-", scaled(entry.elements))
+    if len(report.sensitive) > 10:
+        table.caption = f"and {len(report.sensitive) - 10} more"
+    return table
+
+
+def _precision(report: CompileReport) -> Table:
+    table = Table(title="Casts, and float32 arrays written", title_justify="left")
+    table.add_column("what", overflow="fold")
+    table.add_column("count", justify="right")
+    table.add_column("bytes", justify="right")
+    for cast in report.casts[:4]:
+        table.add_row(f"casts from {cast.source} to {cast.target}, asked for", str(cast.count), scaled(cast.bytes))
+    count, size = report.cast_kernels
+    table.add_row("kernels that only cast and move, compiled", str(count), scaled(size))
+    for work in report.float32_work[:5]:
+        table.add_row(f"float32 arrays written by {work.layer}", "", scaled(work.bytes))
+    return table
+
+
+def _memory(report: CompileReport) -> Table:
+    table = Table(title="Memory", title_justify="left")
+    table.add_column("what")
+    table.add_column("MiB", justify="right")
+    for what, size in memory_rows(report):
+        table.add_row(what, mebibytes(size))
+    memory = report.memory
+    if memory.capacity:
+        table.caption = (
+            f"{report.title} has {mebibytes(memory.capacity)} MiB: it {'fits' if memory.fits else 'does not fit'}"
+        )
+    return table
+
+
+def memory_rows(report: CompileReport) -> list[tuple[str, int]]:
+    """What takes memory, in bytes."""
+    memory = report.memory
+    return [
+        ("weights", memory.parameters),
+        ("optimizer", memory.optimizer),
+        ("metrics and batch", memory.other),
+        ("temporary (compiler)", memory.temporary),
+        ("of it kept for the backward pass (estimate)", memory.activations),
+        ("peak (compiler)", memory.peak),
+    ]
+
+
+def _buffers(report: CompileReport) -> Table:
+    table = Table(
+        title="The largest arrays when memory is fullest (estimate, from the order of kernels)", title_justify="left"
+    )
+    for name in ("layer", "what", "array", "MiB"):
+        table.add_column(name, justify="right" if name == "MiB" else "left", overflow="fold")
+    for buffer in report.memory.largest:
+        table.add_row(buffer.layer, buffer.what, f"{buffer.dtype}{list(buffer.shape)}", mebibytes(buffer.bytes))
+    return table
+
+
+def _compared(report: CompileReport) -> Table:
+    table = Table(title="In other precisions", title_justify="left")
+    table.add_column("precision")
+    for name in (
+        "16- or 8-bit share",
+        "temporary MiB",
+        "peak MiB",
+        "fits",
+        "bound, ms (estimate)",
+        "cycles (estimate)",
+    ):
+        table.add_column(name, justify="right")
+    for name, other in {report.precision: report, **report.compared}.items():
+        low = sum(share for dtype, share in other.shares.items() if "float32" not in dtype and dtype != "none")
+        table.add_row(
+            name,
+            f"{low:.1%}",
+            mebibytes(other.memory.temporary),
+            mebibytes(other.memory.peak),
+            "yes" if other.memory.fits else "no",
+            f"{other.roofline.seconds * 1e3:.3g}" if other.roofline else "-",
+            scaled(other.roofline.cycles) if other.roofline and other.roofline.cycles else "-",
+        )
+    return table
+
+
+def speed(report: CompileReport) -> str:
+    """The estimates of time, in a sentence."""
+    if report.roofline is None:
+        return "No estimate of time: the rates of this machine are not known."
+    roofline = report.roofline
+    cycles = f"; the compiler's own estimate is {scaled(roofline.cycles)}cycles" if roofline.cycles else ""
+    return (
+        f"Estimate, from the chip's peak rates: a step takes no less than {roofline.seconds * 1e3:.3g} ms, bound by "
+        f"{roofline.bound} (products {roofline.compute * 1e3:.3g} ms, memory {roofline.memory * 1e3:.3g} ms){cycles}."
+    )
+
+
+def _advice(report: CompileReport) -> Group:
+    if not report.advice:
+        return Group(Text("Advice: nothing to change."))
+    lines = []
+    for number, advice in enumerate(report.advice, 1):
+        gain = f" Gains up to {advice.seconds * 1e3:.2g} ms a step (estimate)." if advice.seconds > 0 else ""
+        lines += [Text(f"Advice {number}: {advice.text}{gain}"), Text(f"    {advice.code}", style="bold")]
+    return Group(*lines)
+
+
+def short(dtypes: tuple[str, ...]) -> str:
+    """Writes operand dtypes in little room."""
+    names = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+    return " x ".join(dict.fromkeys(names.get(dtype, dtype) for dtype in dtypes)) or "none"
+
+
+def scaled(number: float) -> str:
+    """Writes a number with three digits and a prefix: 1.23 G."""
+    for prefix, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= factor:
+            return f"{number / factor:.3g} {prefix}"
+    return f"{number:.3g} "
+
+
+def mebibytes(size: int) -> str:
+    """Writes bytes as MiB."""
+    return f"{size / 2**20:,.1f}"

@@ -1,0 +1,155 @@
+"""The chips that a step can be compiled for without being attached, and what their compilers need to be told."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from dataclasses import dataclass, field
+from typing import Any
+
+from keras_mp.chips import CHIPS, Chip
+from keras_mp.hardware import Support
+
+INSTALL = 'pip install "keras-mp[inspect]"'
+
+# The smallest slice of each TPU that libtpu describes. One device of it is compiled for.
+_TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "v7x": "tpu7x:2x2x1"}
+
+
+@dataclass(frozen=True)
+class _Gpu:
+    """What XLA asks about a GPU. Sizes in bytes, the clock in GHz.
+
+    Sources: the target descriptions in XLA's repository (xla/backends/gpu/target_config/specs, as of 2026) for A100,
+    H100, H200 and B200; for T4 and L4 the output of deviceQuery for memory, clock and L2, and the table of compute
+    capabilities 7.5 and 8.9 in the CUDA C++ Programming Guide for what is a multiprocessor's.
+    """
+
+    title: str
+    capability: tuple[int, int]
+    cores: int
+    lanes: int
+    threads: int
+    shared_per_core: int
+    shared_per_block: int
+    l2: int
+    clock: float
+    memory: int
+    bandwidth: int
+
+
+# fmt: off
+_GPUS = {
+    "t4": _Gpu("Tesla T4", (7, 5), 40, 64, 1024, 65536, 65536, 4194304, 1.59, 15828320256, 320064000000),
+    "a100": _Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 2048, 167936, 166912, 41943040, 1.41, 85100068864, 2039040000000),
+    "l4": _Gpu("NVIDIA L4", (8, 9), 58, 128, 1536, 102400, 101376, 50331648, 2.04, 23660331008, 300096000000),
+    "h100": _Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 2048, 233472, 232448, 52428800, 1.98, 84942979072, 3352320000000),
+    "h200": _Gpu("NVIDIA H200", (9, 0), 132, 128, 2048, 233472, 232448, 52428800, 1.98, 151397597184, 4800000000000),
+    "b200": _Gpu("NVIDIA B200", (10, 0), 148, 128, 2048, 233472, 232448, 132644864, 1.965, 191514411008, 7672320000000),
+}
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Target:
+    """A chip to compile for.
+
+    Args:
+        name: its name in `keras_mp.chips.CHIPS`, or "host".
+        platform: "cuda", "tpu" or "cpu".
+        chip: its row there; None for the host.
+        topology: what libtpu calls a slice of it.
+        configuration: the description that XLA's compiler for GPUs wants, a text protocol buffer.
+        flags: the compiler's options that differ from its defaults.
+    """
+
+    name: str
+    platform: str
+    chip: Chip | None = None
+    topology: str = ""
+    configuration: str = ""
+    flags: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The name that people use."""
+        return self.chip.title if self.chip else "this machine's CPU"
+
+
+def target_names() -> list[str]:
+    """Lists what `find_target` knows."""
+    return [*_TOPOLOGIES, *_GPUS, "host"]
+
+
+def find_target(name: str) -> Target:
+    """Looks a target up.
+
+    Args:
+        name: a chip's name, such as "h100" or "v5e", or "host".
+
+    Returns:
+        The target.
+
+    Raises:
+        ValueError: If there is no such target; the message lists those there are, and the nearest.
+    """
+    key = str(name).lower()
+    if key in _TOPOLOGIES:
+        return Target(key, "tpu", CHIPS[key], topology=_TOPOLOGIES[key])
+    if key in _GPUS:
+        # Autotuning times kernels on the chip, which is not there.
+        flags = {"xla_gpu_autotune_level": 0}
+        return Target(key, "cuda", CHIPS[key], configuration=_configuration(_GPUS[key]), flags=flags)
+    if key == "host":
+        return Target(key, "cpu")
+    nearest = difflib.get_close_matches(key, target_names(), n=1)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    raise ValueError(f"target={name!r} is not known.{hint} Known: {', '.join(target_names())}.")
+
+
+def availability(target: Target) -> Support:
+    """Tells whether the target's compiler is installed, and if not, the command that installs it."""
+    needed = {"cpu": ["jax"], "tpu": ["jax", "libtpu"], "cuda": ["jax", "jax_plugins.xla_cuda13"]}[target.platform]
+    missing = [name for name in needed if not _is_installed(name)]
+    if missing:
+        return Support(
+            False, f"To compile for {target.title} here, {' and '.join(missing)} must be installed: {INSTALL}."
+        )
+    return Support(True, f"The compiler for {target.title} is installed.")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _configuration(gpu: _Gpu) -> str:
+    major, minor = gpu.capability
+    return f"""\
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: {gpu.shared_per_core}
+  threads_per_core_limit: {gpu.threads}
+  core_count: {gpu.cores}
+  fpus_per_core: {gpu.lanes}
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {gpu.bandwidth}
+  l2_cache_size: {gpu.l2}
+  clock_rate_ghz: {gpu.clock}
+  device_memory_size: {gpu.memory}
+  shared_memory_per_block_optin: {gpu.shared_per_block}
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 8 patch: 0 }}
+runtime_version {{ major: 13 minor: 0 patch: 0 }}
+device_description_str: "{gpu.title}"
+"""

@@ -1,0 +1,67 @@
+"""Compiles a lowered step for a chip, in a process of its own: compilers print, crash, and want their environment.
+
+    python -m keras_mp.xla.worker FOLDER
+
+The folder holds `module.mlir` and `target.json`; `described.json` and `compiled.hlo` are written into it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import compiler
+from jax.experimental import topologies
+from jaxlib import _jax
+
+from keras_mp.xla.program import describe, number_operations, read_module
+
+
+def main(folder: Path) -> None:
+    """Reads, compiles and writes, as the module says."""
+    target = json.loads((folder / "target.json").read_text())
+    module = read_module((folder / "module.mlir").read_bytes())
+    names = number_operations(module)
+    described = describe(module)
+    executable = _compile(module, target)
+    hlo = executable.hlo_modules()[0].to_string()
+    (folder / "compiled.hlo").write_text(hlo)
+    statistics = executable.get_compiled_memory_stats()
+    memory = {
+        name.removesuffix("_size_in_bytes").removesuffix("_in_bytes"): getattr(statistics, name)
+        for name in dir(statistics)
+        if name.endswith("_in_bytes") and not name.startswith("host_")
+    }
+    described |= {"names": names, "memory": memory}
+    (folder / "described.json").write_text(json.dumps(described))
+
+
+def _compile(module: Any, target: dict[str, Any]) -> Any:
+    if target["platform"] == "cpu":
+        device = jax.devices("cpu")[0]
+    elif target["platform"] == "tpu":
+        device = topologies.get_topology_desc(platform="tpu", topology_name=target["topology"]).devices[0]
+    else:
+        jax.devices()  # registers the plugin
+        device = topologies.get_topology_desc(
+            target["name"], "cuda", target_config=target["configuration"], topology="1x1x1"
+        ).devices[0]
+    options = compiler.get_compile_options(
+        num_replicas=1,
+        num_partitions=1,
+        device_assignment=np.array([[device.id]]),
+        env_options_overrides=target["flags"],
+    )
+    client, devices = device.client, _jax.DeviceList((device,))
+    with module.context:
+        if target["platform"] == "cpu":
+            return client.compile_and_load(module, devices, options)
+        return client.compile(module, devices, options)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
