@@ -89,8 +89,8 @@ def page(report: CompileReport) -> str:
         f"<p>{escape(', '.join(f'{name} {version}' for name, version in report.versions.items()))}</p>",
     ]
     title = escape(f"{report.model} on {report.title}")
-    head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style></head>'
-    return f"{head}<body>{''.join(parts)}</body></html>\n"
+    head = f'<head><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style></head>'
+    return f'<!doctype html><html lang="en">{head}<body>{"".join(parts)}</body></html>\n'
 
 
 def _memory_parts(report: CompileReport) -> dict[str, float]:
@@ -124,7 +124,8 @@ def _bar(parts: dict[str, float], form: str | None) -> str:
         )
         x += width
     height = 46 + 20 * len(parts)
-    return f'<svg viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" role="img">{"".join(drawn + legend)}</svg>'
+    size = f'viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}"'
+    return f'<svg {size} role="img">{"".join(drawn + legend)}</svg>'
 
 
 def _advice(report: CompileReport) -> str:

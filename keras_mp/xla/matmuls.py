@@ -35,7 +35,8 @@ class Matmul:
         role: "forward", "input gradient", "kernel gradient", "recomputed", or "unattributed".
         kind: "dot" or "convolution".
         sizes: rows, summed dimension and columns of the matrix product (of one, where there is a batch of them).
-        asked: dtypes of the operands in the lowered step.
+        asked: dtypes of the operands in the lowered step; FP8 too where they were cast from FP8, which a compiler may or
+            may not turn into an FP8 product.
         compiled: dtypes of the operands as compiled; empty where the compiler left nothing of it.
         result: dtype of the result as compiled.
         accumulation: what the products are summed in.
@@ -52,7 +53,7 @@ class Matmul:
     role: str
     kind: str
     sizes: tuple[int, int, int]
-    asked: tuple[str, str]
+    asked: tuple[str, ...]
     compiled: tuple[str, ...]
     result: str
     accumulation: str
@@ -115,7 +116,7 @@ def join(lowered: Lowered, described: Mapping[str, Any], module: Module, platfor
                 role=role,
                 kind=entry["kind"],
                 sizes=tuple(entry["sizes"]),
-                asked=tuple(_long(dtype) for dtype, _ in entry["operands"]),
+                asked=tuple(map(_long, entry["asked"])),
                 compiled=after.operands,
                 result=after.result,
                 accumulation=after.accumulation,

@@ -158,6 +158,9 @@ def _contraction(operation: Any, arguments: dict[Any, int]) -> dict[str, Any]:
     return {
         "kind": "convolution" if operation.name == "stablehlo.convolution" else "dot",
         "operands": [left, right],
+        "asked": [
+            _quantized(operand) or shape[0] for operand, shape in zip(operation.operands, (left, right), strict=True)
+        ],
         "result": result,
         "sizes": sizes,
         "flops": flops,
@@ -215,6 +218,18 @@ def _weight(operand: Any, arguments: dict[Any, int], depth: int = 16) -> int | N
             if found is not None:
                 return found
     return None
+
+
+def _quantized(operand: Any, depth: int = 10) -> str | None:
+    """The FP8 dtype that an operand was dequantized from; None where it was not."""
+    owner = getattr(operand.owner, "operation", operand.owner)
+    kind = getattr(owner, "name", "").removeprefix("stablehlo.")
+    if depth == 0 or kind not in ("convert", "multiply", "divide", "transpose", "reshape"):
+        return None
+    if kind == "convert" and _shape(owner.operands[0])[0].startswith("f8"):
+        return _shape(owner.operands[0])[0]
+    found = [_quantized(source, depth - 1) for source in owner.operands]
+    return next((dtype for dtype in found if dtype), None)
 
 
 def _source(operand: Any) -> str:

@@ -2,7 +2,8 @@
 
     python -m keras_mp.xla.worker FOLDER
 
-The folder holds `module.mlir` and `target.json`; `described.json` and `compiled.hlo` are written into it.
+The folder holds `module.mlir` and `target.json`; `described.json`, `compiled.hlo` and `memory.json` are written into
+it. Where the latter two are there already, the module is only described.
 """
 
 from __future__ import annotations
@@ -26,18 +27,20 @@ def main(folder: Path) -> None:
     target = json.loads((folder / "target.json").read_text())
     module = read_module((folder / "module.mlir").read_bytes())
     names = number_operations(module)
-    described = describe(module)
+    described = describe(module) | {"names": names, "format": target["format"]}
+    (folder / "described.partial").write_text(json.dumps(described))
+    (folder / "described.partial").replace(folder / "described.json")
+    if (folder / "memory.json").is_file():
+        return
     executable = _compile(module, target)
-    hlo = executable.hlo_modules()[0].to_string()
-    (folder / "compiled.hlo").write_text(hlo)
+    (folder / "compiled.hlo").write_text(executable.hlo_modules()[0].to_string())
     statistics = executable.get_compiled_memory_stats()
     memory = {
         name.removesuffix("_size_in_bytes").removesuffix("_in_bytes"): getattr(statistics, name)
         for name in dir(statistics)
         if name.endswith("_in_bytes") and not name.startswith("host_")
     }
-    described |= {"names": names, "memory": memory}
-    (folder / "described.json").write_text(json.dumps(described))
+    (folder / "memory.json").write_text(json.dumps(memory))
 
 
 def _compile(module: Any, target: dict[str, Any]) -> Any:
