@@ -35,8 +35,8 @@ class Matmul:
         role: "forward", "input gradient", "kernel gradient", "recomputed", or "unattributed".
         kind: "dot" or "convolution".
         sizes: rows, summed dimension and columns of the matrix product (of one, where there is a batch of them).
-        asked: dtypes of the operands in the lowered step; FP8 too where they were cast from FP8, which a compiler may or
-            may not turn into an FP8 product.
+        asked: dtypes of the operands in the lowered step. FP8 too where they were cast from FP8: a compiler may turn
+            that into an FP8 product, or not.
         compiled: dtypes of the operands as compiled; empty where the compiler left nothing of it.
         result: dtype of the result as compiled.
         accumulation: what the products are summed in.

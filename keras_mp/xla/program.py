@@ -19,7 +19,7 @@ from jax._src.lib.mlir.dialects import hlo
 
 from keras_mp.xla.flops import convolution_flops, dot_flops
 
-_NAME = re.compile(r'"((?:[^"\\]|\\.)*)"(?!:\d)')
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"(:\d+)?')
 _EXPONENTIALS = (
     "exponential",
     "exponential_minus_one",
@@ -31,10 +31,11 @@ _EXPONENTIALS = (
     "rsqrt",
     "sqrt",
 )
+_EFFECTS = {f"stablehlo.{name}" for name in ("custom_call", "while", "infeed", "outfeed", "send", "recv", "return")}
 # From a weight to the operand of a dot: what layers do to a kernel, quantization included.
 _KEEPS_A_WEIGHT = {
     "convert", "transpose", "reshape", "multiply", "divide", "clamp", "maximum", "minimum", "select", "reverse",
-    "optimization_barrier", "custom_call", "slice", "round_nearest_even",
+    "optimization_barrier", "custom_call", "slice", "round_nearest_even", "func.call",
 }  # fmt: skip
 
 
@@ -47,6 +48,25 @@ def read_module(module: bytes) -> Any:
                 operation.results[0].replace_all_uses_with(operation.operands[0])
                 operation.erase()
     return parsed
+
+
+def remove_dead(module: Any) -> None:
+    """Removes what no result depends on, as every compiler does: the gradient of a batch, for one."""
+    with module.context:
+        for function in module.body.operations:
+            _remove_dead(function.operation)
+
+
+def _remove_dead(parent: Any) -> None:
+    for region in parent.regions:
+        for block in region.blocks:
+            for view in reversed(list(block.operations)):
+                operation = view.operation
+                effects = operation.name in _EFFECTS or not operation.name.startswith("stablehlo.")
+                if not effects and operation.results and not any(list(result.uses) for result in operation.results):
+                    operation.erase()
+                else:
+                    _remove_dead(operation)
 
 
 def number_operations(module: Any) -> list[str]:
@@ -224,7 +244,7 @@ def _quantized(operand: Any, depth: int = 10) -> str | None:
     """The FP8 dtype that an operand was dequantized from; None where it was not."""
     owner = getattr(operand.owner, "operation", operand.owner)
     kind = getattr(owner, "name", "").removeprefix("stablehlo.")
-    if depth == 0 or kind not in ("convert", "multiply", "divide", "transpose", "reshape"):
+    if depth == 0 or kind not in ("convert", "multiply", "divide", "transpose", "reshape", "func.call"):
         return None
     if kind == "convert" and _shape(owner.operands[0])[0].startswith("f8"):
         return _shape(owner.operands[0])[0]
@@ -334,8 +354,10 @@ def _walk(operation: Any) -> Iterator[Any]:
 
 
 def _name(operation: Any) -> str:
-    # The outermost last, as in `callsite(callee at caller)`.
-    return "/".join(reversed(_NAME.findall(str(operation.location))))
+    location = str(operation.location)
+    names = [name for name, line in _QUOTED.findall(location) if not line]  # without the names of files
+    # An inlined operation's is `callsite(callee at caller)`. In JAX's other locations a traceback follows the name.
+    return "/".join(reversed(names)) if location.startswith("loc(callsite(") else "".join(names[:1])
 
 
 def _number(operation: Any) -> int:

@@ -19,7 +19,7 @@ from jax._src import compiler
 from jax.experimental import topologies
 from jaxlib import _jax
 
-from keras_mp.xla.program import describe, number_operations, read_module
+from keras_mp.xla.program import describe, number_operations, read_module, remove_dead
 
 
 def main(folder: Path) -> None:
@@ -27,6 +27,7 @@ def main(folder: Path) -> None:
     target = json.loads((folder / "target.json").read_text())
     module = read_module((folder / "module.mlir").read_bytes())
     names = number_operations(module)
+    remove_dead(module)
     described = describe(module) | {"names": names, "format": target["format"]}
     (folder / "described.partial").write_text(json.dumps(described))
     (folder / "described.partial").replace(folder / "described.json")
