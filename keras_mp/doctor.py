@@ -22,6 +22,7 @@ _EXTRAS = (
     ("tensorflow", ("tensorflow",), "the first backend; writes SavedModels"),
     ("jax", ("jax",), "the second backend; the one for TPUs"),
     ("data", ("tensorflow_datasets", "sklearn"), "the data sets of the recipes"),
+    ("inspect", ("libtpu", "jax_cuda13_plugin"), "the compilers of chips that are not attached"),
     ("plots", ("matplotlib",), "the pictures of the recipes"),
 )
 # What a driver leaves on the file system, the accelerator, and how each backend is made to see it.

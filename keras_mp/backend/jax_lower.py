@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -44,7 +45,7 @@ def lower(
 
     step = model.train_step if training else inference_step
     try:
-        with named_calls(layers, jax.named_scope) as calls:
+        with _without_tracebacks(), named_calls(layers, jax.named_scope) as calls:
             # As Keras's trainer does; keep_unused, so that the arguments are those above.
             compiled = jax.jit(step, donate_argnums=0 if training else (), keep_unused=True)
             lowered = compiled.trace(tuple(state), shapes).lower(lowering_platforms=(platform,))
@@ -52,6 +53,17 @@ def lower(
         raise LoweringError(f"JAX cannot trace the step of model {model.name!r}: {error}") from error
     module = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
     return Lowered(module.encode(), tuple(arguments), tuple(calls), training, "jax", model.name)
+
+
+@contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Leaves the lines of the program out of the module, so that it depends on the step alone."""
+    limit = jax.config.jax_traceback_in_locations_limit
+    jax.config.update("jax_traceback_in_locations_limit", 0)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", limit)
 
 
 def _is_tensor(x: Any) -> bool:

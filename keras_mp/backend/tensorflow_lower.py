@@ -59,7 +59,7 @@ def lower(
 
 def _arguments(model: Any, concrete: Any, leaves: list[Any]) -> list[Argument]:
     kinds = [("parameters", model.trainable_variables), ("state", model.non_trainable_variables)]
-    if model.optimizer is not None:
+    if getattr(model, "optimizer", None) is not None:
         kinds += [("optimizer", model.optimizer.variables), ("metrics", model.metrics_variables)]
     known = {id(v.value.handle): (kind, v.path) for kind, variables in kinds for v in variables}
     found = [Argument("batch", f"[{i}]", tuple(leaf.shape), leaf.dtype) for i, leaf in enumerate(leaves)]

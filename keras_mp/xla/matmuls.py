@@ -96,7 +96,7 @@ def join(lowered: Lowered, described: Mapping[str, Any], module: Module, platfor
     made = _made(module, platform)
     found = {}
     for entry in asked:
-        name = next((name for name in (entry["op"], *entry["followers"]) if name in made), None)
+        name = _name_in(made, (entry["op"], *entry["followers"]))
         if name is not None:
             found[entry["op"]] = made[name][0]
     merged = _merged(asked, found)
@@ -150,6 +150,18 @@ def _made(module: Module, platform: str) -> dict[str, list[_Made]]:
             if instruction.opcode in ("dot", "convolution") or _is_library(instruction):
                 found[instruction.operation].append(_describe(instruction, kernel, module, platform))
     return found
+
+
+def _name_in(made: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """Finds what was made of an operation under its own name, or under that and others, as of a dot and a transpose."""
+    for name in names:
+        if name in made:
+            return name
+    for name in names:
+        for other in made:
+            if set(name.split("/")) <= set(other.split("/")):
+                return other
+    return None
 
 
 def _is_library(instruction: Instruction) -> bool:

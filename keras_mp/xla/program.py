@@ -139,7 +139,7 @@ class _Reader:
             callee = self.functions[ir.FlatSymbolRefAttr(operation.attributes["callee"]).value]
             self.read(callee, path, repeats, known, _passed(operation.operands, callee, 0, arguments))
         elif kind == "while":
-            trips = _trips(operation)
+            trips = _trips(operation, self.functions)
             inside = arguments | _passed(operation.operands, operation, 1, arguments)
             self.read(operation, calls, repeats * (trips or 1), known and trips is not None, inside)
         elif kind in ("case", "if"):
@@ -316,17 +316,33 @@ def _from_maximum(value: Any, depth: int) -> bool:
     return depth > 0 and kind in moves and any(_from_maximum(operand, depth - 1) for operand in owner.operands)
 
 
-def _trips(operation: Any) -> int | None:
-    """Counts the rounds of a loop from a constant to a constant; None where it is not such a loop."""
+def _trips(operation: Any, functions: dict[str, Any]) -> int | None:
+    """Counts the rounds of a loop that counts from a constant to a constant; None where it is not such a loop."""
     condition = operation.regions[0].blocks[0]
-    compares = [view.operation for view in condition.operations if view.operation.name == "stablehlo.compare"]
     inits = dict(zip(condition.arguments, operation.operands, strict=True))
-    if len(compares) != 1 or "LT" not in str(compares[0].attributes["comparison_direction"]):
-        return None
-    counter, limit = compares[0].operands
-    start = _constant(inits[counter]) if counter in inits else None
-    stop = _constant(inits.get(limit, limit))
-    return None if start is None or stop is None else max(0, stop - start)
+    found = _bounds(list(condition.operations)[-1].operation.operands[0], {}, inits, functions)
+    return min(found, default=None)
+
+
+def _bounds(value: Any, passed: dict[Any, Any], inits: dict[Any, Any], functions: dict[str, Any]) -> list[int]:
+    """The rounds after which each `counter < limit` that a condition holds ends the loop."""
+    owner = getattr(value.owner, "operation", value.owner)
+    kind = getattr(owner, "name", "").removeprefix("stablehlo.")
+    if kind in ("and", "reshape"):
+        return [bound for operand in owner.operands for bound in _bounds(operand, passed, inits, functions)]
+    if kind == "func.call":
+        callee = functions[ir.FlatSymbolRefAttr(owner.attributes["callee"]).value].regions[0].blocks[0]
+        inside = {
+            argument: passed.get(operand, operand)
+            for argument, operand in zip(callee.arguments, owner.operands, strict=True)
+        }
+        place = list(owner.results).index(value)
+        return _bounds(list(callee.operations)[-1].operation.operands[place], inside, inits, functions)
+    if kind != "compare" or "LT" not in str(owner.attributes["comparison_direction"]):
+        return []
+    counter, limit = (passed.get(operand, operand) for operand in owner.operands)
+    start, stop = _constant(inits.get(counter, counter)), _constant(inits.get(limit, limit))
+    return [] if counter not in inits or start is None or stop is None else [max(0, stop - start)]
 
 
 def _constant(value: Any) -> int | None:

@@ -109,20 +109,13 @@ def find_target(name: str) -> Target:
 
 def availability(target: Target) -> Support:
     """Tells whether the target's compiler is installed, and if not, the command that installs it."""
-    needed = {"cpu": ["jax"], "tpu": ["jax", "libtpu"], "cuda": ["jax", "jax_plugins.xla_cuda13"]}[target.platform]
-    missing = [name for name in needed if not _is_installed(name)]
+    needed = {"cpu": ["jax"], "tpu": ["jax", "libtpu"], "cuda": ["jax", "jax_cuda13_plugin"]}[target.platform]
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         return Support(
             False, f"To compile for {target.title} here, {' and '.join(missing)} must be installed: {INSTALL}."
         )
     return Support(True, f"The compiler for {target.title} is installed.")
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def _configuration(gpu: _Gpu) -> str:

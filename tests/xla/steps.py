@@ -1,0 +1,62 @@
+"""Small models whose steps are inspected."""
+
+import keras
+from keras import layers
+
+from models.gpt import gpt
+from models.transformer import Size
+
+TINY = Size(2, 128, 2)
+VOCABULARY, LENGTH, BATCH = 256, 32, 4
+
+
+def tensor(shape, dtype="float32"):
+    return keras.KerasTensor(shape, dtype)
+
+
+def tiny_gpt(policy="mixed_bfloat16"):
+    """A compiled GPT and a batch."""
+    keras.config.set_dtype_policy(policy)
+    model = gpt(TINY, VOCABULARY, LENGTH)
+    model.compile(keras.optimizers.AdamW(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    tokens = tensor((BATCH, LENGTH), "int32")
+    return model, (tokens, tokens)
+
+
+def gpt_flops():
+    """All products of a training step of the tiny GPT, from its dimensions alone: forward, and twice that backward."""
+    tokens, width = BATCH * LENGTH, TINY.width
+    projections = 4 * width * width + 2 * width * 4 * width
+    attention = 2 * LENGTH * width  # scores and their product with the values, for one token
+    forward = TINY.layers * tokens * (projections + attention) + tokens * width * VOCABULARY
+    return 3 * 2 * forward
+
+
+def planted():
+    """A bfloat16 model with a layer of width 1001, a float32 product and a float16 softmax, and a batch."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    inputs = keras.Input((64,))
+    x = layers.Dense(1001, name="odd")(inputs)
+    x = layers.Dense(64, dtype="float32", name="full")(x)
+    x = layers.Softmax(dtype="float16", name="probabilities")(x)
+    model = keras.Model(inputs, layers.Dense(8, name="last")(x), name="planted")
+    model.compile("adam", "mse")
+    return model, (tensor((32, 64)), tensor((32, 8)))
+
+
+def convolutional():
+    """Two convolutions, the second strided, and a Dense layer; and a batch."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = keras.Sequential(
+        [
+            keras.Input((16, 16, 8)),
+            layers.Conv2D(16, 3, padding="same", use_bias=False, name="first"),
+            layers.BatchNormalization(),
+            layers.Conv2D(24, 3, strides=2, name="second"),
+            layers.Flatten(),
+            layers.Dense(8, dtype="float32", name="head"),
+        ],
+        name="convolutional",
+    )
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model, (tensor((4, 16, 16, 8)), tensor((4,), "int32"))

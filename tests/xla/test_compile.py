@@ -1,0 +1,86 @@
+import json
+from pathlib import Path
+
+import keras
+import pytest
+from steps import tensor
+
+from keras_mp.xla import compile as compiling
+from keras_mp.xla.compile import CompileError, compile_step
+from keras_mp.xla.step import lower_step
+from keras_mp.xla.targets import Target, find_target
+
+
+def step(units=4):
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(units, name="dense")], name="small")
+    model.compile("sgd", "mse")
+    return lower_step(model, (tensor((2, 8)), tensor((2, units))), training=True, platform="cpu")
+
+
+def test_the_same_step_is_compiled_once(monkeypatch):
+    lowered = step()
+    first = compile_step(lowered, find_target("host"))
+    assert first.seconds > 0 and Path(first.log).is_file()
+    monkeypatch.setattr(compiling.subprocess, "run", None)
+    again = compile_step(lowered, find_target("host"))
+    assert again == first
+
+
+def test_another_meaning_of_what_is_kept_needs_no_compiler(monkeypatch):
+    lowered = step(5)
+    first = compile_step(lowered, find_target("host"))
+    monkeypatch.setattr(compiling, "_FORMAT", compiling._FORMAT + 1)
+    again = compile_step(lowered, find_target("host"))
+    assert (again.hlo, again.seconds) == (first.hlo, first.seconds)
+    assert again.described["format"] == first.described["format"] + 1
+
+
+def test_another_flag_is_another_step():
+    first = compile_step(step(), find_target("host"))
+    other = compile_step(step(), find_target("host"), {"xla_cpu_enable_fast_math": True})
+    assert other.log != first.log
+
+
+def test_a_compiler_that_fails_leaves_its_log_and_nothing_else(monkeypatch, tmp_path):
+    monkeypatch.setenv("KERAS_MP_CACHE", str(tmp_path))
+    broken = Target("h100", "cuda", find_target("h100").chip, configuration="nonsense {")
+    with pytest.raises(CompileError, match="The compiler for H100 SXM5 failed: .*failed-h100.log"):
+        compile_step(step(), broken)
+    assert [path.name for path in (tmp_path / "compiled").iterdir()] == ["failed-h100.log"]
+
+
+def test_an_unknown_flag_is_the_compilers_error(monkeypatch, tmp_path):
+    monkeypatch.setenv("KERAS_MP_CACHE", str(tmp_path))
+    with pytest.raises(CompileError, match="xla_no_such_flag"):
+        compile_step(step(), find_target("host"), {"xla_no_such_flag": 1})
+
+
+def test_a_killed_compiler_is_said_to_be_out_of_memory(monkeypatch, tmp_path):
+    monkeypatch.setenv("KERAS_MP_CACHE", str(tmp_path))
+    ended = compiling.subprocess.CompletedProcess([], -9)
+    monkeypatch.setattr(compiling.subprocess, "run", lambda *args, **kwargs: ended)
+    with pytest.raises(CompileError, match="ended by signal 9; 9 most often means out of memory"):
+        compile_step(step(), find_target("host"))
+
+
+def test_no_ptxas_is_said_with_the_command(monkeypatch, tmp_path):
+    monkeypatch.setenv("KERAS_MP_CACHE", str(tmp_path))
+
+    def run(*args, stdout, **kwargs):
+        stdout.write(b"UNIMPLEMENTED: No PTX compilation provider is available.")
+        return compiling.subprocess.CompletedProcess([], 1)
+
+    monkeypatch.setattr(compiling.subprocess, "run", run)
+    with pytest.raises(CompileError, match='found no ptxas.*pip install "keras-mp\\[inspect\\]"'):
+        compile_step(step(), find_target("h100"))
+
+
+def test_nothing_is_written_to_the_users_screen(capfd):
+    compile_step(step(6), find_target("v5e"))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_is_kept_is_json_and_text():
+    kept = Path(compile_step(step(), find_target("host")).log).parent
+    assert json.loads((kept / "memory.json").read_text())["argument"] > 0
+    assert "ENTRY" in (kept / "compiled.hlo").read_text()

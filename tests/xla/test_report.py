@@ -1,0 +1,282 @@
+"""Reports of small steps, compiled for chips that are not attached, against counts made without the compiler."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from steps import BATCH, LENGTH, convolutional, gpt_flops, planted, tensor, tiny_gpt
+
+import keras_mp
+from keras_mp.xla.report import CheckError
+
+CHIPS = ["h100", "v5e", "host"]
+
+
+@pytest.fixture(scope="module", params=CHIPS)
+def gpt_report(request):
+    model, batch = tiny_gpt()
+    return keras_mp.inspect(model, batch, request.param)
+
+
+@pytest.fixture(scope="module")
+def h100():
+    model, batch = tiny_gpt()
+    return keras_mp.inspect(model, batch, "h100")
+
+
+def test_operations_are_those_of_the_paper(gpt_report):
+    assert gpt_report.flops == pytest.approx(gpt_flops(), rel=0.01)
+
+
+def test_every_product_has_its_layer_and_its_role(gpt_report):
+    assert all(matmul.layer != "unattributed" for matmul in gpt_report.matmuls)
+    roles = Counter((matmul.layer, matmul.role) for matmul in gpt_report.matmuls)
+    for block in ("block1", "block2"):
+        for layer in ("attention/query", "attention/key", "attention/value", "attention/attention_output"):
+            for role in ("forward", "input gradient", "kernel gradient"):
+                assert roles[f"{block}_{layer}", role] == 1, (layer, role)
+        for layer in ("dense_1", "dense_2"):
+            for role in ("forward", "input gradient", "kernel gradient"):
+                assert roles[f"{block}_{layer}", role] == 1, (layer, role)
+        assert roles[f"{block}_attention", "forward"] == 2
+        assert roles[f"{block}_attention", "input gradient"] == 4
+    assert sum(roles.values()) == 2 * (6 * 3 + 6) + 3
+
+
+def test_every_product_is_found_in_the_compiled_step(gpt_report):
+    assert all(matmul.compiled for matmul in gpt_report.matmuls)
+
+
+def test_dtypes_are_those_of_the_compiled_text(h100):
+    """Counts the operand dtypes of each `dot` in the compiler's own dump, with nothing of the report's parser."""
+    text = (Path(h100.log).parent / "compiled.hlo").read_text()
+    counted = Counter()
+    for computation in re.split(r"\n\}\n", text):
+        types = dict(re.findall(r"%?([\w.\-]+) = \(?(\w+)\[", computation))
+        for left, right in re.findall(r" dot\(%?([\w.\-]+), %?([\w.\-]+)\)", computation):
+            counted[types[left], types[right]] += 1
+    short = {"bfloat16": "bf16", "float32": "f32"}
+    reported = Counter(
+        tuple(short[dtype] for dtype in matmul.compiled) for matmul in h100.matmuls if "merged" not in matmul.note
+    )
+    # A kernel that is compiled once and used for equal products stands once in the text.
+    assert set(reported) == set(counted)
+    assert sum(reported.values()) >= sum(counted.values()) > 0
+
+
+def test_memory_is_the_compilers(gpt_report):
+    kept = json.loads((Path(gpt_report.log).parent / "memory.json").read_text())
+    memory = gpt_report.memory
+    assert (memory.arguments, memory.temporary) == (kept["argument"], kept["temp"])
+    model, _ = tiny_gpt()
+    model.optimizer.build(model.trainable_variables)
+    size = {
+        kind: sum(
+            np.prod(v.shape, dtype=int) * v.value.dtype.itemsize
+            if hasattr(v.value.dtype, "itemsize")
+            else np.prod(v.shape, dtype=int) * v.value.dtype.size
+            for v in variables
+        )
+        for kind, variables in (("weights", model.variables), ("optimizer", model.optimizer.variables))
+    }
+    assert memory.parameters == sum(np.prod(w.shape, dtype=int) * 4 for w in model.weights)
+    assert memory.optimizer == size["optimizer"]
+    if gpt_report.target != "v5e":  # a TPU's arrays are padded to its tiles
+        metrics_and_batch = 8 + 2 * BATCH * LENGTH * 4
+        assert memory.arguments == pytest.approx(memory.parameters + memory.optimizer + metrics_and_batch, abs=64)
+    assert memory.peak >= memory.parameters + memory.optimizer
+    assert memory.fits
+
+
+@pytest.mark.parametrize("chip", ["h100", "v5e"])
+def test_what_is_planted_is_found_and_named(chip):
+    model, batch = planted()
+    report = keras_mp.inspect(model, batch, chip)
+    with pytest.raises(CheckError, match="probabilities: softmax of 2048 values in float16"):
+        report.check(no_low_precision_softmax=True)
+    with pytest.raises(CheckError, match="full \\(forward\\)"):
+        report.check(low_precision_share=0.95 if chip == "h100" else 1.0)
+    asked_in_float32 = {matmul.layer for matmul in report.matmuls if "float32" in matmul.asked}
+    assert asked_in_float32 == {"full"}
+    assert {matmul.layer for matmul in report.matmuls if 1001 in matmul.off(8)} == {"odd", "full"}
+    advice = "\n".join(advice.text for advice in report.advice)
+    assert "Softmax in float16 in 'probabilities'" in advice
+    assert "asked for in float32, in 'full'" in advice
+    assert "The size 1001 in 'odd'" in advice
+
+
+def test_stabilize_mends_the_softmax():
+    model, batch = planted()
+    keras_mp.inspect(keras_mp.stabilize(model), batch, "host").check(no_low_precision_softmax=True, fits=True)
+
+
+def test_why_mixed_precision_is_not_faster_here():
+    model, batch = tiny_gpt()
+    report = keras_mp.inspect(model, batch, "host")
+    if all(matmul.compiled == ("bfloat16", "bfloat16") for matmul in report.matmuls):
+        pytest.skip("this CPU has bfloat16 units that XLA uses")
+    assert any("mixed precision is not faster" in advice.text for advice in report.advice)
+
+
+def test_keras_float8_on_an_h100_is_no_float8():
+    layers = [keras.layers.Dense(256, dtype="float8_from_mixed_bfloat16") for _ in range(3)]
+    model = keras.Sequential([keras.Input((256,)), *layers], name="keras_float8")
+    model.compile("sgd", "mse")
+    report = keras_mp.inspect(model, (tensor((256, 256)), tensor((256, 256))), "h100")
+    assert report.asked_and_compiled[0].startswith("8 of 8 matmuls asked for FP8; 0 run in FP8")
+    with pytest.raises(CheckError, match="8 products asked for in FP8 do not run in FP8"):
+        report.check(fp8_kept=True)
+    assert report.precision == "fp8"
+
+
+def test_convolutions():
+    model, batch = convolutional()
+    report = keras_mp.inspect(model, batch, "h100")
+    rows = {(matmul.layer, matmul.role): matmul for matmul in report.matmuls}
+    expected = {("first", "forward"), ("first", "kernel gradient"), ("second", "forward")}
+    expected |= {("second", "input gradient"), ("second", "kernel gradient")}
+    assert {key for key, matmul in rows.items() if matmul.kind == "convolution"} == expected
+    # Along one side of 16 with padding, a window of 3 sees 3 * 16 - 2 values; all four kinds multiply the same pairs.
+    assert rows["first", "forward"].flops == 2 * 4 * 16 * 8 * (3 * 16 - 2) ** 2
+    for role in ("forward", "input gradient", "kernel gradient"):
+        assert rows["second", role].flops == 2 * 4 * 24 * 16 * (3 * 7) ** 2
+    assert all(matmul.compiled == ("bfloat16", "bfloat16") for matmul in rows.values() if matmul.kind == "convolution")
+    assert rows["head", "forward"].asked == ("float32", "float32")
+
+
+def test_other_precisions_side_by_side():
+    model, batch = tiny_gpt()
+    report = keras_mp.inspect(model, batch, "h100", compare=["float32", "mixed_bfloat16"])
+    assert list(report.compared) == ["float32", "mixed_bfloat16"]
+    other = report.compared["float32"]
+    assert set(other.shares) == {"float32"}
+    assert other.memory.temporary > report.memory.temporary
+    assert model.dtype_policy.name == "mixed_bfloat16"
+    assert "In other precisions" in str(report)
+
+
+def test_inference():
+    model, (x, _) = tiny_gpt()
+    report = keras_mp.inspect(model, x, "host", training=False)
+    assert report.flops == pytest.approx(gpt_flops() / 3, rel=0.01)
+    assert {matmul.role for matmul in report.matmuls} == {"forward"}
+    assert report.memory.optimizer == 0
+
+
+def test_a_function_that_builds():
+    report = keras_mp.inspect(lambda: tiny_gpt()[0], (tensor((BATCH, LENGTH), "int32"),) * 2, "host")
+    assert report.flops == pytest.approx(gpt_flops(), rel=0.01)
+
+
+def test_the_model_is_untouched():
+    model, batch = tiny_gpt()
+    model.fit(np.zeros((BATCH, LENGTH)), np.zeros((BATCH, LENGTH)), verbose=0)
+    before = [np.array(v) for v in (*model.variables, *model.optimizer.variables, *model.metrics_variables)]
+    attributes = {path: set(vars(layer)) for path, layer in keras_mp.rebuild.layers_by_path(model).items()}
+    keras_mp.inspect(model, batch, "host")
+    after = [np.array(v) for v in (*model.variables, *model.optimizer.variables, *model.metrics_variables)]
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert {path: set(vars(layer)) for path, layer in keras_mp.rebuild.layers_by_path(model).items()} == attributes
+
+
+def test_a_layer_called_twice():
+    shared = keras.layers.Dense(32, name="shared")
+    inputs = keras.Input((32,))
+    model = keras.Model(inputs, shared(shared(inputs)))
+    model.compile("sgd", "mse")
+    report = keras_mp.inspect(model, (tensor((8, 32)), tensor((8, 32))), "host")
+    forward = [(matmul.layer, matmul.call) for matmul in report.matmuls if matmul.role == "forward"]
+    assert forward == [("shared", 1), ("shared", 2)]
+    backward = Counter((m.call, m.role) for m in report.matmuls if m.role != "forward")
+    assert backward[2, "kernel gradient"] == 1 and backward[2, "input gradient"] == 1
+
+
+def test_scaling_accumulation_and_atomic_skips():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(16), keras.layers.Dense(8)])
+    inner = keras.optimizers.Adam(gradient_accumulation_steps=2, global_clipnorm=1.0)
+    model.compile(keras_mp.LossScaleOptimizer(inner), "mse")
+    keras_mp.atomic_skip(model)
+    report = keras_mp.inspect(model, (tensor((8, 16)), tensor((8, 8))), "v5e")
+    assert Counter(matmul.role for matmul in report.matmuls) == {
+        "forward": 2, "kernel gradient": 2, "input gradient": 1,
+    }  # fmt: skip
+    assert all(matmul.asked == ("float16", "float16") for matmul in report.matmuls)
+
+
+def test_a_recurrent_layer_counts_its_steps():
+    model = keras.Sequential([keras.Input((7, 16)), keras.layers.LSTM(8, name="lstm")])
+    model.compile("sgd", "mse")
+    report = keras_mp.inspect(model, tensor((4, 7, 16)), "host", training=False)
+    # Four gates, from the input and from the state, for each of seven steps.
+    assert report.flops == 2 * 7 * 4 * 4 * 8 * (16 + 8)
+
+
+def test_a_model_that_does_not_fit():
+    report = keras_mp.inspect(
+        lambda: _wide(),
+        (tensor((64, 65536)), tensor((64, 65536))),
+        "t4" if keras.backend.backend() == "jax" else "host",
+    )
+    if keras.backend.backend() != "jax":
+        pytest.skip("TensorFlow allocates what it builds; the report of a model that does not fit is tested on JAX")
+    assert not report.memory.fits
+    with pytest.raises(CheckError, match="needs .* GiB, and Tesla T4 has 16.00"):
+        report.check(fits=True)
+    assert "more than Tesla T4 has" in report.advice[0].text
+
+
+def _wide():
+    model = keras.Sequential([keras.Input((65536,)), keras.layers.Dense(65536, use_bias=False)])
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5])
+def test_a_share_is_from_0_to_1(h100, share):
+    with pytest.raises(ValueError, match="fp8_share must be from 0 to 1"):
+        h100.check(fp8_share=share)
+
+
+def test_the_report_as_json_as_text_and_as_a_page(h100, tmp_path):
+    read = json.loads(h100.to_json())
+    assert read["target"] == "h100" and len(read["matmuls"]) == len(h100.matmuls)
+    text = str(h100)
+    assert f"of {len(h100.matmuls)} matmuls asked for bfloat16" in text and "Estimate" in text
+    page = h100.to_html(tmp_path / "new" / "report.html").read_text()
+    assert page.count("<svg") == 2 and "block1_dense_1" in page and "http" not in page
+    assert list((tmp_path / "new").iterdir()) == [tmp_path / "new" / "report.html"]
+
+
+def test_bad_input():
+    model, batch = tiny_gpt()
+    x, y = batch
+    with pytest.raises(ValueError, match="batch must be \\(x, y\\).* got one array"):
+        keras_mp.inspect(model, x, "host")
+    with pytest.raises(
+        ValueError, match="shape \\(4, 31\\) for input 'tokens' of model 'gpt', which takes \\(None, 32\\)"
+    ):
+        keras_mp.inspect(model, (tensor((4, 31), "int32"), y), "host")
+    with pytest.raises(ValueError, match="2 inputs, and it takes 1"):
+        keras_mp.inspect(model, ([x, x], y), "host")
+    with pytest.raises(ValueError, match="fixed sizes"):
+        keras_mp.inspect(model, (tensor((None, 32), "int32"), y), "host")
+    with pytest.raises(ValueError, match="holds 'tokens' of type str"):
+        keras_mp.inspect(model, ("tokens", y), "host")
+    with pytest.raises(ValueError, match="target='tpu' is not known"):
+        keras_mp.inspect(model, batch, "tpu")
+    with pytest.raises(ValueError, match="compare='bfloat16' is not a known precision"):
+        keras_mp.inspect(model, batch, "host", compare=["bfloat16"])
+    with pytest.raises(TypeError, match="model must be a keras.Model, or a function"):
+        keras_mp.inspect(3, batch, "host")
+    fresh = keras.Sequential([keras.layers.Dense(2)])
+    with pytest.raises(ValueError, match="is not built"):
+        keras_mp.inspect(fresh, (x, y), "host")
+    fresh.build((None, 3))
+    with pytest.raises(ValueError, match="is not compiled"):
+        keras_mp.inspect(fresh, (tensor((2, 3)), tensor((2, 2))), "host")

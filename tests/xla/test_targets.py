@@ -1,0 +1,48 @@
+import importlib.util
+import re
+
+import pytest
+
+from keras_mp.chips import CHIPS
+from keras_mp.xla.targets import INSTALL, availability, find_target, target_names
+
+
+def test_every_target_is_a_chip_or_the_host():
+    assert {name for name in target_names() if name != "host"} <= CHIPS.keys()
+    wanted = {"v4", "v5e", "v5p", "v6e", "v7x", "t4", "a100", "l4", "h100", "h200", "b200", "host"}
+    assert set(target_names()) == wanted
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in target_names() if CHIPS.get(name) and CHIPS[name].vendor == "nvidia"]
+)
+def test_a_gpu_is_described_as_its_chip_is(name):
+    target = find_target(name.upper())
+    described = dict(re.findall(r"^  (\w+): ([\d.]+)$", target.configuration, re.MULTILINE))
+    chip = target.chip
+    assert float(described["memory_bandwidth"]) == pytest.approx(chip.bandwidth, rel=0.01)
+    # A device reports a little less than its module's memory.
+    assert 0.9 < float(described["device_memory_size"]) / chip.memory_bytes <= 1.01
+    major, minor = chip.architecture.split(".")
+    assert f"major: {major} minor: {minor}" in target.configuration
+    lanes = float(described["core_count"]) * float(described["fpus_per_core"])
+    assert 2 * lanes * float(described["clock_rate_ghz"]) * 1e9 == pytest.approx(chip.peak["float32"], rel=0.06)
+
+
+def test_unknown():
+    with pytest.raises(ValueError, match="target='h10O' is not known. Did you mean 'h100'\\? Known: v4, v5e"):
+        find_target("h10O")
+
+
+@pytest.mark.parametrize("name, module", [("h100", "jax_cuda13_plugin"), ("v5e", "libtpu"), ("host", "jax")])
+def test_what_is_missing_is_said_with_the_command(monkeypatch, name, module):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None if wanted == module else found(wanted))
+    support = availability(find_target(name))
+    assert not support.ok
+    assert module in support.reason and INSTALL in support.reason
+
+
+@pytest.mark.parametrize("name", ["h100", "v5e", "host"])
+def test_all_is_there(name):
+    assert availability(find_target(name)).ok
