@@ -16,7 +16,7 @@ import sweep
      "keras_hub.ViTBackbone", "keras_hub.WhisperBackbone"],
 )  # fmt: skip
 def test_sample(name):
-    row = sweep.row(name, (sweep.applications() | sweep.backbones())[name])
+    row = sweep.row(name)
     assert row.low_precision_ops == 0 and row.max_difference <= 1e-5 and row.keras_places > 0
     assert row.sensitive > 0 and row.left == 0
     if row.precision_gap < 5e-3:  # a deep network with random weights may blow the rounding of 16 bits up
