@@ -18,6 +18,13 @@ if keras.backend.backend() == "tensorflow":
     _strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(REPLICAS)])
     scope = _strategy.scope
 
+    def run(function, rows):
+        """Calls a function on each replica, with a row for each."""
+        each = _strategy.experimental_distribute_values_from_function(
+            lambda context: rows[context.replica_id_in_sync_group][None]
+        )
+        return _strategy.run(function, args=(each,))
+
     def values_on_each(variable):
         """The value of a variable on each replica, in NumPy."""
         return [value.numpy() for value in _strategy.experimental_local_results(variable.value)]
@@ -28,6 +35,7 @@ else:
     assert len(jax.devices()) == REPLICAS, "start with XLA_FLAGS=--xla_force_host_platform_device_count=4"
     keras.distribution.set_distribution(keras.distribution.DataParallel(devices=keras.distribution.list_devices()))
     scope = contextlib.nullcontext
+    run = None
 
     def values_on_each(variable):
         """The value of a variable on each device, in NumPy."""
