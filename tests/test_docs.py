@@ -30,7 +30,15 @@ def test_the_pages_with_python_are_found():
     assert {page for page, code in PROGRAMS.items() if code.strip()} >= {"README.md", "docs/loss-scaling.md"}
 
 
-@pytest.mark.parametrize("page", [page for page, code in PROGRAMS.items() if code.strip()])
+def marks(page):
+    """A page that exports starts, on JAX, TensorFlow in a process of its own."""
+    exports = "export_float32" in PROGRAMS[page] and keras.backend.backend() == "jax"
+    return [pytest.mark.slow] if exports else []
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=marks(page)) for page, code in PROGRAMS.items() if code.strip()]
+)
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "page.py"  # a file, because TensorFlow reads the source of what it compiles
