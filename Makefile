@@ -1,7 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
-# Two workers: what a laptop has. Results do not depend on it.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+# Two workers: what a laptop has. Results do not depend on it. A worker that is done takes tests from the other.
+XDIST := -n 2 --dist worksteal
+PYTEST := $(BIN)/python -m pytest $(XDIST)
 
 .PHONY: train test test-all test-tensorflow test-jax test-oldest lint sweep parity clean
 
@@ -32,8 +33,8 @@ parity: .venv/train  ## The digits recipe in three precisions, three seeds each.
 	$(BIN)/python -m recipes.parity digits --seeds 3 --out docs/digits-parity.md
 
 test-oldest: .venv-oldest/test  ## The same tests on the oldest Keras, TensorFlow and JAX supported.
-	KERAS_BACKEND=tensorflow .venv-oldest/bin/python -m pytest -n 2 --dist loadfile -m "not slow"
-	KERAS_BACKEND=jax .venv-oldest/bin/python -m pytest -n 2 --dist loadfile -m "not slow"
+	KERAS_BACKEND=tensorflow .venv-oldest/bin/python -m pytest $(XDIST) -m "not slow"
+	KERAS_BACKEND=jax .venv-oldest/bin/python -m pytest $(XDIST) -m "not slow"
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from keras_mp.loss_scale import StaticLossScale as StaticLossScale
     from keras_mp.monitor import PrecisionMonitor as PrecisionMonitor
     from keras_mp.optimizer import LossScaleOptimizer as LossScaleOptimizer
-    from keras_mp.optimizer import wrap_optimizer as wrap_optimizer
     from keras_mp.policy import choose_policy as choose_policy
     from keras_mp.policy import policy_scope as policy_scope
     from keras_mp.policy import set_global_policy as set_global_policy
     from keras_mp.sensitive import sensitive_layers as sensitive_layers
     from keras_mp.skip import atomic_skip as atomic_skip
     from keras_mp.stabilized import stabilize as stabilize
+    from keras_mp.wrap import wrap_optimizer as wrap_optimizer
     from keras_mp.xla.report import CompileReport as CompileReport
     from keras_mp.xla.report import inspect as inspect
 
@@ -40,7 +40,7 @@ _HOME = {
     "sensitive_layers": "keras_mp.sensitive",
     "set_global_policy": "keras_mp.policy",
     "stabilize": "keras_mp.stabilized",
-    "wrap_optimizer": "keras_mp.optimizer",
+    "wrap_optimizer": "keras_mp.wrap",
 }
 _MODULES = ("backend", "chips", "hardware")
 

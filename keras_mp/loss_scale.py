@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 import warnings
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -32,38 +33,44 @@ class LossScaleState(NamedTuple):
     skipped_steps: Any
 
 
-class AnyLossScale(Protocol):
-    """What `LossScale`, `StaticLossScale` and `NoLossScale` have in common."""
+class AnyLossScale(abc.ABC):
+    """What `LossScale`, `StaticLossScale` and `NoLossScale` have in common: the skips are counted."""
 
+    @abc.abstractmethod
     def initial_state(self) -> LossScaleState:
         """Returns the state before the first step, in NumPy scalars."""
 
     def next_state(self, state: LossScaleState, finite: Any) -> LossScaleState:
-        """Returns the state after a step whose gradients were finite, or were not.
+        """Returns the state after a step.
 
         Args:
             state: the state before the step, in NumPy scalars or in tensors.
-            finite: a bool, for NumPy scalars; a boolean tensor of shape (), for tensors.
+            finite: whether the step's gradients are finite: a bool, or a boolean tensor of shape ().
         """
+        if isinstance(finite, (bool, np.bool_)):
+            return self._after_finite(state) if finite else self._after_overflow(state)
+        both = zip(self._after_finite(state), self._after_overflow(state), strict=True)
+        return LossScaleState(*(_choose(finite, *values) for values in both))
+
+    def _after_finite(self, state: LossScaleState) -> LossScaleState:
+        return state._replace(consecutive_skips=0)
+
+    def _after_overflow(self, state: LossScaleState) -> LossScaleState:
+        return state._replace(consecutive_skips=state.consecutive_skips + 1, skipped_steps=state.skipped_steps + 1)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this loss scale again."""
-
-
-class _Configured:
-    """Keras's get_config and from_config for a dataclass of numbers."""
-
-    def get_config(self) -> dict[str, Any]:
         return dataclasses.asdict(self)  # type: ignore[call-overload]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
+        """Makes a loss scale from its config."""
         return cls(**config)
 
 
 @keras.saving.register_keras_serializable("keras_mp")
 @dataclasses.dataclass(frozen=True)
-class LossScale(_Configured):
+class LossScale(AnyLossScale):
     """A dynamic loss scale: as high as the gradients allow.
 
     ```
@@ -133,30 +140,28 @@ class LossScale(_Configured):
         """Returns the state before the first step, in NumPy scalars."""
         return _start(self.initial_scale, self.hysteresis)
 
-    def next_state(self, state: LossScaleState, finite: Any) -> LossScaleState:
-        """Returns the state after a step: the algorithm above, in selects instead of branches.
-
-        Args:
-            state: the state before the step, in NumPy scalars or in tensors.
-            finite: whether the step's gradients are finite: a bool, or a boolean tensor of shape ().
-        """
-        xp = _namespace(finite)
-        clean = xp.where(finite, state.clean_steps + 1, 0)
+    def _after_finite(self, state: LossScaleState) -> LossScaleState:
+        clean = state.clean_steps + 1
         grows = clean == self.growth_interval
-        refills = finite if self.refill_on_clean else grows
-        left = xp.where(finite, state.hysteresis_left, xp.maximum(state.hysteresis_left - 1, 0))
-        grown = xp.minimum(state.scale * self.growth_factor, self.max_scale)
-        lowered = xp.where(left == 0, xp.maximum(state.scale * self.backoff_factor, self.min_scale), state.scale)
-        return _count_skips(state, finite)._replace(
-            scale=xp.where(finite, xp.where(grows, grown, state.scale), lowered),
-            clean_steps=xp.where(grows, 0, clean),
-            hysteresis_left=xp.where(refills, self.hysteresis, left),
+        grown = _namespace(state.scale).minimum(state.scale * self.growth_factor, self.max_scale)
+        counted = super()._after_finite(state)
+        return counted._replace(
+            scale=_choose(grows, grown, state.scale),
+            clean_steps=_choose(grows, 0, clean),
+            hysteresis_left=_choose(grows | self.refill_on_clean, self.hysteresis, state.hysteresis_left),
         )
+
+    def _after_overflow(self, state: LossScaleState) -> LossScaleState:
+        maximum = _namespace(state.scale).maximum
+        left = maximum(state.hysteresis_left - 1, 0)
+        lowered = maximum(state.scale * self.backoff_factor, self.min_scale)
+        counted = super()._after_overflow(state)
+        return counted._replace(scale=_choose(left == 0, lowered, state.scale), clean_steps=0, hysteresis_left=left)
 
 
 @keras.saving.register_keras_serializable("keras_mp")
 @dataclasses.dataclass(frozen=True)
-class StaticLossScale(_Configured):
+class StaticLossScale(AnyLossScale):
     """A loss scale that never moves; a step that overflows is still skipped.
 
     Args:
@@ -176,23 +181,15 @@ class StaticLossScale(_Configured):
         """Returns the state before the first step, in NumPy scalars."""
         return _start(self.scale)
 
-    def next_state(self, state: LossScaleState, finite: Any) -> LossScaleState:
-        """Returns the state after a step: only the skips are counted."""
-        return _count_skips(state, finite)
-
 
 @keras.saving.register_keras_serializable("keras_mp")
 @dataclasses.dataclass(frozen=True)
-class NoLossScale(_Configured):
+class NoLossScale(AnyLossScale):
     """A scale of 1, for float32 and bfloat16: nothing is scaled, and a step that overflows is still skipped."""
 
     def initial_state(self) -> LossScaleState:
         """Returns the state before the first step, in NumPy scalars."""
         return _start(1.0)
-
-    def next_state(self, state: LossScaleState, finite: Any) -> LossScaleState:
-        """Returns the state after a step: only the skips are counted."""
-        return _count_skips(state, finite)
 
 
 def _start(scale: float, hysteresis: int = 1) -> LossScaleState:
@@ -200,16 +197,24 @@ def _start(scale: float, hysteresis: int = 1) -> LossScaleState:
     return LossScaleState(np.float32(scale), zero, np.int64(hysteresis), zero, zero)
 
 
-def _count_skips(state: LossScaleState, finite: Any) -> LossScaleState:
-    xp = _namespace(finite)
-    return state._replace(
-        consecutive_skips=xp.where(finite, 0, state.consecutive_skips + 1),
-        skipped_steps=xp.where(finite, state.skipped_steps, state.skipped_steps + 1),
-    )
+def _namespace(number: Any) -> Any:
+    return np if isinstance(number, (int, float, np.generic)) else keras.ops
 
 
-def _namespace(finite: Any) -> Any:
-    return np if isinstance(finite, (bool, np.bool_)) else keras.ops
+def _choose(condition: Any, yes: Any, no: Any) -> Any:
+    if isinstance(condition, (bool, np.bool_)):
+        return yes if condition else no
+    return keras.ops.where(condition, yes, no)
+
+
+def warn_if_needless(what: str, loss_scale: AnyLossScale) -> None:
+    """Warns that something which computes in bfloat16 needs no scaling, if there is any."""
+    if not isinstance(loss_scale, NoLossScale):
+        warnings.warn(
+            f"{what} computes in bfloat16, which has the range of float32: scaling the loss gains nothing. Use "
+            "loss_scale=keras_mp.NoLossScale(), which still checks and skips, or no LossScaleOptimizer",
+            stacklevel=3,
+        )
 
 
 def _as_float(value: Any) -> float:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_mp import backend
-from keras_mp.loss_scale import AnyLossScale, LossScale, LossScaleState, NoLossScale, StaticLossScale
-from keras_mp.rebuild import layers_by_path
+from keras_mp import backend, gradients, window
+from keras_mp import inner_optimizer as inner
+from keras_mp.loss_scale import (
+    AnyLossScale,
+    LossScale,
+    LossScaleState,
+    NoLossScale,
+    StaticLossScale,
+    warn_if_needless,
+)
 
 _SETTINGS = tuple(LossScale().get_config())
 _SMALLEST_NORMAL_FLOAT16 = 2.0**-14  # IEEE 754 binary16
@@ -24,11 +28,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """Scales the loss, and skips a step on all replicas when the gradients of one are not finite.
 
     ```
-    a step:  gradients = gradients * (1 / scale), in float32
-             finite = every gradient value is finite, on every replica
+    a step:  finite = every gradient value is finite, on every replica
              scale = loss_scale.next_state(scale, finite)
              if finite:
-                 window += gradients
+                 window += gradients * (1 / old scale), in float32
                  if the window holds gradient_accumulation_steps of them:
                      gradients = sum over the replicas of (window / gradient_accumulation_steps)
                      clip once, decay weights, update, average weights
@@ -52,7 +55,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def __init__(
         self, inner_optimizer: Any, loss_scale: AnyLossScale | None = None, *, name: str | None = None, **settings: Any
     ) -> None:
-        _check_unscaled("inner_optimizer", inner_optimizer)
+        inner.check_unscaled("inner_optimizer", inner_optimizer)
         loss_scale, unknown = _loss_scale_from(loss_scale, settings)
         start = loss_scale.initial_state()
         growth_interval = getattr(loss_scale, "growth_interval", 0)
@@ -82,10 +85,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         if self.built:
             return
-        with _accumulating_nothing(self._leaves):
-            self.inner_optimizer.build(variables)
+        inner.build(self.inner_optimizer, variables)
         with keras.name_scope(self.name):
-            self._sums = [_sum_of_gradients(variable) for variable in variables] if self._window > 1 else []
+            self._sums = window.empty_sums(variables) if self._window > 1 else []
         # Not Keras's LossScaleOptimizer.build, which would make the state once more.
         keras.optimizers.Optimizer.build(self, variables)
 
@@ -138,15 +140,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             `overwrite_with_gradient` are left as they are.
         """
         variables = self._variables_for(grads, trainable_variables)
-        inverse = None
-        if not isinstance(self.loss_scale, NoLossScale):
-            inverse = 1.0 / ops.convert_to_tensor(self.dynamic_scale)
-        return [
-            gradient
-            if gradient is None or _is_overwritten(variable)
-            else backend.map_values(partial(_unscale_values, inverse), gradient)
-            for gradient, variable in zip(grads, variables, strict=True)
-        ]
+        return gradients.multiply((grads, self._inverse_scale()), variables)
 
     def apply(self, grads: list[Any], trainable_variables: list[Any] | None = None) -> None:
         """Makes a step with the gradients of a scaled loss, or skips it, and moves the scale.
@@ -162,12 +156,14 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if not len(grads):
             return
         variables = self._variables_for(grads, trainable_variables)
-        grads = _sum_repeated_rows(grads)
-        unscaled = self.unscale(grads, variables)
+        grads = gradients.sum_repeated_rows(grads)
         # The gradients are in memory already, and what unscaling makes of them is not: checking them is cheaper. A
         # scale below 1 makes them larger, though.
         lowest = float(getattr(self.loss_scale, "min_scale", self.initial_scale))  # type: ignore[arg-type]
-        self._step(unscaled, self.check_finite(unscaled if lowest < 1 else grads), variables)
+        if lowest < 1:
+            self._step(self.unscale(grads, variables), variables, scaled=False)
+        else:
+            self._step(grads, variables, scaled=True)
 
     def apply_unscaled(self, grads: list[Any], trainable_variables: list[Any] | None = None) -> None:
         """Makes a step with gradients that `unscale` has divided already, or skips it, and moves the scale.
@@ -180,8 +176,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             ValueError: As `apply`.
         """
         variables = self._variables_for(grads, trainable_variables)
-        grads = _sum_repeated_rows(grads)
-        self._step(grads, self.check_finite(grads), variables)
+        self._step(gradients.sum_repeated_rows(grads), variables, scaled=False)
 
     def check_finite(self, grads: list[Any]) -> Any:
         """Tells whether every value is finite, on this replica.
@@ -192,19 +187,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         Returns:
             A boolean tensor of shape ().
         """
-        values = [backend.values_of(gradient) for gradient in grads if gradient is not None]
-        if not values:
-            return ops.convert_to_tensor(True)
-        # One cheap pass: a value that is not finite makes the sum so. Finite ones can too, if they are huge, and only
-        # then are they looked at one by one.
-        sums = ops.stack(
-            [ops.cast(ops.sum(ops.cast(each, _at_least_float32(each.dtype))), "float32") for each in values]
-        )
-        return ops.cond(
-            ops.all(ops.isfinite(sums)),
-            lambda: ops.convert_to_tensor(True),
-            lambda: ops.all(ops.stack([ops.all(ops.isfinite(each)) for each in values])),
-        )
+        return gradients.all_finite(grads)
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         """Makes a step as `apply` does, from values to values; for JAX.
@@ -249,7 +232,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             var_list: the variables to exclude.
             var_names: strings; variables whose name contains one are excluded.
         """
-        for leaf in self._leaves:
+        for leaf in inner.leaves(self.inner_optimizer):
             leaf.exclude_from_weight_decay(var_list, var_names)
 
     def get_config(self) -> dict[str, Any]:
@@ -277,20 +260,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return cls(**config)
 
     @property
-    def _leaves(self) -> list[Any]:
-        """The optimizers that hold the settings: the inner one, or those inside Keras's MultiOptimizer."""
-        return list(getattr(self.inner_optimizer, "optimizers", [self.inner_optimizer]))
-
-    @property
     def _window(self) -> int:
-        """How many finite micro-batches make a step."""
-        windows = {leaf.gradient_accumulation_steps or 1 for leaf in self._leaves if leaf.built}
-        if len(windows) > 1:
-            raise ValueError(
-                f"gradient_accumulation_steps is {sorted(windows)} in the optimizers inside "
-                f"{self.inner_optimizer.name!r}: under one loss scale it must be the same in all"
-            )
-        return windows.pop() if windows else 1
+        return inner.window(self.inner_optimizer)
 
     def _variables_for(self, grads: list[Any], trainable_variables: list[Any] | None) -> list[Any]:
         if trainable_variables is None and not self.built:
@@ -306,17 +277,34 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             raise ValueError(f"grads has {len(grads)} gradients for {len(variables)} variables: one for each is needed")
         return variables
 
-    def _step(self, grads: list[Any], finite: Any, variables: list[Any]) -> None:
+    def _step(self, grads: list[Any], variables: list[Any], *, scaled: bool) -> None:
         if all(gradient is None for gradient in grads):
             raise ValueError(
                 f"no gradient for any of the {len(variables)} trainable variables: the loss does not depend on them, "
                 "or a custom gradient returned None"
             )
-        finite = ops.logical_not(backend.any_replica(ops.logical_not(finite)))
+        finite = ops.logical_not(backend.any_replica(ops.logical_not(self.check_finite(grads))))
         if self.measures_gradients:
-            self._gradient_underflow.assign(_share_below(_SMALLEST_NORMAL_FLOAT16 / self.dynamic_scale, grads))
+            threshold = _SMALLEST_NORMAL_FLOAT16 if scaled else _SMALLEST_NORMAL_FLOAT16 / self.dynamic_scale
+            self._gradient_underflow.assign(gradients.share_below(threshold, grads, variables))
+
+        inverse = self._inverse_scale() if scaled else None
         self._move_scale(finite)
-        self._if(finite, partial(self._take, variables=variables), grads)
+        unscale = partial(gradients.multiply, variables=variables)
+        self._if(finite, partial(self._take, variables=variables), lambda _: None, (grads, inverse), unscale)
+
+    def _inverse_scale(self) -> Any:
+        """Returns 1 / scale, or None where that is 1."""
+        if isinstance(self.loss_scale, NoLossScale):
+            return None
+        return 1.0 / ops.convert_to_tensor(self.dynamic_scale)
+
+    def _if(self, condition: Any, then: Any, otherwise: Any, argument: Any, prepare: Any = None) -> None:
+        backend.conditional(condition, then, otherwise, argument, self._changing, prepare)
+
+    @property
+    def _changing(self) -> list[Any]:
+        return self.variables + self._trainable_variables
 
     def _state(self) -> LossScaleState:
         variables = (
@@ -335,148 +323,34 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             if new is not old:
                 variable.assign(new)
 
-    def _if(self, condition: Any, then: Any, grads: Any, otherwise: Any = lambda grads: None) -> None:
-        backend.conditional(condition, then, otherwise, grads, self.variables + self._trainable_variables)
-
     def _take(self, grads: list[Any], variables: list[Any]) -> None:
         if self._window == 1:
             self._update(grads, variables)
             return
-        place = self._leaves[0]._iterations % self._window
+        place = inner.leaves(self.inner_optimizer)[0]._iterations % self._window
         grads = [gradient if gradient is None else backend.dense(gradient) for gradient in grads]
         self._if(
             ops.equal(place, self._window - 1),
             partial(self._close_window, variables=variables),
-            grads,
             partial(self._add_to_window, variables=variables),
+            grads,
         )
 
     def _add_to_window(self, grads: list[Any], variables: list[Any]) -> None:
-        for total, new in zip(self._sums_of(variables), self._with_window(grads, variables), strict=True):
-            if new is not None:
-                total.assign(new)
-        for optimizer in {id(each): each for each in (self.inner_optimizer, *self._leaves)}.values():
-            optimizer._iterations.assign_add(1)
+        window.add(grads, self._sums_of(variables), variables)
+        inner.count(self.inner_optimizer)
 
     def _close_window(self, grads: list[Any], variables: list[Any]) -> None:
-        totals = self._with_window(grads, variables)
-        means = [
-            total if total is None or _is_overwritten(variable) else total / self._window
-            for total, variable in zip(totals, variables, strict=True)
-        ]
-        for total in self._sums_of(variables):
-            total.assign(ops.zeros(total.shape, total.dtype))
-        self._update(means, variables)
+        self._update(window.close(grads, self._sums_of(variables), variables, self._window), variables)
 
     def _sums_of(self, variables: list[Any]) -> list[Any]:
         return [self._sums[self._get_variable_index(variable)] for variable in variables]
 
-    def _with_window(self, grads: list[Any], variables: list[Any]) -> list[Any]:
-        """Adds the gradients to the window's; values that overwrite a variable are combined by max, as Keras does."""
-        return [
-            None if new is None else (ops.maximum if _is_overwritten(variable) else ops.add)(new, total)
-            for new, total, variable in zip(grads, self._sums_of(variables), variables, strict=True)
-        ]
-
     def _update(self, grads: list[Any], variables: list[Any]) -> None:
-        summed = iter(
-            backend.sum_over_replicas(
-                [g for g, v in zip(grads, variables, strict=True) if g is not None and not _is_overwritten(v)]
-            )
-        )
-        grads = [
-            None if g is None else backend.max_over_replicas(g) if _is_overwritten(v) else next(summed)
-            for g, v in zip(grads, variables, strict=True)
-        ]
+        grads = gradients.sum_over_replicas(grads, variables)
         if self.measures_gradients:
-            self._gradient_norm.assign(
-                _norm([g for g, v in zip(grads, variables, strict=True) if g is not None and not _is_overwritten(v)])
-            )
-        with self._applying_once():
-            self.inner_optimizer.apply(grads, variables)
-
-    @contextlib.contextmanager
-    def _applying_once(self) -> Iterator[None]:
-        """Makes the inner optimizers clip, decay, update and average, and nothing else: the rest is done.
-
-        Their own way adds up replicas and windows after clipping, in branches that a distribution strategy refuses.
-        """
-        # Replicas run in threads that take turns, so the last one out takes the replacements away.
-        self._applying = getattr(self, "_applying", 0) + 1
-        for leaf in self._leaves:
-            vars(leaf).update(
-                _backend_apply_gradients=partial(self._apply_once, leaf),
-                _overwrite_variables_directly_with_gradients=_overwrite_with_gradients,
-                _all_reduce_sum_gradients=lambda grads_and_vars: grads_and_vars,
-            )
-        try:
-            yield
-        finally:
-            self._applying -= 1
-            for leaf in self._leaves if self._applying == 0 else []:
-                for name in (
-                    "_backend_apply_gradients",
-                    "_overwrite_variables_directly_with_gradients",
-                    "_all_reduce_sum_gradients",
-                ):
-                    del vars(leaf)[name]
-
-    def _apply_once(self, leaf: Any, grads: list[Any], variables: list[Any]) -> None:
-        grads = leaf._clip_gradients(grads)
-        leaf._apply_weight_decay(variables)
-        leaf._backend_update_step(grads, variables, leaf.learning_rate)
-        if not leaf.use_ema:
-            return
-        leaf._update_model_variables_moving_average(leaf._trainable_variables)
-        if leaf.ema_overwrite_frequency:
-            is_due = ops.equal((leaf.iterations + 1) % leaf.ema_overwrite_frequency, 0)
-            self._if(is_due, lambda _: _overwrite_with_averages(leaf), [])
-
-
-def wrap_optimizer(optimizer: Any, model: Any) -> Any:
-    """Wraps an optimizer in the loss scaling that a model needs.
-
-    Args:
-        optimizer: a Keras optimizer that does not scale the loss yet.
-        model: the model it is to train.
-
-    Returns:
-        `LossScaleOptimizer(optimizer)` if a layer computes in float16, whatever the name of the model's policy or of
-        the global one; with `NoLossScale()` if none does and there are several replicas; else the optimizer itself.
-
-    Raises:
-        TypeError: If optimizer is not a Keras optimizer.
-        ValueError: If optimizer scales the loss already.
-    """
-    _check_unscaled("optimizer", optimizer)
-    if "float16" in compute_dtypes(model):
-        return LossScaleOptimizer(optimizer)
-    return LossScaleOptimizer(optimizer, NoLossScale()) if backend.replica_count() > 1 else optimizer
-
-
-def compute_dtypes(model: Any) -> set[str]:
-    """Returns the dtypes that the layers of a model, and the model itself, compute in."""
-    return {layer.compute_dtype for layer in [model, *layers_by_path(model).values()]}
-
-
-def warn_if_needless(what: str, loss_scale: AnyLossScale) -> None:
-    """Warns that something which computes in bfloat16 needs no scaling, if there is any."""
-    if not isinstance(loss_scale, NoLossScale):
-        warnings.warn(
-            f"{what} computes in bfloat16, which has the range of float32: scaling the loss gains nothing. Use "
-            "loss_scale=keras_mp.NoLossScale(), which still checks and skips, or no LossScaleOptimizer",
-            stacklevel=3,
-        )
-
-
-def _check_unscaled(name: str, optimizer: Any) -> None:
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(f"{name}={optimizer!r} must be a Keras optimizer, such as keras.optimizers.Adam()")
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ValueError(
-            f"{name}={optimizer.name!r} is a {type(optimizer).__name__} already, and the loss must be scaled once: use "
-            "it as it is, or pass its inner_optimizer"
-        )
+            self._gradient_norm.assign(gradients.norm(grads, variables))
+        inner.apply(self.inner_optimizer, grads, variables, self._changing)
 
 
 def _loss_scale_from(loss_scale: Any, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -515,76 +389,3 @@ def _scalar(name: str, value: Any, dtype: str) -> Any:
         aggregation="only_first_replica",
         name=name,
     )
-
-
-def _sum_of_gradients(variable: Any) -> Any:
-    # "on_read": each replica has a sum of its own, and a checkpoint holds that of all.
-    return keras.Variable(
-        "zeros",
-        shape=variable.shape,
-        dtype=_at_least_float32(variable.dtype),
-        trainable=False,
-        autocast=False,
-        aggregation="sum",
-        synchronization="on_read",
-        layout=getattr(variable, "_layout", None),
-        name=f"{variable.path.replace('/', '_')}_gradient_sum",
-    )
-
-
-def _at_least_float32(dtype: Any) -> str:
-    dtype = keras.backend.standardize_dtype(dtype)
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
-
-
-def _unscale_values(inverse: Any, values: Any) -> Any:
-    values = ops.cast(values, _at_least_float32(values.dtype))
-    return values if inverse is None else values * ops.cast(inverse, values.dtype)
-
-
-def _sum_repeated_rows(grads: list[Any]) -> list[Any]:
-    return [gradient if gradient is None else backend.sum_repeated_rows(gradient) for gradient in grads]
-
-
-def _is_overwritten(variable: Any) -> bool:
-    return bool(getattr(variable, "overwrite_with_gradient", False))
-
-
-def _overwrite_with_gradients(grads: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
-    pairs = list(zip(grads, variables, strict=True))
-    for gradient, variable in pairs:
-        if _is_overwritten(variable):
-            variable.assign(gradient)
-    rest = [(gradient, variable) for gradient, variable in pairs if not _is_overwritten(variable)]
-    return [gradient for gradient, _ in rest], [variable for _, variable in rest]
-
-
-def _overwrite_with_averages(optimizer: Any) -> None:
-    pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
-    averaged = [(variable, average) for variable, average in pairs if average is not None]
-    backend.overwrite([variable for variable, _ in averaged], [average for _, average in averaged])
-
-
-@contextlib.contextmanager
-def _accumulating_nothing(optimizers: list[Any]) -> Iterator[None]:
-    """Keeps optimizers from creating sums of gradients: ours are float32, and one for each replica."""
-    windows = [optimizer.gradient_accumulation_steps for optimizer in optimizers]
-    for optimizer in optimizers:
-        optimizer.gradient_accumulation_steps = None
-    try:
-        yield
-    finally:
-        for optimizer, window in zip(optimizers, windows, strict=True):
-            optimizer.gradient_accumulation_steps = window
-
-
-def _norm(grads: list[Any]) -> Any:
-    values = [ops.cast(backend.values_of(gradient), "float32") for gradient in grads]
-    return ops.sqrt(sum(ops.sum(ops.square(each)) for each in values))
-
-
-def _share_below(threshold: Any, grads: list[Any]) -> Any:
-    magnitudes = [ops.abs(ops.cast(backend.values_of(g), "float32")) for g in grads if g is not None]
-    nonzero = sum(ops.sum(ops.cast(each > 0, "float32")) for each in magnitudes)
-    below = sum(ops.sum(ops.cast(ops.logical_and(each > 0, each < threshold), "float32")) for each in magnitudes)
-    return below / ops.maximum(nonzero, 1.0)

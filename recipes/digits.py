@@ -18,11 +18,9 @@ import keras_mp
 from models.resnet import resnet_cifar
 from recipes.common.batches import ShuffledBatches
 from recipes.common.finish import TrainingResult, finish
-from recipes.common.history import HistoryFile
-from recipes.common.interrupt import StopOnInterrupt
-from recipes.common.progress import ProgressBar
+from recipes.common.fit import fit
 from recipes.common.run_folder import new_run_folder
-from recipes.common.step_timer import StepTimer
+from recipes.common.schedule import warmup_then_cosine
 from recipes.datasets.digits import CLASSES, IMAGE_SHAPE, LARGEST_PIXEL, load
 
 
@@ -79,14 +77,10 @@ def train(config: Config) -> TrainingResult:
     batches = ShuffledBatches(*load("train", config.data_dir), config.batch_size, config.seed)
     test_images, test_labels = load("test", config.data_dir)
 
-    steps = config.epochs * len(batches)
-    warmup_steps = steps // 10
-    schedule = keras.optimizers.schedules.CosineDecay(
-        0.0, steps - warmup_steps, warmup_target=config.learning_rate, warmup_steps=warmup_steps
-    )
+    learning_rate = warmup_then_cosine(config.learning_rate, config.epochs * len(batches))
     model = build(config)
     model.compile(
-        optimizer=keras.optimizers.AdamW(schedule, weight_decay=config.weight_decay),
+        optimizer=keras.optimizers.AdamW(learning_rate, weight_decay=config.weight_decay),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         # "auto" and not True: on a GPU, TensorFlow cannot jit the augmentation, and "auto" then does without.
@@ -94,33 +88,6 @@ def train(config: Config) -> TrainingResult:
     )
 
     folder = new_run_folder(config.output, config.name)
-    timer, history = StepTimer(), HistoryFile(folder / "history.csv")
-    with StopOnInterrupt() as interrupt:
-        model.fit(
-            batches,
-            epochs=config.epochs,
-            shuffle=False,  # the batches are shuffled; Keras would shuffle their order once more
-            validation_data=(test_images, test_labels),
-            validation_batch_size=len(test_images),
-            verbose=0,
-            callbacks=[
-                keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: batches.set_epoch(epoch)),
-                timer,
-                ProgressBar(config.batch_size, timer),
-                history,
-                interrupt,
-            ],
-        )
-    accuracy = history.rows[-1]["test_accuracy"]
-    return finish(
-        model,
-        config,
-        folder,
-        choice,
-        timer,
-        history,
-        "test accuracy",
-        accuracy,
-        verify=test_images[:64],
-        interrupted=interrupt.interrupted,
-    )
+    training = fit(model, batches, config.epochs, folder, (test_images, test_labels), len(test_images))
+    accuracy = training.history.rows[-1]["test_accuracy"]
+    return finish(model, config, folder, choice, training, "test accuracy", accuracy, verify=test_images[:64])

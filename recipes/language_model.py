@@ -19,12 +19,10 @@ from models.gpt import gpt
 from models.transformer import Size
 from recipes.common.batches import ShuffledBatches
 from recipes.common.finish import TrainingResult, finish
+from recipes.common.fit import fit
 from recipes.common.generate import generate, readable
-from recipes.common.history import HistoryFile
-from recipes.common.interrupt import StopOnInterrupt
-from recipes.common.progress import ProgressBar
 from recipes.common.run_folder import new_run_folder, written_beside
-from recipes.common.step_timer import StepTimer
+from recipes.common.schedule import warmup_then_cosine
 from recipes.datasets.text import VOCABULARY, read, sequences, split
 
 
@@ -83,38 +81,20 @@ def train(config: Config) -> TrainingResult:
     batches = ShuffledBatches(*sequences(train_bytes, config.sequence_length), config.batch_size, config.seed)
     validation_inputs, validation_targets = sequences(validation_bytes, config.sequence_length)
 
-    steps = config.epochs * len(batches)
-    warmup_steps = steps // 10
-    schedule = keras.optimizers.schedules.CosineDecay(
-        0.0, steps - warmup_steps, warmup_target=config.learning_rate, warmup_steps=warmup_steps
-    )
+    learning_rate = warmup_then_cosine(config.learning_rate, config.epochs * len(batches))
     model = keras_mp.stabilize(build(config))
     model.compile(
-        optimizer=keras.optimizers.AdamW(schedule, beta_2=0.95, weight_decay=config.weight_decay, global_clipnorm=1.0),
+        optimizer=keras.optimizers.AdamW(
+            learning_rate, beta_2=0.95, weight_decay=config.weight_decay, global_clipnorm=1.0
+        ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=choice.jit_compile,
     )
 
     folder = new_run_folder(config.output, config.name)
-    timer, history = StepTimer(), HistoryFile(folder / "history.csv")
-    with StopOnInterrupt() as interrupt:
-        model.fit(
-            batches,
-            epochs=config.epochs,
-            shuffle=False,  # the batches are shuffled; Keras would shuffle their order once more
-            validation_data=(validation_inputs, validation_targets),
-            validation_batch_size=config.batch_size,
-            verbose=0,
-            callbacks=[
-                keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: batches.set_epoch(epoch)),
-                timer,
-                ProgressBar(config.batch_size, timer),
-                history,
-                interrupt,
-            ],
-        )
+    training = fit(model, batches, config.epochs, folder, (validation_inputs, validation_targets), config.batch_size)
     # The loss is the mean cross-entropy of all bytes in nats, reduced in float32; a bit is log(2) nats.
-    bits_per_byte = history.rows[-1]["test_loss"] / math.log(2)
+    bits_per_byte = training.history.rows[-1]["test_loss"] / math.log(2)
     text = generate(model, config.prompt.encode(), config.generate, config.temperature, config.seed)
     with written_beside(folder / "generated.txt") as partial:
         partial.write_bytes(config.prompt.encode() + text)
@@ -123,12 +103,10 @@ def train(config: Config) -> TrainingResult:
         config,
         folder,
         choice,
-        timer,
-        history,
+        training,
         "validation bits per byte",
         bits_per_byte,
         verify=validation_inputs[:8],
-        interrupted=interrupt.interrupted,
     )
     print(f"\n{config.prompt}{readable(text)}")
     return result

@@ -64,7 +64,6 @@ def test_csv_and_progress_bar_show_it(tmp_path, capsys):
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorBoard reads its files with TensorFlow")
 def test_tensorboard_shows_it(tmp_path):
-    pytest.importorskip("tensorboard", reason="TensorFlow no longer brings TensorBoard with it")
     import tensorflow as tf
 
     fit(build(), [GOOD, BAD], keras.callbacks.TensorBoard(tmp_path))

@@ -1,75 +1,15 @@
-"""What differs between TensorFlow and JAX, and nothing else: the names below come from the backend that runs Keras."""
+"""What differs between TensorFlow and JAX, and nothing else: each public function is in both files, under one name."""
 
 import keras
 
 if keras.backend.backend() == "tensorflow":
-    from keras_mp.backend.tensorflow import (
-        any_replica,
-        atomic_step,
-        conditional,
-        dense,
-        einsum_float32,
-        fused_attention_in_float32,
-        gradient_scope,
-        local_devices,
-        map_values,
-        max_over_replicas,
-        no_allocation,
-        overwrite,
-        peak_memory_bytes,
-        replica_count,
-        sum_over_replicas,
-        sum_repeated_rows,
-        values_of,
-        version,
-    )
+    from keras_mp.backend.tensorflow import *
     from keras_mp.backend.tensorflow_lower import lower as lower
 elif keras.backend.backend() == "jax":
-    from keras_mp.backend.jax import (
-        any_replica,
-        atomic_step,
-        conditional,
-        dense,
-        einsum_float32,
-        fused_attention_in_float32,
-        gradient_scope,
-        local_devices,
-        map_values,
-        max_over_replicas,
-        no_allocation,
-        overwrite,
-        peak_memory_bytes,
-        replica_count,
-        sum_over_replicas,
-        sum_repeated_rows,
-        values_of,
-        version,
-    )
+    from keras_mp.backend.jax import *
     from keras_mp.backend.jax_lower import lower as lower
 else:
     raise ImportError(
         f"keras_mp runs on the backends 'tensorflow' and 'jax', and Keras runs on {keras.backend.backend()!r} here. "
         "Set the environment variable KERAS_BACKEND to one of the two before Keras is first imported."
     )
-
-__all__ = [
-    "fused_attention_in_float32",
-    "gradient_scope",
-    "any_replica",
-    "atomic_step",
-    "conditional",
-    "dense",
-    "einsum_float32",
-    "local_devices",
-    "map_values",
-    "lower",
-    "max_over_replicas",
-    "no_allocation",
-    "overwrite",
-    "peak_memory_bytes",
-    "replica_count",
-    "sum_over_replicas",
-    "sum_repeated_rows",
-    "values_of",
-    "version",
-]

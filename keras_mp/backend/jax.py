@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import jax
@@ -111,8 +112,18 @@ def any_replica(flag: Any) -> Any:
     return flag
 
 
+def all_finite(tensors: list[Any]) -> Any:
+    """Tells whether every value of some arrays is finite: a boolean array of shape ()."""
+    return jnp.stack([jnp.all(jnp.isfinite(tensor)) for tensor in tensors]).all()
+
+
 def conditional(
-    condition: Any, then: Callable[[Any], None], otherwise: Callable[[Any], None], argument: Any, variables: list[Any]
+    condition: Any,
+    then: Callable[[Any], None],
+    otherwise: Callable[[Any], None],
+    argument: Any,
+    variables: list[Any],
+    prepare: Callable[[Any], Any] | None = None,
 ) -> None:
     """Calls one of two functions, which may assign to variables.
 
@@ -122,9 +133,15 @@ def conditional(
         otherwise: the same, where it is false.
         argument: a structure of arrays.
         variables: the variables that either may change.
+        prepare: what is done to the argument before `then` takes it. It is done within the branch: XLA makes it part of
+            the loops there, and before the branch it would be a loop of its own, over all of memory.
     """
+
+    def prepared(argument: Any) -> None:
+        then(argument if prepare is None else prepare(argument))
+
     if not isinstance(condition, jax.core.Tracer):
-        (then if condition else otherwise)(argument)  # eagerly, as without a condition
+        (prepared if condition else otherwise)(argument)  # eagerly, as without a condition
         return
 
     def values_after(function: Callable[[Any], None], argument: Any, before: list[Any]) -> list[Any]:
@@ -132,13 +149,8 @@ def conditional(
             function(argument)
         return [scope.get_current_value(variable) for variable in variables]
 
-    after = jax.lax.cond(
-        condition,
-        lambda argument, before: values_after(then, argument, before),
-        lambda argument, before: values_after(otherwise, argument, before),
-        argument,
-        [variable.value for variable in variables],
-    )
+    branches = [partial(values_after, function) for function in (prepared, otherwise)]
+    after = jax.lax.cond(condition, *branches, argument, [variable.value for variable in variables])
     for variable, value in zip(variables, after, strict=True):
         variable.assign(value)
 

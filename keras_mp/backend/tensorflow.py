@@ -126,8 +126,29 @@ def any_replica(flag: Any) -> Any:
     return votes > 0
 
 
+def all_finite(tensors: list[Any]) -> Any:
+    """Tells whether every value of some tensors is finite: a boolean tensor of shape ()."""
+    # One pass each: a value that is not finite makes the sum so. Finite ones can too, if they are huge, and only then
+    # are they looked at one by one, which takes two passes.
+    sums = [tf.cast(tf.reduce_sum(_at_least_float32(tensor)), tf.float32) for tensor in tensors]
+    return tf.cond(
+        tf.math.is_finite(tf.add_n(sums)),
+        lambda: tf.constant(True),
+        lambda: tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])),
+    )
+
+
+def _at_least_float32(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor
+
+
 def conditional(
-    condition: Any, then: Callable[[Any], None], otherwise: Callable[[Any], None], argument: Any, variables: list[Any]
+    condition: Any,
+    then: Callable[[Any], None],
+    otherwise: Callable[[Any], None],
+    argument: Any,
+    variables: list[Any],
+    prepare: Callable[[Any], Any] | None = None,
 ) -> None:
     """Calls one of two functions, which may assign to variables and talk to the other replicas.
 
@@ -137,8 +158,12 @@ def conditional(
         otherwise: the same, where it is false.
         argument: a structure of tensors, of this replica.
         variables: the variables that either may change; JAX needs to know them.
+        prepare: what is done to the argument before `then` takes it. It is done before the branch: within, XLA would
+            make it part of a clipping norm, whose sum would then be rounded otherwise than without it.
     """
     del variables
+    if prepare is not None:
+        argument = prepare(argument)
     # Private: no public name tells whether replicas talk by leaving their context, which a branch does not allow.
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
         tf.cond(condition, lambda: then(argument), lambda: otherwise(argument))

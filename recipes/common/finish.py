@@ -14,7 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 import keras_mp
+from keras_mp.policy import PolicyChoice
 from recipes.common.curves import draw_curves
+from recipes.common.fit import Training
 from recipes.common.metric import written
 from recipes.common.run_folder import written_beside
 
@@ -58,13 +60,11 @@ def finish(
     model: keras.Model,
     config: Any,
     folder: Path,
-    choice,
-    timer,
-    history,
+    choice: PolicyChoice,
+    training: Training,
     metric: str,
     value: float,
     verify: np.ndarray,
-    interrupted: bool,
 ) -> TrainingResult:
     """Saves the model, the curves, the SavedModel and the summary of a training, and prints the summary.
 
@@ -73,12 +73,10 @@ def finish(
         config: the recipe's config, with `batch_size` and `export`.
         folder: the run's folder.
         choice: the `keras_mp.PolicyChoice` it trained with.
-        timer: the `StepTimer` of the training.
-        history: the `HistoryFile` of the training.
+        training: what `fit` returned; if ctrl-C ended it, nothing is exported.
         metric: what the training is judged by.
         value: of the metric.
         verify: a batch of inputs, to compare the SavedModel with the model on.
-        interrupted: whether ctrl-C ended the training; then nothing is exported.
 
     Returns:
         The result, as written to `summary.json`.
@@ -87,10 +85,12 @@ def finish(
     with written_beside(folder / "model.keras") as partial:
         # Keras saves by the ending of the name.
         model.save(partial)
-    draw_curves(history.rows, f"{config.name}: {choice.policy} on {keras.backend.backend()}", folder / "curves.png")
+    draw_curves(
+        training.history.rows, f"{config.name}: {choice.policy} on {keras.backend.backend()}", folder / "curves.png"
+    )
     peak_memory_bytes = keras_mp.backend.peak_memory_bytes()
     report = None
-    if config.export and not interrupted:
+    if config.export and not training.interrupted:
         report = _export(model, folder, verify, console)
     result = TrainingResult(
         folder=folder,
@@ -98,13 +98,13 @@ def finish(
         reason=choice.reason,
         metric=metric,
         value=value,
-        step_seconds=timer.step_seconds,
-        compile_seconds=timer.compile_seconds,
+        step_seconds=training.timer.step_seconds,
+        compile_seconds=training.timer.compile_seconds,
         peak_memory_bytes=peak_memory_bytes,
         saved_model=report.path if report else None,
         low_precision_ops=report.low_precision_ops if report else None,
         max_difference=report.max_difference if report else None,
-        interrupted=interrupted,
+        interrupted=training.interrupted,
     )
     summary = {"config": dataclasses.asdict(config), "versions": versions(), "result": dataclasses.asdict(result)}
     with written_beside(folder / "summary.json") as partial:

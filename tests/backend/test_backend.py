@@ -1,15 +1,31 @@
 """The names that both backends offer, on the one that runs."""
 
+import ast
 import os
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import keras
 import pytest
 
 from keras_mp import backend
 from keras_mp.backend.host import cpu_name, peak_process_bytes
+
+
+def test_both_backends_offer_the_same_functions():
+    files = [Path(backend.__file__).with_name(f"{name}.py") for name in ("tensorflow", "jax")]
+    offered = [
+        {
+            node.name: [argument.arg for argument in node.args.args]
+            for node in ast.parse(file.read_text()).body
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+        }
+        for file in files
+    ]
+    assert offered[0] == offered[1]
+    assert all(callable(getattr(backend, name)) for name in offered[0])
 
 
 def test_local_devices_end_with_the_cpu():

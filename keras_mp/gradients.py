@@ -1,0 +1,104 @@
+"""What is done to the gradients of a step before an optimizer takes them: checked, unscaled, summed, measured.
+
+A list of gradients has one for each variable: a tensor, on TensorFlow also a sparse one, or None.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp import backend
+
+
+def at_least_float32(dtype: Any) -> str:
+    """Returns the dtype that gradients of a dtype are unscaled and summed in: float32 for 16 bits, else the same."""
+    dtype = keras.backend.standardize_dtype(dtype)
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+def is_overwritten(variable: Any) -> bool:
+    """Tells whether a variable's gradient is no gradient, but its next value, as Keras's float8 scales are."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def sum_repeated_rows(grads: list[Any]) -> list[Any]:
+    """Gives each row of a sparse gradient once: the sum can overflow where no summand does."""
+    return [gradient if gradient is None else backend.sum_repeated_rows(gradient) for gradient in grads]
+
+
+def all_finite(grads: list[Any]) -> Any:
+    """Tells whether every value is finite, on this replica.
+
+    Args:
+        grads: the gradients.
+
+    Returns:
+        A boolean tensor of shape ().
+    """
+    values = [backend.values_of(gradient) for gradient in grads if gradient is not None]
+    return backend.all_finite(values) if values else ops.convert_to_tensor(True)
+
+
+def multiply(factors: tuple[list[Any], Any], variables: list[Any]) -> list[Any]:
+    """Multiplies gradients by a number, in float32 or more.
+
+    Args:
+        factors: the gradients, and a tensor of shape (), or None for 1.
+        variables: their variables; the values that overwrite one are left as they are.
+
+    Returns:
+        The products, 16-bit gradients in float32.
+    """
+    grads, factor = factors
+    return [
+        gradient
+        if gradient is None or is_overwritten(variable)
+        else backend.map_values(partial(_multiply, factor), gradient)
+        for gradient, variable in zip(grads, variables, strict=True)
+    ]
+
+
+def sum_over_replicas(grads: list[Any], variables: list[Any]) -> list[Any]:
+    """Adds up the gradients of all replicas; of the values that overwrite a variable it takes the largest.
+
+    Args:
+        grads: the gradients of this replica.
+        variables: their variables.
+
+    Returns:
+        The gradients of all replicas.
+    """
+    summed = iter(backend.sum_over_replicas(_without_overwritten(grads, variables)))
+    return [
+        None if gradient is None else backend.max_over_replicas(gradient) if is_overwritten(variable) else next(summed)
+        for gradient, variable in zip(grads, variables, strict=True)
+    ]
+
+
+def norm(grads: list[Any], variables: list[Any]) -> Any:
+    """Returns the L2 norm over all gradients, a float32 tensor of shape ()."""
+    values = [ops.cast(backend.values_of(gradient), "float32") for gradient in _without_overwritten(grads, variables)]
+    return ops.sqrt(sum(ops.sum(ops.square(each)) for each in values))
+
+
+def share_below(threshold: Any, grads: list[Any], variables: list[Any]) -> Any:
+    """Returns which share of the nonzero gradient values is smaller than a threshold, a float32 tensor of shape ()."""
+    values = [backend.values_of(gradient) for gradient in _without_overwritten(grads, variables)]
+    magnitudes = [ops.abs(ops.cast(each, "float32")) for each in values]
+    nonzero = sum(ops.sum(ops.cast(each > 0, "float32")) for each in magnitudes)
+    below = sum(ops.sum(ops.cast(ops.logical_and(each > 0, each < threshold), "float32")) for each in magnitudes)
+    return below / ops.maximum(nonzero, 1.0)
+
+
+def _without_overwritten(grads: list[Any], variables: list[Any]) -> list[Any]:
+    pairs = zip(grads, variables, strict=True)
+    return [gradient for gradient, variable in pairs if gradient is not None and not is_overwritten(variable)]
+
+
+def _multiply(factor: Any, values: Any) -> Any:
+    values = ops.cast(values, at_least_float32(values.dtype))
+    return values if factor is None else values * ops.cast(factor, values.dtype)

@@ -1,0 +1,186 @@
+"""Tests on several replicas, which need a process of their own; test_optimizer_replicas.py starts it."""
+
+import keras
+import numpy as np
+import pytest
+from replicas import REPLICAS, run, scope, values_on_each
+
+import keras_mp
+
+TENSORFLOW = keras.backend.backend() == "tensorflow"
+MODE = {"jit_compile": not TENSORFLOW}
+KINDS = [keras_mp.LossScale(initial_scale=4.0), keras_mp.NoLossScale()]
+ROWS = [[1.0, 2.0], [3.0, 4.0], [1.0, 4.0], [3.0, 2.0]][:REPLICAS]  # a row for each; their mean is [2, 3]
+
+
+def fit(model, x, y):
+    return model.fit(x, y, batch_size=REPLICAS, shuffle=False, verbose=0)
+
+
+def train(inner, loss_scale, batches):
+    """Fits a 2-vector w to the mean of x . w over batches of a row for each replica: the gradient is the mean of x."""
+    with scope():
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((2,)), dense])
+        optimizer = keras_mp.LossScaleOptimizer(inner(), loss_scale)
+        model.compile(optimizer, loss=lambda _, y: y, **MODE)
+    x = np.array(batches, "float32").reshape(-1, 2)
+    fit(model, x, np.zeros((len(x), 1), "float32"))
+    values = values_on_each(dense.kernel)
+    assert len(values) == REPLICAS
+    for value in values:
+        np.testing.assert_array_equal(value, values[0])
+    return values[0].ravel(), optimizer
+
+
+def number(variable):
+    return keras.ops.convert_to_numpy(variable)
+
+
+@pytest.mark.parametrize("loss_scale", KINDS)
+@pytest.mark.parametrize("bad, value", [(0, np.inf), (REPLICAS - 1, -np.inf), (REPLICAS // 2, np.nan)])
+def test_overflow_on_any_replica_skips_on_all(loss_scale, bad, value):
+    rows = np.array(ROWS)
+    rows[bad, 0] = value
+    kernel, optimizer = train(lambda: keras.optimizers.SGD(1.0), loss_scale, [rows, ROWS])
+    np.testing.assert_array_equal(kernel, [-1.0, -2.0])
+    assert number(optimizer.iterations) == 1
+    assert number(optimizer.skipped_steps) == 1
+    assert number(optimizer.consecutive_skips) == 0
+    assert number(optimizer.dynamic_scale) == (2.0 if loss_scale is KINDS[0] else 1.0)
+
+
+@pytest.mark.parametrize("loss_scale", KINDS)
+@pytest.mark.parametrize("clip", [{}, {"global_clipnorm": 1.0}])
+def test_accumulation_by_4_with_a_bad_micro_batch(loss_scale, clip):
+    batches = [np.array(ROWS) * step for step in (1.0, 2.0, 3.0, 4.0)]
+    bad = np.array([[0.0, 1.0]] * (REPLICAS - 1) + [[np.inf, 1.0]])
+
+    def inner():
+        return keras.optimizers.SGD(1.0, gradient_accumulation_steps=4, **clip)
+
+    kernel, optimizer = train(inner, loss_scale, [batches[0], bad, *batches[1:]])
+    gradient = np.array([2.0, 3.0]) * 2.5
+    expected = 1.0 - (gradient / np.linalg.norm(gradient) if clip else gradient)
+    np.testing.assert_allclose(kernel, expected, rtol=1e-6)
+    assert number(optimizer.iterations) == 1
+
+
+def test_a_checkpoint_holds_the_window_of_all_replicas():
+    def inner():
+        return keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+
+    kernel, optimizer = train(inner, KINDS[0], [ROWS])
+    np.testing.assert_array_equal(kernel, [1.0, 1.0])
+    total = next(variable for variable in optimizer.variables if variable.name.endswith("gradient_sum"))
+    np.testing.assert_array_equal(number(total).ravel(), [2.0, 3.0])  # each replica's share of the mean, added up
+    store = {}
+    optimizer.save_own_variables(store)
+    optimizer.load_own_variables(store)
+    np.testing.assert_array_equal(number(total).ravel(), [2.0, 3.0])
+
+
+@pytest.mark.parametrize("loss_scale", KINDS)
+@pytest.mark.parametrize("setting", ["clipnorm", "global_clipnorm"])
+def test_clipping_to_1_moves_by_exactly_1(loss_scale, setting):
+    rows = [[0.0, 64.0], [0.0, 192.0]] * (REPLICAS // 2)
+    kernel, _ = train(lambda: keras.optimizers.SGD(1.0, **{setting: 1.0}), loss_scale, [rows])
+    np.testing.assert_array_equal(kernel, [1.0, 0.0])
+
+
+@pytest.mark.parametrize("loss_scale", KINDS)
+def test_averages_overwrite_the_weights_where_they_are_due(loss_scale):
+    def inner():
+        return keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2)
+
+    bad = [[np.inf, 0.0]] + [[0.0, 0.0]] * (REPLICAS - 1)
+    kernel, _ = train(inner, loss_scale, [ROWS, bad, ROWS])
+    # Weights 1 - g and 1 - 2g, averages 1 - g and 1 - 1.5g; fit ends with the average.
+    np.testing.assert_array_equal(kernel, [1.0 - 1.5 * 2.0, 1.0 - 1.5 * 3.0])
+
+
+@pytest.mark.skipif(not TENSORFLOW, reason="JAX has no sparse gradients here")
+def test_sparse_gradients_are_added_up():
+    with scope():
+        embedding = keras.layers.Embedding(4, 1, embeddings_initializer="zeros")
+        model = keras.Sequential([keras.Input((2,), dtype="int32"), embedding])
+        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0, global_clipnorm=5.0), KINDS[0])
+        model.compile(optimizer, loss=lambda _, y: keras.ops.sum(y, axis=-1), **MODE)
+    tokens = np.array([[0, 0], [0, 1]], "int32")  # each replica counts half: gradient [3, 1, 0, 0] / 2
+    fit(model, tokens, tokens)
+    np.testing.assert_allclose(number(embedding.embeddings).ravel(), [-1.5, -0.5, 0, 0])
+
+
+@pytest.mark.skipif(not TENSORFLOW, reason="on JAX every test here is jitted")
+def test_tensorflow_jits_the_gradients_but_not_the_step():
+    """XLA's program for a device cannot reach the variables of another, and a step sums over them.
+
+    So `jit_compile=True` fails with any optimizer, Keras's own SGD too, and the other tests here do without.
+    """
+    import tensorflow as tf
+
+    with scope():
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((2,)), dense])
+        model.compile("sgd", "mse", jit_compile=True)
+        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), KINDS[0])
+        optimizer.build(model.trainable_variables)
+    rows = np.array(ROWS, "float32")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="located in device .*CPU:1 from device .*CPU:0"):
+        fit(model, rows, rows[:, :1])
+
+    @tf.function(jit_compile=True)
+    def gradients(x):
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(tf.reduce_mean(model(x, training=True)) / REPLICAS)
+        return tape.gradient(loss, model.trainable_variables)
+
+    @tf.function
+    def step(x):
+        run(lambda x: optimizer.apply(gradients(x), model.trainable_variables), x)
+
+    bad = np.where(np.arange(REPLICAS)[:, None] == 1, np.inf, rows)
+    for batch in (bad, rows):
+        step(batch.astype("float32"))
+    for value in values_on_each(dense.kernel):
+        np.testing.assert_array_equal(value.ravel(), [-1.0, -2.0])
+    assert number(optimizer.skipped_steps) == 1
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "Nadam", "Adafactor"])
+def test_other_optimizers_do_on_several_replicas_as_on_one(optimizer):
+    batches = [ROWS, [[-1.0, 5.0], [2.0, 0.0]] * (REPLICAS // 2), [[0.5, 1.0], [1.0, -3.0]] * (REPLICAS // 2)]
+    kernel, _ = train(lambda: getattr(keras.optimizers, optimizer)(0.1), KINDS[0], batches)
+    weight = keras.Variable(np.ones((2, 1), "float32"))
+    alone = getattr(keras.optimizers, optimizer)(0.1)
+    for batch in batches:
+        alone.apply([keras.ops.convert_to_tensor(np.mean(batch, 0, "float32")[:, None])], [weight])
+    np.testing.assert_allclose(kernel, number(weight).ravel(), rtol=1e-6)
+
+
+def test_wrap_optimizer_checks_where_there_are_several_replicas():
+    with scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        optimizer = keras_mp.wrap_optimizer(keras.optimizers.SGD(), model)
+    assert isinstance(optimizer.loss_scale, keras_mp.NoLossScale)
+
+
+def test_a_skipped_step_changes_no_replica():
+    with scope():
+        inputs = keras.Input((2,))
+        batch_normalization = keras.layers.BatchNormalization()
+        model = keras.Model(inputs, keras.layers.Dense(1)(batch_normalization(inputs)))
+        model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.Adam(0.1)), "mse", metrics=["mae"], **MODE)
+    keras_mp.atomic_skip(model)
+    x, y = np.array(ROWS, "float32"), np.ones((REPLICAS, 1), "float32")
+    fit(model, x, y)
+    watched = [*model.variables, *model.optimizer.inner_optimizer.variables]
+    before = [number(variable) for variable in watched]
+    bad = x.copy()
+    bad[1, 0] = np.inf
+    assert np.isfinite(fit(model, bad, y).history["loss"]).all()
+    for old, variable in zip(before, watched, strict=True):
+        np.testing.assert_array_equal(old, number(variable))
+    for value in values_on_each(batch_normalization.moving_mean):
+        assert np.isfinite(value).all()
+    assert number(model.optimizer.skipped_steps) == 1

@@ -1,0 +1,47 @@
+import signal
+
+import keras
+import numpy as np
+
+from recipes.common.batches import ShuffledBatches
+from recipes.common.fit import fit
+
+
+def data(examples):
+    x = np.random.default_rng(0).normal(size=(examples, 3)).astype("float32")
+    return x, x.sum(axis=1, keepdims=True)
+
+
+class Batches(ShuffledBatches):
+    def set_epoch(self, epoch):
+        super().set_epoch(epoch)
+        self.epoch = epoch
+
+
+def linear():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_each_epoch_is_shuffled_timed_tested_and_kept(tmp_path, capsys):
+    batches = Batches(*data(20), batch_size=4, seed=0)
+    training = fit(linear(), batches, 3, tmp_path, data(8), 8)
+    assert batches.epoch == 2
+    assert len(training.timer.seconds) == 14  # the first step compiles
+    assert [row["epoch"] for row in training.history.rows] == [1, 2, 3]
+    assert training.history.rows[-1]["test_loss"] < training.history.rows[0]["test_loss"]
+    assert len((tmp_path / "history.csv").read_text().splitlines()) == 4
+    assert "epoch 3/3" in capsys.readouterr().out
+    assert not training.interrupted
+
+
+def test_ctrl_c_ends_it_after_the_step(tmp_path):
+    class Interrupted(Batches):
+        def __getitem__(self, step):
+            if step == 2:
+                signal.raise_signal(signal.SIGINT)
+            return super().__getitem__(step)
+
+    training = fit(linear(), Interrupted(*data(20), batch_size=4, seed=0), 3, tmp_path, data(8), 8)
+    assert training.interrupted and len(training.history.rows) == 1

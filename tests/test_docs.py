@@ -1,0 +1,46 @@
+"""The Python in README.md and docs/ runs as it stands there, each block on the backend it is for."""
+
+import runpy
+from pathlib import Path
+
+import keras
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def program(path):
+    """The ```python blocks of a page in one program, each on its own lines; ```python jax is for that backend only."""
+    lines, fence = [], None
+    for line in path.read_text().splitlines():
+        if line.startswith("```"):
+            fence = None if fence is not None else line.removeprefix("```").split()
+            assert fence is None or fence[1:] in ([], ["tensorflow"], ["jax"]), f"{path}: {line}"
+            lines.append("")
+        else:
+            runs = fence and fence[0] == "python" and fence[1:] in ([], [keras.backend.backend()])
+            lines.append(line if runs else "")
+    return "\n".join(lines)
+
+
+PROGRAMS = {path.relative_to(ROOT).as_posix(): program(path) for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
+
+
+def test_the_pages_with_python_are_found():
+    assert {page for page, code in PROGRAMS.items() if code.strip()} >= {"README.md", "docs/loss-scaling.md"}
+
+
+def marks(page):
+    """A page that exports starts, on JAX, TensorFlow in a process of its own."""
+    exports = "export_float32" in PROGRAMS[page] and keras.backend.backend() == "jax"
+    return [pytest.mark.slow] if exports else []
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=marks(page)) for page, code in PROGRAMS.items() if code.strip()]
+)
+def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "page.py"  # a file, because TensorFlow reads the source of what it compiles
+    file.write_text(PROGRAMS[page])
+    runpy.run_path(str(file))

@@ -1,0 +1,49 @@
+import keras
+import pytest
+from keras import layers
+
+import keras_mp
+
+
+def tiny(policy):
+    return keras.Sequential([keras.Input((2,)), layers.Dense(2), layers.Dense(2, dtype=policy)])
+
+
+@pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
+def test_wrap_optimizer_looks_at_every_layer(policy):
+    optimizer = keras_mp.wrap_optimizer(keras.optimizers.SGD(), tiny(policy))
+    assert isinstance(optimizer, keras_mp.LossScaleOptimizer)
+    assert optimizer.loss_scale == keras_mp.LossScale()
+
+
+def test_wrap_optimizer_sees_what_a_policy_map_decides():
+    policies = keras.dtype_policies.DTypePolicyMap()
+    policies[".*second"] = keras.DTypePolicy("mixed_float16")
+    layer = [layers.Dense(2, dtype=policies, name=name) for name in ("first", "second")]
+    model = keras.Sequential([keras.Input((2,)), *layer])
+    assert [each.compute_dtype for each in layer] == ["float32", "float16"]
+    assert isinstance(keras_mp.wrap_optimizer(keras.optimizers.SGD(), model), keras_mp.LossScaleOptimizer)
+
+
+def test_wrap_optimizer_looks_after_reloading(tmp_path):
+    tiny("mixed_float16").save(tmp_path / "model.keras")
+    model = keras.saving.load_model(tmp_path / "model.keras")
+    assert isinstance(keras_mp.wrap_optimizer(keras.optimizers.SGD(), model), keras_mp.LossScaleOptimizer)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "bfloat16"])
+def test_wrap_optimizer_returns_the_same_object_where_nothing_is_float16(policy):
+    optimizer = keras.optimizers.SGD(loss_scale_factor=4.0)
+    assert keras_mp.wrap_optimizer(optimizer, tiny(policy)) is optimizer
+    assert optimizer.loss_scale_factor == 4.0
+
+
+def test_wrapping_twice_is_refused():
+    for scaler in (keras_mp.LossScaleOptimizer, keras.optimizers.LossScaleOptimizer):
+        with pytest.raises(ValueError, match="optimizer=.* is a LossScaleOptimizer already"):
+            keras_mp.wrap_optimizer(scaler(keras.optimizers.SGD()), tiny("mixed_float16"))
+
+
+def test_what_is_no_optimizer_is_refused():
+    with pytest.raises(TypeError, match="optimizer='adam' must be a Keras optimizer"):
+        keras_mp.wrap_optimizer("adam", tiny("float32"))
