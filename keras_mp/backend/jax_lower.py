@@ -58,7 +58,7 @@ def lower(
 @contextmanager
 def _without_tracebacks() -> Iterator[None]:
     """Leaves the lines of the program out of the module, so that it depends on the step alone."""
-    limit = jax.config.jax_traceback_in_locations_limit
+    limit = getattr(jax.config, "jax_traceback_in_locations_limit")  # noqa: B009 (mypy does not know it)
     jax.config.update("jax_traceback_in_locations_limit", 0)
     try:
         yield

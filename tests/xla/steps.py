@@ -16,6 +16,7 @@ def tensor(shape, dtype="float32"):
 
 def tiny_gpt(policy="mixed_bfloat16"):
     """A compiled GPT and a batch."""
+    keras.utils.clear_session()  # the same names each time, and so the same step
     keras.config.set_dtype_policy(policy)
     model = gpt(TINY, VOCABULARY, LENGTH)
     model.compile(keras.optimizers.AdamW(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -34,6 +35,7 @@ def gpt_flops():
 
 def planted():
     """A bfloat16 model with a layer of width 1001, a float32 product and a float16 softmax, and a batch."""
+    keras.utils.clear_session()
     keras.config.set_dtype_policy("mixed_bfloat16")
     inputs = keras.Input((64,))
     x = layers.Dense(1001, name="odd")(inputs)
