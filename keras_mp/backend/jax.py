@@ -75,6 +75,31 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
     return jnp.einsum(equation, left, right, preferred_element_type=jnp.float32)
 
 
+def bitcast(x: Any, dtype: str) -> Any:
+    """Reads the bits of each element as another dtype of the same size."""
+    return jax.lax.bitcast_convert_type(x, dtype)
+
+
+def fp8_dot(left: Any, right: Any, axes: tuple[list[int], list[int]], *, precise: bool, name: str) -> Any:
+    """Multiplies two FP8 arrays and adds up in float32.
+
+    Args:
+        left: FP8, of any shape.
+        right: FP8, of any shape; one of the two in E4M3.
+        axes: the axes of left and of right to sum over, in pairs.
+        precise: whether a GPU must add up in full float32.
+        name: of the operation in the compiled program, with `/` between the scopes.
+
+    Returns:
+        A float32 array: left's other axes, then right's.
+    """
+    precision = jax.lax.Precision.HIGHEST if precise else jax.lax.Precision.DEFAULT
+    with jax.named_scope(name):
+        return jax.lax.dot_general(
+            left, right, (axes, ((), ())), precision=precision, preferred_element_type=jnp.float32
+        )
+
+
 def replica_count() -> int:
     """Returns over how many devices the current Keras distribution splits a batch."""
     distribution = keras.distribution.distribution()

@@ -93,6 +93,64 @@ def _transposed(x: Any, labels: Sequence[str], order: Sequence[str]) -> Any:
     return x if list(labels) == list(order) else tf.transpose(x, [labels.index(label) for label in order])
 
 
+def bitcast(x: Any, dtype: str) -> Any:
+    """Reads the bits of each element as another dtype of the same size."""
+    return tf.bitcast(x, dtype)
+
+
+_MLIR_TYPES = {"float8_e4m3fn": "f8E4M3FN", "float8_e5m2": "f8E5M2", "float32": "f32"}
+
+
+def fp8_dot(left: Any, right: Any, axes: tuple[list[int], list[int]], *, precise: bool, name: str) -> Any:
+    """Multiplies two FP8 tensors and adds up in float32.
+
+    TensorFlow's own products refuse FP8, so this one is written in StableHLO, which XLA compiles in eager and graph
+    mode, too.
+
+    Args:
+        left: FP8, of any shape; sizes may be unknown.
+        right: FP8, of any shape; one of the two in E4M3.
+        axes: the axes of left and of right to sum over, in pairs.
+        precise: whether a GPU must add up in full float32.
+        name: of the operation in the compiled program, with `/` between the scopes.
+
+    Returns:
+        A float32 tensor: left's other axes, then right's.
+    """
+    shape = [
+        size
+        for operand, summed in zip((left, right), axes, strict=True)
+        for axis, size in enumerate(operand.shape)
+        if axis not in summed
+    ]
+    left_type, right_type = (_mlir_type(operand.shape, operand.dtype.name) for operand in (left, right))
+    result_type = _mlir_type(shape, "float32")
+    precision = "HIGHEST" if precise else "DEFAULT"
+    location = name.replace("\\", "\\\\").replace('"', '\\"')
+    # Shape polymorphism: what is unknown here is filled in when the program is compiled.
+    module = f"""module @fp8_dot attributes {{jax.uses_shape_polymorphism = true}} {{
+      func.func public @main(%left: {left_type}, %right: {right_type}) -> {result_type} {{
+        %result = stablehlo.dot_general %left, %right, contracting_dims = {axes[0]} x {axes[1]},
+          precision = [{precision}, {precision}] : ({left_type}, {right_type}) -> {result_type} loc("{location}")
+        return %result : {result_type}
+      }}
+    }}"""
+    return tfxla.call_module(
+        [left, right],
+        version=9,
+        module=module.encode(),
+        Tout=[tf.float32],
+        Sout=[tf.TensorShape(shape)],
+        platforms=["CPU"],
+        disabled_checks=[tfxla.call_module_disable_check_platform()],  # nothing in it is a CPU's alone
+    )[0]
+
+
+def _mlir_type(shape: Sequence[int | None], dtype: str) -> str:
+    sizes = ["?" if size is None else str(size) for size in shape]
+    return f"tensor<{'x'.join([*sizes, _MLIR_TYPES[dtype]])}>"
+
+
 def replica_count() -> int:
     """Returns how many replicas of a model the current distribution strategy trains."""
     return tf.distribute.get_strategy().num_replicas_in_sync
