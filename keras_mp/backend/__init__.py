@@ -5,6 +5,7 @@ import keras
 if keras.backend.backend() == "tensorflow":
     from keras_mp.backend.tensorflow import (
         any_replica,
+        as_tensor,
         atomic_step,
         bitcast,
         conditional,
@@ -26,6 +27,7 @@ if keras.backend.backend() == "tensorflow":
 elif keras.backend.backend() == "jax":
     from keras_mp.backend.jax import (
         any_replica,
+        as_tensor,
         atomic_step,
         bitcast,
         conditional,
@@ -53,6 +55,7 @@ else:
 __all__ = [
     "fused_attention_in_float32",
     "any_replica",
+    "as_tensor",
     "atomic_step",
     "bitcast",
     "conditional",

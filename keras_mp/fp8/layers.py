@@ -9,6 +9,7 @@ import keras
 # Private, because Keras has no public way to read one variable in its own dtype.
 from keras.src.backend.common.variables import AutocastScope
 
+from keras_mp import backend
 from keras_mp.fp8.contraction import problem
 from keras_mp.fp8.matmul import matmul
 from keras_mp.fp8.scaling import get_recipe
@@ -18,6 +19,9 @@ Config = dict[str, Any]
 
 class Float8Layer:
     """What the FP8 layers share: a recipe, and the product."""
+
+    # Of 16-bit inputs the product is float32 before it is rounded to the compute dtype: `stabilize` need not see to it.
+    float32_sums = True
 
     kernel: Any
     bias: Any
@@ -31,7 +35,7 @@ class Float8Layer:
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         with AutocastScope(None):
             # The float32 master weights: they are rounded once, to FP8, and their gradient is never rounded.
-            kernel = keras.ops.convert_to_tensor(self.kernel)
+            kernel = backend.as_tensor(self.kernel)
         x = matmul(
             inputs,
             kernel,

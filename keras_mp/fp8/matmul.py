@@ -50,6 +50,7 @@ def matmul(
         ValueError: unknown recipe, or the equation is no matrix product.
     """
     recipe = get_recipe(recipe)
+    inputs, kernel = backend.as_tensor(inputs), backend.as_tensor(kernel)
     input_dtype, kernel_dtype = _float_dtype("inputs", inputs), _float_dtype("kernel", kernel)
     rank = len(inputs.shape)
     equation = explicit(equation, rank) if equation else last_axis(rank)
