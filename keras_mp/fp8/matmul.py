@@ -40,7 +40,7 @@ def matmul(
         equation: of an einsum, such as "abc,cde->abde": each label stands in two of its three terms.
         dtype: of the result; by default that of the inputs.
         path: names the products in the compiled program: `path/keras_mp.forward`, `path/keras_mp.input_gradient`,
-            `path/keras_mp.kernel_gradient`.
+            `path/keras_mp.kernel_gradient`. On JAX the name scopes around the call take its place.
 
     Returns:
         A tensor of shape (..., units), or as the equation says. The gradients have the dtypes of inputs and kernel.
@@ -57,9 +57,11 @@ def matmul(
     operands, result_labels = equation.split("->")
     input_labels, kernel_labels = operands.split(",")
 
+    # libtpu 0.0.42 runs out of stack where it fuses a product that splits features into heads with attention's own.
+    splits = len(kernel_labels) - len(set(kernel_labels) & set(input_labels)) > 1
+
     def product(labels: str, left: Quantized, right: Quantized, role: str, dtype: str) -> Any:
-        sums = _dot(labels, left.values, right.values, f"{path}/keras_mp.{role}", precise=role != "forward")
-        return keras.ops.cast(sums * (1.0 / (left.scale * right.scale)), dtype)
+        return _dot(labels, left, right, dtype, f"{path}/keras_mp.{role}", role != "forward", role == "forward" and splits)
 
     @keras.ops.custom_gradient
     def multiply(inputs: Any, kernel: Any) -> Any:
@@ -86,12 +88,13 @@ def _float_dtype(name: str, x: Any) -> str:
     return dtype
 
 
-def _dot(equation: str, left: Any, right: Any, name: str, precise: bool) -> Any:
-    """An einsum of two FP8 tensors whose summed labels stand in both; float32."""
+def _dot(equation: str, left: Quantized, right: Quantized, dtype: str, name: str, precise: bool, apart: bool) -> Any:
+    """An einsum of two quantized tensors whose summed labels stand in both, divided by their scales."""
     operands, result = equation.split("->")
     left_labels, right_labels = operands.split(",")
     summed = [label for label in left_labels if label in right_labels]
     axes = [left_labels.index(label) for label in summed], [right_labels.index(label) for label in summed]
-    out = backend.fp8_dot(left, right, axes, precise=precise, name=name)
+    factor = 1.0 / (left.scale * right.scale)
+    out = backend.fp8_dot(left.values, right.values, axes, factor, dtype, precise=precise, apart=apart, name=name)
     labels = [label for label in left_labels + right_labels if label not in summed]
     return out if labels == list(result) else keras.ops.transpose(out, [labels.index(label) for label in result])
