@@ -21,6 +21,7 @@ from recipes.common.finish import TrainingResult, finish
 from recipes.common.generate import generate, readable
 from recipes.common.history import HistoryFile
 from recipes.common.interrupt import StopOnInterrupt
+from recipes.common.precision import in_precision
 from recipes.common.progress import ProgressBar
 from recipes.common.run_folder import new_run_folder, written_beside
 from recipes.common.step_timer import StepTimer
@@ -31,7 +32,7 @@ from recipes.datasets.text import VOCABULARY, read, sequences, split
 class Config:
     """What can be set, here and on the command line."""
 
-    policy: Annotated[str, "auto, float32, mixed_bfloat16 or mixed_float16"] = "auto"
+    policy: Annotated[str, "auto, float32, mixed_bfloat16, mixed_float16 or fp8"] = "auto"
     corpus: Annotated[str, "pydoc, stdlib or the path of a text file"] = "pydoc"
     sequence_length: Annotated[int, "bytes of a sequence"] = 128
     layers: Annotated[int, "transformer blocks"] = 4
@@ -87,7 +88,7 @@ def train(config: Config) -> TrainingResult:
     schedule = keras.optimizers.schedules.CosineDecay(
         0.0, steps - warmup_steps, warmup_target=config.learning_rate, warmup_steps=warmup_steps
     )
-    model = keras_mp.stabilize(build(config))
+    model = in_precision(build(config), choice)
     model.compile(
         optimizer=keras.optimizers.AdamW(schedule, beta_2=0.95, weight_decay=config.weight_decay, global_clipnorm=1.0),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

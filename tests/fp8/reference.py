@@ -35,8 +35,11 @@ def product(equation, left, right):
     a, b = a.astype("float64"), b.astype("float64")
     scale = np.float64(scale_a) * np.float64(scale_b)
     exact = np.einsum(equation, a, b) / scale
-    terms = a.size * b.size // max(1, np.einsum(equation, a, b).size) + 4  # no fewer than are summed
-    return exact, np.einsum(equation, abs(a), abs(b)) / scale * min(terms, 2**20) * 2.0**-24
+    operands, out = equation.split("->")
+    sizes = dict(zip(operands.replace(",", ""), a.shape + b.shape, strict=True))
+    # An addition each, and five more roundings: of the two scales' product, its reciprocal, two products, the result.
+    roundings = np.prod([size for label, size in sizes.items() if label not in out]) + 5
+    return exact, np.einsum(equation, abs(a), abs(b)) / scale * roundings * 2.0**-24
 
 
 class Product:
