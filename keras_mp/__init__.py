@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from keras_mp import fp8 as fp8
     from keras_mp.export import export_float32 as export_float32
     from keras_mp.loss_scale import LossScale as LossScale
     from keras_mp.loss_scale import NoLossScale as NoLossScale
@@ -42,7 +43,7 @@ _HOME = {
     "stabilize": "keras_mp.stabilized",
     "wrap_optimizer": "keras_mp.wrap",
 }
-_MODULES = ("backend", "chips", "hardware")
+_MODULES = ("backend", "chips", "fp8", "hardware")
 
 __all__ = [*_HOME, *_MODULES]
 
@@ -51,6 +52,7 @@ def _register() -> None:
     """Imports the classes that saved models name: Keras finds only what has been registered by then."""
     import_module("keras_mp.stabilized")
     import_module("keras_mp.optimizer")
+    import_module("keras_mp.fp8")
 
 
 def __getattr__(name: str) -> Any:
@@ -58,6 +60,8 @@ def __getattr__(name: str) -> Any:
         _register()
         value = getattr(import_module(_HOME[name]), name)
     elif name in _MODULES:
+        if name == "fp8":
+            _register()
         value = import_module(f"keras_mp.{name}")
     else:
         raise AttributeError(f"module 'keras_mp' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -22,6 +22,7 @@ import keras
 import numpy as np
 
 import keras_mp.stabilized  # noqa: F401  registers what a saved model may hold
+from keras_mp.fp8.converted import plain_node
 from keras_mp.rebuild import Config, RebuildError, custom_objects_of, layers_by_path, rebuild
 from keras_mp.saved_model import LowPrecision, count_nodes, low_precision
 
@@ -127,7 +128,11 @@ def export_float32(
 
 
 def to_float32(node: Config, layer: Any) -> Config:
-    """The rebuild rule of a float32 export: every dtype policy and every 16-bit dtype string becomes float32."""
+    """The rebuild rule of a float32 export: every dtype policy and every 16-bit dtype string becomes float32.
+
+    FP8 layers become plain ones.
+    """
+    node = plain_node(node)
     kind = node.get("class_name")
     if kind in LOW_POLICY_CLASSES or (kind == "DTypePolicy" and _is_low(node["config"]["name"])):
         return FLOAT32_POLICY

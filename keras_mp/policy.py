@@ -10,16 +10,16 @@ import keras
 
 from keras_mp.hardware import Device, Support, current_device, support
 
-POLICIES = ("auto", "float32", "mixed_float16", "mixed_bfloat16")
+POLICIES = ("auto", "float32", "mixed_float16", "mixed_bfloat16", "fp8")
 
-_DTYPE = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
+_DTYPE = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "fp8"}
 
 
 class PolicyChoice(NamedTuple):
     """A dtype policy, whether to compile with it, and why.
 
     Args:
-        policy: "float32", "mixed_float16" or "mixed_bfloat16".
+        policy: "float32", "mixed_float16", "mixed_bfloat16" or "fp8".
         jit_compile: What to pass to `model.compile(jit_compile=...)`.
         reason: Why this policy, and why with or without jit, in full sentences.
     """
@@ -56,14 +56,17 @@ def choose_policy(device: Device | None = None) -> PolicyChoice:
 def set_global_policy(name: str = "auto") -> PolicyChoice:
     """Sets Keras's global dtype policy.
 
+    "fp8" sets Keras's policy "mixed_bfloat16", in which all runs but the layers that `keras_mp.fp8.convert` selects:
+    call it on the model that you build under the policy.
+
     Args:
-        name: "auto", "float32", "mixed_float16" or "mixed_bfloat16".
+        name: "auto", "float32", "mixed_float16", "mixed_bfloat16" or "fp8".
 
     Returns:
         What was set, whether to jit, and why.
 
     Raises:
-        ValueError: If the name is none of the four.
+        ValueError: If the name is none of the five.
 
     Warns:
         UserWarning: If this hardware does not serve the policy; the message says which one to use.
@@ -106,7 +109,7 @@ def _set(name: str, stacklevel: int) -> PolicyChoice:
             warnings.warn(f"{name}: {served.reason} Use {choice.policy!r} here.", UserWarning, stacklevel=stacklevel)
         jit = _jit(device, keras.backend.backend())
         choice = PolicyChoice(name, jit.ok, f"{served.reason} {jit.reason}")
-    keras.mixed_precision.set_global_policy(choice.policy)
+    keras.mixed_precision.set_global_policy("mixed_bfloat16" if choice.policy == "fp8" else choice.policy)
     return choice
 
 
@@ -119,8 +122,6 @@ def _check(name: str) -> None:
             f"name={name!r} would keep the weights in {name} too, with no float32 master copy, and small updates "
             f"would be lost. Use 'mixed_{name}'. {known}"
         )
-    if name == "fp8":
-        raise ValueError(f"name='fp8' is no Keras policy: it is layers converted on top of 'mixed_bfloat16'. {known}")
     nearest = difflib.get_close_matches(str(name), POLICIES, n=1)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
     raise ValueError(f"name={name!r} is not a known policy.{hint} {known}")

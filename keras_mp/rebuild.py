@@ -190,12 +190,9 @@ def _rewrite(node: Any, rule: Rule, layers: dict[int, Any]) -> Any:
         ignored = {"shared_object_id"}
     else:
         node, ignored = _with_lambda(_with_policy(node, layer), layer), {"compile_config"}  # carried as live objects
-    node = rule({key: _rewrite(value, rule, layers) for key, value in node.items() if key not in ignored}, layer)
-    if layer is None:
-        return node
-    if node["class_name"] == type(layer).__name__ and not _takes_dtype(type(layer)):
-        node = {**node, "config": {key: value for key, value in node["config"].items() if key != "dtype"}}
-    return node
+    if layer is not None:
+        node = without_refused_dtype(node, type(layer))
+    return rule({key: _rewrite(value, rule, layers) for key, value in node.items() if key not in ignored}, layer)
 
 
 def _with_policy(node: Config, layer: Any) -> Config:
@@ -254,9 +251,12 @@ def _unshare_across_graphs(node: Any, seen: set[int]) -> tuple[Any, list[int]]:
     return result, copied
 
 
-def _takes_dtype(cls: type) -> bool:
+def without_refused_dtype(node: Config, cls: type) -> Config:
+    """Drops the dtype from the config of a class whose `__init__` does not take it, as Keras's base class writes it."""
     parameters = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
-    return any(p.name == "dtype" or p.kind is p.VAR_KEYWORD for p in parameters)
+    if any(p.name == "dtype" or p.kind is p.VAR_KEYWORD for p in parameters):
+        return node
+    return {**node, "config": {key: value for key, value in node["config"].items() if key != "dtype"}}
 
 
 def custom_objects_of(model: Any) -> dict[str, Any]:

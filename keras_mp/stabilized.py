@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.rebuild import Config, children_of, rebuild
+from keras_mp.rebuild import Config, children_of, rebuild, without_refused_dtype
 from keras_mp.sensitive import find, output_layers
 from keras_mp.stable_layers import (
     ACTIVATION_ATTRIBUTES,
@@ -100,7 +100,7 @@ class Stabilized:
         treated = type(self)
         self.__class__ = self._original  # Keras reads the class's name, module and constructor off the object
         try:
-            layer = keras.saving.serialize_keras_object(self)
+            layer = without_refused_dtype(keras.saving.serialize_keras_object(self), type(self))
         finally:
             self.__class__ = treated
         for key in ("compile_config", "shared_object_id"):  # those of the config around this one count
@@ -176,7 +176,7 @@ def _extended(original: type, treatments: tuple[str, ...]) -> type:
     for treatment in treatments:
         if treatment == "float32":
             mixins.append(Float32Inside)
-        elif treatment == "result":
+        elif treatment == "result" and not getattr(original, "float32_sums", False):
             mixins.append(next(mixin for cls, mixin in RESULT_MIXINS.items() if issubclass(original, cls)))
         elif treatment == "scores":
             mixins.append(next(mixin for cls, mixin in SCORES_MIXINS.items() if issubclass(original, cls)))

@@ -47,6 +47,8 @@ class Config:
         for field in ("seed", "weight_decay"):
             if not getattr(self, field) >= 0:
                 raise ValueError(f"{field} must be at least 0, got {getattr(self, field)}")
+        if self.policy == "fp8":
+            raise ValueError("policy fp8 is for dense layers, and here all but the last are convolutions: use another")
 
 
 def digits() -> Config:

@@ -21,6 +21,7 @@ from recipes.common.batches import ShuffledBatches
 from recipes.common.finish import TrainingResult, finish
 from recipes.common.fit import fit
 from recipes.common.generate import generate, readable
+from recipes.common.precision import in_precision
 from recipes.common.run_folder import new_run_folder, written_beside
 from recipes.common.schedule import warmup_then_cosine
 from recipes.datasets.text import VOCABULARY, read, sequences, split
@@ -30,7 +31,7 @@ from recipes.datasets.text import VOCABULARY, read, sequences, split
 class Config:
     """What can be set, here and on the command line."""
 
-    policy: Annotated[str, "auto, float32, mixed_bfloat16 or mixed_float16"] = "auto"
+    policy: Annotated[str, "auto, float32, mixed_bfloat16, mixed_float16 or fp8"] = "auto"
     corpus: Annotated[str, "pydoc, stdlib or the path of a text file"] = "pydoc"
     sequence_length: Annotated[int, "bytes of a sequence"] = 128
     layers: Annotated[int, "transformer blocks"] = 4
@@ -82,7 +83,7 @@ def train(config: Config) -> TrainingResult:
     validation_inputs, validation_targets = sequences(validation_bytes, config.sequence_length)
 
     learning_rate = warmup_then_cosine(config.learning_rate, config.epochs * len(batches))
-    model = keras_mp.stabilize(build(config))
+    model = in_precision(build(config), choice)
     model.compile(
         optimizer=keras.optimizers.AdamW(
             learning_rate, beta_2=0.95, weight_decay=config.weight_decay, global_clipnorm=1.0

@@ -2,12 +2,14 @@
 
     python -m recipes.parity digits --seeds 3 --out docs/digits-parity.md
     python -m recipes.parity language_model --precisions float32,mixed_bfloat16 --out docs/language-model-parity.md
+    python -m recipes.parity language_model --precisions mixed_bfloat16,fp8 --curves docs/fp8-curves.png
 
 Options after these go to the recipe: `--epochs 5`. Each training is a process of its own, so that none inherits the
 policy, the compiled functions or the random state of the one before.
 """
 
 import argparse
+import csv
 import json
 import shlex
 import statistics
@@ -18,17 +20,19 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
+from recipes.common.curves import draw_parity
 from recipes.common.metric import difference, written
 from recipes.common.run_folder import written_beside
 
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+KNOWN = (*PRECISIONS, "fp8")
 
 
 def run(recipe: str, precision: str, seed: int, options: Sequence[str]) -> dict:
     """Runs the recipe once, in a process of its own.
 
     Returns:
-        The run's summary: `config`, `versions`, `result`.
+        The run's summary: `config`, `versions`, `result`; and its `history`, the loss on the test data by epoch.
 
     Raises:
         RuntimeError: the run failed; the message holds what it printed last.
@@ -39,7 +43,9 @@ def run(recipe: str, precision: str, seed: int, options: Sequence[str]) -> dict:
         process = subprocess.run(command, capture_output=True, text=True)
         if process.returncode:
             raise RuntimeError(f"{shlex.join(command)} failed: {(process.stderr or process.stdout)[-2000:]}")
-        return json.loads((Path(folder) / "run" / "summary.json").read_text())
+        with (Path(folder) / "run" / "history.csv").open(newline="") as file:
+            history = [float(row["test_loss"]) for row in csv.DictReader(file)]
+        return json.loads((Path(folder) / "run" / "summary.json").read_text()) | {"history": history}
 
 
 def table(metric: str, values: dict[str, list[float]]) -> str:
@@ -63,32 +69,54 @@ def table(metric: str, values: dict[str, list[float]]) -> str:
     return "\n".join(lines) + f"\n\nLargest difference between two means: {gap}.\n"
 
 
+def curves(histories: dict[str, list[list[float]]]) -> str:
+    """Lays out the loss on the test data after each epoch, the mean of the seeds, as Markdown.
+
+    Args:
+        histories: the losses by epoch, a list a seed, by precision.
+
+    Returns:
+        The table, a column a precision.
+    """
+    lines = ["| epoch | " + " | ".join(histories) + " |", "| ---: |" + " ---: |" * len(histories)]
+    means = [[statistics.mean(epoch) for epoch in zip(*seeds, strict=True)] for seeds in histories.values()]
+    for epoch, row in enumerate(zip(*means, strict=True), start=1):
+        lines.append(f"| {epoch} | " + " | ".join(f"{loss:.4f}" for loss in row) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs all, prints the table and writes it with what is needed to do it again."""
     parser = argparse.ArgumentParser(prog="python -m recipes.parity", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("recipe", help="name or path of a recipe")
     parser.add_argument("--seeds", type=int, default=3, help="how many: 0, 1, ... (default: 3)")
     parser.add_argument("--out", type=Path, help="Markdown file to write")
+    parser.add_argument("--curves", type=Path, help="picture to write, a PNG: the loss on the test data by epoch")
     parser.add_argument("--precisions", default=",".join(PRECISIONS), help="with commas (default: %(default)s)")
     known, options = parser.parse_known_args(list(arguments))
     if known.seeds < 1:
         parser.error(f"--seeds must be at least 1, got {known.seeds}")
     values: dict[str, list[float]] = {precision: [] for precision in known.precisions.split(",")}
     for precision in values:
-        if precision not in PRECISIONS:
-            parser.error(f"--precisions are some of {', '.join(PRECISIONS)}, got {precision!r}")
+        if precision not in KNOWN:
+            parser.error(f"--precisions are some of {', '.join(KNOWN)}, got {precision!r}")
+    histories: dict[str, list[list[float]]] = {precision: [] for precision in values}
     for seed in range(known.seeds):
         for precision in values:
             summary = run(known.recipe, precision, seed, options)
             metric, value = summary["result"]["metric"], summary["result"]["value"]
             values[precision].append(value)
+            histories[precision].append(summary["history"])
             print(f"{precision:<15} seed {seed}: {metric} {written(metric, value)}", flush=True)
-    print("\n" + table(metric, values))
+    print("\n" + table(metric, values) + "\n" + curves(histories))
+    if known.curves:
+        draw_parity(histories, f"{known.recipe}: loss on the test data", known.curves)
     if known.out:
         versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
         command = shlex.join(["python", "-m", "recipes.parity", *arguments])
         text = (
             f"# {known.recipe}: {metric} by precision\n\n{table(metric, values)}\n"
+            f"Mean loss on the test data after each epoch:\n\n{curves(histories)}\n"
             f"{date.today()}: {versions}. To do it again:\n\n```\n{command}\n```\n"
         )
         with written_beside(known.out) as partial:

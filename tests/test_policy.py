@@ -138,13 +138,22 @@ def test_an_unserved_policy_is_set_with_a_warning_at_the_caller(on, device, back
     assert {warning.filename for warning in [*caught, *caught_in_scope]} == {__file__}
 
 
+def test_fp8_is_mixed_bfloat16_with_layers_to_convert(on):
+    on(H100)
+    choice = set_global_policy("fp8")
+    assert choice.policy == "fp8" and choice.jit_compile and "fp8 tensor cores" in choice.reason
+    assert global_name() == "mixed_bfloat16"
+    on(A100)
+    with pytest.warns(UserWarning, match="fp8: .* no FP8 tensor cores .* Use 'mixed_bfloat16' here"):
+        assert set_global_policy("fp8").policy == "fp8"
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("mixed_bfloat", "Did you mean 'mixed_bfloat16'"),
         ("bfloat16", "no float32 master copy.*Use 'mixed_bfloat16'"),
         ("float16", "Use 'mixed_float16'"),
-        ("fp8", "on top of 'mixed_bfloat16'"),
         ("fastest", "is not a known policy. Known"),
         (None, "name=None is not a known policy"),
     ],

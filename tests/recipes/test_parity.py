@@ -15,13 +15,21 @@ def test_every_precision_and_seed_runs_and_the_report_says_how_to_repeat_it(tmp_
 
     def run(recipe, precision, seed, options):
         runs.append((recipe, precision, seed, options))
-        return {"result": {"metric": "test accuracy", "value": 0.9}, "versions": {"keras": "3.15.1"}}
+        return {
+            "result": {"metric": "test accuracy", "value": 0.9},
+            "versions": {"keras": "3.15.1"},
+            "history": [2.0, 1.0 + seed],
+        }
 
     monkeypatch.setattr(parity, "run", run)
     out = tmp_path / "parity.md"
-    assert parity.main(["digits", "--seeds", "2", "--out", str(out), "--epochs", "5"]) == 0
+    picture = tmp_path / "parity.png"
+    options = ["--seeds", "2", "--out", str(out), "--curves", str(picture), "--epochs", "5"]
+    assert parity.main(["digits", *options]) == 0
     assert runs == [("digits", p, s, ["--epochs", "5"]) for s in range(2) for p in parity.PRECISIONS]
     assert "keras 3.15.1" in out.read_text() and "recipes.parity digits --seeds 2" in out.read_text()
+    assert "| 2 | 1.5000 | 1.5000 | 1.5000 |" in out.read_text()
+    assert picture.read_bytes().startswith(b"\x89PNG")
     assert "90.00%" in capsys.readouterr().out
 
 
@@ -30,7 +38,11 @@ def test_precisions_are_chosen_and_an_unknown_one_is_named(monkeypatch, capsys):
 
     def run(recipe, precision, seed, options):
         runs.append(precision)
-        return {"result": {"metric": "validation bits per byte", "value": 2.0 + len(runs) / 50}, "versions": {}}
+        return {
+            "result": {"metric": "validation bits per byte", "value": 2.0 + len(runs) / 50},
+            "versions": {},
+            "history": [1.0],
+        }
 
     monkeypatch.setattr(parity, "run", run)
     assert parity.main(["digits", "--seeds", "1", "--precisions", "mixed_bfloat16,float32"]) == 0
@@ -39,7 +51,7 @@ def test_precisions_are_chosen_and_an_unknown_one_is_named(monkeypatch, capsys):
     assert "Largest difference between two means: 0.99% of the smallest." in printed
     with pytest.raises(SystemExit):
         parity.main(["digits", "--precisions", "float32,bfloat16"])
-    assert "float32, mixed_bfloat16, mixed_float16, got 'bfloat16'" in capsys.readouterr().err
+    assert "float32, mixed_bfloat16, mixed_float16, fp8, got 'bfloat16'" in capsys.readouterr().err
 
 
 def test_a_run_is_a_process_whose_summary_is_read(tmp_path, monkeypatch):
@@ -59,9 +71,11 @@ def test_a_run_is_a_process_whose_summary_is_read(tmp_path, monkeypatch):
         "    folder = pathlib.Path(config.output, config.name)\n"
         "    folder.mkdir()\n"
         "    (folder / 'summary.json').write_text(json.dumps(dataclasses.asdict(config)))\n"
+        "    (folder / 'history.csv').write_text('epoch,test_loss\\n1,2.5\\n2,1.5\\n')\n"
         "    return types.SimpleNamespace(interrupted=False)\n"
     )
     config = parity.run(str(recipe), "mixed_bfloat16", 7, [])
     assert (config["policy"], config["seed"], config["export"]) == ("mixed_bfloat16", 7, False)
+    assert config["history"] == [2.5, 1.5]
     with pytest.raises(RuntimeError, match="unknown option --zzz"):
         parity.run(str(recipe), "float32", 0, ["--zzz"])

@@ -1,0 +1,22 @@
+"""FP8 that really is FP8: matrix products with 8-bit operands and float32 sums, forward and backward."""
+
+from keras_mp.fp8.convert import convert, explain, is_available, revert
+from keras_mp.fp8.formats import E4M3, E5M2
+from keras_mp.fp8.layers import Float8Dense, Float8EinsumDense
+from keras_mp.fp8.matmul import matmul
+from keras_mp.fp8.scaling import HYBRID, CurrentScaling, RoleFormats
+
+__all__ = [
+    "E4M3",
+    "E5M2",
+    "HYBRID",
+    "CurrentScaling",
+    "Float8Dense",
+    "Float8EinsumDense",
+    "RoleFormats",
+    "convert",
+    "explain",
+    "is_available",
+    "matmul",
+    "revert",
+]

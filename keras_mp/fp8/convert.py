@@ -1,0 +1,162 @@
+"""A model whose matrix products run in FP8, and back."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from keras_mp.fp8.converted import converted_node, places_below, plain_node
+from keras_mp.fp8.layers import Config, Float8Layer
+from keras_mp.fp8.scaling import Recipe, get_recipe
+from keras_mp.fp8.selection import Decision, Select, decide
+from keras_mp.hardware import Support, support
+from keras_mp.rebuild import children_of, layers_by_path, rebuild
+from keras_mp.stabilized import Stabilized
+
+
+def is_available() -> Support:
+    """Says whether this device multiplies FP8 matrices faster than 16-bit ones.
+
+    Where it does not, everything runs all the same, with the same numerics.
+
+    Returns:
+        `(ok, reason)`.
+    """
+    return support("fp8")
+
+
+def convert(model: Any, recipe: Recipe | str | None = None, select: Select | None = None) -> Any:
+    """A new model in which Dense and EinsumDense layers compute in FP8; see `keras_mp.fp8.matmul`.
+
+    That includes layers inside others, such as the projections of MultiHeadAttention and GroupQueryAttention. Weights,
+    names, shared layers, compile arguments and optimizer state are carried over; the original is left alone. The result
+    is saved and loaded as usual, wherever `keras_mp` is imported, and exported by `keras_mp.export_float32` as plain
+    layers.
+
+    Layers that compute in FP8 already stay as they are, recipe and all, so converting twice changes nothing; `revert`
+    first to change the recipe.
+
+    Args:
+        model: a built Keras model: functional, sequential, subclassed, nested; before or after training.
+        recipe: a recipe such as `CurrentScaling(power_of_two=True)`, or its name; `CurrentScaling()` by default.
+        select: `select(path, layer) -> bool` is asked about every Dense and EinsumDense layer that can be converted.
+            By default all are chosen but those that read the model's input or compute its output, whose errors nothing
+            behind or before them evens out (torchao's examples leave the last layer out as well); those whose product
+            is not of multiples of 16, which FP8 hardware asks for (cuBLAS documentation, cublasLtMatmul); and those
+            that are too small to gain: the smaller side of the product at most 1024 and the larger at most 4096
+            (torchao's automatic filter for tensorwise scaling, measured on an H100).
+
+    Returns:
+        The new model. Each layer that was converted is still an instance of its class.
+
+    Raises:
+        RebuildError: the model is not built, or has a layer that cannot be rebuilt; the message names it.
+        ValueError: unknown recipe.
+        TypeError: select is no function.
+
+    Warns:
+        UserWarning: names what could not be converted or not be carried over; and layers that compute in float32,
+            where FP8 products save less than under "mixed_bfloat16".
+    """
+    recipe = get_recipe(recipe)
+    if select is not None and not callable(select):
+        raise TypeError(f"select={select!r} must be a function select(path, layer) that returns a bool")
+    chosen = [each for each in decide(model, select) if each.float8]
+    wanted = {id(each.layer): recipe for each in chosen if not isinstance(each.layer, Float8Layer)}
+    reached: set[int] = set()
+
+    def rule(node: Config, layer: Any) -> Config:
+        if layer is None:
+            return node
+        reached.add(id(layer))
+        hidden = {id(each) for each in _below(layer)} & wanted.keys() - reached
+        reached.update(hidden)
+        below = places_below(layer, {key: recipe for key in hidden})
+        return converted_node(node, wanted.get(id(layer)), below)
+
+    new, unreached, _ = rebuild(model, rule)
+    missed = [f"layer {path!r} is not in FP8" for path in _not_converted(model, new, wanted)] + list(unreached)
+    if missed:
+        warnings.warn(f"fp8.convert({model.name!r}) could not reach everything: {'; '.join(missed)}", stacklevel=2)
+    wide = [each.path for each in chosen if _is_wide(each.layer)]
+    if wide:
+        warnings.warn(
+            f"fp8.convert({model.name!r}): {', '.join(wide)} compute in float32. Their products are in FP8 now, but "
+            "what lies between is in float32: build the model under 'mixed_bfloat16' to gain more",
+            stacklevel=2,
+        )
+    return new
+
+
+def revert(model: Any) -> Any:
+    """A new model in which every FP8 layer of this kit is the plain Keras layer again.
+
+    Args:
+        model: a built Keras model.
+
+    Returns:
+        The new model: weights, compile arguments and optimizer state are carried over.
+
+    Raises:
+        RebuildError: as for `convert`.
+
+    Warns:
+        UserWarning: names what could not be carried over.
+    """
+    new, unreached, _ = rebuild(model, lambda node, layer: plain_node(node))
+    if unreached:
+        warnings.warn(f"fp8.revert({model.name!r}) could not reach everything: {'; '.join(unreached)}", stacklevel=2)
+    return new
+
+
+def explain(model: Any, select: Select | None = None) -> list[Decision]:
+    """Prints a row for each Dense and EinsumDense layer: whether it computes in FP8, or `convert` would, and why.
+
+    Args:
+        model: a built Keras model, before or after `convert`.
+        select: as `convert` would be given it.
+
+    Returns:
+        What was printed, a `Decision` a layer.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    decisions = decide(model, select)
+    table = Table("layer", "product", "FP8", "why", box=None, pad_edge=False)
+    for each in decisions:
+        sizes = "" if each.sizes is None else f"{each.sizes[0]} x {each.sizes[1]}"
+        row = (each.path, sizes, _verdict(each), each.reason)
+        table.add_row(*[Text(cell, overflow="fold") for cell in row])
+    Console(highlight=False).print(table)
+    return decisions
+
+
+def _not_converted(old: Any, new: Any, wanted: dict[int, Recipe]) -> list[str]:
+    """Paths of the layers that should be in FP8 in the new model and are not."""
+    # By order, as automatic names differ.
+    news = list(layers_by_path(new).values())
+    return [
+        path
+        for index, (path, layer) in enumerate(layers_by_path(old).items())
+        if id(layer) in wanted and not (index < len(news) and isinstance(news[index], Float8Layer))
+    ]
+
+
+def _is_wide(layer: Any) -> bool:
+    """Whether a layer was built to compute in float32; what `stabilize` lets return float32 was not."""
+    return (layer._precision if isinstance(layer, Stabilized) else layer.compute_dtype) == "float32"
+
+
+def _verdict(decision: Decision) -> str:
+    if isinstance(decision.layer, Float8Layer):
+        return "yes"
+    return "would be" if decision.float8 else "no"
+
+
+def _below(layer: Any) -> Iterator[Any]:
+    for child in children_of(layer):
+        yield child
+        yield from _below(child)

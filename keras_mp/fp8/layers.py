@@ -1,0 +1,101 @@
+"""Keras's Dense and EinsumDense with FP8 matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+# Private, because Keras has no public way to read one variable in its own dtype.
+from keras.src.backend.common.variables import AutocastScope
+
+from keras_mp import backend
+from keras_mp.fp8.contraction import problem
+from keras_mp.fp8.matmul import matmul
+from keras_mp.fp8.scaling import get_recipe
+
+Config = dict[str, Any]
+
+
+class Float8Layer:
+    """What the FP8 layers share: a recipe, and the product."""
+
+    # Of 16-bit inputs the product is float32 before it is rounded to the compute dtype: `stabilize` need not see to it.
+    float32_sums = True
+
+    kernel: Any
+    bias: Any
+    activation: Any
+    compute_dtype: str
+    path: str
+    name: str
+    # Set by __init__, and on a live layer that is converted.
+    recipe: Any
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        with AutocastScope(None):
+            # The float32 master weights: they are rounded once, to FP8, and their gradient is never rounded.
+            kernel = backend.as_tensor(self.kernel)
+        x = matmul(
+            inputs,
+            kernel,
+            self.recipe,
+            equation=getattr(self, "equation", ""),
+            dtype=self.compute_dtype,
+            path=self.path or self.name,
+        )
+        if self.bias is not None:
+            x = keras.ops.add(x, self.bias)
+        return x if self.activation is None else self.activation(x)
+
+    def get_config(self) -> Config:
+        recipe = keras.saving.serialize_keras_object(self.recipe)
+        return {**super().get_config(), "recipe": recipe}  # type: ignore[misc]
+
+
+@keras.saving.register_keras_serializable("keras_mp")
+class Float8Dense(Float8Layer, keras.layers.Dense):
+    """`keras.layers.Dense` whose product and both gradients are FP8 products; see `keras_mp.fp8.matmul`.
+
+    Everything else is as in Dense: activation, bias, regularizers, constraints, LoRA, and float32 weights under the
+    policies "mixed_bfloat16" and "mixed_float16". Under "float32" the result is not rounded to 16 bits.
+
+    Args:
+        units: features of the result.
+        recipe: a recipe such as `CurrentScaling(power_of_two=True)`, or its name; `CurrentScaling()` by default.
+        **arguments: those of `keras.layers.Dense`.
+
+    Raises:
+        ValueError: unknown recipe, or as Dense.
+        TypeError: called on integers.
+    """
+
+    def __init__(self, units: int, activation: Any = None, *, recipe: Any = None, **arguments: Any) -> None:
+        super().__init__(units, activation, **arguments)
+        self.recipe = get_recipe(recipe)
+
+
+@keras.saving.register_keras_serializable("keras_mp")
+class Float8EinsumDense(Float8Layer, keras.layers.EinsumDense):
+    """`keras.layers.EinsumDense` whose product and both gradients are FP8 products; see `keras_mp.fp8.matmul`.
+
+    Args:
+        equation: a matrix product of an input and a kernel: each label stands in two of its three terms, as in
+            "abc,cde->abde".
+        output_shape: as in EinsumDense.
+        recipe: a recipe such as `CurrentScaling(power_of_two=True)`, or its name; `CurrentScaling()` by default.
+        **arguments: those of `keras.layers.EinsumDense`.
+
+    Raises:
+        ValueError: the equation is no matrix product, unknown recipe, or as EinsumDense.
+        TypeError: called on integers.
+    """
+
+    def __init__(
+        self, equation: str, output_shape: Any, activation: Any = None, *, recipe: Any = None, **arguments: Any
+    ) -> None:
+        wrong = problem(equation)
+        if wrong:
+            raise ValueError(f"Float8EinsumDense computes matrix products of an input and a kernel, but {wrong}")
+        super().__init__(equation, output_shape, activation, **arguments)
+        self.recipe = get_recipe(recipe)

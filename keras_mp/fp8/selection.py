@@ -1,0 +1,161 @@
+"""Which layers FP8 makes faster: the default of `convert`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_mp.fp8.contraction import problem
+from keras_mp.fp8.layers import Float8Layer
+from keras_mp.rebuild import layers_by_path
+from keras_mp.sensitive import NORMALIZATIONS, PASSING_ON, output_layers
+from keras_mp.stabilized import Stabilized
+
+# NVIDIA, cuBLAS documentation, cublasLtMatmul: sizes of FP8 operands must be multiples of 16.
+MULTIPLE = 16
+# A layer gains nothing when its smaller side is at most SMALL and its larger at most LARGE. Source: torchao's automatic
+# filter for tensorwise scaling (torchao/float8/float8_linear_utils.py), from its measurements on an H100.
+SMALL, LARGE = 1024, 4096
+
+Select = Callable[[str, Any], bool]
+
+
+class Decision(NamedTuple):
+    """What `convert` does with a Dense or EinsumDense layer, and why.
+
+    Attributes:
+        path: the names that lead to the layer, joined with `/`.
+        layer: the live layer.
+        sizes: inputs and outputs of its matrix product; None before it is built.
+        float8: whether it computes in FP8.
+        possible: whether it can.
+        reason: why, or why not.
+    """
+
+    path: str
+    layer: Any
+    sizes: tuple[int, int] | None
+    float8: bool
+    possible: bool
+    reason: str
+
+
+def decide(model: Any, select: Select | None = None) -> list[Decision]:
+    """Decides for each Dense and EinsumDense layer of a model.
+
+    Args:
+        model: a built Keras model.
+        select: `select(path, layer) -> bool`, instead of the default.
+
+    Returns:
+        A decision a layer, depth first.
+    """
+    ends = {} if select else end_layers(model)
+    return [
+        _decide(path, layer, select, ends)
+        for path, layer in layers_by_path(model).items()
+        if isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense))
+    ]
+
+
+def _decide(path: str, layer: Any, select: Select | None, ends: dict[int, str]) -> Decision:
+    wrong = _impossible(layer)
+    sizes = None if wrong else matrix_sizes(layer)
+    if isinstance(layer, Float8Layer):
+        return Decision(path, layer, sizes, True, True, f"it computes in FP8 with {layer.recipe}")
+    if wrong or sizes is None:
+        return Decision(path, layer, sizes, False, False, wrong)
+    if select is not None:
+        chosen = bool(select(path, layer))
+        return Decision(path, layer, sizes, chosen, True, "select chose it" if chosen else "select left it out")
+    reason = ends.get(id(layer)) or _too_small(*sizes)
+    return Decision(path, layer, sizes, not reason, True, reason or f"its product of {sizes[0]} by {sizes[1]} gains")
+
+
+def _impossible(layer: Any) -> str:
+    plain = layer._original if isinstance(layer, Stabilized) else type(layer)
+    known = (keras.layers.Dense, keras.layers.EinsumDense)
+    if plain not in known and not issubclass(plain, Float8Layer):
+        return f"{plain.__name__} has code of its own, which an FP8 layer would not run"
+    if not layer.built:
+        return "it is not built: call the model once on a batch"
+    if layer.quantization_mode is not None:
+        return f"it is quantized to {layer.quantization_mode}"
+    return problem(layer.equation) if isinstance(layer, keras.layers.EinsumDense) else ""
+
+
+def matrix_sizes(layer: Any) -> tuple[int, int]:
+    """Counts the inputs and the outputs of a built Dense or EinsumDense layer, whatever the shape of its kernel."""
+    shape = tuple(layer.kernel.shape)
+    if isinstance(layer, keras.layers.Dense):
+        return shape[0], shape[1]
+    operands, result = layer.equation.replace(" ", "").split("->")
+    kept = [label in result for label in operands.split(",")[1]]
+    inputs = math.prod(size for size, keep in zip(shape, kept, strict=True) if not keep)
+    return inputs, math.prod(size for size, keep in zip(shape, kept, strict=True) if keep)
+
+
+def _too_small(inputs: int, outputs: int) -> str:
+    if inputs % MULTIPLE or outputs % MULTIPLE:
+        return f"its product of {inputs} by {outputs} is not of multiples of {MULTIPLE}"
+    if min(inputs, outputs) <= SMALL and max(inputs, outputs) <= LARGE:
+        return f"its product of {inputs} by {outputs} is too small: a side above {LARGE}, or both above {SMALL}, gain"
+    return ""
+
+
+def end_layers(model: Any) -> dict[int, str]:
+    """Finds the layers that read a model's input or compute its output, among Dense and EinsumDense ones.
+
+    Layers that neither multiply nor mix, such as Flatten, Dropout and normalizations, may lie between. A subclassed
+    model does not say in which order it calls its layers; there the first and the last created count.
+
+    Args:
+        model: a built Keras model.
+
+    Returns:
+        Why each is left out, by the layer's id.
+    """
+    products = [
+        layer
+        for layer in layers_by_path(model).values()
+        if isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense))
+    ]
+    if getattr(model, "outputs", None):
+        first, last = set(_readers_of_input(model)), set(output_layers(model))
+    else:
+        first, last = {id(layer) for layer in products[:1]}, {id(layer) for layer in products[-1:]}
+    ends = {id(layer): "it is the model's first layer" for layer in products if id(layer) in first}
+    return ends | {id(layer): "it computes the model's output" for layer in products if id(layer) in last}
+
+
+def _readers_of_input(model: Any) -> Iterator[int]:
+    """Ids of the layers in a functional graph, and in graphs inside it, that read the graph's input."""
+    seen: set[int] = set()
+
+    def reads_input(tensor: Any) -> bool:
+        operation, node = _source(tensor)
+        if isinstance(operation, keras.layers.InputLayer):
+            return True
+        passing = (*PASSING_ON, *NORMALIZATIONS, keras.layers.Rescaling)
+        return isinstance(operation, passing) and any(map(reads_input, node.input_tensors))
+
+    waiting = list(keras.tree.flatten(model.outputs))
+    while waiting:
+        operation, node = _source(waiting.pop())
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        waiting += node.input_tensors
+        if any(map(reads_input, node.input_tensors)):
+            yield id(operation)
+            if isinstance(operation, keras.Model) and getattr(operation, "outputs", None):
+                yield from _readers_of_input(operation)
+
+
+def _source(tensor: Any) -> tuple[Any, Any]:
+    # Private, as there is no public way from a symbolic tensor to the layer that made it.
+    operation, node_index, _ = tensor._keras_history
+    return operation, operation._inbound_nodes[node_index]

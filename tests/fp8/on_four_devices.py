@@ -1,0 +1,27 @@
+"""Tests that need JAX with four virtual CPUs, so a process of their own; test_replicas.py starts it."""
+
+import sys
+from pathlib import Path
+
+import jax
+import keras
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+assert len(jax.devices()) == 4, "start with XLA_FLAGS=--xla_force_host_platform_device_count=4"
+keras.distribution.set_distribution(keras.distribution.DataParallel(devices=keras.distribution.list_devices()))
+
+from network import RATE, assert_same, build, gradients, kernels_of, numbers  # noqa: E402
+
+
+def test_four_devices_share_one_scale():
+    x, t, kernels = numbers(3)
+    x[:4] /= 4  # the largest magnitude is not on every device
+    model = build(kernels)
+    model.compile(keras.optimizers.SGD(RATE), "mse")
+    model.fit(x, t, batch_size=8, shuffle=False, verbose=0)
+    for start in (0, 8, 16):
+        part = slice(start, start + 8)
+        kernels = [k - np.float32(RATE) * g for k, g in zip(kernels, gradients(x[part], t[part], kernels), strict=True)]
+    assert len(model.get_layer("shared").kernel.value.addressable_shards) == 4
+    assert_same(kernels_of(model), kernels)

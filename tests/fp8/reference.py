@@ -1,0 +1,110 @@
+"""The FP8 products once more, in NumPy: operands by ml_dtypes, sums in float64."""
+
+import keras
+import ml_dtypes
+import numpy as np
+
+DTYPES = {"E4M3": ml_dtypes.float8_e4m3fn, "E5M2": ml_dtypes.float8_e5m2}
+MAX = {"E4M3": 448.0, "E5M2": 57344.0}
+
+
+def cast(x, name):
+    """Clips what is finite, and rounds as ml_dtypes does."""
+    x = np.asarray(x, "float32")
+    clipped = np.where(np.isfinite(x), np.clip(x, -MAX[name], MAX[name]), x).astype("float32")
+    with np.errstate(invalid="ignore"):
+        return clipped.astype(DTYPES[name])
+
+
+def quantize(x, name, power_of_two=False):
+    """Returns FP8 values and the float32 scale."""
+    x = np.asarray(x, "float32")
+    amax = np.max(np.abs(x), initial=0)
+    if not (np.isfinite(amax) and amax > 0):
+        return cast(x, name), np.float32(1)
+    with np.errstate(over="ignore"):
+        scale = min(np.float32(MAX[name]) / amax, np.float32(2.0**126))
+    if power_of_two:
+        scale = np.float32(2.0 ** np.floor(np.log2(np.float64(scale))))
+    return cast(x * scale, name), np.float32(scale)
+
+
+def product(equation, left, right):
+    """Of two quantized tensors: the sum in float64, and a bound of what rounding in float32 may change."""
+    (a, scale_a), (b, scale_b) = left, right
+    a, b = a.astype("float64"), b.astype("float64")
+    scale = np.float64(scale_a) * np.float64(scale_b)
+    exact = np.einsum(equation, a, b) / scale
+    operands, out = equation.split("->")
+    sizes = dict(zip(operands.replace(",", ""), a.shape + b.shape, strict=True))
+    # An addition each, and five more roundings: of the two scales' product, its reciprocal, two products, the result.
+    roundings = np.prod([size for label, size in sizes.items() if label not in out]) + 5
+    return exact, np.einsum(equation, abs(a), abs(b)) / scale * roundings * 2.0**-24
+
+
+class Product:
+    """Forward and backward of one product: each attribute is a pair, the exact value and its float32 bound."""
+
+    def __init__(self, equation, x, w, g, formats=("E4M3", "E4M3", "E5M2"), power_of_two=False):
+        operands, out = equation.split("->")
+        left, right = operands.split(",")
+        x8, w8, g8 = (quantize(each, name, power_of_two) for each, name in zip((x, w, g), formats, strict=True))
+        self.result = product(equation, x8, w8)
+        self.input_gradient = product(f"{out},{right}->{left}", g8, w8)
+        self.kernel_gradient = product(f"{left},{out}->{right}", x8, g8)
+
+
+def assert_close(actual, expected):
+    """Compares with what `product` returned, element by element."""
+    exact, bound = expected
+    actual = to_numpy(actual)
+    assert actual.shape == exact.shape
+    assert np.all(np.abs(actual - exact) <= bound), np.max(np.abs(actual - exact) / np.maximum(bound, 1e-300))
+
+
+def sqnr(actual, exact):
+    """Signal to quantization noise, in decibels: 10 log10(sum of squares / sum of squared errors)."""
+    actual, exact = to_numpy(actual), np.asarray(exact, "float64")
+    return 10 * np.log10(np.sum(exact**2) / np.sum((actual - exact) ** 2))
+
+
+def to_numpy(x):
+    """Any array in float64."""
+    return np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(x, "float32")), "float64")
+
+
+def compiled(function):
+    """The function under the backend's jit."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.jit(function)
+    import tensorflow as tf
+
+    return tf.function(function, jit_compile=True, autograph=False)
+
+
+def with_gradients(function):
+    """Turns f(x, w) into a function of (x, w, g): the result, and the gradients of sum(g . f(x, w))."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        def both(x, w, g):
+            result, backward = jax.vjp(function, x, w)
+            return (result, *backward(g))
+
+        return both
+    import tensorflow as tf
+
+    def both(x, w, g):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            result = function(x, w)
+        return (result, *tape.gradient(result, [x, w], output_gradients=g))
+
+    return both
+
+
+def tensors(*arrays, dtype="float32"):
+    """The arrays as tensors of the backend."""
+    return [keras.ops.cast(keras.ops.convert_to_tensor(np.asarray(x, "float32")), dtype) for x in arrays]

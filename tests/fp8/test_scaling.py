@@ -1,0 +1,124 @@
+"""Scales, and what they do to values that break."""
+
+import keras
+import numpy as np
+import pytest
+import reference
+from reference import compiled, tensors
+
+from keras_mp.fp8 import E4M3, E5M2, HYBRID, CurrentScaling, RoleFormats
+from keras_mp.fp8.scaling import ROLES, Recipe, get_recipe
+
+MODES = pytest.mark.parametrize("mode", [lambda function: function, compiled], ids=["eager", "jit"])
+FORMAT_OF = {"input": "E4M3", "kernel": "E4M3", "gradient": "E5M2"}
+
+
+def check(x, role, mode, power_of_two=False, dtype="float32"):
+    recipe = CurrentScaling(power_of_two=power_of_two)
+    [tensor] = tensors(x, dtype=dtype)
+    values, scale = mode(lambda x: recipe.quantize(x, role))(tensor)
+    rounded = keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32"))
+    expected_values, expected_scale = reference.quantize(rounded, FORMAT_OF[role], power_of_two)
+    assert keras.backend.standardize_dtype(scale.dtype) == "float32" and scale.shape == ()
+    assert float(scale) == expected_scale
+    actual, expected = (np.asarray(each).astype(np.float32) for each in (values, expected_values))
+    np.testing.assert_array_equal(actual, expected)
+    return actual, float(scale)
+
+
+@MODES
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("power_of_two", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_largest_magnitude_goes_to_the_largest_number(role, mode, power_of_two, dtype):
+    rng = np.random.default_rng()
+    x = rng.normal(size=(17, 5)) * 10.0 ** rng.uniform(-3, 3)
+    values, scale = check(x, role, mode, power_of_two, dtype)
+    largest = reference.MAX[FORMAT_OF[role]]
+    if power_of_two:
+        assert np.log2(scale) == round(np.log2(scale)) and largest / 2 <= np.max(np.abs(values)) <= largest
+    else:
+        assert np.max(np.abs(values)) == largest
+
+
+@MODES
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(
+    "x, scale",
+    [
+        ([[0.0, -0.0]], 1.0),
+        (np.zeros((0, 4)), 1.0),
+        ([[np.inf, 2.0]], 1.0),
+        ([[-np.inf, 2.0]], 1.0),
+        ([[np.nan, 2.0]], None),  # whether a maximum over a NaN is one is the backend's affair
+        ([[1e-38 * 1.2, 0.0]], 2.0**126),
+        ([[1e-37, -3e-38]], 2.0**126),
+    ],
+    ids=["zeros", "empty", "inf", "-inf", "nan", "smallest normal", "small"],
+)
+def test_breaking_values(x, scale, role, mode):
+    recipe = CurrentScaling()
+    values, actual = mode(lambda x: recipe.quantize(x, role))(*tensors(x))
+    if scale is not None:
+        assert float(actual) == scale
+    assert np.isfinite(float(actual)) and float(actual) > 0
+    values, x = np.asarray(values).astype(np.float32), np.float32(x)
+    np.testing.assert_array_equal(np.isfinite(values), np.isfinite(x))
+    expected = np.asarray(reference.cast(x * np.float32(actual), FORMAT_OF[role])).astype(np.float32)
+    np.testing.assert_array_equal(values, expected)
+
+
+@MODES
+@pytest.mark.parametrize("x", [65504.0, 6e-8], ids=["largest float16", "smallest float16"])
+def test_float16_at_its_ends(x, mode):
+    recipe = CurrentScaling()
+    values, scale = mode(lambda x: recipe.quantize(keras.ops.cast(x, "float16"), "gradient"))(*tensors([[x, 0.0]]))
+    assert np.isfinite(float(scale))
+    largest = np.asarray(values).astype(np.float32)[0, 0]
+    # Compilers for CPUs flush float16's subnormals, or do not: zero, or all of the range.
+    assert largest == 57344.0 or (x < 6.1e-5 and largest == 0 and float(scale) == 1.0)
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (7, 1), (1, 1), (3, 4, 5, 6)])
+def test_any_shape(shape):
+    check(np.random.default_rng().normal(size=shape), "input", compiled)
+
+
+def test_formats_by_role():
+    assert CurrentScaling().format == HYBRID == RoleFormats(E4M3, E4M3, E5M2)
+    for everywhere in (E4M3, "E4M3", {"gradient": "E4M3"}, RoleFormats(gradient=E4M3)):
+        recipe = CurrentScaling(everywhere)
+        assert [recipe.format_of(role) for role in ROLES] == [E4M3] * 3
+    wide_input = CurrentScaling({"input": "E5M2", "kernel": E4M3, "gradient": "e4m3"})
+    assert wide_input.format_of("input") is E5M2 and wide_input.format_of("gradient") is E4M3
+
+
+def test_recipes_are_values():
+    recipe = CurrentScaling("E4M3", power_of_two=True)
+    assert recipe == CurrentScaling(E4M3, True) != CurrentScaling() and len({recipe, CurrentScaling(E4M3, True)}) == 1
+    with pytest.raises(AttributeError):
+        recipe.power_of_two = False
+    back = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(recipe))
+    assert back == recipe and isinstance(back, Recipe)
+    assert get_recipe(keras.saving.serialize_keras_object(recipe)) == recipe
+    assert get_recipe() == get_recipe("current") == CurrentScaling() and get_recipe(recipe) is recipe
+
+
+def test_bad_recipes():
+    with pytest.raises(ValueError, match="E5M2 to input and kernel and gradient, whose product .* HYBRID"):
+        CurrentScaling("E5M2")
+    with pytest.raises(ValueError, match="E5M2 to kernel and gradient"):
+        CurrentScaling({"kernel": "E5M2"})
+    with pytest.raises(ValueError, match="role 'weights', which is not one of 'input', 'kernel', 'gradient'"):
+        CurrentScaling({"weights": "E4M3"})
+    with pytest.raises(ValueError, match="role='output' is not one of 'input', 'kernel', 'gradient'"):
+        CurrentScaling().quantize(keras.ops.ones((2, 2)), "output")
+    with pytest.raises(ValueError, match="format='E8' is unknown: use 'hybrid', 'E4M3'"):
+        CurrentScaling("E8")
+    with pytest.raises(ValueError, match="format='E8' is no 8-bit"):
+        CurrentScaling({"input": "E8"})
+    with pytest.raises(ValueError, match="power_of_two=2 must be True or False"):
+        CurrentScaling(power_of_two=2)
+    for wrong in ("delayed?", 3, CurrentScaling):
+        with pytest.raises(ValueError, match="recipe=.* is unknown: use 'current', or a recipe such as"):
+            get_recipe(wrong)
