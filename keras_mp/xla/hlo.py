@@ -97,7 +97,8 @@ class Instruction:
     @property
     def cycles(self) -> int:
         """The TPU compiler's estimate of what the instruction takes; 0 where it gives none."""
-        return int(_found(r'"estimated_cycles":"(\d+)"', self.attributes) or 0)
+        cycles = int(_found(r'"estimated_cycles":"(\d+)"', self.attributes) or 0)
+        return cycles if cycles < 2**62 else 0  # the largest number stands for "not known"
 
 
 @dataclass(frozen=True)

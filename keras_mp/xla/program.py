@@ -53,20 +53,32 @@ def read_module(module: bytes) -> Any:
 def remove_dead(module: Any) -> None:
     """Removes what no result depends on, as every compiler does: the gradient of a batch, for one."""
     with module.context:
+        pure = {
+            ir.StringAttr(function.attributes["sym_name"]).value
+            for function in module.body.operations
+            if not any(operation.name in _EFFECTS for operation in _walk(function.operation))
+        }
         for function in module.body.operations:
-            _remove_dead(function.operation)
+            _remove_dead(function.operation, pure)
 
 
-def _remove_dead(parent: Any) -> None:
+def _remove_dead(parent: Any, pure: set[str]) -> None:
     for region in parent.regions:
         for block in region.blocks:
             for view in reversed(list(block.operations)):
                 operation = view.operation
-                effects = operation.name in _EFFECTS or not operation.name.startswith("stablehlo.")
-                if not effects and operation.results and not any(list(result.uses) for result in operation.results):
+                if operation.name == "func.call":
+                    removable = _callee(operation) in pure
+                else:
+                    removable = operation.name.startswith("stablehlo.") and operation.name not in _EFFECTS
+                if removable and operation.results and not any(list(result.uses) for result in operation.results):
                     operation.erase()
                 else:
-                    _remove_dead(operation)
+                    _remove_dead(operation, pure)
+
+
+def _callee(call: Any) -> str:
+    return ir.FlatSymbolRefAttr(call.attributes["callee"]).value
 
 
 def number_operations(module: Any) -> list[str]:
@@ -110,6 +122,9 @@ class _Reader:
         self.contractions: list[dict] = []
         self.sensitive: list[dict] = []
         self.casts: list[dict] = []
+        # Value numbering: equal operations on equal values have one number, as common subexpressions have.
+        self._numbers: dict[Any, int] = {}
+        self._seen: dict[tuple, int] = {}
 
     def read(self, parent: Any, calls: tuple[int, ...], repeats: int, known: bool, arguments: dict[Any, int]) -> None:
         """Reads the regions of an operation; `arguments` gives the main function's argument that a value is."""
@@ -129,21 +144,61 @@ class _Reader:
         if kind in ("dot_general", "dot", "convolution"):
             found = _contraction(operation, arguments) | entry
             found["followers"] = ["/".join(map(str, (*calls, number))) for number in _followers(operation)]
-            found["sources"] = [f"{'/'.join(map(str, calls))}{source}" for source in found["sources"]]
+            found["sources"] = [self._source(operand) for operand in operation.operands]
             self.contractions.append(found)
         elif kind == "convert":
             self.casts.append(_cast(operation) | entry)
         elif kind in _EXPONENTIALS or kind == "reduce":
             self.sensitive += [sensitive | entry for sensitive in _sensitive(operation, kind)]
         elif kind == "func.call":
-            callee = self.functions[ir.FlatSymbolRefAttr(operation.attributes["callee"]).value]
+            callee = self.functions[_callee(operation)]
+            block = callee.regions[0].blocks[0]
+            for argument, operand in zip(block.arguments, operation.operands, strict=True):
+                self._numbers[argument] = self._value(operand)
             self.read(callee, path, repeats, known, _passed(operation.operands, callee, 0, arguments))
+            returned = list(block.operations)[-1].operation.operands
+            for result, value in zip(operation.results, returned, strict=True):
+                self._numbers[result] = self._value(value)
+            return
         elif kind == "while":
             trips = _trips(operation, self.functions)
             inside = arguments | _passed(operation.operands, operation, 1, arguments)
             self.read(operation, calls, repeats * (trips or 1), known and trips is not None, inside)
         elif kind in ("case", "if"):
             self.read(operation, calls, repeats, known, arguments)
+        self._give_numbers(operation)
+
+    def _give_numbers(self, operation: Any) -> None:
+        same: tuple = (object(),)  # like no other
+        large = operation.name == "stablehlo.constant" and math.prod(_shape(operation.results[0])[1]) > 64
+        inside: tuple[str, ...] = ()
+        if operation.name == "stablehlo.reduce":
+            inside = tuple(view.operation.name for view in operation.regions[0].blocks[0].operations)
+        if (inside or not list(operation.regions)) and operation.name not in _EFFECTS and not large:
+            attributes = tuple(f"{name}={value}" for name, value in sorted(_attributes(operation).items()))
+            same = (operation.name, *inside, attributes, *(self._value(operand) for operand in operation.operands))
+        for place, result in enumerate(operation.results):
+            key = (*same, place, str(result.type))
+            self._numbers[result] = self._seen.setdefault(key, len(self._seen))
+
+    def _value(self, value: Any) -> int:
+        return self._numbers.setdefault(value, len(self._numbers) + 10**9)
+
+    def _source(self, operand: Any) -> int:
+        """The number of the value that an operand is a copy of: what two dots share, which compilers then make one."""
+        for _ in range(16):
+            owner = getattr(operand.owner, "operation", operand.owner)
+            kind = getattr(owner, "name", "").removeprefix("stablehlo.")
+            if kind not in ("convert", "transpose", "reshape") or not hasattr(owner, "operands"):
+                break
+            operand = owner.operands[0]
+        return self._value(operand)
+
+
+def _attributes(operation: Any) -> dict[str, Any]:
+    found = operation.attributes
+    # jax 0.10 iterates over names, 0.7 over named attributes.
+    return dict((each, found[each]) if isinstance(each, str) else (each.name, each.attr) for each in found)
 
 
 def _passed(operands: Any, operation: Any, region: int, arguments: dict[Any, int]) -> dict[Any, int]:
@@ -185,8 +240,6 @@ def _contraction(operation: Any, arguments: dict[Any, int]) -> dict[str, Any]:
         "sizes": sizes,
         "flops": flops,
         "weights": [_weight(operand, arguments) for operand in operation.operands],
-        # What two dots share, which compilers then make one.
-        "sources": [_source(operand) for operand in operation.operands],
         "precision": re.findall(r"DEFAULT|HIGHEST|HIGH", str(attributes["precision_config"]))
         if "precision_config" in attributes
         else [],
@@ -250,20 +303,6 @@ def _quantized(operand: Any, depth: int = 10) -> str | None:
         return _shape(owner.operands[0])[0]
     found = [_quantized(source, depth - 1) for source in owner.operands]
     return next((dtype for dtype in found if dtype), None)
-
-
-def _source(operand: Any) -> str:
-    """Names the value that an operand is a copy of."""
-    for _ in range(16):
-        owner = getattr(operand.owner, "operation", operand.owner)
-        if not hasattr(owner, "operands") or owner.name.removeprefix("stablehlo.") not in (
-            "convert",
-            "transpose",
-            "reshape",
-        ):
-            break
-        operand = owner.operands[0]
-    return operand.get_name()
 
 
 def _followers(operation: Any) -> list[int]:
@@ -331,7 +370,7 @@ def _bounds(value: Any, passed: dict[Any, Any], inits: dict[Any, Any], functions
     if kind in ("and", "reshape"):
         return [bound for operand in owner.operands for bound in _bounds(operand, passed, inits, functions)]
     if kind == "func.call":
-        callee = functions[ir.FlatSymbolRefAttr(owner.attributes["callee"]).value].regions[0].blocks[0]
+        callee = functions[_callee(owner)].regions[0].blocks[0]
         inside = {
             argument: passed.get(operand, operand)
             for argument, operand in zip(callee.arguments, owner.operands, strict=True)
@@ -391,7 +430,7 @@ def _rename(operation: Any, name: str) -> None:
             operation.name,
             results=[result.type for result in operation.results],
             operands=list(operation.operands),
-            attributes={attribute.name: attribute.attr for attribute in operation.attributes},
+            attributes=_attributes(operation),
             loc=location,
             ip=ir.InsertionPoint(operation),
         )

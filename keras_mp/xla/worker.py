@@ -9,6 +9,8 @@ it. Where the latter two are there already, the module is only described.
 from __future__ import annotations
 
 import json
+import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -67,5 +69,15 @@ def _compile(module: Any, target: dict[str, Any]) -> Any:
         return client.compile(module, devices, options)
 
 
+def _with_room() -> None:
+    """Starts this process again with the largest stack: libtpu runs out of the usual one in some transformers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    if soft == hard:
+        return
+    resource.setrlimit(resource.RLIMIT_STACK, (hard, hard))
+    os.execv(sys.executable, [sys.executable, "-m", "keras_mp.xla.worker", *sys.argv[1:]])
+
+
 if __name__ == "__main__":
+    _with_room()
     main(Path(sys.argv[1]))
