@@ -104,7 +104,13 @@ def bitcast(x: Any, dtype: str) -> Any:
     return tf.bitcast(x, dtype)
 
 
-_MLIR_TYPES = {"float8_e4m3fn": "f8E4M3FN", "float8_e5m2": "f8E5M2", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+_MLIR_TYPES = {
+    "float8_e4m3fn": "f8E4M3FN",
+    "float8_e5m2": "f8E5M2",
+    "float32": "f32",
+    "bfloat16": "bf16",
+    "float16": "f16",
+}
 
 
 def fp8_dot(

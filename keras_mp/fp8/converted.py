@@ -78,7 +78,7 @@ class Float8Children:
     def from_config(cls, config: Config) -> Any:
         layer = keras.saving.deserialize_keras_object(config["layer"])
         places = {tuple(each["place"]): get_recipe(each["recipe"]) for each in config["float8"]}
-        layer.__class__ = _with_children(type(layer))
+        layer.__class__ = _with_children(type(layer))  # type: ignore[arg-type]
         object.__setattr__(layer, "_float8", places)  # a value, which Keras need not track
         layer.convert_children()
         return layer

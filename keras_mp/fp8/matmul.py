@@ -61,7 +61,9 @@ def matmul(
     splits = len(kernel_labels) - len(set(kernel_labels) & set(input_labels)) > 1
 
     def product(labels: str, left: Quantized, right: Quantized, role: str, dtype: str) -> Any:
-        return _dot(labels, left, right, dtype, f"{path}/keras_mp.{role}", role != "forward", role == "forward" and splits)
+        return _dot(
+            labels, left, right, dtype, f"{path}/keras_mp.{role}", role != "forward", role == "forward" and splits
+        )
 
     @keras.ops.custom_gradient
     def multiply(inputs: Any, kernel: Any) -> Any:

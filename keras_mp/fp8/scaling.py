@@ -140,9 +140,7 @@ class CurrentScaling(Recipe):
         amax = keras.ops.cast(keras.ops.max(keras.ops.abs(x), initial=0), "float32")
         scale = keras.ops.minimum(format.max / amax, MAX_SCALE)
         if self.power_of_two:
-            scale = backend.bitcast(
-                keras.ops.bitwise_and(backend.bitcast(scale, "int32"), _EXPONENT_BITS), "float32"
-            )
+            scale = backend.bitcast(keras.ops.bitwise_and(backend.bitcast(scale, "int32"), _EXPONENT_BITS), "float32")
         usable = keras.ops.logical_and(amax > 0, keras.ops.isfinite(amax))
         scale = keras.ops.where(usable, scale, keras.ops.ones_like(scale))
         return Quantized(formats.quantize(x, format, scale), scale)
@@ -192,4 +190,6 @@ def get_recipe(recipe: Any = None) -> Recipe:
     if isinstance(recipe, str) and recipe in RECIPES:
         return RECIPES[recipe]()
     known = ", ".join(repr(name) for name in RECIPES)
-    raise ValueError(f"recipe={recipe!r} is unknown: use {known}, or a recipe such as CurrentScaling(power_of_two=True)")
+    raise ValueError(
+        f"recipe={recipe!r} is unknown: use {known}, or a recipe such as CurrentScaling(power_of_two=True)"
+    )

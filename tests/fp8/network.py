@@ -2,8 +2,8 @@
 
     h1 = relu(x W1),  h2 = relu(h1 W1),  y = h2 W2        in FP8, loss = mean (y - t)^2
 
-Numbers are small multiples of powers of two, so that sums are exact in float32 whatever their order, and rounding to FP8
-falls the same way on both sides.
+Numbers are small multiples of powers of two, so that sums are exact in float32 whatever their order, and rounding to
+FP8 falls the same way on both sides.
 """
 
 import keras

@@ -38,7 +38,11 @@ def test_precisions_are_chosen_and_an_unknown_one_is_named(monkeypatch, capsys):
 
     def run(recipe, precision, seed, options):
         runs.append(precision)
-        return {"result": {"metric": "validation bits per byte", "value": 2.0 + len(runs) / 50}, "versions": {}, "history": [1.0]}
+        return {
+            "result": {"metric": "validation bits per byte", "value": 2.0 + len(runs) / 50},
+            "versions": {},
+            "history": [1.0],
+        }
 
     monkeypatch.setattr(parity, "run", run)
     assert parity.main(["digits", "--seeds", "1", "--precisions", "mixed_bfloat16,float32"]) == 0
