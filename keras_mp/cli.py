@@ -48,6 +48,72 @@ def train(context: typer.Context) -> None:
 
 
 @app.command()
+def targets() -> None:
+    """List the chips that `inspect` compiles for, and say what to install."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from keras_mp.xla.targets import availability, find_target, target_names
+
+    table = Table()
+    for column in ("target", "chip", "memory", "ready"):
+        table.add_column(column)
+    for name in target_names():
+        target = find_target(name)
+        memory = f"{target.chip.memory_bytes // target.chip.devices / 2**30:.0f} GiB" if target.chip else ""
+        available = availability(target)
+        table.add_row(name, target.title, memory, "yes" if available.ok else available.reason)
+    Console().print(table)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def inspect(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="A recipe, by name or as a file, or a .keras file.")],
+    target: Annotated[str, typer.Option(help="A chip of `keras-mp targets`, or host.")] = "host",
+    compare: Annotated[str, typer.Option(help="Other precisions, with commas: float32,mixed_bfloat16.")] = "",
+    html: Annotated[Path | None, typer.Option(help="Write the whole report as one HTML file.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Of a .keras file's batch; a recipe has its own.")] = 8,
+    inference: Annotated[bool, typer.Option("--inference", help="Look at the forward pass alone.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Say what one training step runs in which precision on a chip that need not be attached.
+
+    What follows a recipe's name and is no option above goes to the recipe: `keras-mp inspect digits --width 64`.
+    """
+    sys.path.insert(0, os.getcwd())
+    import_keras()
+    from rich.console import Console
+
+    from keras_mp.xla.report import inspect as inspect_step
+
+    if model.endswith(".keras"):
+        from keras_mp.xla.saved import step_of_file
+
+        built, batch, trains = step_of_file(Path(model), batch_size)
+        inference = inference or not trains
+    else:
+        if importlib.util.find_spec("recipes") is None:
+            raise FileNotFoundError(f"there is no package `recipes` in {os.getcwd()!r}: run this from the repository")
+        from recipes.run import step
+
+        built, batch = step([model, *context.args])
+    report = inspect_step(
+        built,
+        batch[0] if inference else batch,
+        target,
+        training=not inference,
+        compare=[name for name in compare.split(",") if name],
+    )
+    if html is not None:
+        report.to_html(html)
+    if as_json:
+        typer.echo(report.to_json())
+    else:
+        Console().print(report)
+
+
+@app.command()
 def export(
     model: Annotated[Path, typer.Argument(help="A .keras file, trained in any precision on any backend.")],
     path: Annotated[Path, typer.Argument(help="The SavedModel's folder; must not exist yet.")],
@@ -82,7 +148,7 @@ def main() -> None:
     """Runs the command; a mistake of the user's is one line, without a traceback."""
     try:
         app()
-    except (ValueError, ImportError, OSError, TypeError) as error:
+    except (ValueError, ImportError, OSError, TypeError, RuntimeError) as error:
         if os.environ.get("KERAS_MP_TRACEBACK"):
             raise
         typer.echo(f"error: {error}", err=True)

@@ -15,6 +15,7 @@ import keras
 from keras import layers
 
 import keras_mp
+from keras_mp.policy import PolicyChoice
 from models.resnet import resnet_cifar
 from recipes.common.batches import ShuffledBatches
 from recipes.common.finish import TrainingResult, finish
@@ -72,6 +73,28 @@ def build(config: Config) -> keras.Model:
     return keras.Sequential([keras.Input(IMAGE_SHAPE, name="images"), rescaling, *augmentation, resnet], name="digits")
 
 
+def compiled(config: Config, choice: PolicyChoice, steps: int) -> keras.Model:
+    """Builds the classifier and compiles it for a number of steps."""
+    model = build(config)
+    model.compile(
+        optimizer=keras.optimizers.AdamW(
+            warmup_then_cosine(config.learning_rate, steps), weight_decay=config.weight_decay
+        ),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        # "auto" and not True: on a GPU, TensorFlow cannot jit the augmentation, and "auto" then does without.
+        jit_compile="auto" if choice.jit_compile else False,
+    )
+    return model
+
+
+def step(config: Config) -> tuple[keras.Model, tuple]:
+    """The model, and the shapes of a batch: what `keras-mp inspect digits` looks at."""
+    model = compiled(config, keras_mp.set_global_policy(config.policy), steps=10)
+    images = keras.KerasTensor((config.batch_size, *IMAGE_SHAPE), "float32")
+    return model, (images, keras.KerasTensor((config.batch_size,), "int32"))
+
+
 def train(config: Config) -> TrainingResult:
     """Trains, tests, saves and exports, as the config says."""
     choice = keras_mp.set_global_policy(config.policy)
@@ -79,16 +102,7 @@ def train(config: Config) -> TrainingResult:
     batches = ShuffledBatches(*load("train", config.data_dir), config.batch_size, config.seed)
     test_images, test_labels = load("test", config.data_dir)
 
-    learning_rate = warmup_then_cosine(config.learning_rate, config.epochs * len(batches))
-    model = build(config)
-    model.compile(
-        optimizer=keras.optimizers.AdamW(learning_rate, weight_decay=config.weight_decay),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        # "auto" and not True: on a GPU, TensorFlow cannot jit the augmentation, and "auto" then does without.
-        jit_compile="auto" if choice.jit_compile else False,
-    )
-
+    model = compiled(config, choice, config.epochs * len(batches))
     folder = new_run_folder(config.output, config.name)
     training = fit(model, batches, config.epochs, folder, (test_images, test_labels), len(test_images))
     accuracy = training.history.rows[-1]["test_accuracy"]

@@ -15,6 +15,7 @@ from typing import Annotated
 import keras
 
 import keras_mp
+from keras_mp.policy import PolicyChoice
 from models.gpt import gpt
 from models.transformer import Size
 from recipes.common.batches import ShuffledBatches
@@ -74,6 +75,27 @@ def build(config: Config) -> keras.Model:
     return gpt(size, VOCABULARY, config.sequence_length, dropout=config.dropout)
 
 
+def compiled(config: Config, choice: PolicyChoice, steps: int) -> keras.Model:
+    """Builds the model in the chosen precision and compiles it for a number of steps."""
+    model = in_precision(build(config), choice)
+    learning_rate = warmup_then_cosine(config.learning_rate, steps)
+    model.compile(
+        optimizer=keras.optimizers.AdamW(
+            learning_rate, beta_2=0.95, weight_decay=config.weight_decay, global_clipnorm=1.0
+        ),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=choice.jit_compile,
+    )
+    return model
+
+
+def step(config: Config) -> tuple[keras.Model, tuple]:
+    """The model, and the shapes of a batch: what `keras-mp inspect language_model` looks at."""
+    model = compiled(config, keras_mp.set_global_policy(config.policy), steps=10)
+    tokens = keras.KerasTensor((config.batch_size, config.sequence_length), "int32")
+    return model, (tokens, tokens)
+
+
 def train(config: Config) -> TrainingResult:
     """Trains, measures, generates, saves and exports, as the config says."""
     choice = keras_mp.set_global_policy(config.policy)
@@ -82,16 +104,7 @@ def train(config: Config) -> TrainingResult:
     batches = ShuffledBatches(*sequences(train_bytes, config.sequence_length), config.batch_size, config.seed)
     validation_inputs, validation_targets = sequences(validation_bytes, config.sequence_length)
 
-    learning_rate = warmup_then_cosine(config.learning_rate, config.epochs * len(batches))
-    model = in_precision(build(config), choice)
-    model.compile(
-        optimizer=keras.optimizers.AdamW(
-            learning_rate, beta_2=0.95, weight_decay=config.weight_decay, global_clipnorm=1.0
-        ),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=choice.jit_compile,
-    )
-
+    model = compiled(config, choice, config.epochs * len(batches))
     folder = new_run_folder(config.output, config.name)
     training = fit(model, batches, config.epochs, folder, (validation_inputs, validation_targets), config.batch_size)
     # The loss is the mean cross-entropy of all bytes in nats, reduced in float32; a bit is log(2) nats.

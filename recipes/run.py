@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from keras_mp.quiet import import_keras
 from recipes.common.options import nearest, parse
@@ -60,6 +61,28 @@ def find(recipe: str) -> ModuleType:
     if missing:
         raise ValueError(f"{recipe} is no recipe: it defines no function {' and no function '.join(missing)}")
     return module
+
+
+def step(arguments: Sequence[str]) -> tuple[Any, Any]:
+    """Builds what a recipe trains, and the shapes of a batch, without training.
+
+    Args:
+        arguments: the recipe, then its options.
+
+    Returns:
+        What the recipe's function `step` returns: a compiled model and a batch.
+
+    Raises:
+        ValueError: the recipe has no function `step(config)`.
+    """
+    recipe, *options = arguments
+    module = find(recipe)
+    if not callable(getattr(module, "step", None)):
+        raise ValueError(
+            f"recipe {recipe} defines no function step(config), which returns a compiled model and a batch"
+        )
+    name = Path(recipe).stem
+    return module.step(parse(getattr(module, name)(), options, f"keras-mp inspect {recipe}", module.__doc__ or ""))
 
 
 def main(arguments: Sequence[str]) -> int:

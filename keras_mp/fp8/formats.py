@@ -74,7 +74,7 @@ def cast(x: Any, format: Float8Format) -> Any:
                 = NaN, or in E5M2 infinity      where it is not, so that an overflow stays visible
 
     A compiler's own cast gives NaN or infinity past the largest number. It also rounds twice where it goes through
-    float16: in jax 0.7.2 out of jit and TensorFlow 2.20 in jit, 1 of 500 random numbers is one step off. So the
+    float16: in jax 0.7.2 out of jit and TensorFlow 2.20 in jit, 1 of some 700 random numbers is one step off. So the
     rounding is done here, in float32, and what is left to the compiler is exact.
 
     Args:

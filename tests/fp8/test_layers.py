@@ -53,7 +53,7 @@ def test_the_kernel_is_rounded_once():
     layer = Float8Dense(1, use_bias=False, recipe=CurrentScaling(power_of_two=True), dtype="mixed_bfloat16")
     layer.build((None, 2))
     layer.kernel.assign([[1.0625 + 2.0**-12], [1.75]])
-    assert float(to_numpy(layer(np.array([[1.0, 0.0]], "float32")))) == 1.125
+    assert to_numpy(layer(np.array([[1.0, 0.0]], "float32"))).item() == 1.125
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,6 @@ def test_config_round_trip(layer, shape):
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
     assert type(again) is type(layer) and again.recipe == RECIPE
     assert again.get_config() == layer.get_config()
-    again.build(shape)
     again.set_weights(layer.get_weights())
     np.testing.assert_array_equal(to_numpy(again(x)), before)
     assert len(again.losses) == len(layer.losses)
@@ -99,16 +98,6 @@ def test_lora(dtype):
     assert np.any(np.asarray(layer.lora_kernel_b))
     merged = frozen + np.asarray(layer.lora_kernel_a) @ np.asarray(layer.lora_kernel_b)
     assert sqnr(layer(x), x @ merged) > 26
-
-
-@pytest.mark.parametrize("layer", ["MultiHeadAttention", "GroupQueryAttention"])
-def test_masks_pass_through(layer):
-    inputs = keras.Input((6, 16))
-    masked = keras.layers.Masking()(inputs)
-    dense = Float8Dense(16)(masked)
-    attention = {"MultiHeadAttention": (2, 8), "GroupQueryAttention": (8, 2, 1)}[layer]
-    outputs = getattr(keras.layers, layer)(*attention)(dense, dense)
-    assert keras.Model(inputs, outputs)(normal(2, 6, 16)).shape == (2, 6, 16)
 
 
 def test_bad_input():

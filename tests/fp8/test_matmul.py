@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -258,9 +259,8 @@ def test_the_program_has_three_fp8_products_each_with_its_name():
     assert sum("HIGHEST" in line for line in products) == 2
     assert all("f8E5M2" in line for line in products if "HIGHEST" in line)
     for role in ("forward", "input_gradient", "kernel_gradient"):
-        assert (
-            f"inner/keras_mp.{role}" in text or f"inner))/keras_mp.{role}" in text or f"inner)/keras_mp.{role}" in text
-        )
+        # JAX closes the parentheses of jvp(...) and transpose(...) behind the scopes that they are around.
+        assert re.search(rf"outer\)*/inner\)*/keras_mp\.{role}\b", text)
 
 
 def test_bad_input():

@@ -1,0 +1,307 @@
+"""convert, revert and explain on models of every kind."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import zoo
+from reference import to_numpy
+
+import keras_mp
+from keras_mp.fp8 import CurrentScaling, Float8Dense, convert, explain, is_available, revert
+from keras_mp.fp8.layers import Float8Layer
+from keras_mp.fp8.selection import decide, end_layers
+from keras_mp.rebuild import RebuildError, layers_by_path
+
+layers = keras.layers
+PRODUCTS = (layers.Dense, layers.EinsumDense)
+
+
+def everything(path, layer):
+    return True
+
+
+def products(model):
+    return [layer for layer in layers_by_path(model).values() if isinstance(layer, PRODUCTS)]
+
+
+def converted(model):
+    return [layer for layer in products(model) if isinstance(layer, Float8Layer)]
+
+
+def outputs(model, batch):
+    return [to_numpy(each) for each in keras.tree.flatten(model(batch, training=False))]
+
+
+def assert_equal(actual, expected):
+    for a, e in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(a, e)
+
+
+def assert_near(actual, expected):
+    """Within what FP8 costs: its last bit is 6%, and a few products follow one another."""
+    for a, e in zip(actual, expected, strict=True):
+        assert np.linalg.norm(a - e) <= 0.2 * np.linalg.norm(e)
+        assert np.any(a != e)
+
+
+@pytest.fixture
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="fp8")
+        yield
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_every_kind_of_model(name, no_warnings):
+    model, batch = zoo.build(name, "mixed_bfloat16")
+    before = outputs(model, batch)
+    fp8 = convert(model, select=everything)
+    assert len(converted(fp8)) == len(products(fp8)) == len(products(model)) > 0
+    assert not converted(model)
+    assert_equal(outputs(model, batch), before)
+    assert_near(outputs(fp8, batch), before)
+    for old, new in zip(products(model), products(fp8), strict=True):
+        assert type(new).__name__ == type(old).__name__
+        for a, b in zip(old.weights, new.weights, strict=True):
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    back = revert(fp8)
+    assert not converted(back) and not hasattr(back, "_float8")
+    assert_equal(outputs(back, batch), before)
+
+
+@pytest.mark.parametrize(
+    "name", ["functional", "attention", "subclass_inside_functional", "custom_layers", "subclassed"]
+)
+def test_with_stabilize_in_either_order(name, no_warnings):
+    model, batch = zoo.build(name, "mixed_bfloat16")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="stabilize")
+        first = convert(keras_mp.stabilize(model), select=everything)
+        second = keras_mp.stabilize(convert(model, select=everything))
+    assert len(converted(first)) == len(converted(second)) == len(products(model))
+    assert_equal(outputs(first, batch), outputs(second, batch))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="stabilize")
+        expected = outputs(keras_mp.stabilize(model), batch)
+        assert_equal(outputs(revert(first), batch), expected)
+    assert_near(outputs(first, batch), expected)
+
+
+def test_a_stabilized_output_layer_returns_float32():
+    with _policy("mixed_bfloat16"):
+        model = keras.Sequential([keras.Input((16,)), layers.Dense(16, "relu"), layers.Dense(4, "softmax")])
+    fp8 = convert(keras_mp.stabilize(model), select=everything)
+    result = fp8(zoo.normal(3, 16))
+    assert keras.backend.standardize_dtype(result.dtype) == "float32"
+    assert np.any(to_numpy(result) != to_numpy(keras.ops.cast(result, "bfloat16")))
+    np.testing.assert_allclose(to_numpy(result).sum(-1), 1, rtol=1e-6)
+
+
+class _policy:
+    def __init__(self, name):
+        self.name = name
+
+    def __enter__(self):
+        self.before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(self.name)
+
+    def __exit__(self, *_):
+        keras.config.set_dtype_policy(self.before)
+
+
+@pytest.mark.parametrize("name", ["functional", "attention", "subclass_inside_functional", "tokens"])
+def test_saved_cloned_and_trained_like_any_model(name, tmp_path):
+    model, batch = zoo.build(name, "mixed_bfloat16")
+    fp8 = convert(model, CurrentScaling(power_of_two=True), select=everything)
+    expected = outputs(fp8, batch)
+    fp8.save(tmp_path / "model.keras")
+    objects = {"Subclassed": zoo.Subclassed}
+    with _policy("mixed_bfloat16"):  # which the layers that a custom layer creates take from here, as ever in Keras
+        loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects=objects)
+    assert_equal(outputs(loaded, batch), expected)
+    assert {layer.recipe for layer in converted(loaded)} == {CurrentScaling(power_of_two=True)}
+    assert len(converted(loaded)) == len(products(model))
+    with keras.saving.custom_object_scope(objects), _policy("mixed_bfloat16"):
+        clone = keras.models.clone_model(fp8)
+    clone.set_weights(fp8.get_weights())
+    assert_equal(outputs(clone, batch), expected)
+    assert len(converted(clone)) == len(products(model))
+    loaded.compile("adam", lambda y, p: keras.ops.mean(keras.ops.square(p - y)))
+    start = loaded.evaluate(batch, np.zeros_like(expected[0]), verbose=0)
+    loaded.fit(batch, np.zeros_like(expected[0]), epochs=20, verbose=0)
+    assert loaded.evaluate(batch, np.zeros_like(expected[0]), verbose=0) < start
+
+
+def test_weights_files_are_those_of_the_plain_model(tmp_path):
+    model, batch = zoo.build("attention", "mixed_bfloat16")
+    fp8 = convert(model, select=everything)
+    expected = outputs(fp8, batch)
+    model.save_weights(tmp_path / "plain.weights.h5")
+    fp8.save_weights(tmp_path / "fp8.weights.h5")
+    for variable in [*model.weights, *fp8.weights]:
+        if keras.backend.is_float_dtype(variable.dtype):
+            variable.assign(np.zeros(variable.shape))
+    fp8.load_weights(tmp_path / "plain.weights.h5")
+    assert_equal(outputs(fp8, batch), expected)
+    model.load_weights(tmp_path / "fp8.weights.h5")
+    assert_near(expected, outputs(model, batch))
+
+
+def test_compile_arguments_and_optimizer_state_are_carried_over():
+    model, batch = zoo.build("functional", "mixed_bfloat16")
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    targets = zoo.normal(5, 3)
+    model.fit(batch, targets, epochs=2, verbose=0)
+    fp8 = convert(model, select=everything)
+    assert int(np.asarray(fp8.optimizer.iterations)) == 2
+    for old, new in zip(model.optimizer.variables, fp8.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(np.asarray(old), np.asarray(new))
+    fp8.fit(batch, targets, verbose=0)
+
+
+@pytest.mark.parametrize("name", ["attention", "subclassed", "functional"])
+def test_exported_as_plain_float32_layers(name, tmp_path):
+    model, batch = zoo.build(name, "mixed_bfloat16")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="stabilize")
+        fp8 = keras_mp.stabilize(convert(model, select=everything))
+    report = keras_mp.export_float32(fp8, tmp_path / "saved", verify=batch)
+    assert report.low_precision_ops == 0 and report.max_difference <= 1e-5
+    assert report.precision_gap > 1e-4
+
+
+def wide():
+    with _policy("mixed_bfloat16"):
+        inputs = keras.Input((64,), name="features")
+        x = layers.Dense(1200, "relu", name="first")(layers.LayerNormalization()(inputs))
+        x = layers.Dense(1040, "relu", name="wide")(layers.Dropout(0.1)(x))
+        x = layers.Dense(1041, name="odd")(x)
+        x = layers.Dense(1024, name="small")(x)
+        x = layers.Dense(5120, name="long")(x)
+        x = layers.Dense(1040, name="last")(x)
+        return keras.Model(inputs, layers.Softmax(dtype="float32")(x))
+
+
+def test_the_default_converts_what_gains(capsys):
+    model = wide()
+    assert [layer.name for layer in converted(convert(model))] == ["wide", "long"]
+    rows = {each.path: each for each in explain(model)}
+    printed = " ".join(capsys.readouterr().out.split())
+    for name, why in {
+        "first": "it is the model's first layer",
+        "wide": "its product of 1200 by 1040 gains",
+        "odd": "its product of 1040 by 1041 is not of multiples of 16",
+        "small": "its product of 1041 by 1024 is not of multiples of 16",
+        "last": "it computes the model's output",
+    }.items():
+        assert rows[name].reason == why
+        assert name in printed
+    assert rows["wide"].float8 and not rows["last"].float8
+    assert "would be" in printed
+    too_small = {each.path: each.reason for each in decide(keras.Sequential([keras.Input((64,)), model]))}
+    assert set(too_small) >= {f"{model.name}/wide"}
+
+
+def test_small_products_do_not_gain():
+    dense = [layers.Dense(size, use_bias=False) for size in (1024, 4096, 1040, 4096, 1024, 5120, 16)]
+    model = keras.Sequential([keras.Input((16,)), *dense, layers.Dense(16)])
+    small = [each.path for each in decide(model) if "is too small" in each.reason]
+    # 1024 x 4096 and 4096 x 1024 are too small; 4096 x 1040, 1040 x 4096, 1024 x 5120 and 5120 x 16 are not.
+    assert small == [dense[1].name, dense[4].name]
+
+
+def test_explain_after_convert(capsys):
+    fp8 = convert(wide())
+    rows = {each.path: each for each in explain(fp8)}
+    assert rows["wide"].float8 and rows["wide"].reason.startswith("it computes in FP8 with CurrentScaling(")
+    assert not rows["first"].float8
+    assert "yes" in capsys.readouterr().out
+
+
+class Gated(layers.Dense):
+    """A Dense layer with code of its own."""
+
+    def call(self, inputs, training=None):
+        return keras.ops.sigmoid(super().call(inputs))
+
+
+def test_what_cannot_be_converted_is_left_and_explained():
+    with _policy("mixed_bfloat16"):
+        inputs = keras.Input((4, 16))
+        x = layers.EinsumDense("abc,bcd->abd", (4, 16), name="batched")(inputs)
+        x = Gated(16, name="gated")(x)
+        outputs = layers.Dense(16, name="dense")(x)
+        model = keras.Model(inputs, outputs)
+    rows = {each.path: each for each in explain(model, everything)}
+    assert "the label 'b' in 3 of its 3 terms" in rows["batched"].reason
+    assert "Gated has code of its own" in rows["gated"].reason
+    with keras.saving.custom_object_scope({"Gated": Gated}):
+        fp8 = convert(model, select=everything)
+    assert [layer.name for layer in converted(fp8)] == ["dense"]
+
+
+def test_a_quantized_layer_is_left():
+    model = keras.Sequential([keras.Input((16,)), layers.Dense(16), layers.Dense(16)])
+    model.layers[0].quantize("int8")
+    assert "quantized to int8" in decide(model, everything)[0].reason
+
+
+def test_first_and_last_layers_of_nested_models():
+    inner = keras.Sequential([keras.Input((8,)), layers.Dense(8, name="a"), layers.Dense(8, name="b")], name="inner")
+    inputs = keras.Input((8,))
+    x = inner(layers.Flatten()(inputs))
+    y = layers.Dense(8, name="c")(x)
+    model = keras.Model(inputs, [layers.Activation("relu")(layers.Dense(8, name="d")(y)), y])
+    names = {layer.name: why for layer in products(model) if (why := end_layers(model).get(id(layer)))}
+    assert names == {
+        "a": "it is the model's first layer",
+        "c": "it computes the model's output",
+        "d": "it computes the model's output",
+    }
+    subclassed, _ = zoo.build("subclassed", "float32")
+    first, *_, last = products(subclassed)
+    assert set(end_layers(subclassed)) == {id(first), id(last)}
+
+
+def test_converting_twice_changes_nothing():
+    model, batch = zoo.build("attention", "mixed_bfloat16")
+    once = convert(model, CurrentScaling("E4M3"), select=lambda path, layer: "query" in path)
+    twice = convert(once, CurrentScaling(), select=lambda path, layer: "query" in path)
+    assert {layer.recipe for layer in converted(twice)} == {CurrentScaling("E4M3")}
+    assert_equal(outputs(twice, batch), outputs(once, batch))
+    more = convert(once, CurrentScaling(), select=everything)
+    assert {layer.recipe for layer in converted(more)} == {CurrentScaling("E4M3"), CurrentScaling()}
+    assert len(converted(more)) == len(products(model))
+
+
+def test_layers_that_compute_in_float32_come_with_a_note():
+    model, batch = zoo.build("functional", "float32")
+    with pytest.warns(UserWarning, match="dense.* compute in float32.*mixed_bfloat16"):
+        fp8 = convert(model, select=everything)
+    assert_near(outputs(fp8, batch), outputs(model, batch))
+
+
+def test_the_layer_itself_can_be_reverted():
+    model = keras.Sequential([keras.Input((16,)), Float8Dense(16, recipe=CurrentScaling("E4M3"))])
+    assert convert(model, select=everything).layers[0].recipe == CurrentScaling("E4M3")
+    back = revert(model)
+    assert type(back.layers[0]) is layers.Dense
+    np.testing.assert_array_equal(back.get_weights()[0], model.get_weights()[0])
+
+
+def test_bad_input():
+    model, _ = zoo.build("functional", "mixed_bfloat16")
+    with pytest.raises(ValueError, match="recipe='rowwise' is unknown"):
+        convert(model, "rowwise")
+    with pytest.raises(TypeError, match="select='Dense' must be a function"):
+        convert(model, select="Dense")
+    with pytest.raises(RebuildError, match="not built"):
+        convert(keras.Sequential([layers.Dense(4)]))
+
+
+def test_is_available():
+    ok, reason = is_available()
+    assert isinstance(ok, bool) and "FP8" in reason or "fp8" in reason
+    assert is_available() == keras_mp.hardware.support("fp8")
