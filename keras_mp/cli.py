@@ -50,6 +50,7 @@ def train(context: typer.Context) -> None:
 @app.command()
 def targets() -> None:
     """List the chips that `inspect` compiles for, and say what to install."""
+    import_keras()
     from rich.console import Console
     from rich.table import Table
 

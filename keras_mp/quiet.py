@@ -3,6 +3,10 @@
 import os
 import sys
 import tempfile
+from pathlib import Path
+
+# Where Linux shows an accelerator: NVIDIA's, NVIDIA's under Windows, AMD's, TPUs.
+_CHIPS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/accel0", "/dev/vfio")
 
 
 def import_keras() -> None:
@@ -12,6 +16,9 @@ def import_keras() -> None:
         ImportError: as `import keras`.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if sys.platform == "linux" and not any(Path(place).exists() for place in _CHIPS):
+        # With the compilers of [inspect] installed, JAX would look for their chips, and write pages about not finding any.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     sys.stderr.flush()
     stderr = os.dup(2)
     with tempfile.TemporaryFile() as log:

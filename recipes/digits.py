@@ -57,7 +57,7 @@ def digits() -> Config:
     return Config()
 
 
-def build(config: Config) -> keras.Model:
+def build(config: Config, augment: bool = True) -> keras.Model:
     """Builds the classifier: pixels 0 to 16 in, float32 logits out, augmentation inside."""
     # The coordinates of an augmented pixel need float32, whatever the model computes in.
     augmentation = [
@@ -70,12 +70,14 @@ def build(config: Config) -> keras.Model:
         layer.supports_jit = keras.backend.backend() == "jax"
     resnet = resnet_cifar(8, CLASSES, IMAGE_SHAPE, config.width)
     rescaling = layers.Rescaling(1 / LARGEST_PIXEL, dtype="float32")
-    return keras.Sequential([keras.Input(IMAGE_SHAPE, name="images"), rescaling, *augmentation, resnet], name="digits")
+    return keras.Sequential(
+        [keras.Input(IMAGE_SHAPE, name="images"), rescaling, *(augmentation if augment else []), resnet], name="digits"
+    )
 
 
-def compiled(config: Config, choice: PolicyChoice, steps: int) -> keras.Model:
+def compiled(config: Config, choice: PolicyChoice, steps: int, augment: bool = True) -> keras.Model:
     """Builds the classifier and compiles it for a number of steps."""
-    model = build(config)
+    model = build(config, augment)
     model.compile(
         optimizer=keras.optimizers.AdamW(
             warmup_then_cosine(config.learning_rate, steps), weight_decay=config.weight_decay
@@ -89,8 +91,12 @@ def compiled(config: Config, choice: PolicyChoice, steps: int) -> keras.Model:
 
 
 def step(config: Config) -> tuple[keras.Model, tuple]:
-    """The model, and the shapes of a batch: what `keras-mp inspect digits` looks at."""
-    model = compiled(config, keras_mp.set_global_policy(config.policy), steps=10)
+    """The model, and the shapes of a batch: what `keras-mp inspect digits` looks at.
+
+    Without augmentation on TensorFlow, which cannot jit it.
+    """
+    augment = keras.backend.backend() == "jax"
+    model = compiled(config, keras_mp.set_global_policy(config.policy), 10, augment)
     images = keras.KerasTensor((config.batch_size, *IMAGE_SHAPE), "float32")
     return model, (images, keras.KerasTensor((config.batch_size,), "int32"))
 

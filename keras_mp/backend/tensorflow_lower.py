@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mp.backend.lowered import Argument, Lowered, LoweringError, named_calls
+from keras_mp.backend.lowered import Argument, LayerCall, Lowered, LoweringError, call_of, named_calls
 
 _HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 
@@ -50,11 +51,21 @@ def lower(
                 warnings.filterwarnings("ignore", "device_name is being deprecated")
                 module = function.experimental_get_compiler_ir(*specs)(stage="stablehlo_serialized", device_name=_HOST)
     except (TypeError, ValueError, NotImplementedError, tf.errors.OpError) as error:
-        raise LoweringError(
-            f"TensorFlow cannot compile the step of model {model.name!r} for XLA: {error}. Layers that work on "
-            "strings or on shapes only known at run time belong in the data pipeline."
-        ) from error
+        raise LoweringError(_explain(model, str(error), calls)) from error
     return Lowered(module, tuple(_arguments(model, concrete, leaves)), tuple(calls), training, "tensorflow", model.name)
+
+
+def _explain(model: Any, error: str, calls: list[LayerCall]) -> str:
+    start = f"TensorFlow cannot compile the step of model {model.name!r} for XLA: "
+    unsupported = re.search(r"unsupported operations.*?: (\w+)", error)
+    call = call_of(error)
+    if unsupported is None or call is None:
+        return start + error.split("\n")[0][:1000]
+    layer = calls[call]
+    return (
+        f"{start}layer {layer.path!r} ({layer.kind}) runs {unsupported[1]}, which XLA has not. Augmentation, and what "
+        "works on strings or on shapes known only at run time, belongs in the data pipeline."
+    )
 
 
 def _arguments(model: Any, concrete: Any, leaves: list[Any]) -> list[Argument]:

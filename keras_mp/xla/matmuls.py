@@ -34,7 +34,8 @@ class Matmul:
         call: which call of that layer in the step, from 1; 0 where it is not known.
         role: "forward", "input gradient", "kernel gradient", "recomputed", or "unattributed".
         kind: "dot" or "convolution".
-        sizes: rows, summed dimension and columns of the matrix product (of one, where there is a batch of them).
+        sizes: rows, summed dimension and columns of the matrix product (of one, where there is a batch of them); of a
+            convolution batch x positions, inputs x window, and features.
         asked: dtypes of the operands in the lowered step. FP8 too where they were cast from FP8: a compiler may turn
             that into an FP8 product, or not.
         compiled: dtypes of the operands as compiled; empty where the compiler left nothing of it.
@@ -70,8 +71,9 @@ class Matmul:
         return dtype_pair(self.compiled)
 
     def off(self, multiple: int) -> tuple[int, ...]:
-        """The sizes that are no multiple of a number."""
-        return tuple(size for size in self.sizes if size % multiple)
+        """The sizes that are no multiple of a number; of a convolution its features."""
+        sizes = self.sizes if self.kind == "dot" else self.sizes[2:]
+        return tuple(size for size in sizes if size % multiple)
 
 
 def dtype_pair(dtypes: Sequence[str]) -> str:

@@ -1,0 +1,81 @@
+"""`keras-mp inspect` and `keras-mp targets`, as a user types them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+from keras_mp.xla.saved import step_of_file
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*arguments, cache):
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    return subprocess.run(
+        [sys.executable, "-m", "keras_mp.cli", *map(str, arguments)],
+        cwd=ROOT,
+        env=environment | {"KERAS_MP_CACHE": str(cache), "COLUMNS": "160"},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, name="dense")], name="small")
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.save(tmp_path / "small.keras")
+    return tmp_path / "small.keras"
+
+
+def test_targets(tmp_path):
+    done = run("targets", cache=tmp_path)
+    assert done.returncode == 0 and done.stderr == ""
+    assert "h100" in done.stdout and "TPU v5e" in done.stdout
+
+
+def test_a_recipe(tmp_path):
+    options = ["--layers", 1, "--width", 64, "--heads", 1, "--sequence-length", 16, "--batch-size", 2]
+    page = tmp_path / "report.html"
+    done = run("inspect", "language_model", "--target", "h100", "--html", page, *options, cache=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "a training step on int32[2, 16], int32[2, 16]" in done.stdout
+    assert "block1_dense_1" in page.read_text()
+
+
+def test_a_model_file(model_file, tmp_path):
+    done = run("inspect", model_file, "--batch-size", 3, "--json", cache=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert report["batch"] == ["float32[3, 6]", "int32[3]"]
+    assert {matmul["role"] for matmul in report["matmuls"]} == {"forward", "kernel gradient"}
+
+
+def test_mistakes_are_one_line(tmp_path):
+    for arguments, said in (
+        (["no_such_recipe"], "unknown recipe no_such_recipe"),
+        (["language_model", "--target", "h10"], "Did you mean 'h100'"),
+        (["missing.keras"], "there is no file 'missing.keras'"),
+    ):
+        done = run("inspect", *arguments, cache=tmp_path)
+        assert done.returncode == 1 and done.stdout == ""
+        assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_the_batch_of_a_file(model_file):
+    model, (x, y), trains = step_of_file(model_file, 5)
+    assert (x.shape, y.shape, y.dtype, trains) == ((5, 6), (5,), "int32", True)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        step_of_file(model_file, 0)
+
+
+def test_a_file_that_leaves_sizes_open(tmp_path):
+    inputs = keras.Input((None, 3), name="frames")
+    keras.Model(inputs, keras.layers.Dense(2)(inputs)).save(tmp_path / "open.keras")
+    with pytest.raises(ValueError, match="input 'frames' .* leaves more open than the batch"):
+        step_of_file(tmp_path / "open.keras", 2)
