@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from keras_mp.quiet import import_keras
+from keras_mp.quiet import import_keras, quiet_stderr
 
 app = typer.Typer(
     add_completion=False,
@@ -96,9 +96,10 @@ def inspect(
     else:
         if importlib.util.find_spec("recipes") is None:
             raise FileNotFoundError(f"there is no package `recipes` in {os.getcwd()!r}: run this from the repository")
-        from recipes.run import step
+        with quiet_stderr():  # a recipe's data sets import TensorFlow on JAX too
+            from recipes.run import step
 
-        built, batch = step([model, *context.args])
+            built, batch = step([model, *context.args])
     report = inspect_step(
         built,
         batch[0] if inference else batch,

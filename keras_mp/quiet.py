@@ -1,8 +1,10 @@
-"""Import Keras without the lines that TensorFlow's C++ writes before any log level applies."""
+"""Import Keras and what needs it without the lines that C++ writes before any log level applies."""
 
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # Where Linux shows an accelerator: NVIDIA's, NVIDIA's under Windows, AMD's, TPUs.
@@ -17,15 +19,22 @@ def import_keras() -> None:
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if sys.platform == "linux" and not any(Path(place).exists() for place in _CHIPS):
-        # With the compilers of [inspect] installed, JAX would look for their chips, and write pages about not finding any.
+        # With the compilers of [inspect] installed, JAX would look for their chips and write pages when it finds none.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    with quiet_stderr():
+        import keras  # noqa: F401
+
+
+@contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Swallows what is written to the standard error; where an import fails within, it is shown after all."""
     sys.stderr.flush()
     stderr = os.dup(2)
     with tempfile.TemporaryFile() as log:
         os.dup2(log.fileno(), 2)
         try:
-            import keras  # noqa: F401
-        except BaseException:
+            yield
+        except ImportError:
             log.seek(0)
             os.write(stderr, log.read())
             raise

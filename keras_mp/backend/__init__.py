@@ -8,6 +8,8 @@ if keras.backend.backend() == "tensorflow":
 elif keras.backend.backend() == "jax":
     from keras_mp.backend.jax import *
     from keras_mp.backend.jax_lower import lower as lower
+
+    del jax  # type: ignore[name-defined]  # noqa: F821  JAX itself; the name is that of the file here
 else:
     raise ImportError(
         f"keras_mp runs on the backends 'tensorflow' and 'jax', and Keras runs on {keras.backend.backend()!r} here. "

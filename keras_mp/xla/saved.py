@@ -42,7 +42,10 @@ def step_of_file(path: Path, batch_size: int) -> tuple[Any, tuple[Any, Any], boo
             )
         return keras.KerasTensor(shape, tensor.dtype)
 
-    x = keras.tree.map_structure(sized, model.input)
+    # A Sequential that was loaded has no `input`; others may have one that is a dict.
+    alone = isinstance(model, keras.Sequential)
+    inputs, outputs = (model.inputs[0], model.outputs[0]) if alone else (model.input, model.output)
+    x = keras.tree.map_structure(sized, inputs)
     trains = bool(model.compiled and model.optimizer is not None)
     sparse = trains and "sparse" in str(getattr(model.loss, "name", model.loss)).lower()
 
@@ -50,4 +53,4 @@ def step_of_file(path: Path, batch_size: int) -> tuple[Any, tuple[Any, Any], boo
         shape = (batch_size, *output.shape[1:])
         return keras.KerasTensor(shape[:-1], "int32") if sparse else keras.KerasTensor(shape, "float32")
 
-    return model, (x, keras.tree.map_structure(target, model.output)), trains
+    return model, (x, keras.tree.map_structure(target, outputs)), trains
