@@ -74,7 +74,7 @@ def inspect(
     target: Annotated[str, typer.Option(help="A chip of `keras-mp targets`, or host.")] = "host",
     compare: Annotated[str, typer.Option(help="Other precisions, with commas: float32,mixed_bfloat16.")] = "",
     html: Annotated[Path | None, typer.Option(help="Write the whole report as one HTML file.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Of a .keras file's batch; a recipe has its own.")] = 8,
+    batch_size: Annotated[int | None, typer.Option(help="By default the recipe's; 8 for a .keras file.")] = None,
     inference: Annotated[bool, typer.Option("--inference", help="Look at the forward pass alone.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -91,7 +91,7 @@ def inspect(
     if model.endswith(".keras"):
         from keras_mp.xla.saved import step_of_file
 
-        built, batch, trains = step_of_file(Path(model), batch_size)
+        built, batch, trains = step_of_file(Path(model), 8 if batch_size is None else batch_size)
         inference = inference or not trains
     else:
         if importlib.util.find_spec("recipes") is None:
@@ -99,7 +99,8 @@ def inspect(
         with quiet_stderr():  # a recipe's data sets import TensorFlow on JAX too
             from recipes.run import step
 
-            built, batch = step([model, *context.args])
+            batch_option = [] if batch_size is None else ["--batch-size", str(batch_size)]
+            built, batch = step([model, *context.args, *batch_option])
     report = inspect_step(
         built,
         batch[0] if inference else batch,
