@@ -237,6 +237,17 @@ def _wide():
     return model
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="on JAX, XLA has all that Keras runs here")
+def test_what_xla_has_not_is_named_with_its_layer():
+    layers = [keras.Input((8, 8, 3)), keras.layers.RandomRotation(0.1, name="turn"), keras.layers.Flatten()]
+    model = keras.Sequential([*layers, keras.layers.Dense(2)], name="augmented")
+    model.compile("sgd", "mse")
+    with pytest.raises(
+        ValueError, match="layer 'turn' \\(RandomRotation\\) runs ImageProjectiveTransformV3, which XLA has not"
+    ):
+        keras_mp.inspect(model, (tensor((2, 8, 8, 3)), tensor((2, 2))), "host")
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.5])
 def test_a_share_is_from_0_to_1(h100, share):
     with pytest.raises(ValueError, match="fp8_share must be from 0 to 1"):
