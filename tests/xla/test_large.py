@@ -9,8 +9,9 @@ import keras
 import pytest
 
 PROGRAM = """
-import json, resource, time
+import json, time
 import keras
+from keras_mp.backend import peak_memory_bytes
 from keras_mp.xla.step import build_without_values, lower_step
 from models.gpt import gpt
 from models.transformer import Size
@@ -25,8 +26,7 @@ started = time.monotonic()
 model = build_without_values(build)
 tokens = keras.KerasTensor((1, 2048), "int32")
 lower_step(model, (tokens, tokens), training=True, platform="tpu")
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(json.dumps([model.count_params(), time.monotonic() - started, peak]))
+print(json.dumps([model.count_params(), time.monotonic() - started, peak_memory_bytes()]))
 """
 
 
