@@ -40,9 +40,13 @@ def assert_equal(actual, expected):
 
 
 def assert_near(actual, expected):
-    """Within what FP8 costs: its last bit is 6%, and a few products follow one another."""
+    """Within what FP8 costs: its last bit is 6%, and a few products follow one another.
+
+    Rounding errors are relative to the terms of a sum, which are of order 1 in these models, and not to the sum: where
+    terms cancel, as in front of a GELU, a quarter of that order stands for the terms.
+    """
     for a, e in zip(actual, expected, strict=True):
-        assert np.linalg.norm(a - e) <= 0.2 * np.linalg.norm(e)
+        assert np.linalg.norm(a - e) <= 0.2 * max(np.linalg.norm(e), 0.25 * np.sqrt(e.size))
         assert np.any(a != e)
 
 
