@@ -37,11 +37,7 @@ def doctor() -> None:
 def train(context: typer.Context) -> None:
     """Train a recipe, given by name or as a file: `keras-mp train digits --epochs 3`."""
     sys.path.insert(0, os.getcwd())
-    if importlib.util.find_spec("recipes") is None:
-        raise FileNotFoundError(
-            f"there is no package `recipes` in {os.getcwd()!r}: the recipes live in the repository of keras-mp, "
-            "so run this from its root"
-        )
+    _check_recipes()
     from recipes.run import main as run
 
     raise typer.Exit(run(context.args))
@@ -94,8 +90,7 @@ def inspect(
         built, batch, trains = step_of_file(Path(model), 8 if batch_size is None else batch_size)
         inference = inference or not trains
     else:
-        if importlib.util.find_spec("recipes") is None:
-            raise FileNotFoundError(f"there is no package `recipes` in {os.getcwd()!r}: run this from the repository")
+        _check_recipes()
         with quiet_stderr():  # a recipe's data sets import TensorFlow on JAX too
             from recipes.run import step
 
@@ -145,6 +140,14 @@ def export(
         model, path, verify, modules=imports or (), unsafe=unsafe, outputs=outputs, tolerance=tolerance
     )
     typer.echo(json.dumps(report._asdict(), default=str) if as_json else str(report))
+
+
+def _check_recipes() -> None:
+    if importlib.util.find_spec("recipes") is None:
+        raise FileNotFoundError(
+            f"there is no package `recipes` in {os.getcwd()!r}: the recipes live in the repository of keras-mp, "
+            "so run this from its root"
+        )
 
 
 def main() -> None:

@@ -118,6 +118,13 @@ def children_of(layer: Any) -> list[Any]:
     return layer._flatten_layers(include_self=False, recursive=False)
 
 
+def layers_below(layer: Any) -> Iterator[Any]:
+    """Yields every layer below another, depth first; a shared one as often as it is reached."""
+    for child in children_of(layer):
+        yield child
+        yield from layers_below(child)
+
+
 class _RecordsEverything(dict):
     """Makes Keras write the id of every object into its config, where it would mark only those it notices as shared.
 
@@ -249,6 +256,19 @@ def _unshare_across_graphs(node: Any, seen: set[int]) -> tuple[Any, list[int]]:
     if key is not None:
         seen.add(key)
     return result, copied
+
+
+def original_config(layer: Any, original: type) -> Config:
+    """Serializes a layer whose class extends another as one of that class, for the config of the extension."""
+    extended = type(layer)
+    layer.__class__ = original  # Keras reads the class's name, module and constructor off the object
+    try:
+        config = without_refused_dtype(keras.saving.serialize_keras_object(layer), extended)
+    finally:
+        layer.__class__ = extended
+    for key in ("compile_config", "shared_object_id"):  # those of the config around this one count
+        config.pop(key, None)
+    return config
 
 
 def without_refused_dtype(node: Config, cls: type) -> Config:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
-from keras_mp.rebuild import Config, children_of, rebuild, without_refused_dtype
+from keras_mp.rebuild import Config, layers_below, original_config, rebuild
 from keras_mp.sensitive import find, output_layers
 from keras_mp.stable_layers import (
     ACTIVATION_ATTRIBUTES,
@@ -56,7 +56,7 @@ def stabilize(model: Any) -> Any:
         if layer is None or node["registered_name"] == REGISTERED_NAME:
             return node
         reached.add(id(layer))
-        hidden = {id(each) for each in _below(layer)} & needed.keys() - reached
+        hidden = {id(each) for each in layers_below(layer)} & needed.keys() - reached
         reached.update(hidden)
         treatments = [*needed.get(id(layer), ())]
         if hidden:
@@ -80,12 +80,6 @@ def _precision(layer: Any) -> str:
     return layer.compute_dtype if isinstance(layer, keras.layers.Layer) else "float32"  # an operation follows its input
 
 
-def _below(layer: Any) -> Iterator[Any]:
-    for child in children_of(layer):
-        yield child
-        yield from _below(child)
-
-
 class Stabilized:
     """A layer whose sensitive parts run in float32; it is still an instance of its own class.
 
@@ -97,14 +91,7 @@ class Stabilized:
     _precision: str
 
     def get_config(self) -> Config:
-        treated = type(self)
-        self.__class__ = self._original  # Keras reads the class's name, module and constructor off the object
-        try:
-            layer = without_refused_dtype(keras.saving.serialize_keras_object(self), type(self))
-        finally:
-            self.__class__ = treated
-        for key in ("compile_config", "shared_object_id"):  # those of the config around this one count
-            layer.pop(key, None)
+        layer = original_config(self, self._original)
         return {"name": self.name, "layer": layer, "treatments": list(self._treatments), "precision": self._precision}  # type: ignore[attr-defined]
 
     @classmethod

@@ -15,6 +15,7 @@ from typing import Annotated
 import keras
 
 import keras_mp
+from keras_mp.files import written_beside
 from keras_mp.policy import PolicyChoice
 from models.gpt import gpt
 from models.transformer import Size
@@ -23,7 +24,7 @@ from recipes.common.finish import TrainingResult, finish
 from recipes.common.fit import fit
 from recipes.common.generate import generate, readable
 from recipes.common.precision import in_precision
-from recipes.common.run_folder import new_run_folder, written_beside
+from recipes.common.run_folder import new_run_folder
 from recipes.common.schedule import warmup_then_cosine
 from recipes.datasets.text import VOCABULARY, read, sequences, split
 

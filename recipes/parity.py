@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
+from keras_mp.files import written_beside
 from recipes.common.curves import draw_parity
 from recipes.common.metric import difference, written
-from recipes.common.run_folder import written_beside
 
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 KNOWN = (*PRECISIONS, "fp8")

@@ -52,7 +52,7 @@ def lower(
     except (TypeError, ValueError, NotImplementedError) as error:
         raise LoweringError(f"JAX cannot trace the step of model {model.name!r}: {error}") from error
     module = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
-    return Lowered(module.encode(), tuple(arguments), tuple(calls), training, "jax", model.name)
+    return Lowered(module.encode(), tuple(arguments), tuple(calls), "jax", model.name)
 
 
 @contextmanager

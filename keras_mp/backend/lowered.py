@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+UNATTRIBUTED = "unattributed"
 _CALL = re.compile(r"keras_mp\.call\.(\d+)")
 
 
@@ -56,7 +57,6 @@ class Lowered:
         module: the module as text, with locations, or as MLIR bytecode.
         arguments: what the arguments of its main function are, in order.
         calls: the layer calls of the trace; the operations of call i have `keras_mp.call.i` in their names.
-        training: whether it is a training step.
         backend: "tensorflow" or "jax".
         model: the model's name.
     """
@@ -64,15 +64,23 @@ class Lowered:
     module: bytes
     arguments: tuple[Argument, ...]
     calls: tuple[LayerCall, ...]
-    training: bool
     backend: str
     model: str
+
+    def layer(self, call: int | None) -> str:
+        """The path of the layer of a call, the model's name for the model itself, "unattributed" for None."""
+        return UNATTRIBUTED if call is None else self.calls[call].path or self.model
 
 
 def call_of(operation_name: str) -> int | None:
     """Finds the innermost layer call in the name of an operation: the index in `Lowered.calls`, or None."""
     numbers = _CALL.findall(operation_name)
     return int(numbers[-1]) if numbers else None
+
+
+def is_backward(operation_name: str) -> bool:
+    """Tells whether an operation is of a backward pass: so TensorFlow's tape and JAX's transposition name them."""
+    return "gradient_tape" in operation_name or "transpose(" in operation_name
 
 
 @contextmanager

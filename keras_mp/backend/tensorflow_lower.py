@@ -52,7 +52,7 @@ def lower(
                 module = function.experimental_get_compiler_ir(*specs)(stage="stablehlo_serialized", device_name=_HOST)
     except (TypeError, ValueError, NotImplementedError, tf.errors.OpError) as error:
         raise LoweringError(_explain(model, str(error), calls)) from error
-    return Lowered(module, tuple(_arguments(model, concrete, leaves)), tuple(calls), training, "tensorflow", model.name)
+    return Lowered(module, tuple(_arguments(model, concrete, leaves)), tuple(calls), "tensorflow", model.name)
 
 
 def _explain(model: Any, error: str, calls: list[LayerCall]) -> str:

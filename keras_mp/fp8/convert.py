@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 from keras_mp.fp8.converted import converted_node, places_below, plain_node
@@ -11,7 +10,7 @@ from keras_mp.fp8.layers import Config, Float8Layer
 from keras_mp.fp8.scaling import Recipe, get_recipe
 from keras_mp.fp8.selection import Decision, Select, decide
 from keras_mp.hardware import Support, support
-from keras_mp.rebuild import children_of, layers_by_path, rebuild
+from keras_mp.rebuild import layers_below, layers_by_path, rebuild
 from keras_mp.stabilized import Stabilized
 
 
@@ -70,7 +69,7 @@ def convert(model: Any, recipe: Recipe | str | None = None, select: Select | Non
         if layer is None:
             return node
         reached.add(id(layer))
-        hidden = {id(each) for each in _below(layer)} & wanted.keys() - reached
+        hidden = {id(each) for each in layers_below(layer)} & wanted.keys() - reached
         reached.update(hidden)
         below = places_below(layer, {key: recipe for key in hidden})
         return converted_node(node, wanted.get(id(layer)), below)
@@ -154,9 +153,3 @@ def _verdict(decision: Decision) -> str:
     if isinstance(decision.layer, Float8Layer):
         return "yes"
     return "would be" if decision.float8 else "no"
-
-
-def _below(layer: Any) -> Iterator[Any]:
-    for child in children_of(layer):
-        yield child
-        yield from _below(child)

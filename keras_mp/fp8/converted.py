@@ -10,7 +10,7 @@ import keras
 
 from keras_mp.fp8.layers import Config, Float8Dense, Float8EinsumDense
 from keras_mp.fp8.scaling import Recipe, get_recipe
-from keras_mp.rebuild import children_of, without_refused_dtype
+from keras_mp.rebuild import children_of, original_config
 from keras_mp.stabilized import REGISTERED_NAME as STABILIZED
 from keras_mp.stabilized import Stabilized, stabilize_in_place
 
@@ -64,14 +64,7 @@ class Float8Children:
                 convert_in_place(layer, self._float8[place])
 
     def get_config(self) -> Config:
-        extended = type(self)
-        self.__class__ = self._original  # Keras reads the class's name, module and constructor off the object
-        try:
-            layer = without_refused_dtype(keras.saving.serialize_keras_object(self), type(self))
-        finally:
-            self.__class__ = extended
-        for key in ("compile_config", "shared_object_id"):  # those of the config around this one count
-            layer.pop(key, None)
+        layer = original_config(self, self._original)
         return {"name": self.name, "layer": layer, "float8": _serialized(self._float8)}  # type: ignore[attr-defined]
 
     @classmethod

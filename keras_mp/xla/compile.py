@@ -21,7 +21,7 @@ from keras_mp.backend.lowered import Lowered
 from keras_mp.xla.targets import INSTALL, Target, availability
 
 # Of what is described of a step; one more when keras_mp.xla.program changes it. Compiling again is not needed then.
-_FORMAT = 7
+_FORMAT = 8
 _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cuda-nvcc")
 
 

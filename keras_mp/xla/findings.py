@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from keras_mp.backend.lowered import Lowered, call_of
-from keras_mp.xla.hlo import BITS, Instruction, Module
-from keras_mp.xla.matmuls import NAMES, UNATTRIBUTED, full_name
+from keras_mp.backend.lowered import UNATTRIBUTED, Lowered, call_of
+from keras_mp.xla.hlo import BITS, NAMES, Instruction, Module, long_name
+from keras_mp.xla.matmuls import full_name
 
 _MOVES = {"convert", "bitcast", "copy", "transpose", "reshape", "parameter", "fusion", "constant", "tuple", "broadcast"}
 
@@ -69,13 +69,13 @@ def sensitive(lowered: Lowered, described: Mapping[str, Any], module: Module) ->
         for instruction in computation.values():
             if instruction.opcode not in ("convert", "bitcast", "fusion", "parameter", "get-tuple-element"):
                 compiled.setdefault(
-                    instruction.operation, _long(instruction.shapes[0].dtype) if instruction.shapes else ""
+                    instruction.operation, long_name(instruction.shapes[0].dtype) if instruction.shapes else ""
                 )
     found = [
         Sensitive(
             layer_of(full_name(entry["op"], described["names"]), lowered),
             entry["kind"],
-            _long(entry["dtype"]),
+            long_name(entry["dtype"]),
             entry["elements"] * entry["repeats"],
             compiled.get(entry["op"], ""),
         )
@@ -92,7 +92,7 @@ def casts(described: Mapping[str, Any]) -> list[Casts]:
             count = counts[entry["from"], entry["to"]]
             count[0] += entry["repeats"]
             count[1] += entry["repeats"] * entry["elements"] * (BITS[entry["from"]] + BITS[entry["to"]]) // 8
-    found = [Casts(_long(source), _long(target), n, size) for (source, target), (n, size) in counts.items()]
+    found = [Casts(long_name(source), long_name(target), n, size) for (source, target), (n, size) in counts.items()]
     return sorted(found, key=lambda entry: -entry.bytes)
 
 
@@ -128,9 +128,4 @@ def name_of(instruction: Instruction, described: Mapping[str, Any]) -> str:
 
 def layer_of(name: str, lowered: Lowered) -> str:
     """The path of the layer whose call is in the name of an operation, or "unattributed"."""
-    call = call_of(name)
-    return (lowered.calls[call].path or lowered.model) if call is not None else UNATTRIBUTED
-
-
-def _long(dtype: str) -> str:
-    return NAMES.get(dtype, dtype)
+    return lowered.layer(call_of(name))

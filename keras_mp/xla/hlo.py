@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 # Bits an element, by XLA's names.
@@ -15,6 +15,15 @@ BITS = {
     "f8e3m4": 8, "f8e4m3": 8, "f8e4m3fn": 8, "f8e4m3b11fnuz": 8, "f8e4m3fnuz": 8, "f8e5m2": 8, "f8e5m2fnuz": 8,
     "f8e8m0fnu": 8,
 }  # fmt: skip
+# Keras's names of XLA's floating-point types.
+NAMES = {
+    "f8e4m3fn": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f32": "float32",
+    "f64": "float64",
+}
 # They move no data of their own.
 FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
@@ -148,10 +157,9 @@ class Module:
         return kernel.size + sum(inside[name].size for name in read)
 
 
-@dataclass
-class _Reading:
-    entry: str = ""
-    computations: dict[str, dict[str, Instruction]] = field(default_factory=dict)
+def long_name(dtype: str) -> str:
+    """Keras's name of an element type; XLA's own where Keras has none."""
+    return NAMES.get(dtype, dtype)
 
 
 def parse(text: str) -> Module:
@@ -160,7 +168,8 @@ def parse(text: str) -> Module:
     Raises:
         ValueError: If there is no module in the text.
     """
-    reading = _Reading()
+    entry = ""
+    computations: dict[str, dict[str, Instruction]] = {}
     current: dict[str, Instruction] | None = None
     name = ""
     for line in text.splitlines():
@@ -168,18 +177,18 @@ def parse(text: str) -> Module:
             head = _HEAD.match(line)
             if head:
                 name = head[2]
-                current = reading.computations[name] = {}
+                current = computations[name] = {}
                 if head[1]:
-                    reading.entry = name
+                    entry = name
         elif line.startswith("}"):
             current = None
         else:
             instruction = _parse_line(line, name)
             if instruction is not None:
                 current[instruction.name] = instruction
-    if not reading.entry:
+    if not entry:
         raise ValueError("the text holds no compiled module: it has no ENTRY computation")
-    return Module(reading.entry, reading.computations)
+    return Module(entry, computations)
 
 
 def _parse_line(line: str, computation: str) -> Instruction | None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_mp.xla.table import headline, mebibytes, memory_rows, misaligned, scaled, short, speed
+from keras_mp.files import written_beside
+from keras_mp.xla.table import (
+    compiled_as,
+    headline,
+    mebibytes,
+    memory_rows,
+    misaligned,
+    scaled,
+    short,
+    sizes,
+    speed,
+    worded,
+)
 
 if TYPE_CHECKING:
     from keras_mp.xla.report import CompileReport
@@ -32,14 +42,8 @@ _WIDTH = 800
 def write(report: CompileReport, path: Path) -> Path:
     """Writes the page beside its place and then moves it there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".html")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(page(report))
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
+    with written_beside(path) as partial:
+        partial.write_text(page(report), encoding="utf-8")
     return path
 
 
@@ -133,8 +137,7 @@ def _advice(report: CompileReport) -> str:
         return "<p>Nothing to change.</p>"
     items = []
     for advice in report.advice:
-        gain = f" Gains up to {advice.seconds * 1e3:.2g} ms a step (estimate)." if advice.seconds > 0 else ""
-        items.append(f"<li>{escape(advice.text + gain)}<br><code>{escape(advice.code)}</code></li>")
+        items.append(f"<li>{escape(worded(advice))}<br><code>{escape(advice.code)}</code></li>")
     return f"<ol>{''.join(items)}</ol>"
 
 
@@ -162,9 +165,9 @@ def _matmuls(report: CompileReport) -> str:
             m.layer,
             str(m.call or ""),
             m.role,
-            " x ".join(map(str, m.sizes)) + (f" ({m.repeats} times)" if m.repeats > 1 else ""),
+            sizes(m),
             short(m.asked),
-            short(m.compiled) + (f" ({m.note})" if m.note else ""),
+            compiled_as(m),
             m.accumulation,
             m.kernel,
             scaled(m.flops),

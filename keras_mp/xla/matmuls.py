@@ -9,20 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keras_mp.backend.lowered import Lowered, call_of
+from keras_mp.backend.lowered import UNATTRIBUTED, Lowered, call_of, is_backward
 from keras_mp.xla.flops import dot_flops
-from keras_mp.xla.hlo import Instruction, Module
+from keras_mp.xla.hlo import Instruction, Module, long_name
 
-UNATTRIBUTED = "unattributed"
 _ROLE = re.compile(r"keras_mp\.(forward|input_gradient|kernel_gradient)\b")
-NAMES = {
-    "f8e4m3fn": "float8_e4m3fn",
-    "f8e5m2": "float8_e5m2",
-    "bf16": "bfloat16",
-    "f16": "float16",
-    "f32": "float32",
-    "f64": "float64",
-}
 
 
 @dataclass(frozen=True)
@@ -113,12 +104,12 @@ def join(lowered: Lowered, described: Mapping[str, Any], module: Module, platfor
             after, note = _remains(entry["op"], module)
         rows.append(
             Matmul(
-                layer=(layer_call.path or lowered.model) if layer_call else UNATTRIBUTED,
+                layer=lowered.layer(index),
                 call=layer_call.number if layer_call else 0,
                 role=role,
                 kind=entry["kind"],
                 sizes=tuple(entry["sizes"]),
-                asked=tuple(map(_long, entry["asked"])),
+                asked=tuple(map(long_name, entry["asked"])),
                 compiled=after.operands,
                 result=after.result,
                 accumulation=after.accumulation,
@@ -172,8 +163,8 @@ def _is_library(instruction: Instruction) -> bool:
 
 def _describe(instruction: Instruction, kernel: Instruction, module: Module, platform: str) -> _Made:
     shapes = module.shapes_of(instruction)[:2]
-    operands = tuple(_long(shape.dtype) for shape in shapes)
-    result = _long(instruction.shapes[0].dtype)
+    operands = tuple(long_name(shape.dtype) for shape in shapes)
+    result = long_name(instruction.shapes[0].dtype)
     flops = 0
     contracted = re.search(r"lhs_contracting_dim(?:ensions\":\[\"|s=\{)(\d+)", instruction.attributes)
     if contracted and len(shapes) == 2:
@@ -216,7 +207,7 @@ def _accumulation(operands: tuple[str, ...], instruction: Instruction, platform:
         precise = "HIGHEST" in instruction.attributes or "highest" in instruction.attributes
         return "float32" if precise or platform != "cuda" else "float32, fast"
     if platform == "cpu":
-        return _long(instruction.shapes[0].dtype)
+        return long_name(instruction.shapes[0].dtype)
     return "float32"
 
 
@@ -254,7 +245,7 @@ def _remains(operation: str, module: Module) -> tuple[_Made, str]:
     for kernel, _ in module.kernels():
         for instruction in module.inside(kernel):
             if instruction.operation == operation and instruction.opcode in ("multiply", "reduce", "fusion", "add"):
-                dtype = _long(instruction.shapes[0].dtype)
+                dtype = long_name(instruction.shapes[0].dtype)
                 return _Made((dtype,), dtype, dtype, "loop", kernel.cycles, 0), "compiled as products and sums"
     return _Made((), "", "", "", 0, 0), "not in the compiled step"
 
@@ -269,7 +260,7 @@ def _roles(lowered: Lowered, names: Sequence[str], asked: Sequence[Mapping[str, 
     kernels: dict[int | None, set[int]] = defaultdict(set)
     activations: dict[int | None, set[int]] = defaultdict(set)
     for entry, name, call in zip(asked, full, calls, strict=True):
-        if not _is_backward(name):
+        if not is_backward(name):
             for weight, (_, dimensions) in zip(entry["weights"], entry["operands"], strict=True):
                 if weight in weights:
                     kernels[call].add(math.prod(dimensions))
@@ -295,7 +286,7 @@ def _role(name: str, has_weight: bool, size: int, kernels: set[int], activations
         return written[-1].replace("_", " ")
     if "rematted_computation" in name:
         return "recomputed"
-    if not _is_backward(name):
+    if not is_backward(name):
         return "forward" if call_of(name) is not None or has_weight else UNATTRIBUTED
     if has_weight or "BackpropInput" in name:
         return "input gradient"
@@ -304,14 +295,6 @@ def _role(name: str, has_weight: bool, size: int, kernels: set[int], activations
     return "input gradient" if size in activations and size not in kernels else UNATTRIBUTED
 
 
-def _is_backward(name: str) -> bool:
-    return "gradient_tape" in name or "transpose(" in name
-
-
 def full_name(operation: str, names: Sequence[str]) -> str:
     """The names that an operation, and the calls that lead to it, had before they were numbered."""
     return "/".join(names[int(number)] for number in operation.split("/") if number)
-
-
-def _long(dtype: str) -> str:
-    return NAMES.get(dtype, dtype)

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_mp.backend.lowered import Argument, Lowered
+from keras_mp.backend.lowered import Argument, Lowered, is_backward
 from keras_mp.xla.findings import layer_of, name_of
-from keras_mp.xla.hlo import BITS, FREE, Instruction, Module
-from keras_mp.xla.matmuls import NAMES
+from keras_mp.xla.hlo import BITS, FREE, NAMES, Instruction, Module, long_name
 
 _BITS = {"bool": 8} | {long: BITS[short] for short, long in NAMES.items()}
 
@@ -139,12 +138,12 @@ def _at_the_peak(lowered: Lowered, described: Mapping[str, Any], module: Module)
     for name in fullest:
         instruction = by_name[name]
         what = "temporary"
-        if not _is_backward(name_of(instruction, described)) and last[name] > moment:
+        if not is_backward(name_of(instruction, described)) and last[name] > moment:
             reader = name_of(entry[last[name]], described)
-            what = "activation" if _is_backward(reader) else "temporary"
+            what = "activation" if is_backward(reader) else "temporary"
         layer = layer_of(name_of(instruction, described), lowered)
         buffers += [
-            Buffer(layer, what, NAMES.get(shape.dtype, shape.dtype), shape.dimensions, shape.size)
+            Buffer(layer, what, long_name(shape.dtype), shape.dimensions, shape.size)
             for shape in instruction.shapes
             if shape.size
         ]
@@ -164,7 +163,3 @@ def _owner(instruction: Instruction, module: Module) -> str:
 
 def _is_result(instruction: Instruction, last: Mapping[str, int], entry: list[Instruction]) -> bool:
     return entry[last[instruction.name]].root
-
-
-def _is_backward(name: str) -> bool:
-    return "gradient_tape" in name or "transpose(" in name

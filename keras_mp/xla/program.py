@@ -236,13 +236,9 @@ def _contraction(operation: Any, arguments: dict[Any, int]) -> dict[str, Any]:
         "asked": [
             _quantized(operand) or shape[0] for operand, shape in zip(operation.operands, (left, right), strict=True)
         ],
-        "result": result,
         "sizes": sizes,
         "flops": flops,
         "weights": [_weight(operand, arguments) for operand in operation.operands],
-        "precision": re.findall(r"DEFAULT|HIGHEST|HIGH", str(attributes["precision_config"]))
-        if "precision_config" in attributes
-        else [],
     }
 
 

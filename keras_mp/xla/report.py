@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 
+from keras_mp.backend.lowered import UNATTRIBUTED
 from keras_mp.policy import policy_scope
 from keras_mp.xla import findings
 from keras_mp.xla.advice import Advice, advise, asks_fp8, runs_fp8
@@ -300,7 +301,7 @@ def _notes(target: Target, matmuls: Sequence[Matmul], backend: str) -> list[str]
             notes.append("Products of float32 operands run as TensorFloat-32, with 10 bits of mantissa, by default.")
     if any(not matmul.counted for matmul in matmuls):
         notes.append("Products in loops of unknown length are counted once.")
-    if any(matmul.layer == "unattributed" or matmul.role == "unattributed" for matmul in matmuls):
+    if any(UNATTRIBUTED in (matmul.layer, matmul.role) for matmul in matmuls):
         notes.append("A product is unattributed where neither its name nor its operands tell which layer's it is.")
     return notes
 

@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from keras_mp.xla.advice import Advice
 from keras_mp.xla.matmuls import Matmul
 
 if TYPE_CHECKING:
@@ -62,9 +63,9 @@ def _matmuls(report: CompileReport) -> Table:
         table.add_row(
             first.layer if len(group) == 1 else f"{first.layer} and {len(group) - 1} more",
             first.role,
-            " x ".join(map(str, first.sizes)) + (f" ({first.repeats} times)" if first.repeats > 1 else ""),
+            sizes(first),
             short(first.asked),
-            short(first.compiled) + (f" ({first.note})" if first.note else ""),
+            compiled_as(first),
             first.accumulation,
             first.kernel,
             f"{sum(matmul.flops for matmul in group) / max(1, report.flops):.1%}",
@@ -193,9 +194,24 @@ def _advice(report: CompileReport) -> Group:
         return Group(Text("Advice: nothing to change."))
     lines = []
     for number, advice in enumerate(report.advice, 1):
-        gain = f" Gains up to {advice.seconds * 1e3:.2g} ms a step (estimate)." if advice.seconds > 0 else ""
-        lines += [Text(f"Advice {number}: {advice.text}{gain}"), Text(f"    {advice.code}", style="bold")]
+        lines += [Text(f"Advice {number}: {worded(advice)}"), Text(f"    {advice.code}", style="bold")]
     return Group(*lines)
+
+
+def worded(advice: Advice) -> str:
+    """What is the matter, and what mending it gains."""
+    gain = f" Gains up to {advice.seconds * 1e3:.2g} ms a step (estimate)." if advice.seconds > 0 else ""
+    return advice.text + gain
+
+
+def sizes(matmul: Matmul) -> str:
+    """The sizes of a product, and how often a step runs it."""
+    return " x ".join(map(str, matmul.sizes)) + (f" ({matmul.repeats} times)" if matmul.repeats > 1 else "")
+
+
+def compiled_as(matmul: Matmul) -> str:
+    """What a product was compiled to, and what became of it."""
+    return short(matmul.compiled) + (f" ({matmul.note})" if matmul.note else "")
 
 
 def short(dtypes: tuple[str, ...]) -> str:

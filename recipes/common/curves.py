@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from keras_mp.files import written_beside
 from recipes.common.metric import written
 from recipes.common.require import require
-from recipes.common.run_folder import written_beside
 
 figure = require("matplotlib.figure", extra="plots")
 

@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 import keras_mp
+from keras_mp.files import written_beside
 from keras_mp.policy import PolicyChoice
 from recipes.common.curves import draw_curves
 from recipes.common.fit import Training
 from recipes.common.metric import written
-from recipes.common.run_folder import written_beside
 
 PACKAGES = ("keras-mp", "keras", "tensorflow", "jax", "numpy", "tensorflow-datasets", "scikit-learn")
 

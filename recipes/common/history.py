@@ -6,7 +6,7 @@ from pathlib import Path
 
 import keras
 
-from recipes.common.run_folder import written_beside
+from keras_mp.files import written_beside
 
 
 class HistoryFile(keras.callbacks.Callback):

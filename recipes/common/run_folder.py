@@ -1,7 +1,5 @@
 """The folder of a run, whose files are whole or not there."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -29,14 +27,3 @@ def new_run_folder(output: str, name: str) -> Path:
             return folder
         except FileExistsError:
             number += 1
-
-
-@contextmanager
-def written_beside(path: Path) -> Iterator[Path]:
-    """Gives a path to write to, which becomes `path` when the block ends well and vanishes when it does not."""
-    partial = path.with_name(f".partial-{path.name}")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 import pytest
 
-from recipes.common.run_folder import new_run_folder, written_beside
+from keras_mp.files import written_beside
+from recipes.common.run_folder import new_run_folder
 
 
 def test_a_second_run_gets_a_folder_of_its_own(tmp_path):
