@@ -111,6 +111,28 @@ def apply(optimizer: Any, grads: list[Any], variables: list[Any], changing: list
                 del vars(leaf)[name]
 
 
+def finalize(optimizer: Any, variables: list[Any]) -> None:
+    """Sets variables to their moving averages, those of an optimizer that keeps some.
+
+    Args:
+        optimizer: the optimizer.
+        variables: the model's trainable variables.
+    """
+    name = "_model_variables_moving_average"
+    for leaf in leaves(optimizer):
+        if not leaf.use_ema:
+            continue
+        averages = vars(leaf)[name]
+        # Keras asks for an average of each variable, and those that gradients overwrite have none.
+        averaged = {id(v): a for v, a in zip(leaf._trainable_variables, averages, strict=True) if a is not None}
+        own = [variable for variable in variables if id(variable) in averaged]
+        vars(leaf)[name] = [averaged[id(variable)] for variable in own]
+        try:
+            leaf.finalize_variable_values(own)
+        finally:
+            vars(leaf)[name] = averages
+
+
 def _apply_to_leaf(leaf: Any, changing: list[Any], grads: list[Any], variables: list[Any]) -> None:
     grads = leaf._clip_gradients(grads)
     leaf._apply_weight_decay(variables)

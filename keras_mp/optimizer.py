@@ -235,6 +235,14 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         for leaf in inner.leaves(self.inner_optimizer):
             leaf.exclude_from_weight_decay(var_list, var_names)
 
+    def finalize_variable_values(self, var_list: list[Any]) -> None:
+        """Sets the variables to their moving averages, where the inner optimizer keeps some; `fit` calls it at its end.
+
+        Args:
+            var_list: the model's trainable variables.
+        """
+        inner.finalize(self.inner_optimizer, var_list)
+
     def get_config(self) -> dict[str, Any]:
         """Returns Keras's config, and of the other settings those that are not the default."""
         config = {

@@ -316,7 +316,9 @@ def _carry_state(old: Any, new: Any) -> _Carried:
         if id(v) not in variables and not _is_fp8_state(v)
     ]
     fresh = [
-        f"weight {v.path!r} of the new model still has its initial value" for v in new.weights if id(v) not in arrived
+        f"weight {v.path!r} of the new model still has its initial value"
+        for v in new.weights
+        if id(v) not in arrived and not _is_fp8_state(v)
     ]
     return _Carried(variables, lost + fresh)
 
@@ -350,6 +352,8 @@ def _carry_layer(path: str, old: Any, new: Any) -> list[tuple[Any, Any]]:
         old.save_own_variables(store)
         new.load_own_variables(store)
     for old_variable, new_variable in pairs:
+        if _is_fp8_state(new_variable) and isinstance(new, type(old)):
+            continue  # its layer has carried over what fits
         if tuple(old_variable.shape) != tuple(new_variable.shape):
             raise RebuildError(
                 f"weight {old_variable.name!r} of layer {path!r} has shape {tuple(old_variable.shape)}, "

@@ -4,16 +4,19 @@ from keras_mp.fp8.convert import convert, explain, is_available, revert
 from keras_mp.fp8.formats import E4M3, E5M2
 from keras_mp.fp8.layers import Float8Dense, Float8EinsumDense
 from keras_mp.fp8.matmul import matmul
-from keras_mp.fp8.scaling import HYBRID, CurrentScaling, RoleFormats
+from keras_mp.fp8.roles import HYBRID, RoleFormats
+from keras_mp.fp8.scaling import CurrentScaling, DelayedScaling, RowwiseScaling
 
 __all__ = [
     "E4M3",
     "E5M2",
     "HYBRID",
     "CurrentScaling",
+    "DelayedScaling",
     "Float8Dense",
     "Float8EinsumDense",
     "RoleFormats",
+    "RowwiseScaling",
     "convert",
     "explain",
     "is_available",

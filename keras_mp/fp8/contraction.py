@@ -58,3 +58,14 @@ def last_axis(rank: int) -> str:
     """The equation of a Dense layer: the last axis of an input of that rank with the first of a kernel."""
     labels = string.ascii_lowercase[:rank]
     return f"{labels},{labels[-1]}z->{labels[:-1]}z"
+
+
+def summed_axes(equation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The axes that a product sums over: those of its left and those of its right operand, in pairs.
+
+    Args:
+        equation: of a matrix product, without an ellipsis.
+    """
+    left, right = equation.split("->")[0].split(",")
+    summed = [label for label in left if label in right]
+    return tuple(left.index(label) for label in summed), tuple(right.index(label) for label in summed)

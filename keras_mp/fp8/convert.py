@@ -6,8 +6,10 @@ import warnings
 from typing import Any
 
 from keras_mp.fp8.converted import converted_node, places_below, plain_node
+from keras_mp.fp8.history import AmaxHistory
 from keras_mp.fp8.layers import Config, Float8Layer
-from keras_mp.fp8.scaling import Recipe, get_recipe
+from keras_mp.fp8.recipe import Recipe
+from keras_mp.fp8.scaling import get_recipe
 from keras_mp.fp8.selection import Decision, Select, decide
 from keras_mp.hardware import Support, support
 from keras_mp.rebuild import layers_below, layers_by_path, rebuild
@@ -33,12 +35,13 @@ def convert(model: Any, recipe: Recipe | str | None = None, select: Select | Non
     is saved and loaded as usual, wherever `keras_mp` is imported, and exported by `keras_mp.export_float32` as plain
     layers.
 
-    Layers that compute in FP8 already stay as they are, recipe and all, so converting twice changes nothing; `revert`
-    first to change the recipe.
+    Layers that compute in FP8 already take the recipe that is given, where select chooses them, and a warning says so
+    and what is kept of their amaxes; without a recipe they stay as they are, so converting twice changes nothing.
 
     Args:
         model: a built Keras model: functional, sequential, subclassed, nested; before or after training.
-        recipe: a recipe such as `CurrentScaling(power_of_two=True)`, or its name; `CurrentScaling()` by default.
+        recipe: a recipe such as `DelayedScaling(amax_history_length=1024)`, or its name, "current", "delayed" or
+            "rowwise"; `CurrentScaling()` by default.
         select: `select(path, layer) -> bool` is asked about every Dense and EinsumDense layer that can be converted.
             By default all are chosen but those that read the model's input or compute its output, whose errors nothing
             behind or before them evens out (torchao's examples leave the last layer out as well); those whose product
@@ -55,14 +58,22 @@ def convert(model: Any, recipe: Recipe | str | None = None, select: Select | Non
         TypeError: select is no function.
 
     Warns:
-        UserWarning: names what could not be converted or not be carried over; and layers that compute in float32,
-            where FP8 products save less than under "mixed_bfloat16".
+        UserWarning: names what could not be converted or not be carried over; layers that had another recipe; and
+            layers that compute in float32, where FP8 products save less than under "mixed_bfloat16".
     """
+    changes = recipe is not None
     recipe = get_recipe(recipe)
     if select is not None and not callable(select):
         raise TypeError(f"select={select!r} must be a function select(path, layer) that returns a bool")
     chosen = [each for each in decide(model, select) if each.float8]
-    wanted = {id(each.layer): recipe for each in chosen if not isinstance(each.layer, Float8Layer)}
+    known = [each for each in chosen if isinstance(each.layer, Float8Layer)]
+    changed = [
+        each
+        for each in known
+        if changes and each.layer.recipe != recipe and (select is None or select(each.path, each.layer))
+    ]
+    stays = {id(each.layer) for each in known} - {id(each.layer) for each in changed}
+    wanted = {id(each.layer): recipe for each in chosen if id(each.layer) not in stays}
     reached: set[int] = set()
 
     def rule(node: Config, layer: Any) -> Config:
@@ -78,6 +89,8 @@ def convert(model: Any, recipe: Recipe | str | None = None, select: Select | Non
     missed = [f"layer {path!r} is not in FP8" for path in _not_converted(model, new, wanted)] + list(unreached)
     if missed:
         warnings.warn(f"fp8.convert({model.name!r}) could not reach everything: {'; '.join(missed)}", stacklevel=2)
+    if changed:
+        warnings.warn(f"fp8.convert({model.name!r}): {_told(changed, recipe)}", stacklevel=2)
     wide = [each.path for each in chosen if _is_wide(each.layer)]
     if wide:
         warnings.warn(
@@ -136,12 +149,26 @@ def explain(model: Any, select: Select | None = None) -> list[Decision]:
 def _not_converted(old: Any, new: Any, wanted: dict[int, Recipe]) -> list[str]:
     """Paths of the layers that should be in FP8 in the new model and are not."""
     # By order, as automatic names differ.
-    news = list(layers_by_path(new).values())
+    olds, news = ([(p, x) for p, x in layers_by_path(m).items() if not isinstance(x, AmaxHistory)] for m in (old, new))
     return [
         path
-        for index, (path, layer) in enumerate(layers_by_path(old).items())
-        if id(layer) in wanted and not (index < len(news) and isinstance(news[index], Float8Layer))
+        for index, (path, layer) in enumerate(olds)
+        if id(layer) in wanted and not (index < len(news) and isinstance(news[index][1], Float8Layer))
     ]
+
+
+def _told(changed: list[Decision], recipe: Recipe) -> str:
+    """Says which layers change their recipe, and what is kept of their amaxes."""
+    before = dict.fromkeys(each.layer.recipe for each in changed)
+    had, has = max(each.history_length for each in before), recipe.history_length
+    if had and has:
+        kept = f"the newest {min(had, has)} of their amaxes of {had} steps are kept"
+    elif had:
+        kept = f"their amaxes of {had} steps are dropped, as {type(recipe).__name__} needs none"
+    else:
+        kept = "they have no amaxes yet: their first step scales just in time" if has else "neither keeps amaxes"
+    paths = ", ".join(each.path for each in changed)
+    return f"{paths} change from {' and '.join(map(str, before))} to {recipe}; weights are kept, and {kept}"
 
 
 def _is_wide(layer: Any) -> bool:

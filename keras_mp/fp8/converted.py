@@ -9,7 +9,8 @@ from typing import Any
 import keras
 
 from keras_mp.fp8.layers import Config, Float8Dense, Float8EinsumDense
-from keras_mp.fp8.scaling import Recipe, get_recipe
+from keras_mp.fp8.recipe import Recipe
+from keras_mp.fp8.scaling import get_recipe
 from keras_mp.rebuild import children_of, original_config
 from keras_mp.stabilized import REGISTERED_NAME as STABILIZED
 from keras_mp.stabilized import Stabilized, stabilize_in_place
@@ -53,6 +54,10 @@ class Float8Children:
     _original: type
     _float8: dict[Place, Recipe]
 
+    def build(self, *args: Any, **kwargs: Any) -> None:
+        super().build(*args, **kwargs)  # type: ignore[misc]
+        self.convert_children()  # before weights are loaded into them
+
     def call(self, *args: Any, **kwargs: Any) -> Any:
         self.convert_children()
         return super().call(*args, **kwargs)  # type: ignore[misc]
@@ -95,7 +100,9 @@ def convert_in_place(layer: Any, recipe: Recipe) -> None:
     treatments = layer._treatments if isinstance(layer, Stabilized) else ()
     precision = layer._precision if treatments else ""
     layer.__class__ = CONVERTED[layer._original if treatments else type(layer)]
-    layer.recipe = recipe
+    layer._recipe = recipe
+    if layer.built:
+        layer.build_history()
     if treatments:
         stabilize_in_place(layer, treatments, precision)
 
@@ -124,7 +131,7 @@ def converted_node(node: Config, recipe: Recipe | None, below: dict[Place, Recip
 
     Args:
         node: as Keras serializes a layer.
-        recipe: of the layer itself, a Dense or EinsumDense; None leaves it as it is.
+        recipe: of the layer itself, a Dense or EinsumDense, in FP8 already or not; None leaves it as it is.
         below: of the sublayers that no config shows.
 
     Returns:
@@ -134,8 +141,8 @@ def converted_node(node: Config, recipe: Recipe | None, below: dict[Place, Recip
     if node["registered_name"] == STABILIZED:
         return {**node, "config": {**config, "layer": converted_node(config["layer"], recipe, below)}}
     if recipe is not None:
-        cls = CONVERTED[getattr(keras.layers, node["class_name"])]
-        node = {**node, **_named(cls), "config": {**config, "recipe": keras.saving.serialize_keras_object(recipe)}}
+        name = {} if node["registered_name"] in _PLAIN else _named(CONVERTED[getattr(keras.layers, node["class_name"])])
+        node = {**node, **name, "config": {**config, "recipe": keras.saving.serialize_keras_object(recipe)}}
     if below and node["registered_name"] == CHILDREN:
         node = {**node, "config": {**config, "float8": [*config["float8"], *_serialized(below)]}}
     elif below:

@@ -11,14 +11,16 @@ from keras.src.backend.common.variables import AutocastScope
 
 from keras_mp import backend
 from keras_mp.fp8.contraction import problem
+from keras_mp.fp8.history import AmaxHistory
 from keras_mp.fp8.matmul import matmul
+from keras_mp.fp8.recipe import Recipe
 from keras_mp.fp8.scaling import get_recipe
 
 Config = dict[str, Any]
 
 
 class Float8Layer:
-    """What the FP8 layers share: a recipe, and the product."""
+    """What the FP8 layers share: a recipe, the amaxes that it needs, and the product."""
 
     # Of 16-bit inputs the product is float32 before it is rounded to the compute dtype: `stabilize` need not see to it.
     float32_sums = True
@@ -29,8 +31,37 @@ class Float8Layer:
     compute_dtype: str
     path: str
     name: str
-    # Set by __init__, and on a live layer that is converted.
-    recipe: Any
+    built: bool
+    _tracker: Any
+    amax_history: AmaxHistory | None = None
+    _recipe: Recipe
+
+    @property
+    def recipe(self) -> Recipe:
+        """How operands are scaled. That of a built layer is changed by `keras_mp.fp8.convert(model, recipe)`."""
+        return self._recipe
+
+    @recipe.setter
+    def recipe(self, recipe: Recipe | str | None) -> None:
+        recipe = get_recipe(recipe)
+        if self.built and recipe.history_length != self._recipe.history_length:
+            raise ValueError(
+                f"recipe={recipe} keeps amaxes of {recipe.history_length} steps, and the built layer {self.path!r} of "
+                f"{self._recipe.history_length}: make a new model with keras_mp.fp8.convert(model, recipe)"
+            )
+        self._recipe = recipe
+
+    def build(self, input_shape: Any) -> None:
+        super().build(input_shape)  # type: ignore[misc]
+        self.build_history()
+
+    def build_history(self) -> None:
+        """Creates the amax history, if the recipe needs one."""
+        if self.recipe.history_length:
+            self._tracker.unlock()  # Keras locks a layer that is built, as one that is converted may be
+            self.amax_history = AmaxHistory(self.recipe.history_length)
+            self.amax_history.build()
+            self._tracker.lock()
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         with AutocastScope(None):
@@ -43,6 +74,7 @@ class Float8Layer:
             equation=getattr(self, "equation", ""),
             dtype=self.compute_dtype,
             path=self.path or self.name,
+            history=None if self.amax_history is None else self.amax_history.call(),
         )
         if self.bias is not None:
             x = keras.ops.add(x, self.bias)
@@ -72,7 +104,7 @@ class Float8Dense(Float8Layer, keras.layers.Dense):
 
     def __init__(self, units: int, activation: Any = None, *, recipe: Any = None, **arguments: Any) -> None:
         super().__init__(units, activation, **arguments)
-        self.recipe = get_recipe(recipe)
+        self.recipe = recipe
 
 
 @keras.saving.register_keras_serializable("keras_mp")
@@ -98,4 +130,4 @@ class Float8EinsumDense(Float8Layer, keras.layers.EinsumDense):
         if wrong:
             raise ValueError(f"Float8EinsumDense computes matrix products of an input and a kernel, but {wrong}")
         super().__init__(equation, output_shape, activation, **arguments)
-        self.recipe = get_recipe(recipe)
+        self.recipe = recipe

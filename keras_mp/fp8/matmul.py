@@ -7,12 +7,22 @@ from typing import Any
 import keras
 
 from keras_mp import backend
-from keras_mp.fp8.contraction import explicit, last_axis
-from keras_mp.fp8.scaling import Quantized, Recipe, get_recipe
+from keras_mp.fp8.contraction import explicit, last_axis, summed_axes
+from keras_mp.fp8.history import next_history
+from keras_mp.fp8.recipe import Quantized, Recipe
+from keras_mp.fp8.roles import ROLES
+from keras_mp.fp8.scaling import amax_of, get_recipe
 
 
 def matmul(
-    inputs: Any, kernel: Any, recipe: Recipe | str | None = None, *, equation: str = "", dtype: str = "", path: str = ""
+    inputs: Any,
+    kernel: Any,
+    recipe: Recipe | str | None = None,
+    *,
+    equation: str = "",
+    dtype: str = "",
+    path: str = "",
+    history: Any = None,
 ) -> Any:
     """Multiplies inputs by a kernel in FP8; so are both gradients.
 
@@ -28,6 +38,9 @@ def matmul(
     forward product lets a GPU add up with the fewer bits of its fast accumulation, the gradients do not, as
     Transformer Engine's default recipe has it.
 
+    With a scale a row, sx and sw are those of the rows and columns of the result, and the two gradients have copies of
+    x, w and g that are scaled for them: see `RowwiseScaling`.
+
     The products of the largest inputs, kernel and gradient magnitudes may be as small as 1e-32; where the divisor
     overflows float32, the result is zero.
 
@@ -36,18 +49,21 @@ def matmul(
     Args:
         inputs: floats of shape (..., features), or as the equation says; any batch size, unknown or zero as well.
         kernel: floats of shape (features, units), or as the equation says. Given in float32, it is rounded once.
-        recipe: a `Recipe`, or "current", which is the default.
+        recipe: a `Recipe`, or the name of one; "current" by default.
         equation: of an einsum, such as "abc,cde->abde": each label stands in two of its three terms.
         dtype: of the result; by default that of the inputs.
         path: names the products in the compiled program: `path/keras_mp.forward`, `path/keras_mp.input_gradient`,
             `path/keras_mp.kernel_gradient`. On JAX the name scopes around the call take its place.
+        history: amaxes of the steps before, float32 of shape (3, recipe.history_length), by role and step, the newest
+            step first, for a recipe that needs them; without it each call is a first step. Its gradient is no gradient,
+            but the history of the next step.
 
     Returns:
         A tensor of shape (..., units), or as the equation says. The gradients have the dtypes of inputs and kernel.
 
     Raises:
         TypeError: inputs or kernel are no floats.
-        ValueError: unknown recipe, or the equation is no matrix product.
+        ValueError: unknown recipe, the equation is no matrix product, or a history of another shape.
     """
     recipe = get_recipe(recipe)
     inputs, kernel = backend.as_tensor(inputs), backend.as_tensor(kernel)
@@ -65,24 +81,48 @@ def matmul(
             labels, left, right, dtype, f"{path}/keras_mp.{role}", role != "forward", role == "forward" and splits
         )
 
+    to_inputs = f"{result_labels},{kernel_labels}->{input_labels}"
+    to_kernel = f"{input_labels},{result_labels}->{kernel_labels}"
+
+    def quantize(x: Any, role: str, history: Any, *products: tuple[str, int]) -> list[Quantized]:
+        """For each product, given as its equation and x's place in it."""
+        known = None if history is None else history[ROLES.index(role)]
+        if not recipe.per_row:
+            return [recipe.quantize(x, role, history=known)] * len(products)
+        return [recipe.quantize(x, role, summed_axes(equation)[place]) for equation, place in products]
+
     @keras.ops.custom_gradient
-    def multiply(inputs: Any, kernel: Any) -> Any:
+    def multiply(inputs: Any, kernel: Any, *histories: Any) -> Any:
         scope = backend.gradient_scope()
-        x8, w8 = recipe.quantize(inputs, "input"), recipe.quantize(kernel, "kernel")
+        history = histories[0] if histories else None
+        x8, x8_for_kernel = quantize(inputs, "input", history, (equation, 0), (to_kernel, 0))
+        w8, w8_for_inputs = quantize(kernel, "kernel", history, (equation, 1), (to_inputs, 1))
+        amaxes = [amax_of(each) for each in (inputs, kernel)] if histories else []
 
         def gradient(*arguments: Any, upstream: Any = None) -> Any:
-            to_inputs = f"{result_labels},{kernel_labels}->{input_labels}"
-            to_kernel = f"{input_labels},{result_labels}->{kernel_labels}"
+            g = arguments[0] if upstream is None else upstream
             with scope():
-                g8 = recipe.quantize(arguments[0] if upstream is None else upstream, "gradient")
+                g8_for_inputs, g8_for_kernel = quantize(g, "gradient", history, (to_inputs, 0), (to_kernel, 1))
+                following = [next_history(history, [*amaxes, amax_of(g)])] if histories else []
                 return (
-                    product(to_inputs, g8, w8, "input_gradient", input_dtype),
-                    product(to_kernel, x8, g8, "kernel_gradient", kernel_dtype),
+                    product(to_inputs, g8_for_inputs, w8_for_inputs, "input_gradient", input_dtype),
+                    product(to_kernel, x8_for_kernel, g8_for_kernel, "kernel_gradient", kernel_dtype),
+                    *following,
                 )
 
         return product(equation, x8, w8, "forward", dtype or input_dtype), gradient
 
-    return multiply(inputs, kernel)
+    return multiply(inputs, kernel, *([] if history is None else [_checked(history, recipe)]))
+
+
+def _checked(history: Any, recipe: Recipe) -> Any:
+    wanted = (len(ROLES), recipe.history_length)
+    if not recipe.history_length or tuple(history.shape) != wanted:
+        raise ValueError(
+            f"history has the shape {tuple(history.shape)}, and {recipe} "
+            + (f"needs {wanted}" if recipe.history_length else "keeps none: leave it out")
+        )
+    return backend.as_tensor(history)
 
 
 def _float_dtype(name: str, x: Any) -> str:
@@ -96,9 +136,23 @@ def _dot(equation: str, left: Quantized, right: Quantized, dtype: str, name: str
     """An einsum of two quantized tensors whose summed labels stand in both, divided by their scales."""
     operands, result = equation.split("->")
     left_labels, right_labels = operands.split(",")
-    summed = [label for label in left_labels if label in right_labels]
-    axes = [left_labels.index(label) for label in summed], [right_labels.index(label) for label in summed]
-    factor = 1.0 / (left.scale * right.scale)
-    out = backend.fp8_dot(left.values, right.values, axes, factor, dtype, precise=precise, apart=apart, name=name)
-    labels = [label for label in left_labels + right_labels if label not in summed]
+    axes = summed_axes(equation)
+    kept = [
+        [label for axis, label in enumerate(labels) if axis not in summed]
+        for labels, summed in zip((left_labels, right_labels), axes, strict=True)
+    ]
+
+    def multiply(factor: Any, dtype: str) -> Any:
+        lists = list(axes[0]), list(axes[1])
+        return backend.fp8_dot(left.values, right.values, lists, factor, dtype, precise=precise, apart=apart, name=name)
+
+    if len(left.scale.shape) == 0:
+        out = multiply(1.0 / (left.scale * right.scale), dtype)
+    else:
+        rows = keras.ops.squeeze(1.0 / left.scale, axes[0])
+        columns = keras.ops.squeeze(1.0 / right.scale, axes[1])
+        out = multiply(keras.ops.ones(()), "float32")
+        out = out * keras.ops.expand_dims(rows, [len(kept[0]) + i for i in range(len(kept[1]))])
+        out = keras.ops.cast(out * columns, dtype)
+    labels = kept[0] + kept[1]
     return out if labels == list(result) else keras.ops.transpose(out, [labels.index(label) for label in result])

@@ -1,99 +1,18 @@
-"""Recipes: which format each operand of a matrix product takes, and how it is scaled into it."""
+"""The recipes: current, delayed and rowwise scaling. Each class's docstring is its formula."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import keras
 
 from keras_mp import backend
-from keras_mp.fp8 import formats
-from keras_mp.fp8.formats import E4M3, E5M2, Float8Format, format_named
+from keras_mp.fp8.formats import E4M3
+from keras_mp.fp8.recipe import Quantized, Recipe
+from keras_mp.fp8.roles import HYBRID, RoleFormats, check_role
 
-ROLES = ("input", "kernel", "gradient")
-
-# The largest power of two whose reciprocal is a normal float32: a smaller one would be flushed to zero.
-MAX_SCALE = 2.0**126
-
-# Sign and exponent of a float32.
-_EXPONENT_BITS = -1 << 23
-
-
-@dataclasses.dataclass(frozen=True)
-class RoleFormats:
-    """The format of each role.
-
-    Args:
-        input: of what the layer is given.
-        kernel: of its weights.
-        gradient: of the gradient that comes back to it.
-
-    Raises:
-        ValueError: two roles have E5M2. Each role meets each other in one of the three products, and no GPU multiplies
-            E5M2 with E5M2 (NVIDIA, cuBLAS documentation, cublasLtMatmul, supported FP8 types).
-    """
-
-    input: Float8Format = E4M3
-    kernel: Float8Format = E4M3
-    gradient: Float8Format = E5M2
-
-    def __post_init__(self) -> None:
-        for role in ROLES:
-            object.__setattr__(self, role, format_named(getattr(self, role)))
-        wide = [role for role in ROLES if getattr(self, role) == E5M2]
-        if len(wide) > 1:
-            raise ValueError(
-                f"format gives E5M2 to {' and '.join(wide)}, whose product would be E5M2 times E5M2, which no GPU "
-                "computes: give E5M2 to one role at most, as HYBRID does to the gradient"
-            )
-
-
-HYBRID = RoleFormats(input=E4M3, kernel=E4M3, gradient=E5M2)
-"""E4M3 forward, E5M2 for gradients, whose range is wider (Micikevicius et al. 2022, arXiv:2209.05433, section 3)."""
-
-
-class Quantized(NamedTuple):
-    """An FP8 tensor and its scale.
-
-    Attributes:
-        values: x . scale, rounded to FP8.
-        scale: float32, of shape ().
-    """
-
-    values: Any
-    scale: Any
-
-
-class Recipe:
-    """What a recipe must answer.
-
-    A recipe is a value: two that are equal do the same, and it is saved with the layer.
-    """
-
-    def quantize(self, x: Any, role: str) -> Quantized:
-        """Scales a tensor into the format of its role.
-
-        Args:
-            x: floats of any shape.
-            role: "input", "kernel" or "gradient".
-
-        Returns:
-            The FP8 tensor and its scale.
-
-        Raises:
-            ValueError: there is no such role.
-        """
-        raise NotImplementedError
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments that make an equal recipe, as Keras saves them."""
-        raise NotImplementedError
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Recipe:
-        """The recipe of a config."""
-        return cls(**config)
+AMAX_RULES = ("max", "most_recent")
 
 
 @keras.saving.register_keras_serializable("keras_mp")
@@ -123,57 +42,125 @@ class CurrentScaling(Recipe):
     format: RoleFormats = HYBRID
     power_of_two: bool = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "format", _role_formats(self.format))
-        if not isinstance(self.power_of_two, bool):
-            raise ValueError(f"power_of_two={self.power_of_two!r} must be True or False")
-
-    def format_of(self, role: str) -> Float8Format:
-        """The format of a role."""
-        if role not in ROLES:
-            raise ValueError(f"role={role!r} is not one of {', '.join(map(repr, ROLES))}")
-        return getattr(self.format, role)
-
-    def quantize(self, x: Any, role: str) -> Quantized:
-        format = self.format_of(role)
+    def quantize(self, x: Any, role: str, axes: tuple[int, ...] | None = None, history: Any = None) -> Quantized:
         # Of an empty batch, too.
         amax = keras.ops.cast(keras.ops.max(keras.ops.abs(x), initial=0), "float32")
-        scale = keras.ops.minimum(format.max / amax, MAX_SCALE)
-        if self.power_of_two:
-            scale = backend.bitcast(keras.ops.bitwise_and(backend.bitcast(scale, "int32"), _EXPONENT_BITS), "float32")
-        usable = keras.ops.logical_and(amax > 0, keras.ops.isfinite(amax))
-        scale = keras.ops.where(usable, scale, keras.ops.ones_like(scale))
-        return Quantized(formats.quantize(x, format, scale), scale)
+        return self._scaled(x, role, amax)
+
+
+@keras.saving.register_keras_serializable("keras_mp")
+@dataclasses.dataclass(frozen=True)
+class DelayedScaling(Recipe):
+    """A scale per tensor, from its amaxes in the steps before: the tensor is read once, not twice.
+
+        amax_t  = max |x_t| of what is finite, over the calls, micro-batches and replicas of step t
+        amax    = max(amax_t-1, ..., amax_t-H)              "max"
+                = amax_t-1                                  "most_recent"
+                = max |x_t| of what is finite               where that is 0: the first step scales just in time
+        scale_t = min(max of the format / (2^margin . amax), 2^126)         1 where amax is 0
+        x8      = cast(x_t . scale_t)                       what exceeds the format saturates
+
+    A step of which nothing is applied (a skipped one, or a micro-batch within a window) leaves the amaxes as they are.
+    They are saved with the layer.
+
+    A layer that is not trainable keeps no amaxes and scales just in time. In inference the scales are those of the
+    amaxes so far. Where a loss is scaled, the gradient's amaxes are those of the scaled loss: when the loss scale
+    doubles, gradients above half the largest saturate until the next step, unless margin is 1 or more.
+
+    Formula: Transformer Engine's DelayedScaling, and flax's fp8_ops, whose scale of step t is also made of the amaxes
+    before t. Keras's float8 layers are one step staler.
+
+    Args:
+        margin: how many powers of two the largest known magnitude stays below the top of the format.
+        amax_history_length: H, 1 or more.
+        amax_compute: "max" or "most_recent".
+        format: as of `CurrentScaling`.
+        power_of_two: as of `CurrentScaling`.
+
+    Raises:
+        ValueError: margin is no whole number of 0 or more, amax_history_length no whole number of 1 or more, unknown
+            amax_compute; or as `CurrentScaling`.
+    """
+
+    margin: int = 0
+    amax_history_length: int = 16
+    amax_compute: str = "max"
+    format: RoleFormats = HYBRID
+    power_of_two: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("margin", 0), ("amax_history_length", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}={value!r} must be a whole number, {least} or more")
+        if self.amax_compute not in AMAX_RULES:
+            raise ValueError(f"amax_compute={self.amax_compute!r} is unknown: use 'max' or 'most_recent'")
+
+    @property
+    def history_length(self) -> int:
+        return self.amax_history_length
+
+    def quantize(self, x: Any, role: str, axes: tuple[int, ...] | None = None, history: Any = None) -> Quantized:
+        check_role(role)
+        if history is None:
+            return self._scaled(x, role, amax_of(x), self.margin)
+        known = keras.ops.max(history) if self.amax_compute == "max" else history[0]
+        # Apart: a compiler that sees the same maximum in the history's next entry computes it first, in every step,
+        # and then reads x a second time.
+        amax = keras.ops.cond(known > 0, lambda: known, lambda: amax_of(backend.apart(x)))
+        return self._scaled(x, role, amax, self.margin)
 
     def get_config(self) -> dict[str, Any]:
-        by_role = {role: getattr(self.format, role).name for role in ROLES}
-        return {"format": by_role, "power_of_two": self.power_of_two}
+        own = {name: getattr(self, name) for name in ("margin", "amax_history_length", "amax_compute")}
+        return own | super().get_config()
 
 
-def _role_formats(format: Any) -> RoleFormats:
-    if isinstance(format, RoleFormats):
-        return format
-    if isinstance(format, dict):
-        unknown = [role for role in format if role not in ROLES]
-        if unknown:
-            raise ValueError(f"format has the role {unknown[0]!r}, which is not one of {', '.join(map(repr, ROLES))}")
-        return RoleFormats(**format)
-    if isinstance(format, str) and format.lower() == "hybrid":
-        return HYBRID
-    if isinstance(format, Float8Format) or (isinstance(format, str) and format.upper() in formats.FORMATS):
-        each = format_named(format)
-        return RoleFormats(each, each, each)
-    raise ValueError(f"format={format!r} is unknown: use 'hybrid', 'E4M3', or a format for each role")
+@keras.saving.register_keras_serializable("keras_mp")
+@dataclasses.dataclass(frozen=True)
+class RowwiseScaling(Recipe):
+    """A scale for each row of the inputs and each column of the kernel, from the tensors themselves. No state.
+
+        amax  = max |x| along the axes that the product sums over
+        scale = min(max of the format / amax, 2^126)        1 where amax is 0, infinite or NaN
+        y     = (x8 . w8) / (sx of the row . sw of the column)
+
+    An outlier costs the precision of its own row only. Scales must lie along axes that a product keeps, and the three
+    products keep different ones, so each quantizes copies of its own: the gradient of the inputs takes a scale for each
+    row of the gradient and each row of the kernel. The gradient of the kernel sums over the rows of the batch; it takes
+    a scale for each column of the inputs, in a second FP8 copy that the forward pass makes and keeps, and for each
+    column of the gradient. All three run in FP8. Where amaxes of rows are read in steps of their own this costs twice
+    the quantization of `CurrentScaling`, and GPUs apply many scales in a kernel after the product.
+
+    Formula: torchao, float8 training, recipe "rowwise", which has E4M3 for gradients as well.
+
+    Args:
+        format: as of `CurrentScaling`; E4M3 for all by default, since a row needs less range than a tensor.
+        power_of_two: as of `CurrentScaling`.
+
+    Raises:
+        ValueError: as `CurrentScaling`.
+    """
+
+    format: RoleFormats = RoleFormats(E4M3, E4M3, E4M3)
+    power_of_two: bool = False
+    per_row: ClassVar[bool] = True
+
+    def quantize(self, x: Any, role: str, axes: tuple[int, ...] | None = None, history: Any = None) -> Quantized:
+        axes = (-1,) if axes is None else axes
+        amax = keras.ops.cast(keras.ops.max(keras.ops.abs(x), axis=axes, keepdims=True, initial=0), "float32")
+        return self._scaled(x, role, amax)
 
 
-RECIPES: dict[str, type[Recipe]] = {"current": CurrentScaling}
+RECIPES: dict[str, type[Recipe]] = {"current": CurrentScaling, "delayed": DelayedScaling, "rowwise": RowwiseScaling}
 
 
 def get_recipe(recipe: Any = None) -> Recipe:
     """Finds a recipe.
 
     Args:
-        recipe: a recipe, its name ("current"), its serialized config, or None for `CurrentScaling()`.
+        recipe: a recipe, its name ("current", "delayed" or "rowwise"), its serialized config, or None for
+            `CurrentScaling()`.
 
     Returns:
         The recipe.
@@ -193,3 +180,12 @@ def get_recipe(recipe: Any = None) -> Recipe:
     raise ValueError(
         f"recipe={recipe!r} is unknown: use {known}, or a recipe such as CurrentScaling(power_of_two=True)"
     )
+
+
+def amax_of(x: Any) -> Any:
+    """The largest finite magnitude of a tensor, float32 of shape (); 0 where there is none."""
+    # Of float32 values, as they are scaled: so one pass can do both. A maximum says nothing of a NaN: XLA's for CPUs
+    # drops it.
+    magnitude = keras.ops.abs(keras.ops.cast(x, "float32"))
+    finite = keras.ops.where(keras.ops.isfinite(magnitude), magnitude, keras.ops.zeros_like(magnitude))
+    return keras.ops.max(finite, initial=0)

@@ -6,11 +6,13 @@ from pathlib import Path
 import jax
 import keras
 import numpy as np
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 assert len(jax.devices()) == 4, "start with XLA_FLAGS=--xla_force_host_platform_device_count=4"
 keras.distribution.set_distribution(keras.distribution.DataParallel(devices=keras.distribution.list_devices()))
 
+import trajectory  # noqa: E402
 from network import RATE, assert_same, build, gradients, kernels_of, numbers  # noqa: E402
 
 
@@ -25,3 +27,14 @@ def test_four_devices_share_one_scale():
         kernels = [k - np.float32(RATE) * g for k, g in zip(kernels, gradients(x[part], t[part], kernels), strict=True)]
     assert len(model.get_layer("shared").kernel.value.addressable_shards) == 4
     assert_same(kernels_of(model), kernels)
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_delayed_scaling_on_four_devices_is_that_of_the_whole_batch(window):
+    recipe = trajectory.RECIPES["margin"]
+    model = trajectory.build(recipe, window)
+    trajectory.run(model, trajectory.Reference(recipe, window), trajectory.steps(50))
+    shards = model.get_layer("shared").amax_history.slots.value.addressable_shards
+    assert len(shards) == 4
+    for shard in shards[1:]:
+        np.testing.assert_array_equal(shard.data, shards[0].data)

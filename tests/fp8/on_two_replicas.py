@@ -13,6 +13,7 @@ cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
+import trajectory  # noqa: E402
 from network import RATE, assert_same, build, gradients, numbers  # noqa: E402
 
 import keras_mp  # noqa: E402
@@ -46,3 +47,33 @@ def test_each_replica_scales_its_own_part_and_the_mean_is_applied(accumulate):
             for name in ("shared", "last")
         ]
         assert_same(kernels, expected)
+
+
+class Planted(keras.callbacks.Callback):
+    """Sets the kernel before each step, and compares the history after it, on both replicas."""
+
+    def __init__(self, plan, reference):
+        super().__init__()
+        self.plan, self.reference = plan, reference
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.get_layer("shared").kernel.assign(self.plan[batch][3])
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.reference.step(*self.plan[batch], checks=True)
+        trajectory.assert_same_state(self.model, self.reference)
+        slots = self.model.get_layer("shared").amax_history.slots.value
+        first, second = strategy.experimental_local_results(slots)
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_delayed_scaling_on_both_replicas_is_that_of_the_whole_batch(window):
+    plan = trajectory.steps(50)
+    recipe = trajectory.RECIPES["margin"]
+    with strategy.scope():
+        model = trajectory.build(recipe, window, jit_compile=False)
+    a, b, c = (np.concatenate([step[i] for step in plan]) for i in range(3))
+    data = tf.data.Dataset.from_tensor_slices(((a, b), c)).batch(trajectory.ROWS)
+    planted = Planted(plan, trajectory.Reference(recipe, window))
+    model.fit(data, verbose=0, shuffle=False, callbacks=[planted])

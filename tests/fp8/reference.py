@@ -29,6 +29,32 @@ def quantize(x, name, power_of_two=False):
     return cast(x * scale, name), np.float32(scale)
 
 
+def quantize_rows(x, name, axes, power_of_two=False):
+    """Returns FP8 values and float32 scales, one for all along some axes."""
+    x = np.asarray(x, "float32")
+    amax = np.max(np.abs(x), axis=axes, keepdims=True, initial=0)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        scale = np.minimum(np.float32(MAX[name]) / amax, np.float32(2.0**126))
+        if power_of_two:
+            scale = np.float32(2.0) ** np.floor(np.log2(scale.astype("float64"))).astype("float32")
+        scale = np.where(np.isfinite(amax) & (amax > 0), scale, np.float32(1))
+        return cast(x * scale, name), scale
+
+
+def row_product(equation, x, w, names, power_of_two=False):
+    """Of two tensors that are each scaled along what is summed: as `product`."""
+    left, right = equation.split("->")[0].split(",")
+    axes = [tuple(i for i, label in enumerate(own) if label in other) for own, other in ((left, right), (right, left))]
+    x, w = (
+        values.astype("float64") / scale.astype("float64")
+        for values, scale in (
+            quantize_rows(each, name, axis, power_of_two) for each, name, axis in zip((x, w), names, axes, strict=True)
+        )
+    )
+    exact, bound = product(equation, (x, 1), (w, 1))
+    return exact, 1.5 * bound  # a rounding more for each scale
+
+
 def product(equation, left, right):
     """Of two quantized tensors: the sum in float64, and a bound of what rounding in float32 may change."""
     (a, scale_a), (b, scale_b) = left, right

@@ -9,7 +9,7 @@ import zoo
 from reference import to_numpy
 
 import keras_mp
-from keras_mp.fp8 import CurrentScaling, Float8Dense, convert, explain, is_available, revert
+from keras_mp.fp8 import CurrentScaling, Float8Dense, RowwiseScaling, convert, explain, is_available, revert
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.selection import decide, end_layers
 from keras_mp.rebuild import RebuildError, layers_by_path
@@ -272,12 +272,24 @@ def test_first_and_last_layers_of_nested_models():
 def test_converting_twice_changes_nothing():
     model, batch = zoo.build("attention", "mixed_bfloat16")
     once = convert(model, CurrentScaling("E4M3"), select=lambda path, layer: "query" in path)
-    twice = convert(once, CurrentScaling(), select=lambda path, layer: "query" in path)
+    twice = convert(once, select=lambda path, layer: "query" in path)
     assert {layer.recipe for layer in converted(twice)} == {CurrentScaling("E4M3")}
     assert_equal(outputs(twice, batch), outputs(once, batch))
-    more = convert(once, CurrentScaling(), select=everything)
-    assert {layer.recipe for layer in converted(more)} == {CurrentScaling("E4M3"), CurrentScaling()}
-    assert len(converted(more)) == len(products(model))
+
+
+def test_a_second_recipe_is_for_the_layers_that_select_chooses():
+    model, batch = zoo.build("attention", "mixed_bfloat16")
+    once = convert(model, CurrentScaling("E4M3"), select=lambda path, layer: "query" in path)
+    both = convert(once, CurrentScaling(), select=lambda path, layer: "query" not in path)
+    assert {layer.recipe for layer in converted(both)} == {CurrentScaling("E4M3"), CurrentScaling()}
+    assert len(converted(both)) == len(products(model))
+    told = "query.* change from CurrentScaling.* to RowwiseScaling.*neither keeps amaxes"
+    with pytest.warns(UserWarning, match=told):
+        UserWarning, match="query.* change from CurrentScaling.* to RowwiseScaling.*neither keeps amaxes"
+    ):
+        changed = convert(both, "rowwise", select=lambda path, layer: "query" in path)
+    assert {layer.recipe for layer in converted(changed)} == {RowwiseScaling(), CurrentScaling()}
+    assert_near(outputs(changed, batch), outputs(both, batch))
 
 
 def test_layers_that_compute_in_float32_come_with_a_note():
@@ -297,8 +309,8 @@ def test_the_layer_itself_can_be_reverted():
 
 def test_bad_input():
     model, _ = zoo.build("functional", "mixed_bfloat16")
-    with pytest.raises(ValueError, match="recipe='rowwise' is unknown"):
-        convert(model, "rowwise")
+    with pytest.raises(ValueError, match="recipe='blockwise' is unknown"):
+        convert(model, "blockwise")
     with pytest.raises(TypeError, match="select='Dense' must be a function"):
         convert(model, select="Dense")
     with pytest.raises(RebuildError, match="not built"):

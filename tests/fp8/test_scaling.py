@@ -7,7 +7,9 @@ import reference
 from reference import compiled, tensors
 
 from keras_mp.fp8 import E4M3, E5M2, HYBRID, CurrentScaling, RoleFormats
-from keras_mp.fp8.scaling import ROLES, Recipe, get_recipe
+from keras_mp.fp8.recipe import Recipe
+from keras_mp.fp8.roles import ROLES
+from keras_mp.fp8.scaling import get_recipe
 
 MODES = pytest.mark.parametrize("mode", [lambda function: function, compiled], ids=["eager", "jit"])
 FORMAT_OF = {"input": "E4M3", "kernel": "E4M3", "gradient": "E5M2"}
@@ -120,5 +122,7 @@ def test_bad_recipes():
     with pytest.raises(ValueError, match="power_of_two=2 must be True or False"):
         CurrentScaling(power_of_two=2)
     for wrong in ("delayed?", 3, CurrentScaling):
-        with pytest.raises(ValueError, match="recipe=.* is unknown: use 'current', or a recipe such as"):
+        with pytest.raises(
+            ValueError, match="recipe=.* is unknown: use 'current', 'delayed', 'rowwise', or a recipe such as"
+        ):
             get_recipe(wrong)

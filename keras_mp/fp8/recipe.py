@@ -1,0 +1,100 @@
+"""What every recipe has: formats by role, and the scale that brings a magnitude to the top of a format."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import keras
+
+from keras_mp import backend
+from keras_mp.fp8 import formats
+from keras_mp.fp8.formats import Float8Format
+from keras_mp.fp8.roles import ROLES, RoleFormats, check_role, role_formats
+
+# The largest power of two whose reciprocal is a normal float32: a smaller one would be flushed to zero.
+MAX_SCALE = 2.0**126
+
+# Sign and exponent of a float32.
+_EXPONENT_BITS = -1 << 23
+
+
+class Quantized(NamedTuple):
+    """An FP8 tensor and its scale.
+
+    Attributes:
+        values: x . scale, rounded to FP8.
+        scale: float32, of shape (), or of one that broadcasts to that of values.
+    """
+
+    values: Any
+    scale: Any
+
+
+class Recipe:
+    """What a recipe must answer.
+
+    A recipe is a value, a frozen dataclass: two that are equal do the same, and it is saved with the layer.
+
+    Attributes:
+        format: the format of each role.
+        power_of_two: whether scales are rounded down to a power of two.
+        history_length: of how many steps before it needs the amaxes; 0 where it keeps nothing.
+        per_row: whether a tensor has many scales, which lie along the axes that a product does not sum over. Then each
+            product has copies of its own.
+    """
+
+    format: RoleFormats
+    power_of_two: bool
+    per_row: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "format", role_formats(self.format))
+        if not isinstance(self.power_of_two, bool):
+            raise ValueError(f"power_of_two={self.power_of_two!r} must be True or False")
+
+    @property
+    def history_length(self) -> int:
+        return 0
+
+    def format_of(self, role: str) -> Float8Format:
+        """The format of a role."""
+        check_role(role)
+        return getattr(self.format, role)
+
+    def quantize(self, x: Any, role: str, axes: tuple[int, ...] | None = None, history: Any = None) -> Quantized:
+        """Scales a tensor into the format of its role.
+
+        Args:
+            x: floats of any shape.
+            role: "input", "kernel" or "gradient".
+            axes: those that the product sums over, for a recipe with a scale a row.
+            history: float32 of shape (history_length,), amaxes of the steps before, the newest first, for a recipe
+                that needs them; None for the first step.
+
+        Returns:
+            The FP8 tensor and its scale.
+
+        Raises:
+            ValueError: there is no such role.
+        """
+        raise NotImplementedError
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make an equal recipe, as Keras saves them."""
+        by_role = {role: getattr(self.format, role).name for role in ROLES}
+        return {"format": by_role, "power_of_two": self.power_of_two}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Recipe:
+        """The recipe of a config."""
+        return cls(**config)
+
+    def _scaled(self, x: Any, role: str, amax: Any, margin: int = 0) -> Quantized:
+        """Brings an amax to the top of the role's format, less 2^margin."""
+        format = self.format_of(role)
+        scale = keras.ops.minimum(format.max * 2.0**-margin / amax, MAX_SCALE)
+        if self.power_of_two:
+            scale = backend.bitcast(keras.ops.bitwise_and(backend.bitcast(scale, "int32"), _EXPONENT_BITS), "float32")
+        usable = keras.ops.logical_and(amax > 0, keras.ops.isfinite(amax))
+        scale = keras.ops.where(usable, scale, keras.ops.ones_like(scale))
+        return Quantized(formats.quantize(x, format, scale), scale)

@@ -1,0 +1,152 @@
+"""Steps with planted trouble for one shared FP8 layer, and delayed scaling once more, in NumPy.
+
+    y = layer(a) + layer(b),  loss = mean over the batch of sum(c . y)
+
+so that the gradient of y is c / batch size, exactly, and every amax of every step is known beforehand.
+"""
+
+import keras
+import numpy as np
+from reference import cast, compiled, to_numpy
+
+import keras_mp
+from keras_mp.fp8 import DelayedScaling, Float8Dense
+from keras_mp.fp8.roles import ROLES
+
+ROWS, WIDTH = 8, 16
+BAD = (np.inf, -np.inf, np.nan)
+
+
+def steps(count):
+    """Inputs a and b, the gradient c, and a kernel for each step: zeros, jumps, infinities and NaN among them."""
+    rng = np.random.default_rng()
+
+    def tensor(*shape):
+        magnitude = rng.choice([1.0, 1.0, 1.0, 2.0**12, 2.0**-20])
+        return (rng.normal(size=shape) * magnitude).astype("float32")
+
+    plan = [[tensor(ROWS, WIDTH), tensor(ROWS, WIDTH), tensor(ROWS, WIDTH), tensor(WIDTH, WIDTH)] for _ in range(count)]
+    for index in rng.choice(np.arange(1, count), count // 3, replace=False):
+        target = plan[index][rng.integers(4)]
+        if rng.random() < 0.5:
+            target[:] = 0
+        else:
+            target[rng.integers(len(target)), rng.integers(WIDTH)] = rng.choice(BAD)
+    # Each kind at least once, in the first step as well.
+    plan[0][0][:] = 0
+    plan[0][2][3, 5] = np.nan
+    plan[1][1][2, 2] = np.inf
+    plan[2][2][:] = 0
+    plan[3][3][1, 1] = np.nan
+    return plan
+
+
+class Reference:
+    """The amaxes of the steps before, and the scales that they make."""
+
+    def __init__(self, recipe, window=1):
+        self.recipe, self.window = recipe, window
+        self.history = np.zeros((3, recipe.amax_history_length), "float32")
+        self.pending, self.held = np.zeros(3, "float32"), 0
+        self.scales = compiled(
+            lambda x, history: [recipe.quantize(x, role, history=history[i]).scale for i, role in enumerate(ROLES)]
+        )
+
+    def scale(self, role, x):
+        """What x is multiplied by."""
+        row = self.history[ROLES.index(role)]
+        amax = np.max(row) if self.recipe.amax_compute == "max" else row[0]
+        amax = amax or _amax(x)
+        top = {"E4M3": 448.0, "E5M2": 57344.0}[self.recipe.format_of(role).name] * 2.0**-self.recipe.margin
+        if amax == 0:
+            return np.float32(1)
+        with np.errstate(over="ignore"):
+            scale = min(np.float32(top) / np.float32(amax), np.float32(2.0**126))
+        return np.float32(2.0 ** np.floor(np.log2(np.float64(scale)))) if self.recipe.power_of_two else scale
+
+    def loss(self, a, b, c, kernel):
+        """Of one step, quantized as the layer does it and added up in float64; and the sum of its terms' magnitudes."""
+
+        def q(x, role):
+            scale = self.scale(role, x)
+            with np.errstate(over="ignore", invalid="ignore"):
+                return cast(x * scale, self.recipe.format_of(role).name).astype("float64") / np.float64(scale)
+
+        with np.errstate(invalid="ignore"):
+            a8, b8, kernel8 = q(a, "input"), q(b, "input"), q(kernel, "kernel")
+            terms = np.abs(c) * ((np.abs(a8) + np.abs(b8)) @ np.abs(kernel8))
+            return np.sum(c * (a8 @ kernel8 + b8 @ kernel8)) / ROWS, np.sum(terms) / ROWS
+
+    def step(self, a, b, c, kernel, checks):
+        """Moves on by a micro-batch; checks says whether the optimizer skips what is not finite."""
+        # A kernel that is not finite spoils the loss, and no gradient here.
+        finite = all(np.isfinite(each).all() for each in (a, b, c))
+        if checks and not finite:
+            return
+        amaxes = [max(_amax(a), _amax(b)), _amax(kernel), _amax(c / np.float32(ROWS))]
+        self.pending = np.maximum(self.pending, np.array(amaxes, "float32"))
+        self.held += 1
+        if self.held == self.window:
+            self.history = np.concatenate([self.pending[:, None], self.history[:, :-1]], axis=1)
+            self.pending, self.held = np.zeros(3, "float32"), 0
+
+
+def _amax(x):
+    return np.max(np.abs(x[np.isfinite(x)]), initial=0).astype("float32")
+
+
+def build(recipe, window=1, checks=True, **compile_arguments):
+    """The model of one shared layer, compiled with an optimizer that changes no weight."""
+    layer = Float8Dense(WIDTH, use_bias=False, recipe=recipe, name="shared")
+    a, b = keras.Input((WIDTH,)), keras.Input((WIDTH,))
+    model = keras.Model([a, b], layer(a) + layer(b))
+    optimizer = keras.optimizers.SGD(0.0, gradient_accumulation_steps=window if window > 1 else None)
+    if checks:
+        optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale())
+    model.compile(optimizer, dot_loss, **compile_arguments)
+    return model
+
+
+@keras.saving.register_keras_serializable("tests")
+def dot_loss(c, y):
+    return keras.ops.sum(c * y, axis=-1)
+
+
+def history_of(model):
+    """The amaxes that the layer keeps."""
+    store = {}
+    model.get_layer("shared").amax_history.save_own_variables(store)
+    return store["0"]
+
+
+def assert_same_state(model, reference):
+    """The history, and the scales that the recipe makes of it, are the reference's, exactly."""
+    history = history_of(model)
+    np.testing.assert_array_equal(history, reference.history)
+    probe = np.random.default_rng().normal(size=(4, 4)).astype("float32")
+    found = reference.scales(*map(keras.ops.convert_to_tensor, (probe, history)))
+    np.testing.assert_array_equal([to_numpy(each) for each in found], [reference.scale(role, probe) for role in ROLES])
+
+
+def run(model, reference, plan, checks=True):
+    """Trains on the steps, and compares the loss, the history and the scales at each."""
+    layer = model.get_layer("shared")
+    for a, b, c, kernel in plan:
+        layer.kernel.assign(kernel)
+        expected, terms = reference.loss(a, b, c, kernel)
+        loss = float(model.train_on_batch([a, b], c, return_dict=True)["loss"])
+        model.reset_metrics()
+        if np.isfinite(expected):
+            assert abs(loss - expected) <= 1e-5 * terms
+        else:
+            assert not np.isfinite(loss)
+        reference.step(a, b, c, kernel, checks)
+        assert_same_state(model, reference)
+
+
+RECIPES = {
+    "default": DelayedScaling(),
+    "margin": DelayedScaling(margin=2, amax_history_length=3),
+    "one step": DelayedScaling(amax_history_length=1, power_of_two=True),
+    "most recent": DelayedScaling(amax_compute="most_recent", format="E4M3"),
+}
