@@ -34,6 +34,7 @@ class Config:
     """What can be set, here and on the command line."""
 
     policy: Annotated[str, "auto, float32, mixed_bfloat16, mixed_float16 or fp8"] = "auto"
+    fp8: Annotated[str, "for the policy fp8: current, delayed or rowwise scaling"] = "current"
     corpus: Annotated[str, "pydoc, stdlib or the path of a text file"] = "pydoc"
     sequence_length: Annotated[int, "bytes of a sequence"] = 128
     layers: Annotated[int, "transformer blocks"] = 4
@@ -56,6 +57,7 @@ class Config:
         for field in ("sequence_length", "layers", "width", "heads", "epochs", "batch_size", "learning_rate"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field} must be above 0, got {getattr(self, field)}")
+        keras_mp.fp8.get_recipe(self.fp8)
         for field in ("seed", "weight_decay", "generate", "temperature"):
             if not getattr(self, field) >= 0:
                 raise ValueError(f"{field} must be at least 0, got {getattr(self, field)}")
@@ -78,7 +80,7 @@ def build(config: Config) -> keras.Model:
 
 def compiled(config: Config, choice: PolicyChoice, steps: int) -> keras.Model:
     """Builds the model in the chosen precision and compiles it for a number of steps."""
-    model = in_precision(build(config), choice)
+    model = in_precision(build(config), choice, config.fp8)
     learning_rate = warmup_then_cosine(config.learning_rate, steps)
     model.compile(
         optimizer=keras.optimizers.AdamW(

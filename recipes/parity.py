@@ -2,7 +2,7 @@
 
     python -m recipes.parity digits --seeds 3 --out docs/digits-parity.md
     python -m recipes.parity language_model --precisions float32,mixed_bfloat16 --out docs/language-model-parity.md
-    python -m recipes.parity language_model --precisions mixed_bfloat16,fp8 --curves docs/fp8-curves.png
+    python -m recipes.parity language_model --precisions mixed_bfloat16,fp8,fp8:delayed --curves docs/fp8-curves.png
 
 Options after these go to the recipe: `--epochs 5`. Each training is a process of its own, so that none inherits the
 policy, the compiled functions or the random state of the one before.
@@ -21,11 +21,12 @@ from datetime import date
 from pathlib import Path
 
 from keras_mp.files import written_beside
+from keras_mp.fp8.scaling import RECIPES
 from recipes.common.curves import draw_parity
 from recipes.common.metric import difference, written
 
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
-KNOWN = (*PRECISIONS, "fp8")
+KNOWN = (*PRECISIONS, "fp8", *(f"fp8:{name}" for name in RECIPES))
 
 
 def run(recipe: str, precision: str, seed: int, options: Sequence[str]) -> dict:
@@ -38,7 +39,9 @@ def run(recipe: str, precision: str, seed: int, options: Sequence[str]) -> dict:
         RuntimeError: the run failed; the message holds what it printed last.
     """
     with tempfile.TemporaryDirectory() as folder:
-        ours = ["--policy", precision, "--seed", str(seed), "--output", folder, "--name", "run", "--no-export"]
+        policy, _, scaling = precision.partition(":")
+        ours = ["--policy", policy, "--seed", str(seed), "--output", folder, "--name", "run", "--no-export"]
+        ours += ["--fp8", scaling] if scaling else []
         command = [sys.executable, "-m", "recipes", recipe, *options, *ours]
         process = subprocess.run(command, capture_output=True, text=True)
         if process.returncode:

@@ -5,7 +5,7 @@ from keras_mp.fp8.formats import E4M3, E5M2
 from keras_mp.fp8.layers import Float8Dense, Float8EinsumDense
 from keras_mp.fp8.matmul import matmul
 from keras_mp.fp8.roles import HYBRID, RoleFormats
-from keras_mp.fp8.scaling import CurrentScaling, DelayedScaling, RowwiseScaling
+from keras_mp.fp8.scaling import CurrentScaling, DelayedScaling, RowwiseScaling, get_recipe
 
 __all__ = [
     "E4M3",
@@ -19,6 +19,7 @@ __all__ = [
     "RowwiseScaling",
     "convert",
     "explain",
+    "get_recipe",
     "is_available",
     "matmul",
     "revert",

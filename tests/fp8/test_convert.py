@@ -285,8 +285,6 @@ def test_a_second_recipe_is_for_the_layers_that_select_chooses():
     assert len(converted(both)) == len(products(model))
     told = "query.* change from CurrentScaling.* to RowwiseScaling.*neither keeps amaxes"
     with pytest.warns(UserWarning, match=told):
-        UserWarning, match="query.* change from CurrentScaling.* to RowwiseScaling.*neither keeps amaxes"
-    ):
         changed = convert(both, "rowwise", select=lambda path, layer: "query" in path)
     assert {layer.recipe for layer in converted(changed)} == {RowwiseScaling(), CurrentScaling()}
     assert_near(outputs(changed, batch), outputs(both, batch))
