@@ -10,7 +10,7 @@ from keras_mp.fp8.history import AmaxHistory
 from keras_mp.fp8.layers import Config, Float8Layer
 from keras_mp.fp8.recipe import Recipe
 from keras_mp.fp8.scaling import get_recipe
-from keras_mp.fp8.selection import Decision, Select, decide
+from keras_mp.fp8.selection import Decision, Select, Target, decide
 from keras_mp.hardware import Support, support
 from keras_mp.rebuild import layers_below, layers_by_path, rebuild
 from keras_mp.stabilized import Stabilized
@@ -27,7 +27,13 @@ def is_available() -> Support:
     return support("fp8")
 
 
-def convert(model: Any, recipe: Recipe | str | None = None, select: Select | None = None) -> Any:
+def convert(
+    model: Any,
+    recipe: Recipe | str | None = None,
+    select: Select | None = None,
+    target: str | None = None,
+    batch_size: int = 8,
+) -> Any:
     """A new model in which Dense and EinsumDense layers compute in FP8; see `keras_mp.fp8.matmul`.
 
     That includes layers inside others, such as the projections of MultiHeadAttention and GroupQueryAttention. Weights,
@@ -48,13 +54,16 @@ def convert(model: Any, recipe: Recipe | str | None = None, select: Select | Non
             is not of multiples of 16, which FP8 hardware asks for (cuBLAS documentation, cublasLtMatmul); and those
             that are too small to gain: the smaller side of the product at most 1024 and the larger at most 4096
             (torchao's automatic filter for tensorwise scaling, measured on an H100).
+        target: a chip's name in `keras_mp.chips.CHIPS`, such as "h100": whether a product gains is then predicted from
+            the chip's rates, by `keras_mp.fp8.cost.step_cost`, and not from its sizes alone.
+        batch_size: for that prediction, where the model's inputs do not say it.
 
     Returns:
         The new model. Each layer that was converted is still an instance of its class.
 
     Raises:
         RebuildError: the model is not built, or has a layer that cannot be rebuilt; the message names it.
-        ValueError: unknown recipe.
+        ValueError: unknown recipe; target is no chip with FP8, or comes with a select; batch_size below 1.
         TypeError: select is no function.
 
     Warns:
@@ -65,7 +74,9 @@ def convert(model: Any, recipe: Recipe | str | None = None, select: Select | Non
     recipe = get_recipe(recipe)
     if select is not None and not callable(select):
         raise TypeError(f"select={select!r} must be a function select(path, layer) that returns a bool")
-    chosen = [each for each in decide(model, select) if each.float8]
+    if select is not None and target is not None:
+        raise ValueError(f"target={target!r} chooses the layers, and so does select: give one of the two")
+    chosen = [each for each in decide(model, select, _target(target, batch_size, recipe)) if each.float8]
     known = [each for each in chosen if isinstance(each.layer, Float8Layer)]
     changed = [
         each
@@ -122,28 +133,57 @@ def revert(model: Any) -> Any:
     return new
 
 
-def explain(model: Any, select: Select | None = None) -> list[Decision]:
+def explain(
+    model: Any,
+    select: Select | None = None,
+    target: str | None = None,
+    batch_size: int = 8,
+    recipe: Recipe | str | None = None,
+) -> list[Decision]:
     """Prints a row for each Dense and EinsumDense layer: whether it computes in FP8, or `convert` would, and why.
 
     Args:
         model: a built Keras model, before or after `convert`.
         select: as `convert` would be given it.
+        target: a chip's name, such as "h100": what the layer's products take there in bfloat16 and in FP8, forward and
+            backward, is predicted from the chip's rates, and `convert(model, target=...)` decides by it.
+        batch_size: for that prediction, where the model's inputs do not say it.
+        recipe: as `convert` would be given it.
 
     Returns:
         What was printed, a `Decision` a layer.
+
+    Raises:
+        ValueError: as `convert`; also if the model does not say how many rows a layer's inputs have.
     """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    decisions = decide(model, select)
-    table = Table("layer", "product", "FP8", "why", box=None, pad_edge=False)
+    decisions = decide(model, select, _target(target, batch_size, get_recipe(recipe)))
+    predicted = ["bfloat16", "in FP8", "gain"] if target else []
+    table = Table("layer", "product", "FP8", *predicted, "why", box=None, pad_edge=False)
     for each in decisions:
         sizes = "" if each.sizes is None else f"{each.sizes[0]} x {each.sizes[1]}"
-        row = (each.path, sizes, _verdict(each), each.reason)
+        cost = each.cost
+        cells = ["", "", ""] if cost is None else [_ms(cost.bfloat16), _ms(cost.fp8), f"{cost.gain:.2f}"]
+        row = (each.path, sizes, _verdict(each), *(cells if target else []), each.reason.partition(": ")[0])
         table.add_row(*[Text(cell, overflow="fold") for cell in row])
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    if target:
+        console.print(f"Predicted from peak rates for {target}, batches of {batch_size}, forward and backward.")
     return decisions
+
+
+def _target(name: str | None, batch_size: int, recipe: Recipe) -> Target | None:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size={batch_size!r} must be a whole number, 1 or more")
+    return None if name is None else Target(name, batch_size, recipe)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
 
 
 def _not_converted(old: Any, new: Any, wanted: dict[int, Recipe]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
 import keras
@@ -9,7 +10,7 @@ import keras
 from keras_mp import backend
 from keras_mp.fp8 import formats
 from keras_mp.fp8.formats import Float8Format
-from keras_mp.fp8.roles import ROLES, RoleFormats, check_role, role_formats
+from keras_mp.fp8.roles import HYBRID, ROLES, RoleFormats, check_role, role_formats
 
 # The largest power of two whose reciprocal is a normal float32: a smaller one would be flushed to zero.
 MAX_SCALE = 2.0**126
@@ -51,6 +52,12 @@ class Recipe:
         object.__setattr__(self, "format", role_formats(self.format))
         if not isinstance(self.power_of_two, bool):
             raise ValueError(f"power_of_two={self.power_of_two!r} must be True or False")
+
+    def __repr__(self) -> str:
+        """The call that makes an equal recipe, without what is the default."""
+        different = [field for field in dataclasses.fields(self) if getattr(self, field.name) != field.default]  # type: ignore[arg-type]
+        written = [f"{field.name}={_written(getattr(self, field.name))}" for field in different]
+        return f"{type(self).__name__}({', '.join(written)})"
 
     @property
     def history_length(self) -> int:
@@ -98,3 +105,10 @@ class Recipe:
         usable = keras.ops.logical_and(amax > 0, keras.ops.isfinite(amax))
         scale = keras.ops.where(usable, scale, keras.ops.ones_like(scale))
         return Quantized(formats.quantize(x, format, scale), scale)
+
+
+def _written(value: Any) -> str:
+    if not isinstance(value, RoleFormats):
+        return repr(value)
+    names = {role: getattr(value, role).name for role in ROLES}
+    return "'hybrid'" if value == HYBRID else repr(names["input"] if len(set(names.values())) == 1 else names)

@@ -16,7 +16,7 @@ AMAX_RULES = ("max", "most_recent")
 
 
 @keras.saving.register_keras_serializable("keras_mp")
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class CurrentScaling(Recipe):
     """A scale per tensor, from the tensor itself. There is no state.
 
@@ -49,7 +49,7 @@ class CurrentScaling(Recipe):
 
 
 @keras.saving.register_keras_serializable("keras_mp")
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class DelayedScaling(Recipe):
     """A scale per tensor, from its amaxes in the steps before: the tensor is read once, not twice.
 
@@ -117,7 +117,7 @@ class DelayedScaling(Recipe):
 
 
 @keras.saving.register_keras_serializable("keras_mp")
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RowwiseScaling(Recipe):
     """A scale for each row of the inputs and each column of the kernel, from the tensors themselves. No state.
 

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.fp8.contraction import problem
+from keras_mp.fp8.cost import Cost, chip_for, rows_of, step_cost
 from keras_mp.fp8.layers import Float8Layer
+from keras_mp.fp8.recipe import Recipe
 from keras_mp.rebuild import layers_by_path
 from keras_mp.sensitive import NORMALIZATIONS, PASSING_ON, output_layers
 from keras_mp.stabilized import Stabilized
@@ -33,6 +35,7 @@ class Decision(NamedTuple):
         float8: whether it computes in FP8.
         possible: whether it can.
         reason: why, or why not.
+        cost: what is predicted of the target, if one was given and the layer can compute in FP8.
     """
 
     path: str
@@ -41,38 +44,94 @@ class Decision(NamedTuple):
     float8: bool
     possible: bool
     reason: str
+    cost: Cost | None = None
 
 
-def decide(model: Any, select: Select | None = None) -> list[Decision]:
+class Target(NamedTuple):
+    """What to predict the gain for.
+
+    Attributes:
+        chip: the chip's name.
+        batch_size: of a step, where the model does not say it.
+        recipe: of layers that are not in FP8 yet.
+    """
+
+    chip: str
+    batch_size: int
+    recipe: Recipe
+
+
+def decide(model: Any, select: Select | None = None, target: Target | None = None) -> list[Decision]:
     """Decides for each Dense and EinsumDense layer of a model.
 
     Args:
         model: a built Keras model.
         select: `select(path, layer) -> bool`, instead of the default.
+        target: decide by what is predicted of it, instead of by sizes alone.
 
     Returns:
         A decision a layer, depth first.
+
+    Raises:
+        ValueError: the target is no chip with FP8, or the model does not say how many rows a layer's inputs have.
     """
     ends = {} if select else end_layers(model)
+    predict = _Predictor(target) if target else None
     return [
-        _decide(path, layer, select, ends)
+        _decide(path, layer, select, ends, predict)
         for path, layer in layers_by_path(model).items()
         if isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense))
     ]
 
 
-def _decide(path: str, layer: Any, select: Select | None, ends: dict[int, str]) -> Decision:
+class _Predictor:
+    """Predicts the cost of layers, in the order of their paths."""
+
+    def __init__(self, target: Target):
+        self.target, self.chip = target, chip_for(target.chip)
+        self._rows: dict[str, int] = {}
+
+    def __call__(self, path: str, layer: Any, sizes: tuple[int, int]) -> Cost:
+        parent = path.rpartition("/")[0]
+        rows = rows_of(layer, sizes[0], self.target.batch_size)
+        if rows is not None:
+            self._rows[parent] = rows
+        elif parent in self._rows:
+            rows = self._rows[parent]  # attention does not tell its last projection how long its input is
+        else:
+            raise ValueError(
+                f"layer {path!r} takes inputs of unknown length, {layer.get_build_config()['input_shape']}: to predict "
+                "what FP8 gains, build the model with a known one, such as keras.Input((1024,))"
+            )
+        recipe = layer.recipe if isinstance(layer, Float8Layer) else self.target.recipe
+        return step_cost(rows, *sizes, self.chip, recipe)
+
+
+def _decide(path: str, layer: Any, select: Select | None, ends: dict[int, str], predict: _Predictor | None) -> Decision:
     wrong = _impossible(layer)
     sizes = None if wrong else matrix_sizes(layer)
+    if sizes is None:
+        return Decision(path, layer, sizes, isinstance(layer, Float8Layer), False, wrong)
+    cost = predict(path, layer, sizes) if predict else None
+    told = "" if cost is None else f": {_told(cost)}"
     if isinstance(layer, Float8Layer):
-        return Decision(path, layer, sizes, True, True, f"it computes in FP8 with {layer.recipe}")
-    if wrong or sizes is None:
-        return Decision(path, layer, sizes, False, False, wrong)
+        return Decision(path, layer, sizes, True, True, f"it computes in FP8 with {layer.recipe}{told}", cost)
     if select is not None:
         chosen = bool(select(path, layer))
-        return Decision(path, layer, sizes, chosen, True, "select chose it" if chosen else "select left it out")
-    reason = ends.get(id(layer)) or _too_small(*sizes)
-    return Decision(path, layer, sizes, not reason, True, reason or f"its product of {sizes[0]} by {sizes[1]} gains")
+        reason = "select chose it" if chosen else "select left it out"
+        return Decision(path, layer, sizes, chosen, True, reason + told, cost)
+    product = f"its product of {sizes[0]} by {sizes[1]}"
+    reason = ends.get(id(layer)) or _odd(*sizes)
+    if not reason and cost is not None and cost.gain <= 1:
+        reason = f"{product} does not gain"
+    if not reason and cost is None:
+        reason = _too_small(*sizes)
+    return Decision(path, layer, sizes, not reason, True, (reason or f"{product} gains") + told, cost)
+
+
+def _told(cost: Cost) -> str:
+    milliseconds = f"{cost.bfloat16 * 1e3:.3g} ms a step in bfloat16, {cost.fp8 * 1e3:.3g} in FP8"
+    return f"{milliseconds}, {cost.gain:.2f} times as fast (predicted)"
 
 
 def _impossible(layer: Any) -> str:
@@ -98,9 +157,13 @@ def matrix_sizes(layer: Any) -> tuple[int, int]:
     return inputs, math.prod(size for size, keep in zip(shape, kept, strict=True) if keep)
 
 
-def _too_small(inputs: int, outputs: int) -> str:
+def _odd(inputs: int, outputs: int) -> str:
     if inputs % MULTIPLE or outputs % MULTIPLE:
         return f"its product of {inputs} by {outputs} is not of multiples of {MULTIPLE}"
+    return ""
+
+
+def _too_small(inputs: int, outputs: int) -> str:
     if min(inputs, outputs) <= SMALL and max(inputs, outputs) <= LARGE:
         return f"its product of {inputs} by {outputs} is too small: a side above {LARGE}, or both above {SMALL}, gain"
     return ""
