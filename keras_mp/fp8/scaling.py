@@ -25,8 +25,7 @@ class CurrentScaling(Recipe):
         scale = 2^floor(log2 scale)                         with power_of_two
         x8    = cast(x . scale)                             x = x8 / scale
 
-    The scale is float32 and finite. Where x holds an infinity or a NaN it is 1, and x8 holds a NaN or an infinity
-    there.
+    The scale is float32 and finite. Where x holds an infinity or a NaN it is 1, and x8 holds a NaN there.
 
     Formula: Micikevicius et al., "FP8 Formats for Deep Learning", 2022 (arXiv:2209.05433), section 3.
 
@@ -53,12 +52,14 @@ class CurrentScaling(Recipe):
 class DelayedScaling(Recipe):
     """A scale per tensor, from its amaxes in the steps before: the tensor is read once, not twice.
 
-        amax_t  = max |x_t| of what is finite, over the calls, micro-batches and replicas of step t
+        amax_t  = max |x_t|, 0 where that is not finite; over the calls, micro-batches and replicas of step t
         amax    = max(amax_t-1, ..., amax_t-H)              "max"
                 = amax_t-1                                  "most_recent"
-                = max |x_t| of what is finite               where that is 0: the first step scales just in time
-        scale_t = min(max of the format / (2^margin . amax), 2^126)         1 where amax is 0
+                = max |x_t|                                 where that is 0: the first step scales just in time
+        scale_t = min(max of the format / (2^margin . amax), 2^126)         1 where amax is 0, infinite or NaN
         x8      = cast(x_t . scale_t)                       what exceeds the format saturates
+
+    XLA's maximum for CPUs leaves NaNs out: there, the amax of a tensor with a NaN is that of the rest.
 
     A step of which nothing is applied (a skipped one, or a micro-batch within a window) leaves the amaxes as they are.
     They are saved with the layer.
@@ -183,9 +184,7 @@ def get_recipe(recipe: Any = None) -> Recipe:
 
 
 def amax_of(x: Any) -> Any:
-    """The largest finite magnitude of a tensor, float32 of shape (); 0 where there is none."""
-    # Of float32 values, as they are scaled: so one pass can do both. A maximum says nothing of a NaN: XLA's for CPUs
-    # drops it.
-    magnitude = keras.ops.abs(keras.ops.cast(x, "float32"))
-    finite = keras.ops.where(keras.ops.isfinite(magnitude), magnitude, keras.ops.zeros_like(magnitude))
-    return keras.ops.max(finite, initial=0)
+    """The largest magnitude of a tensor, float32 of shape (); 0 where it is not finite, or the tensor is empty."""
+    # Of float32 values, as they are scaled: so one pass can do both.
+    amax = keras.ops.max(keras.ops.abs(keras.ops.cast(x, "float32")), initial=0)
+    return keras.ops.where(keras.ops.isfinite(amax), amax, keras.ops.zeros_like(amax))

@@ -9,9 +9,9 @@ MAX = {"E4M3": 448.0, "E5M2": 57344.0}
 
 
 def cast(x, name):
-    """Clips what is finite, and rounds as ml_dtypes does."""
+    """Clips what is finite, and rounds as ml_dtypes does; the rest is NaN."""
     x = np.asarray(x, "float32")
-    clipped = np.where(np.isfinite(x), np.clip(x, -MAX[name], MAX[name]), x).astype("float32")
+    clipped = np.where(np.isfinite(x), np.clip(x, -MAX[name], MAX[name]), np.nan).astype("float32")
     with np.errstate(invalid="ignore"):
         return clipped.astype(DTYPES[name])
 
