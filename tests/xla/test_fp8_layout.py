@@ -1,0 +1,62 @@
+"""What compilers make of an FP8 layer: how often its tensors are read, and what a TPU's compiler estimates."""
+
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+from steps import tensor
+
+from keras_mp.fp8 import Float8Dense
+from keras_mp.xla.compile import compile_step
+from keras_mp.xla.hlo import parse
+from keras_mp.xla.step import lower_step
+from keras_mp.xla.targets import find_target
+
+ROWS, INPUTS, OUTPUTS = 1024, 512, 2048
+
+
+def layout():
+    """The benchmark, whose counts these tests check."""
+    if keras.backend.backend() != "jax":
+        pytest.skip("the benchmark traces its products with JAX: set KERAS_BACKEND=jax")
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    import fp8_layout
+
+    return fp8_layout
+
+
+@pytest.mark.parametrize("recipe, reads", [("delayed", 1), ("current", 2)])
+def test_passes_over_the_input_on_an_h100(recipe, reads):
+    """Delayed scaling takes amax and FP8 values in one kernel; current scaling needs the amax first."""
+    keras.utils.clear_session()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    inputs = keras.Input((INPUTS,), dtype="bfloat16")
+    model = keras.Model(inputs, Float8Dense(OUTPUTS, use_bias=False, recipe=recipe)(inputs))
+    model.compile("sgd", "mse")
+    batch = (tensor((ROWS, INPUTS), "bfloat16"), tensor((ROWS, OUTPUTS)))
+    lowered = lower_step(model, batch, training=True, platform="cuda")
+    module = parse(compile_step(lowered, find_target("h100")).hlo)
+    entry = module.computations[module.entry].values()
+    x = next(each.name for each in entry if each.opcode == "parameter" and each.shapes[0] == ("bf16", (ROWS, INPUTS)))
+    kernels = [each for each in entry if each.opcode == "fusion" and x in each.operands]
+    assert len(kernels) == reads
+    made = [shape.dtype for kernel in kernels for shape in kernel.shapes]
+    assert made.count("f8e4m3fn") == 1 and "pred" not in made
+
+
+def test_passes_of_all_three_operands_on_an_h100():
+    found = layout()
+    shape = (ROWS, INPUTS, OUTPUTS)
+    counts = {recipe: found.passes(found.compiled(recipe, shape, "h100"), shape) for recipe in ("delayed", "current")}
+    # A kernel is transposed while it is quantized, and its amax is a pass of its own.
+    assert counts == {"delayed": [1, 2, 1], "current": [2, 2, 2]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flagged", [False, True])
+def test_delayed_scaling_is_below_bfloat16_by_the_estimate_of_a_v7x(flagged):
+    found = layout()
+    shape, flags = found.SHAPES[1 if flagged else 0], found.FLAG if flagged else None
+    bfloat16, fp8 = (found.cycles(found.compiled(each, shape, "v7x", flags)) for each in ("bfloat16", "delayed"))
+    assert 0 < fp8 < bfloat16
