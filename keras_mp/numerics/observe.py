@@ -50,12 +50,14 @@ class Record:
         tensors: each tensor once.
         taps: for each tensor the place of its gradient among those of the step, or None.
         shapes: of each tensor.
+        layout: whatever finish notes of what it returns.
     """
 
     calls: list[Call] = field(default_factory=list)
     tensors: list[Any] = field(default_factory=list)
     taps: list[int | None] = field(default_factory=list)
     shapes: list[tuple[int, ...]] = field(default_factory=list)
+    layout: Any = None
 
 
 class _Recorder:
@@ -179,6 +181,7 @@ class ObservedStep:
     def __init__(self, model: Any, finish: Callable[..., Any], *, tap_inputs: bool = False) -> None:
         self.model, self._finish, self._tap_inputs = model, finish, tap_inputs
         self.record = Record()
+        self._records: dict[Any, Record] = {}
         self._step = backend.observed_step(model, self._forward, self._end)
 
     def __call__(self, batch: tuple, scale: float = 1.0) -> Any:
@@ -199,6 +202,9 @@ class ObservedStep:
             result = self._step((given, np.float32(scale)))
         except backend.step_errors() as error:
             raise does_not_fit(self.model, batch, error) from error
+        # The step is traced once for each shape of a batch, and a record belongs to its trace.
+        signature = repr(keras.tree.map_structure(lambda x: (x.shape, str(x.dtype)), given))
+        self.record = self._records.setdefault(signature, self.record)
         return keras.tree.map_structure(_numpy, result)
 
     def _forward(self, tap: Tap, batch: Any) -> tuple[Any, list[Any]]:
