@@ -30,7 +30,8 @@ class Call:
         inputs: places in `Record.tensors` of the float tensors that went in, cast as the layer casts them.
         outputs: those of what came out.
         inner: those of tensors inside, by name: "before activation", "scores".
-        ended: the order in which calls ended; a layer inside another ends before it.
+        began: when the call began, counted in begins and ends of calls.
+        ended: when it ended; a layer inside another ends before it.
     """
 
     path: str
@@ -38,6 +39,7 @@ class Call:
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     inner: dict[str, int] = field(default_factory=dict)
+    began: int = -1
     ended: int = -1
 
 
@@ -50,6 +52,7 @@ class Record:
         tensors: each tensor once.
         taps: for each tensor the place of its gradient among those of the step, or None.
         shapes: of each tensor.
+        sources: for each tensor that is a tapped copy, the place of what it was copied from, or None.
         layout: whatever finish notes of what it returns.
     """
 
@@ -57,6 +60,7 @@ class Record:
     tensors: list[Any] = field(default_factory=list)
     taps: list[int | None] = field(default_factory=list)
     shapes: list[tuple[int, ...]] = field(default_factory=list)
+    sources: list[int | None] = field(default_factory=list)
     layout: Any = None
 
 
@@ -64,7 +68,7 @@ class _Recorder:
     def __init__(self, tap: Tap, tap_inputs: bool) -> None:
         self.record, self._tap, self._tap_inputs = Record(), tap, tap_inputs
         self._places: dict[int, int] = {}
-        self._tapped = self._ended = 0
+        self._tapped = self._clock = 0
         self._open: list[Call] = []
 
     def wrap(self, path: str, layer: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,7 +79,7 @@ class _Recorder:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            made = Call(path, layer)
+            made = Call(path, layer, began=self._tick())
             self.record.calls.append(made)
             self._open.append(made)
             try:
@@ -84,9 +88,13 @@ class _Recorder:
                 return keras.tree.map_structure(functools.partial(self._leave, made), result)
             finally:
                 self._open.pop()
-                made.ended, self._ended = self._ended, self._ended + 1
+                made.ended = self._tick()
 
         return call
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
 
     def _before(self, layer: Any, function: Callable[..., Any], name: str, what: Callable[..., Any]) -> Any:
         @functools.wraps(function)
@@ -128,8 +136,9 @@ class _Recorder:
         for name in ("_keras_logits", "_keras_mask"):  # what Keras hangs onto a tensor
             if hasattr(x, name):
                 setattr(y, name, getattr(x, name))
+        source = self._places.get(id(x))
         self._places[id(y)] = len(self.record.tensors)
-        self._add(y, self._tapped)
+        self._add(y, self._tapped, source)
         self._tapped += 1
         return y
 
@@ -137,13 +146,14 @@ class _Recorder:
         known = self._places.get(id(x))
         if known is None and self._tap(x, False) is not None:
             known = self._places[id(x)] = len(self.record.tensors)
-            self._add(x, None)
+            self._add(x, None, None)
         return known
 
-    def _add(self, x: Any, tap: int | None) -> None:
+    def _add(self, x: Any, tap: int | None, source: int | None) -> None:
         self.record.tensors.append(x)  # also keeps it alive, so that no other gets its id
         self.record.taps.append(tap)
         self.record.shapes.append(tuple(x.shape))
+        self.record.sources.append(source)
 
 
 def _is_float(x: Any) -> bool:
