@@ -62,17 +62,17 @@ class NonFiniteFinder(keras.callbacks.Callback):
         self.model.train_function = self._plain
 
     def _watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        model = self.model  # on JAX, to ask a callback for its model during a step would put the old values back
+
         def watched(*arguments: Any) -> Any:
             *state, iterator = arguments
-            self._batches = _taken(iterator, self.model.steps_per_execution)
+            self._batches = _taken(iterator, model.steps_per_execution)
             return step(*state, iter(self._batches))
 
         return watched
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Copies what the step may spoil."""
-        if hasattr(self.model, "jax_state_sync"):  # on JAX the loop of fit holds the values, not the variables
-            self.model.jax_state_sync()
         optimizer = self.model.optimizer
         kept = list(self.model.non_trainable_variables)
         if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
