@@ -135,6 +135,19 @@ def find_nonfinite(model: Any, batch: Any, loss_scale: float | None = None) -> N
     return found
 
 
+def first_nonfinite(model: Any, batch: tuple, scale: float) -> NonFinite | None:
+    """As `find_nonfinite` for a checked batch, but for the remedy, which takes more steps to tell.
+
+    Args:
+        model: a built model with a loss.
+        batch: `(x, y, sample_weight)`.
+        scale: what to multiply the loss by.
+    """
+    with unchanged(model):
+        outcome = _Step(model).run(batch, scale)
+    return None if outcome.finite else outcome.blamed()
+
+
 def _scale_of(model: Any, loss_scale: Any) -> float:
     if loss_scale is not None:
         known = isinstance(loss_scale, (int, float, np.number)) and not isinstance(loss_scale, bool)
