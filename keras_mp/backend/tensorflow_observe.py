@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -30,9 +31,8 @@ def observed_step(
         `step(batch)`, whose batch is a structure of arrays, and which returns what finish returned.
     """
 
-    # Without XLA, as Keras trains on a CPU, and because some layers of a model may not compile for it.
-    @tf.function(autograph=False)
-    def step(batch: Any) -> Any:
+    def step(structure: Any, *flat: Any) -> Any:
+        batch = tf.nest.pack_sequence_as(structure, flat)
         graph = tf.compat.v1.get_default_graph()
         taps: list[tf.Tensor] = []
         with tf.GradientTape() as tape:
@@ -51,7 +51,19 @@ def observed_step(
         gradients = [None if g is None else dense(g) for g in tape.gradient(loss, weights + taps)]
         return finish(loss, kept, gradients[: len(weights)], gradients[len(weights) :])
 
-    return step
+    functions: dict[Any, Any] = {}
+
+    def run(batch: Any) -> Any:
+        flat = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(batch)]
+        specs = tuple(tf.TensorSpec(each.shape, each.dtype) for each in flat)
+        if specs not in functions:
+            # Concrete functions, because many models in turn have TensorFlow warn of retracing. Without XLA, as Keras
+            # trains on a CPU, and because some layers of a model may not compile for it.
+            function = tf.function(partial(step, batch), autograph=False)
+            functions[specs] = function.get_concrete_function(*specs)
+        return functions[specs](*flat)
+
+    return run
 
 
 def step_errors() -> tuple[type[Exception], ...]:

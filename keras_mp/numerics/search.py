@@ -127,7 +127,7 @@ def search_policy(
     model: Any,
     data: Any,
     candidates: Sequence[str] = CANDIDATES,
-    tolerance: float = 0.1,
+    tolerance: float = 0.2,
     *,
     steps: int = 4,
     held_out: int = 2,
@@ -153,8 +153,8 @@ def search_policy(
             fewer, the last one is held out, or, of one, used for both.
         candidates: of "fp8", "mixed_float16", "mixed_bfloat16", "float32", the cheapest first. float32 is what is left
             where the others fail, also when it is not named.
-        tolerance: the largest relative difference of loss and gradients. Rounding alone makes some 0.01 in bfloat16,
-            0.002 in float16, and 0.1 in FP8.
+        tolerance: the largest relative difference of loss and gradients. A small GPT that trains as well in bfloat16 as
+            in float32 has gradients 0.16 apart at its start (docs/numerics.md).
         steps: batches to audit.
         held_out: batches to judge on.
 

@@ -19,7 +19,6 @@ def build(width=16):
         [
             keras.Input((8,)),
             layers.Dense(width, activation="tanh", name="first"),
-            layers.Dropout(0.1),
             layers.Dense(1, dtype="float32", name="head"),
         ]
     )
@@ -32,7 +31,7 @@ def test_a_precision_that_differs_little_is_within_noise():
     assert report.steps == 24 and report.seeds == [0, 1, 2] and len(report.curves["float32"][0]) == 24
     first = [curve[0] for curve in report.curves["float32"]]
     low = [curve[0] for curve in report.curves["mixed_bfloat16"]]
-    assert low == pytest.approx(first, rel=0.05) and low != first  # the same weights, data and dropout masks
+    assert low == pytest.approx(first, rel=0.05) and low != first  # the same weights and data
     assert len(set(first)) == 3
     pairs = zip(report.final["mixed_bfloat16"], report.final["float32"], strict=True)
     expected = statistics.mean(one - other for one, other in pairs)
