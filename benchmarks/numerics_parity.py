@@ -46,7 +46,9 @@ def compare_digits(steps, seeds):
     def build():
         model = digits.build(config, augment=False)
         optimizer = keras.optimizers.AdamW(warmup_then_cosine(config.learning_rate, steps))
-        model.compile(keras_mp.wrap_optimizer(optimizer, model), CROSS_ENTROPY, jit_compile=False, auto_scale_loss=False)
+        model.compile(
+            keras_mp.wrap_optimizer(optimizer, model), CROSS_ENTROPY, jit_compile=False, auto_scale_loss=False
+        )
         return model
 
     return keras_mp.compare_training(

@@ -115,7 +115,9 @@ def inspect(
 def audit(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="A recipe, by name or as a file, or a .keras file.")],
-    html: Annotated[Path | None, typer.Option(help="Write the whole report, with its picture, as one HTML file.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the whole report, with its picture, as one HTML file.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="For a .keras file: an .npz file with arrays x and y.")] = None,
     steps: Annotated[int, typer.Option(help="How many batches to look at.")] = 8,
     batch_size: Annotated[int | None, typer.Option(help="By default the recipe's; 8 for a .keras file.")] = None,
@@ -138,7 +140,9 @@ def audit(
 
         built, shapes, trains = step_of_file(Path(model), 8 if batch_size is None else batch_size)
         if not trains:
-            raise ValueError(f"the model in {model!r} is not compiled for training: compile it with a loss, and save it")
+            raise ValueError(
+                f"the model in {model!r} is not compiled for training: compile it with a loss, and save it"
+            )
         if data is not None:
             batches = _batches_of_file(data, 8 if batch_size is None else batch_size)
     else:

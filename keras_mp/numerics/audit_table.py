@@ -51,7 +51,9 @@ def headline(report: AuditReport) -> str:
     """What was run, and the verdict in a sentence."""
     suspects = [suspect for suspect in report.suspects() if not suspect.safe]
     count = len(report.layers)
-    fits = f"all {count} layers fit float16" if not suspects else f"{len(suspects)} of {count} layers do not fit float16"
+    fits = (
+        f"all {count} layers fit float16" if not suspects else f"{len(suspects)} of {count} layers do not fit float16"
+    )
     return (
         f"{report.model}: {report.steps} step{'s' if report.steps > 1 else ''} in float32, loss {report.loss:.4g}; "
         f"{fits}, at an initial loss scale of {report.loss_scale:g}"

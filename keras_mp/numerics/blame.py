@@ -11,7 +11,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_mp import backend
 from keras_mp.numerics.batches import batches_of
 from keras_mp.numerics.checks import check_labels, check_model
 from keras_mp.numerics.observe import Call, ObservedStep, Record, unchanged
@@ -221,8 +220,8 @@ class _Outcome:
         if forward is not None:
             return forward
         if not self.forward_finite:
-            last = self._record.calls and max(self._record.calls, key=lambda call: call.ended)
-            given = self._ends("the model's output", last.outputs) if last else {}
+            last = max(self._record.calls, key=lambda call: call.ended, default=None)
+            given = self._ends("the model's output", last.outputs) if last is not None else {}
             kind = "NaN" if math.isnan(self._loss) else "Inf"
             return NonFinite("", "loss", kind, 1, False, given, ARITHMETIC, "")
         backward = self._first(self._backward())
@@ -376,7 +375,7 @@ def _advise(found: NonFinite, model: Any, batch: tuple) -> None:
         step = _Step(reference)
         with unchanged(reference):
             fits = step.run(batch, 1.0).finite
-    except (RebuildError, *backend.step_errors()):
+    except RebuildError:
         fits = dtype != "float32"  # it cannot be tried, so that the layer's own dtype is all there is to go by
     if not fits:
         found.remedy, found.advice = ARITHMETIC, arithmetic + "."

@@ -22,7 +22,9 @@ def check_model(model: Any) -> None:
     if not model.trainable_variables:
         raise ValueError(f"model {model.name!r} has no trainable weights, so there is no backward pass to look at")
     if not has_loss(model):
-        custom = " Its own train_step is not run: what is differentiated is compute_loss." if trains_itself(model) else ""
+        custom = (
+            " Its own train_step is not run: what is differentiated is compute_loss." if trains_itself(model) else ""
+        )
         raise ValueError(
             f"model {model.name!r} has no loss: call compile(loss=...), or define compute_loss(x, y, y_pred, "
             f"sample_weight).{custom}"

@@ -98,8 +98,7 @@ class NonFiniteFinder(keras.callbacks.Callback):
         try:
             for variable, value in self._before:
                 variable.assign(value)
-            for batch in self._batches:
-                batch = tuple(part for part in _parts(batch))
+            for batch in map(keras.utils.unpack_x_y_sample_weight, self._batches):
                 self.found = find_nonfinite(self.model, batch)
                 if self.found is not None:
                     break
@@ -115,7 +114,7 @@ class NonFiniteFinder(keras.callbacks.Callback):
     def _write(self, batch: tuple) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"nonfinite_step_{self._step}.npz"
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for name, part in zip(("x", "y", "sample_weight"), batch, strict=False):
             leaves = keras.tree.flatten(part)
             for place, leaf in enumerate(leaves):
@@ -131,7 +130,3 @@ def _taken(iterator: Iterator[Any], count: int) -> list[Any]:
     if not batches:
         raise StopIteration
     return batches
-
-
-def _parts(batch: Any) -> tuple:
-    return tuple(part for part in keras.utils.unpack_x_y_sample_weight(batch))

@@ -270,7 +270,7 @@ def _train(model: Any, batches: list[tuple], steps: int) -> list[float]:
 def _final(model: Any, losses: list[float], tests: list[tuple] | None) -> float:
     if tests is None:
         return float(np.mean(losses[-max(1, len(losses) // 10) :]))
-    total = count = 0.0
+    total, count = 0.0, 0
     for x, y, sample_weight in tests:
         size = len(keras.tree.flatten(x)[0])
         loss = model.test_on_batch(x, y, sample_weight, return_dict=True)["loss"]

@@ -179,7 +179,9 @@ def search_policy(
 
 def _checked(candidates: Any) -> list[str]:
     if isinstance(candidates, str) or not all(each in CANDIDATES for each in candidates) or not candidates:
-        raise ValueError(f"candidates={candidates!r} must be some of {', '.join(map(repr, CANDIDATES))}, cheapest first")
+        raise ValueError(
+            f"candidates={candidates!r} must be some of {', '.join(map(repr, CANDIDATES))}, cheapest first"
+        )
     if len(set(candidates)) < len(list(candidates)):
         raise ValueError(f"candidates={candidates!r} names one twice")
     return list(candidates)
@@ -188,9 +190,7 @@ def _checked(candidates: Any) -> list[str]:
 class _Search:
     """The bisections of a search."""
 
-    def __init__(
-        self, model: Any, report: AuditReport, judge: Judge, candidates: list[str], tolerance: float
-    ) -> None:
+    def __init__(self, model: Any, report: AuditReport, judge: Judge, candidates: list[str], tolerance: float) -> None:
         self.model, self.report, self.judge, self.tolerance = model, report, judge, tolerance
         self.units = units_of(model)
         self.audits = {each.path: each for each in report.layers}
@@ -332,7 +332,9 @@ class _Search:
 
     def _nearest(self) -> str:
         nearest = min(self.tried, key=lambda trial: max(trial.loss_error, trial.gradient_error))
-        return f"with {len(nearest.restored)} layers restored, was {max(nearest.loss_error, nearest.gradient_error):.3g}"
+        return (
+            f"with {len(nearest.restored)} layers restored, was {max(nearest.loss_error, nearest.gradient_error):.3g}"
+        )
 
     def _name(self, assignment: Assignment) -> str:
         base = assignment.base.removeprefix("mixed_")

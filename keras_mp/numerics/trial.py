@@ -16,7 +16,7 @@ from keras_mp.numerics.blame import first_nonfinite
 from keras_mp.numerics.checks import does_not_fit
 from keras_mp.numerics.observe import unchanged
 from keras_mp.numerics.reference import copy_of
-from keras_mp.rebuild import children_of, layers_by_path, layers_below
+from keras_mp.rebuild import children_of, layers_below, layers_by_path
 
 # A weight whose gradient is a smaller part of the whole is not missed where it vanishes: it may be rounding itself.
 _NEGLIGIBLE = 1e-6

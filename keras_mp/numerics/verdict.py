@@ -85,7 +85,9 @@ def float16(layer: Any, ranges: Mapping[str, Range], scale: float) -> Verdict:
         gradient = ranges.get(role)
         vanishing = gradient.share_below(-25) if gradient is not None else 0.0
         if gradient is not None and vanishing > 0.5:
-            reason = f"without a loss scale {vanishing:.1%} of its {role} become zero: it reaches {gradient.largest:.3g}"
+            reason = (
+                f"without a loss scale {vanishing:.1%} of its {role} become zero: it reaches {gradient.largest:.3g}"
+            )
             return Verdict(True, role, reason, f"scale the loss, by {scale:g} to begin with")
     return Verdict(True, "", "all of it fits")
 
@@ -119,7 +121,9 @@ def _overflowing(role: str, of: Range) -> Verdict:
     end = of.highest if of.highest >= -of.lowest else of.lowest
     share = of.loss(FLOAT16).overflow
     what = f"its {role}" if role != "before activation" else "what goes into its activation"
-    return Verdict(False, role, f"{what} reaches {end:.3g}, past float16's {FLOAT16.max:g} ({share:.2g} of it)", _FLOAT32)
+    return Verdict(
+        False, role, f"{what} reaches {end:.3g}, past float16's {FLOAT16.max:g} ({share:.2g} of it)", _FLOAT32
+    )
 
 
 def _too_large(values: Range, format: Format) -> bool:
@@ -160,6 +164,8 @@ def fp8(layer: Any, ranges: Mapping[str, Range]) -> Verdict:
     for role, format, least in formats:
         ratio = ranges[role].loss(format).sqnr if role in ranges else math.nan
         if ratio < least:
-            reason = f"{ratio:.0f} dB are left of its {role} in {format.name}: its values lie too far apart for one scale"
+            reason = (
+                f"{ratio:.0f} dB are left of its {role} in {format.name}: its values lie too far apart for one scale"
+            )
             return Verdict(False, role, reason, "leave the layer in 16 bits")
     return Verdict(True, "", "all of it fits")

@@ -26,7 +26,9 @@ def flops_of(layer: Any, inputs: Shapes, outputs: Shapes, inner: dict[str, tuple
         The count; 0 for a layer that multiplies no matrices, and for one whose products are those of its sublayers.
     """
     if "scores" in inner:  # scores, and their product with the values, which are as long as the keys here
-        return 2 * 2 * math.prod(inner["scores"]) * int(layer._key_dim if hasattr(layer, "_key_dim") else layer.head_dim)
+        return (
+            2 * 2 * math.prod(inner["scores"]) * int(layer._key_dim if hasattr(layer, "_key_dim") else layer.head_dim)
+        )
     if not outputs:
         return 0
     kernel = _kernel_shape(layer)

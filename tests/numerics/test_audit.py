@@ -4,7 +4,16 @@ import math
 import keras
 import numpy as np
 import pytest
-from faults import backward_only, compiled, healthy, large_activations, large_logits, nan_weight, normal, small_gradients
+from faults import (
+    backward_only,
+    compiled,
+    healthy,
+    large_activations,
+    large_logits,
+    nan_weight,
+    normal,
+    small_gradients,
+)
 from keras import layers, ops
 
 import keras_mp

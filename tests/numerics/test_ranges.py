@@ -132,7 +132,9 @@ def test_current_scaling_lets_nothing_overflow():
     assert loss.overflow == 0
     scale = np.float32(448 / np.abs(x).max())
     y = (x * scale).astype(ml_dtypes.float8_e4m3fn).astype("float64") / scale
-    assert loss.sqnr == pytest.approx(10 * math.log10((x.astype("float64") ** 2).sum() / ((y - x) ** 2).sum()), abs=1e-3)
+    assert loss.sqnr == pytest.approx(
+        10 * math.log10((x.astype("float64") ** 2).sum() / ((y - x) ** 2).sum()), abs=1e-3
+    )
     assert current_scale(0.0, FORMATS["E4M3"]) == 1.0 and math.isfinite(current_scale(1e-45, FORMATS["E5M2"]))
 
 
