@@ -49,7 +49,8 @@ def main():
         audited.append(run.seconds[-1])
     ratios = [ours / theirs for ours, theirs in zip(audited, plain, strict=True)]
     print(
-        f"ResNet-50, batch {options.batch_size}, {keras.backend.backend()}: plain step {statistics.median(plain):.2f} s, "
+        f"ResNet-50, batch {options.batch_size}, {keras.backend.backend()}: "
+        f"plain step {statistics.median(plain):.2f} s, "
         f"audit step {statistics.median(audited):.2f} s, ratio {statistics.median(ratios):.2f} "
         f"({min(ratios):.2f} to {max(ratios):.2f})"
     )

@@ -270,7 +270,7 @@ def _train(model: Any, batches: list[tuple], steps: int) -> list[float]:
 def _final(model: Any, losses: list[float], tests: list[tuple] | None) -> float:
     if tests is None:
         return float(np.mean(losses[-max(1, len(losses) // 10) :]))
-    total, count = 0.0, 0
+    total, count = 0.0, 0.0
     for x, y, sample_weight in tests:
         size = len(keras.tree.flatten(x)[0])
         loss = model.test_on_batch(x, y, sample_weight, return_dict=True)["loss"]
@@ -307,8 +307,10 @@ def picture(report: ParityReport) -> str:
     bottom = _HEIGHT - 10
     drawn.append(f'<path d="M{_LEFT} 10V{bottom}H{_WIDTH - 10}" fill="none" stroke="#666"/>')
     for share in (0.0, 0.5, 1.0):
-        y = 10 + (_HEIGHT - 20) * (1 - share)
-        drawn.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{low + share * (high - low):.3g}</text>')
+        height = 14 + (_HEIGHT - 20) * (1 - share)
+        drawn.append(
+            f'<text x="{_LEFT - 6}" y="{height:.1f}" text-anchor="end">{low + share * (high - low):.3g}</text>'
+        )
         x = _LEFT + (_WIDTH - _LEFT - 10) * share
         drawn.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{share * report.steps:.0f}</text>')
     drawn.append(f'<text x="{_WIDTH / 2}" y="{bottom + 32}" text-anchor="middle">step; a line a seed: loss</text>')

@@ -172,7 +172,7 @@ class Range:
             extremes: the lowest and the highest of all of them.
 
         Returns:
-            The rounding errors of x by format, float32, flat, in which those of values that are not finite are 0.
+            The rounding errors of x by format, float32 or float64, flat, in which those of values that are not finite are 0.
         """
         x = np.asarray(x)
         x = (x if x.dtype == np.float32 else x.astype("float32")).reshape(-1)
@@ -223,8 +223,8 @@ class Range:
             scaled = x if scale == 1.0 else x * factor
             # A scaled value past float32's own range has overflowed any format.
             rounded = format.round(scaled)
-            y = rounded if scale == 1.0 else rounded / factor
-            error = y - x
+            # In float64 where it was scaled: the division would add errors of its own. The difference itself is exact.
+            error = rounded - x if scale == 1.0 else rounded / np.float64(factor) - x
         small = np.abs(rounded) < format.smallest_normal
         counts.zeroed += weight * (nonzero & (rounded == 0)).sum()
         counts.subnormal += weight * (small & (rounded != 0)).sum()

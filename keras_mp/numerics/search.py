@@ -281,7 +281,7 @@ class _Search:
         """Puts the units first that the audit found unsafe, then those where something was not finite all the same.
 
         Returns:
-            The order, and how many at its beginning are enough in float32; all of them, where fewer are not known to be.
+            The order, and how many at its beginning are enough in float32, as far as is known.
         """
         first = [path for path in order if not self._safe(path)]
         for _ in range(len(order)):

@@ -58,5 +58,9 @@ def test_bad_input_is_one_line(model_file, tmp_path):
     np.savez(tmp_path / "odd.npz", a=np.ones(3))
     done = run(model_file, "--data", tmp_path / "odd.npz")
     assert done.returncode == 1 and "must hold arrays named x and y, and holds a" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_recipe_takes_no_data(tmp_path):
     done = run("digits", "--data", tmp_path / "odd.npz")
     assert done.returncode == 1 and "a recipe has data of its own" in done.stderr
