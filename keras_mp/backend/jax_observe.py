@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
-from jax.extend.core import get_opaque_trace_state
 
 Tap = Callable[[Any, bool], Any]
 
@@ -32,6 +31,9 @@ def observed_step(
     Returns:
         `step(batch)`, whose batch is a structure of arrays, and which returns what finish returned.
     """
+
+    # Here, because importing Keras does not import it.
+    from jax.extend.core import get_opaque_trace_state
 
     def step(trainable: list[Any], others: list[Any], batch: Any) -> Any:
         tapped: list[jax.ShapeDtypeStruct] = []

@@ -172,7 +172,7 @@ class Range:
             extremes: the lowest and the highest of all of them.
 
         Returns:
-            The rounding errors of x by format, float32 or float64, flat, in which those of values that are not finite are 0.
+            The rounding errors of x by format, float32 or float64, flat; 0 for values that are not finite.
         """
         x = np.asarray(x)
         x = (x if x.dtype == np.float32 else x.astype("float32")).reshape(-1)
