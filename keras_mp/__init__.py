@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from keras_mp.loss_scale import NoLossScale as NoLossScale
     from keras_mp.loss_scale import StaticLossScale as StaticLossScale
     from keras_mp.monitor import PrecisionMonitor as PrecisionMonitor
+    from keras_mp.numerics.audit import AuditReport as AuditReport
+    from keras_mp.numerics.audit import audit as audit
+    from keras_mp.numerics.blame import NonFinite as NonFinite
+    from keras_mp.numerics.blame import find_nonfinite as find_nonfinite
+    from keras_mp.numerics.finder import NonFiniteFinder as NonFiniteFinder
+    from keras_mp.numerics.parity import ParityReport as ParityReport
+    from keras_mp.numerics.parity import compare_training as compare_training
+    from keras_mp.numerics.search import PolicySearch as PolicySearch
+    from keras_mp.numerics.search import search_policy as search_policy
     from keras_mp.optimizer import LossScaleOptimizer as LossScaleOptimizer
     from keras_mp.policy import choose_policy as choose_policy
     from keras_mp.policy import policy_scope as policy_scope
@@ -27,17 +36,26 @@ if TYPE_CHECKING:
     from keras_mp.xla.report import inspect as inspect
 
 _HOME = {
+    "AuditReport": "keras_mp.numerics.audit",
     "CompileReport": "keras_mp.xla.report",
     "LossScale": "keras_mp.loss_scale",
     "LossScaleOptimizer": "keras_mp.optimizer",
     "NoLossScale": "keras_mp.loss_scale",
+    "NonFinite": "keras_mp.numerics.blame",
+    "NonFiniteFinder": "keras_mp.numerics.finder",
+    "ParityReport": "keras_mp.numerics.parity",
+    "PolicySearch": "keras_mp.numerics.search",
     "PrecisionMonitor": "keras_mp.monitor",
     "StaticLossScale": "keras_mp.loss_scale",
     "atomic_skip": "keras_mp.skip",
+    "audit": "keras_mp.numerics.audit",
     "choose_policy": "keras_mp.policy",
+    "compare_training": "keras_mp.numerics.parity",
     "export_float32": "keras_mp.export",
+    "find_nonfinite": "keras_mp.numerics.blame",
     "inspect": "keras_mp.xla.report",
     "policy_scope": "keras_mp.policy",
+    "search_policy": "keras_mp.numerics.search",
     "sensitive_layers": "keras_mp.sensitive",
     "set_global_policy": "keras_mp.policy",
     "stabilize": "keras_mp.stabilized",

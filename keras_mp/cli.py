@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -111,6 +111,63 @@ def inspect(
         Console().print(report)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def audit(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="A recipe, by name or as a file, or a .keras file.")],
+    html: Annotated[
+        Path | None, typer.Option(help="Write the whole report, with its picture, as one HTML file.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="For a .keras file: an .npz file with arrays x and y.")] = None,
+    steps: Annotated[int, typer.Option(help="How many batches to look at.")] = 8,
+    batch_size: Annotated[int | None, typer.Option(help="By default the recipe's; 8 for a .keras file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Run a model forward and backward in float32, and say which layers would not fit a lower precision.
+
+    What follows a recipe's name and is no option above goes to the recipe: `keras-mp audit digits --width 64`.
+    """
+    sys.path.insert(0, os.getcwd())
+    import_keras()
+    from rich.console import Console
+
+    from keras_mp.numerics.audit import audit as audit_model
+    from keras_mp.numerics.synthetic import random_batches
+
+    batches: Any = None
+    if model.endswith(".keras"):
+        from keras_mp.xla.saved import step_of_file
+
+        built, shapes, trains = step_of_file(Path(model), 8 if batch_size is None else batch_size)
+        if not trains:
+            raise ValueError(
+                f"the model in {model!r} is not compiled for training: compile it with a loss, and save it"
+            )
+        if data is not None:
+            batches = _batches_of_file(data, 8 if batch_size is None else batch_size)
+    else:
+        if data is not None:
+            raise ValueError("--data is for a .keras file: a recipe has data of its own")
+        _check_recipes()
+        with quiet_stderr():  # a recipe's data sets import TensorFlow on JAX too
+            from recipes.run import batches as batches_of_recipe
+            from recipes.run import step
+
+            arguments = [model, *context.args, *([] if batch_size is None else ["--batch-size", str(batch_size)])]
+            built, shapes = step(arguments)
+            batches = batches_of_recipe(arguments)
+    real = batches is not None
+    report = audit_model(built, batches if real else random_batches(built, shapes, steps), steps)
+    if not real:
+        report.notes.append("The batches were random numbers: ranges on real data differ. Give --data.")
+    if html is not None:
+        report.to_html(html)
+    if as_json:
+        typer.echo(report.to_json())
+    else:
+        Console().print(report)
+
+
 @app.command()
 def export(
     model: Annotated[Path, typer.Argument(help="A .keras file, trained in any precision on any backend.")],
@@ -140,6 +197,18 @@ def export(
         model, path, verify, modules=imports or (), unsafe=unsafe, outputs=outputs, tolerance=tolerance
     )
     typer.echo(json.dumps(report._asdict(), default=str) if as_json else str(report))
+
+
+def _batches_of_file(path: Path, size: int) -> list[tuple]:
+    import numpy as np
+
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {str(path)!r}")
+    with np.load(path) as arrays:
+        if not {"x", "y"} <= set(arrays):
+            raise ValueError(f"{str(path)!r} must hold arrays named x and y, and holds {', '.join(arrays) or 'none'}")
+        x, y = arrays["x"], arrays["y"]
+    return [(x[start : start + size], y[start : start + size]) for start in range(0, len(x), size)]
 
 
 def _check_recipes() -> None:

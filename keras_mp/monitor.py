@@ -122,7 +122,8 @@ class PrecisionMonitor(keras.callbacks.Callback):
         message = (
             f"{what}. That is no calibration: no scale helps where the values themselves are not finite. Look for NaN "
             "or inf in the data and the weights, for layers that need float32 (keras_mp.stabilize), and for a "
-            "learning rate that is too high"
+            "learning rate that is too high. keras_mp.find_nonfinite(model, batch) names the first such value, and "
+            "the callback keras_mp.NonFiniteFinder() does so during fit"
         )
         if stop and self.on_limit == "raise":
             raise FloatingPointError(message)

@@ -345,8 +345,8 @@ def _pairs(old: Any, new: Any, path: str, seen: set[tuple[int, int]]) -> Iterato
 
 
 def _carry_layer(path: str, old: Any, new: Any) -> list[tuple[Any, Any]]:
-    pairs = _pair_variables(_own_variables(old), _own_variables(new))
-    if isinstance(new, type(old)) and len(pairs) == len(_own_variables(old)) == len(_own_variables(new)):
+    pairs = _pair_variables(own_variables(old), own_variables(new))
+    if isinstance(new, type(old)) and len(pairs) == len(own_variables(old)) == len(own_variables(new)):
         # The layer's own way first: custom layers keep more than variables there, and Normalization recomputes from it.
         store: dict[str, Any] = {}
         old.save_own_variables(store)
@@ -373,7 +373,7 @@ def _copy(old: Any, new: Any) -> None:
     new.assign(keras.ops.copy(old))
 
 
-def _own_variables(layer: Any) -> list[Any]:
+def own_variables(layer: Any) -> list[Any]:
     """The layer's variables, seed state included, without those of its sublayers."""
     inner = {id(variable) for child in children_of(layer) for variable in child.variables}
     return [variable for variable in layer.variables if id(variable) not in inner]

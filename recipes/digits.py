@@ -101,15 +101,20 @@ def step(config: Config) -> tuple[keras.Model, tuple]:
     return model, (images, keras.KerasTensor((config.batch_size,), "int32"))
 
 
+def batches(config: Config) -> ShuffledBatches:
+    """The training data: what `keras-mp audit digits` looks at, too."""
+    return ShuffledBatches(*load("train", config.data_dir), config.batch_size, config.seed)
+
+
 def train(config: Config) -> TrainingResult:
     """Trains, tests, saves and exports, as the config says."""
     choice = keras_mp.set_global_policy(config.policy)
     keras.utils.set_random_seed(config.seed)
-    batches = ShuffledBatches(*load("train", config.data_dir), config.batch_size, config.seed)
+    data = batches(config)
     test_images, test_labels = load("test", config.data_dir)
 
-    model = compiled(config, choice, config.epochs * len(batches))
+    model = compiled(config, choice, config.epochs * len(data))
     folder = new_run_folder(config.output, config.name)
-    training = fit(model, batches, config.epochs, folder, (test_images, test_labels), len(test_images))
+    training = fit(model, data, config.epochs, folder, (test_images, test_labels), len(test_images))
     accuracy = training.history.rows[-1]["test_accuracy"]
     return finish(model, config, folder, choice, training, "test accuracy", accuracy, verify=test_images[:64])

@@ -99,17 +99,23 @@ def step(config: Config) -> tuple[keras.Model, tuple]:
     return model, (tokens, tokens)
 
 
+def batches(config: Config) -> ShuffledBatches:
+    """The training data: what `keras-mp audit language_model` looks at, too."""
+    train_bytes, _ = split(read(config.corpus), config.sequence_length)
+    return ShuffledBatches(*sequences(train_bytes, config.sequence_length), config.batch_size, config.seed)
+
+
 def train(config: Config) -> TrainingResult:
     """Trains, measures, generates, saves and exports, as the config says."""
     choice = keras_mp.set_global_policy(config.policy)
     keras.utils.set_random_seed(config.seed)
-    train_bytes, validation_bytes = split(read(config.corpus), config.sequence_length)
-    batches = ShuffledBatches(*sequences(train_bytes, config.sequence_length), config.batch_size, config.seed)
+    data = batches(config)
+    _, validation_bytes = split(read(config.corpus), config.sequence_length)
     validation_inputs, validation_targets = sequences(validation_bytes, config.sequence_length)
 
-    model = compiled(config, choice, config.epochs * len(batches))
+    model = compiled(config, choice, config.epochs * len(data))
     folder = new_run_folder(config.output, config.name)
-    training = fit(model, batches, config.epochs, folder, (validation_inputs, validation_targets), config.batch_size)
+    training = fit(model, data, config.epochs, folder, (validation_inputs, validation_targets), config.batch_size)
     # The loss is the mean cross-entropy of all bytes in nats, reduced in float32; a bit is log(2) nats.
     bits_per_byte = training.history.rows[-1]["test_loss"] / math.log(2)
     text = generate(model, config.prompt.encode(), config.generate, config.temperature, config.seed)

@@ -75,14 +75,32 @@ def step(arguments: Sequence[str]) -> tuple[Any, Any]:
     Raises:
         ValueError: the recipe has no function `step(config)`.
     """
-    recipe, *options = arguments
-    module = find(recipe)
+    module, config = _configured(arguments, "inspect")
     if not callable(getattr(module, "step", None)):
         raise ValueError(
-            f"recipe {recipe} defines no function step(config), which returns a compiled model and a batch"
+            f"recipe {arguments[0]} defines no function step(config), which returns a compiled model and a batch"
         )
-    name = Path(recipe).stem
-    return module.step(parse(getattr(module, name)(), options, f"keras-mp inspect {recipe}", module.__doc__ or ""))
+    return module.step(config)
+
+
+def batches(arguments: Sequence[str]) -> Any:
+    """Reads a recipe's training data, without training.
+
+    Args:
+        arguments: the recipe, then its options.
+
+    Returns:
+        The batches that the recipe's function `batches` returns; None where it has no such function.
+    """
+    module, config = _configured(arguments, "audit")
+    return module.batches(config) if callable(getattr(module, "batches", None)) else None
+
+
+def _configured(arguments: Sequence[str], command: str) -> tuple[ModuleType, Any]:
+    recipe, *options = arguments
+    module = find(recipe)
+    config = getattr(module, Path(recipe).stem)()
+    return module, parse(config, options, f"keras-mp {command} {recipe}", module.__doc__ or "")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -5,9 +5,13 @@ import keras
 if keras.backend.backend() == "tensorflow":
     from keras_mp.backend.tensorflow import *
     from keras_mp.backend.tensorflow_lower import lower as lower
+    from keras_mp.backend.tensorflow_observe import observed_step as observed_step
+    from keras_mp.backend.tensorflow_observe import step_errors as step_errors
 elif keras.backend.backend() == "jax":
     from keras_mp.backend.jax import *
     from keras_mp.backend.jax_lower import lower as lower
+    from keras_mp.backend.jax_observe import observed_step as observed_step
+    from keras_mp.backend.jax_observe import step_errors as step_errors
 
     del jax  # type: ignore[name-defined]  # noqa: F821  JAX itself; the name is that of the file here
 else:

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from keras_mp.backend.calls import wrapped_methods
+
 UNATTRIBUTED = "unattributed"
 _CALL = re.compile(r"keras_mp\.call\.(\d+)")
 
@@ -96,7 +98,7 @@ def named_calls(layers: Mapping[str, Any], scope: Callable[[str], AbstractContex
     """
     calls: list[LayerCall] = []
 
-    def named(path: str, layer: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    def named(path: str, layer: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         number = 0
 
         @functools.wraps(function)
@@ -109,20 +111,5 @@ def named_calls(layers: Mapping[str, Any], scope: Callable[[str], AbstractContex
 
         return call
 
-    # The instance's own dict, because Keras's __setattr__ tracks what it is given.
-    hidden = [(layer, vars(layer).get(name), name) for layer in layers.values() for name in _entries(layer)]
-    try:
-        for path, layer in layers.items():
-            for name in _entries(layer):
-                vars(layer)[name] = named(path, layer, getattr(layer, name))
+    with wrapped_methods(layers.items(), ("call", "quantized_call"), named):
         yield calls
-    finally:
-        for layer, before, name in hidden:
-            vars(layer).pop(name, None)
-            if before is not None:
-                vars(layer)[name] = before
-
-
-def _entries(layer: Any) -> list[str]:
-    """Names the methods that Keras calls to run a layer."""
-    return [name for name in ("call", "quantized_call") if callable(getattr(layer, name, None))]

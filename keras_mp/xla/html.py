@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_mp.files import written_beside
+from keras_mp.page import COLOURS, document, table, write_text
 from keras_mp.xla.table import (
     compiled_as,
     headline,
@@ -24,27 +23,12 @@ from keras_mp.xla.table import (
 if TYPE_CHECKING:
     from keras_mp.xla.report import CompileReport
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 72em; padding: 0 1em; color: #1b1f24; }
-table { border-collapse: collapse; width: 100%; margin: 0 0 2em; font-size: 13px; }
-th, td { text-align: left; padding: 3px 8px; border-bottom: 1px solid #d8dee4; vertical-align: top; }
-th { position: sticky; top: 0; background: #fff; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; }
-h2 { margin: 2em 0 .5em; font-size: 18px; }
-svg { display: block; margin: 0 0 1em; }
-code { background: #f3f4f6; padding: 1px 4px; }
-"""
-# Colours that stay apart for colour-blind readers (Okabe and Ito, 2008).
-_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#999999")
 _WIDTH = 800
 
 
 def write(report: CompileReport, path: Path) -> Path:
     """Writes the page beside its place and then moves it there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with written_beside(path) as partial:
-        partial.write_text(page(report), encoding="utf-8")
-    return path
+    return write_text(page(report), path)
 
 
 def page(report: CompileReport) -> str:
@@ -60,18 +44,18 @@ def page(report: CompileReport) -> str:
         _advice(report),
         "<h2>Memory, MiB</h2>",
         _bar(_memory_parts(report), None),
-        _table(("what", "MiB"), ((what, mebibytes(size)) for what, size in memory_rows(report)), numbers=(1,)),
+        table(("what", "MiB"), ((what, mebibytes(size)) for what, size in memory_rows(report)), numbers=(1,)),
         _compared(report),
         "<h2>Dots and convolutions</h2>",
         _matmuls(report),
         "<h2>Exponentials and sums asked for in 16 bits</h2>",
-        _table(
+        table(
             ("layer", "what", "asked", "compiled", "values"),
             ((s.layer, s.kind, s.dtype, s.compiled or "-", scaled(s.elements)) for s in report.sensitive),
             numbers=(4,),
         ),
         "<h2>Casts asked for, and float32 arrays written</h2>",
-        _table(
+        table(
             ("what", "count", "bytes"),
             [
                 *((f"from {c.source} to {c.target}", str(c.count), scaled(c.bytes)) for c in report.casts),
@@ -80,7 +64,7 @@ def page(report: CompileReport) -> str:
             numbers=(1, 2),
         ),
         "<h2>The largest arrays when memory is fullest (estimate)</h2>",
-        _table(
+        table(
             ("layer", "what", "array", "MiB"),
             (
                 (buffer.layer, buffer.what, f"{buffer.dtype}{list(buffer.shape)}", mebibytes(buffer.bytes))
@@ -92,9 +76,7 @@ def page(report: CompileReport) -> str:
         *(f"<p>{escape(note)}</p>" for note in report.notes),
         f"<p>{escape(', '.join(f'{name} {version}' for name, version in report.versions.items()))}</p>",
     ]
-    title = escape(f"{report.model} on {report.title}")
-    head = f'<head><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style></head>'
-    return f'<!doctype html><html lang="en">{head}<body>{"".join(parts)}</body></html>\n'
+    return document(f"{report.model} on {report.title}", parts)
 
 
 def _memory_parts(report: CompileReport) -> dict[str, float]:
@@ -117,7 +99,7 @@ def _bar(parts: dict[str, float], form: str | None) -> str:
     whole = sum(parts.values()) or 1.0
     drawn, legend, x = [], [], 0.0
     for index, (name, value) in enumerate(parts.items()):
-        colour = "#e5e7eb" if name == "free" else _COLOURS[index % len(_COLOURS)]
+        colour = "#e5e7eb" if name == "free" else COLOURS[index % len(COLOURS)]
         width = _WIDTH * value / whole
         drawn.append(f'<rect x="{x:.1f}" y="0" width="{width:.1f}" height="28" fill="{colour}"/>')
         row = 46 + 20 * index
@@ -155,7 +137,7 @@ def _compared(report: CompileReport) -> str:
         for name, other in {report.precision: report, **report.compared}.items()
     )
     names = ("precision", "temporary MiB", "peak MiB", "fits", "bound, ms (estimate)")
-    return "<h2>In other precisions</h2>" + _table(names, rows, numbers=(1, 2, 4))
+    return "<h2>In other precisions</h2>" + table(names, rows, numbers=(1, 2, 4))
 
 
 def _matmuls(report: CompileReport) -> str:
@@ -175,18 +157,4 @@ def _matmuls(report: CompileReport) -> str:
         )
         for m in report.matmuls
     )
-    return _table(names, rows, numbers=(8,))
-
-
-def _table(names: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td class="number">{escape(cell)}</td>' if place in numbers else f"<td>{escape(cell)}</td>"
-            for place, cell in enumerate(row)
-        )
-        + "</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return table(names, rows, numbers=(8,))

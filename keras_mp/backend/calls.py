@@ -1,0 +1,33 @@
+"""Wraps the methods of live layers for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def wrapped_methods(
+    layers: Iterable[tuple[str, Any]], names: Iterable[str], wrap: Callable[..., Callable[..., Any]]
+) -> Iterator[None]:
+    """Puts a function in the place of methods, or of functions kept as attributes, and puts them back afterwards.
+
+    Args:
+        layers: (path, layer) pairs; operations that are no layers are welcome.
+        names: of the methods; a layer that has none of a name is left alone.
+        wrap: `wrap(path, layer, name, function)` returns the function to call instead.
+    """
+    layers, names = list(layers), list(names)
+    found = [(path, layer, name) for path, layer in layers for name in names if callable(getattr(layer, name, None))]
+    # The instance's own dict, because Keras's __setattr__ tracks what it is given.
+    hidden = [(layer, name, vars(layer).get(name)) for _, layer, name in found]
+    try:
+        for path, layer, name in found:
+            vars(layer)[name] = wrap(path, layer, name, getattr(layer, name))
+        yield
+    finally:
+        for layer, name, before in hidden:
+            vars(layer).pop(name, None)
+            if before is not None:
+                vars(layer)[name] = before

@@ -1,0 +1,80 @@
+"""A training step on JAX that shows the gradient of each layer's output, and updates nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+Tap = Callable[[Any, bool], Any]
+
+
+def observed_step(
+    model: Any, forward: Callable[[Tap, Any], tuple[Any, list[Any]]], finish: Callable[..., Any]
+) -> Callable[[Any], Any]:
+    """Compiles a step that computes a loss, its gradients, and those of every tensor on the way that was tapped.
+
+    A tap adds a zero to a tensor; the gradient of that zero is the tensor's.
+
+    Args:
+        model: a built Keras model; no variable of it changes.
+        forward: `forward(tap, batch) -> (loss, kept)`. `tap(tensor, watch)` returns the tensor to go on with, or
+            None where the tensor belongs to the body of a loop or a branch and cannot be seen; with watch=False it only
+            tells that. `kept` are tensors of the forward
+            pass to look at.
+        finish: `finish(loss, kept, gradients, tapped) -> structure of tensors`: the gradients of the trainable
+            variables, and of what was tapped, in order; None where the loss does not depend on it.
+
+    Returns:
+        `step(batch)`, whose batch is a structure of arrays, and which returns what finish returned.
+    """
+
+    # Here, because importing Keras does not import it.
+    from jax.extend.core import get_opaque_trace_state
+
+    def step(trainable: list[Any], others: list[Any], batch: Any) -> Any:
+        tapped: list[jax.ShapeDtypeStruct] = []
+
+        def run(trainable: list[Any], zeros: list[Any] | None) -> tuple[Any, list[Any]]:
+            tapped.clear()
+            here = get_opaque_trace_state(convention="nnx")
+
+            def tap(x: Any, watch: bool) -> Any:
+                if get_opaque_trace_state(convention="nnx") != here:
+                    return None
+                if not watch:
+                    return x
+                tapped.append(jax.ShapeDtypeStruct(x.shape, x.dtype))
+                return x if zeros is None else x + zeros[len(tapped) - 1]
+
+            variables = [*model.trainable_variables, *_others(model)]
+            mapping = list(zip(variables, [*trainable, *others], strict=True))
+            with keras.StatelessScope(state_mapping=mapping, collect_losses=True):
+                return forward(tap, batch)
+
+        jax.eval_shape(lambda values: run(values, None), trainable)
+        zeros = [jnp.zeros(each.shape, each.dtype) for each in tapped]
+        (loss, kept), gradients = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)(trainable, zeros)
+        return finish(loss, kept, *gradients)
+
+    # A float16 that lives between two operations of one loop would otherwise keep float32's range on a CPU.
+    compiled = jax.jit(step, compiler_options={"xla_allow_excess_precision": False})
+
+    def with_state(batch: Any) -> Any:
+        return compiled([v.value for v in model.trainable_variables], [v.value for v in _others(model)], batch)
+
+    return with_state
+
+
+def _others(model: Any) -> list[Any]:
+    trainable = {id(variable) for variable in model.trainable_variables}
+    found = {id(v): v for v in [*model.non_trainable_variables, *model.metrics_variables] if id(v) not in trainable}
+    return list(found.values())
+
+
+def step_errors() -> tuple[type[Exception], ...]:
+    """The errors of a step whose batch does not fit."""
+    return (ValueError, TypeError, IndexError, KeyError)

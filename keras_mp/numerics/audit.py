@@ -1,0 +1,437 @@
+"""One float32 run, forward and backward, that predicts what a lower precision would do to each layer."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_mp.loss_scale import LossScale
+from keras_mp.numerics import verdict
+from keras_mp.numerics.batches import batches_of
+from keras_mp.numerics.checks import check_labels, check_model, trains_itself
+from keras_mp.numerics.observe import Call, ObservedStep, Record, unchanged
+from keras_mp.numerics.ranges import FLOAT16, FORMATS, Range, merged
+from keras_mp.numerics.reference import in_float32
+from keras_mp.numerics.sample import sampled
+from keras_mp.numerics.verdict import Verdict
+from keras_mp.numerics.work import flops_of
+from keras_mp.rebuild import own_variables
+
+SAMPLE = 8192
+# What a later, larger gradient has room to grow by before the recommended scale makes it overflow.
+HEADROOM = 16.0
+_GRADIENTS = ("output gradient", "kernel gradient")
+# What each precision rounds a layer's tensors to; FP8 rounds what goes into a product.
+PRECISIONS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "E4M3"}
+
+
+@dataclass
+class LayerAudit:
+    """What a run saw of a layer.
+
+    Attributes:
+        path: the names that lead to it, joined with `/`.
+        kind: its class.
+        calls: how often a step calls it.
+        flops: of its matrix products and convolutions in a forward pass.
+        ranges: by tensor: "input", "output", "kernel" (its weights), "kernel gradient", "output gradient", and those
+            inside: "before activation", "scores".
+        damage: by format, what rounding its output and its weights changes the loss by, as a share of the loss, to
+            first order: sqrt(sum (gradient . rounding error)^2), as if the errors were independent. Infinite where a
+            value overflows.
+        input_damage: by format, the same for rounding its inputs and its weights, as an FP8 product does.
+        gradient_error: by format, the size of the error of its gradients, of that of the gradients: float16 at the
+            recommended loss scale, the 8-bit formats at max / amax.
+        scales: the lowest and the highest loss scale, powers of two, at which at most 1% of its gradients become zero
+            in float16 and none overflows; None where it has no gradient.
+        verdicts: by precision: "mixed_float16", "mixed_bfloat16", "fp8".
+        layer: the live layer, of the float32 model.
+    """
+
+    path: str
+    kind: str
+    calls: int = 0
+    flops: int = 0
+    ranges: dict[str, Range] = field(default_factory=dict)
+    damage: dict[str, float] = field(default_factory=dict)
+    input_damage: dict[str, float] = field(default_factory=dict)
+    gradient_error: dict[str, float] = field(default_factory=dict)
+    scales: tuple[float, float] | None = None
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    layer: Any = field(default=None, repr=False)
+
+
+@dataclass
+class Suspect:
+    """A layer that a precision does not fit as it is.
+
+    Attributes:
+        path: the layer's.
+        tensor: which of its tensors.
+        reason: why, a sentence.
+        remedy: what to do.
+        safe: whether the remedy is the loss scale alone.
+    """
+
+    path: str
+    tensor: str
+    reason: str
+    remedy: str
+    safe: bool
+
+
+@dataclass
+class AuditReport:
+    """What `audit` found.
+
+    Attributes:
+        model: the model's name.
+        steps: how many batches were looked at.
+        loss: the mean loss in float32.
+        loss_scale: the recommended initial loss scale for float16: the largest power of two that leaves every gradient
+            a factor of 16 below float16's largest number, within `LossScale`'s floor and ceiling.
+        layers: in the order of their first call.
+        seconds: of each step, the first with its compilation.
+        notes: what else to know.
+    """
+
+    model: str
+    steps: int
+    loss: float
+    loss_scale: float
+    layers: list[LayerAudit]
+    seconds: list[float]
+    notes: list[str]
+
+    def suspects(self, precision: str = "mixed_float16") -> list[Suspect]:
+        """The layers that a precision does not fit as they are, worst first.
+
+        First those whose values overflow, in the order of the forward pass; then those whose values or gradients are
+        lost, by how much; last those that the loss scale saves.
+
+        Args:
+            precision: "mixed_float16", "mixed_bfloat16" or "fp8".
+
+        Raises:
+            ValueError: another precision.
+        """
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision={precision!r} must be one of {', '.join(map(repr, PRECISIONS))}")
+        found = []
+        for place, each in enumerate(self.layers):
+            judged = each.verdicts[precision]
+            if judged.ok and not judged.remedy or precision == "fp8" and not judged.tensor:
+                continue
+            damage = each.damage[PRECISIONS[precision]]
+            error = each.gradient_error[PRECISIONS[precision]]
+            rank = (judged.ok, -damage if math.isinf(damage) else -max(damage, error), place)
+            found.append((rank, Suspect(each.path, judged.tensor, judged.reason, judged.remedy, judged.ok)))
+        return [suspect for _, suspect in sorted(found, key=lambda pair: pair[0])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain Python values; infinities and NaN as strings."""
+        return {
+            "model": self.model,
+            "steps": self.steps,
+            "loss": _plain(self.loss),
+            "loss_scale": self.loss_scale,
+            "seconds": self.seconds,
+            "notes": self.notes,
+            "layers": [_layer_dict(each) for each in self.layers],
+        }
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The report as JSON; also written to a file where a path is given."""
+        text = json.dumps(self.to_dict(), indent=1)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def to_html(self, path: str | Path) -> Path:
+        """Writes the report as one HTML file, with its picture inside, and returns the path."""
+        from keras_mp.numerics import audit_html
+
+        return audit_html.write(self, Path(path))
+
+    def to_svg(self, path: str | Path) -> Path:
+        """Writes the picture: layers down, formats across, colour by damage, forward beside backward."""
+        from keras_mp.numerics import audit_html
+
+        Path(path).write_text(audit_html.picture(self), encoding="utf-8")
+        return Path(path)
+
+    def __str__(self) -> str:
+        from keras_mp.numerics import audit_table
+
+        return audit_table.text(self)
+
+    def __rich__(self) -> Any:
+        from keras_mp.numerics import audit_table
+
+        return audit_table.render(self)
+
+
+def audit(model: Any, data: Any, steps: int = 8, *, sample: int | None = SAMPLE) -> AuditReport:
+    """Runs a model forward and backward in float32 and predicts what lower precisions would lose, layer by layer.
+
+    No weight changes. A model in another precision is rebuilt in float32; the original is left alone.
+
+    Args:
+        model: a built Keras model with a loss, from `compile(loss=...)` or a `compute_loss` of its own. A `train_step`
+            of its own is not run.
+        data: batches `(x, y)` or `(x, y, sample_weight)`, as `fit` takes them, or one such tuple of arrays.
+        steps: how many batches to look at; fewer are fine.
+        sample: of a tensor with more values than this, so many are rounded, spread evenly; the lowest and the highest
+            are those of all. None rounds every value, and takes longer.
+
+    Returns:
+        The report: print it, or `to_html(path)`.
+
+    Raises:
+        TypeError: model is no Keras model, or data holds no batches.
+        ValueError: the model is not built or has no loss, data is empty, or does not fit the model or its loss.
+        RebuildError: the model is not in float32, and a layer of it cannot be rebuilt; the message names it.
+    """
+    check_model(model)
+    if sample is not None and (isinstance(sample, bool) or not isinstance(sample, int) or sample < 1):
+        raise ValueError(f"sample={sample!r} must be a whole number of values, 1 or more, or None for all")
+    batches = batches_of(data, steps)
+    for batch in batches:
+        check_labels(model, batch)
+    reference = in_float32(model, batches[0][0])
+    run = _Run(reference, sample)
+    with unchanged(reference):
+        for batch in batches:
+            run.take(batch)
+    return run.report(model)
+
+
+class _Run:
+    """The sums of an audit over its steps."""
+
+    def __init__(self, model: Any, sample: int | None) -> None:
+        self.model, self.sample = model, sample
+        self.step = ObservedStep(model, partial(_finish, sample))
+        self.scale = 0.0
+        self.largest_gradient = 0.0
+        self.losses: list[float] = []
+        self.seconds: list[float] = []
+        self.ranges: dict[tuple[str, int], Range] = {}
+        # By tensor and format: sum over the steps of (gradient . rounding error)^2.
+        self.squares: dict[tuple[str, int], dict[str, float]] = {}
+        self.kernel_errors: list[tuple[tuple[str, int], dict[str, np.ndarray]]] = []
+        self.weights = {id(v): place for place, v in enumerate(model.trainable_variables)}
+
+    def take(self, batch: tuple) -> None:
+        start = time.perf_counter()
+        result = self.step(batch)
+        self.losses.append(float(result["loss"]))
+        layout = self.step.record.layout
+        parts = np.split(result["values"], np.cumsum([count for *_, count in layout])[:-1])
+        views = {
+            (kind, index): (values, size, (float(low), float(high)))
+            for (kind, index, size, _), values, (low, high) in zip(layout, parts, result["ends"], strict=True)
+        }
+        gradients = [ends for (kind, _), (_, _, ends) in views.items() if "gradient" in kind]
+        sizes = [abs(end) for ends in gradients for end in ends if math.isfinite(end)]
+        self.largest_gradient = max([self.largest_gradient, *sizes])
+        self.scale = self.scale or _recommended(self.largest_gradient)
+        errors = {}
+        for key, (values, size, ends) in views.items():
+            if key not in self.ranges:
+                self.ranges[key] = self._range(key[0])
+            errors[key] = self.ranges[key].update(values, size=size, extremes=ends)
+        for (kind, index), error in [*errors.items(), *self._kernel_errors()]:
+            gradient = views.get((f"{kind} gradient", index))
+            if "gradient" in kind or gradient is None:
+                continue
+            sums = self.squares.setdefault((kind, index), dict.fromkeys(FORMATS, 0.0))
+            for name, e in error.items():
+                with np.errstate(over="ignore", invalid="ignore"):
+                    change = gradient[0] * e
+                total = float(np.einsum("i,i->", change, change, dtype="float64")) * gradient[1] / max(1, e.size)
+                sums[name] += total if math.isfinite(total) else math.inf
+        self.seconds.append(time.perf_counter() - start)
+
+    def _range(self, kind: str) -> Range:
+        scales: dict[str, float | None] = {"E4M3": None, "E5M2": None}
+        return Range({**scales, "float16": self.scale} if "gradient" in kind else scales)
+
+    def _kernel_errors(self) -> list[tuple[tuple[str, int], dict[str, np.ndarray]]]:
+        """The rounding errors of the weights, which no step changes."""
+        if not self.kernel_errors:
+            for place, variable in enumerate(self.model.trainable_variables):
+                x = np.asarray(variable.value, "float32")
+                ends = (float(x.min()), float(x.max())) if x.size else None
+                key = ("kernel", place)
+                self.ranges[key] = self._range("kernel")
+                part = sampled(x, self.sample, np.ravel)
+                self.kernel_errors.append((key, self.ranges[key].update(part, size=x.size, extremes=ends)))
+        return self.kernel_errors
+
+    def report(self, original: Any) -> AuditReport:
+        record = self.step.record
+        # A later batch may have had larger gradients than the first.
+        scale = min(self.scale, _recommended(self.largest_gradient))
+        layers: dict[str, LayerAudit] = {}
+        calls: dict[str, list[Call]] = {}
+        for call in record.calls:
+            if not isinstance(call.layer, keras.Model) and (call.outputs or call.inputs):
+                calls.setdefault(call.path, []).append(call)
+        for path, made in calls.items():
+            layers[path] = self._layer(path, made, record, scale)
+        notes = _notes(original, self.model, self.losses, self.ranges, self.sample)
+        loss = float(np.mean(self.losses))
+        return AuditReport(original.name, len(self.losses), loss, scale, list(layers.values()), self.seconds, notes)
+
+    def _layer(self, path: str, calls: list[Call], record: Record, scale: float) -> LayerAudit:
+        layer = calls[0].layer
+        found = LayerAudit(path, type(layer).__name__, len(calls), layer=layer)
+        for call in calls:
+            inner = {name: record.shapes[place] for name, place in call.inner.items()}
+            ins, outs = ([record.shapes[place] for place in places] for places in (call.inputs, call.outputs))
+            found.flops += flops_of(layer, ins, outs, inner)
+        tensors = {
+            "input": [place for call in calls for place in call.inputs],
+            "output": [place for call in calls for place in call.outputs],
+            **{name: [call.inner[name] for call in calls if name in call.inner] for name in _inner_names(calls)},
+        }
+        own = own_variables(layer) if isinstance(layer, keras.layers.Layer) else []
+        kernels = [self.weights[id(v)] for v in own if id(v) in self.weights]
+        keys = {role: [("output", place) for place in dict.fromkeys(places)] for role, places in tensors.items()}
+        keys["output gradient"] = [("output gradient", place) for place in dict.fromkeys(tensors["output"])]
+        keys["kernel"] = [("kernel", place) for place in kernels]
+        keys["kernel gradient"] = [("kernel gradient", place) for place in kernels]
+        for role, wanted in keys.items():
+            there = [self.ranges[key] for key in wanted if key in self.ranges]
+            if there:
+                found.ranges[role] = merged(there) if len(there) > 1 else there[0]
+        found.verdicts = {
+            "mixed_float16": verdict.float16(layer, found.ranges, scale),
+            "mixed_bfloat16": verdict.bfloat16(found.ranges),
+            "fp8": verdict.fp8(layer, found.ranges),
+        }
+        base = max(abs(float(np.mean(self.losses))), float(np.finfo("float32").tiny))
+        for name in FORMATS:
+            found.damage[name] = self._damage([*keys["output"], *keys["kernel"]], name) / base
+            found.input_damage[name] = self._damage([*keys["input"], *keys["kernel"]], name) / base
+            found.gradient_error[name] = max(
+                (_error(found.ranges[role].loss(name).sqnr) for role in _GRADIENTS if role in found.ranges), default=0.0
+            )
+        judged = found.verdicts["mixed_float16"]
+        if not judged.ok and "gradient" not in judged.tensor and "past float16" in judged.reason:
+            found.damage["float16"] = math.inf
+        found.scales = _scales([found.ranges[role] for role in _GRADIENTS if role in found.ranges])
+        return found
+
+    def _damage(self, keys: list[tuple[str, int]], name: str) -> float:
+        return math.sqrt(sum(self.squares.get(key, {}).get(name, 0.0) for key in keys) / max(1, len(self.losses)))
+
+
+def _inner_names(calls: list[Call]) -> Iterator[str]:
+    return iter(dict.fromkeys(name for call in calls for name in call.inner))
+
+
+def _finish(
+    sample: int | None, record: Record, loss: Any, tensors: list[Any], tapped: list[Any], gradients: list[Any]
+) -> dict[str, Any]:
+    """What the compiled step returns: the extremes of every tensor, and a sample of its values."""
+    wanted = sorted({place for call in record.calls for place in (*call.inputs, *call.outputs, *call.inner.values())})
+    views = [("output", place, tensors[place]) for place in wanted]
+    views += [("output gradient", place, tapped[place]) for place in wanted if tapped[place] is not None]
+    views += [("kernel gradient", place, gradient) for place, gradient in enumerate(gradients) if gradient is not None]
+    views = [view for view in views if math.prod(view[2].shape)]
+    values, ends, layout = [], [], []
+    for kind, place, x in views:
+        x = ops.cast(x, "float32")
+        part = sampled(x, sample, lambda x: ops.reshape(x, (-1,)))
+        values.append(part)
+        ends.append(ops.stack([ops.min(x), ops.max(x)]))
+        layout.append((kind, place, math.prod(x.shape), part.shape[0]))
+    record.layout = layout
+    return {"loss": loss, "values": ops.concatenate(values), "ends": ops.stack(ends)}
+
+
+def _recommended(largest: float) -> float:
+    """The largest power of two that leaves gradients of that size `HEADROOM` below float16's largest number."""
+    default = LossScale()
+    if not largest:
+        return default.initial_scale
+    scale = _power_below(FLOAT16.max / (largest * HEADROOM))
+    return min(max(scale, default.min_scale), default.max_scale)
+
+
+def _power_below(x: float) -> float:
+    return math.ldexp(0.5, math.frexp(x)[1]) if math.isfinite(x) else math.inf
+
+
+def _scales(gradients: list[Range]) -> tuple[float, float] | None:
+    gradients = [each for each in gradients if each.largest]
+    if not gradients:
+        return None
+    lowest = -126
+    while lowest < 127 and max(each.share_below(-25 - lowest) for each in gradients) > 0.01:
+        lowest += 1
+    return 2.0**lowest, _power_below(FLOAT16.max / max(each.largest for each in gradients))
+
+
+def _error(sqnr: float) -> float:
+    """The size of the noise, of that of the signal."""
+    return 0.0 if math.isnan(sqnr) else 10 ** (-sqnr / 20)
+
+
+def _notes(
+    original: Any, model: Any, losses: list[float], ranges: dict[tuple[str, int], Range], sample: int | None
+) -> list[str]:
+    notes = []
+    if model is not original:
+        notes.append("The model was rebuilt in float32; the original is as it was.")
+    if trains_itself(original):
+        notes.append("The model has a train_step of its own, which was not run: compute_loss was differentiated.")
+    if not all(map(math.isfinite, losses)) or any(each.nonfinite for each in ranges.values()):
+        notes.append("Values are infinite or NaN in float32 already, and were left out: see keras_mp.find_nonfinite.")
+    if sample is not None:
+        notes.append(f"Of tensors with more than {sample:,} values a sample of about so many was rounded.")
+    return notes
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, (float, np.floating)) and not math.isfinite(x):
+        return str(x)
+    return float(x) if isinstance(x, np.floating) else x
+
+
+def _layer_dict(each: LayerAudit) -> dict[str, Any]:
+    numbers = {name: {k: _plain(v) for k, v in getattr(each, name).items()} for name in _BY_FORMAT}
+    return {
+        "path": each.path,
+        "kind": each.kind,
+        "calls": each.calls,
+        "flops": each.flops,
+        **numbers,
+        "scales": None if each.scales is None else [_plain(scale) for scale in each.scales],
+        "verdicts": {name: judged._asdict() for name, judged in each.verdicts.items()},
+        "tensors": {role: _range_dict(values) for role, values in each.ranges.items()},
+    }
+
+
+_BY_FORMAT = ("damage", "input_damage", "gradient_error")
+
+
+def _range_dict(values: Range) -> dict[str, Any]:
+    whole = {name: _plain(getattr(values, name)) for name in _OF_A_RANGE}
+    loss = {name: {k: _plain(v) for k, v in vars(values.loss(name)).items()} for name in FORMATS}
+    return {**whole, "formats": loss}
+
+
+_OF_A_RANGE = ("values", "zeros", "nan", "inf", "lowest", "highest", "smallest")

@@ -1,0 +1,81 @@
+"""An audit on the terminal."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from keras_mp.numerics.ranges import Range
+
+if TYPE_CHECKING:
+    from keras_mp.numerics.audit import AuditReport, LayerAudit
+
+_ROWS = 40
+_SUSPECTS = 12
+COLUMNS = ("layer", "output", "kernel", "output gradient", "float16", "damage float16", "bfloat16", "E4M3")
+
+
+def text(report: AuditReport) -> str:
+    """The report as plain text, 140 columns wide."""
+    console = Console(file=io.StringIO(), width=140, no_color=True)
+    console.print(render(report))
+    return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+
+
+def render(report: AuditReport) -> Group:
+    """The report for rich: what to worry about first, then the layers, worst first."""
+    parts: list = [Text(headline(report), style="bold")]
+    suspects = report.suspects()
+    for suspect in suspects[:_SUSPECTS]:
+        mark = "loss scale" if suspect.safe else "unsafe in float16"
+        parts.append(Text(f"{mark}: {suspect.path}: {suspect.reason}; {suspect.remedy}."))
+    if len(suspects) > _SUSPECTS:
+        parts.append(Text(f"and {len(suspects) - _SUSPECTS} more"))
+    table = Table(title="Layers, worst first: ranges, and damage to the loss as a share of it", title_justify="left")
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name in ("layer", "float16") else "right", overflow="fold")
+    ordered = sorted(report.layers, key=lambda each: -each.damage["float16"])
+    for each in ordered[:_ROWS]:
+        table.add_row(*row(each))
+    if len(ordered) > _ROWS:
+        table.caption = f"and {len(ordered) - _ROWS} more: to_json() and to_html() have all"
+    return Group(*parts, table, *(Text(f"Note: {note}") for note in report.notes))
+
+
+def headline(report: AuditReport) -> str:
+    """What was run, and the verdict in a sentence."""
+    suspects = [suspect for suspect in report.suspects() if not suspect.safe]
+    count = len(report.layers)
+    fits = (
+        f"all {count} layers fit float16" if not suspects else f"{len(suspects)} of {count} layers do not fit float16"
+    )
+    return (
+        f"{report.model}: {report.steps} step{'s' if report.steps > 1 else ''} in float32, loss {report.loss:.4g}; "
+        f"{fits}, at an initial loss scale of {report.loss_scale:g}"
+    )
+
+
+def row(each: LayerAudit) -> list[str]:
+    """The cells of a layer, as in `COLUMNS`."""
+    name = each.path + (f" ({each.calls} calls)" if each.calls > 1 else "")
+    judged = each.verdicts["mixed_float16"]
+    word = "yes" if judged.ok else f"no: {judged.tensor}"
+    ranges = [span(each.ranges.get(role)) for role in ("output", "kernel", "output gradient")]
+    return [name, *ranges, word, *(share(each.damage[name]) for name in ("float16", "bfloat16", "E4M3"))]
+
+
+def span(values: Range | None) -> str:
+    """The lowest and the highest value."""
+    if values is None or not math.isfinite(values.lowest):
+        return "-"
+    return f"{values.lowest:.3g} to {values.highest:.3g}"
+
+
+def share(damage: float) -> str:
+    """A damage: `overflow` where it is infinite."""
+    return "overflow" if math.isinf(damage) else f"{damage:.1e}"

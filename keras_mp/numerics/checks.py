@@ -1,0 +1,84 @@
+"""What every check of this package needs of a model and of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+
+def check_model(model: Any) -> None:
+    """Refuses what no step can be run on.
+
+    Raises:
+        TypeError: model is no Keras model.
+        ValueError: it is not built, has no weights to train, or has no loss.
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"model must be a keras.Model, got {type(model).__name__}")
+    if not model.built:
+        raise ValueError(f"model {model.name!r} is not built: call it once on a batch, or give it an Input")
+    if not model.trainable_variables:
+        raise ValueError(f"model {model.name!r} has no trainable weights, so there is no backward pass to look at")
+    if not has_loss(model):
+        custom = (
+            " Its own train_step is not run: what is differentiated is compute_loss." if trains_itself(model) else ""
+        )
+        raise ValueError(
+            f"model {model.name!r} has no loss: call compile(loss=...), or define compute_loss(x, y, y_pred, "
+            f"sample_weight).{custom}"
+        )
+
+
+def has_loss(model: Any) -> bool:
+    """Whether `model.compute_loss` has something to compute."""
+    own = type(model).compute_loss is not keras.Model.compute_loss
+    return own or (bool(getattr(model, "compiled", False)) and getattr(model, "_compile_loss", None) is not None)
+
+
+def trains_itself(model: Any) -> bool:
+    """Whether the class of a model has its own `train_step`."""
+    return type(model).train_step is not keras.Model.train_step
+
+
+def check_labels(model: Any, batch: tuple) -> None:
+    """Refuses classes that a sparse loss does not have: TensorFlow tells late, and JAX not at all.
+
+    Raises:
+        ValueError: y is missing, or holds a class that the model's output has no place for.
+    """
+    _, y, _ = batch
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        return
+    if y is None:
+        raise ValueError(f"data has no labels: the loss of model {model.name!r} needs batches (x, y)")
+    loss = getattr(model, "loss", None)
+    name = str(getattr(loss, "name", None) or getattr(loss, "__name__", loss)).lower().replace("_", "")
+    outputs = keras.tree.flatten(getattr(model, "outputs", None) or [])
+    if not name.startswith("sparsecategorical") or len(outputs) != 1 or len(keras.tree.flatten(y)) != 1:
+        return
+    classes, labels = outputs[0].shape[-1], np.asarray(keras.tree.flatten(y)[0])
+    if classes and not ((labels >= 0) & (labels < classes)).all() and getattr(loss, "ignore_class", None) is None:
+        raise ValueError(
+            f"labels from {labels.min():g} to {labels.max():g} do not fit the loss {loss!r}: model {model.name!r} puts "
+            f"out {classes} classes, so labels are 0 to {classes - 1}"
+        )
+
+
+def does_not_fit(model: Any, batch: tuple, error: Exception) -> ValueError:
+    """The error for a step that could not be run: it says what was given to what."""
+    x, y, _ = batch
+    given = " and ".join(
+        f"{name} of shape {', '.join(str(leaf.shape) for leaf in keras.tree.flatten(part) if leaf is not None)}"
+        for name, part in (("x", x), ("y", y))
+        if part is not None
+    )
+    outputs = [tuple(output.shape) for output in keras.tree.flatten(getattr(model, "outputs", None) or [])]
+    takes = f", whose output has the shape {', '.join(map(str, outputs))}" if outputs else ""
+    loss = getattr(model, "loss", None)
+    first = str(error).strip().split("\n")[0][:500]
+    return ValueError(
+        f"data does not fit model {model.name!r}{takes}, or its loss {loss!r}: given {given}: "
+        f"{type(error).__name__}: {first}"
+    )

@@ -1,0 +1,261 @@
+"""One training step, seen from within: what goes into each layer, what comes out, and the gradients of both."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_mp import backend
+from keras_mp.backend.calls import wrapped_methods
+from keras_mp.numerics.checks import does_not_fit
+from keras_mp.rebuild import children_of, layers_by_path, operations_of
+
+Tap = Callable[[Any, bool], Any]
+
+
+@dataclass
+class Call:
+    """One call of a layer, or of an operation of a functional graph, in a step.
+
+    Attributes:
+        path: the names that lead to the layer, joined with `/`; "" for the model itself.
+        layer: the live layer.
+        inputs: places in `Record.tensors` of the float tensors that went in, cast as the layer casts them.
+        outputs: those of what came out.
+        inner: those of tensors inside, by name: "before activation", "scores".
+        began: when the call began, counted in begins and ends of calls.
+        ended: when it ended; a layer inside another ends before it.
+    """
+
+    path: str
+    layer: Any
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    inner: dict[str, int] = field(default_factory=dict)
+    began: int = -1
+    ended: int = -1
+
+
+@dataclass
+class Record:
+    """What a step did, in order; the tensors are live only while the step is traced.
+
+    Attributes:
+        calls: the calls, in the order in which they began.
+        tensors: each tensor once.
+        taps: for each tensor the place of its gradient among those of the step, or None.
+        shapes: of each tensor.
+        sources: for each tensor that is a tapped copy, the place of what it was copied from, or None.
+        layout: whatever finish notes of what it returns.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    tensors: list[Any] = field(default_factory=list)
+    taps: list[int | None] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    sources: list[int | None] = field(default_factory=list)
+    layout: Any = None
+
+
+class _Recorder:
+    def __init__(self, tap: Tap, tap_inputs: bool) -> None:
+        self.record, self._tap, self._tap_inputs = Record(), tap, tap_inputs
+        self._places: dict[int, int] = {}
+        self._tapped = self._clock = 0
+        self._open: list[Call] = []
+
+    def wrap(self, path: str, layer: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        if name == "activation":
+            return self._before(layer, function, "before activation", lambda x, *_: x)
+        if name == "_compute_attention":
+            return self._before(layer, function, "scores", functools.partial(_scores, layer))
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            made = Call(path, layer, began=self._tick())
+            self.record.calls.append(made)
+            self._open.append(made)
+            try:
+                args, kwargs = keras.tree.map_structure(functools.partial(self._enter, made), (args, kwargs))
+                result = function(*args, **kwargs)
+                return keras.tree.map_structure(functools.partial(self._leave, made), result)
+            finally:
+                self._open.pop()
+                made.ended = self._tick()
+
+        return call
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    def _before(self, layer: Any, function: Callable[..., Any], name: str, what: Callable[..., Any]) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._open and self._open[-1].layer is layer:
+                x = what(*args, *kwargs.values())
+                place = self._keep(x) if _is_float(x) else None
+                if place is not None:
+                    self._open[-1].inner[name] = place
+            return function(*args, **kwargs)
+
+        return call
+
+    def _enter(self, made: Call, x: Any) -> Any:
+        if not _is_float(x):
+            return x
+        x = self._observe(x, tapped=True) if self._tap_inputs else x
+        place = self._keep(x)
+        if place is not None and place not in made.inputs:
+            made.inputs.append(place)
+        return x
+
+    def _leave(self, made: Call, x: Any) -> Any:
+        if not _is_float(x):
+            return x
+        known = self._places.get(id(x))
+        fresh = known is None or self.record.taps[known] is None or self._tap_inputs
+        tapped = self._observe(x, tapped=fresh)
+        place = self._keep(tapped)
+        if place is not None:
+            made.outputs.append(place)
+        return tapped
+
+    def _observe(self, x: Any, tapped: bool) -> Any:
+        """Taps a tensor, where it can be."""
+        y = self._tap(x, True) if tapped else None
+        if y is None:
+            return x
+        for name in ("_keras_logits", "_keras_mask"):  # what Keras hangs onto a tensor
+            if hasattr(x, name):
+                setattr(y, name, getattr(x, name))
+        source = self._places.get(id(x))
+        self._places[id(y)] = len(self.record.tensors)
+        self._add(y, self._tapped, source)
+        self._tapped += 1
+        return y
+
+    def _keep(self, x: Any) -> int | None:
+        known = self._places.get(id(x))
+        if known is None and self._tap(x, False) is not None:
+            known = self._places[id(x)] = len(self.record.tensors)
+            self._add(x, None, None)
+        return known
+
+    def _add(self, x: Any, tap: int | None, source: int | None) -> None:
+        self.record.tensors.append(x)  # also keeps it alive, so that no other gets its id
+        self.record.taps.append(tap)
+        self.record.shapes.append(tuple(x.shape))
+        self.record.sources.append(source)
+
+
+def _is_float(x: Any) -> bool:
+    return keras.ops.is_tensor(x) and keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype))
+
+
+def _scores(layer: Any, query: Any, key: Any, *rest: Any) -> Any:
+    equation, factor = getattr(layer, "_dot_product_equation", None), getattr(layer, "_inverse_sqrt_key_dim", None)
+    if equation is None or factor is None:
+        return None
+    # As the slow path of Keras's attention layers does, which scales the query first.
+    return ops.einsum(equation, key, ops.multiply(query, ops.cast(factor, query.dtype)))
+
+
+def layers_and_operations(model: Any) -> dict[str, Any]:
+    """Everything that a step calls below a model, by path: layers, and the operations of functional graphs."""
+    operations = {operation.name: operation for operation in operations_of(model)}
+    return {**operations, **layers_by_path(model)}
+
+
+class ObservedStep:
+    """A training step of a model, forward and backward, that changes no weight.
+
+    Args:
+        model: a built Keras model with a loss.
+        finish: `finish(record, loss, tensors, tapped, gradients) -> structure of tensors`, called while the step is
+            traced: what to return of it. `tensors` are those of the record, `tapped` their gradients (None where
+            there is none), `gradients` those of `model.trainable_variables`.
+        tap_inputs: whether each layer's input has a gradient of its own, apart from what else reads the same tensor.
+
+    Attributes:
+        record: the calls of the last step, without its tensors.
+    """
+
+    def __init__(self, model: Any, finish: Callable[..., Any], *, tap_inputs: bool = False) -> None:
+        self.model, self._finish, self._tap_inputs = model, finish, tap_inputs
+        self.record = Record()
+        self._records: dict[Any, Record] = {}
+        self._step = backend.observed_step(model, self._forward, self._end)
+
+    def __call__(self, batch: tuple, scale: float = 1.0) -> Any:
+        """Runs the step.
+
+        Args:
+            batch: `(x, y, sample_weight)`.
+            scale: what the loss is multiplied by.
+
+        Returns:
+            What finish returned, as numpy arrays.
+
+        Raises:
+            ValueError: the batch does not fit the model or its loss.
+        """
+        given = tuple(part for part in batch if part is not None)
+        try:
+            result = self._step((given, np.float32(scale)))
+        except backend.step_errors() as error:
+            raise does_not_fit(self.model, batch, error) from error
+        # The step is traced once for each shape of a batch, and a record belongs to its trace.
+        signature = repr(keras.tree.map_structure(lambda x: (x.shape, str(x.dtype)), given))
+        self.record = self._records.setdefault(signature, self.record)
+        return keras.tree.map_structure(_numpy, result)
+
+    def _forward(self, tap: Tap, batch: Any) -> tuple[Any, list[Any]]:
+        (x, y, sample_weight), scale = (*batch[0], None, None)[:3], batch[1]
+        recorder = _Recorder(tap, self._tap_inputs)
+        training = {"training": True} if self.model._call_has_training_arg else {}
+        with wrapped_methods(
+            layers_and_operations(self.model).items(),
+            ("call", "quantized_call", "activation", "_compute_attention"),
+            recorder.wrap,
+        ):
+            y_pred = self.model(x, **training)
+            # Private, as it is what Keras's own train_step calls: it knows older signatures of compute_loss.
+            loss = self.model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+        self.record = recorder.record
+        loss = ops.cast(loss, "float32")
+        return loss * scale, [loss, *self.record.tensors]
+
+    def _end(self, loss: Any, kept: list[Any], gradients: list[Any], tapped: list[Any]) -> Any:
+        own, *tensors = kept
+        gradients_of = [None if place is None else tapped[place] for place in self.record.taps]
+        self.record.tensors = []
+        return self._finish(self.record, own, tensors, gradients_of, gradients)
+
+
+def _numpy(x: Any) -> Any:
+    return x if x is None else np.asarray(x)
+
+
+@contextmanager
+def unchanged(model: Any) -> Iterator[None]:
+    """Puts back what the steps within change: moving statistics, seeds, metrics."""
+    variables = [*model.non_trainable_variables, *model.metrics_variables]
+    before = [keras.ops.copy(variable.value) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
+
+
+def is_leaf(layer: Any) -> bool:
+    """Whether no other layer is inside."""
+    return not children_of(layer)

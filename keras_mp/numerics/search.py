@@ -1,0 +1,395 @@
+"""The cheapest mix of precisions whose loss and gradients are those of float32, within a tolerance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_mp.fp8.convert import convert
+from keras_mp.fp8.selection import decide
+from keras_mp.numerics.audit import PRECISIONS, AuditReport, LayerAudit, audit
+from keras_mp.numerics.batches import batches_of
+from keras_mp.numerics.checks import check_model
+from keras_mp.numerics.trial import Assignment, Errors, Judge, is_closed, set_policies, units_of
+from keras_mp.optimizer import LossScaleOptimizer
+from keras_mp.policy import restored_policy
+from keras_mp.rebuild import RebuildError, layers_below, rebuild
+
+CANDIDATES = ("fp8", "mixed_float16", "mixed_bfloat16", "float32")
+# Lowering restored layers again, one by one, costs a trial each.
+_MOST_LOWERED_AGAIN = 16
+
+
+class Trial(NamedTuple):
+    """A mix of precisions that was tried.
+
+    Attributes:
+        fp8: how many layers were in FP8.
+        restored: paths of the layers above the base precision.
+        loss_error: relative difference of the loss from float32, the largest of the held-out batches.
+        gradient_error: that of all gradients.
+        passed: whether both were within the tolerance.
+    """
+
+    fp8: int
+    restored: tuple[str, ...]
+    loss_error: float
+    gradient_error: float
+    passed: bool
+
+
+@dataclass
+class PolicySearch:
+    """What `search_policy` found.
+
+    Attributes:
+        base: the precision of every layer that is not named: "mixed_float16", "mixed_bfloat16" or "float32".
+        restored: the layers that were given a higher precision, and which, by path.
+        fp8_layers: paths of the Dense and EinsumDense layers that compute in FP8.
+        policy: a `keras.dtype_policies.DTypePolicyMap` of base and restored, for
+            `keras.config.set_dtype_policy(search.policy)` before a model is built of layers with the same names.
+        tried: the mixes in the order in which they were tried.
+        work: the share of the floating-point operations of products and convolutions in each precision.
+        loss_scale: the initial loss scale to begin float16 with.
+        tolerance: the largest relative difference that was allowed.
+        message: what was found, in a sentence.
+        audit: the report that gave the order.
+        layers: paths of the layers that were searched.
+    """
+
+    base: str
+    restored: dict[str, str]
+    fp8_layers: tuple[str, ...]
+    policy: Any
+    tried: list[Trial]
+    work: dict[str, float]
+    loss_scale: float
+    tolerance: float
+    message: str
+    audit: AuditReport = field(repr=False)
+    layers: tuple[str, ...] = field(repr=False)
+
+    @property
+    def uses_float16(self) -> bool:
+        """Whether a layer computes in float16, so that the loss must be scaled."""
+        return "mixed_float16" in {self.base, *self.restored.values()}
+
+    def apply(self, build: Callable[[], Any]) -> Any:
+        """Builds a model in the precisions that were found.
+
+        Args:
+            build: builds the model, compiled or not, built or not yet trained, as it was given to `search_policy`.
+                Layers are found by path, and by their order where automatic names differ.
+
+        Returns:
+            The model. Where a layer computes in float16 and it is compiled, its optimizer scales the loss, from
+            `loss_scale` on.
+
+        Raises:
+            TypeError: build is no function, or returns no model.
+            ValueError: the model has other layers than the one that was searched.
+        """
+        if not callable(build) or isinstance(build, keras.Model):
+            raise TypeError(f"build={build!r} must be a function without arguments that returns a keras.Model")
+        with restored_policy():
+            keras.config.set_dtype_policy("float32")
+            model = build()
+        if not isinstance(model, keras.Model):
+            raise TypeError(f"build() must return a keras.Model, got {type(model).__name__}")
+        names = _same_layers(model, self.layers)
+        units = {names[path]: precision for path, precision in self.restored.items()}
+        set_policies(model, Assignment(self.base, units, frozenset()))
+        try:
+            model = rebuild(model, lambda node, layer: node, policy="float32").model
+        except RebuildError:
+            pass  # a model with code of its own that cannot be serialized keeps the policies it was given in place
+        if self.fp8_layers:
+            wanted = _fp8_names(self.fp8_layers, names)
+            model = convert(model, select=lambda path, layer: path in wanted)
+        if self.uses_float16 and getattr(model, "compiled", False) and model.optimizer is not None:
+            if not isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+                model.optimizer = LossScaleOptimizer(model.optimizer, initial_scale=self.loss_scale)
+        return model
+
+    def __str__(self) -> str:
+        lines = [self.message]
+        lines += [f"  {path}: {precision}" for path, precision in self.restored.items()]
+        shares = ", ".join(f"{share:.1%} in {name}" for name, share in self.work.items() if share)
+        lines.append(f"Operations: {shares or 'no products'}; {len(self.tried)} mixes tried")
+        return "\n".join(lines)
+
+
+def search_policy(
+    model: Any,
+    data: Any,
+    candidates: Sequence[str] = CANDIDATES,
+    tolerance: float = 0.2,
+    *,
+    steps: int = 4,
+    held_out: int = 2,
+) -> PolicySearch:
+    """Finds the cheapest precision of each layer at which loss and gradients stay within a tolerance of float32.
+
+    ```
+    audit the first batches in float32
+    everything at the cheapest candidate;  done if it passes on the held-out batches
+    restore the layers in order of damage, the least number of them that passes, by bisection
+    lower each restored layer again if it passes without
+    ```
+
+    A mix passes if, on each held-out batch, |loss - loss32| <= tolerance |loss32|, and, over all weights together,
+    ||gradient - gradient32|| <= tolerance ||gradient32||, and no weight's gradient has vanished or is not finite.
+
+    Beside FP8 everything is in bfloat16, as the precision "fp8" is defined; without FP8 layers that do not fit float16
+    are tried in bfloat16 before float32, where it is a candidate.
+
+    Args:
+        model: a built Keras model with a loss; it is left alone.
+        data: batches, as for `audit`: the first `steps` are audited, the next `held_out` are judged on. Where there are
+            fewer, the last one is held out, or, of one, used for both.
+        candidates: of "fp8", "mixed_float16", "mixed_bfloat16", "float32", the cheapest first. float32 is what is left
+            where the others fail, also when it is not named.
+        tolerance: the largest relative difference of loss and gradients. A small GPT that trains as well in bfloat16 as
+            in float32 has gradients 0.16 apart at its start (docs/numerics.md).
+        steps: batches to audit.
+        held_out: batches to judge on.
+
+    Returns:
+        The search: print it; `apply(build)` builds a model with it.
+
+    Raises:
+        TypeError, ValueError, RebuildError: as `audit`; candidates or tolerance that make no sense.
+    """
+    check_model(model)
+    candidates = _checked(candidates)
+    if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < math.inf:
+        raise ValueError(f"tolerance={tolerance!r} must be a finite number, 0 or more")
+    if isinstance(held_out, bool) or not isinstance(held_out, int) or held_out < 1:
+        raise ValueError(f"held_out={held_out!r} must be a whole number of batches, 1 or more")
+    batches = batches_of(data, (steps if isinstance(steps, int) and steps > 0 else 1) + held_out)
+    judged = batches[-min(held_out, max(1, len(batches) - 1)) :]
+    audited = batches[: max(1, len(batches) - len(judged))]
+    report = audit(model, audited, steps)
+    return _Search(model, report, Judge(model, judged, report.loss_scale), candidates, float(tolerance)).run()
+
+
+def _checked(candidates: Any) -> list[str]:
+    if isinstance(candidates, str) or not all(each in CANDIDATES for each in candidates) or not candidates:
+        raise ValueError(
+            f"candidates={candidates!r} must be some of {', '.join(map(repr, CANDIDATES))}, cheapest first"
+        )
+    if len(set(candidates)) < len(list(candidates)):
+        raise ValueError(f"candidates={candidates!r} names one twice")
+    return list(candidates)
+
+
+class _Search:
+    """The bisections of a search."""
+
+    def __init__(self, model: Any, report: AuditReport, judge: Judge, candidates: list[str], tolerance: float) -> None:
+        self.model, self.report, self.judge, self.tolerance = model, report, judge, tolerance
+        self.units = units_of(model)
+        self.audits = {each.path: each for each in report.layers}
+        convertible = [each.path for each in decide(model, lambda path, layer: True) if each.possible]
+        self.fp8 = convertible if candidates[0] == "fp8" else []
+        lower = [each for each in candidates if each != "fp8"]
+        if candidates[0] == "fp8" and self.fp8:
+            self.base = "mixed_bfloat16"
+        else:
+            self.base = lower[0] if lower else "mixed_bfloat16"
+        self.above = lower[lower.index(self.base) + 1 :] if self.base in lower else []
+        self.above = [each for each in self.above if each != "float32" and not self.fp8]
+        self.tried: list[Trial] = []
+
+    def run(self) -> PolicySearch:
+        if self.base == "float32":
+            return self._result(self._assignment({}, ()), "float32 is the only candidate.")
+        cheapest = self._assignment({}, self.fp8)
+        if self.fp8 and self._passes(cheapest):
+            return self._result(cheapest, f"Everything passes at the cheapest: {self._name(cheapest)}.")
+        restored = self._restored_units()
+        if not restored and not self.fp8:
+            return self._result(cheapest, f"Everything passes at the cheapest: {self._name(cheapest)}.")
+        if len(restored) == len(self.units):
+            everything = Assignment("float32", {}, frozenset())
+            return self._result(
+                everything,
+                f"Nothing below float32 meets a tolerance of {self.tolerance:g}: the nearest, {self._nearest()}. So "
+                "all is float32.",
+            )
+        best = self._with_fp8(restored) if self.fp8 else self._assignment(restored, ())
+        count = len(restored)
+        return self._result(
+            best,
+            f"{count} of {len(self.units)} layers restored, the others in {self._name(best)}.",
+        )
+
+    def _assignment(self, restored: dict[str, str], fp8: Sequence[str]) -> Assignment:
+        high = {path for path, precision in restored.items() if precision == "float32"}
+        inside = frozenset(path for path in fp8 if self._unit_of(path) not in high)
+        return Assignment(self.base, dict(restored), inside)
+
+    def _unit_of(self, path: str) -> str:
+        while path and path not in self.units:
+            path = path.rpartition("/")[0]
+        return path
+
+    def _passes(self, assignment: Assignment) -> Errors | None:
+        """Tries a mix; returns its errors if it passes."""
+        errors = self.judge.errors(assignment)
+        passed = errors.worst <= self.tolerance
+        restored = tuple(assignment.units)
+        self.tried.append(Trial(len(assignment.fp8), restored, errors.loss, errors.gradients, passed))
+        self._last = errors
+        return errors if passed else None
+
+    def _restored_units(self) -> dict[str, str]:
+        """The fewest units, in order of damage, that must be above the base for the 16-bit mix to pass."""
+        if self._passes(self._assignment({}, ())):
+            return {}
+        order, enough = self._led_by_culprits(sorted(self.units, key=self._damage, reverse=True))
+        for level in [*self.above, "float32"]:
+            count = self._bisect(order, enough, level)
+            if count is not None:
+                return self._lowered_again(dict.fromkeys(order[:count], level))
+        return dict.fromkeys(self.units, "float32")
+
+    def _bisect(self, order: list[str], enough: int, level: str) -> int | None:
+        """The least number of units that passes when restored; None if all of them do not.
+
+        Args:
+            order: the units, most damaged first.
+            enough: how many passed in float32.
+            level: what they are restored to.
+        """
+        low, high = 1, enough
+        if level != "float32" and not self._passes(self._assignment(dict.fromkeys(order[:high], level), ())):
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            if self._passes(self._assignment(dict.fromkeys(order[:middle], level), ())):
+                high = middle
+            else:
+                low = middle + 1
+        return high
+
+    def _led_by_culprits(self, order: list[str]) -> tuple[list[str], int]:
+        """Puts the units first that the audit found unsafe, then those where something was not finite all the same.
+
+        Returns:
+            The order, and how many at its beginning are enough in float32, as far as is known.
+        """
+        first = [path for path in order if not self._safe(path)]
+        for _ in range(len(order)):
+            culprit = self._unit_of(self._last.culprit)
+            if culprit and culprit not in first:
+                first.append(culprit)
+            if not first or tuple(first) == self.tried[-1].restored:
+                break  # what is wrong is no infinity, or it comes up in a layer that is restored already
+            if self._passes(self._assignment(dict.fromkeys(first, "float32"), ())):
+                return [*first, *(path for path in order if path not in first)], len(first)
+        return [*first, *(path for path in order if path not in first)], len(order)
+
+    def _lowered_again(self, restored: dict[str, str]) -> dict[str, str]:
+        if len(restored) > _MOST_LOWERED_AGAIN:
+            return restored
+        for path in reversed(list(restored)):
+            fewer = {other: level for other, level in restored.items() if other != path}
+            if self._passes(self._assignment(fewer, ())):
+                restored = fewer
+        return restored
+
+    def _with_fp8(self, restored: dict[str, str]) -> Assignment:
+        """As many layers in FP8 as pass, the least damaged first."""
+        order = sorted(self.fp8, key=self._fp8_damage)
+        low, high = 0, len(order)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._passes(self._assignment(restored, order[:middle])):
+                low = middle
+            else:
+                high = middle - 1
+        return self._assignment(restored, order[:low])
+
+    def _members(self, path: str) -> list[LayerAudit]:
+        inside = [each for name, each in self.audits.items() if name == path or name.startswith(f"{path}/")]
+        return inside if is_closed(self.units[path]) else [each for each in inside if each.path == path]
+
+    def _damage(self, path: str) -> float:
+        name = PRECISIONS[self.base]
+        return max((max(each.damage[name], each.gradient_error[name]) for each in self._members(path)), default=0.0)
+
+    def _fp8_damage(self, path: str) -> float:
+        each = self.audits.get(path)
+        return max(each.input_damage["E4M3"], each.gradient_error["E5M2"]) if each else math.inf
+
+    def _safe(self, path: str) -> bool:
+        return all(each.verdicts[self.base].ok for each in self._members(path))
+
+    def _nearest(self) -> str:
+        nearest = min(self.tried, key=lambda trial: max(trial.loss_error, trial.gradient_error))
+        return (
+            f"with {len(nearest.restored)} layers restored, was {max(nearest.loss_error, nearest.gradient_error):.3g}"
+        )
+
+    def _name(self, assignment: Assignment) -> str:
+        base = assignment.base.removeprefix("mixed_")
+        return f"{base} with {len(assignment.fp8)} layers in FP8" if assignment.fp8 else base
+
+    def _result(self, assignment: Assignment, message: str) -> PolicySearch:
+        return PolicySearch(
+            assignment.base,
+            dict(assignment.units),
+            tuple(path for path in self.fp8 if path in assignment.fp8),
+            self._policy(assignment),
+            self.tried,
+            self._work(assignment),
+            self.report.loss_scale,
+            self.tolerance,
+            message,
+            self.report,
+            tuple(self.units),
+        )
+
+    def _policy(self, assignment: Assignment) -> Any:
+        policies: dict[str, Any] = {}
+        for path, precision in assignment.units.items():
+            layer = self.units[path]
+            for each in [layer, *(layers_below(layer) if is_closed(layer) else ())]:
+                policies[each.path or each.name] = keras.DTypePolicy(precision)
+        return keras.dtype_policies.DTypePolicyMap(assignment.base, policies)
+
+    def _work(self, assignment: Assignment) -> dict[str, float]:
+        work = dict.fromkeys(CANDIDATES, 0)
+        for path, each in self.audits.items():
+            unit = self._unit_of(path)
+            precision = "fp8" if path in assignment.fp8 else assignment.precision(unit)
+            work[precision] += each.flops
+        total = sum(work.values()) or 1
+        return {name: count / total for name, count in work.items()}
+
+
+def _same_layers(model: Any, expected: tuple[str, ...]) -> dict[str, str]:
+    """For each path of the searched model, the path of the same layer in another."""
+    mine = list(units_of(model))
+    if set(mine) == set(expected):
+        return {path: path for path in expected}
+    if len(mine) != len(expected):
+        raise ValueError(
+            f"build() made a model with {len(mine)} layers, and the one that was searched has {len(expected)}"
+        )
+    return dict(zip(expected, mine, strict=True))
+
+
+def _fp8_names(paths: Sequence[str], names: dict[str, str]) -> set[str]:
+    found = set()
+    for path in paths:
+        unit = path
+        while unit and unit not in names:
+            unit = unit.rpartition("/")[0]
+        found.add(names.get(unit, unit) + path[len(unit) :])
+    return found

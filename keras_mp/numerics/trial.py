@@ -1,0 +1,192 @@
+"""A model under a mix of precisions, run beside float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from keras_mp import backend, fp8
+from keras_mp.export import to_float32
+from keras_mp.numerics.blame import first_nonfinite
+from keras_mp.numerics.checks import does_not_fit
+from keras_mp.numerics.observe import unchanged
+from keras_mp.numerics.reference import copy_of
+from keras_mp.rebuild import children_of, layers_below, layers_by_path
+
+# A weight whose gradient is a smaller part of the whole is not missed where it vanishes: it may be rounding itself.
+_NEGLIGIBLE = 1e-6
+
+
+class Assignment(NamedTuple):
+    """Which precision each layer has.
+
+    Attributes:
+        base: "float32", "mixed_float16" or "mixed_bfloat16": of what is not named.
+        units: other precisions, by path of `units_of`.
+        fp8: paths of the Dense and EinsumDense layers in FP8.
+    """
+
+    base: str
+    units: Mapping[str, str]
+    fp8: frozenset[str]
+
+    def precision(self, path: str) -> str:
+        """The precision of a unit."""
+        return self.units.get(path, self.base)
+
+
+class Errors(NamedTuple):
+    """How far a mix of precisions is from float32.
+
+    Attributes:
+        loss: relative difference of the loss, the largest of the batches.
+        gradients: size of the difference of all gradients, of that of the gradients; infinite where one is not finite
+            or has vanished whole.
+        culprit: path of the layer where the first value that is not finite came up, or "".
+    """
+
+    loss: float
+    gradients: float
+    culprit: str = ""
+
+    @property
+    def worst(self) -> float:
+        """The larger of the two; infinite where it is unknown."""
+        worst = max(self.loss, self.gradients)
+        return worst if math.isfinite(worst) else math.inf
+
+
+def units_of(model: Any) -> dict[str, Any]:
+    """The layers that have a precision of their own, by path: layers of models and of custom layers.
+
+    What is inside one of Keras's own composite layers, such as MultiHeadAttention, goes with it.
+    """
+    found: dict[str, Any] = {}
+    closed: list[str] = []
+    for path, layer in layers_by_path(model).items():
+        if any(path.startswith(f"{each}/") for each in closed):
+            continue
+        if isinstance(layer, (keras.Model, keras.layers.InputLayer)):
+            continue
+        found[path] = layer
+        if type(layer).__module__.startswith("keras.") and children_of(layer):
+            closed.append(path)
+    return found
+
+
+def is_closed(layer: Any) -> bool:
+    """Whether what is inside goes with the layer."""
+    return type(layer).__module__.startswith("keras.") and bool(children_of(layer))
+
+
+def set_policies(model: Any, assignment: Assignment) -> None:
+    """Gives the live layers of a model their policies, in place; FP8 apart."""
+    for path, layer in units_of(model).items():
+        policy = keras.DTypePolicy(assignment.precision(path))
+        for each in [layer, *(layers_below(layer) if is_closed(layer) else ())]:
+            each.dtype_policy = policy
+
+
+class Judge:
+    """Compares a model under mixes of precisions with float32, over some batches.
+
+    Args:
+        model: a built model with a loss.
+        batches: the held-out batches.
+        loss_scale: what to multiply the loss by where a layer computes in float16.
+    """
+
+    def __init__(self, model: Any, batches: Sequence[tuple], loss_scale: float) -> None:
+        self._batches, self._scale = list(batches), loss_scale
+        self._model = copy_of(model, self._batches[0][0], to_float32)
+        self._variables = len(self._model.trainable_variables)
+        self._reference = self._steps(self._model, 1.0)
+
+    def errors(self, assignment: Assignment) -> Errors:
+        """Runs the model under an assignment; blames a layer where something is not finite."""
+        with _policies(self._model, assignment):
+            model = self._model
+            if assignment.fp8:
+                model = _in_fp8(model, assignment.fp8)
+            scale = self._scale if "mixed_float16" in {assignment.base, *assignment.units.values()} else 1.0
+            steps = self._steps(model, scale)
+            errors = [_compared(low, high) for low, high in zip(steps, self._reference, strict=True)]
+            worst = Errors(max(each.loss for each in errors), max(each.gradients for each in errors))
+            if math.isfinite(worst.worst):
+                return worst
+            place = next(i for i, each in enumerate(errors) if not math.isfinite(each.worst))
+            blamed = first_nonfinite(model, self._batches[place], scale)
+            return worst._replace(culprit=blamed.path if blamed is not None else "")
+
+    def _steps(self, model: Any, scale: float) -> list[tuple[float, list[np.ndarray]]]:
+        run = _gradient_step(model)
+        with unchanged(model):
+            results = [run(batch, scale) for batch in self._batches]
+        return [(loss, [gradient / scale for gradient in gradients]) for loss, gradients in results]
+
+
+def _gradient_step(model: Any) -> Callable[[tuple, float], tuple[float, list[np.ndarray]]]:
+    shapes = [tuple(variable.shape) for variable in model.trainable_variables]
+
+    def forward(tap: Any, batch: Any) -> tuple[Any, list[Any]]:
+        (x, y, sample_weight), scale = (*batch[0], None, None)[:3], batch[1]
+        training = {"training": True} if model._call_has_training_arg else {}
+        y_pred = model(x, **training)
+        loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+        loss = keras.ops.cast(loss, "float32")
+        return loss * scale, [loss]
+
+    def finish(loss: Any, kept: list[Any], gradients: list[Any], tapped: list[Any]) -> Any:
+        zeros = [keras.ops.zeros(shape) for shape in shapes]
+        return kept[0], [zero if g is None else g for g, zero in zip(gradients, zeros, strict=True)]
+
+    step = backend.observed_step(model, forward, finish)
+
+    def run(batch: tuple, scale: float) -> tuple[float, list[np.ndarray]]:
+        given = tuple(part for part in batch if part is not None)
+        try:
+            loss, gradients = step((given, np.float32(scale)))
+        except backend.step_errors() as error:
+            raise does_not_fit(model, batch, error) from error
+        return float(loss), [np.asarray(keras.ops.cast(each, "float32")) for each in gradients]
+
+    return run
+
+
+def _compared(low: tuple[float, list[np.ndarray]], high: tuple[float, list[np.ndarray]]) -> Errors:
+    loss = abs(low[0] - high[0]) / max(abs(high[0]), float(np.finfo("float32").tiny))
+    squares = [float(np.square(each, dtype="float64").sum()) for each in high[1]]
+    whole = sum(squares)
+    difference = 0.0
+    for mine, theirs, square in zip(low[1], high[1], squares, strict=True):
+        with np.errstate(invalid="ignore", over="ignore"):
+            difference += float(np.square(mine.astype("float64") - theirs).sum())
+        if square > _NEGLIGIBLE**2 * whole and not mine.any():
+            difference = math.inf
+    if not math.isfinite(loss) or not math.isfinite(difference):
+        return Errors(loss if math.isfinite(loss) else math.inf, math.inf)
+    return Errors(loss, math.sqrt(difference / whole) if whole else math.sqrt(difference))
+
+
+@contextmanager
+def _policies(model: Any, assignment: Assignment) -> Any:
+    before = [(layer, layer.dtype_policy) for layer in layers_by_path(model).values()]
+    set_policies(model, assignment)
+    try:
+        yield
+    finally:
+        for layer, policy in before:
+            layer.dtype_policy = policy
+
+
+def _in_fp8(model: Any, paths: frozenset[str]) -> Any:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(?s).*compute in float32.*")
+        return fp8.convert(model, select=lambda path, layer: path in paths)

@@ -1,0 +1,171 @@
+"""Whether a layer fits a precision: the rules, from its ranges alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from keras_mp.numerics.ranges import BFLOAT16, E4M3, E5M2, FLOAT16, Format, Range
+from keras_mp.rebuild import own_variables
+
+# Below this signal-to-noise ratio a tenth of the signal, by size, is noise: 10^(-20 dB / 20).
+LEAST_SQNR = 20.0
+# 3 bits of mantissa give some 31 dB, 2 bits 25 dB (the test of keras_mp.fp8 measures the same). Less is a tensor whose
+# values lie too far apart for one scale.
+LEAST_SQNR_E4M3, LEAST_SQNR_E5M2 = 20.0, 15.0
+# Layers that hand values on: what overflows in them shows in their output.
+_PASSING = (
+    "Add Average Concatenate Cropping1D Cropping2D Cropping3D Dropout Flatten Identity InputLayer MaxPooling1D "
+    "MaxPooling2D MaxPooling3D Maximum Minimum Permute RepeatVector Reshape SpatialDropout1D SpatialDropout2D "
+    "SpatialDropout3D UpSampling1D UpSampling2D UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D "
+    "GlobalMaxPooling1D GlobalMaxPooling2D GlobalMaxPooling3D GetItem Transpose"
+).split()
+_ELEMENTWISE = (keras.layers.Activation, keras.layers.ELU, keras.layers.LeakyReLU, keras.layers.ReLU)
+
+
+class Verdict(NamedTuple):
+    """Whether a layer fits a precision, and why.
+
+    Attributes:
+        ok: whether it does.
+        tensor: which of its tensors decides: "input", "output", "kernel", "kernel gradient", ...
+        reason: a sentence.
+        remedy: what to do, or "".
+    """
+
+    ok: bool
+    tensor: str
+    reason: str
+    remedy: str = ""
+
+
+_FLOAT32 = "give the layer dtype='float32', or make its values smaller"
+
+
+def float16(layer: Any, ranges: Mapping[str, Range], scale: float) -> Verdict:
+    """The verdict on float16.
+
+    A layer is unsafe in float16 if, run in it on the float32 inputs, it puts out infinity or NaN; or if, at the loss
+    scale, less than 20 dB are left of its output or of its gradients.
+
+    Args:
+        layer: the live layer.
+        ranges: of its tensors; gradients as they are without a loss scale.
+        scale: the loss scale.
+    """
+    found = _overflow(layer, ranges)
+    if found is not None:
+        return found
+    ratio = ranges["output"].loss(FLOAT16).sqnr if "output" in ranges else math.nan
+    if ratio < LEAST_SQNR:
+        zeroed = ranges["output"].loss(FLOAT16).zeroed
+        return Verdict(
+            False, "output", f"{zeroed:.1%} of its outputs become zero, and {ratio:.0f} dB are left", _FLOAT32
+        )
+    for role in ("output gradient", "kernel gradient"):
+        gradient = ranges.get(role)
+        if gradient is None or not gradient.largest:
+            continue
+        if FLOAT16.overflows(gradient.largest * scale):
+            reason = f"at a loss scale of {scale:g} its {role} overflows: it reaches {gradient.largest:.3g}"
+            return Verdict(False, role, reason, "lower the loss scale, or give the layer dtype='float32'")
+        ratio = gradient.loss(FLOAT16).sqnr
+        if ratio < LEAST_SQNR:
+            lost = gradient.loss(FLOAT16).zeroed
+            reason = (
+                f"at a loss scale of {scale:g}, which larger gradients allow, {lost:.1%} of its {role} become zero, "
+                f"and {max(ratio, 0):.0f} dB are left: it reaches only {gradient.largest:.3g}"
+            )
+            return Verdict(False, role, reason, "give the layer dtype='float32', or weigh its part of the loss more")
+    for role in ("output gradient", "kernel gradient"):
+        gradient = ranges.get(role)
+        vanishing = gradient.share_below(-25) if gradient is not None else 0.0
+        if gradient is not None and vanishing > 0.5:
+            reason = (
+                f"without a loss scale {vanishing:.1%} of its {role} become zero: it reaches {gradient.largest:.3g}"
+            )
+            return Verdict(True, role, reason, f"scale the loss, by {scale:g} to begin with")
+    return Verdict(True, "", "all of it fits")
+
+
+def _overflow(layer: Any, ranges: Mapping[str, Range]) -> Verdict | None:
+    """The tensor whose overflow makes the layer's output infinite or NaN in float16."""
+    kernel = ranges.get("kernel")
+    if kernel is not None and _too_large(kernel, FLOAT16) and any(v._autocast for v in own_variables(layer)):
+        return _overflowing("kernel", kernel)
+    scores = ranges.get("scores")
+    if scores is not None and FLOAT16.overflows(scores.highest):
+        return _overflowing("scores", scores)
+    before = ranges.get("before activation")
+    if before is not None and _too_large(before, FLOAT16) and not _survives(layer.activation, before):
+        return _overflowing("before activation", before)
+    if "output" in ranges and _too_large(ranges["output"], FLOAT16):
+        return _overflowing("output", ranges["output"])
+    given = ranges.get("input")
+    if given is None or not _too_large(given, FLOAT16) or type(layer).__name__ in _PASSING:
+        return None
+    if isinstance(layer, keras.layers.Layer) and not getattr(layer, "autocast", True):
+        return None  # it reads its input as it is
+    if isinstance(layer, _ELEMENTWISE) and _survives(_as_float16(layer), given):
+        return None
+    if not isinstance(layer, keras.layers.Layer) and _survives(layer.call, given):
+        return None
+    return _overflowing("input", given)
+
+
+def _overflowing(role: str, of: Range) -> Verdict:
+    end = of.highest if of.highest >= -of.lowest else of.lowest
+    share = of.loss(FLOAT16).overflow
+    what = f"its {role}" if role != "before activation" else "what goes into its activation"
+    return Verdict(
+        False, role, f"{what} reaches {end:.3g}, past float16's {FLOAT16.max:g} ({share:.2g} of it)", _FLOAT32
+    )
+
+
+def _too_large(values: Range, format: Format) -> bool:
+    return format.overflows(values.lowest) or format.overflows(values.highest)
+
+
+def _as_float16(layer: Any) -> Any:
+    return type(layer).from_config({**layer.get_config(), "dtype": "float16"})
+
+
+def _survives(function: Any, values: Range) -> bool:
+    """Whether an elementwise function of the extremes, in float16, is finite."""
+    ends = np.array([[values.lowest, values.highest]], "float32")
+    try:
+        result = function(keras.ops.cast(ends, "float16"))
+        return tuple(result.shape) == ends.shape and bool(np.isfinite(np.asarray(result, "float32")).all())
+    except Exception:  # whatever an operation makes of a shape that it was not meant for
+        return False
+
+
+def bfloat16(ranges: Mapping[str, Range]) -> Verdict:
+    """The verdict on bfloat16, whose range is that of float32."""
+    for role, values in ranges.items():
+        if _too_large(values, BFLOAT16):
+            return Verdict(False, role, f"its {role} reaches {values.largest:.3g}, past bfloat16's {BFLOAT16.max:.3g}")
+    return Verdict(True, "", "all of it fits")
+
+
+def fp8(layer: Any, ranges: Mapping[str, Range]) -> Verdict:
+    """The verdict on FP8: input and kernel in E4M3, the output's gradient in E5M2, each with a scale of max / amax."""
+    if not isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)):
+        return Verdict(False, "", "only Dense and EinsumDense compute in FP8")
+    formats = (
+        ("input", E4M3, LEAST_SQNR_E4M3),
+        ("kernel", E4M3, LEAST_SQNR_E4M3),
+        ("output gradient", E5M2, LEAST_SQNR_E5M2),
+    )
+    for role, format, least in formats:
+        ratio = ranges[role].loss(format).sqnr if role in ranges else math.nan
+        if ratio < least:
+            reason = (
+                f"{ratio:.0f} dB are left of its {role} in {format.name}: its values lie too far apart for one scale"
+            )
+            return Verdict(False, role, reason, "leave the layer in 16 bits")
+    return Verdict(True, "", "all of it fits")

@@ -1,0 +1,263 @@
+import json
+import math
+
+import keras
+import numpy as np
+import pytest
+from faults import (
+    backward_only,
+    compiled,
+    healthy,
+    large_activations,
+    large_logits,
+    nan_weight,
+    normal,
+    small_gradients,
+)
+from keras import layers, ops
+
+import keras_mp
+from keras_mp import audit
+from keras_mp.numerics.ranges import FORMATS, measure
+
+
+def by_path(report):
+    return {each.path: each for each in report.layers}
+
+
+def test_every_tensor_of_a_layer_is_measured_exactly():
+    """Two Dense layers, the backward pass by hand in float64."""
+    x, y = normal(16, 8), normal(16, 1)
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(4, name="first"), layers.Dense(1, name="last")])
+    model = compiled(model)
+    report = audit(model, (x, y), sample=None)
+    w1, b1, w2, b2 = (np.asarray(weight, "float64") for weight in model.get_weights())
+    h = x @ w1 + b1
+    prediction = h @ w2 + b2
+    d_prediction = 2 * (prediction - y) / 16
+    d_h = d_prediction @ w2.T
+    expected = {
+        "input": x,
+        "output": h,
+        "output gradient": d_h,
+        "kernel": np.concatenate([w1.ravel(), b1]),
+        "kernel gradient": np.concatenate([(x.T @ d_h).ravel(), d_h.sum(0)]),
+    }
+    first = by_path(report)["first"]
+    for role, values in expected.items():
+        seen = first.ranges[role]
+        assert seen.lowest == pytest.approx(values.min(), rel=1e-4, abs=1e-6), role
+        assert seen.highest == pytest.approx(values.max(), rel=1e-4, abs=1e-6), role
+        assert seen.values == values.size
+        assert seen.loss("bfloat16").sqnr == pytest.approx(measure(values, "bfloat16").sqnr, abs=1.5), role
+    assert report.loss == pytest.approx(((prediction - y) ** 2).mean(), rel=1e-5)
+    assert first.flops == 2 * 16 * 8 * 4
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_damage_is_gradient_times_rounding_error(name):
+    from keras_mp.numerics.ranges import Range
+
+    x, y = normal(32, 8), normal(32, 1)
+    model = compiled(keras.Sequential([keras.Input((8,)), layers.Dense(1, use_bias=False, name="only")]))
+    report = audit(model, (x, y), sample=None)
+    w = np.asarray(model.get_weights()[0])
+    prediction = x @ w
+    gradient = 2 * (prediction - y) / 32
+    total = 0.0
+    for values, change in ((prediction, gradient), (w, x.T @ gradient)):
+        one = Range({"E4M3": None, "E5M2": None})
+        total += ((one.update(values)[name] * change.ravel()) ** 2).sum()
+    expected = math.sqrt(total) / ((prediction - y) ** 2).mean()
+    assert by_path(report)["only"].damage[name] == pytest.approx(expected, rel=0.05)
+
+
+def test_the_damage_is_the_size_of_what_rounding_does_to_the_loss():
+    """Over many inputs, the loss with one layer's output rounded to bfloat16 moves by the damage, to first order."""
+    model = compiled(
+        keras.Sequential([keras.Input((16,)), layers.Dense(32, name="first"), layers.Dense(1, name="last")])
+    )
+    w1, b1, w2, b2 = (np.asarray(weight, "float64") for weight in model.get_weights())
+    predicted, seen = [], []
+    for _ in range(200):
+        x, y = normal(8, 16), normal(8, 1)
+        h = (x @ w1 + b1).astype("float32")
+        g = 2 * (h @ w2 + b2 - y) / 8 @ w2.T
+        low = np.asarray(ops.convert_to_numpy(ops.cast(ops.cast(h, "bfloat16"), "float32")), "float64")
+        seen.append(((low @ w2 + b2 - y) ** 2).mean() - ((h @ w2 + b2 - y) ** 2).mean())
+        predicted.append(math.sqrt((((low - h) * g) ** 2).sum()))
+    assert np.std(seen) == pytest.approx(np.sqrt(np.mean(np.square(predicted))), rel=0.3)
+
+
+def test_activations_past_float16_are_the_first_suspect():
+    suspect = audit(*large_activations()).suspects()[0]
+    assert (suspect.path, suspect.safe) == ("large", False)
+    assert "7e+04" in suspect.reason and "65504" in suspect.reason and "float32" in suspect.remedy
+
+
+def test_huge_logits_are_the_first_suspect():
+    suspect = audit(*large_logits()).suspects()[0]
+    assert (suspect.path, suspect.tensor) == ("softmax", "input")
+
+
+def test_small_gradients_are_the_first_suspect_and_the_scale_brings_them_in():
+    report = audit(*small_gradients())
+    first = report.suspects()[0]
+    assert first.path == "small" and first.safe and "scale the loss" in first.remedy
+    small = by_path(report)["small"]
+    low, high = small.scales
+    assert 1 < low <= high
+    gradient = small.ranges["output gradient"]
+    assert measure(np.full(3, gradient.largest), "float16").zeroed == 1
+    assert measure(np.full(3, gradient.largest), "float16", report.loss_scale).zeroed == 0
+    assert len(report.suspects()) == 1
+
+
+def test_the_recommended_scale_fits_every_gradient():
+    report = audit(*healthy())
+    largest = max(each.ranges[r].largest for each in report.layers for r in each.ranges if "gradient" in r)
+    assert largest * report.loss_scale * 16 <= 65504 or report.loss_scale == 1
+    assert math.log2(report.loss_scale).is_integer()
+    assert largest * report.loss_scale * 32 > 65504 or report.loss_scale == 2.0**24
+
+
+def test_a_healthy_model_has_no_suspects():
+    report = audit(*healthy())
+    assert report.suspects() == [] and "all 4 layers fit float16" not in str(report)
+    assert all(each.verdicts["mixed_float16"].ok for each in report.layers)
+
+
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+def test_a_mixed_model_is_audited_in_float32_and_left_alone(precision):
+    model, batch = healthy(precision)
+    before = [np.copy(weight) for weight in model.get_weights()]
+    model.fit(*batch, verbose=0)
+    trained = model.get_weights()
+    report = audit(model, batch)
+    assert any("rebuilt in float32" in note for note in report.notes)
+    assert model.get_layer("first").compute_dtype == precision.removeprefix("mixed_")
+    for old, new, start in zip(trained, model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(old, new)
+        assert start.shape == old.shape
+    assert report.loss == pytest.approx(float(np.mean((np.asarray(model(batch[0])) - batch[1]) ** 2)), rel=0.05)
+
+
+def test_statistics_and_seeds_are_put_back():
+    model = compiled(
+        keras.Sequential(
+            [keras.Input((4,)), layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(1), layers.Dense(1)]
+        )
+    )
+    before = [np.asarray(v) for v in model.variables]
+    audit(model, [(normal(8, 4), normal(8, 1))] * 3)
+    for old, new in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(old, np.asarray(new))
+
+
+def test_batches_of_several_sizes_and_a_dataset():
+    model, _ = healthy()
+    sizes = (16, 3, 16, 1)
+    report = audit(model, [(normal(size, 8), normal(size, 1)) for size in sizes])
+    assert report.steps == 4 and by_path(report)["first"].ranges["output"].values == sum(sizes) * 8
+
+    class Data(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return normal(4, 8), normal(4, 1), np.ones(4, "float32")
+
+    assert audit(model, Data(), steps=8).steps == 3
+
+
+def test_a_sample_agrees_with_all_values():
+    model = compiled(keras.Sequential([keras.Input((64,)), layers.Dense(512, name="wide"), layers.Dense(1)]))
+    batch = (normal(256, 64), normal(256, 1))
+    all_values, some = (by_path(audit(model, batch, sample=n))["wide"] for n in (None, 4096))
+    for role, whole in all_values.ranges.items():
+        assert some.ranges[role].lowest == pytest.approx(whole.lowest, rel=1e-5)
+        assert some.ranges[role].highest == pytest.approx(whole.highest, rel=1e-5)
+        for name in FORMATS:
+            assert some.ranges[role].loss(name).sqnr == pytest.approx(whole.loss(name).sqnr, abs=1.5)
+    assert some.damage["bfloat16"] == pytest.approx(all_values.damage["bfloat16"], rel=0.3)
+
+
+def test_shared_layers_softmax_outputs_and_nested_models():
+    inner = keras.Sequential([keras.Input((8,)), layers.Dense(8, activation="relu", name="dense")], name="inner")
+    inputs = keras.Input((8,))
+    x = inner(inner(inputs))
+    model = keras.Model(inputs, layers.Dense(3, activation="softmax", name="head")(x))
+    model = compiled(model, loss="sparse_categorical_crossentropy")
+    x, y = normal(16, 8), np.random.default_rng().integers(0, 3, 16)
+    report = audit(model, (x, y))
+    found = by_path(report)
+    assert found["inner/dense"].calls == 2 and found["inner/dense"].ranges["output"].lowest == 0
+    assert found["head"].ranges["kernel gradient"].largest > 0
+    expected = -np.log(np.asarray(model(x))[np.arange(16), y]).mean()
+    assert report.loss == pytest.approx(expected, rel=1e-4)
+
+
+def test_json_html_and_svg(tmp_path):
+    report = audit(*large_activations())
+    data = json.loads(report.to_json(tmp_path / "audit.json"))
+    assert json.loads((tmp_path / "audit.json").read_text()) == data
+    large = next(each for each in data["layers"] if each["path"] == "large")
+    assert large["damage"]["float16"] == "inf" and not large["verdicts"]["mixed_float16"]["ok"]
+    page = report.to_html(tmp_path / "deep" / "audit.html").read_text()
+    assert page.count("<svg") == 1 and "large" in page and "65504" in page and page.endswith("</html>\n")
+    svg = report.to_svg(tmp_path / "audit.svg").read_text()
+    assert svg.startswith("<svg") and svg.count("<rect") >= 8 * len(report.layers) and "#000000" in svg
+    assert "unsafe in float16: large" in str(report)
+
+
+def test_values_that_are_not_finite_in_float32_are_told():
+    model, batch = nan_weight()
+    assert any("find_nonfinite" in note for note in audit(model, batch).notes)
+    model, batch = backward_only()
+    assert any("find_nonfinite" in note for note in audit(model, batch).notes)
+
+
+def test_bad_input_is_named():
+    model, (x, y) = healthy()
+    with pytest.raises(ValueError, match="is not built"):
+        audit(compiled(keras.Sequential([layers.Dense(1)])), (x, y))
+    with pytest.raises(ValueError, match="data is empty"):
+        audit(model, [])
+    with pytest.raises(TypeError, match="data is a ndarray"):
+        audit(model, x)
+    with pytest.raises(ValueError, match="steps=0"):
+        audit(model, (x, y), steps=0)
+    with pytest.raises(ValueError, match="sample=0"):
+        audit(model, (x, y), sample=0)
+    with pytest.raises(ValueError, match="has no labels"):
+        audit(model, (x,))
+    with pytest.raises(ValueError, match="precision='float8'"):
+        audit(model, (x, y)).suspects("float8")
+    classes = compiled(
+        keras.Sequential([keras.Input((8,)), layers.Dense(3)]),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    with pytest.raises(ValueError, match="labels from 0 to 7 do not fit.*3 classes, so labels are 0 to 2"):
+        audit(classes, (x, np.arange(16) % 8))
+    with pytest.raises(ValueError, match="does not fit model"):
+        audit(compiled(model, loss="categorical_crossentropy"), (x, np.ones((16, 7), "float32")))
+
+
+def test_a_custom_train_step_is_not_run_and_without_a_loss_says_what_it_needs():
+    class Own(keras.Model):
+        def train_step(self, *arguments):
+            raise AssertionError("is not run")
+
+    inputs = keras.Input((8,))
+    model = Own(inputs, layers.Dense(1)(inputs))
+    with pytest.raises(ValueError, match="define compute_loss.*train_step is not run"):
+        audit(model, (normal(4, 8), normal(4, 1)))
+
+    class WithLoss(Own):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return ops.mean(ops.square(y_pred - y))
+
+    model = WithLoss(inputs, layers.Dense(1)(inputs))
+    report = audit(model, (normal(4, 8), normal(4, 1)))
+    assert any("train_step of its own" in note for note in report.notes) and len(report.layers) == 1
+    assert keras_mp.audit is audit

@@ -1,0 +1,99 @@
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from faults import large_activations, normal, scale_only
+from keras import layers
+
+import keras_mp
+
+
+def model_of(optimizer="sgd", dtype="float32"):
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(8, dtype=dtype, name="first"), layers.Dense(1, dtype="float32", name="head")]
+    )
+    model.compile(optimizer, loss="mse")
+    return model
+
+
+def fit(model, x, y, finder, **settings):
+    return model.fit(x, y, batch_size=16, shuffle=False, verbose=0, callbacks=[finder], **settings)
+
+
+def planted():
+    x, y = normal(64, 4), normal(64, 1)
+    x[37, 2] = np.nan
+    return x, y
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_it_finds_the_record_that_made_the_loss_nan_and_keeps_the_batch(tmp_path, steps):
+    x, y = planted()
+    finder = keras_mp.NonFiniteFinder(tmp_path / "dump")
+    model = model_of()
+    model.compile("sgd", loss="mse", steps_per_execution=steps)
+    step = model.train_function
+    with pytest.warns(UserWarning, match="(?s)NaN in the forward pass, first in x.*Remedy: a bad input record"):
+        fit(model, x, y, finder, epochs=3)
+    assert finder.found.records == [37 % 16]
+    with np.load(finder.path) as batch:
+        np.testing.assert_array_equal(batch["x"], x[32:48])
+        np.testing.assert_array_equal(batch["y"], y[32:48])
+    assert model.optimizer.iterations <= 4  # it stopped
+    assert model.train_function is not None and model.train_function.__name__ != "watched" and step is None
+
+
+def test_too_many_skips_set_it_off_and_few_do_not(tmp_path):
+    x, y = planted()
+    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.01))
+    finder = keras_mp.NonFiniteFinder(tmp_path, max_consecutive_skips=2)
+    model = keras_mp.atomic_skip(model_of(optimizer))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        fit(model, x, y, finder)
+    assert finder.found is None and not list(tmp_path.iterdir())
+    x[:] = np.nan
+    with pytest.warns(UserWarning, match="first in x"):
+        fit(model, x, y, finder)
+    assert finder.found.remedy == "a bad input record" and len(finder.found.records) == 16
+
+
+def test_calibration_is_told_from_trouble(tmp_path):
+    model, (x, y) = scale_only()
+    finder = keras_mp.NonFiniteFinder(tmp_path, max_consecutive_skips=1, stop=False)
+    with pytest.warns(UserWarning, match="This is calibration, not trouble"):
+        fit(model, x, y, finder)
+    assert finder.found.calibration and finder.found.scale == 2.0**15
+
+
+def test_weights_are_looked_at_as_they_were_before_the_step(tmp_path):
+    model, (x, y) = large_activations("mixed_float16")
+    finder = keras_mp.NonFiniteFinder(tmp_path)
+    with pytest.warns(UserWarning, match="float32 for this layer"):
+        fit(model, x, y, finder)
+    assert (finder.found.path, finder.found.tensor) == ("large", "output")
+
+
+def test_a_healthy_training_is_as_without_it(tmp_path):
+    x, y = normal(64, 4), normal(64, 1)
+    histories = []
+    for callbacks in ([], [keras_mp.NonFiniteFinder(tmp_path)]):
+        keras.utils.set_random_seed(7)
+        model = model_of("adam")
+        history = model.fit(x, y, batch_size=24, epochs=3, verbose=0, callbacks=callbacks)
+        histories.append(history.history["loss"])
+    assert histories[0] == histories[1] and not list(tmp_path.iterdir())
+
+
+def test_bad_arguments_are_named():
+    for bad in (0, 2.5, True):
+        with pytest.raises(ValueError, match="max_consecutive_skips="):
+            keras_mp.NonFiniteFinder(max_consecutive_skips=bad)
+
+
+def test_the_monitor_points_to_it():
+    model = model_of(keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.01)))
+    x, y = np.full((64, 4), np.nan, "float32"), normal(64, 1)
+    with pytest.warns(UserWarning, match="keras_mp.find_nonfinite"):
+        fit(model, x, y, keras_mp.PrecisionMonitor(max_consecutive_skips=2))

@@ -1,0 +1,99 @@
+import json
+import statistics
+
+import keras
+import numpy as np
+import pytest
+from faults import normal
+from keras import layers
+
+from keras_mp import ParityReport, compare_training
+
+X = normal(256, 8)
+Y = (X[:, :1] * X[:, 1:2] + 0.1 * normal(256, 1)).astype("float32")
+DATA = [(X[i : i + 32], Y[i : i + 32]) for i in range(0, 256, 32)]
+
+
+def build(width=16):
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            layers.Dense(width, activation="tanh", name="first"),
+            layers.Dense(1, dtype="float32", name="head"),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(1e-2), loss="mse")
+    return model
+
+
+def test_a_precision_that_differs_little_is_within_noise():
+    report = compare_training(build, DATA, ("float32", "mixed_bfloat16"), seeds=3, steps=24, held_out=DATA[:2])
+    assert report.steps == 24 and report.seeds == [0, 1, 2] and len(report.curves["float32"][0]) == 24
+    first = [curve[0] for curve in report.curves["float32"]]
+    low = [curve[0] for curve in report.curves["mixed_bfloat16"]]
+    assert low == pytest.approx(first, rel=0.05) and low != first  # the same weights and data
+    assert len(set(first)) == 3
+    pairs = zip(report.final["mixed_bfloat16"], report.final["float32"], strict=True)
+    expected = statistics.mean(one - other for one, other in pairs)
+    assert report.difference("mixed_bfloat16") == pytest.approx(expected)
+    assert report.within_noise("mixed_bfloat16") == (abs(expected) <= report.spread)
+
+
+def test_float32_twice_is_the_same_training():
+    report = compare_training(build, lambda seed: DATA[seed:], {"again": "float32"}, seeds=[3, 1], steps=6)
+    assert report.curves["again"] == report.curves["float32"] and report.difference("again") == 0
+    assert report.within_noise("again") and "within seed noise" in str(report)
+
+
+def test_a_training_that_breaks_is_told():
+    def broken():
+        model = build()
+        model.optimizer.learning_rate = 1e38
+        return model
+
+    report = compare_training(build, DATA, {"broken": broken}, seeds=2, steps=6)
+    assert report.within_noise("broken") is False
+    assert "diverges" in report.verdict("broken") or "worse than seed noise" in report.verdict("broken")
+    json.loads(report.to_json())
+
+
+def test_the_verdict_in_numbers(tmp_path):
+    curves = {"float32": [[3.0, 1.0], [3.0, 1.2]], "low": [[3.0, 1.1], [3.0, 1.3]], "bad": [[3.0, 2.0], [3.0, 2.0]]}
+    final = {name: [seed[-1] for seed in seeds] for name, seeds in curves.items()}
+    report = ParityReport(2, [0, 1], curves, final, "the last")
+    assert report.spread == pytest.approx(0.2)
+    assert report.verdict("low") == (
+        "low ends 0.1 above float32, the mean of 2 seeds, and the float32 seeds spread over 0.2: within seed noise."
+    )
+    assert "worse than seed noise" in report.verdict("bad")
+    svg = report.to_svg(tmp_path / "a.svg").read_text()
+    assert svg.count("<polyline") == 6 and "bad" in svg
+    page = report.to_html(tmp_path / "a.html").read_text()
+    assert "<svg" in page and "worse than seed noise" in page
+    one = ParityReport(1, [0], {"float32": [[1.0]], "low": [[1.0]]}, {"float32": [1.0], "low": [1.0]}, "the last")
+    assert one.within_noise("low") is None and "no spread" in one.verdict("low")
+
+
+def test_fp8_and_a_model_of_ones_own():
+    report = compare_training(build, DATA, ["fp8"], seeds=1, steps=3)
+    assert np.isfinite(report.final["fp8"]).all() and report.curves["fp8"] != report.curves["float32"]
+
+
+def test_bad_input_is_named():
+    with pytest.raises(TypeError, match="build="):
+        compare_training(build(), DATA)
+    with pytest.raises(TypeError, match="got a model that is not compiled"):
+        compare_training(lambda: keras.Sequential([keras.Input((8,)), layers.Dense(1)]), DATA)
+    with pytest.raises(ValueError, match="names 'float8'"):
+        compare_training(build, DATA, ["float8"])
+    with pytest.raises(ValueError, match="precisions='float32'"):
+        compare_training(build, DATA, "float32")
+    for seeds in (0, [], "3", [1.5], True):
+        with pytest.raises(ValueError, match="seeds="):
+            compare_training(build, DATA, seeds=seeds)
+    with pytest.raises(ValueError, match="steps=0"):
+        compare_training(build, DATA, steps=0)
+    with pytest.raises(ValueError, match="data is empty"):
+        compare_training(build, [])
+    with pytest.raises(ValueError, match="other weights"):
+        compare_training(build, DATA, {"wide": lambda: build(17)}, steps=1, seeds=1)

@@ -1,0 +1,146 @@
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from keras_mp.numerics.ranges import FORMATS, Range, current_scale, format_named, measure, merged
+
+# Bits of mantissa, exponent of the smallest normal number, largest number: from the standards, not from ml_dtypes.
+CONSTANTS = {
+    "float16": (10, -14, 65504.0),
+    "bfloat16": (7, -126, (2 - 2**-7) * 2.0**127),
+    "E4M3": (3, -6, 448.0),
+    "E5M2": (2, -14, 57344.0),
+}
+HARD = [0.0, -0.0, np.inf, -np.inf, np.nan, 65504, 65519.99, 65520, -65520, 7e4, 2**-14, 2**-24, 2**-25, 1.01 * 2**-25]
+HARD += [448, 464, 464.1, 480, 57344, 61439, 61440, 2**-9, 2**-10, 1e-45, 1e-38, 3.4e38, -1.0, 2**-16, 2**-17]
+
+
+def reference(x, name, scale):
+    """In float64, one value at a time."""
+    bits, least, top = CONSTANTS[name]
+    overflow = zeroed = subnormal = 0
+    signal = noise = 0.0
+    for value in x.astype("float64").ravel():
+        if not math.isfinite(value) or value == 0:
+            continue
+        scaled = float(np.float32(value) * np.float32(scale))
+        if math.isinf(scaled):
+            overflow, noise, signal = overflow + 1, noise + math.inf, signal + value**2
+            continue
+        exponent = max(math.frexp(scaled)[1] - 1, least) if scaled else least
+        step = 2.0 ** (exponent - bits)
+        rounded = round(scaled / step) * step  # Python rounds ties to even
+        if abs(rounded) > top:
+            overflow += 1
+            rounded = math.copysign(top if name.startswith("E") else math.inf, rounded)
+        zeroed += rounded == 0
+        subnormal += 0 < abs(rounded) < 2.0**least
+        signal += value**2
+        noise += (rounded / float(np.float32(scale)) - value) ** 2
+    return overflow, zeroed, subnormal, signal, noise
+
+
+def check(x, name, scale=1.0):
+    loss = measure(x, name, scale)
+    overflow, zeroed, subnormal, signal, noise = reference(x, name, scale)
+    counts = [share * x.size for share in (loss.overflow, loss.zeroed, loss.subnormal)]
+    assert counts == pytest.approx([overflow, zeroed, subnormal])
+    if not signal:
+        assert math.isnan(loss.sqnr)
+    elif not noise:
+        assert loss.sqnr == math.inf
+    else:
+        assert loss.sqnr == pytest.approx(10 * math.log10(signal / noise) if noise < math.inf else -math.inf, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_losses_are_those_of_the_definition(name):
+    random = np.random.default_rng()
+    for shape in ((3, 5, 7), (1, 40), (40, 1), (1,)):
+        for spread in (1, 30):
+            x = (random.normal(size=shape) * np.exp2(random.uniform(-spread, spread, shape))).astype("float32")
+            for scale in (1.0, 2.0**12, 0.37):
+                check(x, name, scale)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_hard_values_one_by_one_and_together(name):
+    with np.errstate(over="ignore"):
+        hard = np.array(HARD, "float32")
+    for value in hard:
+        check(value[None], name)
+    check(hard[np.isfinite(hard)], name)
+    check(np.zeros((4, 4), "float32"), name)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_constants_are_those_of_the_standards(name):
+    bits, least, top = CONSTANTS[name]
+    format = format_named(name.lower())
+    assert (format.max, format.smallest_normal, format.smallest) == (top, 2.0**least, 2.0 ** (least - bits))
+
+
+def test_an_empty_tensor_loses_nothing():
+    loss = measure(np.zeros((0, 3)), "float16")
+    assert (loss.overflow, loss.zeroed, loss.subnormal) == (0, 0, 0) and math.isnan(loss.sqnr)
+
+
+def test_parts_add_up_to_the_whole():
+    x = np.random.default_rng().normal(size=4096).astype("float32") * 1e4
+    parts, halves = Range(), []
+    for part in np.split(x, 8):
+        parts.update(part)
+        halves.append(Range())
+        halves[-1].update(part)
+    whole = Range()
+    whole.update(x)
+    for other in (parts, merged(halves)):
+        assert (other.lowest, other.highest, other.smallest) == (whole.lowest, whole.highest, whole.smallest)
+        for name in FORMATS:
+            assert vars(other.loss(name)) == pytest.approx(vars(whole.loss(name)))
+
+
+def test_min_max_zeros_and_nonfinite():
+    measured = Range()
+    measured.update(np.array([[0.0, -3.0, np.inf], [np.nan, 2.0, 1e-9]], "float32"))
+    assert (measured.lowest, measured.highest, measured.largest) == (-3.0, 2.0, 3.0)
+    assert measured.smallest == np.float32(1e-9)
+    assert (measured.values, measured.zeros, measured.nan, measured.inf) == (6, 1, 1, 1)
+
+
+def test_share_below_a_power_of_two_is_exact():
+    x = np.exp2(np.random.default_rng().uniform(-40, 40, 1000)).astype("float32")
+    measured = Range()
+    measured.update(x)
+    for exponent in (-200, -41, -24, 0, 3, 41, 200):
+        assert measured.share_below(exponent) == pytest.approx((x.astype("float64") < 2.0**exponent).mean())
+
+
+def test_a_sample_knows_the_extremes_of_the_whole():
+    measured = Range()
+    measured.update(np.ones(10), size=1000, extremes=(-7e4, 1.0))
+    assert (measured.lowest, measured.values) == (-7e4, 1000)
+    assert measured.loss("float16").overflow == 1 / 1000 and measured.loss("float16").sqnr == -math.inf
+    assert measured.loss("bfloat16").overflow == 0
+
+
+def test_current_scaling_lets_nothing_overflow():
+    x = np.random.default_rng().normal(size=1000).astype("float32") * 1e6
+    loss = measure(x, "E4M3", None)
+    assert loss.overflow == 0
+    scale = np.float32(448 / np.abs(x).max())
+    y = (x * scale).astype(ml_dtypes.float8_e4m3fn).astype("float64") / scale
+    assert loss.sqnr == pytest.approx(
+        10 * math.log10((x.astype("float64") ** 2).sum() / ((y - x) ** 2).sum()), abs=1e-3
+    )
+    assert current_scale(0.0, FORMATS["E4M3"]) == 1.0 and math.isfinite(current_scale(1e-45, FORMATS["E5M2"]))
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="format='int8' is not known.*'E4M3'"):
+        measure([1.0], "int8")
+    for scale in (0, -1.0, math.inf, math.nan, "2"):
+        with pytest.raises(ValueError, match="scale=.* must be a positive finite number"):
+            measure([1.0], "float16", scale)

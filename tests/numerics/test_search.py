@@ -1,0 +1,137 @@
+import keras
+import numpy as np
+import pytest
+from faults import compiled, healthy, normal
+from keras import layers
+
+import keras_mp
+from keras_mp import search_policy
+
+FLOAT16 = ("mixed_float16", "float32")
+
+
+def two_unsafe(depth=3, unsafe=(0, 2)):
+    """Dense layers and normalizations, of which two Dense layers reach some 1e5."""
+    inputs = x = keras.Input((8,))
+    for index in range(depth):
+        scale = 1e5 if index in unsafe else 1.0
+        initializer = keras.initializers.RandomNormal(stddev=scale)
+        x = layers.Dense(16, kernel_initializer=initializer, name=f"dense_{index}")(x)
+        x = layers.LayerNormalization(name=f"normalization_{index}")(x)
+    return compiled(keras.Model(inputs, layers.Dense(1, name="head")(x)))
+
+
+def batches(count=3, size=16):
+    return [(normal(size, 8), normal(size, 1)) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def searched():
+    return search_policy(two_unsafe(), batches(), FLOAT16)
+
+
+@pytest.mark.parametrize("candidates", [FLOAT16, ("mixed_float16", "mixed_bfloat16", "float32")])
+def test_exactly_the_two_unsafe_layers_are_restored(candidates, searched):
+    search = searched if candidates == FLOAT16 else search_policy(two_unsafe(), batches(), candidates)
+    assert set(search.restored) == {"dense_0", "dense_2"}
+    assert set(search.restored.values()) == {candidates[1]} and search.base == "mixed_float16"
+    assert search.policy["dense_0"].name == candidates[1] and search.policy["dense_1"].name == "mixed_float16"
+    assert isinstance(search.policy, keras.dtype_policies.DTypePolicyMap)
+    by_hand = 2 * 16 * 16  # the FLOPs of a record: two products of 16 columns, of 8 and 16 inputs
+    assert search.work["mixed_float16"] == pytest.approx((by_hand + 32) / (2 * by_hand + 2 * 8 * 16 + 32))
+    assert sum(search.work.values()) == pytest.approx(1)
+    assert not search.tried[0].passed and search.tried[0].restored == ()
+
+
+def test_a_safe_model_keeps_everything_low():
+    model, _ = healthy()
+    search = search_policy(model, batches(), FLOAT16)
+    assert search.restored == {} and search.work["mixed_float16"] == 1 and len(search.tried) == 1
+    assert "Everything passes" in str(search) and "100.0% in mixed_float16" in str(search)
+
+
+def test_fp8_where_it_passes():
+    model, _ = healthy()
+    search = search_policy(model, batches(4, 64), tolerance=0.5)
+    assert search.fp8_layers == ("first", "second", "head") and search.base == "mixed_bfloat16"
+    assert search.work["fp8"] == 1
+    model = search.apply(lambda: healthy()[0])
+    assert [each.path for each in keras_mp.fp8.explain(model) if each.float8] == ["first", "second", "head"]
+
+
+def test_fp8_layers_are_restored_to_meet_a_tolerance():
+    model, _ = healthy()
+    search = search_policy(model, batches(4, 64), ("fp8", "mixed_bfloat16"), tolerance=0.03)
+    assert len(search.fp8_layers) < 3
+    final = [trial for trial in search.tried if trial.passed]
+    assert final or "float32" in search.message
+
+
+def test_a_tolerance_that_nothing_meets_gives_float32_and_says_so():
+    model, _ = healthy()
+    search = search_policy(model, batches(), FLOAT16, tolerance=1e-9)
+    assert search.base == "float32" and search.restored == {} and search.work["float32"] == 1
+    assert "Nothing below float32 meets a tolerance of 1e-09" in search.message
+
+
+def test_what_is_applied_trains_in_those_precisions(searched):
+    search = searched
+    model = search.apply(two_unsafe)
+    assert model.get_layer("dense_0").compute_dtype == "float32"
+    assert model.get_layer("dense_1").compute_dtype == "float16"
+    assert isinstance(model.optimizer, keras_mp.LossScaleOptimizer)
+    x, y = batches(1)[0]
+    history = model.fit(x, y, epochs=3, verbose=0).history["loss"]
+    assert np.isfinite(history).all()
+    keras.config.set_dtype_policy(search.policy)
+    by_hand = two_unsafe()
+    for one, other in zip(by_hand.layers, model.layers, strict=True):
+        assert one.compute_dtype == other.compute_dtype or isinstance(one, layers.InputLayer)
+
+
+def test_automatic_names_are_matched_in_order():
+    def build():
+        model = keras.Sequential([keras.Input((8,)), layers.Dense(8), layers.LayerNormalization(), layers.Dense(1)])
+        model.layers[0].bias.assign(1e5 * np.arange(8))
+        return compiled(model)
+
+    first = build()
+    search = search_policy(first, batches(), FLOAT16, tolerance=0.2)
+    assert list(search.restored) == [first.layers[0].name]
+    model = search.apply(build)
+    assert model.layers[0].compute_dtype == "float32" and model.layers[0].name not in search.restored
+
+
+def test_attention_is_one_unit_and_the_model_is_left_alone():
+    inputs = keras.Input((6, 8))
+    x = layers.MultiHeadAttention(2, 4, name="attention")(inputs, inputs)
+    model = compiled(keras.Model(inputs, layers.Dense(1, name="head")(x)))
+    before = model.get_weights()
+    search = search_policy(model, [(normal(4, 6, 8), normal(4, 6, 1))] * 2, ("mixed_bfloat16", "float32"))
+    assert search.layers == ("attention", "head") and search.restored == {}
+    assert model.get_layer("attention").compute_dtype == "float32"
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_bad_input_is_named():
+    model, (x, y) = healthy()
+    with pytest.raises(ValueError, match="candidates="):
+        search_policy(model, (x, y), ("float8",))
+    with pytest.raises(ValueError, match="candidates="):
+        search_policy(model, (x, y), "float32")
+    with pytest.raises(ValueError, match="names one twice"):
+        search_policy(model, (x, y), ("float32", "float32"))
+    for tolerance in (-1, float("nan"), float("inf"), "0.1"):
+        with pytest.raises(ValueError, match="tolerance="):
+            search_policy(model, (x, y), tolerance=tolerance)
+    with pytest.raises(ValueError, match="held_out=0"):
+        search_policy(model, (x, y), held_out=0)
+    with pytest.raises(ValueError, match="data is empty"):
+        search_policy(model, [])
+    search = search_policy(model, (x, y), ("float32",))
+    assert search.base == "float32" and "only candidate" in search.message
+    with pytest.raises(TypeError, match="build="):
+        search.apply(model)
+    with pytest.raises(ValueError, match="a model with 2 layers"):
+        search.apply(lambda: keras.Sequential([keras.Input((8,)), layers.Dense(4), layers.Dense(1)]))
