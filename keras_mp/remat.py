@@ -49,9 +49,11 @@ def remat(layer_or_function: Any) -> Any:
     if not callable(layer_or_function):
         raise TypeError(f"remat takes a Keras layer or a function, got {layer_or_function!r}")
 
+    variables: list[Any] = []
+
     @functools.wraps(layer_or_function)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
-        results, losses = _recomputed(layer_or_function, None, args, kwargs)
+        results, losses = _recomputed(layer_or_function, None, variables, args, kwargs)
         if losses:
             name = getattr(layer_or_function, "__name__", repr(layer_or_function))
             raise ValueError(
@@ -92,7 +94,7 @@ class Remat(keras.layers.Wrapper):
             return self.layer(inputs, *args, **kwargs)
         if not self.layer.built:
             compute_output_spec(self.layer, inputs, *args, **kwargs)
-        results, losses = _recomputed(self.layer, self.layer, (inputs, *args), kwargs)
+        results, losses = _recomputed(self.layer, self.layer, self.layer.variables, (inputs, *args), kwargs)
         for loss in losses:
             self.add_loss(loss)
         return results
@@ -110,112 +112,116 @@ class Remat(keras.layers.Wrapper):
         return self.layer.compute_mask(inputs, previous_mask)
 
 
+class _UnknownVariables(Exception):
+    """Variables were used that are no arguments of the recomputed function."""
+
+
 class _Scope(keras.StatelessScope):
     """Variables as they were when the forward pass began; what is assigned is noted, not done.
 
     Args:
-        values: of variables, by id.
+        variables: those that are known.
+        values: of them.
         outer: the scope around the call; None where there is none.
     """
 
-    def __init__(self, values: dict[int, Any], outer: Any) -> None:
+    def __init__(self, variables: list[Any], values: Any, outer: Any) -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
-        self.state_mapping = dict(values)
-        self.before = values
+        self.state_mapping = {id(variable): value for variable, value in zip(variables, values, strict=True)}
         self.outer = outer
         self.assigned: dict[int, Any] = {}
+        self.unknown: dict[int, Any] = {}
 
     def get_current_value(self, variable: Any) -> Any:
         value = self.state_mapping.get(id(variable))
         if value is None and self.outer is not None:
             value = self.outer.get_current_value(variable)
-        if value is None and not variable.trainable and variable._value is not None:
-            # Read now, before anything is assigned to it: the recomputation must find the same.
-            value = self.state_mapping[id(variable)] = self.before[id(variable)] = _read(variable)
+        if value is None:
+            self.unknown[id(variable)] = variable
         return value
 
     def add_update(self, update: Any) -> None:
-        variable, value = update
-        if id(variable) not in self.before:
-            self.get_current_value(variable)
+        variable, _ = update
+        self.get_current_value(variable)
         self.assigned[id(variable)] = variable
         super().add_update(update)
 
 
-def _recomputed(function: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+def _recomputed(
+    function: Callable[..., Any], layer: Any, variables: list[Any], args: Any, kwargs: Any
+) -> tuple[Any, list[Any]]:
     """Calls a function so that the backward pass recomputes it.
 
     Args:
         function: the function.
-        layer: whose variables it uses, or None; others are found where they are read.
+        layer: the layer that it is, or None.
+        variables: those that it is known to use; others that it uses are added.
         args, kwargs: what to call it with; tensors anywhere in them are kept.
 
     Returns:
         The results, and the losses that layers added.
     """
-    variables = [] if layer is None else layer.variables
     leaves = keras.tree.flatten((args, kwargs))
     places = [index for index, leaf in enumerate(leaves) if keras.ops.is_tensor(leaf)]
     masks = [get_keras_mask(leaves[place]) for place in places]
-    given = [mask for mask in masks if mask is not None]
     outer, autocast = get_stateless_scope(), get_autocast_scope()
     # A copy, because layers that are called later change it.
     context = copy.copy(global_state.get_global_attribute(_CALL_CONTEXT))
-    state: dict[int, Any] = {}
     found: dict[str, Any] = {}
 
     def pure(*tensors: Any) -> tuple[Any, ...]:
-        values, tensors = tensors[: len(variables)], tensors[len(variables) :]
-        inputs, rest = tensors[: len(places)], list(tensors[len(places) :])
+        values, rest = tensors[: len(variables)], list(tensors[len(variables) :])
         filled = list(leaves)
-        for place, tensor, mask in zip(places, inputs, masks, strict=True):
-            # A new object, as the mask is an attribute of the tensor.
-            filled[place] = tensor if mask is None else _masked(tensor, rest.pop(0))
+        for place in places:
+            filled[place] = rest.pop(0)
+        for place, mask in zip(places, masks, strict=True):
+            if mask is not None:
+                set_keras_mask(filled[place], rest.pop(0))
         inner_args, inner_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
-        known = state | {id(variable): value for variable, value in zip(variables, values, strict=True)}
-        with _Scope(known, outer) as scope, _entered(autocast), _call_context(context):
+        with _Scope(variables, values, outer) as scope, _entered(autocast), _call_context(context):
             results = function(*inner_args, **inner_kwargs)
-        state.update({key: value for key, value in scope.before.items() if key not in {id(v) for v in variables}})
-        flat = keras.tree.flatten(results)
-        out_masks = [get_keras_mask(each) if keras.ops.is_tensor(each) else None for each in flat]
-        found.update(
-            results=results, count=len(flat), masks=[mask is not None for mask in out_masks],
-            assigned=list(scope.assigned.values()), losses=len(scope.losses),
-        )  # fmt: skip
-        updates = [scope.state_mapping[id(variable)] for variable in found["assigned"]]
+        if scope.unknown:
+            raise _UnknownVariables(list(scope.unknown.values()))
         for each in [] if layer is None else [layer, *layers_below(layer)]:
             # Keras knows a loss by its id, which another may have once this one is gone.
             each._loss_ids.difference_update(map(id, scope.losses))
-        return tuple(
-            backend.as_tensor(each)
-            for each in [*flat, *[mask for mask in out_masks if mask is not None], *updates, *scope.losses]
-        )
+        flat = keras.tree.flatten(results)
+        out_masks = [get_keras_mask(each) for each in flat]
+        assigned = list(scope.assigned.values())
+        found.update(results=results, masks=[mask is not None for mask in out_masks], assigned=assigned)
+        updates = [scope.state_mapping[id(variable)] for variable in assigned]
+        given = [mask for mask in out_masks if mask is not None]
+        return tuple(backend.as_tensor(each) for each in [*flat, *given, *updates, *scope.losses])
 
-    values = [_value(variable, outer) for variable in variables]
-    tensors = [backend.as_tensor(each) for each in [*values, *[leaves[place] for place in places], *given]]
-    flat = list(backend.recompute(pure)(*tensors))
-    outputs, flat = flat[: found["count"]], flat[found["count"] :]
-    outputs = [_masked(each, flat.pop(0)) if has else each
-               for each, has in zip(outputs, found["masks"], strict=True)]  # fmt: skip
+    while True:
+        values = [_value(variable, outer) for variable in variables]
+        given = [leaves[place] for place in places] + [mask for mask in masks if mask is not None]
+        try:
+            made = list(backend.recompute(pure)(*[backend.as_tensor(each) for each in [*values, *given]]))
+            break
+        except _UnknownVariables as unknown:
+            # What is computed from a variable that is no argument would be no part of the gradient, or not be the same
+            # again. Nothing has been assigned: begin anew with them as arguments.
+            variables = variables + unknown.args[0] if layer is not None else _extended(variables, unknown.args[0])
+    outputs = [made.pop(0) for _ in found["masks"]]
+    for output, has_mask in zip(outputs, found["masks"], strict=True):
+        if has_mask:
+            set_keras_mask(output, made.pop(0))
     for variable in found["assigned"]:
-        variable.assign(flat.pop(0))
-    return keras.tree.pack_sequence_as(found["results"], outputs), flat
+        variable.assign(made.pop(0))
+    return keras.tree.pack_sequence_as(found["results"], outputs), made
 
 
-def _masked(tensor: Any, mask: Any) -> Any:
-    """Gives a tensor a mask, and returns it."""
-    set_keras_mask(tensor, mask)
-    return tensor
+def _extended(variables: list[Any], more: list[Any]) -> list[Any]:
+    """Adds to a list in place, so that the next call knows them from the start."""
+    variables += more
+    return variables
 
 
 def _value(variable: Any, outer: Any) -> Any:
     value = None if outer is None else outer.get_current_value(variable)
-    return _read(variable) if value is None else value
-
-
-def _read(variable: Any) -> Any:
-    with AutocastScope(None):
-        return backend.as_tensor(variable._value)
+    # Private, because the public value is cast inside an autocast scope.
+    return variable._value if value is None else value
 
 
 def _entered(autocast: Any) -> Any:

@@ -118,7 +118,7 @@ def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a function that keeps its arguments for the backward pass, and there computes what else is needed.
 
     Args:
-        function: from arrays to a tuple of arrays; it assigns to no variable.
+        function: from arrays to a tuple of arrays; it reads no variable and assigns to none.
 
     Returns:
         A function with the same results and gradients.

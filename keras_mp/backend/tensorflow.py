@@ -112,30 +112,28 @@ def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a function that keeps its arguments for the backward pass, and there computes what else is needed.
 
     Args:
-        function: from tensors to a tuple of tensors; it assigns to no variable.
+        function: from tensors to a tuple of tensors; it reads no variable and assigns to none.
 
     Returns:
-        A function with the same results and gradients, those with respect to the variables that it reads included.
+        A function with the same results and gradients.
     """
 
     @tf.custom_gradient
     def call(*arguments: Any) -> Any:
         scope = gradient_scope()
 
-        def gradient(*upstream: Any, variables: Sequence[Any] | None = None) -> Any:
+        def gradient(*upstream: Any) -> Any:
             with scope():
                 anew = barrier(list(arguments), [each for each in upstream if each is not None])
-                watched = [each for each in anew if each.dtype.is_floating] + list(variables or ())
+                watched = [each for each in anew if each.dtype.is_floating]
                 with tf.GradientTape(watch_accessed_variables=False) as tape:
                     tape.watch(watched)
                     results = function(*anew)
                 pairs = zip(results, upstream, strict=True)
                 used = [(result, each) for result, each in pairs if result.dtype.is_floating and each is not None]
                 targets, seeds = zip(*used, strict=True)
-                found = tape.gradient(targets, watched, seeds, tf.UnconnectedGradients.ZERO)
-            rest = iter(map(dense, found))
-            to_arguments = [next(rest) if each.dtype.is_floating else None for each in anew]
-            return to_arguments if variables is None else (to_arguments, list(rest))
+                found = iter(tape.gradient(targets, watched, seeds, tf.UnconnectedGradients.ZERO))
+                return [dense(next(found)) if each.dtype.is_floating else None for each in anew]
 
         return function(*arguments), gradient
 
