@@ -10,15 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from keras_mp import fp8 as fp8
+    from keras_mp.cross_entropy import chunked_cross_entropy as chunked_cross_entropy
     from keras_mp.export import export_float32 as export_float32
+    from keras_mp.gelu import Gelu as Gelu
+    from keras_mp.language_model import ChunkedCrossEntropy as ChunkedCrossEntropy
+    from keras_mp.language_model import LanguageModel as LanguageModel
     from keras_mp.loss_scale import LossScale as LossScale
     from keras_mp.loss_scale import NoLossScale as NoLossScale
     from keras_mp.loss_scale import StaticLossScale as StaticLossScale
     from keras_mp.monitor import PrecisionMonitor as PrecisionMonitor
+    from keras_mp.normalization import LayerNormalization as LayerNormalization
     from keras_mp.optimizer import LossScaleOptimizer as LossScaleOptimizer
     from keras_mp.policy import choose_policy as choose_policy
     from keras_mp.policy import policy_scope as policy_scope
     from keras_mp.policy import set_global_policy as set_global_policy
+    from keras_mp.recompute import remat as remat
+    from keras_mp.self_attention import SelfAttention as SelfAttention
     from keras_mp.sensitive import sensitive_layers as sensitive_layers
     from keras_mp.skip import atomic_skip as atomic_skip
     from keras_mp.stabilized import stabilize as stabilize
@@ -27,17 +34,24 @@ if TYPE_CHECKING:
     from keras_mp.xla.report import inspect as inspect
 
 _HOME = {
+    "ChunkedCrossEntropy": "keras_mp.language_model",
     "CompileReport": "keras_mp.xla.report",
+    "Gelu": "keras_mp.gelu",
+    "LanguageModel": "keras_mp.language_model",
+    "LayerNormalization": "keras_mp.normalization",
     "LossScale": "keras_mp.loss_scale",
     "LossScaleOptimizer": "keras_mp.optimizer",
     "NoLossScale": "keras_mp.loss_scale",
     "PrecisionMonitor": "keras_mp.monitor",
+    "SelfAttention": "keras_mp.self_attention",
     "StaticLossScale": "keras_mp.loss_scale",
     "atomic_skip": "keras_mp.skip",
     "choose_policy": "keras_mp.policy",
+    "chunked_cross_entropy": "keras_mp.cross_entropy",
     "export_float32": "keras_mp.export",
     "inspect": "keras_mp.xla.report",
     "policy_scope": "keras_mp.policy",
+    "remat": "keras_mp.recompute",
     "sensitive_layers": "keras_mp.sensitive",
     "set_global_policy": "keras_mp.policy",
     "stabilize": "keras_mp.stabilized",
@@ -53,6 +67,8 @@ def _register() -> None:
     import_module("keras_mp.stabilized")
     import_module("keras_mp.optimizer")
     import_module("keras_mp.fp8")
+    for name in ("gelu", "language_model", "normalization", "recompute", "self_attention"):
+        import_module(f"keras_mp.{name}")
 
 
 def __getattr__(name: str) -> Any:

@@ -35,7 +35,7 @@ def remat(layer_or_function: Any) -> Any:
             tensors, in any structure, that calls layers and operations.
 
     Returns:
-        For a layer a `keras_mp.remat.Remat`, which is a layer, saved and loaded as others; in inference it calls the
+        For a layer a `keras_mp.recompute.Remat`, which is a layer, saved and loaded as others; in inference it calls the
         layer as it is. For a function a function, to be called inside a layer or a loss.
 
     Raises:
@@ -125,7 +125,7 @@ class _Scope(keras.StatelessScope):
         outer: the scope around the call; None where there is none.
     """
 
-    def __init__(self, variables: list[Any], values: Any, outer: Any) -> None:
+    def __init__(self, variables: tuple[Any, ...], values: Any, outer: Any) -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
         self.state_mapping = {id(variable): value for variable, value in zip(variables, values, strict=True)}
         self.outer = outer
@@ -155,7 +155,7 @@ def _recomputed(
     Args:
         function: the function.
         layer: the layer that it is, or None.
-        variables: those that it is known to use; others that it uses are added.
+        variables: those that it is known to use; others that it uses are added to the list.
         args, kwargs: what to call it with; tensors anywhere in them are kept.
 
     Returns:
@@ -169,8 +169,8 @@ def _recomputed(
     context = copy.copy(global_state.get_global_attribute(_CALL_CONTEXT))
     found: dict[str, Any] = {}
 
-    def pure(*tensors: Any) -> tuple[Any, ...]:
-        values, rest = tensors[: len(variables)], list(tensors[len(variables) :])
+    def pure(known: tuple[Any, ...], *tensors: Any) -> tuple[Any, ...]:
+        values, rest = tensors[: len(known)], list(tensors[len(known) :])
         filled = list(leaves)
         for place in places:
             filled[place] = rest.pop(0)
@@ -178,7 +178,7 @@ def _recomputed(
             if mask is not None:
                 set_keras_mask(filled[place], rest.pop(0))
         inner_args, inner_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
-        with _Scope(variables, values, outer) as scope, _entered(autocast), _call_context(context):
+        with _Scope(known, values, outer) as scope, _entered(autocast), _call_context(context):
             results = function(*inner_args, **inner_kwargs)
         if scope.unknown:
             raise _UnknownVariables(list(scope.unknown.values()))
@@ -194,15 +194,17 @@ def _recomputed(
         return tuple(backend.as_tensor(each) for each in [*flat, *given, *updates, *scope.losses])
 
     while True:
-        values = [_value(variable, outer) for variable in variables]
+        known = tuple(variables)
+        values = [_value(variable, outer) for variable in known]
         given = [leaves[place] for place in places] + [mask for mask in masks if mask is not None]
         try:
-            made = list(backend.recompute(pure)(*[backend.as_tensor(each) for each in [*values, *given]]))
+            recomputed = backend.recompute(functools.partial(pure, known))
+            made = list(recomputed(*[backend.as_tensor(each) for each in [*values, *given]]))
             break
         except _UnknownVariables as unknown:
             # What is computed from a variable that is no argument would be no part of the gradient, or not be the same
             # again. Nothing has been assigned: begin anew with them as arguments.
-            variables = variables + unknown.args[0] if layer is not None else _extended(variables, unknown.args[0])
+            variables += unknown.args[0]
     outputs = [made.pop(0) for _ in found["masks"]]
     for output, has_mask in zip(outputs, found["masks"], strict=True):
         if has_mask:
@@ -210,12 +212,6 @@ def _recomputed(
     for variable in found["assigned"]:
         variable.assign(made.pop(0))
     return keras.tree.pack_sequence_as(found["results"], outputs), made
-
-
-def _extended(variables: list[Any], more: list[Any]) -> list[Any]:
-    """Adds to a list in place, so that the next call knows them from the start."""
-    variables += more
-    return variables
 
 
 def _value(variable: Any, outer: Any) -> Any:
