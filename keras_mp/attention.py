@@ -39,7 +39,7 @@ def attention(
         gradient of key = scale (gradient of S)^T . query
 
     Queries are taken in blocks; a causal block is multiplied with no key behind its last row. Kept for the backward pass
-    are the arguments, the output, and the logarithm of each row's sum of exponentials.
+    are the arguments and the output.
 
     Args:
         query: floats, shape `(batch, rows, heads, features)`; rows may be unknown, and are then one block.
@@ -77,31 +77,28 @@ def attention(
     def attend(query: Any, key: Any, value: Any) -> Any:
         scope = backend.gradient_scope()
         q, k, v = _by_head(query, key_heads), _by_key_head(key), _by_key_head(value)
-        outputs, log_sums = [], []
+        outputs = []
         for rows in blocks:
             scores = _product("bkgtd,bksd->bkgts", q[:, :, :, rows.start : rows.stop], k[:, :, : rows.seen])
-            probabilities, total, log_sum = _probabilities(scores, rows.of(mask), rows.first, scale, dtype)
-            outputs.append(_product("bkgts,bksd->bkgtd", probabilities, v[:, :, : rows.seen]) / total)
-            log_sums.append(log_sum)
+            probabilities = keras.ops.cast(_probabilities(scores, rows.of(mask), rows.first, scale), dtype)
+            outputs.append(_times_columns(probabilities, v[:, :, : rows.seen]))
         output = keras.ops.cast(_by_row(_joined(outputs), heads), dtype)
 
         def gradient(*arguments: Any, upstream: Any = None) -> Any:
             upstream = arguments[0] if upstream is None else upstream
             with scope():
                 # Without the barrier the compiler takes the scores of the forward pass, and keeps them until here.
-                again = backend.barrier([query, key, value], [upstream])
-                q, k, v = _by_head(again[0], key_heads), _by_key_head(again[1]), _by_key_head(again[2])
+                (again,) = backend.barrier([q], [upstream])
                 up, means = _by_head(upstream, key_heads), _by_head(_row_products(upstream, output), key_heads)
                 to_q, to_k, to_v = [], [], []
-                for rows, log_sum in zip(blocks, log_sums, strict=True):
-                    q_rows, up_rows = q[:, :, :, rows.start : rows.stop], up[:, :, :, rows.start : rows.stop]
+                for rows in blocks:
+                    q_rows, up_rows = again[:, :, :, rows.start : rows.stop], up[:, :, :, rows.start : rows.stop]
                     scores = _product("bkgtd,bksd->bkgts", q_rows, k[:, :, : rows.seen])
                     to_probabilities = _product("bkgtd,bksd->bkgts", up_rows, v[:, :, : rows.seen])
-                    probabilities, to_scores = _scores_gradient(
-                        scores, to_probabilities, means[:, :, :, rows.start : rows.stop], log_sum, rows.of(mask),
-                        rows.first, scale, dtype,
-                    )  # fmt: skip
-                    to_q.append(_product("bkgts,bksd->bkgtd", to_scores, k[:, :, : rows.seen]))
+                    probabilities = _probabilities(scores, rows.of(mask), rows.first, scale)
+                    to_scores = _to_scores(probabilities, to_probabilities, means[:, :, :, rows.start : rows.stop], scale, dtype)
+                    probabilities = keras.ops.cast(probabilities, dtype)
+                    to_q.append(_times_columns(to_scores, k[:, :, : rows.seen]))
                     to_k.append(_product("bkgts,bkgtd->bksd", to_scores, q_rows))
                     to_v.append(_product("bkgts,bkgtd->bksd", probabilities, up_rows))
                 to_query, to_key, to_value = _by_row(_joined(to_q), heads), _summed(to_k), _summed(to_v)
@@ -152,6 +149,14 @@ def _product(equation: str, left: Any, right: Any) -> Any:
     return backend.einsum_float32(equation, left, right)
 
 
+def _times_columns(rows: Any, columns: Any) -> Any:
+    """Contracts (batch, key heads, group, rows, columns) with (batch, key heads, columns, features)."""
+    _, key_heads, group, _, _ = rows.shape
+    count = keras.ops.shape(rows)[3] * group
+    product = keras.ops.matmul(keras.ops.reshape(rows, (-1, key_heads, count, keras.ops.shape(rows)[4])), columns)
+    return keras.ops.reshape(product, (-1, key_heads, group, count // group, columns.shape[3]))
+
+
 def _by_head(x: Any, key_heads: int) -> Any:
     """From (batch, rows, heads, features) to (batch, key heads, group, rows, features)."""
     x = keras.ops.transpose(x, (0, 2, 1, 3))
@@ -192,33 +197,24 @@ def _seen(shape: Any, mask: Any, first: int) -> Any:
     return causal if mask is None else keras.ops.logical_and(mask, causal)
 
 
-@backend.fused
-def _probabilities(scores: Any, mask: Any, first: int, scale: float, dtype: str) -> Any:
-    """Exponentials relative to each row's largest, their sum, or 1 where it is 0, and the logarithm of the sum of all."""
-    seen = _seen(keras.ops.shape(scores), mask, first)
-    scores = scores * scale
-    if seen is not None:
-        scores = keras.ops.where(seen, scores, _LOWEST)
-    largest = keras.ops.max(scores, axis=-1, keepdims=True)
-    exponentials = keras.ops.exp(scores - largest)
-    if seen is not None:
-        exponentials = keras.ops.where(seen, exponentials, 0.0)  # a row may see nothing
-    total = keras.ops.sum(exponentials, axis=-1, keepdims=True)
-    total = keras.ops.where(total == 0, 1.0, total)
-    return keras.ops.cast(exponentials, dtype), total, largest + keras.ops.log(total)
+def _probabilities(scores: Any, mask: Any, first: int, scale: float) -> Any:
+    scores = _masked(scores, mask, first, scale)
+    # Keras warns of a softmax over one number; inf and NaN stay what they were.
+    probabilities = keras.ops.exp(scores - scores) if scores.shape[-1] == 1 else keras.ops.softmax(scores, axis=-1)
+    if mask is None:
+        return probabilities  # a row sees itself
+    return keras.ops.where(_seen(keras.ops.shape(probabilities), mask, first), probabilities, 0.0)
 
 
 @backend.fused
-def _scores_gradient(
-    scores: Any, to_probabilities: Any, means: Any, log_sum: Any, mask: Any, first: int, scale: float, dtype: str
-) -> Any:
-    """The probabilities, and the gradient of query . key^T."""
+def _masked(scores: Any, mask: Any, first: int, scale: float) -> Any:
     seen = _seen(keras.ops.shape(scores), mask, first)
-    probabilities = keras.ops.exp(scores * scale - log_sum)
-    if seen is not None:
-        probabilities = keras.ops.where(seen, probabilities, 0.0)
-    to_scores = probabilities * (to_probabilities - means) * scale
-    return keras.ops.cast(probabilities, dtype), keras.ops.cast(to_scores, dtype)
+    return scores * scale if seen is None else keras.ops.where(seen, scores * scale, _LOWEST)
+
+
+@backend.fused
+def _to_scores(probabilities: Any, to_probabilities: Any, means: Any, scale: float, dtype: str) -> Any:
+    return keras.ops.cast(probabilities * (to_probabilities - means) * scale, dtype)
 
 
 @backend.fused

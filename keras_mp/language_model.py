@@ -151,21 +151,17 @@ class LanguageModel(keras.Model):
         if len(self.outputs) != 1:
             raise ValueError(f"a LanguageModel has one output, its logits; got {len(self.outputs)}")
         self._head, features, self._plain = _find_head(self.outputs[0])
-        self._with_features = keras.Function(self.inputs, [features, self.outputs[0]])
-        self._noted: _Called = _Called()
+        self._calls = _Calls(keras.Model(self.inputs, [features, self.outputs[0]]))
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        if mask is not None:
-            return super().call(inputs, training=training, mask=mask)
-        # Private: the inputs in the order and rank that the graph wants, as Keras's own call has them.
-        features, logits = self._with_features(self._standardize_inputs(inputs))
-        self._noted.note(features, logits)
+        features, logits = self._calls.graph.call(inputs, training=training, mask=mask)
+        self._calls.note(features, logits)
         return logits
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
-        features = self._noted.features_of(y_pred)
+        features = self._calls.features_of(y_pred)
         if features is None or not isinstance(self.loss, ChunkedCrossEntropy) or not self._head_is_plain():
             return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
         head = self._head
@@ -192,10 +188,15 @@ class LanguageModel(keras.Model):
         return self._plain and not any(changed) and not getattr(head, "lora_enabled", False) and not hasattr(head, "recipe")
 
 
-class _Called:
-    """The features behind the logits of the calls whose loss is to come, one a replica."""
+class _Calls:
+    """The features behind the logits of the calls whose loss is to come, one a replica.
 
-    def __init__(self) -> None:
+    Args:
+        graph: the model that gives both. Here, and not in the language model, where Keras would take it for a layer.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
         self._by_id: dict[int, tuple[Any, Any]] = {}
 
     def note(self, features: Any, logits: Any) -> None:
@@ -207,9 +208,6 @@ class _Called:
     def features_of(self, logits: Any) -> Any:
         found = self._by_id.pop(id(logits), None)
         return found[1] if found is not None and found[0] is logits else None
-
-    def __deepcopy__(self, memo: Any) -> _Called:
-        return _Called()
 
 
 def _find_head(logits: Any) -> tuple[Any, Any, bool]:

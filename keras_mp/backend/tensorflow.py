@@ -100,6 +100,8 @@ def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
 
     What is computed from them is not merged with the same computation elsewhere, so it is made anew.
     """
+    # Without jit the operation copies, so of the others it is given one number.
+    others = [tf.reshape(each, [-1])[:1] for each in others]
     return list(tfxla.optimization_barrier(*tensors, *others)[: len(tensors)])
 
 
