@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from keras_mp.loss_scale import NoLossScale as NoLossScale
     from keras_mp.loss_scale import StaticLossScale as StaticLossScale
     from keras_mp.monitor import PrecisionMonitor as PrecisionMonitor
-    from keras_mp.normalization import LayerNormalization as LayerNormalization
     from keras_mp.optimizer import LossScaleOptimizer as LossScaleOptimizer
     from keras_mp.policy import choose_policy as choose_policy
     from keras_mp.policy import policy_scope as policy_scope
@@ -38,7 +37,6 @@ _HOME = {
     "CompileReport": "keras_mp.xla.report",
     "Gelu": "keras_mp.gelu",
     "LanguageModel": "keras_mp.language_model",
-    "LayerNormalization": "keras_mp.normalization",
     "LossScale": "keras_mp.loss_scale",
     "LossScaleOptimizer": "keras_mp.optimizer",
     "NoLossScale": "keras_mp.loss_scale",
@@ -67,7 +65,7 @@ def _register() -> None:
     import_module("keras_mp.stabilized")
     import_module("keras_mp.optimizer")
     import_module("keras_mp.fp8")
-    for name in ("gelu", "language_model", "normalization", "recompute", "self_attention"):
+    for name in ("gelu", "language_model", "recompute", "self_attention"):
         import_module(f"keras_mp.{name}")
 
 

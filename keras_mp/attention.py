@@ -87,18 +87,22 @@ def attention(
         def gradient(*arguments: Any, upstream: Any = None) -> Any:
             upstream = arguments[0] if upstream is None else upstream
             with scope():
-                # Without the barrier the compiler takes the scores of the forward pass, and keeps them until here.
-                (again,) = backend.barrier([q], [upstream])
+                # Without the barrier the compiler takes the scores of the forward pass, and the parts of keys and values
+                # that each block saw, and keeps them until here.
+                again, keys, values = backend.barrier([q, k, v], [upstream])
                 up, means = _by_head(upstream, key_heads), _by_head(_row_products(upstream, output), key_heads)
                 to_q, to_k, to_v = [], [], []
                 for rows in blocks:
                     q_rows, up_rows = again[:, :, :, rows.start : rows.stop], up[:, :, :, rows.start : rows.stop]
-                    scores = _product("bkgtd,bksd->bkgts", q_rows, k[:, :, : rows.seen])
-                    to_probabilities = _product("bkgtd,bksd->bkgts", up_rows, v[:, :, : rows.seen])
+                    if to_k:
+                        # One block after the other: else the compiler may hold the scores of all.
+                        q_rows, up_rows = backend.barrier([q_rows, up_rows], [to_q[-1], to_k[-1], to_v[-1]])
+                    scores = _product("bkgtd,bksd->bkgts", q_rows, keys[:, :, : rows.seen])
+                    to_probabilities = _product("bkgtd,bksd->bkgts", up_rows, values[:, :, : rows.seen])
                     probabilities = _probabilities(scores, rows.of(mask), rows.first, scale)
                     to_scores = _to_scores(probabilities, to_probabilities, means[:, :, :, rows.start : rows.stop], scale, dtype)
                     probabilities = keras.ops.cast(probabilities, dtype)
-                    to_q.append(_times_columns(to_scores, k[:, :, : rows.seen]))
+                    to_q.append(_times_columns(to_scores, keys[:, :, : rows.seen]))
                     to_k.append(_product("bkgts,bkgtd->bksd", to_scores, q_rows))
                     to_v.append(_product("bkgts,bkgtd->bksd", probabilities, up_rows))
                 to_query, to_key, to_value = _by_row(_joined(to_q), heads), _summed(to_k), _summed(to_v)

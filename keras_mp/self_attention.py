@@ -42,9 +42,6 @@ class SelfAttention(keras.layers.Layer):
         Vaswani et al., "Attention Is All You Need", 2017 (arXiv:1706.03762), section 3.2.
     """
 
-    # It takes its softmax in float32 by itself: `stabilize` need not see to it.
-    float32_inside = True
-
     def __init__(
         self,
         heads: int,

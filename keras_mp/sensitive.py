@@ -133,8 +133,6 @@ def _needs(layer: Any, output: str | None) -> Iterator[tuple[str, str]]:
 
 
 def _is_normalization(layer: Any) -> bool:
-    if getattr(layer, "float32_inside", False):
-        return False
     if isinstance(layer, NORMALIZATIONS):
         return True
     return bool(re.search(r"Norm(alization)?$", type(layer).__name__)) and not children_of(layer)

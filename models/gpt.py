@@ -53,7 +53,7 @@ def gpt(
     x = layers.Dropout(dropout, name="embedding_dropout")(x)
     for index in range(size.layers):
         x = block(x, size, f"block{index + 1}", dropout, causal=True, remat=remat)
-    x = keras_mp.LayerNormalization(epsilon=1e-5, name="normalization")(x)
+    x = layers.LayerNormalization(epsilon=1e-5, name="normalization")(x)
     logits = embedding(x, reverse=True)
     logits = layers.Activation("linear", dtype="float32", name="logits_float32")(logits)
     return keras_mp.LanguageModel(tokens, logits, name="gpt")

@@ -7,7 +7,6 @@ each branch, and with the mean over the tokens where BERT takes its first one.
 import keras
 from keras import layers, ops
 
-import keras_mp
 from models.transformer import Size, add_positions, block, check_positive, find_size, initializer
 
 PADDING = 0
@@ -58,7 +57,7 @@ def text_classifier(
     x = layers.Dropout(dropout, name="embedding_dropout")(add_positions(x))
     for index in range(size.layers):
         x = block(x, size, f"block{index + 1}", dropout, mask=real[:, None, :], remat=remat)
-    x = keras_mp.LayerNormalization(epsilon=1e-5, name="normalization")(x)
+    x = layers.LayerNormalization(epsilon=1e-5, name="normalization")(x)
     # A sum over hundreds of tokens needs float32, as the logits do.
     x = layers.Activation("linear", dtype="float32", name="tokens_float32")(x)
     weights = ops.cast(real, "float32")[:, :, None]

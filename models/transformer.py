@@ -128,14 +128,14 @@ def block(
 
 
 def _branches(x, size, name, dropout, epsilon, causal, mask):
-    y = keras_mp.LayerNormalization(epsilon=epsilon, name=f"{name}_attention_normalization")(x)
+    y = layers.LayerNormalization(epsilon=epsilon, name=f"{name}_attention_normalization")(x)
     y = keras_mp.SelfAttention(
         size.heads, causal=causal, kernel_initializer=initializer(), name=f"{name}_attention"
     )(y, mask=mask)
     y = layers.Dropout(dropout, name=f"{name}_attention_dropout")(y)
     x = layers.Add(name=f"{name}_attention_add")([x, y])
 
-    y = keras_mp.LayerNormalization(epsilon=epsilon, name=f"{name}_dense_normalization")(x)
+    y = layers.LayerNormalization(epsilon=epsilon, name=f"{name}_dense_normalization")(x)
     y = layers.Dense(4 * size.width, kernel_initializer=initializer(), name=f"{name}_dense_1")(y)
     # By tanh, as in GPT-2: the exact one has no ONNX operation.
     y = keras_mp.Gelu(name=f"{name}_gelu")(y)

@@ -7,7 +7,6 @@ Touvron et al. 2021 (DeiT, arXiv:2012.12877, table 1) call Ti, S and B.
 import keras
 from keras import layers, ops
 
-import keras_mp
 from models.transformer import Size, add_positions, block, check_positive, find_size, initializer
 
 SIZES = {"tiny": Size(12, 192, 3), "small": Size(12, 384, 6), "base": Size(12, 768, 12)}
@@ -55,7 +54,7 @@ def vit(
     x = layers.Dropout(dropout, name="embedding_dropout")(x)
     for index in range(size.layers):
         x = block(x, size, f"block{index + 1}", dropout, epsilon=1e-6, remat=remat)
-    x = keras_mp.LayerNormalization(epsilon=1e-6, name="normalization")(x)
+    x = layers.LayerNormalization(epsilon=1e-6, name="normalization")(x)
     logits = layers.Dense(classes, kernel_initializer=initializer(), name="logits")(x[:, 0])
     logits = layers.Activation("linear", dtype="float32", name="logits_float32")(logits)
     return keras.Model(images, logits, name="vit")
