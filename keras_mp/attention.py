@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp import backend
-from keras_mp.accumulate import einsum_float32
 
 # Rows of queries that are attended to at once: at least as many, so that matrix units are kept busy.
 BLOCK = 128
@@ -38,8 +37,8 @@ def attention(
         gradient of query = scale (gradient of S) . key
         gradient of key = scale (gradient of S)^T . query
 
-    Queries are taken in blocks; a causal block is multiplied with no key behind its last row. Kept for the backward pass
-    are the arguments and the output.
+    Queries are taken in blocks; a causal block is multiplied with no key behind its last row. Kept for the backward
+    pass are the arguments and the output.
 
     Args:
         query: floats, shape `(batch, rows, heads, features)`; rows may be unknown, and are then one block.
@@ -69,7 +68,9 @@ def attention(
     if fused is not None:
         return fused
     if mask is not None:
-        mask = keras.ops.reshape(mask, (-1, 1, 1, 1 if len(mask.shape) == 2 else mask.shape[1] or -1, key.shape[1] or -1))
+        mask = keras.ops.reshape(
+            mask, (-1, 1, 1, 1 if len(mask.shape) == 2 else mask.shape[1] or -1, key.shape[1] or -1)
+        )
     blocks = _blocks(query.shape[1], key.shape[1], causal, block)
     key_heads, heads, dtype = key.shape[2], query.shape[2], keras.backend.standardize_dtype(query.dtype)
 
@@ -87,11 +88,13 @@ def attention(
         def gradient(*arguments: Any, upstream: Any = None) -> Any:
             upstream = arguments[0] if upstream is None else upstream
             with scope():
-                # Without the barrier the compiler takes the scores of the forward pass, and the parts of keys and values
-                # that each block saw, and keeps them until here.
+                # Without the barrier the compiler takes the scores of the forward pass, and the parts of keys and
+                # values that each block saw, and keeps them until here.
                 again, keys, values = backend.barrier([q, k, v], [upstream])
                 up, means = _by_head(upstream, key_heads), _by_head(_row_products(upstream, output), key_heads)
-                to_q, to_k, to_v = [], [], []
+                to_q: list[Any] = []
+                to_k: list[Any] = []
+                to_v: list[Any] = []
                 for rows in blocks:
                     q_rows, up_rows = again[:, :, :, rows.start : rows.stop], up[:, :, :, rows.start : rows.stop]
                     if to_k:
@@ -100,7 +103,9 @@ def attention(
                     scores = _product("bkgtd,bksd->bkgts", q_rows, keys[:, :, : rows.seen])
                     to_probabilities = _product("bkgtd,bksd->bkgts", up_rows, values[:, :, : rows.seen])
                     probabilities = _probabilities(scores, rows.of(mask), rows.first, scale)
-                    to_scores = _to_scores(probabilities, to_probabilities, means[:, :, :, rows.start : rows.stop], scale, dtype)
+                    to_scores = _to_scores(
+                        probabilities, to_probabilities, means[:, :, :, rows.start : rows.stop], scale, dtype
+                    )
                     probabilities = keras.ops.cast(probabilities, dtype)
                     to_q.append(_times_columns(to_scores, keys[:, :, : rows.seen]))
                     to_k.append(_product("bkgts,bkgtd->bksd", to_scores, q_rows))
@@ -142,7 +147,9 @@ def _blocks(rows: int | None, columns: int | None, causal: bool, block: int | No
         return [_Rows(0, None, None, 0 if causal else -1)]
     block = block or max(BLOCK, -(-rows // BLOCKS))
     return [
-        _Rows(start, stop := min(start + block, rows), min(stop, columns) if causal else columns, start if causal else -1)
+        _Rows(
+            start, stop := min(start + block, rows), min(stop, columns) if causal else columns, start if causal else -1
+        )
         for start in range(0, rows, block)
     ]
 

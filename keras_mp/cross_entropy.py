@@ -44,7 +44,7 @@ def chunked_cross_entropy(
         features: floats, shape `(..., width)`; the other sizes may be unknown.
         kernel: floats, shape `(width, vocabulary)`; given in float32, its gradient is not rounded.
         targets: integers, shape `(...)`. One outside the vocabulary counts only with weight 0.
-        weights: floats of the shape of targets, 1 by default; they get no gradient. Where one is 0 the row is not there.
+        weights: floats of the shape of targets, 1 by default; they get no gradient. A row of weight 0 is not there.
         bias: floats, shape `(vocabulary,)`.
         label_smoothing: from 0 to 1.
         rows: of a chunk; by default what makes 2^26 logits. It need not divide the number of rows.
@@ -97,7 +97,9 @@ def chunked_cross_entropy(
         zeros = [keras.ops.zeros((), "float32")]
         if gradient:
             zeros += [keras.ops.zeros(kernel.shape, "float32"), keras.ops.zeros((vocabulary,), "float32")]
-        sums, to_features = _over_chunks(step, zeros, [features, targets, weights], rows, row_dtype if gradient else None)
+        sums, to_features = _over_chunks(
+            step, zeros, [features, targets, weights], rows, row_dtype if gradient else None
+        )
 
         def backward(*arguments: Any, upstream: Any = None) -> Any:
             upstream = keras.ops.cast(arguments[0] if upstream is None else upstream, "float32")

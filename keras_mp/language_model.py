@@ -137,8 +137,8 @@ class LanguageModel(keras.Model):
     them whole again. With any other loss, and in `predict`, `export` and calls, it is an ordinary model.
 
     Args:
-        inputs, outputs: as for `keras.Model`; one output, made by a Dense or ReversibleEmbedding layer, with only layers
-            such as Activation("linear") after it.
+        inputs, outputs: as for `keras.Model`; one output, made by a Dense or ReversibleEmbedding layer, with only
+            layers such as Activation("linear") after it.
         name: of the model.
         **arguments: those of `keras.Model`.
 
@@ -175,8 +175,8 @@ class LanguageModel(keras.Model):
             kernel = backend.as_tensor(kernel)
             bias = None if bias is None else backend.as_tensor(bias)
         loss = self.loss.of_features(
-            y, keras.ops.cast(features, dtype), kernel, sample_weight=sample_weight, mask=get_keras_mask(y_pred), bias=bias,
-            vocabulary_first=bool(getattr(head, "tie_weights", False)), gradient=bool(training),
+            y, keras.ops.cast(features, dtype), kernel, sample_weight=sample_weight, mask=get_keras_mask(y_pred),
+            bias=bias, vocabulary_first=bool(getattr(head, "tie_weights", False)), gradient=bool(training),
         )  # fmt: skip
         return loss + sum(keras.ops.sum(keras.ops.cast(each, "float32")) for each in self.losses)
 
@@ -184,8 +184,15 @@ class LanguageModel(keras.Model):
         """Whether the logits are the product and the bias, and nothing more."""
         head = self._head
         own = ("activation", "logit_soft_cap", "quantization_mode")
-        changed = [getattr(head, name, None) for name in own if getattr(head, name, None) is not keras.activations.linear]
-        return self._plain and not any(changed) and not getattr(head, "lora_enabled", False) and not hasattr(head, "recipe")
+        changed = [
+            getattr(head, name, None) for name in own if getattr(head, name, None) is not keras.activations.linear
+        ]
+        return (
+            self._plain
+            and not any(changed)
+            and not getattr(head, "lora_enabled", False)
+            and not hasattr(head, "recipe")
+        )
 
 
 class _Calls:

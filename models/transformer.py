@@ -6,8 +6,8 @@ GPT-2 (Radford et al. 2019, section 2.3). A block is
     x = x + attention(normalize(x))
     x = x + dense(gelu(dense(normalize(x))))
 
-Nothing here names a precision. All is made of Keras's own layers and the kit's lean ones, which compute the same and keep
-less for the backward pass: a saved model needs `keras_mp` to be loaded, and none of these files.
+Nothing here names a precision. All is made of Keras's own layers and the kit's lean ones, which compute the same and
+keep less for the backward pass: a saved model needs `keras_mp` to be loaded, and none of these files.
 """
 
 from collections.abc import Mapping
@@ -129,9 +129,9 @@ def block(
 
 def _branches(x, size, name, dropout, epsilon, causal, mask):
     y = layers.LayerNormalization(epsilon=epsilon, name=f"{name}_attention_normalization")(x)
-    y = keras_mp.SelfAttention(
-        size.heads, causal=causal, kernel_initializer=initializer(), name=f"{name}_attention"
-    )(y, mask=mask)
+    y = keras_mp.SelfAttention(size.heads, causal=causal, kernel_initializer=initializer(), name=f"{name}_attention")(
+        y, mask=mask
+    )
     y = layers.Dropout(dropout, name=f"{name}_attention_dropout")(y)
     x = layers.Add(name=f"{name}_attention_add")([x, y])
 

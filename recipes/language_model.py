@@ -56,7 +56,16 @@ class Config:
     export: Annotated[bool, "write and verify a float32 SavedModel"] = True
 
     def __post_init__(self):
-        for field in ("sequence_length", "layers", "width", "heads", "epochs", "batch_size", "accumulate", "learning_rate"):
+        for field in (
+            "sequence_length",
+            "layers",
+            "width",
+            "heads",
+            "epochs",
+            "batch_size",
+            "accumulate",
+            "learning_rate",
+        ):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field} must be above 0, got {getattr(self, field)}")
         for field in ("seed", "weight_decay", "generate", "temperature"):
@@ -91,9 +100,6 @@ def compiled(config: Config, choice: PolicyChoice, steps: int) -> keras.Model:
         global_clipnorm=1.0,
         gradient_accumulation_steps=config.accumulate if config.accumulate > 1 else None,
     )
-    if config.accumulate > 1:
-        # Keras alone clips each batch's gradient; this clips the mean of the window.
-        optimizer = keras_mp.wrap_optimizer(optimizer, model)
     model.compile(optimizer=optimizer, loss=keras_mp.ChunkedCrossEntropy(), jit_compile=choice.jit_compile)
     return model
 

@@ -37,4 +37,6 @@ def value_and_gradients(function, arrays, mode="eager", unknown=()):
             signature = [tf.TensorSpec(shape, each.dtype) for shape, each in zip(shapes, arrays, strict=True)]
             both = tf.function(both, input_signature=signature, jit_compile=mode == "jit", autograph=False)
         value, gradients = both(*map(tf.convert_to_tensor, arrays))
-    return tuple(np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(each, "float32"))) for each in (value, *gradients))
+    return tuple(
+        np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(each, "float32"))) for each in (value, *gradients)
+    )

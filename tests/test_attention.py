@@ -11,7 +11,7 @@ from keras_mp.attention import attention
 
 
 def expected(query, key, value, upstream, seen):
-    """The output and the gradients, each with the size of its terms; `seen` broadcasts to (batch, heads, rows, columns)."""
+    """The output and the gradients, each with the size of its terms; `seen` is of (batch, heads, rows, columns)."""
     group = query.shape[2] // key.shape[2]
     q, k, v, g = (each.astype("float64").transpose(0, 2, 1, 3) for each in (query, key, value, upstream))
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
@@ -37,7 +37,11 @@ def expected(query, key, value, upstream, seen):
 
 def draw(rows, columns, heads, key_heads, features=8, batch=2, size=1.0):
     generator = np.random.default_rng()
-    shapes = [(batch, rows, heads, features), *[(batch, columns, key_heads, features)] * 2, (batch, rows, heads, features)]
+    shapes = [
+        (batch, rows, heads, features),
+        *[(batch, columns, key_heads, features)] * 2,
+        (batch, rows, heads, features),
+    ]
     return [(size * generator.normal(size=shape)).astype("float32") for shape in shapes]
 
 
@@ -51,7 +55,9 @@ def check(arrays, seen, mode, tolerance=1e-5, unknown=(), **arguments):
         return ops.sum(ops.cast(output, "float32") * upstream.astype("float32"))
 
     found = value_and_gradients(function, [query, key, value], mode, unknown)
-    output = ops.convert_to_numpy(ops.cast(attention(*map(ops.convert_to_tensor, (query, key, value)), **arguments), "float32"))
+    output = ops.convert_to_numpy(
+        ops.cast(attention(*map(ops.convert_to_tensor, (query, key, value)), **arguments), "float32")
+    )
     for ours, (right, terms) in zip([output, *found[1:]], expected(query, key, value, upstream, seen), strict=True):
         np.testing.assert_allclose(ours, right, rtol=0, atol=tolerance * terms)
 

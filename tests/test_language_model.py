@@ -71,7 +71,9 @@ def test_the_loss_of_features_is_taken_and_predictions_are_logits(monkeypatch):
     called = []
     original = keras_mp.ChunkedCrossEntropy.of_features
     monkeypatch.setattr(
-        keras_mp.ChunkedCrossEntropy, "of_features", lambda *args, **kwargs: called.append(1) or original(*args, **kwargs)
+        keras_mp.ChunkedCrossEntropy,
+        "of_features",
+        lambda *args, **kwargs: called.append(1) or original(*args, **kwargs),
     )
     model.fit(tokens, targets, verbose=0)
     assert called

@@ -91,9 +91,7 @@ def fused_attention(query: Any, key: Any, value: Any, mask: Any, *, causal: bool
     capability = getattr(jax.devices("gpu")[0], "compute_capability", "0.0")
     if "NVIDIA" not in jax.devices("gpu")[0].device_kind or float(capability) < 8:
         return None
-    return jax.nn.dot_product_attention(
-        query, key, value, is_causal=causal, scale=scale, implementation="cudnn"
-    )
+    return jax.nn.dot_product_attention(query, key, value, is_causal=causal, scale=scale, implementation="cudnn")
 
 
 def einsum_float32(equation: str, left: Any, right: Any) -> Any:
@@ -126,9 +124,7 @@ def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.checkpoint(function)
 
 
-def scan(
-    step: Callable[..., Any], carry: list[Any], slices: list[Any], dtype: str | None
-) -> tuple[list[Any], Any]:
+def scan(step: Callable[..., Any], carry: list[Any], slices: list[Any], dtype: str | None) -> tuple[list[Any], Any]:
     """Calls `step(carry, slices at i) -> (carry, result)` for each i of the slices' first axis, in one loop.
 
     Args:

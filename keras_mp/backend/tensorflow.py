@@ -142,9 +142,7 @@ def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def scan(
-    step: Callable[..., Any], carry: list[Any], slices: list[Any], dtype: str | None
-) -> tuple[list[Any], Any]:
+def scan(step: Callable[..., Any], carry: list[Any], slices: list[Any], dtype: str | None) -> tuple[list[Any], Any]:
     """Calls `step(carry, slices at i) -> (carry, result)` for each i of the slices' first axis, in one loop.
 
     Args:
