@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from keras_mp import fp8 as fp8
+    from keras_mp.cross_entropy import chunked_cross_entropy as chunked_cross_entropy
     from keras_mp.export import export_float32 as export_float32
+    from keras_mp.gelu import Gelu as Gelu
+    from keras_mp.language_model import ChunkedCrossEntropy as ChunkedCrossEntropy
+    from keras_mp.language_model import LanguageModel as LanguageModel
     from keras_mp.loss_scale import LossScale as LossScale
     from keras_mp.loss_scale import NoLossScale as NoLossScale
     from keras_mp.loss_scale import StaticLossScale as StaticLossScale
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
     from keras_mp.policy import choose_policy as choose_policy
     from keras_mp.policy import policy_scope as policy_scope
     from keras_mp.policy import set_global_policy as set_global_policy
+    from keras_mp.recompute import remat as remat
+    from keras_mp.self_attention import SelfAttention as SelfAttention
     from keras_mp.sensitive import sensitive_layers as sensitive_layers
     from keras_mp.skip import atomic_skip as atomic_skip
     from keras_mp.stabilized import stabilize as stabilize
@@ -37,7 +43,10 @@ if TYPE_CHECKING:
 
 _HOME = {
     "AuditReport": "keras_mp.numerics.audit",
+    "ChunkedCrossEntropy": "keras_mp.language_model",
     "CompileReport": "keras_mp.xla.report",
+    "Gelu": "keras_mp.gelu",
+    "LanguageModel": "keras_mp.language_model",
     "LossScale": "keras_mp.loss_scale",
     "LossScaleOptimizer": "keras_mp.optimizer",
     "NoLossScale": "keras_mp.loss_scale",
@@ -46,15 +55,18 @@ _HOME = {
     "ParityReport": "keras_mp.numerics.parity",
     "PolicySearch": "keras_mp.numerics.search",
     "PrecisionMonitor": "keras_mp.monitor",
+    "SelfAttention": "keras_mp.self_attention",
     "StaticLossScale": "keras_mp.loss_scale",
     "atomic_skip": "keras_mp.skip",
     "audit": "keras_mp.numerics.audit",
     "choose_policy": "keras_mp.policy",
+    "chunked_cross_entropy": "keras_mp.cross_entropy",
     "compare_training": "keras_mp.numerics.parity",
     "export_float32": "keras_mp.export",
     "find_nonfinite": "keras_mp.numerics.blame",
     "inspect": "keras_mp.xla.report",
     "policy_scope": "keras_mp.policy",
+    "remat": "keras_mp.recompute",
     "search_policy": "keras_mp.numerics.search",
     "sensitive_layers": "keras_mp.sensitive",
     "set_global_policy": "keras_mp.policy",
@@ -71,6 +83,8 @@ def _register() -> None:
     import_module("keras_mp.stabilized")
     import_module("keras_mp.optimizer")
     import_module("keras_mp.fp8")
+    for name in ("gelu", "language_model", "recompute", "self_attention"):
+        import_module(f"keras_mp.{name}")
 
 
 def __getattr__(name: str) -> Any:

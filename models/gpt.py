@@ -1,4 +1,4 @@
-"""GPT: a decoder-only language model, in plain functional Keras.
+"""GPT: a decoder-only language model, in functional Keras and the kit's lean layers.
 
 Radford, Wu, Child, Luan, Amodei, Sutskever, "Language Models are Unsupervised Multitask Learners", 2019 (GPT-2).
 """
@@ -6,6 +6,7 @@ Radford, Wu, Child, Luan, Amodei, Sutskever, "Language Models are Unsupervised M
 import keras
 from keras import layers
 
+import keras_mp
 from models.transformer import Size, add_positions, block, check_positive, find_size, initializer
 
 # "gpt2" is the smallest of GPT-2's table 2, with the heads of the code released with it. The others are ours.
@@ -19,6 +20,7 @@ def gpt(
     tied: bool = True,
     dropout: float = 0.0,
     vocabulary_multiple: int = 128,
+    remat: bool = False,
 ) -> keras.Model:
     """Builds the language model. Training it on sequences of one length keeps every step's shape the same.
 
@@ -30,10 +32,12 @@ def gpt(
         dropout: share of the embeddings' and of each branch's output that is dropped while training.
         vocabulary_multiple: the vocabulary is padded with tokens that never occur up to a multiple of this, because
             matrix units work in tiles of up to 128.
+        remat: whether the backward pass recomputes each block, which takes a third more operations and keeps far less.
 
     Returns:
-        A `keras.Model` from tokens `(batch, length)`, int32, to float32 logits `(batch, length, vocabulary)` of the
-        next token; the vocabulary as padded.
+        A `keras_mp.LanguageModel` from tokens `(batch, length)`, int32, to float32 logits `(batch, length, vocabulary)`
+        of the next token; the vocabulary as padded. Compiled with `keras_mp.ChunkedCrossEntropy()` it trains without
+        making all logits.
 
     Raises:
         ValueError: for an unknown size, or numbers that do not fit.
@@ -48,8 +52,8 @@ def gpt(
     x = add_positions(embedding(tokens))
     x = layers.Dropout(dropout, name="embedding_dropout")(x)
     for index in range(size.layers):
-        x = block(x, size, f"block{index + 1}", dropout, causal=True)
+        x = block(x, size, f"block{index + 1}", dropout, causal=True, remat=remat)
     x = layers.LayerNormalization(epsilon=1e-5, name="normalization")(x)
     logits = embedding(x, reverse=True)
     logits = layers.Activation("linear", dtype="float32", name="logits_float32")(logits)
-    return keras.Model(tokens, logits, name="gpt")
+    return keras_mp.LanguageModel(tokens, logits, name="gpt")

@@ -1,4 +1,4 @@
-"""A text classifier: a bidirectional encoder and the mean of its tokens, in plain functional Keras.
+"""A text classifier: a bidirectional encoder and the mean of its tokens, in functional Keras and the kit's lean layers.
 
 After Devlin, Chang, Lee, Toutanova, "BERT", 2019 (arXiv:1810.04805), without segments, with the normalization before
 each branch, and with the mean over the tokens where BERT takes its first one.
@@ -28,6 +28,7 @@ def text_classifier(
     length: int = 512,
     dropout: float = 0.1,
     vocabulary_multiple: int = 128,
+    remat: bool = False,
 ) -> keras.Model:
     """Builds the classifier. Token 0 is padding: no token sees it, and it is not in the mean.
 
@@ -39,6 +40,7 @@ def text_classifier(
         dropout: share of the embeddings' and of each branch's output that is dropped while training.
         vocabulary_multiple: the vocabulary is padded with tokens that never occur up to a multiple of this, because
             matrix units work in tiles of up to 128.
+        remat: whether the backward pass recomputes each block, which takes a third more operations and keeps far less.
 
     Returns:
         A `keras.Model` from tokens `(batch, length)`, int32, to float32 logits `(batch, classes)`.
@@ -54,7 +56,7 @@ def text_classifier(
     x = layers.Embedding(padded, size.width, embeddings_initializer=initializer(), name="tokens_embedding")(tokens)
     x = layers.Dropout(dropout, name="embedding_dropout")(add_positions(x))
     for index in range(size.layers):
-        x = block(x, size, f"block{index + 1}", dropout, mask=real[:, None, :])
+        x = block(x, size, f"block{index + 1}", dropout, mask=real[:, None, :], remat=remat)
     x = layers.LayerNormalization(epsilon=1e-5, name="normalization")(x)
     # A sum over hundreds of tokens needs float32, as the logits do.
     x = layers.Activation("linear", dtype="float32", name="tokens_float32")(x)

@@ -6,8 +6,8 @@ GPT-2 (Radford et al. 2019, section 2.3). A block is
     x = x + attention(normalize(x))
     x = x + dense(gelu(dense(normalize(x))))
 
-Nothing here names a precision, and all is made of Keras's own layers and operations: a saved model needs none of
-these files to be loaded.
+Nothing here names a precision. All is made of Keras's own layers and the kit's lean ones, which compute the same and
+keep less for the backward pass: a saved model needs `keras_mp` to be loaded, and none of these files.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import keras
 from keras import layers, ops
+
+import keras_mp
 
 
 class Size(NamedTuple):
@@ -67,8 +69,8 @@ def initializer() -> keras.Initializer:
     """GPT-2's and BERT's initial weights: normal, standard deviation 0.02.
 
     A new one for each layer, because an initializer draws the same values each time. GPT-2 also divides those of the
-    residual branches by sqrt(2 layers); `MultiHeadAttention` takes one initializer for all its weights, so here they
-    are not divided.
+    residual branches by sqrt(2 layers); `SelfAttention` takes one initializer for all its weights, so here they are not
+    divided.
     """
     return keras.initializers.RandomNormal(stddev=0.02)
 
@@ -91,34 +93,52 @@ def add_positions(x, name: str = "positions"):
     return x + layers.Embedding(length, width, embeddings_initializer=initializer(), name=name)(positions)
 
 
-def block(x, size: Size, name: str, dropout: float = 0.0, epsilon: float = 1e-5, causal: bool = False, mask=None):
+def block(
+    x,
+    size: Size,
+    name: str,
+    dropout: float = 0.0,
+    epsilon: float = 1e-5,
+    causal: bool = False,
+    mask=None,
+    remat: bool = False,
+):
     """Adds one block.
 
     Args:
         x: tokens, shape `(batch, length, width)`.
         size: the model's size.
         name: first part of the layers' names.
-        dropout: share of each branch's output that is dropped while training. Attention weights are not dropped:
-            that would take Keras off its fused attention.
+        dropout: share of each branch's output that is dropped while training. Attention weights are not dropped.
         epsilon: added to the variance by the normalizations.
         causal: whether a token sees only itself and those before it.
         mask: booleans, shape `(batch, 1, length)`, False for tokens that no token sees.
+        remat: whether the backward pass recomputes the block from its input, which is then all that is kept. The block
+            is a model of its own then, with the same weights in the same order.
 
     Returns:
         Tokens of the same shape.
     """
+    if not remat:
+        return _branches(x, size, name, dropout, epsilon, causal, mask)
+    inputs = [keras.Input(each.shape[1:], dtype=each.dtype) for each in ([x] if mask is None else [x, mask])]
+    inner = _branches(inputs[0], size, name, dropout, epsilon, causal, inputs[1] if mask is not None else None)
+    inner = keras.Model(inputs, inner, name=name)
+    return keras_mp.remat(inner)(x if mask is None else [x, mask])
+
+
+def _branches(x, size, name, dropout, epsilon, causal, mask):
     y = layers.LayerNormalization(epsilon=epsilon, name=f"{name}_attention_normalization")(x)
-    attention = layers.MultiHeadAttention(
-        size.heads, size.width // size.heads, kernel_initializer=initializer(), name=f"{name}_attention"
+    y = keras_mp.SelfAttention(size.heads, causal=causal, kernel_initializer=initializer(), name=f"{name}_attention")(
+        y, mask=mask
     )
-    y = attention(y, y, attention_mask=mask, use_causal_mask=causal)
     y = layers.Dropout(dropout, name=f"{name}_attention_dropout")(y)
     x = layers.Add(name=f"{name}_attention_add")([x, y])
 
     y = layers.LayerNormalization(epsilon=epsilon, name=f"{name}_dense_normalization")(x)
     y = layers.Dense(4 * size.width, kernel_initializer=initializer(), name=f"{name}_dense_1")(y)
     # By tanh, as in GPT-2: the exact one has no ONNX operation.
-    y = ops.gelu(y, approximate=True)
+    y = keras_mp.Gelu(name=f"{name}_gelu")(y)
     y = layers.Dense(size.width, kernel_initializer=initializer(), name=f"{name}_dense_2")(y)
     y = layers.Dropout(dropout, name=f"{name}_dense_dropout")(y)
     return layers.Add(name=f"{name}_dense_add")([x, y])

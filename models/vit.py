@@ -1,4 +1,4 @@
-"""The vision transformer, in plain functional Keras.
+"""The vision transformer, in functional Keras and the kit's lean layers.
 
 Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021 (arXiv:2010.11929), equations 1 to 4, with the sizes that
 Touvron et al. 2021 (DeiT, arXiv:2012.12877, table 1) call Ti, S and B.
@@ -18,6 +18,7 @@ def vit(
     input_shape: tuple[int, int, int] = (224, 224, 3),
     patch: int = 16,
     dropout: float = 0.0,
+    remat: bool = False,
 ) -> keras.Model:
     """Builds the classifier: a learned class token before the patches, whose last state gives the logits.
 
@@ -29,6 +30,7 @@ def vit(
         input_shape: `(height, width, channels)` of an image; height and width are multiples of `patch`.
         patch: pixels of a patch's side.
         dropout: share of the embeddings' and of each branch's output that is dropped while training.
+        remat: whether the backward pass recomputes each block, which takes a third more operations and keeps far less.
 
     Returns:
         A `keras.Model` from images `(batch, height, width, channels)` to float32 logits `(batch, classes)`.
@@ -51,7 +53,7 @@ def vit(
     x = add_positions(layers.Concatenate(axis=1, name="class_and_patches")([class_token, x]))
     x = layers.Dropout(dropout, name="embedding_dropout")(x)
     for index in range(size.layers):
-        x = block(x, size, f"block{index + 1}", dropout, epsilon=1e-6)
+        x = block(x, size, f"block{index + 1}", dropout, epsilon=1e-6, remat=remat)
     x = layers.LayerNormalization(epsilon=1e-6, name="normalization")(x)
     logits = layers.Dense(classes, kernel_initializer=initializer(), name="logits")(x[:, 0])
     logits = layers.Activation("linear", dtype="float32", name="logits_float32")(logits)

@@ -72,9 +72,71 @@ def fused_attention_in_float32(dtype: str) -> bool:
     return not (dtype == "float16" and jax.default_backend() == "cpu")
 
 
+def fused_attention(query: Any, key: Any, value: Any, mask: Any, *, causal: bool, scale: float) -> Any:
+    """Attends with cuDNN's fused kernels, whose softmax is in float32, or returns None where they do not serve.
+
+    Args:
+        query: shape `(batch, rows, heads, features)`.
+        key, value: shape `(batch, columns, key heads, features)`.
+        mask: booleans, shape `(batch, columns)` or `(batch, rows or 1, columns)`, or None.
+        causal: whether row i sees only the columns 0 to i.
+        scale: of the scores.
+    """
+    # With a mask cuDNN reads it whole, as 16-bit numbers of size rows x columns a head.
+    if mask is not None or jax.default_backend() != "gpu" or query.dtype not in (jnp.float16, jnp.bfloat16):
+        return None
+    # cuDNN's own limits: features up to 128, in steps of 8 (JAX's documentation of dot_product_attention).
+    if query.shape[3] > 128 or query.shape[3] % 8 or (causal and query.shape[1] != key.shape[1]):
+        return None
+    capability = getattr(jax.devices("gpu")[0], "compute_capability", "0.0")
+    if "NVIDIA" not in jax.devices("gpu")[0].device_kind or float(capability) < 8:
+        return None
+    return jax.nn.dot_product_attention(query, key, value, is_causal=causal, scale=scale, implementation="cudnn")
+
+
 def einsum_float32(equation: str, left: Any, right: Any) -> Any:
     """Contracts two 16-bit tensors and returns the float32 sums; see `keras_mp.accumulate`."""
     return jnp.einsum(equation, left, right, preferred_element_type=jnp.float32)
+
+
+def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
+    """Returns the same tensors, with which the compiler may begin nothing before the others are there.
+
+    What is computed from them is not merged with the same computation elsewhere, so it is made anew.
+    """
+    return list(jax.lax.optimization_barrier((*tensors, *others))[: len(tensors)])
+
+
+def fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function of arrays as it is: whatever is jitted around it fuses it."""
+    return function
+
+
+def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function that keeps its arguments for the backward pass, and there computes what else is needed.
+
+    Args:
+        function: from arrays to a tuple of arrays; it reads no variable and assigns to none.
+
+    Returns:
+        A function with the same results and gradients.
+    """
+    return jax.checkpoint(function)
+
+
+def scan(step: Callable[..., Any], carry: list[Any], slices: list[Any], dtype: str | None) -> tuple[list[Any], Any]:
+    """Calls `step(carry, slices at i) -> (carry, result)` for each i of the slices' first axis, in one loop.
+
+    Args:
+        step: keeps the shapes and dtypes of the carry; its result is of the shape of the first slice.
+        carry: what the first step begins with.
+        slices: arrays with the same first axis.
+        dtype: of the result; None where there is none.
+
+    Returns:
+        The last carry, and the results stacked, or None.
+    """
+    return jax.lax.scan(step, carry, slices)
 
 
 def gradient_scope() -> Callable[[], Any]:

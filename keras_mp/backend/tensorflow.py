@@ -68,6 +68,11 @@ def fused_attention_in_float32(dtype: str) -> bool:
     return False
 
 
+def fused_attention(query: Any, key: Any, value: Any, mask: Any, *, causal: bool, scale: float) -> Any:
+    """Returns None: TensorFlow has no fused attention."""
+    return None
+
+
 def einsum_float32(equation: str, left: Any, right: Any) -> Any:
     """Contracts two 16-bit tensors and returns the float32 sums; see `keras_mp.accumulate`."""
     operands, out = equation.split("->")
@@ -88,6 +93,79 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
     )
     result = tfxla.dot_general(left, right, dimensions, preferred_element_type=tf.float32)
     return _transposed(result, [*batch, *left_free, *right_free], out)
+
+
+def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
+    """Returns the same tensors, with which the compiler may begin nothing before the others are there.
+
+    What is computed from them is not merged with the same computation elsewhere, so it is made anew.
+    """
+    # Without jit the operation copies, so of the others it is given one number.
+    others = [tf.reshape(each, [-1])[:1] for each in others]
+    return list(tfxla.optimization_barrier(*tensors, *others)[: len(tensors)])
+
+
+def fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function of tensors one kernel, also where the graph around it is not jitted."""
+    return tf.function(function, jit_compile=True, autograph=False)
+
+
+def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function that keeps its arguments for the backward pass, and there computes what else is needed.
+
+    Args:
+        function: from tensors to a tuple of tensors; it reads no variable and assigns to none.
+
+    Returns:
+        A function with the same results and gradients.
+    """
+
+    @tf.custom_gradient
+    def call(*arguments: Any) -> Any:
+        scope = gradient_scope()
+
+        def gradient(*upstream: Any) -> Any:
+            with scope():
+                anew = barrier(list(arguments), [each for each in upstream if each is not None])
+                watched = [each for each in anew if each.dtype.is_floating]
+                with tf.GradientTape(watch_accessed_variables=False) as tape:
+                    tape.watch(watched)
+                    results = function(*anew)
+                pairs = zip(results, upstream, strict=True)
+                used = [(result, each) for result, each in pairs if result.dtype.is_floating and each is not None]
+                targets, seeds = zip(*used, strict=True)
+                found = iter(tape.gradient(targets, watched, seeds, tf.UnconnectedGradients.ZERO))
+                return [dense(next(found)) if each.dtype.is_floating else None for each in anew]
+
+        return function(*arguments), gradient
+
+    return call
+
+
+def scan(step: Callable[..., Any], carry: list[Any], slices: list[Any], dtype: str | None) -> tuple[list[Any], Any]:
+    """Calls `step(carry, slices at i) -> (carry, result)` for each i of the slices' first axis, in one loop.
+
+    Args:
+        step: keeps the shapes and dtypes of the carry; its result is of the shape of the first slice.
+        carry: what the first step begins with.
+        slices: tensors with the same first axis.
+        dtype: of the result; None where there is none.
+
+    Returns:
+        The last carry, and the results stacked, or None.
+    """
+    count = tf.shape(slices[0])[0]
+    results = [tf.TensorArray(dtype, count, element_shape=slices[0].shape[1:])] if dtype else []
+
+    def body(index: Any, carry: Any, results: Any) -> Any:
+        carry, result = step(carry, [each[index] for each in slices])
+        return index + 1, carry, [array.write(index, result) for array in results]
+
+    _, carry, results = tf.while_loop(
+        lambda index, carry, results: index < count, body, (tf.constant(0), list(carry), results),
+        maximum_iterations=count,
+    )  # fmt: skip
+    return carry, results[0].stack() if results else None
 
 
 def gradient_scope() -> Callable[[], Any]:

@@ -21,27 +21,27 @@ def gelu(x):
 
 def expected(x, weights, seen):
     """One block; `seen[b, i, j]` tells whether token i sees token j."""
-    scale_1, offset_1, query, query_b, key, key_b, value, value_b, output, output_b, *rest = weights
+    scale_1, offset_1, projection, projection_b, output, output_b, *rest = weights
     scale_2, offset_2, dense_1, dense_1_b, dense_2, dense_2_b = rest
     y = normalize(x, scale_1, offset_1)
-    queries, keys, values = (
-        np.einsum("btw,whd->bhtd", y, kernel) + bias[:, None]
-        for kernel, bias in ((query, query_b), (key, key_b), (value, value_b))
-    )
+    together = (y @ projection + projection_b).reshape(2, LENGTH, 3, SIZE.heads, -1)
+    queries, keys, values = together.transpose(2, 0, 3, 1, 4)
     scores = np.where(seen[:, None], queries @ keys.swapaxes(-1, -2) / np.sqrt(SIZE.width / SIZE.heads), -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
-    x = x + np.einsum("bhtd,hdw->btw", weights @ values, output) + output_b
+    x = x + (weights @ values).transpose(0, 2, 1, 3).reshape(2, LENGTH, SIZE.width) @ output + output_b
     return x + gelu(normalize(x, scale_2, offset_2) @ dense_1 + dense_1_b) @ dense_2 + dense_2_b
 
 
+@pytest.mark.parametrize("remat", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-def test_block_is_the_equation(causal):
+def test_block_is_the_equation(causal, remat):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(2, LENGTH, SIZE.width)).astype("float32")
     real = np.array([[True] * 6, [True] * 4 + [False] * 2])
     inputs, mask = keras.Input((LENGTH, SIZE.width)), keras.Input((LENGTH,), dtype="bool")
-    model = keras.Model([inputs, mask], block(inputs, SIZE, "block", dropout=0.5, causal=causal, mask=mask[:, None, :]))
+    outputs = block(inputs, SIZE, "block", dropout=0.5, causal=causal, mask=mask[:, None, :], remat=remat)
+    model = keras.Model([inputs, mask], outputs)
     for variable in model.weights:
         variable.assign(generator.normal(size=variable.shape) * 0.3)
     seen = np.broadcast_to(real[:, None, :], (2, LENGTH, LENGTH))

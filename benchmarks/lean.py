@@ -1,0 +1,118 @@
+"""What the lean parts save: memory of GPT-2 124M on an H100, and the time of a small GPT's step on this CPU.
+
+    python benchmarks/lean.py memory --backend jax --model lean
+    python benchmarks/lean.py memory --backend tensorflow --model lean --remat
+    python benchmarks/lean.py memory --backend jax --model plain --precision float32
+    python benchmarks/lean.py time --steps 30
+
+`memory` compiles the whole training step, with AdamW, for batch 8 x 1024, and prints the compiler's figure for what it
+needs besides weights, optimizer and batch, with the largest arrays. `time` runs a step of the plain and of the lean
+model in turn, on TensorFlow without jit, in mixed_bfloat16: width 384, 6 layers, 6 heads, batch 8 x 256, vocabulary
+256.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+
+def plain_gpt(layer_count: int, width: int, heads: int, vocabulary: int, length: int):
+    """The GPT of models/gpt.py of Keras's layers alone."""
+    import keras
+    from keras import layers
+
+    from models.transformer import add_positions, initializer
+
+    embedding = layers.ReversibleEmbedding(vocabulary, width, embeddings_initializer=initializer())
+    tokens = keras.Input((length,), dtype="int32")
+    x = add_positions(embedding(tokens))
+    for _ in range(layer_count):
+        y = layers.LayerNormalization(epsilon=1e-5)(x)
+        attention = layers.MultiHeadAttention(heads, width // heads, kernel_initializer=initializer())
+        x = layers.Add()([x, attention(y, y, use_causal_mask=True)])
+        y = layers.LayerNormalization(epsilon=1e-5)(x)
+        y = layers.Dense(4 * width, kernel_initializer=initializer())(y)
+        y = keras.ops.gelu(y, approximate=True)
+        x = layers.Add()([x, layers.Dense(width, kernel_initializer=initializer())(y)])
+    logits = embedding(layers.LayerNormalization(epsilon=1e-5)(x), reverse=True)
+    return keras.Model(tokens, layers.Activation("linear", dtype="float32")(logits))
+
+
+def compiled(model: str, sizes: tuple[int, int, int, int, int], remat: bool, jit: bool):
+    import keras
+
+    import keras_mp
+    from models.gpt import gpt
+    from models.transformer import Size
+
+    keras.utils.set_random_seed(0)
+    if model == "plain":
+        network, loss = plain_gpt(*sizes), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    else:
+        network = gpt(Size(*sizes[:3]), sizes[3], sizes[4], remat=remat)
+        loss = keras_mp.ChunkedCrossEntropy()
+    network.compile(keras.optimizers.AdamW(3e-4), loss, jit_compile=jit)
+    return network
+
+
+def memory(options: argparse.Namespace) -> None:
+    import keras
+
+    import keras_mp
+
+    keras.config.set_dtype_policy(options.precision)
+    tokens = keras.KerasTensor((8, 1024), "int32")
+    sizes = (12, 768, 12, 50304, 1024)
+    report = keras_mp.inspect(lambda: compiled(options.model, sizes, options.remat, True), (tokens, tokens), "h100")
+    found = report.memory
+    print(f"| {options.model}{' with remat' if options.remat else ''} | {report.backend} | {options.precision} | "
+          f"{found.temporary / 2**30:.2f} | {found.peak / 2**30:.2f} |")  # fmt: skip
+    for buffer in found.largest[: options.buffers]:
+        print(f"  {buffer.bytes / 2**20:.0f} MiB {buffer.dtype}{list(buffer.shape)} {buffer.what} of {buffer.layer}")
+
+
+def step_time(options: argparse.Namespace) -> None:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    models = {name: compiled(name, (6, 384, 6, 256, 256), False, False) for name in ("plain", "lean")}
+    text = np.random.default_rng().integers(0, 256, (8, 257))
+    batch = tf.constant(text[:, :-1], tf.int32), tf.constant(text[:, 1:], tf.int32)
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    for step in range(options.steps + 3):
+        for name, model in models.items():
+            started = time.perf_counter()
+            model.train_on_batch(*batch)
+            if step >= 3:
+                seconds[name].append(time.perf_counter() - started)
+    # Steps that ran one after the other met the same load.
+    ratio = statistics.median(lean / plain for plain, lean in zip(*seconds.values(), strict=True))
+    for name, each in seconds.items():
+        print(f"{name}: median {statistics.median(each) * 1e3:.0f} ms, least {min(each) * 1e3:.0f} ms")
+    print(f"lean / plain: {ratio:.2f} median of pairs, {min(seconds['lean']) / min(seconds['plain']):.2f} of the least")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("memory", "time"))
+    parser.add_argument("--backend", default="jax", choices=("tensorflow", "jax"))
+    parser.add_argument("--model", default="lean", choices=("plain", "lean"))
+    parser.add_argument("--precision", default="mixed_bfloat16")
+    parser.add_argument("--remat", action="store_true")
+    parser.add_argument("--buffers", type=int, default=3, help="how many of the largest arrays to print")
+    parser.add_argument("--steps", type=int, default=30)
+    options = parser.parse_args()
+    os.environ |= {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    os.environ["KERAS_BACKEND"] = "tensorflow" if options.what == "time" else options.backend
+    (memory if options.what == "memory" else step_time)(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""LanguageModel and its loss beside the plain model with Keras's loss."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_mp
+
+VOCABULARY, WIDTH, LENGTH = 40, 16, 6
+
+
+def build(kind=keras_mp.LanguageModel, tied=True, dense=False):
+    keras.utils.set_random_seed(0)
+    tokens = keras.Input((LENGTH,), dtype="int32")
+    embedding = layers.ReversibleEmbedding(VOCABULARY, WIDTH, tie_weights=tied)
+    x = layers.LayerNormalization()(layers.Dense(WIDTH)(embedding(tokens)))
+    logits = layers.Dense(VOCABULARY)(x) if dense else embedding(x, reverse=True)
+    return kind(tokens, layers.Activation("linear", dtype="float32")(logits))
+
+
+def draw():
+    generator = np.random.default_rng()
+    tokens, targets = generator.integers(0, VOCABULARY, (2, 5, LENGTH)).astype("int32")
+    return tokens, targets, generator.random((5, LENGTH)).astype("float32")
+
+
+@pytest.mark.parametrize("head", [{}, {"tied": False}, {"dense": True}], ids=str)
+@pytest.mark.parametrize("jit", [True, False, None])
+@pytest.mark.parametrize("weights", ["none", "sequence", "token"])
+def test_it_trains_and_evaluates_as_the_plain_model(head, jit, weights):
+    tokens, targets, given = draw()
+    given = {"none": None, "sequence": given[:, :1], "token": given}[weights]
+    mode = {"run_eagerly": True} if jit is None else {"jit_compile": jit}
+    plain, ours = build(keras.Model, **head), build(**head)
+    plain.compile(keras.optimizers.SGD(0.5), keras.losses.SparseCategoricalCrossentropy(from_logits=True), **mode)
+    ours.compile(keras.optimizers.SGD(0.5), keras_mp.ChunkedCrossEntropy(rows=7), **mode)
+    for _ in range(2):
+        both = [float(m.train_on_batch(tokens, targets, sample_weight=given)) for m in (ours, plain)]
+        np.testing.assert_allclose(*both, rtol=1e-5)
+    for a, b in zip(ours.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-5)
+    both = [m.evaluate(tokens, targets, sample_weight=given, verbose=0) for m in (ours, plain)]
+    np.testing.assert_allclose(*both, rtol=1e-5)
+
+
+@pytest.mark.parametrize("from_features", [True, False])
+def test_ignored_targets_and_label_smoothing(from_features):
+    tokens, targets, weights = draw()
+    targets[0, :4] = 7
+    arguments = {"label_smoothing": 0.2, "ignore_class": 7, "rows": 4}
+    model = build()
+    model.compile("sgd", keras_mp.ChunkedCrossEntropy(**arguments))
+    logits = model.predict(tokens, verbose=0)
+    log_softmax = logits - np.log(np.exp(logits.astype("float64")).sum(-1, keepdims=True))
+    at_target = np.take_along_axis(log_softmax, targets[..., None], -1)[..., 0]
+    losses = -(0.8 * at_target + 0.2 * log_softmax.mean(-1))
+    counts = targets != 7
+    exact = (losses * weights * counts).sum() / counts.sum()
+    if from_features:
+        ours = model.evaluate(tokens, targets, sample_weight=weights, verbose=0)
+    else:
+        ours = float(keras_mp.ChunkedCrossEntropy(**arguments)(targets, logits, weights))
+    np.testing.assert_allclose(ours, exact, rtol=1e-5)
+
+
+def test_the_loss_of_features_is_taken_and_predictions_are_logits(monkeypatch):
+    tokens, targets, _ = draw()
+    model = build()
+    model.compile("sgd", keras_mp.ChunkedCrossEntropy())
+    called = []
+    original = keras_mp.ChunkedCrossEntropy.of_features
+    monkeypatch.setattr(
+        keras_mp.ChunkedCrossEntropy,
+        "of_features",
+        lambda *args, **kwargs: called.append(1) or original(*args, **kwargs),
+    )
+    model.fit(tokens, targets, verbose=0)
+    assert called
+    assert model.predict(tokens, verbose=0).shape == (5, LENGTH, VOCABULARY)
+
+
+def test_another_loss_and_metrics_work_as_usual():
+    tokens, targets, _ = draw()
+    model = build()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    assert set(model.fit(tokens, targets, verbose=0).history) == {"loss", "accuracy"}
+    model.compile("sgd", keras_mp.ChunkedCrossEntropy(), metrics=["accuracy"])
+    assert set(model.fit(tokens, targets, verbose=0).history) == {"loss", "accuracy"}
+
+
+def test_it_is_saved_loaded_and_stabilized(tmp_path):
+    tokens, targets, _ = draw()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = keras_mp.stabilize(build())
+    model.compile("adam", keras_mp.ChunkedCrossEntropy(label_smoothing=0.1, rows=4))
+    model.fit(tokens, targets, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(loaded) is keras_mp.LanguageModel and loaded.loss.get_config() == model.loss.get_config()
+    np.testing.assert_allclose(
+        loaded.evaluate(tokens, targets, verbose=0), model.evaluate(tokens, targets, verbose=0), rtol=1e-5
+    )
+
+
+def test_bad_arguments_are_named():
+    x = keras.Input((4,))
+    with pytest.raises(ValueError, match="ends in a Dense or a ReversibleEmbedding layer.*got LayerNormalization"):
+        keras_mp.LanguageModel(x, layers.LayerNormalization()(x))
+    with pytest.raises(ValueError, match="one output, its logits; got 2"):
+        keras_mp.LanguageModel(x, [layers.Dense(2)(x), layers.Dense(2)(x)])
+    with pytest.raises(ValueError, match="label_smoothing must be from 0 to 1, got -1"):
+        keras_mp.ChunkedCrossEntropy(label_smoothing=-1)
+    with pytest.raises(ValueError, match="rows must be at least 1, got 0"):
+        keras_mp.ChunkedCrossEntropy(rows=0)
+    with pytest.raises(ValueError, match="reduction is one of sum_over_batch_size.*got 'none'"):
+        keras_mp.ChunkedCrossEntropy(reduction="none")
+    model = build()
+    model.compile("sgd", keras_mp.ChunkedCrossEntropy())
+    with pytest.raises(ValueError, match="sample_weight must broadcast from the left"):
+        keras_mp.ChunkedCrossEntropy()(np.zeros((5, 6), "int32"), np.zeros((5, 6, 9), "float32"), np.ones((6, 5)))
