@@ -24,13 +24,15 @@ def tiny_gpt(policy="mixed_bfloat16"):
     return model, (tokens, tokens)
 
 
-def gpt_flops():
-    """All products of a training step of the tiny GPT, from its dimensions alone: forward, and twice that backward."""
+def gpt_flops(training=True):
+    """All products of a step of the tiny GPT, from its dimensions alone.
+
+    Backward is twice forward, and attention computes its scores once more.
+    """
     tokens, width = BATCH * LENGTH, TINY.width
-    projections = 4 * width * width + 2 * width * 4 * width
-    attention = 2 * LENGTH * width  # scores and their product with the values, for one token
-    forward = TINY.layers * tokens * (projections + attention) + tokens * width * VOCABULARY
-    return 3 * 2 * forward
+    projections = TINY.layers * tokens * (4 * width * width + 2 * width * 4 * width) + tokens * width * VOCABULARY
+    scores = TINY.layers * tokens * LENGTH * width  # and as many for their product with the values
+    return 2 * (3 * projections + (2 + 5) * scores if training else projections + 2 * scores)
 
 
 def planted():

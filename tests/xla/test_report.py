@@ -29,22 +29,19 @@ def h100():
 
 
 def test_operations_are_those_of_the_paper(gpt_report):
-    assert gpt_report.flops == pytest.approx(gpt_flops(), rel=0.01)
+    assert gpt_report.flops == pytest.approx(gpt_flops(), rel=0.001)
 
 
 def test_every_product_has_its_layer_and_its_role(gpt_report):
     assert all(matmul.layer != "unattributed" for matmul in gpt_report.matmuls)
     roles = Counter((matmul.layer, matmul.role) for matmul in gpt_report.matmuls)
     for block in ("block1", "block2"):
-        for layer in ("attention/query", "attention/key", "attention/value", "attention/attention_output"):
-            for role in ("forward", "input gradient", "kernel gradient"):
-                assert roles[f"{block}_{layer}", role] == 1, (layer, role)
-        for layer in ("dense_1", "dense_2"):
+        for layer in ("attention/query_key_value", "attention/output", "dense_1", "dense_2"):
             for role in ("forward", "input gradient", "kernel gradient"):
                 assert roles[f"{block}_{layer}", role] == 1, (layer, role)
         assert roles[f"{block}_attention", "forward"] == 2
-        assert roles[f"{block}_attention", "input gradient"] == 4
-    assert sum(roles.values()) == 2 * (6 * 3 + 6) + 3
+        assert roles[f"{block}_attention", "input gradient"] == 5  # the scores, once more
+    assert sum(roles.values()) == 2 * (4 * 3 + 7) + 3
 
 
 def test_every_product_is_found_in_the_compiled_step(gpt_report):
@@ -162,14 +159,14 @@ def test_other_precisions_side_by_side():
 def test_inference():
     model, (x, _) = tiny_gpt()
     report = keras_mp.inspect(model, x, "host", training=False)
-    assert report.flops == pytest.approx(gpt_flops() / 3, rel=0.01)
+    assert report.flops == pytest.approx(gpt_flops(training=False), rel=0.001)
     assert {matmul.role for matmul in report.matmuls} == {"forward"}
     assert report.memory.optimizer == 0
 
 
 def test_a_function_that_builds():
     report = keras_mp.inspect(lambda: tiny_gpt()[0], (tensor((BATCH, LENGTH), "int32"),) * 2, "host")
-    assert report.flops == pytest.approx(gpt_flops(), rel=0.01)
+    assert report.flops == pytest.approx(gpt_flops(), rel=0.001)
 
 
 def test_the_model_is_untouched():
