@@ -165,11 +165,6 @@ def as_tensor(x: Any) -> Any:
     return keras.ops.convert_to_tensor(x)
 
 
-def apart(x: Any) -> Any:
-    """Returns a tensor that the compiler takes for another one: what is computed of it is not shared, nor moved."""
-    return jax.lax.optimization_barrier(x)
-
-
 def bitcast(x: Any, dtype: str) -> Any:
     """Reads the bits of each element as another dtype of the same size."""
     return jax.lax.bitcast_convert_type(x, dtype)

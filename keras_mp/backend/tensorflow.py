@@ -189,18 +189,6 @@ def as_tensor(x: Any) -> Any:
     return tf.convert_to_tensor(keras.ops.convert_to_tensor(x))
 
 
-def apart(x: Any) -> Any:
-    """Returns a tensor that the compiler takes for another one: what is computed of it is not shared, nor moved."""
-    kind = _mlir_type(x.shape, x.dtype.name)
-    module = f"""module @apart attributes {{jax.uses_shape_polymorphism = true}} {{
-      func.func public @main(%x: {kind}) -> {kind} {{
-        %result = stablehlo.optimization_barrier %x : {kind}
-        return %result : {kind}
-      }}
-    }}"""
-    return _call_module([x], module, x.dtype, x.shape)
-
-
 def bitcast(x: Any, dtype: str) -> Any:
     """Reads the bits of each element as another dtype of the same size."""
     return tf.bitcast(x, dtype)
@@ -267,17 +255,12 @@ def fp8_dot(
         return %{last} : {result_type}
       }}
     }}"""
-    return _call_module([left, right, factor], module, tf.as_dtype(dtype), tf.TensorShape(shape))
-
-
-def _call_module(arguments: list[Any], module: str, dtype: tf.DType, shape: tf.TensorShape) -> Any:
-    """Calls StableHLO of one result, which XLA compiles in eager and graph mode, too."""
     return tfxla.call_module(
-        arguments,
+        [left, right, factor],
         version=9,
         module=module.encode(),
-        Tout=[dtype],
-        Sout=[shape],
+        Tout=[tf.as_dtype(dtype)],
+        Sout=[tf.TensorShape(shape)],
         platforms=["CPU"],
         disabled_checks=[tfxla.call_module_disable_check_platform()],  # nothing in it is a CPU's alone
     )[0]

@@ -107,9 +107,9 @@ class DelayedScaling(Recipe):
         if history is None:
             return self._scaled(x, role, amax_of(x), self.margin)
         known = keras.ops.max(history) if self.amax_compute == "max" else history[0]
-        # Apart: a compiler that sees the same maximum in the history's next entry computes it first, in every step,
-        # and then reads x a second time.
-        amax = keras.ops.cond(known > 0, lambda: known, lambda: amax_of(backend.apart(x)))
+        # The barrier: a compiler that sees the same maximum in the history's next entry computes it first, in every
+        # step, and then reads x a second time.
+        amax = keras.ops.cond(known > 0, lambda: known, lambda: amax_of(backend.barrier([x], [])[0]))
         return self._scaled(x, role, amax, self.margin)
 
     def get_config(self) -> dict[str, Any]:
