@@ -8,7 +8,7 @@
 `memory` compiles the whole training step, with AdamW, for batch 8 x 1024, and prints the compiler's figure for what it
 needs besides weights, optimizer and batch, with the largest arrays. `time` runs a step of the plain and of the lean
 model in turn, on TensorFlow without jit, in mixed_bfloat16: width 384, 6 layers, 6 heads, batch 8 x 256, vocabulary
-256.
+256; and, where torch is installed, of the same model in PyTorch, eager, under autocast to bfloat16.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import os
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -76,27 +77,86 @@ def memory(options: argparse.Namespace) -> None:
         print(f"  {buffer.bytes / 2**20:.0f} MiB {buffer.dtype}{list(buffer.shape)} {buffer.what} of {buffer.layer}")
 
 
+def pytorch_step(layer_count: int, width: int, heads: int, vocabulary: int, length: int, text):
+    """The same training step in PyTorch, as a function; None where torch is not installed."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    from torch import nn
+    from torch.nn import functional
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.split, self.join = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.dense = nn.Sequential(
+                nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
+            )
+
+        def forward(self, x):
+            batch = x.shape[0]
+            parts = self.split(self.first(x)).view(batch, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+            y = functional.scaled_dot_product_attention(*parts, is_causal=True)
+            x = x + self.join(y.transpose(1, 2).reshape(batch, length, width))
+            return x + self.dense(self.second(x))
+
+    class Gpt(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+            self.blocks = nn.Sequential(*(Block() for _ in range(layer_count)))
+            self.norm = nn.LayerNorm(width)
+
+        def forward(self, tokens):
+            x = self.tokens(tokens) + self.positions(torch.arange(length))
+            return functional.linear(self.norm(self.blocks(x)), self.tokens.weight)
+
+    network = Gpt()
+    optimizer = torch.optim.AdamW(network.parameters(), 3e-4)
+    inputs, targets = torch.from_numpy(text[:, :-1].copy()), torch.from_numpy(text[:, 1:].copy())
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = network(inputs)
+        loss = functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss.item()
+
+    return step
+
+
 def step_time(options: argparse.Namespace) -> None:
     import keras
     import numpy as np
     import tensorflow as tf
 
     keras.config.set_dtype_policy("mixed_bfloat16")
-    models = {name: compiled(name, (6, 384, 6, 256, 256), False, False) for name in ("plain", "lean")}
+    sizes = (6, 384, 6, 256, 256)
     text = np.random.default_rng().integers(0, 256, (8, 257))
     batch = tf.constant(text[:, :-1], tf.int32), tf.constant(text[:, 1:], tf.int32)
-    seconds: dict[str, list[float]] = {name: [] for name in models}
+    models = {name: compiled(name, sizes, False, False) for name in ("plain", "lean")}
+    ways = {name: partial(model.train_on_batch, *batch) for name, model in models.items()}
+    pytorch = pytorch_step(*sizes, text)
+    if pytorch:
+        ways["PyTorch autocast"] = pytorch
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
     for step in range(options.steps + 3):
-        for name, model in models.items():
+        for name, way in ways.items():
             started = time.perf_counter()
-            model.train_on_batch(*batch)
+            way()
             if step >= 3:
                 seconds[name].append(time.perf_counter() - started)
-    # Steps that ran one after the other met the same load.
-    ratio = statistics.median(lean / plain for plain, lean in zip(*seconds.values(), strict=True))
     for name, each in seconds.items():
         print(f"{name}: median {statistics.median(each) * 1e3:.0f} ms, least {min(each) * 1e3:.0f} ms")
-    print(f"lean / plain: {ratio:.2f} median of pairs, {min(seconds['lean']) / min(seconds['plain']):.2f} of the least")
+    for name in seconds.keys() - {"lean"}:
+        # Steps that ran one after the other met the same load.
+        ratio = statistics.median(lean / other for lean, other in zip(seconds["lean"], seconds[name], strict=True))
+        least = min(seconds["lean"]) / min(seconds[name])
+        print(f"lean / {name}: {ratio:.2f} median of pairs, {least:.2f} of the least")
 
 
 def main() -> None:

@@ -93,8 +93,8 @@ def build(config: Config) -> keras.Model:
 def compiled(config: Config, choice: PolicyChoice, steps: int) -> keras.Model:
     """Builds the model in the chosen precision and compiles it for a number of steps."""
     model = in_precision(build(config), choice, config.fp8)
-    # Keras's schedules count updates, not batches.
-    learning_rate = warmup_then_cosine(config.learning_rate, max(1, steps // config.accumulate))
+    # Keras's schedules count batches, of which `accumulate` make an update.
+    learning_rate = warmup_then_cosine(config.learning_rate, steps)
     optimizer = keras.optimizers.AdamW(
         learning_rate,
         beta_2=0.95,

@@ -57,6 +57,21 @@ def test_a_short_training_leaves_whole_files(tmp_path, corpus, capsys):
         assert result.low_precision_ops == 0 and result.max_difference <= 1e-5
 
 
+def test_two_micro_batches_are_a_batch_and_remat_changes_nothing(tmp_path, corpus, monkeypatch):
+    # At a rate that changes within a window, the two would take different ones.
+    monkeypatch.setattr(recipe, "warmup_then_cosine", lambda peak, steps: 1e-3)
+    short = dataclasses.replace(
+        QUICK, policy="float32", corpus=corpus, output=str(tmp_path), export=False, batch_size=16, width=32
+    )
+    whole = recipe.train(short).value
+    halves = recipe.train(dataclasses.replace(short, batch_size=8, accumulate=2)).value
+    again = recipe.train(dataclasses.replace(short, remat=True)).value
+    assert halves == pytest.approx(whole, rel=1e-4)
+    assert again == pytest.approx(whole, rel=1e-4)
+    with pytest.raises(ValueError, match="accumulate must be above 0, got 0"):
+        dataclasses.replace(short, accumulate=0)
+
+
 def test_bits_per_byte_in_float32_are_those_of_numpy(tmp_path, corpus):
     config = dataclasses.replace(QUICK, policy="float32", corpus=corpus, epochs=1, output=str(tmp_path), export=False)
     result = recipe.train(config)
