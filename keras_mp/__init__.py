@@ -78,7 +78,7 @@ _MODULES = ("backend", "chips", "fp8", "hardware")
 __all__ = [*_HOME, *_MODULES]
 
 
-def _register() -> None:
+def register_classes() -> None:
     """Imports the classes that saved models name: Keras finds only what has been registered by then."""
     import_module("keras_mp.stabilized")
     import_module("keras_mp.optimizer")
@@ -89,11 +89,11 @@ def _register() -> None:
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        _register()
+        register_classes()
         value = getattr(import_module(_HOME[name]), name)
     elif name in _MODULES:
         if name == "fp8":
-            _register()
+            register_classes()
         value = import_module(f"keras_mp.{name}")
     else:
         raise AttributeError(f"module 'keras_mp' has no attribute {name!r}; it has {', '.join(__all__)}")
@@ -107,4 +107,4 @@ def __dir__() -> list[str]:
 
 # Where Keras is not there yet, the first use of a public name registers them.
 if "keras" in sys.modules:
-    _register()
+    register_classes()

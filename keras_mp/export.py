@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-import keras_mp.stabilized  # noqa: F401  registers what a saved model may hold
+import keras_mp
 from keras_mp.fp8.converted import plain_node
 from keras_mp.rebuild import Config, RebuildError, custom_objects_of, layers_by_path, rebuild
 from keras_mp.saved_model import LowPrecision, count_nodes, low_precision
@@ -341,6 +341,7 @@ def export_file(
     """
     if not Path(model_path).is_file():
         raise FileNotFoundError(f"there is no model file {str(model_path)!r}")
+    keras_mp.register_classes()
     custom_objects: dict[str, Any] = {}
     for name in modules:
         custom_objects |= {key: value for key, value in vars(importlib.import_module(name)).items() if callable(value)}

@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 
+import keras_mp
+
 
 def step_of_file(path: Path, batch_size: int) -> tuple[Any, tuple[Any, Any], bool]:
     """Loads a model, and makes the shapes of a batch for it.
@@ -27,6 +29,7 @@ def step_of_file(path: Path, batch_size: int) -> tuple[Any, tuple[Any, Any], boo
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    keras_mp.register_classes()
     model = keras.saving.load_model(path)
     if not getattr(model, "inputs", None):
         raise ValueError(
