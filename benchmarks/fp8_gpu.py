@@ -24,8 +24,9 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from fp8_step import step as product_step
 
-from keras_mp.fp8 import get_recipe, is_available, matmul
+from keras_mp.fp8 import get_recipe, is_available
 
 SHAPES = "16384,8192,1280 16384,1024,8192 16384,8192,7168 8192,4096,16384"
 RECIPES = ("current", "delayed", "rowwise")
@@ -40,20 +41,12 @@ def arrays(shape: tuple[int, int, int]) -> tuple[jax.Array, jax.Array, jax.Array
     return tuple(jnp.asarray(rng.normal(size=size).astype("float32"), dtype) for size, dtype in sizes)
 
 
-def ours(recipe: str | None, x: jax.Array, w: jax.Array, g: jax.Array) -> Step:
+def ours(recipe: str, x: jax.Array, w: jax.Array, g: jax.Array) -> Step:
     """A step of this kit's product, or of a bfloat16 one; the history goes from step to step."""
-    length = get_recipe(recipe).history_length if recipe else 0
+    length = 0 if recipe == "bfloat16" else get_recipe(recipe).history_length
     state = [jnp.zeros((3, max(1, length)), "float32")]
 
-    @jax.jit
-    def run(x, w, g, history):
-        if recipe is None:
-            y, backward = jax.vjp(lambda x, w: x @ w.astype(x.dtype), x, w)
-        elif length:
-            y, backward = jax.vjp(lambda x, w, history: matmul(x, w, recipe, history=history), x, w, history)
-        else:
-            y, backward = jax.vjp(lambda x, w: matmul(x, w, recipe), x, w)
-        return y, backward(g)
+    run = jax.jit(product_step(recipe))
 
     def step() -> None:
         y, gradients = jax.block_until_ready(run(x, w, g, state[0]))
@@ -142,7 +135,7 @@ def median_seconds(steps: dict[str, Step], repeats: int) -> dict[str, float]:
 def ways(shape: tuple[int, int, int]) -> dict[str, Step]:
     """All that is compared, bfloat16 first."""
     tensors = arrays(shape)
-    found = {"bfloat16": ours(None, *tensors)} | {f"fp8, {recipe}": ours(recipe, *tensors) for recipe in RECIPES}
+    found = {"bfloat16": ours("bfloat16", *tensors)} | {f"fp8, {recipe}": ours(recipe, *tensors) for recipe in RECIPES}
     return found | {"Keras float8": keras_float8(*tensors)} | pytorch(shape)
 
 

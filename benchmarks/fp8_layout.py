@@ -16,9 +16,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jax.numpy as jnp
+from fp8_step import step
 
 from keras_mp.backend.lowered import Lowered
-from keras_mp.fp8 import get_recipe, matmul
 from keras_mp.xla.compile import compile_step
 from keras_mp.xla.hlo import FREE, parse
 from keras_mp.xla.targets import find_target
@@ -27,21 +27,6 @@ SHAPES = [(2048, 2048, 8192), (8192, 4096, 16384)]
 RECIPES = ["bfloat16", "current", "delayed", "rowwise"]
 # The default leaves 32 of 64 MiB of a core's vector memory for operands that are fetched ahead.
 FLAG = {"xla_tpu_scoped_vmem_limit_kib": "49152"}
-
-
-def step(recipe: str):
-    """Forward and backward of a product, as a function of inputs, kernel, upstream gradient and history."""
-
-    def run(x, w, g, history):
-        if recipe == "bfloat16":
-            y, backward = jax.vjp(lambda x, w: x @ w.astype(x.dtype), x, w)
-        elif get_recipe(recipe).history_length:
-            y, backward = jax.vjp(lambda x, w, history: matmul(x, w, recipe, history=history), x, w, history)
-        else:
-            y, backward = jax.vjp(lambda x, w: matmul(x, w, recipe), x, w)
-        return y, backward(g)
-
-    return run
 
 
 def compiled(recipe: str, shape: tuple[int, int, int], target: str, flags: dict | None = None):

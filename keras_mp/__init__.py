@@ -80,10 +80,7 @@ __all__ = [*_HOME, *_MODULES]
 
 def register_classes() -> None:
     """Imports the classes that saved models name: Keras finds only what has been registered by then."""
-    import_module("keras_mp.stabilized")
-    import_module("keras_mp.optimizer")
-    import_module("keras_mp.fp8")
-    for name in ("gelu", "language_model", "recompute", "self_attention"):
+    for name in ("stabilized", "optimizer", "fp8", "gelu", "language_model", "recompute", "self_attention"):
         import_module(f"keras_mp.{name}")
 
 

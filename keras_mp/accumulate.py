@@ -45,3 +45,19 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
         return backend.einsum_float32(equation, left, right), gradient
 
     return contract(left, right)
+
+
+def product_float32(equation: str, left: Any, right: Any) -> Any:
+    """Contracts two tensors into a float32 one, for code that has a gradient of its own.
+
+    Args:
+        equation: as for `einsum_float32`.
+        left: float16, bfloat16 or float32.
+        right: of the same dtype.
+
+    Returns:
+        A float32 tensor.
+    """
+    if keras.backend.standardize_dtype(left.dtype) == "float32":
+        return keras.ops.einsum(equation, left, right)
+    return backend.einsum_float32(equation, left, right)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp import backend
+from keras_mp.accumulate import product_float32
 
 # Rows of queries that are attended to at once: at least as many, so that matrix units are kept busy.
 BLOCK = 128
@@ -80,7 +81,7 @@ def attention(
         q, k, v = _by_head(query, key_heads), _by_key_head(key), _by_key_head(value)
         outputs = []
         for rows in blocks:
-            scores = _product("bkgtd,bksd->bkgts", q[:, :, :, rows.start : rows.stop], k[:, :, : rows.seen])
+            scores = product_float32("bkgtd,bksd->bkgts", q[:, :, :, rows.start : rows.stop], k[:, :, : rows.seen])
             probabilities = keras.ops.cast(_probabilities(scores, rows.of(mask), rows.first, scale), dtype)
             outputs.append(_times_columns(probabilities, v[:, :, : rows.seen]))
         output = keras.ops.cast(_by_row(_joined(outputs), heads), dtype)
@@ -100,16 +101,16 @@ def attention(
                     if to_k:
                         # One block after the other: else the compiler may hold the scores of all.
                         q_rows, up_rows = backend.barrier([q_rows, up_rows], [to_q[-1], to_k[-1], to_v[-1]])
-                    scores = _product("bkgtd,bksd->bkgts", q_rows, keys[:, :, : rows.seen])
-                    to_probabilities = _product("bkgtd,bksd->bkgts", up_rows, values[:, :, : rows.seen])
+                    scores = product_float32("bkgtd,bksd->bkgts", q_rows, keys[:, :, : rows.seen])
+                    to_probabilities = product_float32("bkgtd,bksd->bkgts", up_rows, values[:, :, : rows.seen])
                     probabilities = _probabilities(scores, rows.of(mask), rows.first, scale)
                     to_scores = _to_scores(
                         probabilities, to_probabilities, means[:, :, :, rows.start : rows.stop], scale, dtype
                     )
                     probabilities = keras.ops.cast(probabilities, dtype)
                     to_q.append(_times_columns(to_scores, keys[:, :, : rows.seen]))
-                    to_k.append(_product("bkgts,bkgtd->bksd", to_scores, q_rows))
-                    to_v.append(_product("bkgts,bkgtd->bksd", probabilities, up_rows))
+                    to_k.append(product_float32("bkgts,bkgtd->bksd", to_scores, q_rows))
+                    to_v.append(product_float32("bkgts,bkgtd->bksd", probabilities, up_rows))
                 to_query, to_key, to_value = _by_row(_joined(to_q), heads), _summed(to_k), _summed(to_v)
                 # A key that no row can see is in no block.
                 missing = 0 if blocks[-1].seen is None else key.shape[1] - blocks[-1].seen
@@ -154,12 +155,6 @@ def _blocks(rows: int | None, columns: int | None, causal: bool, block: int | No
     ]
 
 
-def _product(equation: str, left: Any, right: Any) -> Any:
-    if keras.backend.standardize_dtype(left.dtype) == "float32":
-        return keras.ops.einsum(equation, left, right)
-    return backend.einsum_float32(equation, left, right)
-
-
 def _times_columns(rows: Any, columns: Any) -> Any:
     """Contracts (batch, key heads, group, rows, columns) with (batch, key heads, columns, features)."""
     _, key_heads, group, _, _ = rows.shape
@@ -192,7 +187,7 @@ def _joined(blocks: list[Any]) -> Any:
 def _summed(blocks: list[Any]) -> Any:
     total = blocks[-1]  # the longest, as later rows see more
     for each in reversed(blocks[:-1]):
-        total = total + _longer(each, total.shape[2] - each.shape[2] if total is not each else 0)
+        total = total + _longer(each, total.shape[2] - each.shape[2])
     return total
 
 

@@ -80,8 +80,6 @@ def inspect(
     """
     sys.path.insert(0, os.getcwd())
     import_keras()
-    from rich.console import Console
-
     from keras_mp.xla.report import inspect as inspect_step
 
     if model.endswith(".keras"):
@@ -103,12 +101,7 @@ def inspect(
         training=not inference,
         compare=[name for name in compare.split(",") if name],
     )
-    if html is not None:
-        report.to_html(html)
-    if as_json:
-        typer.echo(report.to_json())
-    else:
-        Console().print(report)
+    _show(report, html, as_json)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -129,8 +122,6 @@ def audit(
     """
     sys.path.insert(0, os.getcwd())
     import_keras()
-    from rich.console import Console
-
     from keras_mp.numerics.audit import audit as audit_model
     from keras_mp.numerics.synthetic import random_batches
 
@@ -160,12 +151,7 @@ def audit(
     report = audit_model(built, batches if real else random_batches(built, shapes, steps), steps)
     if not real:
         report.notes.append("The batches were random numbers: ranges on real data differ. Give --data.")
-    if html is not None:
-        report.to_html(html)
-    if as_json:
-        typer.echo(report.to_json())
-    else:
-        Console().print(report)
+    _show(report, html, as_json)
 
 
 @app.command()
@@ -197,6 +183,17 @@ def export(
         model, path, verify, modules=imports or (), unsafe=unsafe, outputs=outputs, tolerance=tolerance
     )
     typer.echo(json.dumps(report._asdict(), default=str) if as_json else str(report))
+
+
+def _show(report: Any, html: Path | None, as_json: bool) -> None:
+    from rich.console import Console
+
+    if html is not None:
+        report.to_html(html)
+    if as_json:
+        typer.echo(report.to_json())
+    else:
+        Console().print(report)
 
 
 def _batches_of_file(path: Path, size: int) -> list[tuple]:

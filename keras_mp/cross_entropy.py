@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_mp import backend
+from keras_mp.accumulate import product_float32
 
 # Logits of one chunk: 256 MiB in float32.
 CHUNK = 2**26
@@ -82,16 +83,16 @@ def chunked_cross_entropy(
 
         def step(carry: list[Any], chunk: list[Any]) -> tuple[list[Any], Any]:
             rows, row_targets, row_weights = chunk
-            logits = _product(f"rw,{labels}->rv", rows, low)
+            logits = product_float32(f"rw,{labels}->rv", rows, low)
             loss, to_logits, to_bias = _loss(
                 logits, row_targets, row_weights, largest, bias[0] if bias else None, label_smoothing, shift, dtype
             )
             if not gradient:
                 return [carry[0] + loss], None
-            to_kernel = _product(f"rw,rv->{labels}" if labels == "wv" else "rv,rw->vw",
+            to_kernel = product_float32(f"rw,rv->{labels}" if labels == "wv" else "rv,rw->vw",
                                  *((rows, to_logits) if labels == "wv" else (to_logits, rows)))  # fmt: skip
             sums = [carry[0] + loss, carry[1] + to_kernel, carry[2] + to_bias]
-            to_rows = _product(f"rv,{labels}->rw", to_logits, low) * (largest / shift)
+            to_rows = product_float32(f"rv,{labels}->rw", to_logits, low) * (largest / shift)
             return sums, keras.ops.cast(to_rows, row_dtype)
 
         zeros = [keras.ops.zeros((), "float32")]
@@ -160,12 +161,6 @@ def _loss(
     to_logits = (exponentials / total - expected) * (weights / largest * shift)[:, None]
     to_logits = keras.ops.where(weights[:, None] == 0, 0.0, to_logits)
     return keras.ops.sum(losses), keras.ops.cast(to_logits, dtype), keras.ops.sum(to_logits, axis=0)
-
-
-def _product(equation: str, left: Any, right: Any) -> Any:
-    if keras.backend.standardize_dtype(left.dtype) == "float32":
-        return keras.ops.einsum(equation, left, right)
-    return backend.einsum_float32(equation, left, right)
 
 
 def _weights(weights: Any, targets: Any) -> Any:

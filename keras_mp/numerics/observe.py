@@ -220,17 +220,13 @@ class ObservedStep:
     def _forward(self, tap: Tap, batch: Any) -> tuple[Any, list[Any]]:
         (x, y, sample_weight), scale = (*batch[0], None, None)[:3], batch[1]
         recorder = _Recorder(tap, self._tap_inputs)
-        training = {"training": True} if self.model._call_has_training_arg else {}
         with wrapped_methods(
             layers_and_operations(self.model).items(),
             ("call", "quantized_call", "activation", "_compute_attention"),
             recorder.wrap,
         ):
-            y_pred = self.model(x, **training)
-            # Private, as it is what Keras's own train_step calls: it knows older signatures of compute_loss.
-            loss = self.model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+            loss = loss_of(self.model, x, y, sample_weight)
         self.record = recorder.record
-        loss = ops.cast(loss, "float32")
         return loss * scale, [loss, *self.record.tensors]
 
     def _end(self, loss: Any, kept: list[Any], gradients: list[Any], tapped: list[Any]) -> Any:
@@ -242,6 +238,15 @@ class ObservedStep:
 
 def _numpy(x: Any) -> Any:
     return x if x is None else np.asarray(x)
+
+
+def loss_of(model: Any, x: Any, y: Any, sample_weight: Any) -> Any:
+    """The loss of a batch as Keras's own train_step computes it, in float32."""
+    training = {"training": True} if model._call_has_training_arg else {}
+    y_pred = model(x, **training)
+    # Private, as it is what Keras's own train_step calls: it knows older signatures of compute_loss.
+    loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+    return ops.cast(loss, "float32")
 
 
 @contextmanager

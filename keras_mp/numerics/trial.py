@@ -14,7 +14,7 @@ from keras_mp import backend, fp8
 from keras_mp.export import to_float32
 from keras_mp.numerics.blame import first_nonfinite
 from keras_mp.numerics.checks import does_not_fit
-from keras_mp.numerics.observe import unchanged
+from keras_mp.numerics.observe import loss_of, unchanged
 from keras_mp.numerics.reference import copy_of
 from keras_mp.rebuild import children_of, layers_below, layers_by_path
 
@@ -135,10 +135,7 @@ def _gradient_step(model: Any) -> Callable[[tuple, float], tuple[float, list[np.
 
     def forward(tap: Any, batch: Any) -> tuple[Any, list[Any]]:
         (x, y, sample_weight), scale = (*batch[0], None, None)[:3], batch[1]
-        training = {"training": True} if model._call_has_training_arg else {}
-        y_pred = model(x, **training)
-        loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
-        loss = keras.ops.cast(loss, "float32")
+        loss = loss_of(model, x, y, sample_weight)
         return loss * scale, [loss]
 
     def finish(loss: Any, kept: list[Any], gradients: list[Any], tapped: list[Any]) -> Any:

@@ -1,0 +1,20 @@
+"""The step that the benchmarks of FP8 time or compile."""
+
+import jax
+
+from keras_mp.fp8 import get_recipe, matmul
+
+
+def step(recipe: str):
+    """Forward and backward of a product, as a function of inputs, kernel, upstream gradient and history."""
+
+    def run(x, w, g, history):
+        if recipe == "bfloat16":
+            y, backward = jax.vjp(lambda x, w: x @ w.astype(x.dtype), x, w)
+        elif get_recipe(recipe).history_length:
+            y, backward = jax.vjp(lambda x, w, history: matmul(x, w, recipe, history=history), x, w, history)
+        else:
+            y, backward = jax.vjp(lambda x, w: matmul(x, w, recipe), x, w)
+        return y, backward(g)
+
+    return run
