@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import keras
 
 import keras_mp
+from keras_mp.batches import ShuffledBatches
 from recipes import digits, language_model
-from recipes.common.batches import ShuffledBatches
 from recipes.common.schedule import warmup_then_cosine
 from recipes.datasets import digits as digits_data
 from recipes.datasets import text
@@ -32,7 +32,7 @@ def epochs(inputs, targets, batch_size, seed, steps):
     """The first steps of a training on shuffled data, over as many passes as it takes."""
     batches, found, epoch = ShuffledBatches(inputs, targets, batch_size, seed), [], 0
     while len(found) < steps:
-        batches.set_epoch(epoch)
+        batches.start_at(epoch)
         found += [batches[index] for index in range(len(batches))]
         epoch += 1
     return found[:steps]

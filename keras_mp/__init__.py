@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from keras_mp import fp8 as fp8
+    from keras_mp.batches import Batches as Batches
+    from keras_mp.batches import ShuffledBatches as ShuffledBatches
     from keras_mp.cross_entropy import chunked_cross_entropy as chunked_cross_entropy
     from keras_mp.export import export_float32 as export_float32
     from keras_mp.gelu import Gelu as Gelu
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "AuditReport": "keras_mp.numerics.audit",
+    "Batches": "keras_mp.batches",
     "ChunkedCrossEntropy": "keras_mp.language_model",
     "CompileReport": "keras_mp.xla.report",
     "Gelu": "keras_mp.gelu",
@@ -56,6 +59,7 @@ _HOME = {
     "PolicySearch": "keras_mp.numerics.search",
     "PrecisionMonitor": "keras_mp.monitor",
     "SelfAttention": "keras_mp.self_attention",
+    "ShuffledBatches": "keras_mp.batches",
     "StaticLossScale": "keras_mp.loss_scale",
     "atomic_skip": "keras_mp.skip",
     "audit": "keras_mp.numerics.audit",

@@ -15,9 +15,9 @@ import keras
 from keras import layers
 
 import keras_mp
+from keras_mp.batches import ShuffledBatches
 from keras_mp.policy import PolicyChoice
 from models.resnet import resnet_cifar
-from recipes.common.batches import ShuffledBatches
 from recipes.common.finish import TrainingResult, finish
 from recipes.common.fit import fit
 from recipes.common.run_folder import new_run_folder

@@ -16,11 +16,11 @@ from typing import Annotated
 import keras
 
 import keras_mp
+from keras_mp.batches import ShuffledBatches
 from keras_mp.files import written_beside
 from keras_mp.policy import PolicyChoice
 from models.gpt import gpt
 from models.transformer import Size
-from recipes.common.batches import ShuffledBatches
 from recipes.common.finish import TrainingResult, finish
 from recipes.common.fit import fit
 from recipes.common.generate import generate, readable

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from recipes.common.batches import ShuffledBatches
+from keras_mp.batches import ShuffledBatches
 from recipes.common.history import HistoryFile
 from recipes.common.interrupt import StopOnInterrupt
 from recipes.common.progress import ProgressBar
@@ -58,7 +58,7 @@ def fit(
             validation_batch_size=validation_batch_size,
             verbose=0,
             callbacks=[
-                keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: batches.set_epoch(epoch)),
+                keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: batches.start_at(epoch)),
                 timer,
                 ProgressBar(batches.batch_size, timer),
                 history,

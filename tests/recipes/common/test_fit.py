@@ -3,7 +3,7 @@ import signal
 import keras
 import numpy as np
 
-from recipes.common.batches import ShuffledBatches
+from keras_mp.batches import ShuffledBatches
 from recipes.common.fit import fit
 
 
@@ -13,8 +13,8 @@ def data(examples):
 
 
 class Batches(ShuffledBatches):
-    def set_epoch(self, epoch):
-        super().set_epoch(epoch)
+    def start_at(self, epoch, step=0):
+        super().start_at(epoch, step)
         self.epoch = epoch
 
 

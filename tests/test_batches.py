@@ -2,14 +2,14 @@ import keras
 import numpy as np
 import pytest
 
-from recipes.common.batches import ShuffledBatches
+from keras_mp.batches import ShuffledBatches
 
 EXAMPLES = np.arange(23, dtype="float32")[:, None]
 
 
 def order(seed, epoch):
     batches = ShuffledBatches(EXAMPLES, np.arange(23), batch_size=5, seed=seed)
-    batches.set_epoch(epoch)
+    batches.start_at(epoch)
     return [int(label) for step in range(len(batches)) for label in batches[step][1]]
 
 
@@ -23,10 +23,42 @@ def test_an_epoch_is_full_batches_of_distinct_examples():
     assert len(order(0, 0)) == len(set(order(0, 0))) == 20
 
 
-def test_images_stay_with_their_labels():
+def test_inputs_stay_with_their_targets():
     batches = ShuffledBatches(EXAMPLES, np.arange(23), batch_size=5, seed=0)
-    for images, labels in (batches[step] for step in range(len(batches))):
-        np.testing.assert_array_equal(images[:, 0], labels)
+    for inputs, targets in (batches[step] for step in range(len(batches))):
+        np.testing.assert_array_equal(inputs[:, 0], targets)
+
+
+def test_an_epoch_can_begin_at_any_step():
+    batches = ShuffledBatches(EXAMPLES, np.arange(23), batch_size=5, seed=0)
+    batches.start_at(2, 3)
+    assert len(batches) == 1 and batches.steps == 4
+    np.testing.assert_array_equal(batches[0][1], batches.batch(2, 3)[1])
+    batches.start_at(3)
+    assert len(batches) == 4
+    assert order(0, 3) == [int(label) for step in range(4) for label in batches[step][1]]
+
+
+@pytest.mark.parametrize(
+    "place, message", [((0, 4), "step must be below 4"), ((-1, 0), "epoch must be a whole number")]
+)
+def test_a_place_that_is_not_there_is_an_error(place, message):
+    with pytest.raises(ValueError, match=message):
+        ShuffledBatches(EXAMPLES, np.arange(23), batch_size=5, seed=0).start_at(*place)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"batch_size": 0}, "batch_size must be a whole number, at least 1, got 0"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number, got 2.5"),
+        ({"seed": -1}, "seed must be a whole number, at least 0, got -1"),
+        ({"targets": np.arange(22)}, "inputs has 23 examples and targets 22"),
+    ],
+)
+def test_a_bad_argument_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ShuffledBatches(**{"inputs": EXAMPLES, "targets": np.arange(23), "batch_size": 5, "seed": 0, **arguments})
 
 
 def test_fit_sees_the_order_of_each_epoch():
@@ -48,7 +80,7 @@ def test_fit_sees_the_order_of_each_epoch():
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=[Record(name="record")])
     callbacks = [
-        keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: batches.set_epoch(epoch)),
+        keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: batches.start_at(epoch)),
         keras.callbacks.LambdaCallback(on_train_batch_end=record),
     ]
     model.fit(batches, initial_epoch=1, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)

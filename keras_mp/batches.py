@@ -1,0 +1,134 @@
+"""Training batches whose order is a function of the seed and the epoch, so that a training can go on anywhere."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import keras
+import numpy as np
+
+
+class Batches(keras.utils.PyDataset):
+    """An epoch of training batches, from any step on: what `TrainingCheckpoint` needs to resume within an epoch.
+
+    A subclass says what a batch is: `batch(epoch, step)`. The examples left over by the last full batch sit out that
+    epoch, so that every step has one shape and compiles once.
+
+    Args:
+        examples: number of training examples.
+        batch_size: examples a step.
+        seed: a whole number, at least 0.
+
+    Raises:
+        ValueError: for a batch larger than the data, or an argument that is not such a number.
+    """
+
+    def __init__(self, examples: int, batch_size: int, seed: int) -> None:
+        super().__init__()
+        self.examples = _whole("examples", examples, 0)
+        self.batch_size = _whole("batch_size", batch_size, 1)
+        self.seed = _whole("seed", seed, 0)
+        if batch_size > examples:
+            raise ValueError(f"batch_size is {batch_size}, but there are only {examples} training examples")
+        # One attribute, because a reader in another thread must never see half of a change.
+        self._place = (0, 0)
+
+    @property
+    def steps(self) -> int:
+        """Steps of a whole epoch."""
+        return self.examples // self.batch_size
+
+    def start_at(self, epoch: int, step: int = 0) -> None:
+        """Sets what is read next. Call it as an epoch begins; `TrainingCheckpoint` does.
+
+        Args:
+            epoch: counted from 0.
+            step: the first batch to read, counted from 0; the batches before it are left out of this epoch.
+
+        Raises:
+            ValueError: the epoch or the step is below 0, or the epoch has no such step.
+        """
+        epoch, step = _whole("epoch", epoch, 0), _whole("step", step, 0)
+        if step >= self.steps:
+            raise ValueError(f"step must be below {self.steps}, the steps of an epoch, got {step}")
+        self._place = (epoch, step)
+
+    def signature(self) -> dict[str, Any]:
+        """What the order of the data depends on: a resumed training must have the same."""
+        return {"examples": self.examples, "batch_size": self.batch_size, "seed": self.seed}
+
+    def batch(self, epoch: int, step: int) -> Any:
+        """Reads a batch; the same arguments give the same batch.
+
+        Args:
+            epoch: counted from 0.
+            step: counted from 0.
+
+        Returns:
+            What `fit` takes: `(inputs, targets)`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define batch(epoch, step)")
+
+    def __len__(self) -> int:
+        return self.steps - self._place[1]
+
+    def __getitem__(self, index: int) -> Any:
+        epoch, first = self._place
+        return self.batch(epoch, first + index)
+
+
+class ShuffledBatches(Batches):
+    """Arrays in memory, in another order each epoch.
+
+    The order of epoch e is the permutation that NumPy's generator draws from the seed `(seed, e)`: the same on every
+    backend, and the same whether the epochs before it were run or not.
+
+    Args:
+        inputs: array, shape `(examples, ...)`; anything that NumPy's indices work on.
+        targets: the same, with as many examples.
+        batch_size: examples a step.
+        seed: a whole number, at least 0.
+
+    Raises:
+        ValueError: as `Batches`, and where inputs and targets differ in number.
+    """
+
+    def __init__(self, inputs: Any, targets: Any, batch_size: int, seed: int) -> None:
+        if len(inputs) != len(targets):
+            raise ValueError(f"inputs has {len(inputs)} examples and targets {len(targets)}: each needs a target")
+        super().__init__(len(inputs), batch_size, seed)
+        self.inputs, self.targets = inputs, targets
+        self._order = (0, shuffled(self.examples, self.seed, 0))
+
+    def batch(self, epoch: int, step: int) -> Any:
+        drawn, order = self._order
+        if drawn != epoch:
+            order = shuffled(self.examples, self.seed, epoch)
+            self._order = (epoch, order)
+        chosen = order[step * self.batch_size : (step + 1) * self.batch_size]
+        return self.inputs[chosen], self.targets[chosen]
+
+
+def shuffled(examples: int, seed: int, epoch: int) -> np.ndarray:
+    """Draws the order of an epoch.
+
+    Args:
+        examples: how many there are.
+        seed: a whole number, at least 0.
+        epoch: counted from 0.
+
+    Returns:
+        A permutation of `range(examples)`, int64.
+    """
+    return np.random.default_rng((seed, epoch)).permutation(examples)
+
+
+def _whole(name: str, value: Any, lowest: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, got {value!r}") from None
+    if isinstance(value, bool) or number < lowest:
+        raise ValueError(f"{name} must be a whole number, at least {lowest}, got {value!r}")
+    return number
