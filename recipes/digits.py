@@ -18,36 +18,30 @@ import keras_mp
 from keras_mp.batches import ShuffledBatches
 from keras_mp.policy import PolicyChoice
 from models.resnet import resnet_cifar
+from recipes.common.compiled import compiled
+from recipes.common.config import TrainingConfig, above_zero
 from recipes.common.finish import TrainingResult, finish
 from recipes.common.fit import fit
-from recipes.common.run_folder import new_run_folder
+from recipes.common.run_folder import run_folder
 from recipes.common.schedule import warmup_then_cosine
 from recipes.datasets.digits import CLASSES, IMAGE_SHAPE, LARGEST_PIXEL, load
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(TrainingConfig):
     """What can be set, here and on the command line."""
 
-    policy: Annotated[str, "auto, float32, mixed_bfloat16 or mixed_float16"] = "auto"
     epochs: Annotated[int, "passes over the training data"] = 20
     batch_size: Annotated[int, "images a step"] = 64
     learning_rate: Annotated[float, "peak, after warm-up"] = 4e-3
     weight_decay: Annotated[float, "decoupled, as in AdamW"] = 0.01
-    width: Annotated[int, "channels of the first stage"] = 32
-    seed: Annotated[int, "of the weights, the order of the data and the augmentation"] = 0
     name: Annotated[str, "folder of this run; -2, -3, ... is added when it exists"] = "digits"
-    output: Annotated[str, "folder of all runs"] = "runs"
+    width: Annotated[int, "channels of the first stage"] = 32
     data_dir: Annotated[str | None, "folder of the prepared data; by default that of tensorflow-datasets"] = None
-    export: Annotated[bool, "write and verify a float32 SavedModel"] = True
 
     def __post_init__(self):
-        for field in ("epochs", "batch_size", "learning_rate", "width"):
-            if not getattr(self, field) > 0:
-                raise ValueError(f"{field} must be above 0, got {getattr(self, field)}")
-        for field in ("seed", "weight_decay"):
-            if not getattr(self, field) >= 0:
-                raise ValueError(f"{field} must be at least 0, got {getattr(self, field)}")
+        super().__post_init__()
+        above_zero(self, "width")
         if self.policy == "fp8":
             raise ValueError("policy fp8 is for dense layers, and here all but the last are convolutions: use another")
 
@@ -65,9 +59,6 @@ def build(config: Config, augment: bool = True) -> keras.Model:
         layers.RandomRotation(1 / 30, fill_mode="constant", dtype="float32"),
         layers.RandomZoom(0.1, fill_mode="constant", dtype="float32"),
     ]
-    for layer in augmentation:
-        # Keras rules out jit for these because of TensorFlow's kernels. Without it JAX would be 150 times slower.
-        layer.supports_jit = keras.backend.backend() == "jax"
     resnet = resnet_cifar(8, CLASSES, IMAGE_SHAPE, config.width)
     rescaling = layers.Rescaling(1 / LARGEST_PIXEL, dtype="float32")
     return keras.Sequential(
@@ -75,19 +66,15 @@ def build(config: Config, augment: bool = True) -> keras.Model:
     )
 
 
-def compiled(config: Config, choice: PolicyChoice, steps: int, augment: bool = True) -> keras.Model:
+def model_to_train(config: Config, choice: PolicyChoice, steps: int, augment: bool = True) -> keras.Model:
     """Builds the classifier and compiles it for a number of steps."""
-    model = build(config, augment)
-    model.compile(
-        optimizer=keras.optimizers.AdamW(
-            warmup_then_cosine(config.learning_rate, steps), weight_decay=config.weight_decay
-        ),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        # "auto" and not True: on a GPU, TensorFlow cannot jit the augmentation, and "auto" then does without.
-        jit_compile="auto" if choice.jit_compile else False,
+    optimizer = keras.optimizers.AdamW(
+        warmup_then_cosine(config.learning_rate, steps),
+        weight_decay=config.weight_decay,
+        gradient_accumulation_steps=config.accumulate if config.accumulate > 1 else None,
     )
-    return model
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return compiled(build(config, augment), choice, optimizer, loss, ["accuracy"])
 
 
 def step(config: Config) -> tuple[keras.Model, tuple]:
@@ -96,7 +83,7 @@ def step(config: Config) -> tuple[keras.Model, tuple]:
     Without augmentation on TensorFlow, which cannot jit it.
     """
     augment = keras.backend.backend() == "jax"
-    model = compiled(config, keras_mp.set_global_policy(config.policy), 10, augment)
+    model = model_to_train(config, keras_mp.set_global_policy(config.policy), 10, augment)
     images = keras.KerasTensor((config.batch_size, *IMAGE_SHAPE), "float32")
     return model, (images, keras.KerasTensor((config.batch_size,), "int32"))
 
@@ -113,8 +100,8 @@ def train(config: Config) -> TrainingResult:
     data = batches(config)
     test_images, test_labels = load("test", config.data_dir)
 
-    model = compiled(config, choice, config.epochs * len(data))
-    folder = new_run_folder(config.output, config.name)
-    training = fit(model, data, config.epochs, folder, (test_images, test_labels), len(test_images))
+    model = model_to_train(config, choice, config.epochs * data.steps)
+    folder = run_folder(config)
+    training = fit(model, data, config, folder, (test_images, test_labels), len(test_images))
     accuracy = training.history.rows[-1]["test_accuracy"]
     return finish(model, config, folder, choice, training, "test accuracy", accuracy, verify=test_images[:64])

@@ -21,60 +21,38 @@ from keras_mp.files import written_beside
 from keras_mp.policy import PolicyChoice
 from models.gpt import gpt
 from models.transformer import Size
+from recipes.common.compiled import compiled
+from recipes.common.config import TransformerConfig, above_zero, at_least_zero
 from recipes.common.finish import TrainingResult, finish
 from recipes.common.fit import fit
 from recipes.common.generate import generate, readable
-from recipes.common.precision import in_precision
-from recipes.common.run_folder import new_run_folder
+from recipes.common.run_folder import run_folder
 from recipes.common.schedule import warmup_then_cosine
 from recipes.datasets.text import VOCABULARY, read, sequences, split
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(TransformerConfig):
     """What can be set, here and on the command line."""
 
-    policy: Annotated[str, "auto, float32, mixed_bfloat16, mixed_float16 or fp8"] = "auto"
-    fp8: Annotated[str, "for the policy fp8: current, delayed or rowwise scaling"] = "current"
+    epochs: Annotated[int, "passes over the training text"] = 8
+    batch_size: Annotated[int, "sequences a step"] = 16
+    learning_rate: Annotated[float, "peak, after warm-up"] = 4e-3
+    weight_decay: Annotated[float, "decoupled, as in AdamW"] = 0.1
+    name: Annotated[str, "folder of this run; -2, -3, ... is added when it exists"] = "language_model"
     corpus: Annotated[str, "pydoc, stdlib or the path of a text file"] = "pydoc"
     sequence_length: Annotated[int, "bytes of a sequence"] = 128
     layers: Annotated[int, "transformer blocks"] = 4
     width: Annotated[int, "features of a token"] = 128
     heads: Annotated[int, "attention heads; they divide the width"] = 2
-    dropout: Annotated[float, "share dropped while training"] = 0.0
-    epochs: Annotated[int, "passes over the training text"] = 8
-    batch_size: Annotated[int, "sequences a step"] = 16
-    accumulate: Annotated[int, "batches whose gradients are added up for one update"] = 1
-    remat: Annotated[bool, "recompute each block in the backward pass: less memory, more time"] = False
-    learning_rate: Annotated[float, "peak, after warm-up"] = 4e-3
-    weight_decay: Annotated[float, "decoupled, as in AdamW"] = 0.1
-    seed: Annotated[int, "of the weights, the order of the sequences, dropout and the generated text"] = 0
     prompt: Annotated[str, "what the generated text begins with"] = "The "
     generate: Annotated[int, "bytes to generate at the end"] = 300
     temperature: Annotated[float, "of the generated text; 0 takes the likeliest byte"] = 0.8
-    name: Annotated[str, "folder of this run; -2, -3, ... is added when it exists"] = "language_model"
-    output: Annotated[str, "folder of all runs"] = "runs"
-    export: Annotated[bool, "write and verify a float32 SavedModel"] = True
 
     def __post_init__(self):
-        for field in (
-            "sequence_length",
-            "layers",
-            "width",
-            "heads",
-            "epochs",
-            "batch_size",
-            "accumulate",
-            "learning_rate",
-        ):
-            if not getattr(self, field) > 0:
-                raise ValueError(f"{field} must be above 0, got {getattr(self, field)}")
-        keras_mp.fp8.get_recipe(self.fp8)
-        for field in ("seed", "weight_decay", "generate", "temperature"):
-            if not getattr(self, field) >= 0:
-                raise ValueError(f"{field} must be at least 0, got {getattr(self, field)}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+        super().__post_init__()
+        above_zero(self, "sequence_length", "layers", "width", "heads")
+        at_least_zero(self, "generate", "temperature")
         if not self.prompt:
             raise ValueError("prompt must hold at least one character, got an empty one")
 
@@ -90,25 +68,22 @@ def build(config: Config) -> keras.Model:
     return gpt(size, VOCABULARY, config.sequence_length, dropout=config.dropout, remat=config.remat)
 
 
-def compiled(config: Config, choice: PolicyChoice, steps: int) -> keras.Model:
+def model_to_train(config: Config, choice: PolicyChoice, steps: int) -> keras.Model:
     """Builds the model in the chosen precision and compiles it for a number of steps."""
-    model = in_precision(build(config), choice, config.fp8)
-    # Keras's schedules count batches, of which `accumulate` make an update.
-    learning_rate = warmup_then_cosine(config.learning_rate, steps)
     optimizer = keras.optimizers.AdamW(
-        learning_rate,
+        # Keras's schedules count batches, of which `accumulate` make an update.
+        warmup_then_cosine(config.learning_rate, steps),
         beta_2=0.95,
         weight_decay=config.weight_decay,
         global_clipnorm=1.0,
         gradient_accumulation_steps=config.accumulate if config.accumulate > 1 else None,
     )
-    model.compile(optimizer=optimizer, loss=keras_mp.ChunkedCrossEntropy(), jit_compile=choice.jit_compile)
-    return model
+    return compiled(build(config), choice, optimizer, keras_mp.ChunkedCrossEntropy(), fp8=config.fp8)
 
 
 def step(config: Config) -> tuple[keras.Model, tuple]:
     """The model, and the shapes of a batch: what `keras-mp inspect language_model` looks at."""
-    model = compiled(config, keras_mp.set_global_policy(config.policy), steps=10)
+    model = model_to_train(config, keras_mp.set_global_policy(config.policy), steps=10)
     tokens = keras.KerasTensor((config.batch_size, config.sequence_length), "int32")
     return model, (tokens, tokens)
 
@@ -127,9 +102,9 @@ def train(config: Config) -> TrainingResult:
     _, validation_bytes = split(read(config.corpus), config.sequence_length)
     validation_inputs, validation_targets = sequences(validation_bytes, config.sequence_length)
 
-    model = compiled(config, choice, config.epochs * len(data))
-    folder = new_run_folder(config.output, config.name)
-    training = fit(model, data, config.epochs, folder, (validation_inputs, validation_targets), config.batch_size)
+    model = model_to_train(config, choice, config.epochs * data.steps)
+    folder = run_folder(config)
+    training = fit(model, data, config, folder, (validation_inputs, validation_targets), config.batch_size)
     # The loss is the mean cross-entropy of all bytes in nats, reduced in float32; a bit is log(2) nats.
     bits_per_byte = training.history.rows[-1]["test_loss"] / math.log(2)
     text = generate(model, config.prompt.encode(), config.generate, config.temperature, config.seed)

@@ -4,8 +4,8 @@ import dataclasses
 import importlib.metadata
 import json
 import platform
+import shutil
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -16,6 +16,7 @@ from rich.text import Text
 import keras_mp
 from keras_mp.files import written_beside
 from keras_mp.policy import PolicyChoice
+from recipes.common.config import TrainingConfig
 from recipes.common.curves import draw_curves
 from recipes.common.fit import Training
 from recipes.common.metric import written
@@ -40,6 +41,7 @@ class TrainingResult:
         low_precision_ops: 16- and 8-bit float operations found in the SavedModel.
         max_difference: largest difference between the SavedModel and the model run in float32.
         interrupted: whether ctrl-C ended it early.
+        evaluated: the test metrics in the precision `eval_policy`; empty without one.
     """
 
     folder: Path
@@ -54,11 +56,12 @@ class TrainingResult:
     low_precision_ops: int | None
     max_difference: float | None
     interrupted: bool
+    evaluated: dict[str, float]
 
 
 def finish(
     model: keras.Model,
-    config: Any,
+    config: TrainingConfig,
     folder: Path,
     choice: PolicyChoice,
     training: Training,
@@ -70,7 +73,7 @@ def finish(
 
     Args:
         model: the trained model.
-        config: the recipe's config, with `batch_size` and `export`.
+        config: the recipe's config.
         folder: the run's folder.
         choice: the `keras_mp.PolicyChoice` it trained with.
         training: what `fit` returned; if ctrl-C ended it, nothing is exported.
@@ -105,11 +108,12 @@ def finish(
         low_precision_ops=report.low_precision_ops if report else None,
         max_difference=report.max_difference if report else None,
         interrupted=training.interrupted,
+        evaluated=training.evaluated,
     )
     summary = {"config": dataclasses.asdict(config), "versions": versions(), "result": dataclasses.asdict(result)}
     with written_beside(folder / "summary.json") as partial:
         partial.write_text(json.dumps(summary, indent=2, default=str) + "\n")
-    console.print(summary_table(result, config.batch_size))
+    console.print(summary_table(result, config))
     return result
 
 
@@ -124,14 +128,18 @@ def versions() -> dict[str, str]:
     return found
 
 
-def summary_table(result: TrainingResult, batch_size: int) -> Table:
+def summary_table(result: TrainingResult, config: TrainingConfig) -> Table:
     """The summary as a table of two columns."""
     rows = {
         "policy": f"{result.policy}. {result.reason}",
         result.metric: written(result.metric, result.value) + (" (interrupted)" if result.interrupted else ""),
     }
+    if result.evaluated:
+        rows[f"tested in {config.eval_policy}"] = ", ".join(
+            f"{name} {written(name, value)}" for name, value in result.evaluated.items()
+        )
     if result.step_seconds:
-        rate = batch_size / result.step_seconds
+        rate = config.batch_size / result.step_seconds
         rows["step time"] = f"{1e3 * result.step_seconds:.1f} ms without compilation, {rate:.0f} samples/s"
     if result.peak_memory_bytes is not None:
         rows["peak memory"] = f"{result.peak_memory_bytes / 2**20:.0f} MiB"
@@ -151,6 +159,8 @@ def summary_table(result: TrainingResult, batch_size: int) -> Table:
 
 
 def _export(model, folder, verify, console):
+    # Of the same run, before it was resumed.
+    shutil.rmtree(folder / "saved_model", ignore_errors=True)
     try:
         return keras_mp.export_float32(model, folder / "saved_model", verify=verify)
     except ImportError:

@@ -1,12 +1,14 @@
-"""The middle of every recipe: the training, with its progress, its timing, its history and its end by ctrl-C."""
+"""The middle of every recipe: the training, with its progress, its checkpoints, its history and its end by ctrl-C."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 
-from keras_mp.batches import ShuffledBatches
+import keras_mp
+from keras_mp.batches import Batches
+from keras_mp.xla.precision import in_precision
+from recipes.common.config import TrainingConfig
 from recipes.common.history import HistoryFile
 from recipes.common.interrupt import StopOnInterrupt
 from recipes.common.progress import ProgressBar
@@ -20,49 +22,70 @@ class Training(NamedTuple):
         timer: what a step took.
         history: the metrics of each epoch.
         interrupted: whether ctrl-C ended it early.
+        evaluated: the test metrics in the precision `eval_policy`; empty without one.
     """
 
     timer: StepTimer
     history: HistoryFile
     interrupted: bool
+    evaluated: dict[str, float]
 
 
 def fit(
     model: keras.Model,
-    batches: ShuffledBatches,
-    epochs: int,
+    batches: Batches,
+    config: TrainingConfig,
     folder: Path,
-    validation_data: tuple[np.ndarray, np.ndarray],
-    validation_batch_size: int,
+    validation_data: Any,
+    validation_batch_size: int | None = None,
 ) -> Training:
     """Trains a compiled model and shows how it goes.
 
     Args:
         model: the model.
         batches: the training data.
-        epochs: passes over them.
-        folder: the run's folder, where `history.csv` goes.
-        validation_data: inputs and targets to test on after each epoch.
-        validation_batch_size: examples a step of the test.
+        config: the recipe's config.
+        folder: the run's folder, where `history.csv` goes, and the logs for TensorBoard.
+        validation_data: what to test on after each epoch: arrays of inputs and targets, or a `keras.utils.PyDataset`.
+        validation_batch_size: examples a step of the test, of arrays.
 
     Returns:
         What was noted on the way.
     """
     timer, history = StepTimer(), HistoryFile(folder / "history.csv")
+    scales = isinstance(model.optimizer, keras_mp.LossScaleOptimizer)
     with StopOnInterrupt() as interrupt:
         model.fit(
             batches,
-            epochs=epochs,
+            epochs=config.epochs,
             shuffle=False,  # the batches are shuffled; Keras would shuffle their order once more
             validation_data=validation_data,
             validation_batch_size=validation_batch_size,
             verbose=0,
             callbacks=[
                 keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: batches.start_at(epoch)),
+                # First, because those behind it write what it adds to the logs.
+                *([keras_mp.PrecisionMonitor(measure_gradients=False)] if scales else []),
                 timer,
                 ProgressBar(batches.batch_size, timer),
+                *([_tensorboard(folder)] if config.tensorboard else []),
                 history,
                 interrupt,
             ],
         )
-    return Training(timer, history, interrupt.interrupted)
+    evaluated = {}
+    if config.eval_policy is not None and not interrupt.interrupted:
+        other = in_precision(model, config.eval_policy)
+        arrays = validation_data if isinstance(validation_data, tuple) else (validation_data, None)
+        evaluated = other.evaluate(*arrays, batch_size=validation_batch_size, verbose=0, return_dict=True)
+    return Training(timer, history, interrupt.interrupted, evaluated)
+
+
+def _tensorboard(folder: Path) -> keras.callbacks.Callback:
+    try:
+        return keras.callbacks.TensorBoard(str(folder / "tensorboard"), update_freq="epoch")
+    except ImportError:
+        raise ImportError(
+            "Keras writes the logs for TensorBoard with TensorFlow, which is not installed: pip install "
+            '"keras-mp[tensorflow]", or leave out --tensorboard'
+        ) from None

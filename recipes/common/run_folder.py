@@ -2,6 +2,28 @@
 
 from pathlib import Path
 
+from recipes.common.config import TrainingConfig
+
+
+def run_folder(config: TrainingConfig) -> Path:
+    """Finds the folder of the run to resume, or makes that of a new one.
+
+    Args:
+        config: the recipe's config, with `output`, `name` and `resume`.
+
+    Returns:
+        With `resume` the last folder of that name; where there is none a new one, and says so.
+
+    Raises:
+        ValueError: the name is empty or is a path.
+    """
+    _check(config.output, config.name)
+    if config.resume:
+        if folder := _last(Path(config.output), config.name):
+            return folder
+        print(f"there is no run {config.name!r} in {config.output!r} to resume: this is the first")
+    return new_run_folder(config.output, config.name)
+
 
 def new_run_folder(output: str, name: str) -> Path:
     """Makes the folder of a run: `output/name`, or `output/name-2`, `-3`, ... when there was one.
@@ -16,8 +38,7 @@ def new_run_folder(output: str, name: str) -> Path:
     Raises:
         ValueError: the name is empty or is a path.
     """
-    if name in ("", "..") or Path(name).name != name:
-        raise ValueError(f"name is the name of a folder in {output!r}, without a slash, got {name!r}")
+    _check(output, name)
     Path(output).mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
@@ -27,3 +48,18 @@ def new_run_folder(output: str, name: str) -> Path:
             return folder
         except FileExistsError:
             number += 1
+
+
+def _last(output: Path, name: str) -> Path | None:
+    numbered = {0: output / name}
+    for path in output.glob(f"{name}-*"):
+        number = path.name.removeprefix(f"{name}-")
+        if number.isdecimal():
+            numbered[int(number)] = path
+    existing = [number for number, path in numbered.items() if path.is_dir()]
+    return numbered[max(existing)] if existing else None
+
+
+def _check(output: str, name: str) -> None:
+    if name in ("", "..") or Path(name).name != name:
+        raise ValueError(f"name is the name of a folder in {output!r}, without a slash, got {name!r}")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import keras_mp
+from keras_mp.policy import PolicyChoice
 from recipes import digits as recipe
 from recipes.common import finish
 from recipes.datasets.digits import load
@@ -78,9 +79,8 @@ def test_augmentation_is_inside_and_only_while_training(data_dir):
 
 
 def test_the_train_step_is_jitted_on_jax():
-    model = recipe.build(QUICK)
-    model.compile("sgd", "mse", jit_compile="auto")
-    assert model.jit_compile == (keras.backend.backend() == "jax")
+    choice = PolicyChoice("float32", True, "")
+    assert recipe.model_to_train(QUICK, choice, 10).jit_compile == (keras.backend.backend() == "jax")
 
 
 @pytest.mark.parametrize(

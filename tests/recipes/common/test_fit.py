@@ -4,6 +4,7 @@ import keras
 import numpy as np
 
 from keras_mp.batches import ShuffledBatches
+from recipes.common.config import TrainingConfig
 from recipes.common.fit import fit
 
 
@@ -26,7 +27,7 @@ def linear():
 
 def test_each_epoch_is_shuffled_timed_tested_and_kept(tmp_path, capsys):
     batches = Batches(*data(20), batch_size=4, seed=0)
-    training = fit(linear(), batches, 3, tmp_path, data(8), 8)
+    training = fit(linear(), batches, TrainingConfig(epochs=3), tmp_path, data(8), 8)
     assert batches.epoch == 2
     assert len(training.timer.seconds) == 14  # the first step compiles
     assert [row["epoch"] for row in training.history.rows] == [1, 2, 3]
@@ -43,5 +44,6 @@ def test_ctrl_c_ends_it_after_the_step(tmp_path):
                 signal.raise_signal(signal.SIGINT)
             return super().__getitem__(step)
 
-    training = fit(linear(), Interrupted(*data(20), batch_size=4, seed=0), 3, tmp_path, data(8), 8)
+    batches = Interrupted(*data(20), batch_size=4, seed=0)
+    training = fit(linear(), batches, TrainingConfig(epochs=3), tmp_path, data(8), 8)
     assert training.interrupted and len(training.history.rows) == 1

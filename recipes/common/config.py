@@ -1,0 +1,65 @@
+"""What can be set in every recipe, with the checks."""
+
+import dataclasses
+from typing import Annotated, Any
+
+import keras_mp
+from keras_mp.policy import POLICIES
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    """What can be set in every recipe, in the code and on the command line."""
+
+    policy: Annotated[str, "auto, float32, mixed_bfloat16 or mixed_float16"] = "auto"
+    eval_policy: Annotated[str | None, "also test the trained model in this precision"] = None
+    epochs: Annotated[int, "passes over the training data"] = 1
+    batch_size: Annotated[int, "examples a step"] = 64
+    accumulate: Annotated[int, "batches whose gradients are added up for one update"] = 1
+    learning_rate: Annotated[float, "peak, after warm-up"] = 1e-3
+    weight_decay: Annotated[float, "decoupled, as in AdamW"] = 0.0
+    seed: Annotated[int, "of the weights, the order of the data, augmentation and dropout"] = 0
+    name: Annotated[str, "folder of this run; -2, -3, ... is added when it exists"] = "run"
+    output: Annotated[str, "folder of all runs"] = "runs"
+    resume: Annotated[bool, "go on from the newest checkpoint of the last run of this name"] = False
+    force: Annotated[bool, "with --resume: go on with other settings, too"] = False
+    checkpoint_every: Annotated[int, "steps between checkpoints; 0 for one at the end of each epoch"] = 0
+    tensorboard: Annotated[bool, "write logs for TensorBoard into the folder of the run"] = False
+    export: Annotated[bool, "write and verify a float32 SavedModel"] = True
+
+    def __post_init__(self) -> None:
+        above_zero(self, "epochs", "batch_size", "accumulate", "learning_rate")
+        at_least_zero(self, "seed", "weight_decay", "checkpoint_every")
+        known = [policy for policy in POLICIES if policy != "auto"]
+        if self.eval_policy not in (None, *known):
+            raise ValueError(f"eval_policy must be one of {', '.join(known)}, got {self.eval_policy!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig(TrainingConfig):
+    """What can be set in every recipe of a transformer, too."""
+
+    policy: Annotated[str, "auto, float32, mixed_bfloat16, mixed_float16 or fp8"] = "auto"
+    fp8: Annotated[str, "for the policy fp8: current, delayed or rowwise scaling"] = "current"
+    remat: Annotated[bool, "recompute each block in the backward pass: less memory, more time"] = False
+    dropout: Annotated[float, "share dropped while training"] = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        keras_mp.fp8.get_recipe(self.fp8)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+
+
+def above_zero(config: Any, *fields: str) -> None:
+    """Raises a ValueError that names the first of the fields that is not above 0."""
+    for field in fields:
+        if not getattr(config, field) > 0:
+            raise ValueError(f"{field} must be above 0, got {getattr(config, field)}")
+
+
+def at_least_zero(config: Any, *fields: str) -> None:
+    """Raises a ValueError that names the first of the fields that is below 0."""
+    for field in fields:
+        if not getattr(config, field) >= 0:
+            raise ValueError(f"{field} must be at least 0, got {getattr(config, field)}")
