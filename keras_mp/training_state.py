@@ -118,8 +118,8 @@ def restore(model: Any, reader: Reader, force: bool = False) -> list[str]:
     pairs, notes = _pairs(saved, list(model.variables), model.name)
     if (was := saved["optimizer"]) != (now := type(_unwrapped(model.optimizer)).__name__) and not force:
         raise MismatchError(
-            f"the checkpoint was trained with {was}, and the model is compiled with {now}. Pass force=True (--force) to "
-            "go on all the same"
+            f"the checkpoint was trained with {was}, and the model is compiled with {now}. Pass force=True "
+            "(--force) to go on all the same"
         )
     assignments = [(variable, f"weights/{index}") for index, variable in pairs.items()]
     slots, more = _matched_slots(reader, model.optimizer, pairs, force)

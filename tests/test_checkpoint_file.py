@@ -15,7 +15,7 @@ def random_bits(dtype, shape):
     """An array of random bits, so with NaN, infinities and subnormals."""
     dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
     generator = np.random.default_rng()
-    if dtype == bool:
+    if dtype.kind == "b":
         return generator.integers(0, 2, shape).astype(bool)
     bits = generator.integers(0, 256, (*shape, dtype.itemsize), dtype=np.uint8)
     return bits.view(dtype)[..., 0]
