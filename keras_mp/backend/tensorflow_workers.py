@@ -1,0 +1,120 @@
+"""Several processes on TensorFlow: MultiWorkerMirroredStrategy, and the steps that Keras's fit cannot make under it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+_strategy: list[Any] = []
+
+
+def connect(addresses: Sequence[str], index: int) -> Any:
+    """Connects this process with the others.
+
+    Args:
+        addresses: `host:port` of each, where TensorFlow is to listen.
+        index: which of them this process is.
+
+    Returns:
+        The strategy; models are to be built in its scope.
+
+    Raises:
+        RuntimeError: TensorFlow has computed something already, and can no longer be connected.
+    """
+    # Where TensorFlow reads it.
+    os.environ["TF_CONFIG"] = json.dumps(
+        {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}}
+    )
+    try:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"TensorFlow can only be connected with other processes before it computes anything: begin the training "
+            f"with this, before any model or random seed ({error})"
+        ) from error
+    _strategy.append(strategy)
+    return strategy
+
+
+def connected() -> Any:
+    """The strategy over all processes; None for a process alone."""
+    return _strategy[-1] if _strategy else None
+
+
+def worker_replicas() -> tuple[int, int]:
+    """How many replicas all processes have together, and how many this one."""
+    strategy = connected()
+    return strategy.num_replicas_in_sync, len(strategy.extended.worker_devices)
+
+
+class Steps(NamedTuple):
+    """What a loop over batches needs; all processes must call each of them together, but for `test`.
+
+    Attributes:
+        train: makes a step with this process's rows of a batch, given whether it wants to stop; returns its own logs,
+            and whether any process wants to stop.
+        test: adds this process's rows of a test batch to the metrics.
+        results: the metrics over the rows of all processes.
+    """
+
+    train: Callable[[Any, bool], tuple[dict[str, float], bool]]
+    test: Callable[[Any], None]
+    results: Callable[[], dict[str, float]]
+
+
+def steps_of(model: Any) -> Steps:
+    """Makes the steps of a compiled model.
+
+    Args:
+        model: built and compiled in the strategy's scope.
+
+    Returns:
+        Its steps.
+    """
+    strategy = connected()
+
+    def step(data: Any, stop: Any) -> Any:
+        logs = model.train_step(data)
+        stops = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, stop)
+        return logs, stops
+
+    jit = model.jit_compile is True
+    one = tf.function(step, jit_compile=True, reduce_retracing=True) if jit else step
+
+    @tf.function(reduce_retracing=True)
+    def train_on(data: Any, stop: Any) -> Any:
+        return strategy.run(one, args=(data, stop))
+
+    @tf.function(reduce_retracing=True)
+    def test_on(data: Any) -> None:
+        strategy.run(model.test_step, args=(data,))
+
+    def train(rows: Any, stop: bool) -> tuple[dict[str, float], bool]:
+        logs, stops = train_on(_per_replica(strategy, rows), tf.constant(float(stop)))
+        logs, stops = keras.tree.map_structure(lambda each: strategy.experimental_local_results(each)[0], (logs, stops))
+        return _floats(logs), float(stops) > 0
+
+    return Steps(train, lambda rows: test_on(_per_replica(strategy, rows)), lambda: _floats(model.get_metrics_result()))
+
+
+def _per_replica(strategy: Any, rows: Any) -> Any:
+    """Splits the rows of this process over its own devices."""
+    own = len(strategy.extended.worker_devices)
+
+    def split(array: Any) -> Any:
+        parts = iter([array] if own == 1 else [array[index::own] for index in range(own)])
+        return strategy.experimental_distribute_values_from_function(lambda context: tf.convert_to_tensor(next(parts)))
+
+    return keras.tree.map_structure(split, rows)
+
+
+def _floats(logs: dict[str, Any]) -> dict[str, float]:
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return {name: float(value) for name, value in flat.items()}
