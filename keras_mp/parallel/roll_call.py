@@ -204,7 +204,7 @@ class RollCall:
         while not self._over.wait(BEAT_SECONDS):
             now = time.monotonic()
             # After this process itself was stopped, it cannot tell who else was silent.
-            was_stopped, last_beat = now - last_beat > self.silence_seconds / 2, now
+            was_stopped, last_beat = now - last_beat > BEAT_SECONDS + self.silence_seconds / 2, now
             for peer in list(self._peers.values()):
                 if peer.said_bye:
                     continue
