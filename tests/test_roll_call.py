@@ -121,7 +121,7 @@ def test_one_that_is_lost_is_named_by_all_others(lost, way):
         if index == lost:
             line.on_lost = lambda text: None
             if way == "ends":
-                line._close()
+                line.close()
             else:
                 line._over.set()  # no more beats, and the connection stays
             return

@@ -7,11 +7,19 @@ if keras.backend.backend() == "tensorflow":
     from keras_mp.backend.tensorflow_lower import lower as lower
     from keras_mp.backend.tensorflow_observe import observed_step as observed_step
     from keras_mp.backend.tensorflow_observe import step_errors as step_errors
+    from keras_mp.backend.tensorflow_workers import COLLECTIVE_ERRORS as COLLECTIVE_ERRORS
+    from keras_mp.backend.tensorflow_workers import connect as connect
+    from keras_mp.backend.tensorflow_workers import steps_of as steps_of
+    from keras_mp.backend.tensorflow_workers import workers_scope as workers_scope
 elif keras.backend.backend() == "jax":
     from keras_mp.backend.jax import *
     from keras_mp.backend.jax_lower import lower as lower
     from keras_mp.backend.jax_observe import observed_step as observed_step
     from keras_mp.backend.jax_observe import step_errors as step_errors
+    from keras_mp.backend.jax_workers import COLLECTIVE_ERRORS as COLLECTIVE_ERRORS
+    from keras_mp.backend.jax_workers import connect as connect
+    from keras_mp.backend.jax_workers import steps_of as steps_of
+    from keras_mp.backend.jax_workers import workers_scope as workers_scope
 
     del jax  # type: ignore[name-defined]  # noqa: F821  JAX itself; the name is that of the file here
 else:

@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+COLLECTIVE_ERRORS = (tf.errors.OpError,)
+"""What a step raises when another process is gone."""
+
 _strategy: list[Any] = []
 
 
-def connect(addresses: Sequence[str], index: int) -> Any:
+def connect(addresses: Sequence[str], index: int) -> None:
     """Connects this process with the others.
 
     Args:
         addresses: `host:port` of each, where TensorFlow is to listen.
         index: which of them this process is.
-
-    Returns:
-        The strategy; models are to be built in its scope.
 
     Raises:
         RuntimeError: TensorFlow has computed something already, and can no longer be connected.
@@ -38,18 +38,11 @@ def connect(addresses: Sequence[str], index: int) -> Any:
             f"with this, before any model or random seed ({error})"
         ) from error
     _strategy.append(strategy)
-    return strategy
 
 
-def connected() -> Any:
-    """The strategy over all processes; None for a process alone."""
-    return _strategy[-1] if _strategy else None
-
-
-def worker_replicas() -> tuple[int, int]:
-    """How many replicas all processes have together, and how many this one."""
-    strategy = connected()
-    return strategy.num_replicas_in_sync, len(strategy.extended.worker_devices)
+def workers_scope() -> Any:
+    """The scope in which a model is built that all processes train."""
+    return _strategy[-1].scope()
 
 
 class Steps(NamedTuple):
@@ -76,21 +69,21 @@ def steps_of(model: Any) -> Steps:
     Returns:
         Its steps.
     """
-    strategy = connected()
+    strategy = _strategy[-1]
 
     def step(data: Any, stop: Any) -> Any:
         logs = model.train_step(data)
-        stops = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, stop)
+        stops = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(stop))
         return logs, stops
 
     jit = model.jit_compile is True
-    one = tf.function(step, jit_compile=True, reduce_retracing=True) if jit else step
+    one = tf.function(step, jit_compile=True, reduce_retracing=True, autograph=False) if jit else step
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def train_on(data: Any, stop: Any) -> Any:
         return strategy.run(one, args=(data, stop))
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def test_on(data: Any) -> None:
         strategy.run(model.test_step, args=(data,))
 

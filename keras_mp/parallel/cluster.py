@@ -7,7 +7,8 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 SLURM_FIRST_PORT, SLURM_PORTS = 20000, 20000
 TF_CONFIG_LOOKS = '{"cluster": {"worker": ["host0:12345", "host1:12345"]}, "task": {"type": "worker", "index": 0}}'
@@ -17,7 +18,8 @@ class ClusterError(ValueError):
     """What says which processes train together is missing a part or is malformed; the message says what is right."""
 
 
-class Cluster(NamedTuple):
+@dataclass(frozen=True)
+class Cluster:
     """The processes that train together.
 
     Attributes:
@@ -90,7 +92,7 @@ def _from_tf_config(text: str) -> Cluster:
             raise ClusterError(f"TF_CONFIG: cluster.{kind} must be a list of 'host:port', got {addresses!r}")
     if not chiefs and not workers:
         raise ClusterError(f"TF_CONFIG: cluster.worker lists no worker: it must look like {TF_CONFIG_LOOKS}")
-    kind, index = task.get("type"), task.get("index")
+    kind, index = str(task.get("type")), task.get("index")
     if kind not in ("chief", "worker") or not isinstance(index, int) or isinstance(index, bool):
         raise ClusterError(f"TF_CONFIG: task must have a type, chief or worker, and an index, got {task!r}")
     own = chiefs if kind == "chief" else workers

@@ -72,7 +72,7 @@ class RollCall:
             else:
                 self.addresses = self._sign_in(deadline, own_port, join_seconds)
         except BaseException:
-            self._close()
+            self.close()
             raise
         for peer in self._peers.values():
             threading.Thread(target=self._listen, args=(peer,), daemon=True).start()
@@ -126,7 +126,7 @@ class RollCall:
         """Ends the line: from here on, nobody is missed."""
         for peer in self._peers.values():
             peer.send({"kind": "bye"})
-        self._close()
+        self.close()
 
     def _welcome_all(self, deadline: float, own_port: int, join_seconds: float) -> tuple[str, ...]:
         host, port = split_address(self.cluster.addresses[0])
@@ -238,7 +238,8 @@ class RollCall:
                 peer.inbox.put(None)
             self.on_lost(f"{text}. The training ends here; run it again with --resume to go on")
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Ends the line without a farewell: the others learn that this process has ended."""
         self._over.set()
         for peer in self._peers.values():
             peer.close()
