@@ -8,7 +8,9 @@ if keras.backend.backend() == "tensorflow":
     from keras_mp.backend.tensorflow_observe import observed_step as observed_step
     from keras_mp.backend.tensorflow_observe import step_errors as step_errors
     from keras_mp.backend.tensorflow_workers import COLLECTIVE_ERRORS as COLLECTIVE_ERRORS
+    from keras_mp.backend.tensorflow_workers import assign_parts as assign_parts
     from keras_mp.backend.tensorflow_workers import connect as connect
+    from keras_mp.backend.tensorflow_workers import parts_of as parts_of
     from keras_mp.backend.tensorflow_workers import steps_of as steps_of
     from keras_mp.backend.tensorflow_workers import workers_scope as workers_scope
 elif keras.backend.backend() == "jax":
@@ -17,7 +19,9 @@ elif keras.backend.backend() == "jax":
     from keras_mp.backend.jax_observe import observed_step as observed_step
     from keras_mp.backend.jax_observe import step_errors as step_errors
     from keras_mp.backend.jax_workers import COLLECTIVE_ERRORS as COLLECTIVE_ERRORS
+    from keras_mp.backend.jax_workers import assign_parts as assign_parts
     from keras_mp.backend.jax_workers import connect as connect
+    from keras_mp.backend.jax_workers import parts_of as parts_of
     from keras_mp.backend.jax_workers import steps_of as steps_of
     from keras_mp.backend.jax_workers import workers_scope as workers_scope
 

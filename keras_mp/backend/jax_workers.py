@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
+import numpy as np
 
 COLLECTIVE_ERRORS = (jax.errors.JaxRuntimeError,)
 """What a step raises when another process is gone."""
@@ -32,3 +34,17 @@ def connect(addresses: Sequence[str], index: int) -> None:
 
 def steps_of(model: Any) -> Any:
     """Returns None: Keras's own `fit` trains over several processes."""
+
+
+def workers_scope() -> Any:
+    """A scope that does nothing: where a model lies is said by Keras's distribution."""
+    return nullcontext()
+
+
+def parts_of(variable: Any) -> None:
+    """Returns None: JAX's arrays are whole, wherever they lie."""
+
+
+def assign_parts(variable: Any, parts: np.ndarray) -> None:
+    """Gives a variable the sum of what replicas on TensorFlow held of it."""
+    variable.assign(parts.sum(axis=0))

@@ -8,7 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
+
+# Private: how a strategy keeps a variable of which each replica has its own.
+from tensorflow.python.distribute.values import SyncOnReadVariable
 
 COLLECTIVE_ERRORS = (tf.errors.OpError,)
 """What a step raises when another process is gone."""
@@ -93,6 +97,44 @@ def steps_of(model: Any) -> Steps:
         return _floats(logs), float(stops) > 0
 
     return Steps(train, lambda rows: test_on(_per_replica(strategy, rows)), lambda: _floats(model.get_metrics_result()))
+
+
+def parts_of(variable: Any) -> np.ndarray | None:
+    """Reads what each replica holds of a variable whose value is a sum over them; all processes must call it.
+
+    The sum itself would lose how it was made, and with it the last bit of what is added later.
+
+    Args:
+        variable: a Keras variable.
+
+    Returns:
+        An array of shape (replicas, *shape of the variable); None for a variable that is the same on all.
+    """
+    held = variable._value
+    if not isinstance(held, SyncOnReadVariable):
+        return None
+    strategy = held.distribute_strategy
+    own = iter([component.read_value()[None] for component in held.values])
+    values = strategy.experimental_distribute_values_from_function(lambda context: next(own))
+    return np.asarray(strategy.gather(values, axis=0))
+
+
+def assign_parts(variable: Any, parts: np.ndarray) -> None:
+    """Gives a variable what `parts_of` read, or where it has not as many replicas, the sum."""
+    held = variable._value
+    if not isinstance(held, SyncOnReadVariable):
+        variable.assign(parts.sum(axis=0))
+        return
+    strategy = held.distribute_strategy
+    if len(parts) != strategy.num_replicas_in_sync:
+        total = np.zeros((strategy.num_replicas_in_sync, *parts.shape[1:]), parts.dtype)
+        total[0] = parts.sum(axis=0)
+        parts = total
+    own = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(parts[context.replica_id_in_sync_group])
+    )
+    for component, part in zip(held.values, strategy.experimental_local_results(own), strict=True):
+        component.assign(part)
 
 
 def _per_replica(strategy: Any, rows: Any) -> Any:
