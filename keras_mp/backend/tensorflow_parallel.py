@@ -1,0 +1,191 @@
+"""Several devices on TensorFlow: `MirroredStrategy`, with what it and Keras get wrong put right."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+# Private: how Keras's trainer makes one value of those of the replicas.
+from keras.src.backend.tensorflow.trainer import reduce_per_replica
+
+# Private: how Keras's own distributions ask a dataset for its batch size.
+from tensorflow.python.data.experimental.ops.distribute import compute_batch_size
+
+HOW_TO_HAVE_MORE_DEVICES = "split it with tf.config.set_logical_device_configuration before TensorFlow is used"
+_step = threading.local()
+
+
+def device_names() -> list[str]:
+    """Lists the devices that a plan may use, as Keras names them."""
+    return list(keras.distribution.list_devices())
+
+
+class Replicas(tf.distribute.MirroredStrategy):
+    """`MirroredStrategy` by a plan.
+
+    Each replica draws random numbers of its own, and counts in a step by the rows that it has.
+
+    Args:
+        plan: a `keras_mp.parallel.plan.Plan`.
+    """
+
+    def __init__(self, plan: Any) -> None:
+        # TensorFlow's collective operations have no bfloat16; sums on one device have.
+        one_device = tf.distribute.ReductionToOneDevice() if plan.reduce_dtype == "bfloat16" else None
+        super().__init__(list(plan.devices), cross_device_ops=one_device)
+        self.plan = plan
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        rows = int(compute_batch_size(dataset))
+        if rows > 0:  # -1 where it is not known, as from a generator
+            self.plan.check_rows(rows)
+        return super().experimental_distribute_dataset(dataset, options)
+
+    def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+        def on_replica(*args: Any, **kwargs: Any) -> Any:
+            leaves = [leaf for leaf in keras.tree.flatten(args) if tf.is_tensor(leaf) and leaf.shape.rank != 0]
+            _step.rows = tf.shape(leaves[0])[0] if leaves else None
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                _step.rows = None
+
+        with _different_masks():
+            return super().run(on_replica, args, kwargs, options)
+
+
+def share_of_batch() -> Any:
+    """By how much to multiply the mean loss of this replica, so that the mean over replicas is that over the rows.
+
+    A last batch may leave fewer rows to some: a replica with `n` of `N` rows on `R` replicas counts `n R / N`.
+
+    Returns:
+        A float32 tensor of shape (), exactly 1 where all have as many rows; None outside a step of several replicas.
+    """
+    rows, strategy = getattr(_step, "rows", None), tf.distribute.get_strategy()
+    if rows is None or strategy.num_replicas_in_sync == 1:
+        return None
+    own = tf.cast(rows, tf.float32)
+    total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
+    return own * strategy.num_replicas_in_sync / total
+
+
+def over_the_batch(count: Any) -> Any:
+    """What a replica divides its sum by, for the mean over all that counts on all replicas.
+
+    Args:
+        count: of what counts on this replica, a float32 tensor of shape ().
+
+    Returns:
+        The mean of the counts times `share_of_batch`, which the loss is multiplied by later; the count itself outside
+        a step of several replicas.
+    """
+    share = share_of_batch()
+    if share is None:
+        return count
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, count) * share
+
+
+def reduce_dtype() -> str:
+    """What the current strategy sums gradients in."""
+    strategy = tf.distribute.get_strategy()
+    return strategy.plan.reduce_dtype if isinstance(strategy, Replicas) else "float32"
+
+
+@contextmanager
+def parallel_scope(plan: Any) -> Iterator[Any]:
+    """A scope in which models are built, compiled and trained over the devices of a plan.
+
+    Args:
+        plan: a `keras_mp.parallel.plan.Plan`.
+
+    Yields:
+        The strategy.
+    """
+    strategy = Replicas(plan)
+    # Replaced for the scope: Keras's loop of several steps fails on replicas (keras#19246).
+    original = keras.Model._make_function
+    keras.Model._make_function = _make_function(original)
+    try:
+        with strategy.scope():
+            yield strategy
+    finally:
+        keras.Model._make_function = original
+
+
+def _make_function(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes Keras's function of an iterator, for training and for tests."""
+
+    def make(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+        strategy = model.distribute_strategy
+        if not isinstance(strategy, Replicas):
+            return original(model, step)
+        _check_model(model)
+        if model.steps_per_execution == 1 or model.run_eagerly:
+            return original(model, step)
+
+        @tf.function(reduce_retracing=True, autograph=False)
+        def one(data: Any) -> Any:
+            return reduce_per_replica(strategy.run(step, args=(data,)), strategy, reduction="auto")
+
+        one = model._autoconvert_optionals(one)
+
+        @tf.function(reduce_retracing=True, autograph=False)
+        def several(iterator: Any) -> Any:
+            outputs = one(iterator.get_next())
+            for _ in range(model.steps_per_execution - 1):
+                following = iterator.get_next_as_optional()
+                outputs = _if_there(following, one, outputs)
+            return outputs
+
+        def function(iterator: Any) -> Any:
+            if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+                for _, data in zip(range(model.steps_per_execution), iterator, strict=False):
+                    outputs = one(data)
+                return outputs
+            try:
+                return several(iterator)
+            except tf.errors.OutOfRangeError:
+                raise StopIteration from None
+
+        return function
+
+    return make
+
+
+def _if_there(optional: Any, step: Callable[..., Any], otherwise: Any) -> Any:
+    return tf.cond(optional.has_value(), lambda: step(optional.get_value()), lambda: otherwise)
+
+
+def _check_model(model: Any) -> None:
+    model.distribute_strategy.plan.check_dtypes(layer.compute_dtype for layer in model._flatten_layers())
+    if model.jit_compile:
+        raise ValueError(
+            f"model {model.name!r} is compiled with jit_compile=True, and XLA's program for one device cannot sum over "
+            "others on TensorFlow: compile with jit_compile=False"
+        )
+
+
+@contextmanager
+def _different_masks() -> Iterator[None]:
+    """Has each replica draw random numbers of its own, from seeds that are the same on all."""
+    original = keras.random.SeedGenerator.next
+
+    def following(generator: Any, ordered: bool = True) -> Any:
+        seed = original(generator, ordered)
+        context = tf.distribute.get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            return seed
+        replica = tf.cast(context.replica_id_in_sync_group, seed.dtype)
+        return tf.random.experimental.stateless_fold_in(seed, replica)
+
+    keras.random.SeedGenerator.next = following
+    try:
+        yield
+    finally:
+        keras.random.SeedGenerator.next = original
