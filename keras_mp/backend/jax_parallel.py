@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import keras
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 # Private: where Keras's trainer looks up how a batch is laid out.
@@ -17,7 +16,6 @@ from keras.src.backend.jax import distribution_lib as keras_distribution
 
 HOW_TO_HAVE_MORE_DEVICES = "start with XLA_FLAGS=--xla_force_host_platform_device_count=8"
 _BATCH = "batch"
-_GATHERED = "keras_mp_gathered"
 
 
 class _Active(NamedTuple):
@@ -183,36 +181,34 @@ def _on_each_device(
     dtypes = _compute_dtypes(model)
     own = [_part(plan, v, dtypes) for v in model.trainable_variables]
     fixed = [_part(plan, v, dtypes) for v in model.non_trainable_variables]
+    variables = [*model.trainable_variables, *model.non_trainable_variables]
+    split = {id(v): part for v, part in zip(variables, own + fixed, strict=True) if part.axis is not None}
     rows = next(leaf.shape[0] for leaf in jax.tree.leaves(data))
     # A ragged last batch: each device has all of it, and the mean over the devices is that of one.
     by_row = PartitionSpec(_BATCH) if rows % plan.replicas == 0 else PartitionSpec()
     whole = PartitionSpec()
 
     def on_one(trainable: Any, passive: Any, metrics: Any, factor: Any, data: Any) -> Any:
-        same: dict[str, list[bool]] = {}
-        frozen = [part.gathered(value) for part, value in zip(fixed, passive, strict=True)]
+        kept: dict[str, list[bool]] = {}
 
         def loss_of(trainable: Any) -> Any:
-            values = [part.differentiable(value) for part, value in zip(own, trainable, strict=True)]
-            with _scaled_by(model.optimizer, factor / plan.replicas), _one_of_several():
+            with _scaled_by(model.optimizer, factor / plan.replicas), _one_of_several(split):
                 loss, (unscaled, y_pred, new, new_metrics) = original(
-                    model, values, frozen, metrics, *data, training=True, optimizer_variables=[]
+                    model, trainable, passive, metrics, *data, training=True, optimizer_variables=[]
                 )
-            same["passive"] = [after is before for after, before in zip(new, frozen, strict=True)]
-            same["metrics"] = [after is before for after, before in zip(new_metrics, metrics, strict=True)]
+            kept["passive"] = [after is before for after, before in zip(new, passive, strict=True)]
+            kept["metrics"] = [after is before for after, before in zip(new_metrics, metrics, strict=True)]
             return loss, (unscaled, y_pred, new, new_metrics)
 
-        if any(part.axis is not None for part in own):
-            # The backward pass gathers the weights anew: kept, they would be the whole model on every device.
-            loss_of = jax.checkpoint(loss_of, policy=_keep_all_but_weights(own))
         (loss, (unscaled, y_pred, new, new_metrics)), gradients = jax.value_and_grad(loss_of, has_aux=True)(trainable)
+        gradients = [part.summed(gradient) for part, gradient in zip(own, gradients, strict=True)]
         new = [
-            before if kept else part.of_whole(_mean(after))
-            for part, before, after, kept in zip(fixed, passive, new, same["passive"], strict=True)
+            before if same else part.of_whole(_mean(after))
+            for part, before, after, same in zip(fixed, passive, new, kept["passive"], strict=True)
         ]
         new_metrics = [
-            before if kept else before + jax.lax.psum(after - before, _BATCH)
-            for before, after, kept in zip(metrics, new_metrics, same["metrics"], strict=True)
+            before if same else before + jax.lax.psum(after - before, _BATCH)
+            for before, after, same in zip(metrics, new_metrics, kept["metrics"], strict=True)
         ]
         loss, unscaled = jax.lax.psum(loss, _BATCH), _mean(unscaled)
         return (loss, (unscaled, y_pred, new, new_metrics)), gradients
@@ -228,13 +224,15 @@ def _on_each_device(
 
 
 class _Part(NamedTuple):
-    """How one variable is split over the devices, gathered, and its gradient summed.
+    """How one variable is split over the devices, gathered where it is read, and its gradient summed.
 
     Attributes:
         axis: the axis that is split; None for a variable that each device has whole.
         dtype: what it is gathered in: what its layer computes in.
         reduce_dtype: what its gradient is summed in.
         overwritten: whether its gradient is its next value, of which the largest counts.
+        spec: the layout, as JAX writes it.
+        shape: of the whole.
     """
 
     axis: int | None
@@ -245,10 +243,33 @@ class _Part(NamedTuple):
     shape: tuple[int, ...]
 
     def gathered(self, value: Any) -> Any:
-        """The whole variable from this device's part, rounded as its layer would round it, in its own dtype."""
-        if self.axis is None:
-            return value
-        return jax.lax.all_gather(value.astype(self.dtype), _BATCH, axis=self.axis, tiled=True).astype(value.dtype)
+        """The whole variable from this device's part, rounded as its layer rounds it, in its own dtype.
+
+        Its gradient is this device's part of the sum over all.
+        """
+
+        @jax.custom_vjp
+        def gather(value: Any) -> Any:
+            low = value.astype(self.dtype)
+            return jax.lax.all_gather(low, _BATCH, axis=self.axis, tiled=True).astype(value.dtype)
+
+        def backward(_: None, gradient: Any) -> tuple[Any]:
+            if self.overwritten:
+                return (self.of_whole(jax.lax.pmax(gradient, _BATCH)),)
+            narrow = gradient.astype(self.reduce_dtype)
+            part = jax.lax.psum_scatter(narrow, _BATCH, scatter_dimension=self.axis, tiled=True)
+            return (part.astype(gradient.dtype),)
+
+        gather.defvjp(lambda value: (gather(value), None), backward)
+        return gather(value)
+
+    def summed(self, gradient: Any) -> Any:
+        """The sum over the devices of the gradient of a variable that each has whole; of others as it is."""
+        if self.axis is not None:
+            return gradient
+        if self.overwritten:
+            return jax.lax.pmax(gradient, _BATCH)
+        return jax.lax.psum(gradient.astype(self.reduce_dtype), _BATCH).astype(gradient.dtype)
 
     def of_whole(self, value: Any) -> Any:
         """This device's part of a whole variable."""
@@ -256,25 +277,6 @@ class _Part(NamedTuple):
             return value
         size = self.shape[self.axis] // jax.lax.axis_size(_BATCH)
         return jax.lax.dynamic_slice_in_dim(value, jax.lax.axis_index(_BATCH) * size, size, self.axis)
-
-    def summed(self, gradient: Any) -> Any:
-        """This device's part of the sum of the gradients of all."""
-        if self.overwritten:
-            return self.of_whole(jax.lax.pmax(gradient, _BATCH))
-        narrow = gradient.astype(self.reduce_dtype)
-        if self.axis is None:
-            return jax.lax.psum(narrow, _BATCH).astype(gradient.dtype)
-        return jax.lax.psum_scatter(narrow, _BATCH, scatter_dimension=self.axis, tiled=True).astype(gradient.dtype)
-
-    def differentiable(self, value: Any) -> Any:
-        """As `gathered`, with `summed` as its gradient."""
-
-        @jax.custom_vjp
-        def gather(value: Any) -> Any:
-            return self.gathered(value)
-
-        gather.defvjp(lambda value: (self.gathered(value), None), lambda _, gradient: (self.summed(gradient),))
-        return gather(value) if self.axis is None else checkpoint_name(gather(value), _GATHERED)
 
 
 def _part(plan: Any, variable: Any, dtypes: dict[int, str]) -> _Part:
@@ -295,19 +297,6 @@ def _compute_dtypes(model: Any) -> dict[int, str]:
     }
 
 
-def _keep_all_but_weights(parts: list[_Part]) -> Callable[..., bool]:
-    """A policy of what the forward pass keeps: all but gathered weights and their casts."""
-    weights = {part.shape for part in parts if part.axis is not None}
-
-    def keep(primitive: Any, *inputs: Any, **parameters: Any) -> bool:
-        if primitive.name == "name":
-            return parameters["name"] != _GATHERED
-        # Autocast reads a weight so. What has the shape of a weight by chance is cast anew, which is as right.
-        return not (primitive.name == "convert_element_type" and tuple(inputs[0].shape) in weights)
-
-    return keep
-
-
 def _mean(value: Any) -> Any:
     """The mean over the devices; of integers, such as the state of a seed, the same everywhere, any."""
     return jax.lax.pmean(value, _BATCH) if jnp.issubdtype(value.dtype, jnp.floating) else value
@@ -324,20 +313,39 @@ def _scaled_by(optimizer: Any, factor: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _one_of_several() -> Iterator[None]:
-    """A scope for one device's part of a step: it draws random numbers of its own, from seeds that are the same on all.
+def _one_of_several(split: dict[int, _Part]) -> Iterator[None]:
+    """A scope for one device's part of a step.
 
-    Within, `over_the_batch` asks the other devices.
+    Variables that are split are gathered where they are read: a block that `keras_mp.remat` recomputes gathers its
+    weights anew, and they are not kept. Random numbers are this device's own, from seeds that are the same on all.
+
+    Args:
+        split: the variables of which each device has a part, by id.
     """
-    original = keras.random.SeedGenerator.next
+    draw, read, begin = keras.random.SeedGenerator.next, keras.Variable._maybe_autocast, keras.StatelessScope.__init__
 
-    def following(generator: Any, ordered: bool = True) -> Any:
-        return jax.random.fold_in(original(generator, ordered), jax.lax.axis_index(_BATCH))
+    def own_draw(generator: Any, ordered: bool = True) -> Any:
+        return jax.random.fold_in(draw(generator, ordered), jax.lax.axis_index(_BATCH))
 
-    keras.random.SeedGenerator.next = following
+    # Private: what every reading of a variable passes through.
+    def gathering_read(variable: Any, value: Any) -> Any:
+        part = split.get(id(variable))
+        if part is not None and tuple(value.shape) != part.shape:
+            value = part.gathered(value)
+        return read(variable, value)
+
+    # Keras refuses a value of another shape than the variable's.
+    def begin_with_parts(scope: Any, state_mapping: Any = None, **arguments: Any) -> None:
+        mapping = list(state_mapping or ())
+        begin(scope, [(variable, value) for variable, value in mapping if id(variable) not in split], **arguments)
+        scope.state_mapping |= {id(variable): value for variable, value in mapping if id(variable) in split}
+
+    keras.random.SeedGenerator.next, keras.Variable._maybe_autocast = own_draw, gathering_read
+    keras.StatelessScope.__init__ = begin_with_parts
     _inside.append(True)
     try:
         yield
     finally:
         _inside.pop()
-        keras.random.SeedGenerator.next = original
+        keras.random.SeedGenerator.next, keras.Variable._maybe_autocast = draw, read
+        keras.StatelessScope.__init__ = begin

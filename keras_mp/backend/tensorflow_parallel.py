@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -129,37 +130,23 @@ def _make_function(original: Callable[..., Any]) -> Callable[..., Any]:
         if model.steps_per_execution == 1 or model.run_eagerly:
             return original(model, step)
 
+        @model._autoconvert_optionals
         @tf.function(reduce_retracing=True, autograph=False)
         def one(data: Any) -> Any:
             return reduce_per_replica(strategy.run(step, args=(data,)), strategy, reduction="auto")
 
-        one = model._autoconvert_optionals(one)
-
-        @tf.function(reduce_retracing=True, autograph=False)
-        def several(iterator: Any) -> Any:
-            outputs = one(iterator.get_next())
-            for _ in range(model.steps_per_execution - 1):
-                following = iterator.get_next_as_optional()
-                outputs = _if_there(following, one, outputs)
-            return outputs
-
+        # One after the other: in one graph, branches on whether there is a next batch are what fails, and a graph of
+        # several steps takes TensorFlow a minute to optimize.
         def function(iterator: Any) -> Any:
-            if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
-                for _, data in zip(range(model.steps_per_execution), iterator, strict=False):
-                    outputs = one(data)
-                return outputs
-            try:
-                return several(iterator)
-            except tf.errors.OutOfRangeError:
-                raise StopIteration from None
+            batches = itertools.islice(iterator, model.steps_per_execution)
+            logs = [one(data) for data in batches]
+            if not logs:
+                raise StopIteration
+            return logs[-1]
 
         return function
 
     return make
-
-
-def _if_there(optional: Any, step: Callable[..., Any], otherwise: Any) -> Any:
-    return tf.cond(optional.has_value(), lambda: step(optional.get_value()), lambda: otherwise)
 
 
 def _check_model(model: Any) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from keras_mp.parallel.tensor_rules import Rules
+from keras_mp.parallel.tensor_rules import TRANSFORMER, Rules
 
 LAYOUTS = ("data", "fully_sharded", "tensor")
 REDUCE_DTYPES = ("float32", "bfloat16")
@@ -55,8 +55,7 @@ class Plan:
     def axes_of(self, path: str, shape: tuple[int, ...], dtype: str) -> tuple[str | None, ...]:
         """Says which axis of a variable is split over which axis of the mesh.
 
-        "fully_sharded" splits the largest axis that the devices divide, of equals the first; "tensor" follows the
-        rules. A slot of an optimizer lies as its variable does, because its shape is the same and its path holds the
+        "fully_sharded" splits the first axis that the devices divide; "tensor" follows the rules. A slot of an optimizer lies as its variable does, because its shape is the same and its path holds the
         variable's.
 
         Args:
@@ -76,7 +75,7 @@ class Plan:
         if self.layout == "fully_sharded":
             divisible = [place for place, size in enumerate(shape) if size and size % self.replicas == 0]
             if divisible and self.replicas > 1:
-                axes[max(divisible, key=lambda place: (shape[place], -place))] = "batch"
+                axes[divisible[0]] = "batch"
         for pattern, split in self.rules if self.layout == "tensor" else ():
             if len(split) == len(shape) and re.search(pattern, path):
                 self._check_split(path, shape, split)
@@ -123,6 +122,30 @@ class Plan:
                     f"mesh={self.shape} splits {path!r} of shape {shape} over {self.shape[self.axes.index(axis)]} "
                     f"devices, which do not divide {size}: choose a mesh whose second number does"
                 )
+
+
+def plan_of(strategy: str | Plan, devices: int) -> Plan:
+    """Makes a plan for devices that are not there.
+
+    Args:
+        strategy: a layout, or a plan.
+        devices: how many there would be.
+
+    Returns:
+        The plan; for "tensor" the devices all share each weight.
+
+    Raises:
+        ValueError: If the layout is unknown, or the plan is for another number of devices.
+    """
+    if isinstance(strategy, Plan):
+        if strategy.size != devices:
+            raise ValueError(f"strategy has a mesh of {strategy.shape}, {strategy.size} devices, and there are {devices}")
+        return strategy
+    if strategy not in LAYOUTS:
+        raise ValueError(f"strategy={strategy!r} is not one of {', '.join(LAYOUTS)}, or a keras_mp.parallel.plan.Plan")
+    if strategy == "tensor":
+        return Plan(strategy, (), (1, devices), rules=TRANSFORMER)
+    return Plan(strategy, (), (devices,))
 
 
 FLOAT16_ON_TPU = (
