@@ -139,7 +139,9 @@ def plan_of(strategy: str | Plan, devices: int) -> Plan:
     """
     if isinstance(strategy, Plan):
         if strategy.size != devices:
-            raise ValueError(f"strategy has a mesh of {strategy.shape}, {strategy.size} devices, and there are {devices}")
+            raise ValueError(
+                f"strategy has a mesh of {strategy.shape}, {strategy.size} devices, and there are {devices}"
+            )
         return strategy
     if strategy not in LAYOUTS:
         raise ValueError(f"strategy={strategy!r} is not one of {', '.join(LAYOUTS)}, or a keras_mp.parallel.plan.Plan")

@@ -253,7 +253,9 @@ def inspect(
             compared[precision] = report
         else:
             other = _rebuilt(build, precision) if build else in_precision(model, precision)
-            compared[precision] = dataclasses.replace(_report(other, batch, chip, training, flags, plan), precision=precision)
+            compared[precision] = dataclasses.replace(
+                _report(other, batch, chip, training, flags, plan), precision=precision
+            )
     return dataclasses.replace(report, compared=compared)
 
 

@@ -48,7 +48,9 @@ def scope_of(layout, devices, **arguments):
     return keras_mp.distribute(layout, devices, **arguments)
 
 
-def language_model(policy, layout=None, devices=1, *, steps, accumulate=None, clip=1.0, order=None, scale=2.0**15, **kw):
+def language_model(
+    policy, layout=None, devices=1, *, steps, accumulate=None, clip=1.0, order=None, scale=2.0**15, **kw
+):
     """Trains the recipe's model; the batches are the same, whatever the devices."""
     keras.utils.set_random_seed(3)
     keras.config.set_dtype_policy(policy)
@@ -58,10 +60,10 @@ def language_model(policy, layout=None, devices=1, *, steps, accumulate=None, cl
     if order is not None:
         places = np.concatenate([16 * step + order.permutation(16) for step in range(steps)])
         x, y = x[places], y[places]
-    with scope_of(layout, devices, **kw):
+    with scope_of(layout, devices, **arguments):
         model = keras_mp.stabilize(build(CONFIG))
         inner = keras.optimizers.AdamW(
-            1e-3, beta_2=0.95, weight_decay=0.1, global_clipnorm=clip, gradient_accumulation_steps=accumulate
+            1e-3, beta_2=0.95, weight_decay=0.1, global_clipnorm=1.0, gradient_accumulation_steps=accumulate
         )
         kind = keras_mp.NoLossScale() if policy != "mixed_float16" else keras_mp.LossScale(initial_scale=scale)
         optimizer = keras_mp.LossScaleOptimizer(inner, kind)
@@ -89,7 +91,10 @@ def check_language_model(policy, layouts, steps):
     for layout, devices in layouts:
         weights, own_loss = language_model(policy, layout, devices, steps=steps)
         far = distance(one, weights)
-        print(f"{policy} {layout} {devices} {steps} steps: from one {far:.2e}, one from itself reordered {noise:.2e}", end="")
+        print(
+            f"{policy} {layout} {devices} {steps} steps: from one {far:.2e}, one from itself reordered {noise:.2e}",
+            end="",
+        )
         np.testing.assert_allclose(own_loss, loss, rtol=1e-5 if policy == "float32" else 1e-3)
         assert far < 4 * noise
         if layout == "data":
@@ -117,7 +122,7 @@ def test_language_model_equals_one_device_for_200_steps(policy):
     check_language_model(policy, LAYOUTS, steps=200)
 
 
-def vector_model(inner, loss_scale, layout, **arguments):
+def vector_model(inner, loss_scale, **arguments):
     """A model whose loss is the mean of x . w, so that its gradient is the mean of x; w has 16 values, all 1."""
     dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
     model = keras.Sequential([keras.Input((16,)), dense])
@@ -132,7 +137,7 @@ def test_overflow_on_each_device_in_turn_skips_on_all(layout, bad):
     x = rng.integers(-8, 8, (2 * ALL, 16)).astype("float32")
     x[bad, 3] = np.inf
     with keras_mp.distribute(layout, ALL):
-        model, dense = vector_model(keras.optimizers.SGD(1.0), keras_mp.LossScale(initial_scale=4.0), layout)
+        model, dense = vector_model(keras.optimizers.SGD(1.0), keras_mp.LossScale(initial_scale=4.0))
         model.fit(x, np.zeros((2 * ALL, 1), "float32"), batch_size=ALL, shuffle=False, verbose=0)
         optimizer = model.optimizer
     np.testing.assert_array_equal(number(dense.kernel)[:, 0], 1 - x[ALL:].mean(0))
@@ -143,20 +148,22 @@ def test_overflow_on_each_device_in_turn_skips_on_all(layout, bad):
 
 @pytest.mark.parametrize("layout", ["data"] if TENSORFLOW else ["data", "fully_sharded", "tensor"])
 def test_clipping_accumulation_and_averages(layout):
-    """One clip of the mean over the window and the devices, then the average overwrites: all by hand."""
-    x = np.random.default_rng().integers(-8, 8, (4 * ALL, 16)).astype("float32")
-    averages = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2}
-    rules = ((r"kernel", ("model", None)),)
-    with scope_of(layout, ALL, **({"rules": rules} if layout == "tensor" else {})):
-        inner = keras.optimizers.SGD(1.0, global_clipnorm=1.0, gradient_accumulation_steps=2, **averages)
-        model, dense = vector_model(inner, keras_mp.NoLossScale(), layout)
-        model.fit(x, np.zeros((4 * ALL, 1), "float32"), batch_size=ALL, shuffle=False, verbose=0)
-    weight = average = np.ones(16)
-    for step, window in enumerate(x.reshape(2, 2 * ALL, 16), 1):
-        gradient = window.mean(0)
-        weight = weight - gradient / max(1.0, np.linalg.norm(gradient))
-        average = 0.5 * weight + 0.5 * (average if step > 1 else np.ones(16))
-    np.testing.assert_allclose(number(dense.kernel)[:, 0], average, rtol=1e-5)
+    """One clip of the mean over the window and the devices, by hand; then with averages, as on one device."""
+    x = np.random.default_rng().integers(-8, 8, (8 * ALL, 16)).astype("float32")
+    averages = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 4}
+    rules = {"rules": ((r"kernel", ("model", None)),)} if layout == "tensor" else {}
+
+    def trained(layout, rows, **settings):
+        with scope_of(layout, ALL, **(rules if layout else {})):
+            inner = keras.optimizers.SGD(1.0, global_clipnorm=1.0, gradient_accumulation_steps=2, **settings)
+            model, dense = vector_model(inner, keras_mp.NoLossScale())
+            model.fit(rows, np.zeros((len(rows), 1), "float32"), batch_size=ALL, shuffle=False, verbose=0)
+        return number(dense.kernel)[:, 0]
+
+    gradient = x[: 2 * ALL].mean(0)
+    clipped = gradient / max(1.0, np.linalg.norm(gradient))
+    np.testing.assert_allclose(trained(layout, x[: 2 * ALL]), 1 - clipped, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(trained(layout, x, **averages), trained(None, x, **averages), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("layout", ["data"] if TENSORFLOW else ["data", "fully_sharded"])
@@ -166,7 +173,7 @@ def test_a_last_ragged_batch_counts_by_its_rows(layout):
     x = rng.integers(-8, 8, (rows, 16)).astype("float32")
     with keras_mp.distribute(layout, ALL):
         model, dense = vector_model(
-            keras.optimizers.SGD(1.0), keras_mp.NoLossScale(), layout, metrics=[lambda _, y: keras.ops.abs(y)]
+            keras.optimizers.SGD(1.0), keras_mp.NoLossScale(), metrics=[lambda _, y: keras.ops.abs(y)]
         )
         history = model.fit(x, np.zeros((rows, 1), "float32"), batch_size=2 * ALL, shuffle=False, verbose=0).history
     first = 1 - x[: 2 * ALL].mean(0)
@@ -226,7 +233,7 @@ def test_several_steps_per_execution():
     for count in (1, 3):  # 7 steps: 3, 3 and 1
         with keras_mp.distribute("data", ALL):
             inner = keras.optimizers.SGD(0.1)
-            model, dense = vector_model(inner, keras_mp.NoLossScale(), "data", steps_per_execution=count)
+            model, dense = vector_model(inner, keras_mp.NoLossScale(), steps_per_execution=count)
             loss = model.fit(x, y, batch_size=2 * ALL, shuffle=False, verbose=0).history["loss"][0]
             tested = model.evaluate(x, y, batch_size=2 * ALL, verbose=0)
         assert number(model.optimizer.iterations) == 7
@@ -241,7 +248,7 @@ def test_gradients_summed_in_bfloat16():
     x[0], x[1] = ALL, ALL * 2.0**-10
     for dtype, total in (("float32", 1 + 2.0**-10), ("bfloat16", 1.0)):
         with keras_mp.distribute("data", ALL, reduce_dtype=dtype):
-            model, dense = vector_model(keras.optimizers.SGD(1.0), keras_mp.NoLossScale(), "data")
+            model, dense = vector_model(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
             model.fit(x, np.zeros((ALL, 1), "float32"), batch_size=ALL, verbose=0)
         np.testing.assert_array_equal(number(dense.kernel), np.full((16, 1), 1 - total))
 
@@ -332,7 +339,7 @@ def test_a_checkpoint_of_any_layout_loads_into_any_other(tmp_path):
 def test_a_batch_that_the_devices_cannot_divide():
     x = np.zeros((4 * ALL, 16), "float32")
     with keras_mp.distribute("data", ALL):
-        model, _ = vector_model(keras.optimizers.SGD(1.0), keras_mp.NoLossScale(), "data")
+        model, _ = vector_model(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
         with pytest.raises(ValueError, match=f"a batch of {ALL + 1} rows cannot be divided by {ALL} devices"):
             model.fit(x, x[:, :1], batch_size=ALL + 1, verbose=0)
 
@@ -343,7 +350,7 @@ def test_a_mesh_that_does_not_divide_a_weight_and_rules_that_match_nothing():
         with pytest.raises(ValueError, match=r"splits .*over 3 devices, which do not divide 256"):
             build(CONFIG)
     with keras_mp.distribute("tensor", 4):
-        model, _ = vector_model(keras.optimizers.SGD(1.0), keras_mp.NoLossScale(), "tensor")
+        model, _ = vector_model(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
         with pytest.raises(ValueError, match="splits no weight of this model"):
             model.fit(np.zeros((4, 16)), np.zeros((4, 1)), verbose=0)
 

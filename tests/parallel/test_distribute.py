@@ -19,7 +19,9 @@ only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFl
 
 def run(*arguments):
     file = Path(__file__).with_name("on_several_devices.py")
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    # XLA waits for itself where several steps of more devices than cores are under way.
+    jax = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "false"}
+    environment = {**os.environ, **jax}
     environment.pop("PYTEST_XDIST_WORKER", None)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-s", str(file), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=file.parents[2])

@@ -34,9 +34,7 @@ def test_a_fully_sharded_step_on_four_chips():
     kinds = {(each.kind, each.dtype) for each in report.collectives}
     assert ("all-gather", "bfloat16") in kinds, kinds
     assert ("all-gather", "float32") not in kinds, kinds
-    reduced = sum(
-        each.bytes for each in report.collectives if each.kind != "all-gather" and each.dtype == "float32"
-    )
+    reduced = sum(each.bytes for each in report.collectives if each.kind != "all-gather" and each.dtype == "float32")
     assert reduced >= 4 * parameters * 0.99
     assert "Collectives a step" in str(report)
 
