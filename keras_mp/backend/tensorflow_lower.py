@@ -43,8 +43,8 @@ def lower(
     del platform
     if plan is not None:
         raise LoweringError(
-            f"strategy={plan.layout!r} needs JAX (KERAS_BACKEND=jax): on TensorFlow a step on several devices is no one "
-            "program that XLA could compile"
+            f"strategy={plan.layout!r} needs JAX (KERAS_BACKEND=jax): on TensorFlow a step on several devices is not "
+            "one program that XLA could compile"
         )
     # Not tf.nest, which takes a KerasTensor for a structure of its own.
     leaves = keras.tree.flatten(batch)

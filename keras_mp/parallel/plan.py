@@ -55,8 +55,8 @@ class Plan:
     def axes_of(self, path: str, shape: tuple[int, ...], dtype: str) -> tuple[str | None, ...]:
         """Says which axis of a variable is split over which axis of the mesh.
 
-        "fully_sharded" splits the first axis that the devices divide; "tensor" follows the rules. A slot of an optimizer lies as its variable does, because its shape is the same and its path holds the
-        variable's.
+        "fully_sharded" splits the first axis that the devices divide; "tensor" follows the rules. A slot of an
+        optimizer lies as its variable does, because its shape is the same and its path holds the variable's.
 
         Args:
             path: the variable's.

@@ -310,8 +310,8 @@ def _notes(target: Target, matmuls: Sequence[Matmul], backend: str, plan: Plan |
     notes = []
     if plan is not None:
         notes.append(
-            "Bytes of collectives are those of the whole arrays. Estimates of time leave out what the links between the "
-            "chips take."
+            "Bytes of collectives are those of the whole arrays. Estimates of time leave out what the links between "
+            "the chips take."
         )
         if plan.by_compiler:
             notes.append("The products are listed as asked for; the compiler divides them over the devices.")

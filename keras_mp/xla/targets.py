@@ -16,7 +16,7 @@ INSTALL = 'pip install "keras-mp[inspect]"'
 _TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "v7x": "tpu7x:2x2x1"}
 
 
-# Slices by their number of chips, as libtpu describes them: of the chips that are wired in two dimensions, and in three.
+# Slices by their number of chips, as libtpu describes them: of chips wired in two dimensions, and in three.
 _SLICES = {
     2: {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"},
     3: {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8"},

@@ -48,9 +48,7 @@ def scope_of(layout, devices, **arguments):
     return keras_mp.distribute(layout, devices, **arguments)
 
 
-def language_model(
-    policy, layout=None, devices=1, *, steps, accumulate=None, clip=1.0, order=None, scale=2.0**15, **kw
-):
+def language_model(policy, layout=None, devices=1, *, steps, accumulate=None, order=None, scale=2.0**15, **arguments):
     """Trains the recipe's model; the batches are the same, whatever the devices."""
     keras.utils.set_random_seed(3)
     keras.config.set_dtype_policy(policy)
