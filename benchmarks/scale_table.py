@@ -4,8 +4,8 @@
     python benchmarks/scale_table.py --only 124M
 
 Nothing is allocated and nothing runs. State is exact: the bytes of each variable and slot by the devices that share
-it. Temporary memory and collectives are the compiler's, of a training step with 2 and with 4 blocks, extrapolated to the
-model's number, because all blocks are alike; a row marked "all" is compiled in full, to check that. Rows of other
+it. Temporary memory and collectives are the compiler's, of a training step with 2 and with 4 blocks, extrapolated to
+the model's number, because all blocks are alike; a row marked "all" is compiled in full, to check that. Rows of other
 slices take them from the slice named there: with as many rows a chip they hardly depend on the number of chips. The
 steps take minutes each on 2 cores; what has been compiled once is kept (`KERAS_MP_CACHE`).
 """
@@ -126,14 +126,16 @@ def row(cell: Cell, figures: Figures, how: str) -> str:
     """A line of the table."""
     capacity = keras_mp.chips.CHIPS[cell.target].memory_bytes
     need = figures.state + figures.temporary
+    fits = "yes" if need <= capacity else "no"
     sent = ", ".join(
         f"{kind} {dtype} {size / GIB:.2f}"
         for (kind, dtype), size in sorted(figures.sent.items(), key=lambda item: -item[1])
         if size >= GIB / 200
     )
     return (
-        f"| {cell.model} | {cell.target}-{cell.chips} | {cell.strategy} | {cell.precision} | {figures.state / GIB:.2f} "
-        f"| {figures.temporary / GIB:.2f} | {'yes' if need <= capacity else 'no'}, {need / capacity:.0%} "
+        f"| {cell.model} | {cell.target}-{cell.chips} | {cell.strategy} | {cell.precision} "
+        f"| {figures.state / GIB:.3f} "
+        f"| {figures.temporary / GIB:.2f} | {fits}, {need / capacity:.0%} "
         f"| {sent} "
         f"| {how} |"
     )

@@ -11,14 +11,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-# Private: how Keras's trainer makes one value of those of the replicas.
-from keras.src.backend.tensorflow.trainer import reduce_per_replica
-
-# Private: how Keras's own distributions ask a dataset for its batch size.
-from tensorflow.python.data.experimental.ops.distribute import compute_batch_size
+# Private: how Keras's trainer reads batches, and makes one value of those of the replicas.
+from keras.src.backend.tensorflow.trainer import TFEpochIterator, reduce_per_replica
 
 HOW_TO_HAVE_MORE_DEVICES = "split it with tf.config.set_logical_device_configuration before TensorFlow is used"
 _step = threading.local()
+_numbers = itertools.count(1)
 
 
 def device_names() -> list[str]:
@@ -36,16 +34,13 @@ class Replicas(tf.distribute.MirroredStrategy):
     """
 
     def __init__(self, plan: Any) -> None:
+        # Private: two strategies of a process would number their collective operations alike, and TensorFlow takes the
+        # second's for the first's.
+        self._collective_key_base = next(_numbers) * 1000
         # TensorFlow's collective operations have no bfloat16; sums on one device have.
         one_device = tf.distribute.ReductionToOneDevice() if plan.reduce_dtype == "bfloat16" else None
         super().__init__(list(plan.devices), cross_device_ops=one_device)
         self.plan = plan
-
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        rows = int(compute_batch_size(dataset))
-        if rows > 0:  # -1 where it is not known, as from a generator
-            self.plan.check_rows(rows)
-        return super().experimental_distribute_dataset(dataset, options)
 
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         def on_replica(*args: Any, **kwargs: Any) -> Any:
@@ -109,14 +104,22 @@ def parallel_scope(plan: Any) -> Iterator[Any]:
         The strategy.
     """
     strategy = Replicas(plan)
-    # Replaced for the scope: Keras's loop of several steps fails on replicas (keras#19246).
-    original = keras.Model._make_function
-    keras.Model._make_function = _make_function(original)
+    # Replaced for the scope: Keras's loop of several steps fails on replicas (keras#19246), and it divides a batch
+    # unevenly without a word.
+    original, begin = keras.Model._make_function, TFEpochIterator.__init__
+
+    def begin_checked(iterator: Any, *args: Any, **kwargs: Any) -> None:
+        begin(iterator, *args, **kwargs)
+        rows = iterator.data_adapter.batch_size
+        if rows is not None:
+            plan.check_rows(int(rows))
+
+    keras.Model._make_function, TFEpochIterator.__init__ = _make_function(original), begin_checked
     try:
         with strategy.scope():
             yield strategy
     finally:
-        keras.Model._make_function = original
+        keras.Model._make_function, TFEpochIterator.__init__ = original, begin
 
 
 def _make_function(original: Callable[..., Any]) -> Callable[..., Any]:

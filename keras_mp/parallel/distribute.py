@@ -32,10 +32,10 @@ def distribute(
     ```
 
     Make the optimizer, build, compile, load and fit within the scope. "data" gives each device all weights and a part
-    of every batch (TensorFlow: `MirroredStrategy`). "fully_sharded" also splits weights, gradients and optimizer state over the
-    devices, and gathers the weights in the dtype that their layers compute in (Rajbhandari et al., "ZeRO", 2020,
-    arXiv:1910.02054, stage 3). "tensor" splits the products of a layer over the devices, as `rules` say. The latter
-    two are JAX's alone.
+    of every batch (TensorFlow: `MirroredStrategy`). "fully_sharded" also splits weights, gradients and optimizer state
+    over the devices, and gathers the weights in the dtype that their layers compute in (Rajbhandari et al., "ZeRO",
+    2020, arXiv:1910.02054, stage 3). "tensor" splits the products of a layer over the devices, as `rules` say. The
+    latter two are JAX's alone.
 
     Args:
         layout: "data", "fully_sharded" or "tensor".
