@@ -147,8 +147,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cells whose model, slice, strategy and precision hold this")
     arguments = parser.parse_args()
     lines = [
-        "| model | slice | strategy | precision | state, GiB a chip | temporary, GiB a chip | fits | collectives, GiB of "
-        "whole arrays | blocks compiled, and where |",
+        "| model | slice | strategy | precision | state, GiB a chip | temporary, GiB a chip | fits "
+        "| collectives, GiB of whole arrays | blocks compiled, and where |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for model, strategy, target, chips, others in COMPILED:

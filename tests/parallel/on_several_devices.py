@@ -23,6 +23,7 @@ from recipes.language_model import Config, batches, build
 
 PRECISIONS = ["float32", "mixed_bfloat16", "mixed_float16"]
 LAYOUTS = [("data", 2)] if TENSORFLOW else [("data", 4), ("data", 8), ("fully_sharded", 8), ("tensor", 4)]
+PARTS = [LAYOUTS[-1:], LAYOUTS[1:3] or LAYOUTS, LAYOUTS[:1]]
 ALL = 2 if TENSORFLOW else 8
 MODE = {"jit_compile": not TENSORFLOW}
 only_jax = pytest.mark.skipif(TENSORFLOW, reason="TensorFlow has data parallelism only")
@@ -109,9 +110,10 @@ def check_language_model(policy, layouts, steps):
         print()
 
 
-@pytest.mark.parametrize("policy", PRECISIONS)
-def test_language_model_equals_one_device(policy):
-    check_language_model(policy, LAYOUTS if policy == "mixed_bfloat16" else LAYOUTS[-2:], steps=8)
+@pytest.mark.parametrize("policy, layouts", list(zip(PRECISIONS, PARTS, strict=True)))
+def test_language_model_equals_one_device(policy, layouts):
+    """Each layout once, each precision once; all of both in the slow test."""
+    check_language_model(policy, layouts, steps=8)
 
 
 @pytest.mark.slow

@@ -19,8 +19,9 @@ only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFl
 
 def run(*arguments):
     file = Path(__file__).with_name("on_several_devices.py")
-    # XLA waits for itself where several steps of more devices than cores are under way.
-    jax = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "false"}
+    # XLA has a thread for each device. All wait for each other in a sum, and one may wait for a thread to compute in:
+    # NPROC is how many threads it makes at least.
+    jax = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "32"}
     environment = {**os.environ, **jax}
     environment.pop("PYTEST_XDIST_WORKER", None)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-s", str(file), *arguments]
