@@ -258,7 +258,9 @@ class _Part(NamedTuple):
                 return (self.of_whole(jax.lax.pmax(gradient, _BATCH)),)
             narrow = gradient.astype(self.reduce_dtype)
             part = jax.lax.psum_scatter(narrow, _BATCH, scatter_dimension=self.axis, tiled=True)
-            return (part.astype(gradient.dtype),)
+            # libtpu makes of this a sum of the whole and a slice. Without the barrier the slice waits for the norm of
+            # all gradients, and until then the whole gradient of every weight is kept.
+            return (jax.lax.optimization_barrier(part).astype(gradient.dtype),)
 
         gather.defvjp(lambda value: (gather(value), None), backward)
         return gather(value)
