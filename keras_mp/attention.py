@@ -75,8 +75,10 @@ def attention(
     blocks = _blocks(query.shape[1], key.shape[1], causal, block)
     key_heads, heads, dtype = key.shape[2], query.shape[2], keras.backend.standardize_dtype(query.dtype)
 
+    # The mask as an argument: JAX cannot recompute a function with a gradient that finds it around it.
     @keras.ops.custom_gradient
-    def attend(query: Any, key: Any, value: Any) -> Any:
+    def attend(query: Any, key: Any, value: Any, *masks: Any) -> Any:
+        mask = masks[0] if masks else None
         scope = backend.gradient_scope()
         q, k, v = _by_head(query, key_heads), _by_key_head(key), _by_key_head(value)
         outputs = []
@@ -115,11 +117,12 @@ def attention(
                 # A key that no row can see is in no block.
                 missing = 0 if blocks[-1].seen is None else key.shape[1] - blocks[-1].seen
                 to_key, to_value = (keras.ops.transpose(_longer(x, missing), (0, 2, 1, 3)) for x in (to_key, to_value))
-                return tuple(keras.ops.cast(each, dtype) for each in (to_query, to_key, to_value))
+                found = [keras.ops.cast(each, dtype) for each in (to_query, to_key, to_value)]
+                return (*found, *(None for _ in masks))
 
         return output, gradient
 
-    return attend(query, key, value)
+    return attend(query, key, value, *([] if mask is None else [mask]))
 
 
 class _Rows(NamedTuple):
