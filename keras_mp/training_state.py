@@ -297,7 +297,7 @@ def _named(name: str, variable: Any) -> tuple[str, np.ndarray]:
     parts = backend.parts_of(variable)
     if parts is not None:
         return name + PARTS, parts
-    return name, np.asarray(keras.ops.convert_to_numpy(variable))
+    return name, backend.to_numpy(variable)
 
 
 def _assign(variable: Any, reader: Reader, name: str) -> None:

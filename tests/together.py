@@ -16,7 +16,6 @@ import keras
 import numpy as np
 
 import keras_mp
-from keras_mp import backend
 from keras_mp.parallel import workers
 from keras_mp.parallel.cluster import find_cluster
 from keras_mp.parallel.loop import fit
@@ -94,7 +93,7 @@ def train(options):
     tokens = np.random.default_rng(4).integers(0, 32, (SEQUENCES + 6, LENGTH + 1), dtype=np.int32)
     batches = Planted(tokens[:SEQUENCES, :-1], tokens[:SEQUENCES, 1:], BATCH, seed=5)
     batches.plant = tuple(options.plant)
-    with backend.workers_scope() if workers.count() > 1 else nullcontext():
+    with keras_mp.distribute("data") if workers.count() > 1 else nullcontext():
         model = build(options)
         history = keras.callbacks.History()
         saves = keras_mp.TrainingCheckpoint(

@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 from jax.sharding import PartitionSpec
 
 # Private: where Keras's trainer looks up how a batch is laid out.
 from keras.src.backend.jax import distribution_lib as keras_distribution
+
+from keras_mp.backend import jax_workers
 
 HOW_TO_HAVE_MORE_DEVICES = "start with XLA_FLAGS=--xla_force_host_platform_device_count=8"
 _BATCH = "batch"
@@ -56,7 +59,7 @@ class Layout(keras.distribution.ModelParallel):
         return keras.distribution.TensorLayout(axes, self.device_mesh)
 
     def get_data_layout(self, data_shape: Any) -> Any:
-        self.plan.check_rows(data_shape[0])
+        self.plan.check_rows(data_shape[0] * (jax.process_count() if jax_workers.reads_share() else 1))
         self.plan.check_matched(self._matched)
         return keras.distribution.TensorLayout([_BATCH] + [None] * (len(data_shape) - 1), self.device_mesh)
 
@@ -124,9 +127,13 @@ def _ragged_batches(plan: Any) -> Iterator[None]:
     original = keras_distribution.distribute_data_input
 
     def distribute(batch: Any, layout: Any, batch_dim_name: Any) -> Any:
-        if batch is not None and batch.shape[0] % plan.replicas:
-            layout = getattr(layout, "backend_layout", layout)
+        if batch is None or jax_workers.reads_share():
+            return original(batch, layout, batch_dim_name)
+        layout = getattr(layout, "backend_layout", layout)
+        if batch.shape[0] % plan.replicas:
             layout = jax.sharding.NamedSharding(layout.mesh, PartitionSpec())
+        if jax.process_count() > 1:
+            return jax.make_array_from_callback(batch.shape, layout, np.asarray(batch).__getitem__)
         return original(batch, layout, batch_dim_name)
 
     keras_distribution.distribute_data_input = distribute

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 COLLECTIVE_ERRORS = (jax.errors.JaxRuntimeError,)
 """What a step raises when another process is gone."""
+
+
+_reads_share = [False]
 
 
 def connect(addresses: Sequence[str], index: int) -> None:
@@ -23,6 +26,7 @@ def connect(addresses: Sequence[str], index: int) -> None:
     Raises:
         RuntimeError: JAX has computed something already, and can no longer be connected.
     """
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         jax.distributed.initialize(addresses[0], len(addresses), index)
     except RuntimeError as error:
@@ -36,9 +40,19 @@ def steps_of(model: Any) -> Any:
     """Returns None: Keras's own `fit` trains over several processes."""
 
 
-def workers_scope() -> Any:
-    """A scope that does nothing: where a model lies is said by Keras's distribution."""
-    return nullcontext()
+def reads_share(now: bool | None = None) -> bool:
+    """Whether each process feeds its own rows of a batch, or all feed all rows; sets it where that is given."""
+    if now is not None:
+        _reads_share[0] = now
+    return _reads_share[0]
+
+
+def to_numpy(variable: Any) -> np.ndarray:
+    """Reads a variable, wherever it lies; one that is split over processes, all of them must read."""
+    value = variable.value
+    if not value.is_fully_addressable and not value.is_fully_replicated:
+        return np.asarray(multihost_utils.process_allgather(value, tiled=True))
+    return np.asarray(value)
 
 
 def parts_of(variable: Any) -> None:

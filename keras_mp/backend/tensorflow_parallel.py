@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,8 +13,10 @@ import tensorflow as tf
 # Private: how Keras's trainer reads batches, and makes one value of those of the replicas.
 from keras.src.backend.tensorflow.trainer import TFEpochIterator, reduce_per_replica
 
+from keras_mp.backend.tensorflow_replicas import OnReplicas
+from keras_mp.backend.tensorflow_workers import connected
+
 HOW_TO_HAVE_MORE_DEVICES = "split it with tf.config.set_logical_device_configuration before TensorFlow is used"
-_step = threading.local()
 _numbers = itertools.count(1)
 
 
@@ -24,10 +25,8 @@ def device_names() -> list[str]:
     return list(keras.distribution.list_devices())
 
 
-class Replicas(tf.distribute.MirroredStrategy):
+class Replicas(OnReplicas, tf.distribute.MirroredStrategy):
     """`MirroredStrategy` by a plan.
-
-    Each replica draws random numbers of its own, and counts in a step by the rows that it has.
 
     Args:
         plan: a `keras_mp.parallel.plan.Plan`.
@@ -41,50 +40,6 @@ class Replicas(tf.distribute.MirroredStrategy):
         one_device = tf.distribute.ReductionToOneDevice() if plan.reduce_dtype == "bfloat16" else None
         super().__init__(list(plan.devices), cross_device_ops=one_device)
         self.plan = plan
-
-    def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-        def on_replica(*args: Any, **kwargs: Any) -> Any:
-            leaves = [leaf for leaf in keras.tree.flatten(args) if tf.is_tensor(leaf) and leaf.shape.rank != 0]
-            _step.rows = tf.shape(leaves[0])[0] if leaves else None
-            try:
-                return fn(*args, **kwargs)
-            finally:
-                _step.rows = None
-
-        with _different_masks():
-            return super().run(on_replica, args, kwargs, options)
-
-
-def share_of_batch() -> Any:
-    """By how much to multiply the mean loss of this replica, so that the mean over replicas is that over the rows.
-
-    A last batch may leave fewer rows to some: a replica with `n` of `N` rows on `R` replicas counts `n R / N`.
-
-    Returns:
-        A float32 tensor of shape (), exactly 1 where all have as many rows; None outside a step of several replicas.
-    """
-    rows, strategy = getattr(_step, "rows", None), tf.distribute.get_strategy()
-    if rows is None or strategy.num_replicas_in_sync == 1:
-        return None
-    own = tf.cast(rows, tf.float32)
-    total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
-    return own * strategy.num_replicas_in_sync / total
-
-
-def over_the_batch(count: Any) -> Any:
-    """What a replica divides its sum by, for the mean over all that counts on all replicas.
-
-    Args:
-        count: of what counts on this replica, a float32 tensor of shape ().
-
-    Returns:
-        The mean of the counts times `share_of_batch`, which the loss is multiplied by later; the count itself outside
-        a step of several replicas.
-    """
-    share = share_of_batch()
-    if share is None:
-        return count
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, count) * share
 
 
 def reduce_dtype() -> str:
@@ -103,6 +58,12 @@ def parallel_scope(plan: Any) -> Iterator[Any]:
     Yields:
         The strategy.
     """
+    if (together := connected()) is not None:
+        if plan.reduce_dtype != "float32":
+            raise ValueError(f"reduce_dtype={plan.reduce_dtype!r}: TensorFlow sums over processes in float32 alone")
+        with together.scope():
+            yield together
+        return
     strategy = Replicas(plan)
     # Replaced for the scope: Keras's loop of several steps fails on replicas (keras#19246), and it divides a batch
     # unevenly without a word.
@@ -159,23 +120,3 @@ def _check_model(model: Any) -> None:
             f"model {model.name!r} is compiled with jit_compile=True, and XLA's program for one device cannot sum over "
             "others on TensorFlow: compile with jit_compile=False"
         )
-
-
-@contextmanager
-def _different_masks() -> Iterator[None]:
-    """Has each replica draw random numbers of its own, from seeds that are the same on all."""
-    original = keras.random.SeedGenerator.next
-
-    def following(generator: Any, ordered: bool = True) -> Any:
-        seed = original(generator, ordered)
-        context = tf.distribute.get_replica_context()
-        if context is None or context.num_replicas_in_sync == 1:
-            return seed
-        replica = tf.cast(context.replica_id_in_sync_group, seed.dtype)
-        return tf.random.experimental.stateless_fold_in(seed, replica)
-
-    keras.random.SeedGenerator.next = following
-    try:
-        yield
-    finally:
-        keras.random.SeedGenerator.next = original

@@ -14,10 +14,16 @@ import tensorflow as tf
 # Private: how a strategy keeps a variable of which each replica has its own.
 from tensorflow.python.distribute.values import SyncOnReadVariable
 
+from keras_mp.backend.tensorflow_replicas import OnReplicas
+
 COLLECTIVE_ERRORS = (tf.errors.OpError,)
 """What a step raises when another process is gone."""
 
 _strategy: list[Any] = []
+
+
+class WorkerReplicas(OnReplicas, tf.distribute.MultiWorkerMirroredStrategy):
+    """The replicas of all processes: each draws random numbers of its own, and counts by the rows that it has."""
 
 
 def connect(addresses: Sequence[str], index: int) -> None:
@@ -35,7 +41,7 @@ def connect(addresses: Sequence[str], index: int) -> None:
         {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}}
     )
     try:
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        strategy = WorkerReplicas()
     except RuntimeError as error:
         raise RuntimeError(
             f"TensorFlow can only be connected with other processes before it computes anything: begin the training "
@@ -44,9 +50,9 @@ def connect(addresses: Sequence[str], index: int) -> None:
     _strategy.append(strategy)
 
 
-def workers_scope() -> Any:
-    """The scope in which a model is built that all processes train."""
-    return _strategy[-1].scope()
+def connected() -> Any:
+    """The strategy over all processes; None for a process alone."""
+    return _strategy[-1] if _strategy else None
 
 
 class Steps(NamedTuple):
@@ -89,7 +95,8 @@ def steps_of(model: Any) -> Steps:
 
     @tf.function(reduce_retracing=True, autograph=False)
     def test_on(data: Any) -> None:
-        strategy.run(model.test_step, args=(data,))
+        # Without the counting of rows, for which processes wait for one another: they may have different numbers.
+        super(OnReplicas, strategy).run(model.test_step, args=(data,))
 
     def train(rows: Any, stop: bool) -> tuple[dict[str, float], bool]:
         logs, stops = train_on(_per_replica(strategy, rows), tf.constant(float(stop)))
@@ -97,6 +104,16 @@ def steps_of(model: Any) -> Steps:
         return _floats(logs), float(stops) > 0
 
     return Steps(train, lambda rows: test_on(_per_replica(strategy, rows)), lambda: _floats(model.get_metrics_result()))
+
+
+def reads_share(now: bool | None = None) -> bool:
+    """Does nothing: here each process always feeds its own rows."""
+    return True
+
+
+def to_numpy(variable: Any) -> np.ndarray:
+    """Reads a variable."""
+    return np.asarray(keras.ops.convert_to_numpy(variable))
 
 
 def parts_of(variable: Any) -> np.ndarray | None:

@@ -65,6 +65,7 @@ def fit(
         check_callbacks(callbacks)
         rows = validation_batch_size or batches.batch_size
         return _fit_together(model, steps, batches, epochs, validation_data, rows, callbacks)
+    callbacks = [_Shares(), *callbacks] if workers.count() > 1 else list(callbacks)
     return model.fit(
         batches,
         epochs=epochs,
@@ -72,8 +73,24 @@ def fit(
         validation_data=validation_data,
         validation_batch_size=validation_batch_size,
         verbose=0,
-        callbacks=list(callbacks),
+        callbacks=callbacks,
     )
+
+
+class _Shares(keras.callbacks.Callback):
+    """Tells JAX that this process reads its rows of a training batch, and all rows of a test batch."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        backend.reads_share(True)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        backend.reads_share(False)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        backend.reads_share(True)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        backend.reads_share(False)
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
