@@ -265,8 +265,8 @@ class _Part(NamedTuple):
                 return (self.of_whole(jax.lax.pmax(gradient, _BATCH)),)
             narrow = gradient.astype(self.reduce_dtype)
             part = jax.lax.psum_scatter(narrow, _BATCH, scatter_dimension=self.axis, tiled=True)
-            # libtpu makes of this a sum of the whole and a slice. Without the barrier the slice waits for the norm of
-            # all gradients, and until then the whole gradient of every weight is kept.
+            # Where libtpu makes of this a sum of the whole and a slice, it fuses the slice into what reads it, the norm
+            # of all gradients among others; the barrier has the part made here, so that the whole is not kept.
             return (jax.lax.optimization_barrier(part).astype(gradient.dtype),)
 
         gather.defvjp(lambda value: (gather(value), None), backward)
