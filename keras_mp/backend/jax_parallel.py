@@ -46,7 +46,7 @@ class Layout(keras.distribution.ModelParallel):
 
     def __init__(self, plan: Any) -> None:
         mesh = keras.distribution.DeviceMesh(plan.shape, list(plan.axes), list(plan.devices))
-        super().__init__(layout_map=keras.distribution.LayoutMap(mesh), batch_dim_name=_BATCH)
+        super().__init__(layout_map=keras.distribution.LayoutMap(mesh), batch_dim_name=_BATCH, auto_shard_dataset=False)
         self.plan = plan
         self._matched = False
 
