@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from keras_mp import fp8 as fp8
     from keras_mp.batches import Batches as Batches
     from keras_mp.batches import ShuffledBatches as ShuffledBatches
+    from keras_mp.checkpoint import TrainingCheckpoint as TrainingCheckpoint
     from keras_mp.cross_entropy import chunked_cross_entropy as chunked_cross_entropy
     from keras_mp.export import export_float32 as export_float32
     from keras_mp.gelu import Gelu as Gelu
@@ -61,6 +62,7 @@ _HOME = {
     "SelfAttention": "keras_mp.self_attention",
     "ShuffledBatches": "keras_mp.batches",
     "StaticLossScale": "keras_mp.loss_scale",
+    "TrainingCheckpoint": "keras_mp.checkpoint",
     "atomic_skip": "keras_mp.skip",
     "audit": "keras_mp.numerics.audit",
     "choose_policy": "keras_mp.policy",

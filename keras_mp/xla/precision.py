@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_mp.fp8.layers import Float8Layer
 from keras_mp.policy import POLICIES
 from keras_mp.rebuild import Config, layers_by_path, rebuild
 from keras_mp.stabilized import stabilize
@@ -18,7 +19,7 @@ PRECISIONS = (*(policy for policy in POLICIES if policy != "auto"), FP8)
 def precision_of(model: Any) -> str:
     """Names the precision of a model: the policy of most of its layers that have weights, or "fp8"."""
     layers = [layer for layer in layers_by_path(model).values() if layer.weights]
-    if any(type(layer).__name__.startswith("Float8") or "float8" in layer.dtype_policy.name for layer in layers):
+    if any(isinstance(layer, Float8Layer) or "float8" in layer.dtype_policy.name for layer in layers):
         return FP8
     mixed = Counter(layer.dtype_policy.name for layer in layers if layer.dtype_policy.name != "float32")
     return mixed.most_common(1)[0][0] if mixed else "float32"

@@ -7,6 +7,7 @@ import keras
 
 import keras_mp
 from keras_mp.policy import PolicyChoice
+from keras_mp.rebuild import layers_by_path
 
 
 def compiled(
@@ -37,8 +38,12 @@ def compiled(
     if choice.policy == "fp8":
         model = keras_mp.fp8.convert(model, fp8, select=lambda path, layer: True)
     optimizer = keras_mp.wrap_optimizer(optimizer, model)
-    # TensorFlow cannot jit some augmentations, and "auto" then does without; JAX would be 150 times slower without.
-    jit_compile = choice.jit_compile and (keras.backend.backend() == "jax" or "auto")
+    if keras.backend.backend() == "jax":
+        # Keras rules out jit for augmentation because of TensorFlow's kernels. JAX would be 150 times slower without.
+        for layer in layers_by_path(model).values():
+            layer.supports_jit |= type(layer).__module__.startswith("keras.src.layers.preprocessing")
+    # "auto" and not True: TensorFlow cannot jit some augmentations, and "auto" then does without.
+    jit_compile = "auto" if choice.jit_compile else False
     model.compile(optimizer, loss, metrics=list(metrics), jit_compile=jit_compile)
     scales = isinstance(optimizer, keras_mp.LossScaleOptimizer)
     return keras_mp.atomic_skip(model) if scales else model

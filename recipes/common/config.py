@@ -6,6 +6,12 @@ from typing import Annotated, Any
 import keras_mp
 from keras_mp.policy import POLICIES
 
+# What a resumed run may be asked for differently: it changes nothing, or TrainingCheckpoint says what it changes.
+FREE = frozenset(
+    "policy eval_policy fp8 name output resume force checkpoint_every tensorboard export data_dir download "
+    "prompt generate temperature".split()
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:

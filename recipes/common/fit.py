@@ -1,5 +1,6 @@
 """The middle of every recipe: the training, with its progress, its checkpoints, its history and its end by ctrl-C."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import keras
 import keras_mp
 from keras_mp.batches import Batches
 from keras_mp.xla.precision import in_precision
-from recipes.common.config import TrainingConfig
+from recipes.common.config import FREE, TrainingConfig
 from recipes.common.history import HistoryFile
 from recipes.common.interrupt import StopOnInterrupt
 from recipes.common.progress import ProgressBar
@@ -45,7 +46,8 @@ def fit(
         model: the model.
         batches: the training data.
         config: the recipe's config.
-        folder: the run's folder, where `history.csv` goes, and the logs for TensorBoard.
+        folder: the run's folder, where the checkpoints go, `history.csv`, and the logs for TensorBoard. If it holds
+            checkpoints, training goes on from the newest.
         validation_data: what to test on after each epoch: arrays of inputs and targets, or a `keras.utils.PyDataset`.
         validation_batch_size: examples a step of the test, of arrays.
 
@@ -53,6 +55,16 @@ def fit(
         What was noted on the way.
     """
     timer, history = StepTimer(), HistoryFile(folder / "history.csv")
+    checkpoint = keras_mp.TrainingCheckpoint(
+        folder / "checkpoints",
+        batches,
+        every=config.checkpoint_every,
+        keep=2,
+        settings=dataclasses.asdict(config),
+        free=FREE,
+        force=config.force,
+        callbacks=[history],
+    )
     scales = isinstance(model.optimizer, keras_mp.LossScaleOptimizer)
     with StopOnInterrupt() as interrupt:
         model.fit(
@@ -63,7 +75,6 @@ def fit(
             validation_batch_size=validation_batch_size,
             verbose=0,
             callbacks=[
-                keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: batches.start_at(epoch)),
                 # First, because those behind it write what it adds to the logs.
                 *([keras_mp.PrecisionMonitor(measure_gradients=False)] if scales else []),
                 timer,
@@ -71,6 +82,7 @@ def fit(
                 *([_tensorboard(folder)] if config.tensorboard else []),
                 history,
                 interrupt,
+                checkpoint,
             ],
         )
     evaluated = {}

@@ -1,0 +1,78 @@
+"""A recipe that is stopped, and goes on with --resume, from the command line."""
+
+import random
+import signal
+
+import keras
+import numpy as np
+import pytest
+
+from keras_mp.batches import ShuffledBatches
+from recipes.run import main
+
+QUICK = (
+    "--epochs 3 --batch-size 8 --sequence-length 16 --layers 1 --width 32 --dropout 0.2 --generate 3 --no-export "
+    "--checkpoint-every 2"
+).split()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "text.txt"
+    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
+    return str(path)
+
+
+def run(output, corpus, *options):
+    return main(["language_model", "--output", str(output), "--corpus", corpus, *QUICK, *options])
+
+
+def weights(folder):
+    keras.mixed_precision.set_global_policy("float32")
+    return keras.saving.load_model(folder / "model.keras").get_weights()
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_ctrl_c_saves_and_resume_ends_with_the_same_bits_and_history(policy, tmp_path, corpus, monkeypatch, capsys):
+    assert run(tmp_path / "whole", corpus, "--policy", policy) == 0
+    read = ShuffledBatches.batch
+    stop = random.SystemRandom().randrange(3, 30)
+    asked = []
+
+    def interrupted(self, epoch, step):
+        asked.append((epoch, step))
+        if len(asked) == stop:
+            signal.raise_signal(signal.SIGINT)
+        return read(self, epoch, step)
+
+    monkeypatch.setattr(ShuffledBatches, "batch", interrupted)
+    assert run(tmp_path / "stopped", corpus, "--policy", policy) == 130
+    monkeypatch.setattr(ShuffledBatches, "batch", read)
+    assert run(tmp_path / "stopped", corpus, "--policy", policy, "--resume") == 0
+    assert "resumed from" in capsys.readouterr().out
+    whole, resumed = tmp_path / "whole" / "language_model", tmp_path / "stopped" / "language_model"
+    for want, have in zip(weights(whole), weights(resumed), strict=True):
+        np.testing.assert_array_equal(have, want, err_msg=f"stopped when batch {stop} was read")
+
+    def history(folder):
+        return [line.rpartition(",")[0] for line in (folder / "history.csv").read_text().splitlines()]
+
+    assert history(resumed) == history(whole)
+    assert (resumed / "generated.txt").read_bytes() == (whole / "generated.txt").read_bytes()
+
+
+def test_resume_with_other_settings_shows_them_and_takes_force(tmp_path, corpus, capsys):
+    assert run(tmp_path, corpus, "--policy", "float32") == 0
+    capsys.readouterr()
+    assert run(tmp_path, corpus, "--policy", "float32", "--resume", "--learning-rate", "0.5", "--epochs", "4") == 1
+    error = capsys.readouterr().err
+    assert "epochs: 3 then, 4 now" in error and "learning_rate: 0.004 then, 0.5 now" in error and "--force" in error
+    assert run(tmp_path, corpus, "--policy", "mixed_bfloat16", "--resume", "--epochs", "4", "--force") == 0
+    printed = capsys.readouterr().out
+    assert "saved in float32, goes on in mixed_bfloat16" in printed
+    assert [path.name for path in tmp_path.iterdir()] == ["language_model"]
+
+
+def test_resume_where_nothing_was_is_a_first_run(tmp_path, corpus, capsys):
+    assert run(tmp_path, corpus, "--epochs", "1", "--resume") == 0
+    assert "there is no run 'language_model'" in capsys.readouterr().out
