@@ -1,14 +1,17 @@
-"""GPT-2: a language model of subwords, at the size of the paper or at one for a laptop.
+r"""GPT-2: a language model of subwords, at the size of the paper or at one for a laptop.
 
-    python -m recipes gpt2 --corpus stdlib --size micro --vocabulary 2048 --sequence-length 128 --batch-size 16
+    python -m recipes gpt2 --corpus pydoc --size micro --vocabulary 1024 --sequence-length 64 --batch-size 16 \
+        --learning-rate 4e-3 --epochs 8
     python -m recipes gpt2 --download --remat --accumulate 16
 
-The first trains on the source of Python's own library.
-RESULTS
+The first trains on Python's own documentation. Hardware: 2 cores of a CPU. Time: 2 minutes on TensorFlow, on a machine
+that others used, too.
+Expect, on the last tenth of the text, 1.75 bits per byte in mixed_bfloat16 (seed 0: 1.7525). The recipe language_model,
+which reads the same text byte by byte, reaches 1.78.
 
 The second is GPT-2 124M on the One Billion Word Benchmark (a download of 1.7 GiB), for a GPU or a TPU chip. It was not
 run. Trained on the text of the web, the paper's model of this size reached a perplexity of 75.2 a word on this
-benchmark, without having seen it (Radford et al. 2019, table 3).
+benchmark, without having seen it (Radford et al. 2019, table 3, where it is called 117M).
 """
 
 import dataclasses

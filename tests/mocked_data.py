@@ -3,7 +3,6 @@
 import contextlib
 import io
 
-import keras
 import numpy as np
 import tensorflow_datasets as tfds
 
@@ -14,14 +13,24 @@ def mocked(examples, images=False):
 
     Args:
         examples: how many, the same in each split.
-        images: whether the set is ImageNet. tensorflow-datasets encodes the images that it makes up with TensorFlow,
-            so for the other reader they are made here.
+        images: whether the set is ImageNet.
     """
-    options = {}
-    if images and keras.backend.backend() != "tensorflow":
-        options["as_data_source_fn"] = lambda builder, split, decoders=None: [photograph(i) for i in range(examples)]
-    with tfds.testing.mock_data(num_examples=examples, policy=tfds.testing.MockPolicy.USE_CODE, **options):
+
+    def by_random_access(builder, split, decoders=None):
+        if images:
+            # Made here, because tensorflow-datasets encodes the images that it makes up with TensorFlow.
+            return [photograph(index) for index in range(examples)]
+        generator = tfds.testing.mocking.RandomFakeGenerator(builder.info.features, examples)
+        return [{name: as_read(value) for name, value in generator[index].items()} for index in range(examples)]
+
+    policy = tfds.testing.MockPolicy.USE_CODE
+    with tfds.testing.mock_data(num_examples=examples, policy=policy, as_data_source_fn=by_random_access):
         yield
+
+
+def as_read(value):
+    """A text as files give it: bytes, where the generator of tensorflow-datasets gives a string."""
+    return value.encode() if isinstance(value, str) else value
 
 
 def photograph(index, classes=1000):

@@ -160,6 +160,11 @@ def no_allocation() -> Iterator[None]:
         keras.Variable._initialize_with_initializer = initialize
 
 
+def full_float32() -> Any:
+    """Within it, products of float32 operands are float32 products: by default a TPU makes one bfloat16 pass of one."""
+    return jax.default_matmul_precision("highest")
+
+
 def as_tensor(x: Any) -> Any:
     """Reads a variable, or returns an array as it is."""
     return keras.ops.convert_to_tensor(x)

@@ -97,7 +97,7 @@ def sequences(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     count = (len(tokens) - 1) // length
     if count < 1:
         raise ValueError(
-            f"sequence_length must be below {len(tokens)}, the tokens of a part of this corpus, got {length}"
+            f"sequence_length must be below the {len(tokens)} tokens of this part of the corpus, got {length}"
         )
     inputs, targets = tokens[: count * length], tokens[1 : count * length + 1]
     return inputs.reshape(count, length), targets.reshape(count, length)
@@ -120,5 +120,5 @@ def _lm1b(vocabulary, data_dir, download):
         path = Path(folder, f"{vocabulary}-{split}.npy")
         if not path.is_file():
             print(f"encoding the {split} set of {LM1B} into {path}: this is done once", flush=True)
-        tokens.append(token_file(path, tokenizer, lm1b.sentences(builder, split)))
+        tokens.append(token_file(path, tokenizer, lambda split=split: lm1b.sentences(builder, split)))
     return Corpus(tokens[0], tokens[1][:LARGEST_VALIDATION], tokenizer)

@@ -5,7 +5,7 @@ bytes as in GPT-2 (Radford et al. 2019, section 2.2): any text can be encoded, a
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +89,13 @@ def encode_padded(tokenizer: Any, texts: Iterable[str], length: int) -> np.ndarr
     return np.stack(rows)
 
 
-def token_file(path: Path, tokenizer: Any, texts: Iterable[str]) -> np.ndarray:
+def token_file(path: Path, tokenizer: Any, texts: Callable[[], Iterable[str]]) -> np.ndarray:
     """Encodes documents into a file of tokens, each ended by the special one; reads the file where there is one.
 
     Args:
         path: the `.npy` file; whole, or not there.
         tokenizer: what `learn` returned.
-        texts: the documents; not touched where the file is there.
+        texts: opens the documents, where there is no file.
 
     Returns:
         The tokens, uint16 or uint32, shape `(tokens,)`, mapped into memory.
@@ -103,7 +103,7 @@ def token_file(path: Path, tokenizer: Any, texts: Iterable[str]) -> np.ndarray:
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_beside(path) as partial:
-            _write(partial, tokenizer, texts)
+            _write(partial, tokenizer, texts())
     return np.load(path, mmap_mode="r")
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from mocked_data import mocked
 
+from models.transformer import Size
 from recipes import gpt2 as recipe
 from recipes.datasets import corpus, lm1b
 from recipes.run import main
@@ -23,6 +24,11 @@ QUICK = dataclasses.replace(
     learning_rate=4e-3,
     export=False,
 )
+
+
+@pytest.fixture(autouse=True)
+def shallow(monkeypatch):
+    monkeypatch.setitem(recipe.SIZES, "micro", Size(1, 128, 2))
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +79,9 @@ def test_the_benchmark_is_encoded_once(tmp_path, monkeypatch, capsys):
     assert not any("partial" in path.name for path in (tmp_path / "tokens").iterdir())
 
 
-def test_it_trains_on_the_benchmark(tmp_path, monkeypatch):
+def test_it_trains_on_the_benchmark_in_fp8(tmp_path, monkeypatch):
     monkeypatch.setattr(lm1b, "folder", lambda builder: tmp_path / "tokens")
-    options = {"policy": "mixed_bfloat16", "remat": True, "accumulate": 2, "download": True, "output": str(tmp_path)}
+    options = {"policy": "fp8", "remat": True, "accumulate": 2, "download": True, "output": str(tmp_path)}
     with mocked(150):
         assert np.isfinite(recipe.train(dataclasses.replace(QUICK, **options)).value)
 

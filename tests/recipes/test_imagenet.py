@@ -7,11 +7,20 @@ import numpy as np
 import pytest
 from mocked_data import mocked
 
+from models import resnet
+from models.transformer import Size
 from recipes import imagenet as recipe
 from recipes.run import main
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 QUICK = dataclasses.replace(recipe.imagenet(), download=True, epochs=1, batch_size=4, image_size=32, resnet_width=4)
+
+
+@pytest.fixture
+def shallow(monkeypatch):
+    """Both models with few layers, which are the same otherwise."""
+    monkeypatch.setitem(resnet.IMAGENET_STAGES, 50, (resnet.BOTTLENECK, (1, 1, 1, 1)))
+    monkeypatch.setitem(recipe.SIZES, "tiny", Size(2, 64, 2))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +39,7 @@ QUICK = dataclasses.replace(recipe.imagenet(), download=True, epochs=1, batch_si
     ],
     ids=lambda options: options["model"],
 )
-def test_a_short_training_leaves_whole_files(options, tmp_path):
+def test_a_short_training_leaves_whole_files(options, tmp_path, shallow):
     with mocked(11, images=True):
         result = recipe.train(dataclasses.replace(QUICK, output=str(tmp_path), **{"export": False, **options}))
     names = {path.name for path in (tmp_path / "imagenet").iterdir()}

@@ -41,7 +41,7 @@ def test_texts_are_cut_or_filled_up(tokenizer):
 def test_a_file_holds_the_documents_and_their_ends(tokenizer, tmp_path):
     # More than are encoded at a time.
     documents = [f"the {number} things" for number in range(2500)]
-    found = tokens.token_file(tmp_path / "tokens.npy", tokenizer, iter(documents))
+    found = tokens.token_file(tmp_path / "tokens.npy", tokenizer, lambda: iter(documents))
     assert found.dtype == np.uint16 and found[-1] == tokens.SPECIAL
     ends = np.flatnonzero(found == tokens.SPECIAL)
     parts = np.split(np.asarray(found), ends + 1)[:-1]
@@ -55,7 +55,7 @@ def test_a_file_that_fails_leaves_nothing(tokenizer, tmp_path):
         raise OSError("the reader failed")
 
     with pytest.raises(OSError, match="the reader failed"):
-        tokens.token_file(tmp_path / "tokens.npy", tokenizer, documents())
+        tokens.token_file(tmp_path / "tokens.npy", tokenizer, documents)
     assert not any(tmp_path.iterdir())
 
 
@@ -72,6 +72,7 @@ def test_targets_follow_inputs_without_a_copy():
     assert np.shares_memory(inputs, row) and np.shares_memory(targets, row)
     with pytest.raises(ValueError, match="sequence_length must be below the 11 tokens .*, got 11"):
         corpus.sequences(row, 11)
+    assert corpus.sequences(row, 10)[0].shape == (1, 10)
 
 
 def test_batches_of_tokens_are_int32_in_an_order_of_seed_and_epoch():
