@@ -1,9 +1,10 @@
 """Makes the notebooks from their sources, and runs them: `python colab/build.py [name ...]`.
 
-A source is a Python program in jupytext's percent format, and the only file to edit. The notebook beside it has the same
-cells, and what they printed when they were last run.
+A source is a Python program in jupytext's percent format, and the only file to edit. The notebook beside it has the
+same cells, and what they printed when they were last run.
 """
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
 NAMES = ("see_what_the_compiler_did", "train_on_gpu", "train_on_tpu")
 SECONDS = 1800
+SITE = re.compile(r"\S*/site-packages/")
+LOGGED = re.compile(r"[IW]\d{4} |WARNING: All log messages before absl|INFO:tensorflow|\s*$")
 
 
 def read(name: str) -> Any:
@@ -50,10 +53,18 @@ def run(notebook: Any, folder: Path) -> Any:
     ).execute()
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
     for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            if "text" in output:
-                output["text"] = output["text"].replace(str(ROOT), ".").replace(str(Path.home()), "~")
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in map(_clean, cell.outputs) if output.get("text", "-").strip()]
     return notebook
+
+
+def _clean(output: Any) -> Any:
+    """What a cell printed, without the machine's paths and without the lines that TensorFlow's C++ logs."""
+    if "text" in output:
+        lines = [line for line in output["text"].splitlines(keepends=True) if not LOGGED.match(line)]
+        text = SITE.sub("", "".join(lines))
+        output["text"] = text.replace(str(ROOT), ".").replace(str(Path.home()), "~")
+    return output
 
 
 def main(names: list[str]) -> int:

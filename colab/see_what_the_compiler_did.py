@@ -12,9 +12,9 @@
 # %% [markdown]
 # # See what the compiler did, for chips that you do not have
 #
-# A policy's name is what you ask for. What a chip runs is decided by its compiler. The compilers of NVIDIA's GPUs and of
-# Google's TPUs come in wheels, and need no chip: here they compile one training step of a small GPT, and `inspect` reads
-# what came out: in which precision each product runs, how much memory the step takes, what to change.
+# A policy's name is what you ask for. What a chip runs is decided by its compiler. The compilers of NVIDIA's GPUs and
+# of Google's TPUs come in wheels, and need no chip: here they compile one training step of a small GPT, and `inspect`
+# reads what came out: in which precision each product runs, how much memory the step takes, what to change.
 #
 # No accelerator is needed, and nothing is trained.
 
@@ -60,7 +60,8 @@ for name in target_names():
 # %% [markdown]
 # ## A step to look at
 #
-# A GPT of four blocks of width 256, on 16 sequences of 256 tokens, in mixed_bfloat16. The batch is given by its shapes.
+# A GPT of four blocks of width 256, on 16 sequences of 256 tokens, in mixed_bfloat16. The batch is given by its
+# shapes.
 
 # %%
 import warnings
@@ -89,8 +90,8 @@ on_v5e = keras_mp.inspect(model, batch, target="v5e")
 # %% [markdown]
 # ## What each product runs in
 #
-# Each product of the step, forward and backward, with the dtypes that were asked for and those that the compiler made of
-# them, counted by operations.
+# Each product of the step, forward and backward, with the dtypes that were asked for and those that the compiler made
+# of them, counted by operations.
 
 # %%
 from collections import Counter
@@ -113,7 +114,8 @@ for report in (on_h100, on_v5e):
 # %% [markdown]
 # ## Memory, and the least time a step can take
 #
-# Temporary memory is the compiler's own figure. The time is an estimate from the chip's peak rates: no step can be faster.
+# Temporary memory is the compiler's own figure. The time is an estimate from the chip's peak rates: no step can be
+# faster.
 
 # %%
 MIB = 2**20
@@ -143,8 +145,8 @@ print(f"with remat    {with_remat.memory.temporary / MIB:7.1f} MiB")
 # %% [markdown]
 # ## Is FP8 really FP8?
 #
-# Keras's own float8 layers cast to FP8 and back, and hope that the compiler sees a product in FP8 there. The kit's layers
-# ask for the product itself. Both are compiled for an H100, with autotuning off, because that needs the chip.
+# Keras's own float8 layers cast to FP8 and back, and hope that the compiler sees a product in FP8 there. The kit's
+# layers ask for the product itself. Both are compiled for an H100, with autotuning off, because that needs the chip.
 
 # %%
 from keras_mp.xla.advice import asks_fp8, runs_fp8
@@ -178,15 +180,33 @@ for title, change in (("Keras's float8", in_float8), ("fp8.convert", in_fp8)):
 # %% [markdown]
 # ## What to change
 #
-# The same model without `stabilize`, and what `inspect` advises.
+# A model of Keras's own layers in float16, and what `inspect` advises: before, and after the advice was taken.
 
 # %%
-plain, _ = step("mixed_float16", change=lambda model: model)
-report = keras_mp.inspect(plain, batch, target="h100")
-for advice in report.advice:
-    print(f"- {advice.text}\n  {advice.code}")
-if not report.advice:
-    print("nothing to change")
+from keras import layers
+
+
+def of_keras_layers():
+    """A token classifier with a softmax at its end."""
+    tokens = keras.Input((LENGTH,), dtype="int32")
+    x = layers.Embedding(VOCABULARY, 256)(tokens)
+    x = x + layers.MultiHeadAttention(4, 64, dropout=0.1)(x, x)
+    x = layers.LayerNormalization()(x)
+    return keras.Model(tokens, layers.Dense(1000, activation="softmax")(x))
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    keras_mp.set_global_policy("mixed_float16")
+for title, change in (("as it is", lambda model: model), ("stabilized", keras_mp.stabilize)):
+    model = change(of_keras_layers())
+    model.compile(keras.optimizers.AdamW(1e-3), "sparse_categorical_crossentropy", jit_compile=True)
+    report = keras_mp.inspect(model, batch, target="h100")
+    print(f"{title}:")
+    for advice in report.advice:
+        print(f"  {advice.text}\n    {advice.code}")
+    if not report.advice:
+        print("  nothing to change")
 
 # %% [markdown]
 # The whole report is a table (`print(report)`) or a page with pictures:

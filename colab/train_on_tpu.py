@@ -12,9 +12,9 @@
 # %% [markdown]
 # # Train on a TPU, take home a float32 SavedModel
 #
-# Colab's TPU runtime has JAX and no TensorFlow. So a small GPT trains here on JAX, in bfloat16, with shapes that never
-# change. Then TensorFlow's CPU wheel, in a folder of its own, writes a SavedModel without one 16-bit float in it, and its
-# outputs are compared with those of the chip that trained.
+# Colab's TPU runtime has JAX and no TensorFlow. So a small GPT trains here on JAX, in bfloat16, with shapes that
+# never change. Then TensorFlow's CPU wheel, in a folder of its own, writes a SavedModel without one 16-bit float in
+# it, and its outputs are compared with those of the chip that trained.
 #
 # Without a TPU all of it runs as well, smaller.
 
@@ -68,8 +68,8 @@ print(f"{size}, sequences of {length} bytes, {batch_size} a step")
 # ## Data of one shape
 #
 # A TPU compiles a step for each shape that it meets. So every batch has the same one: sequences of one length, and an
-# epoch leaves out what does not fill a batch. The order is a function of the seed and the epoch, so that a training that
-# was cut off goes on where it was.
+# epoch leaves out what does not fill a batch. The order is a function of the seed and the epoch, so that a training
+# that was cut off goes on where it was.
 
 # %%
 from recipes.datasets.text import VOCABULARY, read, sequences, split
@@ -84,8 +84,8 @@ print(f"{batches.steps} steps an epoch, {len(test_inputs)} sequences to test on"
 # %% [markdown]
 # ## The model in bfloat16
 #
-# `mixed_bfloat16` computes in bfloat16 and keeps the weights in float32. `stabilize` gives back to float32 what needs it.
-# bfloat16 has float32's range, so no loss scaling is needed.
+# `mixed_bfloat16` computes in bfloat16 and keeps the weights in float32. `stabilize` gives back to float32 what needs
+# it. bfloat16 has float32's range, so no loss scaling is needed.
 
 # %%
 from models.gpt import gpt
@@ -108,8 +108,8 @@ print(f"{model.count_params():,} parameters")
 # %% [markdown]
 # ## Train
 #
-# `TrainingCheckpoint` saves all that the training depends on: run this cell again after Colab took the machine away, and
-# it goes on where it was, to the same weights. (Give it a folder on your Drive for that.)
+# `TrainingCheckpoint` saves all that the training depends on: run this cell again after Colab took the machine away,
+# and it goes on where it was, to the same weights. (Give it a folder on your Drive for that.)
 
 # %%
 import math
@@ -166,8 +166,8 @@ print("TensorFlow is there" if importlib.util.find_spec("tensorflow") else "Tens
 # ## Export in float32, and compare
 #
 # The model is saved, and a process of its own, in which Keras runs on TensorFlow, rebuilds it in float32, writes the
-# SavedModel and looks at every node of it. What it answers on a batch is then compared with two things: this model run in
-# float32 on this device, which must agree, and this model as it trained, in bfloat16.
+# SavedModel and looks at every node of it. What it answers on a batch is then compared with two things: this model
+# run in float32 on this device, which must agree, and this model as it trained, in bfloat16.
 
 # %%
 import shutil
