@@ -142,8 +142,8 @@ for precision, (_, bits, seconds) in trained.items():
 #
 # Gradients below 6e-8 are zero in float16. So the loss is multiplied by a large number, and the gradients are divided
 # by it in float32. A step that overflows is skipped and halves the number; 2000 steps without one double it. The
-# training above began at 2^15. Begun far too high, at 2^30, it finds its way down in the first steps and loses
-# nothing else:
+# training above began at 2^15. Begun at 2^24, the highest that is allowed, it finds its way down in the first steps
+# and loses nothing else:
 
 
 # %%
@@ -165,7 +165,7 @@ with warnings.catch_warnings():
 keras.utils.set_random_seed(0)
 batches = keras_mp.ShuffledBatches(*sequences(train_bytes, length), batch_size, seed=0)
 model = keras_mp.stabilize(gpt(size, VOCABULARY, length))
-optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3), keras_mp.LossScale(2.0**30))
+optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3), keras_mp.LossScale(2.0**24))
 model.compile(optimizer, keras_mp.ChunkedCrossEntropy(), jit_compile=choice.jit_compile)
 keras_mp.atomic_skip(model)
 seen = LossScales()
