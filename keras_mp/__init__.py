@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from keras_mp.numerics.search import PolicySearch as PolicySearch
     from keras_mp.numerics.search import search_policy as search_policy
     from keras_mp.optimizer import LossScaleOptimizer as LossScaleOptimizer
+    from keras_mp.parallel.distribute import distribute as distribute
     from keras_mp.policy import choose_policy as choose_policy
     from keras_mp.policy import policy_scope as policy_scope
     from keras_mp.policy import set_global_policy as set_global_policy
@@ -68,6 +69,7 @@ _HOME = {
     "choose_policy": "keras_mp.policy",
     "chunked_cross_entropy": "keras_mp.cross_entropy",
     "compare_training": "keras_mp.numerics.parity",
+    "distribute": "keras_mp.parallel.distribute",
     "export_float32": "keras_mp.export",
     "find_nonfinite": "keras_mp.numerics.blame",
     "inspect": "keras_mp.xla.report",

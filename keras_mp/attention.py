@@ -72,16 +72,14 @@ def attention(
         mask = keras.ops.reshape(
             mask, (-1, 1, 1, 1 if len(mask.shape) == 2 else mask.shape[1] or -1, key.shape[1] or -1)
         )
-        # An argument of its own, because under remat JAX traces the gradient anew, when what was around it is gone. As
-        # numbers, because those have a gradient.
-        mask = keras.ops.cast(mask, query.dtype)
     blocks = _blocks(query.shape[1], key.shape[1], causal, block)
     key_heads, heads, dtype = key.shape[2], query.shape[2], keras.backend.standardize_dtype(query.dtype)
 
+    # The mask as an argument: JAX cannot recompute a function with a gradient that finds it around it.
     @keras.ops.custom_gradient
-    def attend(query: Any, key: Any, value: Any, *seen: Any) -> Any:
+    def attend(query: Any, key: Any, value: Any, *masks: Any) -> Any:
+        mask = masks[0] if masks else None
         scope = backend.gradient_scope()
-        mask = keras.ops.cast(seen[0], "bool") if seen else None
         q, k, v = _by_head(query, key_heads), _by_key_head(key), _by_key_head(value)
         outputs = []
         for rows in blocks:
@@ -119,8 +117,8 @@ def attention(
                 # A key that no row can see is in no block.
                 missing = 0 if blocks[-1].seen is None else key.shape[1] - blocks[-1].seen
                 to_key, to_value = (keras.ops.transpose(_longer(x, missing), (0, 2, 1, 3)) for x in (to_key, to_value))
-                gradients = [keras.ops.cast(each, dtype) for each in (to_query, to_key, to_value)]
-                return (*gradients, *(keras.ops.zeros_like(each) for each in seen))
+                found = [keras.ops.cast(each, dtype) for each in (to_query, to_key, to_value)]
+                return (*found, *(None for _ in masks))
 
         return output, gradient
 

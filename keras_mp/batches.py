@@ -33,6 +33,7 @@ class Batches(keras.utils.PyDataset):
             raise ValueError(f"batch_size is {batch_size}, but there are only {examples} training examples")
         # One attribute, because a reader in another thread must never see half of a change.
         self._place = (0, 0)
+        self._share = (0, 1)
 
     @property
     def steps(self) -> int:
@@ -54,6 +55,22 @@ class Batches(keras.utils.PyDataset):
             raise ValueError(f"step must be below {self.steps}, the steps of an epoch, got {step}")
         self._place = (epoch, step)
 
+    def take_share(self, index: int, count: int) -> None:
+        """Makes this process read its own rows of every batch: the `index`-th of `count` equal parts.
+
+        Args:
+            index: of this process, counted from 0.
+            count: how many processes read.
+
+        Raises:
+            ValueError: they cannot divide a batch.
+        """
+        if self.batch_size % count:
+            raise ValueError(
+                f"batch_size is {self.batch_size}, which {count} processes cannot divide: give a multiple of {count}"
+            )
+        self._share = (index, count)
+
     def signature(self) -> dict[str, Any]:
         """What the order of the data depends on: a resumed training must have the same."""
         return {"examples": self.examples, "batch_size": self.batch_size, "seed": self.seed}
@@ -70,12 +87,20 @@ class Batches(keras.utils.PyDataset):
         """
         raise NotImplementedError(f"{type(self).__name__} must define batch(epoch, step)")
 
+    def rows(self, epoch: int, step: int, first: int, last: int) -> Any:
+        """Reads the rows `first` to `last - 1` of a batch; a subclass may do so without reading the others."""
+        return keras.tree.map_structure(lambda array: array[first:last], self.batch(epoch, step))
+
     def __len__(self) -> int:
         return self.steps - self._place[1]
 
     def __getitem__(self, index: int) -> Any:
         epoch, first = self._place
-        return self.batch(epoch, first + index)
+        share, count = self._share
+        if count == 1:
+            return self.batch(epoch, first + index)
+        rows = self.batch_size // count
+        return self.rows(epoch, first + index, share * rows, (share + 1) * rows)
 
 
 class ShuffledBatches(Batches):
@@ -102,11 +127,14 @@ class ShuffledBatches(Batches):
         self._order = (0, shuffled(self.examples, self.seed, 0))
 
     def batch(self, epoch: int, step: int) -> Any:
+        return self.rows(epoch, step, 0, self.batch_size)
+
+    def rows(self, epoch: int, step: int, first: int, last: int) -> Any:
         drawn, order = self._order
         if drawn != epoch:
             order = shuffled(self.examples, self.seed, epoch)
             self._order = (epoch, order)
-        chosen = order[step * self.batch_size : (step + 1) * self.batch_size]
+        chosen = order[step * self.batch_size + first : step * self.batch_size + last]
         return self.inputs[chosen], self.targets[chosen]
 
 

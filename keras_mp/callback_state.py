@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def snapshot(callback: Any) -> dict[str, Any]:
-    """Copies the attributes that are numbers, texts, arrays, or lists and dicts of such.
+    """Copies the attributes that are numbers, texts, arrays, or lists and dicts of such; not the settings.
+
+    Settings are what has the name of an argument of `__init__`: some callbacks turn their sign as training begins.
 
     Args:
         callback: a Keras callback.
@@ -19,13 +22,16 @@ def snapshot(callback: Any) -> dict[str, Any]:
     Returns:
         Copies of their values, by name.
     """
+    settings = {"params", *inspect.signature(type(callback).__init__).parameters}
     return {
-        name: copy.deepcopy(value) for name, value in vars(callback).items() if name != "params" and _is_plain(value)
+        name: copy.deepcopy(value)
+        for name, value in vars(callback).items()
+        if name not in settings and _is_plain(value)
     }
 
 
 def changed(callback: Any, before: dict[str, Any]) -> dict[str, Any]:
-    """Returns the plain attributes that have other values than in a snapshot, so not the settings."""
+    """Returns the plain attributes that have other values than in a snapshot."""
     return {name: value for name, value in snapshot(callback).items() if not _same(value, before.get(name, before))}
 
 

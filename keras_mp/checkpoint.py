@@ -17,6 +17,7 @@ import numpy as np
 from keras_mp import callback_state, training_state
 from keras_mp.batches import Batches
 from keras_mp.checkpoint_file import CheckpointFileError, Place, Reader, found, path_of, place_of, remove_partial, write
+from keras_mp.parallel import workers
 from keras_mp.xla.precision import precision_of
 
 DAMAGED = ".damaged"
@@ -56,6 +57,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         force: go on with other settings, and with an optimizer that keeps other variables.
         callbacks: other callbacks whose counters, best values and histories are saved too, such as `EarlyStopping`.
 
+    Where several processes train together, the first one writes, and all must see the folder.
+
     Raises:
         ValueError: an argument is out of its range; every without batches.
         SettingsError: in `fit`, the settings or the data differ from those of the save.
@@ -63,6 +66,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         keras_mp.checkpoint_file.CheckpointFileError: in `fit`, none of the saves can be read.
         OSError: in `fit`, there is no room for the saves.
     """
+
+    works_together = True
 
     def __init__(
         self,
@@ -94,8 +99,15 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Goes on from the newest whole save, where there is one."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        remove_partial(self.folder)
+        if workers.is_first():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            remove_partial(self.folder)
+        # The first one's folder is there, and the others look into it.
+        workers.from_first(None)
+        workers.agree(
+            f"the checkpoints in {str(self.folder)!r}, a folder that all must share",
+            {"newest": next((path.name for path in found(self.folder)), None)},
+        )
         self._start = Place(0, 0)
         self._quiet: Any = None
         self._before = [callback_state.snapshot(callback) for callback in self.callbacks]
@@ -104,6 +116,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             self._resume()
         if self.model.built:
             training_state.build(self.model)
+        if self.model.built and workers.is_first():
             self._check_room()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -153,8 +166,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             self._quiet = None
 
     def _resume(self) -> None:
-        path, reader = self._newest()
-        with reader:
+        path = self.folder / workers.from_first(self._newest().name if workers.is_first() else None)
+        with Reader(path) as reader:
             manifest = reader.manifest
             self._check_settings(path, manifest)
             try:
@@ -169,18 +182,19 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self.resumed_from = path
         ended = manifest["ended"] or self._start.epoch >= self.params["epochs"]
         self._model._initial_epoch = self.params["epochs"] if ended else self._start.epoch
-        print(f"resumed from {path}: {'training had ended' if ended else f'{self._start} is done'}")
+        lines = [f"resumed from {path}: {'training had ended' if ended else f'{self._start} is done'}"]
         now = precision_of(self.model)
         if manifest["precision"] != now:
-            print(f"  saved in {manifest['precision']}, goes on in {now}")
-        for note in notes:
-            print(f"  {note}")
+            lines.append(f"saved in {manifest['precision']}, goes on in {now}")
+        if workers.is_first():
+            print("\n  ".join([*lines, *notes]))
 
-    def _newest(self) -> tuple[Path, Reader]:
+    def _newest(self) -> Path:
         paths = found(self.folder)
         for path in paths:
             try:
-                return path, Reader(path)
+                with Reader(path):
+                    return path
             except CheckpointFileError as error:
                 aside = path.with_name(path.name + DAMAGED)
                 path.replace(aside)
@@ -230,6 +244,11 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             "numpy": callback_state.to_json(np.random.get_state(legacy=False), arrays, "numpy"),
             "versions": {"keras": keras.__version__, "backend": keras.backend.backend()},
         }
+        if not workers.is_first():
+            # What several processes hold together, all must read.
+            for _ in training_state.arrays(self.model, metrics=place.step > 0):
+                pass
+            return
         try:
             write(path_of(self.folder, place), self._arrays(arrays, within_epoch=place.step > 0), manifest)
         except OSError as error:

@@ -75,8 +75,9 @@ def chunked_cross_entropy(
     # The gradient of a row is scaled by its upstream number later: float16 would not hold it before.
     row_dtype = "float32" if dtype == "float16" else dtype
 
+    # Targets and weights as arguments: JAX cannot recompute a function with a gradient that finds them around it.
     @keras.ops.custom_gradient
-    def total(features: Any, kernel: Any, *bias: Any) -> Any:
+    def total(features: Any, kernel: Any, targets: Any, weights: Any, *bias: Any) -> Any:
         low = keras.ops.cast(kernel, dtype)
         largest = keras.ops.max(keras.ops.abs(weights), initial=0.0)
         largest = keras.ops.where(largest == 0, 1.0, largest)
@@ -104,17 +105,18 @@ def chunked_cross_entropy(
 
         def backward(*arguments: Any, upstream: Any = None) -> Any:
             upstream = keras.ops.cast(arguments[0] if upstream is None else upstream, "float32")
-            if not gradient:
-                return tuple(keras.ops.zeros_like(each) for each in (features, kernel, *bias))
-            factor = upstream * (largest / shift)
-            found = [to_features * keras.ops.cast(upstream, row_dtype), sums[1] * factor, sums[2] * factor]
-            return tuple(
-                keras.ops.cast(each, like.dtype) for each, like in zip(found, (features, kernel, *bias), strict=False)
-            )
+            like = (features, kernel, *bias)
+            if gradient:
+                factor = upstream * (largest / shift)
+                found = [to_features * keras.ops.cast(upstream, row_dtype), sums[1] * factor, sums[2] * factor]
+            else:
+                found = [keras.ops.zeros_like(each) for each in like]
+            found = [keras.ops.cast(each, other.dtype) for each, other in zip(found, like, strict=False)]
+            return (*found[:2], None, None, *found[2:])
 
         return sums[0], backward
 
-    return total(features, kernel, *([] if bias is None else [bias]))
+    return total(features, kernel, targets, weights, *([] if bias is None else [bias]))
 
 
 def _over_chunks(step: Any, carry: list[Any], slices: list[Any], rows: int, dtype: str | None) -> tuple[list[Any], Any]:

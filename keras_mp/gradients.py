@@ -72,7 +72,13 @@ def sum_over_replicas(grads: list[Any], variables: list[Any]) -> list[Any]:
     Returns:
         The gradients of all replicas.
     """
-    summed = iter(backend.sum_over_replicas(_without_overwritten(grads, variables)))
+    own = _without_overwritten(grads, variables)
+    dtype = backend.reduce_dtype()
+    narrow = [backend.map_values(partial(_narrowed, dtype), gradient) for gradient in own]
+    summed = iter(
+        backend.map_values(partial(ops.cast, dtype=backend.values_of(gradient).dtype), total)
+        for gradient, total in zip(own, backend.sum_over_replicas(narrow), strict=True)
+    )
     return [
         None if gradient is None else backend.max_over_replicas(gradient) if is_overwritten(variable) else next(summed)
         for gradient, variable in zip(grads, variables, strict=True)
@@ -97,6 +103,10 @@ def share_below(threshold: Any, grads: list[Any], variables: list[Any]) -> Any:
 def _without_overwritten(grads: list[Any], variables: list[Any]) -> list[Any]:
     pairs = zip(grads, variables, strict=True)
     return [gradient for gradient, variable in pairs if gradient is not None and not is_overwritten(variable)]
+
+
+def _narrowed(dtype: str, values: Any) -> Any:
+    return ops.cast(values, dtype) if dtype != "float32" else values
 
 
 def _multiply(factor: Any, values: Any) -> Any:

@@ -6,9 +6,11 @@ from typing import Any
 
 import keras
 
-# Private, because Keras has no public way to read one variable in its own dtype, or to see a tensor's mask.
+# Private, because Keras has no public way to read one variable in its own dtype, to see a tensor's mask, or to divide a
+# mean by the number of TensorFlow's replicas, over which the gradients are added up.
 from keras.src.backend import get_keras_mask
 from keras.src.backend.common.variables import AutocastScope
+from keras.src.losses.loss import scale_loss_for_distribution
 
 from keras_mp import backend
 from keras_mp.cross_entropy import chunked_cross_entropy
@@ -70,7 +72,7 @@ class ChunkedCrossEntropy(keras.losses.Loss):
         losses = log_sum - (1.0 - smooth) * at_target
         if smooth:
             losses = losses - smooth * keras.ops.mean(logits, axis=-1)
-        return keras.ops.sum(keras.ops.where(weights == 0, 0.0, losses * weights)) / divisor
+        return self._reduced(keras.ops.sum(keras.ops.where(weights == 0, 0.0, losses * weights)), divisor)
 
     def of_features(
         self, y_true: Any, features: Any, kernel: Any, *, sample_weight: Any = None, mask: Any = None, **arguments: Any
@@ -92,7 +94,7 @@ class ChunkedCrossEntropy(keras.losses.Loss):
         total = chunked_cross_entropy(
             features, kernel, targets, weights, label_smoothing=self.label_smoothing, rows=self.rows, **arguments
         )
-        return total / divisor
+        return self._reduced(total, divisor)
 
     def get_config(self) -> Config:
         own = {"label_smoothing": self.label_smoothing, "ignore_class": self.ignore_class, "rows": self.rows}
@@ -120,8 +122,14 @@ class ChunkedCrossEntropy(keras.losses.Loss):
             "mean_with_sample_weight": lambda: keras.ops.sum(weights),
         }[self.reduction]()
         if self.reduction != "sum":
+            # Rows that do not count may be more on one replica than on another.
+            if weights is not counts or mask is not None or self.ignore_class is not None:
+                divisor = backend.over_the_batch(divisor)
             divisor = keras.ops.where(divisor == 0, 1.0, divisor)  # the sum is 0 as well
         return targets, weights, divisor
+
+    def _reduced(self, total: Any, divisor: Any) -> Any:
+        return total if self.reduction == "sum" else scale_loss_for_distribution(total / divisor)
 
 
 @keras.saving.register_keras_serializable("keras_mp")
@@ -179,7 +187,8 @@ class LanguageModel(keras.Model):
             y, keras.ops.cast(features, dtype), kernel, sample_weight=sample_weight, mask=get_keras_mask(y_pred),
             bias=bias, vocabulary_first=bool(getattr(head, "tie_weights", False)), gradient=bool(training),
         )  # fmt: skip
-        return loss + sum(keras.ops.sum(keras.ops.cast(each, "float32")) for each in self.losses)
+        others = [self._aggregate_additional_loss(keras.ops.cast(each, "float32")) for each in self.losses]
+        return loss + sum(others)
 
     def _head_is_plain(self) -> bool:
         """Whether the logits are the product and the bias, and nothing more."""

@@ -37,6 +37,8 @@ class PrecisionMonitor(keras.callbacks.Callback):
         FloatingPointError: During training, with on_limit="raise".
     """
 
+    works_together = True
+
     def __init__(
         self, max_consecutive_skips: int = 20, on_limit: str = "warn", *, measure_gradients: bool = True
     ) -> None:

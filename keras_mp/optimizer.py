@@ -116,7 +116,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return self._gradient_underflow
 
     def scale_loss(self, loss: Any) -> Any:
-        """Multiplies a loss by the scale.
+        """Multiplies a loss by the scale, and by what this replica counts in a batch that replicas cannot divide.
 
         Args:
             loss: a float tensor of any shape.
@@ -124,6 +124,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         Returns:
             The scaled loss, in float32 if the loss is 16-bit.
         """
+        share = backend.share_of_batch()
+        if share is not None:
+            loss = ops.multiply(loss, share)
         if isinstance(self.loss_scale, NoLossScale):
             return loss
         return ops.multiply(loss, ops.convert_to_tensor(self.dynamic_scale))

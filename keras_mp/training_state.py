@@ -10,12 +10,14 @@ import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
 
+from keras_mp import backend
 from keras_mp.checkpoint_file import Reader
 from keras_mp.gradients import is_overwritten
 from keras_mp.loss_scale import NoLossScale
 
 WEIGHT, SEED, FP8 = "weight", "seed", "fp8"
 SHOWN = 5
+PARTS = "|parts"
 
 
 class MismatchError(ValueError):
@@ -82,14 +84,14 @@ def arrays(model: Any, metrics: bool) -> Iterator[tuple[str, np.ndarray]]:
     weights = list(model.variables)
     place = {id(variable): index for index, variable in enumerate(weights)}
     for index, variable in enumerate(weights):
-        yield f"weights/{index}", _value(variable)
+        yield _named(f"weights/{index}", variable)
     for slot in _slots(model.optimizer):
         of_weight = "" if slot.weight is None else f"@{place[id(slot.weight)]}"
-        yield f"optimizer/{slot.name}{of_weight}", _value(slot.variable)
+        yield _named(f"optimizer/{slot.name}{of_weight}", slot.variable)
     for index, variable in enumerate(model.metrics_variables if metrics else ()):
-        yield f"metrics/{index}", _value(variable)
+        yield _named(f"metrics/{index}", variable)
     if (seed := _global_seed()) is not None:
-        yield "global_seed", _value(seed)
+        yield _named("global_seed", seed)
 
 
 def byte_count(model: Any) -> int:
@@ -127,7 +129,7 @@ def restore(model: Any, reader: Reader, force: bool = False) -> list[str]:
     if "global_seed" in reader.names:
         assignments.append((global_seed_generator().state, "global_seed"))
     for variable, name in assignments:
-        variable.assign(reader[name])
+        _assign(variable, reader, name)
     return notes + more
 
 
@@ -148,7 +150,7 @@ def restore_metrics(model: Any, reader: Reader) -> None:
             f"({_list(now)}): compile it with the same metrics"
         )
     for index, variable in enumerate(model.metrics_variables):
-        variable.assign(reader[f"metrics/{index}"])
+        _assign(variable, reader, f"metrics/{index}")
 
 
 def _pairs(saved: dict[str, Any], live: list[Any], name: str) -> tuple[dict[int, Any], list[str]]:
@@ -195,14 +197,12 @@ def _matched_slots(
     """Pairs the optimizer's variables with the names of saved arrays; what only one side has of a scale is told."""
     live = {(slot.name, id(slot.weight)): slot for slot in _slots(optimizer)}
     assignments, lost = [], []
-    for name in sorted(reader.names):
-        if not name.startswith("optimizer/"):
-            continue
+    for name in sorted({name.removesuffix(PARTS) for name in reader.names if name.startswith("optimizer/")}):
         own, _, index = name.removeprefix("optimizer/").partition("@")
         if index and int(index) not in pairs:
             continue
         slot = live.pop((own, id(pairs[int(index)] if index else None)), None)
-        if slot is None or tuple(slot.variable.shape) != reader[name].shape:
+        if slot is None:
             lost.append(own)
         else:
             assignments.append((slot.variable, name))
@@ -292,8 +292,19 @@ def _global_seed() -> Any:
     return None if generator is None else generator.state
 
 
-def _value(variable: Any) -> np.ndarray:
-    return np.asarray(keras.ops.convert_to_numpy(variable))
+def _named(name: str, variable: Any) -> tuple[str, np.ndarray]:
+    """The value of a variable under its name; of a sum over replicas what each replica holds, under another."""
+    parts = backend.parts_of(variable)
+    if parts is not None:
+        return name + PARTS, parts
+    return name, backend.to_numpy(variable)
+
+
+def _assign(variable: Any, reader: Reader, name: str) -> None:
+    if name in reader.names:
+        variable.assign(reader[name])
+    else:
+        backend.assign_parts(variable, reader[name + PARTS])
 
 
 def _numpy_dtype(variable: Any) -> str:

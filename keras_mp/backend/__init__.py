@@ -7,11 +7,37 @@ if keras.backend.backend() == "tensorflow":
     from keras_mp.backend.tensorflow_lower import lower as lower
     from keras_mp.backend.tensorflow_observe import observed_step as observed_step
     from keras_mp.backend.tensorflow_observe import step_errors as step_errors
+    from keras_mp.backend.tensorflow_parallel import HOW_TO_HAVE_MORE_DEVICES as HOW_TO_HAVE_MORE_DEVICES
+    from keras_mp.backend.tensorflow_parallel import device_names as device_names
+    from keras_mp.backend.tensorflow_parallel import parallel_scope as parallel_scope
+    from keras_mp.backend.tensorflow_parallel import reduce_dtype as reduce_dtype
+    from keras_mp.backend.tensorflow_replicas import over_the_batch as over_the_batch
+    from keras_mp.backend.tensorflow_replicas import share_of_batch as share_of_batch
+    from keras_mp.backend.tensorflow_workers import COLLECTIVE_ERRORS as COLLECTIVE_ERRORS
+    from keras_mp.backend.tensorflow_workers import assign_parts as assign_parts
+    from keras_mp.backend.tensorflow_workers import connect as connect
+    from keras_mp.backend.tensorflow_workers import parts_of as parts_of
+    from keras_mp.backend.tensorflow_workers import reads_share as reads_share
+    from keras_mp.backend.tensorflow_workers import steps_of as steps_of
+    from keras_mp.backend.tensorflow_workers import to_numpy as to_numpy
 elif keras.backend.backend() == "jax":
     from keras_mp.backend.jax import *
     from keras_mp.backend.jax_lower import lower as lower
     from keras_mp.backend.jax_observe import observed_step as observed_step
     from keras_mp.backend.jax_observe import step_errors as step_errors
+    from keras_mp.backend.jax_parallel import HOW_TO_HAVE_MORE_DEVICES as HOW_TO_HAVE_MORE_DEVICES
+    from keras_mp.backend.jax_parallel import device_names as device_names
+    from keras_mp.backend.jax_parallel import over_the_batch as over_the_batch
+    from keras_mp.backend.jax_parallel import parallel_scope as parallel_scope
+    from keras_mp.backend.jax_parallel import reduce_dtype as reduce_dtype
+    from keras_mp.backend.jax_parallel import share_of_batch as share_of_batch
+    from keras_mp.backend.jax_workers import COLLECTIVE_ERRORS as COLLECTIVE_ERRORS
+    from keras_mp.backend.jax_workers import assign_parts as assign_parts
+    from keras_mp.backend.jax_workers import connect as connect
+    from keras_mp.backend.jax_workers import parts_of as parts_of
+    from keras_mp.backend.jax_workers import reads_share as reads_share
+    from keras_mp.backend.jax_workers import steps_of as steps_of
+    from keras_mp.backend.jax_workers import to_numpy as to_numpy
 
     del jax  # type: ignore[name-defined]  # noqa: F821  JAX itself; the name is that of the file here
 else:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import jax
 import keras
+from jax.sharding import NamedSharding, PartitionSpec
 
+from keras_mp.backend.jax_parallel import lowering_scope
 from keras_mp.backend.lowered import Argument, Lowered, LoweringError, named_calls
 
 
 def lower(
-    model: Any, batch: Any, layers: Mapping[str, Any], *, training: bool = True, platform: str = "cpu"
+    model: Any,
+    batch: Any,
+    layers: Mapping[str, Any],
+    *,
+    training: bool = True,
+    platform: str = "cpu",
+    plan: Any = None,
 ) -> Lowered:
     """Lowers one step of a model to StableHLO.
 
@@ -23,6 +32,7 @@ def lower(
         layers: the model's layers by path, to name the operations by; the model itself is "".
         training: a whole training step, otherwise the forward pass of inference.
         platform: what to lower for: "cpu", "cuda" or "tpu".
+        plan: a `keras_mp.parallel.plan.Plan`, for a step on several devices.
 
     Returns:
         The lowered step.
@@ -30,15 +40,39 @@ def lower(
     Raises:
         LoweringError: If JAX cannot trace the step.
     """
-    shapes = jax.tree.map(_shape, batch, is_leaf=_is_tensor)
+    with nullcontext() if plan is None else lowering_scope(plan) as mesh:
+        return _lower(model, batch, layers, training, platform, plan, mesh)
+
+
+def _lower(
+    model: Any, batch: Any, layers: Mapping[str, Any], training: bool, platform: str, plan: Any, mesh: Any
+) -> Lowered:
+    def lies(path: str, shape: tuple[int, ...], dtype: str) -> NamedSharding | None:
+        return None if mesh is None else NamedSharding(mesh, PartitionSpec(*plan.axes_of(path, shape, dtype)))
+
+    def laid_out(variable: Any) -> jax.ShapeDtypeStruct:
+        shape, dtype = tuple(variable.shape), str(variable.dtype)
+        return jax.ShapeDtypeStruct(shape, variable.dtype, sharding=lies(variable.path, shape, dtype))
+
+    def argument(kind: str, path: str, leaf: jax.ShapeDtypeStruct) -> Argument:
+        split = [] if leaf.sharding is None else [axis for axis in leaf.sharding.spec if axis is not None]
+        parts = math.prod(plan.shape[plan.axes.index(axis)] for axis in split)
+        return Argument(kind, path, leaf.shape, str(leaf.dtype), parts)
+
+    by_row = None if mesh is None else NamedSharding(mesh, PartitionSpec("batch"))
+    shapes = jax.tree.map(lambda leaf: _shape(leaf, by_row), batch, is_leaf=_is_tensor)
     trainable, passive = model.trainable_variables, model.non_trainable_variables
     groups = [("parameters", trainable), ("state", passive)]
     if training:
         groups += [("optimizer", model.optimizer.variables), ("metrics", model.metrics_variables)]
-    state = [[jax.ShapeDtypeStruct(tuple(v.shape), v.dtype) for v in variables] for _, variables in groups]
-    arguments = [Argument(kind, v.path, tuple(v.shape), str(v.dtype)) for kind, vs in groups for v in vs]
+    state = [[laid_out(v) for v in variables] for _, variables in groups]
+    arguments = [
+        argument(kind, v.path, leaf)
+        for (kind, variables), leaves in zip(groups, state, strict=True)
+        for v, leaf in zip(variables, leaves, strict=True)
+    ]
     places = jax.tree_util.tree_leaves_with_path(shapes)
-    arguments += [Argument("batch", jax.tree_util.keystr(path), leaf.shape, str(leaf.dtype)) for path, leaf in places]
+    arguments += [argument("batch", jax.tree_util.keystr(path), leaf) for path, leaf in places]
 
     def inference_step(state: Any, x: Any) -> Any:
         return model.stateless_call(*state, x, training=False)[0]
@@ -47,7 +81,10 @@ def lower(
     try:
         with _without_tracebacks(), named_calls(layers, jax.named_scope) as calls:
             # As Keras's trainer does; keep_unused, so that the arguments are those above.
-            compiled = jax.jit(step, donate_argnums=0 if training else (), keep_unused=True)
+            out = None
+            if mesh is not None and training:
+                out = (None, jax.tree.map(lambda leaf: leaf.sharding, tuple(state)))
+            compiled = jax.jit(step, donate_argnums=0 if training else (), keep_unused=True, out_shardings=out)
             lowered = compiled.trace(tuple(state), shapes).lower(lowering_platforms=(platform,))
     except (TypeError, ValueError, NotImplementedError) as error:
         raise LoweringError(f"JAX cannot trace the step of model {model.name!r}: {error}") from error
@@ -70,5 +107,5 @@ def _is_tensor(x: Any) -> bool:
     return isinstance(x, keras.KerasTensor)
 
 
-def _shape(tensor: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(tuple(tensor.shape), tensor.dtype)
+def _shape(tensor: Any, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(tuple(tensor.shape), tensor.dtype, sharding=sharding)

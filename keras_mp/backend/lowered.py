@@ -28,12 +28,14 @@ class Argument:
         path: the variable's path, or the place in the batch.
         shape: its dimensions.
         dtype: its element type, as Keras writes it.
+        parts: over how many devices it is split.
     """
 
     kind: str
     path: str
     shape: tuple[int, ...]
     dtype: str
+    parts: int = 1
 
 
 @dataclass(frozen=True)

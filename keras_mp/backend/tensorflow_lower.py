@@ -16,7 +16,13 @@ _HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 def lower(
-    model: Any, batch: Any, layers: Mapping[str, Any], *, training: bool = True, platform: str = "cpu"
+    model: Any,
+    batch: Any,
+    layers: Mapping[str, Any],
+    *,
+    training: bool = True,
+    platform: str = "cpu",
+    plan: Any = None,
 ) -> Lowered:
     """Lowers one step of a model to StableHLO.
 
@@ -26,14 +32,20 @@ def lower(
         layers: the model's layers by path, to name the operations by; the model itself is "".
         training: a whole training step, otherwise the forward pass of inference.
         platform: what to lower for; TensorFlow's graphs are the same for all.
+        plan: must be None.
 
     Returns:
         The lowered step.
 
     Raises:
-        LoweringError: If TensorFlow cannot trace the step for XLA.
+        LoweringError: If TensorFlow cannot trace the step for XLA, or there is a plan.
     """
     del platform
+    if plan is not None:
+        raise LoweringError(
+            f"strategy={plan.layout!r} needs JAX (KERAS_BACKEND=jax): on TensorFlow a step on several devices is not "
+            "one program that XLA could compile"
+        )
     # Not tf.nest, which takes a KerasTensor for a structure of its own.
     leaves = keras.tree.flatten(batch)
     specs = [tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves]

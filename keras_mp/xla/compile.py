@@ -82,6 +82,8 @@ def compile_step(lowered: Lowered, target: Target, flags: Mapping[str, Any] | No
         "configuration": target.configuration,
         "flags": {**target.flags, **(flags or {})},
     }
+    if target.devices > 1:
+        request["devices"] = target.devices
     # TensorFlow counts its functions' names up with every trace; the content is the same.
     content = re.sub(rb"a_inference_\w+?_\d+__\.\d+", b"", lowered.module)
     key = json.dumps([request | {"format": 0}, versions], sort_keys=True).encode() + content

@@ -35,7 +35,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of one step, in bytes.
+    """The memory of one step, in bytes; where several devices share it, of one of them.
 
     Args:
         parameters: the weights, those that do not train included.
@@ -102,7 +102,8 @@ def measure(lowered: Lowered, described: Mapping[str, Any], module: Module, capa
 
 
 def _size(argument: Argument) -> int:
-    return int(np.prod(argument.shape, dtype=np.int64)) * _BITS.get(argument.dtype, 8 * _bytes(argument.dtype)) // 8
+    elements = int(np.prod(argument.shape, dtype=np.int64)) // argument.parts
+    return elements * _BITS.get(argument.dtype, 8 * _bytes(argument.dtype)) // 8
 
 
 def _bytes(dtype: str) -> int:

@@ -35,7 +35,7 @@ _EFFECTS = {f"stablehlo.{name}" for name in ("custom_call", "while", "infeed", "
 # From a weight to the operand of a dot: what layers do to a kernel, quantization included.
 _KEEPS_A_WEIGHT = {
     "convert", "transpose", "reshape", "multiply", "divide", "clamp", "maximum", "minimum", "select", "reverse",
-    "optimization_barrier", "custom_call", "slice", "round_nearest_even", "func.call",
+    "optimization_barrier", "custom_call", "slice", "round_nearest_even", "func.call", "all_gather",
 }  # fmt: skip
 
 
@@ -137,6 +137,12 @@ class _Reader:
         self, operation: Any, calls: tuple[int, ...], repeats: int, known: bool, arguments: dict[Any, int]
     ) -> None:
         kind = operation.name.removeprefix("stablehlo.")
+        if kind == "sdy.manual_computation":  # a device's part of a step on several
+            inside = operation.regions[0].blocks[0].arguments
+            for argument, operand in zip(inside, operation.operands, strict=True):
+                self._numbers[argument] = self._value(operand)
+            self.read(operation, calls, repeats, known, _passed(operation.operands, operation, 0, arguments))
+            return
         if not operation.name.startswith("stablehlo.") and kind != "func.call":
             return
         path = (*calls, _number(operation))
@@ -281,8 +287,9 @@ def _weight(operand: Any, arguments: dict[Any, int], depth: int = 16) -> int | N
     if depth == 0 or not hasattr(owner, "operands") or owner.name.removeprefix("stablehlo.") not in _KEEPS_A_WEIGHT:
         return None
     elements = math.prod(_shape(operand)[1])
+    gathers = owner.name == "stablehlo.all_gather"  # a weight of which each device has a part
     for source in owner.operands:
-        if math.prod(_shape(source)[1]) == elements > 1:
+        if gathers or math.prod(_shape(source)[1]) == elements > 1:
             found = _weight(source, arguments, depth - 1)
             if found is not None:
                 return found

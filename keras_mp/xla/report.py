@@ -13,9 +13,11 @@ from typing import Any
 import keras
 
 from keras_mp.backend.lowered import UNATTRIBUTED
+from keras_mp.parallel.plan import Plan, plan_of
 from keras_mp.policy import policy_scope
 from keras_mp.xla import findings
 from keras_mp.xla.advice import Advice, advise, asks_fp8, runs_fp8
+from keras_mp.xla.collectives import Collective, collectives
 from keras_mp.xla.compile import compile_step
 from keras_mp.xla.findings import Casts, Float32Work, Sensitive
 from keras_mp.xla.hlo import parse
@@ -24,7 +26,7 @@ from keras_mp.xla.memory import Memory, measure
 from keras_mp.xla.precision import FP8, check_precision, in_precision, precision_of
 from keras_mp.xla.roofline import Roofline, estimate
 from keras_mp.xla.step import build_without_values, lower_step
-from keras_mp.xla.targets import Target, find_target
+from keras_mp.xla.targets import Target, find_target, slice_of
 
 
 class CheckError(AssertionError):
@@ -55,6 +57,9 @@ class CompileReport:
         versions: of the packages that compiled.
         seconds: how long the compiler took, now or when the result that was kept was made.
         log: the file with what the compiler printed.
+        layout: how several devices share the step: "data", "fully_sharded" or "tensor"; "" on one.
+        devices: how many share it. `memory`, and with the first two layouts `matmuls`, are those of one of them.
+        collectives: what they send to each other.
         compared: the same step in other precisions, by their names.
     """
 
@@ -77,6 +82,9 @@ class CompileReport:
     versions: dict[str, str]
     seconds: float
     log: str
+    layout: str = ""
+    devices: int = 1
+    collectives: tuple[Collective, ...] = ()
     compared: dict[str, CompileReport] = dataclasses.field(default_factory=dict)
 
     @property
@@ -197,6 +205,8 @@ def inspect(
     training: bool = True,
     compare: Sequence[str] = (),
     flags: dict[str, Any] | None = None,
+    strategy: str | Plan | None = None,
+    chips: int = 4,
 ) -> CompileReport:
     """Compiles one step of a model for a chip that need not be attached, and reports what the compiler made of it.
 
@@ -213,29 +223,39 @@ def inspect(
         training: a whole training step, with loss, backward pass and optimizer; otherwise inference.
         compare: other precisions to compile the same step in: "float32", "mixed_float16", "mixed_bfloat16", "fp8".
         flags: further options of XLA, such as `{"xla_gpu_enable_triton_gemm": False}`.
+        strategy: for a slice of several TPUs, on JAX: "data", "fully_sharded" or "tensor" (as for
+            `keras_mp.distribute`), or a `keras_mp.parallel.plan.Plan`. The batch is then that of all devices.
+        chips: of the slice: 4, 8, 16, 32, 64, 128 or 256. A Plan has as many devices as the slice.
 
     Returns:
         The report. A step that does not fit the chip's memory is reported too.
 
     Raises:
-        ValueError: If the model is not built or compiled, the batch does not fit it, or a name is not known.
+        ValueError: If the model is not built or compiled, the batch does not fit it or the slice's devices, a name or
+            the slice is not known, or a float16 model is to run on TPUs.
         ImportError: If the target's compiler is not installed; the message is the command that installs it.
         keras_mp.xla.compile.CompileError: If the compiler fails; the message says at what.
     """
     chip = find_target(target)
+    plan = None
+    if strategy is not None:
+        chip = slice_of(chip, chips)
+        plan = plan_of(strategy, chip.devices)
     precisions = [check_precision(name) for name in ([compare] if isinstance(compare, str) else compare)]
     build: Callable[[], Any] | None = None
     if not isinstance(model, keras.Model) and callable(model):
         build = model
         model = build_without_values(build)
-    report = _report(model, batch, chip, training, flags)
+    report = _report(model, batch, chip, training, flags, plan)
     compared = {}
     for precision in precisions:
         if precision == report.precision:
             compared[precision] = report
         else:
             other = _rebuilt(build, precision) if build else in_precision(model, precision)
-            compared[precision] = dataclasses.replace(_report(other, batch, chip, training, flags), precision=precision)
+            compared[precision] = dataclasses.replace(
+                _report(other, batch, chip, training, flags, plan), precision=precision
+            )
     return dataclasses.replace(report, compared=compared)
 
 
@@ -246,8 +266,10 @@ def _rebuilt(build: Callable[[], Any], precision: str) -> Any:
         return build_without_values(build)
 
 
-def _report(model: Any, batch: Any, target: Target, training: bool, flags: dict[str, Any] | None) -> CompileReport:
-    lowered = lower_step(model, batch, training=training, platform=target.platform)
+def _report(
+    model: Any, batch: Any, target: Target, training: bool, flags: dict[str, Any] | None, plan: Plan | None
+) -> CompileReport:
+    lowered = lower_step(model, batch, training=training, platform=target.platform, plan=plan)
     compiled = compile_step(lowered, target, flags)
     module = parse(compiled.hlo)
     described = compiled.described
@@ -271,17 +293,28 @@ def _report(model: Any, batch: Any, target: Target, training: bool, flags: dict[
         cast_kernels=findings.cast_kernels(module),
         float32_work=tuple(findings.float32_work(lowered, described, module)),
         memory=memory,
-        roofline=estimate(matmuls, module, chip) if chip else None,
+        # Of a step that the compiler divides, the products are known whole, and not as each device runs them.
+        roofline=estimate(matmuls, module, chip) if chip and not (plan and plan.by_compiler) else None,
         advice=tuple(advise(matmuls, sensitive, memory, target, precision)),
-        notes=tuple(_notes(target, matmuls, lowered.backend)),
+        notes=tuple(_notes(target, matmuls, lowered.backend, plan)),
         versions=dict(compiled.versions),
         seconds=compiled.seconds,
         log=compiled.log,
+        layout=plan.layout if plan else "",
+        devices=plan.size if plan else 1,
+        collectives=tuple(collectives(module)),
     )
 
 
-def _notes(target: Target, matmuls: Sequence[Matmul], backend: str) -> list[str]:
+def _notes(target: Target, matmuls: Sequence[Matmul], backend: str, plan: Plan | None) -> list[str]:
     notes = []
+    if plan is not None:
+        notes.append(
+            "Bytes of collectives are those of the whole arrays. Estimates of time leave out what the links between "
+            "the chips take."
+        )
+        if plan.by_compiler:
+            notes.append("The products are listed as asked for; the compiler divides them over the devices.")
     if target.platform == "cuda":
         notes.append(
             "Compiled without autotuning, which times kernels on the chip: there the choice between cuBLAS, cuDNN and "
@@ -292,7 +325,7 @@ def _notes(target: Target, matmuls: Sequence[Matmul], backend: str) -> list[str]
                 "On JAX, Keras takes cuDNN's fused attention where it finds a GPU when the step is traced; here it "
                 "found none."
             )
-    if target.chip is not None and target.chip.devices > 1:
+    if target.chip is not None and target.chip.devices > 1 and plan is None:
         notes.append(f"One of the {target.chip.devices} devices that the runtime makes of one {target.title}.")
     if target.platform == "tpu" and any("float32" in matmul.compiled for matmul in matmuls):
         notes.append("A TPU multiplies float32 operands in one bfloat16 pass unless a higher precision is asked for.")

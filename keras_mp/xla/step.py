@@ -10,10 +10,12 @@ import keras
 
 from keras_mp import backend
 from keras_mp.backend.lowered import Lowered
+from keras_mp.parallel.plan import FLOAT16_ON_TPU, Plan
 from keras_mp.rebuild import layers_by_path, operations_of
+from keras_mp.wrap import compute_dtypes
 
 
-def lower_step(model: Any, batch: Any, *, training: bool, platform: str) -> Lowered:
+def lower_step(model: Any, batch: Any, *, training: bool, platform: str, plan: Plan | None = None) -> Lowered:
     """Lowers one step of a model as `fit` or `predict` would run it; nothing is executed.
 
     What `fit` creates before its first step, the optimizer's variables and the metrics', is created here too.
@@ -24,20 +26,25 @@ def lower_step(model: Any, batch: Any, *, training: bool, platform: str) -> Lowe
             anything that has a shape and a dtype.
         training: a training step, otherwise inference.
         platform: "cpu", "cuda" or "tpu".
+        plan: for a step on several devices; its `batch` is that of all.
 
     Raises:
-        ValueError: If the model is not built or not compiled, or the batch does not fit it.
+        ValueError: If the model is not built or not compiled, or the batch does not fit it or the devices.
     """
     _check_model(model, training)
     shapes = _shapes(batch)
     x = _inputs(model, shapes, training)
     _check_inputs(model, x)
+    if plan is not None:
+        plan.check_rows(keras.tree.flatten(x)[0].shape[0])
+        if platform == "tpu" and "float16" in compute_dtypes(model):
+            raise ValueError(FLOAT16_ON_TPU)
     if training:
         with backend.no_allocation() if _has_no_values(model) else nullcontext():
             model._symbolic_build(data_batch=shapes)
     operations = {operation.name: operation for operation in operations_of(model)}
     parts = {**operations, **layers_by_path(model), "": model}
-    return backend.lower(model, shapes, parts, training=training, platform=platform)
+    return backend.lower(model, shapes, parts, training=training, platform=platform, plan=plan)
 
 
 def build_without_values(build: Callable[[], Any]) -> Any:

@@ -32,6 +32,8 @@ def render(report: CompileReport) -> Group:
     if report.sensitive:
         parts.append(_sensitive(report))
     parts += [_precision(report), _memory(report)]
+    if report.collectives:
+        parts.append(_collectives(report))
     if report.memory.largest:
         parts.append(_buffers(report))
     if report.compared:
@@ -46,7 +48,8 @@ def headline(report: CompileReport) -> str:
     """What was compiled, for what, by what."""
     step = "training step" if report.training else "inference step"
     batch = ", ".join(report.batch)
-    return f"{report.model}: a {step} on {batch} in {report.precision}, lowered by {report.backend}, for {report.title}"
+    where = f"{report.devices} devices of {report.title}, {report.layout}" if report.layout else report.title
+    return f"{report.model}: a {step} on {batch} in {report.precision}, lowered by {report.backend}, for {where}"
 
 
 def _matmuls(report: CompileReport) -> Table:
@@ -114,7 +117,7 @@ def _precision(report: CompileReport) -> Table:
 
 
 def _memory(report: CompileReport) -> Table:
-    table = Table(title="Memory", title_justify="left")
+    table = Table(title="Memory of one device" if report.layout else "Memory", title_justify="left")
     table.add_column("what")
     table.add_column("MiB", justify="right")
     for what, size in memory_rows(report):
@@ -138,6 +141,15 @@ def memory_rows(report: CompileReport) -> list[tuple[str, int]]:
         ("of it kept for the backward pass (estimate)", memory.activations),
         ("peak (compiler)", memory.peak),
     ]
+
+
+def _collectives(report: CompileReport) -> Table:
+    table = Table(title="Collectives a step, whole arrays", title_justify="left")
+    for name in ("kind", "dtype", "arrays", "MiB"):
+        table.add_column(name, justify="right" if name in ("arrays", "MiB") else "left")
+    for each in report.collectives:
+        table.add_row(each.kind, each.dtype, str(each.count), mebibytes(each.bytes))
+    return table
 
 
 def _buffers(report: CompileReport) -> Table:

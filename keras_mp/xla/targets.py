@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from keras_mp.chips import CHIPS, Chip
@@ -14,6 +14,13 @@ INSTALL = 'pip install "keras-mp[inspect]"'
 
 # The smallest slice of each TPU that libtpu describes. One device of it is compiled for.
 _TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "v7x": "tpu7x:2x2x1"}
+
+
+# Slices by their number of chips, as libtpu describes them: of chips wired in two dimensions, and in three.
+_SLICES = {
+    2: {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"},
+    3: {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8"},
+}
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,7 @@ class Target:
         topology: what libtpu calls a slice of it.
         configuration: the description that XLA's compiler for GPUs wants, a text protocol buffer.
         flags: the compiler's options that differ from its defaults.
+        devices: how many of a slice's devices share a step.
     """
 
     name: str
@@ -69,6 +77,7 @@ class Target:
     topology: str = ""
     configuration: str = ""
     flags: dict[str, Any] = field(default_factory=dict)
+    devices: int = 1
 
     @property
     def title(self) -> str:
@@ -105,6 +114,28 @@ def find_target(name: str) -> Target:
     nearest = difflib.get_close_matches(key, target_names(), n=1)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
     raise ValueError(f"target={name!r} is not known.{hint} Known: {', '.join(target_names())}.")
+
+
+def slice_of(target: Target, chips: int) -> Target:
+    """The same chip as a slice of several.
+
+    Args:
+        target: a TPU.
+        chips: 4, 8, 16, 32, 64, 128 or 256.
+
+    Returns:
+        The target of the whole slice.
+
+    Raises:
+        ValueError: If it is no TPU, or there is no such slice.
+    """
+    if target.platform != "tpu" or target.chip is None:
+        raise ValueError(f"target={target.name!r} is no TPU: a step on several devices is compiled for TPU slices only")
+    family, _, smallest = target.topology.partition(":")
+    sizes = _SLICES[smallest.count("x") + 1]
+    if chips not in sizes:
+        raise ValueError(f"chips={chips!r} is not one of {', '.join(map(str, sizes))}, the slices of {target.title}")
+    return replace(target, topology=f"{family}:{sizes[chips]}", devices=chips * target.chip.devices)
 
 
 def availability(target: Target) -> Support:

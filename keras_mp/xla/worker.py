@@ -48,22 +48,23 @@ def main(folder: Path) -> None:
 
 
 def _compile(module: Any, target: dict[str, Any]) -> Any:
+    count = target.get("devices", 1)
     if target["platform"] == "cpu":
-        device = jax.devices("cpu")[0]
+        found = jax.devices("cpu")[:count]
     elif target["platform"] == "tpu":
-        device = topologies.get_topology_desc(platform="tpu", topology_name=target["topology"]).devices[0]
+        found = topologies.get_topology_desc(platform="tpu", topology_name=target["topology"]).devices[:count]
     else:
         jax.devices()  # registers the plugin
-        device = topologies.get_topology_desc(
+        found = topologies.get_topology_desc(
             target["name"], "cuda", target_config=target["configuration"], topology="1x1x1"
-        ).devices[0]
+        ).devices[:count]
     options = compiler.get_compile_options(
         num_replicas=1,
-        num_partitions=1,
-        device_assignment=np.array([[device.id]]),
+        num_partitions=count,
+        device_assignment=np.array([[device.id for device in found]]),
         env_options_overrides=target["flags"],
     )
-    client, devices = device.client, _jax.DeviceList((device,))
+    client, devices = found[0].client, _jax.DeviceList(tuple(found))
     with module.context:
         compile_module = client.compile_and_load if target["platform"] == "cpu" else client.compile
         try:

@@ -29,6 +29,16 @@ def test_both_backends_offer_the_same_functions():
     assert all(callable(getattr(backend, name)) for name in offered[0])
 
 
+def test_both_backends_offer_several_devices():
+    files = [Path(backend.__file__).with_name(f"{name}_parallel.py") for name in ("tensorflow", "jax")]
+    offered = [
+        {node.name for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)} for file in files
+    ]
+    names = {name for name in offered[0] if not name.startswith("_")}
+    assert names and names <= offered[1]
+    assert all(callable(getattr(backend, name)) for name in names)
+
+
 def test_local_devices_end_with_the_cpu():
     devices = backend.local_devices()
     assert devices[-1] == ("cpu", cpu_name(), "")

@@ -1,0 +1,180 @@
+"""Which slice of TPUs holds which GPT, in float32 and mixed_bfloat16: compiled here, for chips that are not attached.
+
+    python benchmarks/scale_table.py --markdown docs/scale-table.md
+    python benchmarks/scale_table.py --only 124M
+
+Nothing is allocated and nothing runs. State is exact: the bytes of each variable and slot by the devices that share
+it. Temporary memory and collectives are the compiler's, of a training step with 2 and with 4 blocks, extrapolated to
+the model's number, because all blocks are alike; a row marked "all" is compiled in full, to check that. Rows of other
+slices take them from the slice named there: with as many rows a chip they hardly depend on the number of chips. The
+steps take minutes each on 2 cores; what has been compiled once is kept (`KERAS_MP_CACHE`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+os.environ["KERAS_BACKEND"] = "jax"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import keras
+
+import keras_mp
+from keras_mp.parallel.plan import plan_of
+from keras_mp.xla.step import build_without_values
+from models.gpt import gpt
+from models.transformer import Size
+
+GIB = 2**30
+
+
+class Model(NamedTuple):
+    """A GPT and the rows of a chip; 6.7B is the size of that name in table 2.1 of Brown et al. 2020."""
+
+    size: Size
+    length: int
+    rows: int
+    remat: bool
+
+
+class Cell(NamedTuple):
+    """One row of the table."""
+
+    model: str
+    strategy: str
+    target: str
+    chips: int
+    precision: str
+
+
+class Figures(NamedTuple):
+    """What the compiler says of one chip, in bytes; `sent` by (kind, dtype)."""
+
+    state: float
+    temporary: float
+    sent: dict[tuple[str, str], float]
+
+
+MODELS = {
+    "124M": Model(Size(12, 768, 12), 1024, 8, False),
+    "6.7B": Model(Size(32, 4096, 32), 2048, 1, True),
+}
+PRECISIONS = ("float32", "mixed_bfloat16")
+# What is compiled, and the slices that take its temporary memory and collectives.
+COMPILED = (
+    ("6.7B", "fully_sharded", "v5e", 16, (("v5e", 8), ("v5e", 256), ("v6e", 4), ("v6e", 8), ("v6e", 256))),
+    ("124M", "fully_sharded", "v5e", 4, (("v5e", 256), ("v6e", 4), ("v6e", 256))),
+    ("124M", "data", "v5e", 4, (("v5e", 256), ("v6e", 4))),
+)
+IN_FULL = Cell("124M", "fully_sharded", "v5e", 4, "mixed_bfloat16")
+LARGEST = Cell("6.7B", "fully_sharded", "v5e", 256, "mixed_bfloat16")
+
+
+def state_bytes(cell: Cell) -> int:
+    """The bytes of weights and AdamW's two moments on one chip, from shapes alone."""
+    plan = plan_of(cell.strategy, cell.chips)
+    variables = build_without_values(lambda: model_of(cell, MODELS[cell.model].size.layers)).trainable_variables
+    total = 0
+    for variable in variables:
+        shape = tuple(variable.shape)
+        axes = plan.axes_of(variable.path, shape, "float32")
+        total += 3 * 4 * math.prod(shape) // (cell.chips if any(axes) else 1)
+    return total
+
+
+def model_of(cell: Cell, layers: int) -> keras.Model:
+    """The model with this many blocks, compiled to train."""
+    model = MODELS[cell.model]
+    built = gpt(model.size._replace(layers=layers), 50257, model.length, remat=model.remat)
+    built.compile(keras.optimizers.AdamW(1e-4, global_clipnorm=1.0), keras_mp.ChunkedCrossEntropy())
+    return built
+
+
+def measure(cell: Cell, layers: int) -> Figures:
+    """Compiles a step with this many blocks."""
+    model = MODELS[cell.model]
+
+    tokens = keras.KerasTensor((model.rows * cell.chips, model.length), "int32")
+    with keras_mp.policy_scope(cell.precision):
+        report = keras_mp.inspect(
+            lambda: model_of(cell, layers), (tokens, tokens), cell.target, strategy=cell.strategy, chips=cell.chips
+        )
+    memory = report.memory
+    state = memory.parameters + memory.optimizer
+    sent = {(each.kind, each.dtype): float(each.bytes) for each in report.collectives}
+    print(f"{cell}, {layers} blocks: state {state / GIB:.3f} GiB, temporary {memory.temporary / GIB:.3f}, {sent}, "
+          f"compiled in {report.seconds:.0f} s", flush=True)  # fmt: skip
+    return Figures(state, memory.temporary, sent)
+
+
+def extrapolate(two: Figures, four: Figures, layers: int) -> Figures:
+    """The line through 2 and 4 blocks, at this many."""
+
+    def line(at_two: float, at_four: float) -> float:
+        return at_two + (at_four - at_two) / 2 * (layers - 2)
+
+    kinds = {*two.sent, *four.sent}
+    sent = {kind: line(two.sent.get(kind, 0.0), four.sent.get(kind, 0.0)) for kind in kinds}
+    return Figures(line(two.state, four.state), line(two.temporary, four.temporary), sent)
+
+
+def row(cell: Cell, figures: Figures, how: str) -> str:
+    """A line of the table."""
+    capacity = keras_mp.chips.CHIPS[cell.target].memory_bytes
+    need = figures.state + figures.temporary
+    fits = "yes" if need <= capacity else "no"
+    sent = ", ".join(
+        f"{kind} {dtype} {size / GIB:.2f}"
+        for (kind, dtype), size in sorted(figures.sent.items(), key=lambda item: -item[1])
+        if size >= GIB / 200
+    )
+    return (
+        f"| {cell.model} | {cell.target}-{cell.chips} | {cell.strategy} | {cell.precision} "
+        f"| {figures.state / GIB:.3f} "
+        f"| {figures.temporary / GIB:.2f} | {fits}, {need / capacity:.0%} "
+        f"| {sent} "
+        f"| {how} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--markdown", type=Path, help="the file to write the table to")
+    parser.add_argument("--only", default="", help="cells whose model, slice, strategy and precision hold this")
+    arguments = parser.parse_args()
+    lines = [
+        "| model | slice | strategy | precision | state, GiB a chip | temporary, GiB a chip | fits "
+        "| collectives, GiB of whole arrays | blocks compiled, and where |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for model, strategy, target, chips, others in COMPILED:
+        for precision in PRECISIONS:
+            cell = Cell(model, strategy, target, chips, precision)
+            if arguments.only not in f"{cell.model} {cell.target}-{cell.chips} {cell.strategy} {cell.precision}":
+                continue
+            layers = MODELS[cell.model].size.layers
+            found = extrapolate(measure(cell, 2), measure(cell, 4), layers)
+            for where in ((target, chips), *others):
+                here = cell._replace(target=where[0], chips=where[1])
+                how = f"2 and 4 of {layers}" + ("" if here == cell else f", {target}-{chips}")
+                lines.append(row(here, found._replace(state=state_bytes(here)), how))
+            if cell == IN_FULL:
+                lines.append(row(cell, measure(cell, layers), f"all {layers}"))
+            _write(lines, arguments.markdown)
+    if not arguments.only or arguments.only == "largest":
+        lines.append(row(LARGEST, measure(LARGEST, 2), "2; the row is that of 2 blocks"))
+        _write(lines, arguments.markdown)
+
+
+def _write(lines: list[str], path: Path | None) -> None:
+    print("\n".join(lines), flush=True)
+    if path:
+        path.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Several processes on JAX: `jax.distributed`, after which the devices of all are one list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+COLLECTIVE_ERRORS = (jax.errors.JaxRuntimeError,)
+"""What a step raises when another process is gone."""
+
+
+_reads_share = [False]
+
+
+def connect(addresses: Sequence[str], index: int) -> None:
+    """Connects this process with the others.
+
+    Args:
+        addresses: `host:port` of each; on the first one JAX's coordinator is to listen.
+        index: which of them this process is.
+
+    Raises:
+        RuntimeError: JAX has computed something already, and can no longer be connected.
+    """
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        jax.distributed.initialize(addresses[0], len(addresses), index)
+    except RuntimeError as error:
+        raise RuntimeError(
+            "JAX can only be connected with other processes before it computes anything: begin the training with this, "
+            f"before any model or random seed ({error})"
+        ) from error
+
+
+def steps_of(model: Any) -> Any:
+    """Returns None: Keras's own `fit` trains over several processes."""
+
+
+def reads_share(now: bool | None = None) -> bool:
+    """Whether each process feeds its own rows of a batch, or all feed all rows; sets it where that is given."""
+    if now is not None:
+        _reads_share[0] = now
+    return _reads_share[0]
+
+
+def to_numpy(variable: Any) -> np.ndarray:
+    """Reads a variable, wherever it lies; one that is split over processes, all of them must read."""
+    value = variable.value
+    if not value.is_fully_addressable and not value.is_fully_replicated:
+        return np.asarray(multihost_utils.process_allgather(value, tiled=True))
+    return np.asarray(value)
+
+
+def parts_of(variable: Any) -> None:
+    """Returns None: JAX's arrays are whole, wherever they lie."""
+
+
+def assign_parts(variable: Any, parts: np.ndarray) -> None:
+    """Gives a variable the sum of what replicas on TensorFlow held of it."""
+    variable.assign(parts.sum(axis=0))

@@ -1,0 +1,182 @@
+"""Which processes train together: read from the command line, from TF_CONFIG, or from SLURM."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SLURM_FIRST_PORT, SLURM_PORTS = 20000, 20000
+TF_CONFIG_LOOKS = '{"cluster": {"worker": ["host0:12345", "host1:12345"]}, "task": {"type": "worker", "index": 0}}'
+
+
+class ClusterError(ValueError):
+    """What says which processes train together is missing a part or is malformed; the message says what is right."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The processes that train together.
+
+    Attributes:
+        addresses: `host:port` of each; the first one's is where the others report.
+        index: which of them this process is.
+        source: where this was read.
+    """
+
+    addresses: tuple[str, ...]
+    index: int
+    source: str
+
+    def name(self, index: int) -> str:
+        """A process in words: `worker 1 (host1:12345)`."""
+        return f"worker {index} ({self.addresses[index]})"
+
+
+def find_cluster(
+    hosts: str | None = None, index: int | None = None, environment: Mapping[str, str] | None = None
+) -> Cluster | None:
+    """Finds out which processes train together.
+
+    The first of these that is there counts: `hosts`, the variable TF_CONFIG, the variables of a SLURM job step.
+
+    Args:
+        hosts: `host0:port,host1:port`, the same on all, as `--hosts` takes it.
+        index: which of them this process is; by default the one whose name or address this machine has.
+        environment: the environment variables, those of this process by default.
+
+    Returns:
+        The cluster; None for a process that trains alone.
+
+    Raises:
+        ClusterError: one of them is malformed; says what is right.
+    """
+    environment = os.environ if environment is None else environment
+    if hosts:
+        addresses = tuple(each.strip() for each in hosts.split(","))
+        cluster = _checked(addresses, _own_index(addresses) if index is None else index, "--hosts")
+    elif index is not None:
+        raise ClusterError(f"--host-index {index} says which of --hosts this is, and there are no --hosts")
+    elif environment.get("TF_CONFIG"):
+        cluster = _from_tf_config(environment["TF_CONFIG"])
+    elif int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        cluster = _from_slurm(environment)
+    else:
+        return None
+    return cluster if len(cluster.addresses) > 1 else None
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Splits `host:port`; an IPv6 host is in brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _from_tf_config(text: str) -> Cluster:
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ClusterError(f"TF_CONFIG is not JSON ({error}): it must look like {TF_CONFIG_LOOKS}") from None
+    cluster, task = _dict(config, "cluster"), _dict(config, "task")
+    if unknown := sorted(set(cluster) - {"chief", "worker"}):
+        raise ClusterError(
+            f"TF_CONFIG: cluster holds {', '.join(unknown)}; only chief and worker can train together here"
+        )
+    chiefs, workers = (cluster.get(kind, []) for kind in ("chief", "worker"))
+    for kind, addresses in (("chief", chiefs), ("worker", workers)):
+        if not isinstance(addresses, list) or not all(isinstance(each, str) for each in addresses):
+            raise ClusterError(f"TF_CONFIG: cluster.{kind} must be a list of 'host:port', got {addresses!r}")
+    if not chiefs and not workers:
+        raise ClusterError(f"TF_CONFIG: cluster.worker lists no worker: it must look like {TF_CONFIG_LOOKS}")
+    kind, index = str(task.get("type")), task.get("index")
+    if kind not in ("chief", "worker") or not isinstance(index, int) or isinstance(index, bool):
+        raise ClusterError(f"TF_CONFIG: task must have a type, chief or worker, and an index, got {task!r}")
+    own = chiefs if kind == "chief" else workers
+    if not 0 <= index < len(own):
+        raise ClusterError(f"TF_CONFIG: task.index is {index}, and cluster.{kind} has {len(own)} entries")
+    return _checked((*chiefs, *workers), index + (len(chiefs) if kind == "worker" else 0), "TF_CONFIG")
+
+
+def _from_slurm(environment: Mapping[str, str]) -> Cluster:
+    def read(*names: str) -> str:
+        for name in names:
+            if environment.get(name):
+                return environment[name]
+        raise ClusterError(
+            f"SLURM_STEP_NUM_TASKS says that several processes train together, but {names[0]} is not set: start them "
+            "with srun, or pass --hosts"
+        )
+
+    nodes = expand_node_list(read("SLURM_STEP_NODELIST", "SLURM_NODELIST"))
+    tasks = expand_task_counts(read("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
+    if len(tasks) != len(nodes):
+        raise ClusterError(f"SLURM lists {len(nodes)} nodes, and tasks for {len(tasks)}: {nodes}, {tasks}")
+    # The same on all processes of the job step, and another for the next job.
+    port = SLURM_FIRST_PORT + int(read("SLURM_JOB_ID")) % SLURM_PORTS
+    addresses = tuple(
+        f"{node}:{port + local}" for node, count in zip(nodes, tasks, strict=True) for local in range(count)
+    )
+    return _checked(addresses, int(read("SLURM_PROCID")), "SLURM")
+
+
+def expand_node_list(text: str) -> list[str]:
+    """Writes SLURM's short form of node names out: `a[01-03,7],b` is a01, a02, a03, a7, b."""
+    nodes: list[str] = []
+    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\])?[^,\[]*", text):
+        match = re.fullmatch(r"(.*?)\[([^\]]*)\](.*)", part)
+        if not match:
+            nodes.append(part)
+            continue
+        for piece in match[2].split(","):
+            first, _, last = piece.partition("-")
+            for number in range(int(first), int(last or first) + 1):
+                nodes.append(f"{match[1]}{number:0{len(first)}}{match[3]}")
+    return nodes
+
+
+def expand_task_counts(text: str) -> list[int]:
+    """Writes SLURM's short form of counts out: `2(x3),1` is 2, 2, 2, 1."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if not match:
+            raise ClusterError(f"SLURM_TASKS_PER_NODE must look like 2(x3),1, got {text!r}")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _checked(addresses: tuple[str, ...], index: int, source: str) -> Cluster:
+    for address in addresses:
+        if not re.fullmatch(r".+:\d{1,5}", address) or not 0 < int(address.rpartition(":")[2]) < 65536:
+            raise ClusterError(f"{source}: each address must be host:port, got {address!r}")
+    if len(set(addresses)) < len(addresses):
+        raise ClusterError(f"{source}: an address is listed twice in {', '.join(addresses)}")
+    if not 0 <= index < len(addresses):
+        raise ClusterError(f"{source}: this process is number {index}, and there are {len(addresses)}, counted from 0")
+    return Cluster(addresses, index, source)
+
+
+def _own_index(addresses: tuple[str, ...]) -> int:
+    own = {socket.gethostname(), socket.getfqdn(), "localhost"}
+    try:
+        own |= {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)}
+    except OSError:
+        pass
+    here = [index for index, address in enumerate(addresses) if address.rpartition(":")[0].strip("[]") in own]
+    if len(here) != 1:
+        raise ClusterError(
+            f"--hosts: {len(here)} of {', '.join(addresses)} are this machine, {socket.gethostname()}: say which one "
+            "this process is with --host-index, counted from 0"
+        )
+    return here[0]
+
+
+def _dict(config: Any, key: str) -> dict[str, Any]:
+    value = config.get(key) if isinstance(config, dict) else None
+    if not isinstance(value, dict):
+        raise ClusterError(f"TF_CONFIG has no {key}: it must look like {TF_CONFIG_LOOKS}")
+    return value

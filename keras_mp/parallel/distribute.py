@@ -1,0 +1,133 @@
+"""The one way in: a scope in which a model is built, compiled and trained on several devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import keras
+
+from keras_mp import backend
+from keras_mp.parallel.plan import LAYOUTS, REDUCE_DTYPES, Plan
+from keras_mp.parallel.tensor_rules import TRANSFORMER, Rules
+
+
+@contextmanager
+def distribute(
+    layout: str = "data",
+    devices: int | Sequence[str] | None = None,
+    *,
+    mesh: tuple[int, int] | None = None,
+    reduce_dtype: str = "float32",
+    rules: Rules = TRANSFORMER,
+) -> Iterator[Plan]:
+    """Makes a scope in which a model is built, compiled and trained over several devices of this host.
+
+    ```
+    with keras_mp.distribute("fully_sharded"):
+        model = build()
+        model.compile(keras_mp.wrap_optimizer(optimizer, model), loss)
+        model.fit(x, y, batch_size=256)      # rows of all devices together
+    ```
+
+    Make the optimizer, build, compile, load and fit within the scope. "data" gives each device all weights and a part
+    of every batch (TensorFlow: `MirroredStrategy`). "fully_sharded" also splits weights, gradients and optimizer state
+    over the devices, and gathers the weights in the dtype that their layers compute in (Rajbhandari et al., "ZeRO",
+    2020, arXiv:1910.02054, stage 3). "tensor" splits the products of a layer over the devices, as `rules` say. The
+    latter two are JAX's alone.
+
+    Args:
+        layout: "data", "fully_sharded" or "tensor".
+        devices: how many, the first of them; or their names, as `keras.distribution.list_devices()` gives them; by
+            default all of the best kind.
+        mesh: for "tensor", the devices that share a batch times those that share a weight; by default (1, devices).
+        reduce_dtype: what the gradients are summed over the devices in: "float32" or "bfloat16", which halves the
+            bytes sent and rounds each summand to 8 bits.
+        rules: for "tensor", pairs of a regular expression of a weight's path and, for each dimension, "model" or None.
+
+    Yields:
+        The plan: which axis of each variable is split.
+
+    Raises:
+        ValueError: If a name is unknown, the devices are not there, the mesh does not match them, the backend has no
+            such layout, or the global policy computes in float16 on a TPU. In `fit`: if the devices do not divide a
+            batch.
+    """
+    plan = make_plan(layout, backend.device_names(), devices, mesh, reduce_dtype, rules)
+    plan.check_dtypes([keras.config.dtype_policy().compute_dtype])
+    with backend.parallel_scope(plan):
+        yield plan
+
+
+def make_plan(
+    layout: str,
+    available: Sequence[str],
+    devices: int | Sequence[str] | None = None,
+    mesh: tuple[int, int] | None = None,
+    reduce_dtype: str = "float32",
+    rules: Rules = TRANSFORMER,
+) -> Plan:
+    """Checks what `distribute` is given.
+
+    Args:
+        layout, devices, mesh, reduce_dtype, rules: as for `distribute`.
+        available: names of the devices that there are.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ValueError: As `distribute`.
+    """
+    check_layout(layout, reduce_dtype)
+    if layout != "data" and keras.backend.backend() == "tensorflow":
+        raise ValueError(
+            f"layout={layout!r} needs JAX (KERAS_BACKEND=jax): on TensorFlow, tf.distribute keeps a whole copy of the "
+            "model on each device, and Keras has no layout for it; layout='data' works"
+        )
+    names = _names(devices, available)
+    if mesh is not None and layout != "tensor":
+        raise ValueError(f"mesh={mesh!r} is for layout='tensor'; {layout!r} splits every batch over all devices")
+    if layout != "tensor":
+        return Plan(layout, names, (len(names),), reduce_dtype)
+    shape = (1, len(names)) if mesh is None else tuple(mesh)
+    if len(shape) != 2 or any(size < 1 for size in shape) or math.prod(shape) != len(names):
+        raise ValueError(
+            f"mesh={mesh!r} must be two numbers whose product is the number of devices, {len(names)}: those that share "
+            "a batch times those that share a weight"
+        )
+    return Plan(layout, names, shape, reduce_dtype, rules)
+
+
+def check_layout(layout: str, reduce_dtype: str) -> None:
+    """Checks names.
+
+    Raises:
+        ValueError: If the layout or the dtype is unknown, or the layout leaves the sums to the compiler.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout={layout!r} is not one of {', '.join(LAYOUTS)}")
+    if reduce_dtype not in REDUCE_DTYPES:
+        raise ValueError(f"reduce_dtype={reduce_dtype!r} is not one of {', '.join(REDUCE_DTYPES)}")
+    if layout == "tensor" and reduce_dtype != "float32":
+        raise ValueError(
+            f"reduce_dtype={reduce_dtype!r} does not go with layout='tensor', where the compiler places the sums and "
+            "chooses their dtype: that of the product, bfloat16 under mixed_bfloat16"
+        )
+
+
+def _names(devices: int | Sequence[str] | None, available: Sequence[str]) -> tuple[str, ...]:
+    if devices is None:
+        return tuple(available)
+    if isinstance(devices, int):
+        if not 1 <= devices <= len(available):
+            raise ValueError(
+                f"devices={devices} must be from 1 to {len(available)}, the number of devices here. To try several on "
+                f"one CPU: {backend.HOW_TO_HAVE_MORE_DEVICES}"
+            )
+        return tuple(available[:devices])
+    unknown = [name for name in devices if name not in available]
+    if unknown or not devices or len(set(devices)) < len(devices):
+        raise ValueError(f"devices={list(devices)} must be different names among {', '.join(available)}")
+    return tuple(devices)

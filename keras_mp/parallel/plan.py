@@ -1,0 +1,155 @@
+"""A plan: which devices there are, which axis of each array is split over them, and in what gradients are summed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from keras_mp.parallel.tensor_rules import TRANSFORMER, Rules
+
+LAYOUTS = ("data", "fully_sharded", "tensor")
+REDUCE_DTYPES = ("float32", "bfloat16")
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model lies on devices.
+
+    Args:
+        layout: "data", "fully_sharded" or "tensor".
+        devices: their names, as the backend writes them; empty where a step is only compiled.
+        shape: of the mesh: the devices that share a batch, and with "tensor" those that share a weight.
+        reduce_dtype: what gradients are summed over the devices in.
+        rules: for "tensor", which axis of a weight is split, by patterns of its path.
+    """
+
+    layout: str
+    devices: tuple[str, ...]
+    shape: tuple[int, ...]
+    reduce_dtype: str = "float32"
+    rules: Rules = ()
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of the mesh's axes."""
+        return ("batch", "model")[: len(self.shape)]
+
+    @property
+    def replicas(self) -> int:
+        """Over how many devices the rows of a batch are split."""
+        return self.shape[0]
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        return math.prod(self.shape)
+
+    @property
+    def by_compiler(self) -> bool:
+        """Whether XLA places the collectives, and not the kit."""
+        return self.layout == "tensor"
+
+    def axes_of(self, path: str, shape: tuple[int, ...], dtype: str) -> tuple[str | None, ...]:
+        """Says which axis of a variable is split over which axis of the mesh.
+
+        "fully_sharded" splits the first axis that the devices divide; "tensor" follows the rules. A slot of an
+        optimizer lies as its variable does, because its shape is the same and its path holds the variable's.
+
+        Args:
+            path: the variable's.
+            shape: its dimensions.
+            dtype: its element type; only floating-point variables are split.
+
+        Returns:
+            For each dimension the name of a mesh axis, or None.
+
+        Raises:
+            ValueError: If a rule splits an axis that the devices do not divide.
+        """
+        axes: list[str | None] = [None] * len(shape)
+        if dtype not in _FLOATS:
+            return tuple(axes)
+        if self.layout == "fully_sharded":
+            divisible = [place for place, size in enumerate(shape) if size and size % self.replicas == 0]
+            if divisible and self.replicas > 1:
+                axes[divisible[0]] = "batch"
+        for pattern, split in self.rules if self.layout == "tensor" else ():
+            if len(split) == len(shape) and re.search(pattern, path):
+                self._check_split(path, shape, split)
+                return split
+        return tuple(axes)
+
+    def check_rows(self, rows: int) -> None:
+        """Checks that the devices divide a batch.
+
+        Raises:
+            ValueError: If they do not.
+        """
+        if rows % self.replicas:
+            raise ValueError(
+                f"a batch of {rows} rows cannot be divided by {self.replicas} devices: give batch_size a multiple of "
+                f"{self.replicas}. Only the last batch of an epoch may hold fewer rows."
+            )
+
+    def check_matched(self, matched: bool) -> None:
+        """Checks that a tensor-parallel model has a weight that is split.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        if self.layout == "tensor" and not matched:
+            raise ValueError(
+                "layout='tensor' splits no weight of this model: the kit's rules know its own GPT and ViT, built "
+                "within the scope; for another model pass rules=((pattern of the path, axes), ...)"
+            )
+
+    def check_dtypes(self, dtypes: Iterable[str]) -> None:
+        """Checks that the devices compute in the dtypes of a model's layers.
+
+        Raises:
+            ValueError: For float16 on a TPU.
+        """
+        if "float16" in set(dtypes) and any(name.lower().startswith("tpu") for name in self.devices):
+            raise ValueError(FLOAT16_ON_TPU)
+
+    def _check_split(self, path: str, shape: tuple[int, ...], split: tuple[str | None, ...]) -> None:
+        for size, axis in zip(shape, split, strict=True):
+            if axis is not None and size % self.shape[self.axes.index(axis)]:
+                raise ValueError(
+                    f"mesh={self.shape} splits {path!r} of shape {shape} over {self.shape[self.axes.index(axis)]} "
+                    f"devices, which do not divide {size}: choose a mesh whose second number does"
+                )
+
+
+def plan_of(strategy: str | Plan, devices: int) -> Plan:
+    """Makes a plan for devices that are not there.
+
+    Args:
+        strategy: a layout, or a plan.
+        devices: how many there would be.
+
+    Returns:
+        The plan; for "tensor" the devices all share each weight.
+
+    Raises:
+        ValueError: If the layout is unknown, or the plan is for another number of devices.
+    """
+    if isinstance(strategy, Plan):
+        if strategy.size != devices:
+            raise ValueError(
+                f"strategy has a mesh of {strategy.shape}, {strategy.size} devices, and there are {devices}"
+            )
+        return strategy
+    if strategy not in LAYOUTS:
+        raise ValueError(f"strategy={strategy!r} is not one of {', '.join(LAYOUTS)}, or a keras_mp.parallel.plan.Plan")
+    if strategy == "tensor":
+        return Plan(strategy, (), (1, devices), rules=TRANSFORMER)
+    return Plan(strategy, (), (devices,))
+
+
+FLOAT16_ON_TPU = (
+    "the model computes in float16, and a TPU has no float16 hardware: use mixed_bfloat16, which needs no loss scaling"
+)

@@ -1,0 +1,320 @@
+"""The line between the processes of a training: who is there, do all train the same, is everyone alive."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from keras_mp.parallel.cluster import Cluster, split_address
+
+BEAT_SECONDS = 1.0
+SILENCE_SECONDS = 20.0
+JOIN_SECONDS = 300.0
+
+
+class LostWorkerError(RuntimeError):
+    """A process of the training did not come, or is gone; the message names it."""
+
+
+class DisagreementError(RuntimeError):
+    """The processes of a training do not train the same; the message shows the difference."""
+
+
+def end_process(message: str) -> None:
+    """Ends this process at once. A collective that waits for a process which is gone cannot be interrupted."""
+    print(f"\nerror: {message}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+class RollCall:
+    """A line from each process to the first, on which all sign in, compare, and beat until they sign off.
+
+    ```
+    join:   the others connect to the first; when all have, each learns the addresses of all
+    agree:  each says what it has; the first compares, and all go on or all raise
+    alive:  each sends a beat a second to its neighbour on the line. One that is silent for 20 seconds, or whose
+            connection breaks before it signs off, is lost: the first tells all, and every process ends itself
+    ```
+
+    A process that is stopped (SIGSTOP) keeps its connections, so only silence tells.
+
+    Args:
+        cluster: the processes.
+        join_seconds: how long to wait for all to come.
+        silence_seconds: how long a process may be silent.
+        on_lost: what to do when one is lost, given the message.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        join_seconds: float = JOIN_SECONDS,
+        silence_seconds: float = SILENCE_SECONDS,
+        on_lost: Callable[[str], None] = end_process,
+    ) -> None:
+        self.cluster, self.silence_seconds, self.on_lost = cluster, silence_seconds, on_lost
+        self._peers: dict[int, _Peer] = {}
+        self._over = threading.Event()
+        deadline = time.monotonic() + join_seconds
+        own_port = _free_port()
+        try:
+            if cluster.index == 0:
+                self.addresses = self._welcome_all(deadline, own_port, join_seconds)
+            else:
+                self.addresses = self._sign_in(deadline, own_port, join_seconds)
+        except BaseException:
+            self.close()
+            raise
+        for peer in self._peers.values():
+            threading.Thread(target=self._listen, args=(peer,), daemon=True).start()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def agree(self, name: str, value: Any) -> None:
+        """Makes sure that all processes have the same value; all must call it, in the same order.
+
+        Args:
+            name: what is compared, in words.
+            value: anything that JSON can hold; a dict is compared key by key.
+
+        Raises:
+            DisagreementError: on all of them, where one differs; names it and the difference.
+        """
+        said = json.loads(json.dumps(value, default=str))
+        if self.cluster.index == 0:
+            others = {index: self._heard(peer) for index, peer in sorted(self._peers.items())}
+            text = "".join(
+                f"\n  {self.cluster.name(index)}: {line}"
+                for index, other in others.items()
+                for line in differences(said, other["value"])
+            )
+            verdict = f"the workers differ in {name}; beside worker 0{text}" if text else ""
+            for peer in self._peers.values():
+                peer.send({"kind": "verdict", "text": verdict})
+        else:
+            first = self._peers[0]
+            first.send({"kind": "value", "value": said})
+            verdict = self._heard(first)["text"]
+        if verdict:
+            self.sign_off()
+            raise DisagreementError(verdict)
+
+    def from_first(self, value: Any) -> Any:
+        """Gives all processes the value that the first one has; all must call it.
+
+        Args:
+            value: anything that JSON can hold; only that of the first counts.
+
+        Returns:
+            The first one's value.
+        """
+        if self.cluster.index == 0:
+            for peer in self._peers.values():
+                peer.send({"kind": "value", "value": value})
+            return value
+        return self._heard(self._peers[0])["value"]
+
+    def sign_off(self) -> None:
+        """Ends the line: from here on, nobody is missed."""
+        for peer in self._peers.values():
+            peer.send({"kind": "bye"})
+        self.close()
+
+    def _welcome_all(self, deadline: float, own_port: int, join_seconds: float) -> tuple[str, ...]:
+        host, port = split_address(self.cluster.addresses[0])
+        server = _listening(port, self.cluster.name(0))
+        ports = {0: own_port}
+        expected = set(range(1, len(self.cluster.addresses)))
+        try:
+            while expected - self._peers.keys():
+                server.settimeout(max(0.01, deadline - time.monotonic()))
+                try:
+                    connection, _ = server.accept()
+                except TimeoutError:
+                    missing = ", ".join(map(self.cluster.name, sorted(expected - self._peers.keys())))
+                    text = f"{missing} did not come within {join_seconds:.0f} s"
+                    self._tell_lost(text)
+                    raise LostWorkerError(text) from None
+                peer = _Peer(connection)
+                hello = peer.receive(timeout=10.0)
+                index = hello.get("index") if hello and hello.get("kind") == "hello" else None
+                if index not in expected or index in self._peers:
+                    peer.send(
+                        {"kind": "lost", "text": f"{self.cluster.name(0)} expects no worker {index} (or no second)"}
+                    )
+                    peer.close()
+                    continue
+                peer.index = index
+                self._peers[index] = peer
+                ports[index] = hello["port"]
+        finally:
+            server.close()
+        hosts = [split_address(address)[0] for address in self.cluster.addresses]
+        addresses = tuple(f"{host}:{ports[index]}" for index, host in enumerate(hosts))
+        for peer in self._peers.values():
+            peer.send({"kind": "welcome", "addresses": addresses})
+        return addresses
+
+    def _sign_in(self, deadline: float, own_port: int, join_seconds: float) -> tuple[str, ...]:
+        host, port = split_address(self.cluster.addresses[0])
+        while True:
+            try:
+                connection = socket.create_connection((host, port), timeout=5.0)
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise LostWorkerError(
+                        f"{self.cluster.name(0)} does not answer within {join_seconds:.0f} s ({error}): is it started, "
+                        "and is the port open?"
+                    ) from None
+                time.sleep(0.2)
+        first = _Peer(connection, index=0)
+        self._peers[0] = first
+        first.send({"kind": "hello", "index": self.cluster.index, "port": own_port})
+        answer = first.receive(timeout=max(1.0, deadline - time.monotonic()) + 5.0)
+        if answer is None or answer["kind"] != "welcome":
+            raise LostWorkerError(answer["text"] if answer else f"{self.cluster.name(0)} ended before all had come")
+        return tuple(answer["addresses"])
+
+    def _listen(self, peer: _Peer) -> None:
+        while not self._over.is_set():
+            message = peer.receive()
+            if message is None:
+                self._lose(peer.index, "has ended, or its connection broke")
+                return
+            peer.last_heard = time.monotonic()
+            if message["kind"] == "bye":
+                peer.said_bye = True
+                return
+            if message["kind"] == "lost":
+                self._end(message["text"])
+            elif message["kind"] != "beat":
+                peer.inbox.put(message)
+
+    def _beat(self) -> None:
+        last_beat = time.monotonic()
+        while not self._over.wait(BEAT_SECONDS):
+            now = time.monotonic()
+            # After this process itself was stopped, it cannot tell who else was silent.
+            was_stopped, last_beat = now - last_beat > BEAT_SECONDS + self.silence_seconds / 2, now
+            for peer in list(self._peers.values()):
+                if peer.said_bye:
+                    continue
+                if was_stopped:
+                    peer.last_heard = now
+                peer.send({"kind": "beat"})
+                if now - peer.last_heard > self.silence_seconds:
+                    self._lose(peer.index, f"has been silent for {self.silence_seconds:.0f} s: is it stopped?")
+
+    def _heard(self, peer: _Peer) -> Any:
+        message = peer.inbox.get()
+        if message is None:
+            raise LostWorkerError(f"{self.cluster.name(peer.index)} is gone")
+        return message
+
+    def _lose(self, index: int, how: str) -> None:
+        if not self._over.is_set() and not self._peers[index].said_bye:
+            text = f"{self.cluster.name(index)} {how}"
+            self._tell_lost(text)
+            self._end(text)
+
+    def _tell_lost(self, text: str) -> None:
+        if self.cluster.index == 0:
+            for peer in self._peers.values():
+                peer.send({"kind": "lost", "text": text})
+
+    def _end(self, text: str) -> None:
+        if not self._over.is_set():
+            self._over.set()
+            for peer in self._peers.values():
+                peer.inbox.put(None)
+            self.on_lost(f"{text}. The training ends here; run it again with --resume to go on")
+
+    def close(self) -> None:
+        """Ends the line without a farewell: the others learn that this process has ended."""
+        self._over.set()
+        for peer in self._peers.values():
+            peer.close()
+
+
+class _Peer:
+    """A connection that carries JSON lines."""
+
+    def __init__(self, connection: socket.socket, index: int = -1) -> None:
+        connection.settimeout(None)
+        self.index, self.last_heard, self.said_bye = index, time.monotonic(), False
+        self.inbox: queue.Queue[Any] = queue.Queue()
+        self._connection, self._file = connection, connection.makefile("rb")
+        self._lock = threading.Lock()
+
+    def send(self, message: dict[str, Any]) -> None:
+        try:
+            with self._lock:
+                self._connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            pass  # whoever listens on this connection finds out
+
+    def receive(self, timeout: float | None = None) -> Any:
+        """The next message; None when there will be none, or none in time."""
+        try:
+            self._connection.settimeout(timeout)
+            line = self._file.readline()
+            self._connection.settimeout(None)
+            return json.loads(line) if line.endswith(b"\n") else None
+        except (OSError, ValueError):
+            return None
+
+    def close(self) -> None:
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._connection.close()
+
+
+def differences(one: Any, other: Any, path: str = "") -> list[str]:
+    """Says in which keys two values that JSON can hold differ.
+
+    Returns:
+        A line for each: `key: 1 here, 2 there`; one and other stand for worker 0 and the other.
+    """
+    if isinstance(one, dict) and isinstance(other, dict):
+        lines = []
+        for key in dict.fromkeys([*one, *other]):
+            lines += differences(one.get(key), other.get(key), f"{path}.{key}" if path else str(key))
+        return lines
+    return [] if one == other else [f"{path + ': ' if path else ''}{other!r}, and worker 0 has {one!r}"]
+
+
+def _listening(port: int, name: str) -> socket.socket:
+    server = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if server.family == socket.AF_INET6:
+        server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    try:
+        server.bind(("", port))
+        server.listen()
+    except OSError as error:
+        server.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise OSError(
+            errno.EADDRINUSE,
+            f"port {port} of {name} is in use, by an earlier run that has not ended or by another program: end it, or "
+            "give another port",
+        ) from None
+    return server
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,123 @@
+"""This process among those that train together."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_mp import backend
+from keras_mp.parallel.cluster import Cluster
+from keras_mp.parallel.roll_call import BEAT_SECONDS, RollCall
+
+PACKAGES = ("keras", "tensorflow", "jax", "jaxlib", "numpy")
+OWN_CODE = ("keras_mp", "models", "recipes")
+
+_joined: list[RollCall] = []
+
+
+@contextmanager
+def join(cluster: Cluster | None, settings: Mapping[str, Any] | None = None, **options: Any) -> Iterator[None]:
+    """A scope in which this process trains with others; begin the program with it, before any model or data.
+
+    All must have the same versions, code and settings. When one of them is lost, dead or stopped, every other one ends
+    itself within half a minute and names it; when this one fails, the others end, too.
+
+    Args:
+        cluster: what `find_cluster` returned; None for a process that trains alone, for which this does nothing.
+        settings: what the training was asked for, the same on all.
+        **options: of `RollCall`.
+
+    Raises:
+        LostWorkerError: another process did not come.
+        DisagreementError: the processes differ; names the difference.
+        OSError: the port of the first process is in use.
+    """
+    if cluster is None:
+        yield
+        return
+    line = RollCall(cluster, **options)
+    try:
+        line.agree("versions", _versions())
+        line.agree("code", _code())
+        line.agree("settings", dict(settings or {}))
+        backend.connect(line.addresses, cluster.index)
+    except BaseException:
+        line.close()
+        raise
+    _joined.append(line)
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, backend.COLLECTIVE_ERRORS):
+            # It is likely that another process is gone, and the line will soon say which, and end this one.
+            time.sleep(line.silence_seconds + 2 * BEAT_SECONDS)
+        line.close()  # without a farewell: the others learn that this one has ended
+        raise
+    else:
+        line.sign_off()
+    finally:
+        _joined.pop()
+
+
+def count() -> int:
+    """How many processes train together."""
+    return len(_joined[-1].cluster.addresses) if _joined else 1
+
+
+def index() -> int:
+    """Which of them this is; 0 for a process alone."""
+    return _joined[-1].cluster.index if _joined else 0
+
+
+def is_first() -> bool:
+    """Whether this process writes the files and prints the progress."""
+    return index() == 0
+
+
+def agree(name: str, value: Any) -> None:
+    """Makes sure that all processes have the same value; see `RollCall.agree`. Nothing to do for a process alone."""
+    if _joined:
+        _joined[-1].agree(name, value)
+
+
+def from_first(value: Any) -> Any:
+    """Gives all processes the value that the first one has; it must be one that JSON can hold."""
+    return _joined[-1].from_first(value) if _joined else value
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "backend": keras.backend.backend()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return versions
+
+
+def _code() -> dict[str, str]:
+    """A digest of each source file that a training is likely to run: the kit, its recipes, the main program."""
+    digests = {}
+    for name in OWN_CODE:
+        module = sys.modules.get(name)
+        for folder in getattr(module, "__path__", ()):
+            for path in sorted(Path(folder).rglob("*.py")):
+                digests[f"{name}/{path.relative_to(folder)}"] = _digest(path)
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if main and os.path.isfile(main):
+        digests["the main program"] = _digest(Path(main))
+    return digests
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]

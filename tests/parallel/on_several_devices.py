@@ -1,0 +1,385 @@
+"""Tests on several devices, which need a process of their own; test_distribute.py starts it."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+
+TENSORFLOW = keras.backend.backend() == "tensorflow"
+if TENSORFLOW:
+    import tensorflow as tf
+
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+    )
+else:
+    import jax
+
+    assert len(jax.devices()) == 8, "start with XLA_FLAGS=--xla_force_host_platform_device_count=8"
+
+import keras_mp
+from recipes.language_model import Config, batches, build
+
+PRECISIONS = ["float32", "mixed_bfloat16", "mixed_float16"]
+LAYOUTS = [("data", 2)] if TENSORFLOW else [("data", 4), ("data", 8), ("fully_sharded", 8), ("tensor", 4)]
+PARTS = [LAYOUTS[-1:], LAYOUTS[1:3] or LAYOUTS, LAYOUTS[:1]]
+ALL = 2 if TENSORFLOW else 8
+MODE = {"jit_compile": not TENSORFLOW}
+only_jax = pytest.mark.skipif(TENSORFLOW, reason="TensorFlow has data parallelism only")
+CONFIG = Config(sequence_length=32, layers=2, width=64, heads=2, batch_size=16)
+
+
+def number(variable):
+    return keras.ops.convert_to_numpy(variable)
+
+
+def on_each(variable):
+    """The value of a variable on each device, in NumPy."""
+    if TENSORFLOW:
+        return [value.numpy() for value in variable.value.values]
+    return [np.asarray(shard.data) for shard in variable.value.addressable_shards]
+
+
+def scope_of(layout, devices, **arguments):
+    if layout is None:
+        return contextlib.nullcontext()
+    if layout == "tensor":
+        arguments["mesh"] = (devices // 2, 2)
+    return keras_mp.distribute(layout, devices, **arguments)
+
+
+def language_model(policy, layout=None, devices=1, *, steps, accumulate=None, order=None, scale=2.0**15, **arguments):
+    """Trains the recipe's model; the batches are the same, whatever the devices."""
+    keras.utils.set_random_seed(3)
+    keras.config.set_dtype_policy(policy)
+    data = batches(CONFIG)
+    pairs = [data[index % len(data)] for index in range(steps)]
+    x, y = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
+    if order is not None:
+        places = np.concatenate([16 * step + order.permutation(16) for step in range(steps)])
+        x, y = x[places], y[places]
+    with scope_of(layout, devices, **arguments):
+        model = keras_mp.stabilize(build(CONFIG))
+        inner = keras.optimizers.AdamW(
+            1e-3, beta_2=0.95, weight_decay=0.1, global_clipnorm=1.0, gradient_accumulation_steps=accumulate
+        )
+        kind = keras_mp.NoLossScale() if policy != "mixed_float16" else keras_mp.LossScale(initial_scale=scale)
+        optimizer = keras_mp.LossScaleOptimizer(inner, kind)
+        model.compile(optimizer, keras_mp.ChunkedCrossEntropy(), **MODE)
+        history = model.fit(x, y, batch_size=16 // (accumulate or 1), shuffle=False, verbose=0)
+    assert number(optimizer.iterations) == steps and number(optimizer.skipped_steps) == 0
+    return [number(variable) for variable in model.trainable_variables], history.history["loss"][0]
+
+
+def distance(weights, others):
+    """Root mean square of the differences, over all weights."""
+    return np.sqrt(np.mean(np.concatenate([np.square(a - b).ravel() for a, b in zip(weights, others, strict=True)])))
+
+
+def check_language_model(policy, layouts, steps):
+    """Compares with one device, twice.
+
+    With one that takes each global batch in the parts that the devices have, as micro-batches: the order of all sums is
+    the same. And with one that takes it whole: there the sums have another order, and how much that makes is what one
+    device makes of the same batches with their rows in another order.
+    """
+    one, loss = language_model(policy, steps=steps)
+    reordered, _ = language_model(policy, steps=steps, order=np.random.default_rng())
+    noise = distance(one, reordered)
+    for layout, devices in layouts:
+        weights, own_loss = language_model(policy, layout, devices, steps=steps)
+        far = distance(one, weights)
+        print(
+            f"{policy} {layout} {devices} {steps} steps: from one {far:.2e}, one from itself reordered {noise:.2e}",
+            end="",
+        )
+        np.testing.assert_allclose(own_loss, loss, rtol=1e-5 if policy == "float32" else 1e-3)
+        assert far < 4 * noise
+        if layout == "data":
+            # The gradients of a micro-batch are larger by the number of devices, which float16 would round otherwise.
+            parts, _ = language_model(policy, steps=steps, accumulate=devices, scale=2.0**15 / devices)
+            equal = np.mean([np.mean(a == b) for a, b in zip(parts, weights, strict=True)])
+            print(f", from one in parts {distance(parts, weights):.2e}, {equal:.1%} equal", end="")
+            if TENSORFLOW and policy == "float32":
+                # oneDNN's float32 products depend on how many threads are free.
+                assert distance(parts, weights) < 4 * noise
+            else:
+                for a, b in zip(parts, weights, strict=True):
+                    np.testing.assert_array_equal(a, b)
+        print()
+
+
+@pytest.mark.parametrize("policy, layouts", list(zip(PRECISIONS, PARTS, strict=True)))
+def test_language_model_equals_one_device(policy, layouts):
+    """Each layout once, each precision once; all of both in the slow test."""
+    check_language_model(policy, layouts, steps=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", PRECISIONS)
+def test_language_model_equals_one_device_for_200_steps(policy):
+    check_language_model(policy, LAYOUTS, steps=200)
+
+
+def vector_model(inner, loss_scale, **arguments):
+    """A model whose loss is the mean of x . w, so that its gradient is the mean of x; w has 16 values, all 1."""
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    model = keras.Sequential([keras.Input((16,)), dense])
+    model.compile(keras_mp.LossScaleOptimizer(inner, loss_scale), loss=lambda _, y: y, **MODE, **arguments)
+    return model, dense
+
+
+@pytest.mark.parametrize("layout", ["data"] if TENSORFLOW else ["data", "fully_sharded"])
+@pytest.mark.parametrize("bad", range(ALL))
+def test_overflow_on_each_device_in_turn_skips_on_all(layout, bad):
+    rng = np.random.default_rng()
+    x = rng.integers(-8, 8, (2 * ALL, 16)).astype("float32")
+    x[bad, 3] = np.inf
+    with keras_mp.distribute(layout, ALL):
+        model, dense = vector_model(keras.optimizers.SGD(1.0), keras_mp.LossScale(initial_scale=4.0))
+        model.fit(x, np.zeros((2 * ALL, 1), "float32"), batch_size=ALL, shuffle=False, verbose=0)
+        optimizer = model.optimizer
+    np.testing.assert_array_equal(number(dense.kernel)[:, 0], 1 - x[ALL:].mean(0))
+    assert number(optimizer.skipped_steps) == 1 and number(optimizer.iterations) == 1
+    for value in on_each(optimizer.dynamic_scale):
+        assert value == 2.0
+
+
+@pytest.mark.parametrize("layout", ["data"] if TENSORFLOW else ["data", "fully_sharded", "tensor"])
+def test_clipping_accumulation_and_averages(layout):
+    """One clip of the mean over the window and the devices, by hand; then with averages, as on one device."""
+    x = np.random.default_rng().integers(-8, 8, (8 * ALL, 16)).astype("float32")
+    averages = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 4}
+    rules = {"rules": ((r"kernel", ("model", None)),)} if layout == "tensor" else {}
+
+    def trained(layout, rows, **settings):
+        with scope_of(layout, ALL, **(rules if layout else {})):
+            inner = keras.optimizers.SGD(1.0, global_clipnorm=1.0, gradient_accumulation_steps=2, **settings)
+            model, dense = vector_model(inner, keras_mp.NoLossScale())
+            model.fit(rows, np.zeros((len(rows), 1), "float32"), batch_size=ALL, shuffle=False, verbose=0)
+        return number(dense.kernel)[:, 0]
+
+    gradient = x[: 2 * ALL].mean(0)
+    clipped = gradient / max(1.0, np.linalg.norm(gradient))
+    np.testing.assert_allclose(trained(layout, x[: 2 * ALL]), 1 - clipped, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(trained(layout, x, **averages), trained(None, x, **averages), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["data"] if TENSORFLOW else ["data", "fully_sharded"])
+def test_a_last_ragged_batch_counts_by_its_rows(layout):
+    rng = np.random.default_rng()
+    rows = 2 * ALL + ALL + 1  # a batch of 2 each, and one that the devices cannot divide
+    x = rng.integers(-8, 8, (rows, 16)).astype("float32")
+    with keras_mp.distribute(layout, ALL):
+        model, dense = vector_model(
+            keras.optimizers.SGD(1.0), keras_mp.NoLossScale(), metrics=[lambda _, y: keras.ops.abs(y)]
+        )
+        history = model.fit(x, np.zeros((rows, 1), "float32"), batch_size=2 * ALL, shuffle=False, verbose=0).history
+    first = 1 - x[: 2 * ALL].mean(0)
+    np.testing.assert_allclose(number(dense.kernel)[:, 0], first - x[2 * ALL :].mean(0), rtol=1e-5, atol=1e-5)
+    outputs = np.concatenate([x[: 2 * ALL].sum(1), x[2 * ALL :] @ first])
+    np.testing.assert_allclose(history["loss"][0], outputs.mean(), rtol=1e-4, atol=1e-4)
+    measured = next(value for name, value in history.items() if name != "loss")[0]
+    np.testing.assert_allclose(measured, np.abs(outputs).mean(), rtol=1e-4)
+
+
+def test_targets_that_do_not_count_may_be_more_on_one_device():
+    rng = np.random.default_rng()
+    tokens = rng.integers(1, 32, (2 * ALL, 8))
+    targets = rng.integers(1, 32, (2 * ALL, 8))
+    targets[: ALL - 1] = 0  # ignored: most of what the first devices have
+    found = []
+    for layout in (None, "data"):
+        keras.utils.set_random_seed(1)
+        with scope_of(layout, ALL):
+            inputs = keras.Input((8,), dtype="int32")
+            logits = keras.layers.Dense(32)(keras.layers.Embedding(32, 16)(inputs))
+            model = keras_mp.LanguageModel(inputs, logits)
+            optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
+            model.compile(optimizer, keras_mp.ChunkedCrossEntropy(ignore_class=0), **MODE)
+            history = model.fit(tokens, targets, batch_size=2 * ALL, shuffle=False, verbose=0, epochs=2)
+            found.append(([number(v) for v in model.trainable_variables], history.history["loss"]))
+    for one, several in zip(found[0][0], found[1][0], strict=True):
+        np.testing.assert_allclose(one, several, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["data"] if TENSORFLOW else ["data", "fully_sharded"])
+def test_dropout_masks_differ_by_device_and_by_step(layout):
+    """The gradient of w is the mean of what dropout leaves of ones: equal masks would leave only 0 and 2."""
+    with keras_mp.distribute(layout, ALL):
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((1024,)), keras.layers.Dropout(0.5), dense])
+        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
+        model.compile(optimizer, loss=lambda _, y: y, **MODE)
+        ones = np.ones((ALL, 1024), "float32")
+        steps = []
+        for _ in range(2):
+            before = number(dense.kernel)
+            model.fit(ones, ones[:, :1], batch_size=ALL, verbose=0)
+            steps.append(before - number(dense.kernel))
+    for step in steps:
+        between = np.mean((step > 0.01) & (step < 1.99))
+        expected = 1 - 2 * 0.5**ALL
+        assert abs(between - expected) < 6 * np.sqrt(0.25 / 1024)
+    assert np.mean(steps[0] == steps[1]) < 0.6
+
+
+def test_several_steps_per_execution():
+    x = np.random.default_rng().normal(size=(14 * ALL, 16)).astype("float32")
+    y = np.zeros((14 * ALL, 1), "float32")
+    found = []
+    for count in (1, 3):  # 7 steps: 3, 3 and 1
+        with keras_mp.distribute("data", ALL):
+            inner = keras.optimizers.SGD(0.1)
+            model, dense = vector_model(inner, keras_mp.NoLossScale(), steps_per_execution=count)
+            loss = model.fit(x, y, batch_size=2 * ALL, shuffle=False, verbose=0).history["loss"][0]
+            tested = model.evaluate(x, y, batch_size=2 * ALL, verbose=0)
+        assert number(model.optimizer.iterations) == 7
+        found.append((number(dense.kernel), loss, tested))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    np.testing.assert_allclose(found[0][1:], found[1][1:], rtol=1e-6)
+
+
+def test_gradients_summed_in_bfloat16():
+    """1 and 2**-10 come to 1 in bfloat16, and to their sum in float32."""
+    x = np.zeros((ALL, 16), "float32")
+    x[0], x[1] = ALL, ALL * 2.0**-10
+    for dtype, total in (("float32", 1 + 2.0**-10), ("bfloat16", 1.0)):
+        with keras_mp.distribute("data", ALL, reduce_dtype=dtype):
+            model, dense = vector_model(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
+            model.fit(x, np.zeros((ALL, 1), "float32"), batch_size=ALL, verbose=0)
+        np.testing.assert_array_equal(number(dense.kernel), np.full((16, 1), 1 - total))
+
+
+@only_jax
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_fully_sharded_state_is_an_eighth(policy):
+    keras.config.set_dtype_policy(policy)
+    with keras_mp.distribute("fully_sharded", 8):
+        model = build(CONFIG)
+        model.compile(keras.optimizers.AdamW(1e-3), keras_mp.ChunkedCrossEntropy())
+        x, y = batches(CONFIG)[0]
+        model.fit(x, y, batch_size=16, verbose=0)
+        variables = [*model.variables, *model.optimizer.variables]
+        whole = sum(variable.value.nbytes for variable in variables)
+        for device in range(8):
+            own = sum(variable.value.addressable_shards[device].data.nbytes for variable in variables)
+            print(f"device {device}: {own} of {whole} bytes, {own / whole:.5f}")
+            # What is not divided: counters and the learning rate, 4 bytes each.
+            assert whole / 8 <= own <= whole / 8 + 64
+
+
+@only_jax
+def test_frozen_weights_moving_statistics_and_remat_when_fully_sharded():
+    rng = np.random.default_rng()
+    x, y = rng.normal(size=(16, 8)).astype("float32"), rng.normal(size=(16, 1)).astype("float32")
+    found = []
+    for layout in (None, "fully_sharded"):
+        keras.utils.set_random_seed(5)
+        with scope_of(layout, 8):
+            frozen = keras.layers.Dense(8, trainable=False)
+            block = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), keras.layers.Dense(8)])
+            statistics = keras.layers.BatchNormalization()
+            inputs = keras.Input((8,))
+            hidden = keras_mp.remat(block)(frozen(inputs))
+            statistics(hidden)
+            model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+            observed = keras.Model(inputs, [model.output, statistics(hidden)])
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+            model.fit(x, y, batch_size=16, verbose=0, epochs=3)
+            del observed
+        found.append([number(v) for v in model.variables])
+    for one, sharded in zip(*found, strict=True):
+        np.testing.assert_allclose(one, sharded, rtol=1e-5, atol=1e-6)
+
+
+def values_of(model):
+    return [number(variable) for variable in (*model.variables, *model.optimizer.variables)]
+
+
+def test_a_checkpoint_of_any_layout_loads_into_any_other(tmp_path):
+    layouts = [(None, 1), *(LAYOUTS if TENSORFLOW else [("data", 4), ("fully_sharded", 8), ("tensor", 4)])]
+    x, y = batches(CONFIG)[0]
+
+    def make():
+        model = build(CONFIG)
+        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3))
+        model.compile(optimizer, keras_mp.ChunkedCrossEntropy(), **MODE)
+        return model
+
+    for index, (layout, devices) in enumerate(layouts):
+        file = tmp_path / f"{index}.keras"
+        with scope_of(layout, devices):
+            model = make()
+            model.fit(x, y, batch_size=16, verbose=0)
+            model.save(file)
+            saved, logits = values_of(model), model.predict(x, verbose=0)
+        for other, count in layouts:
+            with scope_of(other, count):
+                loaded = keras.saving.load_model(file)
+                for one, two in zip(saved, values_of(loaded), strict=True):
+                    np.testing.assert_array_equal(one, two)
+                np.testing.assert_allclose(loaded.predict(x, verbose=0), logits, rtol=1e-4, atol=1e-5)
+                # By values, as a checkpoint of one's own would.
+                fresh = make()
+                fresh.optimizer.build(fresh.trainable_variables)
+                for variable, value in zip((*fresh.variables, *fresh.optimizer.variables), saved, strict=True):
+                    variable.assign(value)
+                for one, two in zip(saved, values_of(fresh), strict=True):
+                    np.testing.assert_array_equal(one, two)
+    if not TENSORFLOW:
+        return
+    # A model that was trained on several exports from one.
+    report = keras_mp.export_float32(keras.saving.load_model(tmp_path / "1.keras"), tmp_path / "export", verify=x)
+    assert report is not None
+
+
+def test_a_batch_that_the_devices_cannot_divide():
+    x = np.zeros((4 * ALL, 16), "float32")
+    with keras_mp.distribute("data", ALL):
+        model, _ = vector_model(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
+        with pytest.raises(ValueError, match=f"a batch of {ALL + 1} rows cannot be divided by {ALL} devices"):
+            model.fit(x, x[:, :1], batch_size=ALL + 1, verbose=0)
+
+
+@only_jax
+def test_a_mesh_that_does_not_divide_a_weight_and_rules_that_match_nothing():
+    with keras_mp.distribute("tensor", 3, mesh=(1, 3)):
+        with pytest.raises(ValueError, match=r"splits .*over 3 devices, which do not divide 256"):
+            build(CONFIG)
+    with keras_mp.distribute("tensor", 4):
+        model, _ = vector_model(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
+        with pytest.raises(ValueError, match="splits no weight of this model"):
+            model.fit(np.zeros((4, 16)), np.zeros((4, 1)), verbose=0)
+
+
+@pytest.mark.skipif(not TENSORFLOW, reason="on JAX every step is jitted")
+def test_tensorflow_says_that_it_cannot_jit():
+    with keras_mp.distribute("data", 2):
+        model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(1)])
+        model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD()), "mse", jit_compile=True)
+        with pytest.raises(ValueError, match="compile with jit_compile=False"):
+            model.fit(np.zeros((4, 16)), np.zeros((4, 1)), verbose=0)
+
+
+@pytest.mark.parametrize("layout", ["data"] if TENSORFLOW else ["data", "fully_sharded"])
+def test_fp8_scales_agree_on_all_devices(layout):
+    """Delayed scaling: the history is the largest over the devices, and the same on all."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    rng = np.random.default_rng()
+    x = rng.normal(size=(4 * ALL, 32)).astype("float32")
+    x[0] *= 64  # the largest is on the first device
+    with keras_mp.distribute(layout, ALL):
+        model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(32, name="hidden"), keras.layers.Dense(1)])
+        model = keras_mp.fp8.convert(model, "delayed", select=lambda path, layer: True)
+        model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1e-3), keras_mp.NoLossScale()), "mse", **MODE)
+        model.fit(x, x[:, :1], batch_size=4 * ALL, verbose=0, epochs=2)
+        slots = model.get_layer("hidden").amax_history.slots
+    history = number(slots).max(0)
+    # The layer sees x as bfloat16 rounds it.
+    np.testing.assert_allclose(history[0, 1], np.abs(x).max(), rtol=2.0**-8)
+    if layout == "data":
+        for value in on_each(slots):
+            np.testing.assert_array_equal(value, number(slots))

@@ -1,0 +1,104 @@
+"""What a plan says, and what it refuses; and the tests of several devices, started in a process of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+import keras_mp
+from keras_mp.parallel.distribute import make_plan
+from keras_mp.parallel.plan import Plan, plan_of
+from keras_mp.parallel.tensor_rules import TRANSFORMER
+
+EIGHT = [f"cpu:{index}" for index in range(8)]
+only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has data parallelism only")
+
+
+def run(*arguments):
+    file = Path(__file__).with_name("on_several_devices.py")
+    # XLA has a thread for each device. All wait for each other in a sum, and one may wait for a thread to compute in:
+    # NPROC is how many threads it makes at least.
+    jax = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "32"}
+    environment = {**os.environ, **jax}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-s", str(file), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=file.parents[2])
+    print(done.stdout[-8000:])
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+def test_several_devices_do_as_one():
+    run("-m", "not slow")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_several_devices_do_as_one_for_200_steps():
+    run("-m", "slow", "--timeout", "3000")
+
+
+def test_fully_sharded_splits_the_first_axis_that_divides():
+    plan = Plan("fully_sharded", (), (8,))
+    assert plan.axes_of("kernel", (16, 24), "float32") == ("batch", None)
+    assert plan.axes_of("kernel", (3, 24), "float32") == (None, "batch")
+    assert plan.axes_of("kernel", (3, 5), "float32") == (None, None)
+    assert plan.axes_of("scale", (), "float32") == ()
+    assert plan.axes_of("seed_generator_state", (8,), "uint32") == (None,)
+
+
+def test_tensor_rules_hold_for_a_weight_and_its_slots():
+    plan = Plan("tensor", (), (2, 4), rules=TRANSFORMER)
+    for path in ("block1_dense_1/kernel", "adamw/block1_dense_1_kernel_momentum"):
+        assert plan.axes_of(path, (8, 32), "float32") == (None, "model")
+    assert plan.axes_of("block1_attention/output/kernel", (8, 8), "float32") == ("model", None)
+    assert plan.axes_of("normalization/gamma", (8,), "float32") == (None,)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"layout": "sharded"}, "layout='sharded' is not one of data, fully_sharded, tensor"),
+        ({"reduce_dtype": "float16"}, "reduce_dtype='float16' is not one of float32, bfloat16"),
+        ({"devices": 9}, "devices=9 must be from 1 to 8"),
+        ({"devices": ["cpu:0", "cpu:9"]}, "must be different names among cpu:0"),
+        ({"mesh": (2, 4)}, "mesh=.2, 4. is for layout='tensor'"),
+    ],
+)
+def test_bad_input(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make_plan(**({"layout": "data", "available": EIGHT} | arguments))
+
+
+@only_jax
+def test_a_mesh_that_does_not_match_the_devices():
+    with pytest.raises(ValueError, match=r"mesh=\(2, 3\) must be two numbers whose product is .* 8"):
+        make_plan("tensor", EIGHT, mesh=(2, 3))
+    with pytest.raises(ValueError, match="chooses their dtype"):
+        make_plan("tensor", EIGHT, reduce_dtype="bfloat16")
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="JAX has all layouts")
+@pytest.mark.parametrize("layout", ["fully_sharded", "tensor"])
+def test_tensorflow_says_what_it_cannot_do(layout):
+    with pytest.raises(ValueError, match=f"layout='{layout}' needs JAX .*whole copy of the model on each device"):
+        with keras_mp.distribute(layout):
+            pass
+
+
+def test_float16_on_a_tpu():
+    plan = Plan("data", ("tpu:0", "tpu:1"), (2,))
+    plan.check_dtypes(["float32", "bfloat16"])
+    with pytest.raises(ValueError, match="a TPU has no float16 hardware"):
+        plan.check_dtypes(["float32", "float16"])
+
+
+def test_a_plan_for_devices_that_are_not_there():
+    assert plan_of("tensor", 16).shape == (1, 16)
+    assert plan_of("data", 16).shape == (16,)
+    with pytest.raises(ValueError, match="strategy='fsdp' is not one of"):
+        plan_of("fsdp", 16)
+    with pytest.raises(ValueError, match="8 devices, and there are 16"):
+        plan_of(Plan("data", (), (8,)), 16)
