@@ -4,7 +4,7 @@ BIN := .venv/bin
 XDIST := -n 2 --dist worksteal
 PYTEST := $(BIN)/python -m pytest $(XDIST)
 
-.PHONY: train test test-all test-tensorflow test-jax test-oldest lint sweep parity clean
+.PHONY: train test test-all test-tensorflow test-jax test-oldest test-colab notebooks lint sweep parity clean
 
 train: .venv/train  ## Train the digits recipe and export it as a float32 SavedModel.
 	$(BIN)/python -m recipes digits
@@ -17,7 +17,7 @@ test-tensorflow: .venv/test
 test-jax: .venv/test
 	KERAS_BACKEND=jax $(PYTEST) -m "not slow"
 
-test-all: test sweep parity test-oldest  ## Also what takes longer; see docs/ for the last output.
+test-all: test sweep parity test-oldest test-colab  ## Also what takes longer; see docs/ for the last output.
 	KERAS_BACKEND=tensorflow $(PYTEST) -m slow
 	KERAS_BACKEND=jax $(PYTEST) -m slow
 
@@ -36,6 +36,13 @@ test-oldest: .venv-oldest/test  ## The same tests on the oldest Keras, TensorFlo
 	KERAS_BACKEND=tensorflow .venv-oldest/bin/python -m pytest $(XDIST) -m "not slow"
 	KERAS_BACKEND=jax .venv-oldest/bin/python -m pytest $(XDIST) -m "not slow"
 
+test-colab: .venv-colab/test  ## The tests on the versions of Colab's TPU image, without TensorFlow; then the TPU notebook.
+	KERAS_BACKEND=jax .venv-colab/bin/python -m pytest $(XDIST) -m "not slow"
+	KERAS_BACKEND=jax .venv-colab/bin/python -m pytest -m slow tests/colab -k train_on_tpu
+
+notebooks: .venv/test  ## Make the notebooks from their sources, and run them.
+	$(BIN)/python colab/build.py
+
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
@@ -48,5 +55,10 @@ test-oldest: .venv-oldest/test  ## The same tests on the oldest Keras, TensorFlo
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e ".[test]"
 	touch $@
 
+.venv-colab/test: pyproject.toml constraints-colab.txt
+	test -x .venv-colab/bin/python || $(PYTHON) -m venv .venv-colab
+	.venv-colab/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-colab.txt -e ".[colab]"
+	touch $@
+
 clean:
-	rm -rf .venv .venv-oldest runs build *.egg-info
+	rm -rf .venv .venv-oldest .venv-colab runs build *.egg-info

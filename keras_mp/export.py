@@ -408,13 +408,10 @@ def _export_in_tensorflow_process(model: Any, path: Path, verify: Any, tolerance
         report = ExportReport(path, printed["nodes"], printed["low_precision_ops"])
         if verify is not None:
             float32 = rebuild(model, to_float32, policy="float32", sample=verify, carry_compile=False).model
+            original = keras.tree.flatten(model(verify, training=False))
+            # The SavedModel ran in float32 throughout: what it is compared with must not do with less on this device.
+            with keras_mp.backend.full_float32():
+                in_float32 = keras.tree.flatten(float32(verify, training=False))
             with np.load(outputs) as served:
-                report = _compared(
-                    report,
-                    model,
-                    list(served.values()),
-                    keras.tree.flatten(float32(verify, training=False)),
-                    keras.tree.flatten(model(verify, training=False)),
-                    tolerance,
-                )
+                report = _compared(report, model, list(served.values()), in_float32, original, tolerance)
     return report

@@ -148,14 +148,15 @@ class LanguageModel(keras.Model):
         inputs, outputs: as for `keras.Model`; one output, made by a Dense or ReversibleEmbedding layer, with only
             layers such as Activation("linear") after it.
         name: of the model.
-        **arguments: those of `keras.Model`.
+        Further arguments are those of `keras.Model`.
 
     Raises:
         ValueError: more than one output, or another kind of last layer.
     """
 
-    def __init__(self, inputs: Any, outputs: Any, name: str | None = None, **arguments: Any) -> None:
-        super().__init__(inputs=inputs, outputs=outputs, name=name, **arguments)
+    # By this signature, with these names, Keras since 3.13 sees that its own config of a functional model will do.
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         if len(self.outputs) != 1:
             raise ValueError(f"a LanguageModel has one output, its logits; got {len(self.outputs)}")
         self._head, features, self._plain = _find_head(self.outputs[0])

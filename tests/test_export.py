@@ -271,6 +271,24 @@ def test_command_line_with_layers_of_ones_own(tmp_path):
     assert done.returncode == 0 and "0 low-precision ops" in done.stdout, done.stderr
 
 
+@pytest.mark.skipif(TENSORFLOW, reason="on TensorFlow the model and the SavedModel run on the same device")
+def test_float32_outputs_to_compare_with_are_float32_on_every_device(tmp_path, monkeypatch):
+    """On a TPU a float32 product is one of bfloat16 by default, which is further from the SavedModel than allowed."""
+    import jax
+
+    asked, call = [], keras.layers.Dense.call
+
+    def noting(layer, *arguments, **options):
+        asked.append((layer.compute_dtype, jax.config.jax_default_matmul_precision))
+        return call(layer, *arguments, **options)
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    monkeypatch.setattr(keras.layers.Dense, "call", noting)
+    keras_mp.export_float32(model, tmp_path / "out", verify=np.ones((2, 4), "float32"))
+    assert asked[-1] == ("float32", "highest") and ("bfloat16", None) in asked
+
+
 @only_tensorflow
 def test_relative_difference():
     one, big = np.ones(3), np.full(3, 100.0)

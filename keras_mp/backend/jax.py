@@ -96,7 +96,19 @@ def fused_attention(query: Any, key: Any, value: Any, mask: Any, *, causal: bool
 
 def einsum_float32(equation: str, left: Any, right: Any) -> Any:
     """Contracts two 16-bit tensors and returns the float32 sums; see `keras_mp.accumulate`."""
-    return jnp.einsum(equation, left, right, preferred_element_type=jnp.float32)
+
+    def product(left: Any, right: Any) -> Any:
+        return jnp.einsum(equation, left, right, preferred_element_type=jnp.float32)
+
+    if jax.__version_info__ >= (0, 8):
+        return product(left, right)
+
+    # jax 0.7 compiles some of them for a CPU, and then cannot run them. The product of two 16-bit numbers is exact in
+    # float32, so the operands can as well be float32.
+    def product_on_cpu(left: Any, right: Any) -> Any:
+        return product(left.astype(jnp.float32), right.astype(jnp.float32))
+
+    return jax.lax.platform_dependent(left, right, cpu=product_on_cpu, default=product)
 
 
 def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
@@ -158,6 +170,11 @@ def no_allocation() -> Iterator[None]:
         yield
     finally:
         keras.Variable._initialize_with_initializer = initialize
+
+
+def full_float32() -> Any:
+    """Within it, products of float32 operands are float32 products: by default a TPU makes one bfloat16 pass of one."""
+    return jax.default_matmul_precision("highest")
 
 
 def as_tensor(x: Any) -> Any:

@@ -33,7 +33,10 @@ def observed_step(
     """
 
     # Here, because importing Keras does not import it.
-    from jax.extend.core import get_opaque_trace_state
+    try:
+        from jax.extend.core import get_opaque_trace_state
+    except ImportError:  # jax 0.7
+        from jax.core import get_opaque_trace_state
 
     def step(trainable: list[Any], others: list[Any], batch: Any) -> Any:
         tapped: list[jax.ShapeDtypeStruct] = []

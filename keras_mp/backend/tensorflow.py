@@ -1,7 +1,7 @@
 """What is TensorFlow's own: its devices, their memory, its version, its contraction of 16-bit operands."""
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -181,6 +181,17 @@ def no_allocation() -> Any:
 
 def _transposed(x: Any, labels: Sequence[str], order: Sequence[str]) -> Any:
     return x if list(labels) == list(order) else tf.transpose(x, [labels.index(label) for label in order])
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Within it, products of float32 operands are float32 products: by default a GPU rounds them to TF32."""
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        yield
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(before)
 
 
 def as_tensor(x: Any) -> Any:

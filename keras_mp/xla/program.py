@@ -427,8 +427,7 @@ def _rename(operation: Any, name: str) -> None:
     try:
         operation.location = location
     except AttributeError:  # jax 0.7: locations are for good
-        if list(operation.regions):
-            return
+        regions = list(operation.regions)
         copy = ir.Operation.create(
             operation.name,
             results=[result.type for result in operation.results],
@@ -436,7 +435,11 @@ def _rename(operation: Any, name: str) -> None:
             attributes=_attributes(operation),
             loc=location,
             ip=ir.InsertionPoint(operation),
+            regions=len(regions),
         )
+        for old_region, new_region in zip(regions, copy.regions, strict=True):
+            for block in list(old_region.blocks):
+                block.append_to(new_region)
         for old, new in zip(operation.results, copy.results, strict=True):
             old.replace_all_uses_with(new)
         operation.erase()

@@ -8,6 +8,7 @@ it. Where the latter two are there already, the module is only described.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -65,9 +66,13 @@ def _compile(module: Any, target: dict[str, Any]) -> Any:
     )
     client, devices = found[0].client, _jax.DeviceList(tuple(found))
     with module.context:
-        if target["platform"] == "cpu":
-            return client.compile_and_load(module, devices, options)
-        return client.compile(module, devices, options)
+        compile_module = client.compile_and_load if target["platform"] == "cpu" else client.compile
+        try:
+            return compile_module(module, devices, options)
+        except TypeError:  # jax 0.7 takes bytecode
+            bytecode = io.BytesIO()
+            module.operation.write_bytecode(bytecode)
+            return compile_module(bytecode.getvalue(), devices, options)
 
 
 def _with_room() -> None:

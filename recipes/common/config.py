@@ -58,14 +58,16 @@ class TransformerConfig(TrainingConfig):
 
 
 def above_zero(config: Any, *fields: str) -> None:
-    """Raises a ValueError that names the first of the fields that is not above 0."""
+    """Raises a ValueError that names the first of the fields that is not above 0; None, a default to come, passes."""
     for field in fields:
-        if not getattr(config, field) > 0:
-            raise ValueError(f"{field} must be above 0, got {getattr(config, field)}")
+        value = getattr(config, field)
+        if value is not None and not value > 0:
+            raise ValueError(f"{field} must be above 0, got {value}")
 
 
 def at_least_zero(config: Any, *fields: str) -> None:
-    """Raises a ValueError that names the first of the fields that is below 0."""
+    """Raises a ValueError that names the first of the fields that is below 0; None, a default to come, passes."""
     for field in fields:
-        if not getattr(config, field) >= 0:
-            raise ValueError(f"{field} must be at least 0, got {getattr(config, field)}")
+        value = getattr(config, field)
+        if value is not None and not value >= 0:
+            raise ValueError(f"{field} must be at least 0, got {value}")

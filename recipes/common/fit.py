@@ -78,7 +78,7 @@ def fit(
                 # First, because those behind it write what it adds to the logs.
                 *([keras_mp.PrecisionMonitor(measure_gradients=False)] if scales else []),
                 timer,
-                ProgressBar(batches.batch_size, timer),
+                ProgressBar(batches, timer),
                 *([_tensorboard(folder)] if config.tensorboard else []),
                 history,
                 interrupt,

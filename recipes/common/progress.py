@@ -6,27 +6,33 @@ import keras
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from keras_mp.batches import Batches
 from recipes.common.step_timer import StepTimer
+
+# Numbers that are counts or powers of two, whatever their type.
+WHOLE = ("loss_scale", "skipped_steps")
 
 
 class ProgressBar(keras.callbacks.Callback):
-    """Shows where the training is, its metrics, its speed, and the time left, all without the compilation.
+    """Shows the epoch and the step, the metrics, the speed, and the time left, all without the compilation.
+
+    In float16 the loss scale and the skipped steps are among the metrics. A resumed epoch goes on at its step.
 
     Args:
-        batch_size: examples a step.
+        batches: the training data of the same fit.
         timer: the timer of the same fit; put it before this callback.
         console: where to write; the standard output by default.
     """
 
-    def __init__(self, batch_size: int, timer: StepTimer, console: Console | None = None):
+    def __init__(self, batches: Batches, timer: StepTimer, console: Console | None = None):
         super().__init__()
-        self.batch_size, self.timer, self.console = batch_size, timer, console or Console()
+        self.batches, self.timer, self.console = batches, timer, console or Console()
         self.first_step_ended: float | None = None
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
         self.bar = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
 
     def on_train_begin(self, logs=None):
-        self.task = self.bar.add_task("compiling", total=self.params["steps"], text="")
+        self.task = self.bar.add_task("compiling", total=self.batches.steps, text="")
         self.bar.start()
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -39,7 +45,11 @@ class ProgressBar(keras.callbacks.Callback):
             self.steps_done = 0
         else:
             self.steps_done += 1
-        self.bar.update(self.task, completed=batch + 1, description=self._epoch(), text=self._text(logs))
+        # Fewer than all steps are read of an epoch that was resumed.
+        self.step = self.batches.steps - len(self.batches) + batch + 1
+        steps = f"{self.step:>{len(str(self.batches.steps))}}/{self.batches.steps}"
+        text = f"{steps}  {self._text(logs)}"
+        self.bar.update(self.task, completed=self.step, description=self._epoch(), text=text)
 
     def on_epoch_end(self, epoch, logs=None):
         self.console.print(f"{self._epoch()}  {self._text(logs)}", soft_wrap=True, highlight=False)
@@ -51,22 +61,24 @@ class ProgressBar(keras.callbacks.Callback):
         """Time since the first step ended, a step, times the steps left; what lies between epochs is in it."""
         if self.first_step_ended is None or self.steps_done == 0:
             return None
-        total = self.params["epochs"] * self.params["steps"]
-        return (time.perf_counter() - self.first_step_ended) / self.steps_done * (total - 1 - self.steps_done)
+        left = (self.params["epochs"] - self.epoch) * self.batches.steps - self.step
+        return (time.perf_counter() - self.first_step_ended) / self.steps_done * left
 
     def _epoch(self):
         return f"epoch {self.epoch + 1:>{len(str(self.params['epochs']))}}/{self.params['epochs']}"
 
     def _text(self, logs):
-        parts = [f"{readable(name)} {float(value):.4f}" for name, value in logs.items()]
+        parts = [written(name, float(value)) for name, value in logs.items()]
         if self.timer.step_seconds:
-            parts.append(f"{self.batch_size / self.timer.step_seconds:.0f} samples/s")
+            parts.append(f"{self.batches.batch_size / self.timer.step_seconds:.0f} samples/s")
         left = self.seconds_left()
         if left is not None:
             parts.append(f"{left / 60:.0f}:{left % 60:02.0f} left" if left >= 0.5 else "done")
         return "  ".join(parts)
 
 
-def readable(name: str) -> str:
-    """Keras's name of a metric in words: its validation data are our test split."""
-    return f"test {name[4:]}" if name.startswith("val_") else name
+def written(name: str, value: float) -> str:
+    """A metric in words, by Keras's name of it: its validation data are our test split."""
+    if name in WHOLE:
+        return f"{name.replace('_', ' ')} {value:g}"
+    return f"{f'test {name[4:]}' if name.startswith('val_') else name} {value:.4f}"

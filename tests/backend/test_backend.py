@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 
 from keras_mp import backend
@@ -71,3 +72,23 @@ def test_another_backend_is_a_clear_error():
     )
     assert "ImportError: keras_mp runs on the backends 'tensorflow' and 'jax', and Keras runs on 'numpy'" in done.stderr
     assert "KERAS_BACKEND" in done.stderr
+
+
+def test_full_float32_is_asked_for_within_it_and_not_after():
+    """A CPU has no other products, so what is asked for is looked at, not what comes out."""
+
+    def asked():
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            return not tf.config.experimental.tensor_float_32_execution_enabled()
+        import jax
+
+        product = jax.make_jaxpr(lambda x: x @ x)(np.ones((2, 2), "float32"))
+        return "HIGHEST" in str(product)
+
+    assert not asked()
+    with pytest.raises(RuntimeError, match="left by an error"), backend.full_float32():
+        assert asked()
+        raise RuntimeError("left by an error")
+    assert not asked()

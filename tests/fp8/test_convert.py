@@ -167,6 +167,7 @@ def test_compile_arguments_and_optimizer_state_are_carried_over():
 
 @pytest.mark.parametrize("name", ["attention", "subclassed", "functional"])
 def test_exported_as_plain_float32_layers(name, tmp_path):
+    pytest.importorskip("tensorflow", reason="a SavedModel needs TensorFlow")
     model, batch = zoo.build(name, "mixed_bfloat16")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="stabilize")

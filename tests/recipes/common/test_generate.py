@@ -65,7 +65,7 @@ def test_a_gpt_continues_as_its_logits_say():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ((b"", 1, 1.0), "prompt must hold at least one byte"),
+        ((b"", 1, 1.0), "prompt must hold at least one token, got b''"),
         ((b"a", -1, 1.0), "count must be at least 0, got -1"),
         ((b"a", 1, float("nan")), "temperature must be at least 0, got nan"),
     ],

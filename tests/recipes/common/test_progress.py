@@ -4,19 +4,23 @@ import keras
 import numpy as np
 from rich.console import Console
 
-from recipes.common.progress import ProgressBar
+import keras_mp
+from keras_mp.batches import ShuffledBatches
+from recipes.common.progress import ProgressBar, written
 from recipes.common.step_timer import StepTimer
 
+X, Y = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
 
-def printed(terminal):
+
+def printed(terminal, epochs=3, callbacks=()):
     output = io.StringIO()
     console = Console(file=output, force_terminal=terminal, width=200)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    data = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
-    timer = StepTimer()
-    bar = ProgressBar(2, timer, console)
-    model.fit(*data, batch_size=2, epochs=3, validation_data=data, verbose=0, callbacks=[timer, bar])
+    timer, batches = StepTimer(), ShuffledBatches(X, Y, 2, seed=0)
+    bar = ProgressBar(batches, timer, console)
+    options = {"epochs": epochs, "shuffle": False, "validation_data": (X, Y), "verbose": 0}
+    model.fit(batches, callbacks=[timer, bar, *[make(batches) for make in callbacks]], **options)
     return output.getvalue(), bar
 
 
@@ -35,5 +39,41 @@ def test_on_a_terminal_there_is_a_bar_too():
 
 
 def test_the_time_left_is_none_at_the_start_and_zero_at_the_end():
-    assert ProgressBar(2, StepTimer()).seconds_left() is None
+    assert ProgressBar(ShuffledBatches(X, Y, 2, seed=0), StepTimer()).seconds_left() is None
     assert printed(terminal=False)[1].seconds_left() == 0
+
+
+def test_the_live_line_has_the_step_and_the_time_left():
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append((bar.bar.tasks[0].fields["text"], bar.bar.tasks[0].completed, bar.seconds_left()))
+
+    seen = []
+    timer, batches = StepTimer(), ShuffledBatches(X, Y, 2, seed=0)
+    bar = ProgressBar(batches, timer, Console(file=io.StringIO(), force_terminal=True, width=200))
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(batches, epochs=2, shuffle=False, verbose=0, callbacks=[timer, bar, Look()])
+    assert [text.split("  ")[0] for text, _, _ in seen] == ["1/4", "2/4", "3/4", "4/4"] * 2
+    assert all("samples/s" in text for text, _, _ in seen[1:])
+    assert seen[0][2] is None and all(left > 0 for _, _, left in seen[1:-1]) and seen[-1][2] == 0
+
+
+def test_an_epoch_that_is_resumed_goes_on_at_its_step_and_counts_only_what_is_left(tmp_path):
+    def saving(batches):
+        return keras_mp.TrainingCheckpoint(tmp_path, batches, every=1, keep=9)
+
+    printed(terminal=False, epochs=1, callbacks=[saving])
+    for path in tmp_path.iterdir():
+        if "step-3" not in path.name and "3" not in path.name.rpartition("-")[2]:
+            path.unlink()
+    assert len(list(tmp_path.iterdir())) == 1, [path.name for path in tmp_path.iterdir()]
+    _, bar = printed(terminal=False, epochs=2, callbacks=[saving])
+    assert bar.steps_done == 4  # five steps were left, and the first compiles
+    assert bar.step == 4 and bar.seconds_left() == 0
+
+
+def test_the_loss_scale_is_a_plain_number():
+    assert written("loss_scale", 32768.0) == "loss scale 32768"
+    assert written("skipped_steps", 3.0) == "skipped steps 3"
+    assert written("loss", 0.5) == "loss 0.5000" and written("val_accuracy", 1.0) == "test accuracy 1.0000"

@@ -1,0 +1,88 @@
+"""The ImageNet recipe on images that are made up; the papers' numbers are in its docstring."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+from mocked_data import mocked
+
+from models import resnet
+from models.transformer import Size
+from recipes import imagenet as recipe
+from recipes.run import main
+
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+QUICK = dataclasses.replace(recipe.imagenet(), download=True, epochs=1, batch_size=4, image_size=32, resnet_width=4)
+
+
+@pytest.fixture
+def shallow(monkeypatch):
+    """Both models with few layers, which are the same otherwise."""
+    monkeypatch.setitem(resnet.IMAGENET_STAGES, 50, (resnet.BOTTLENECK, (1, 1, 1, 1)))
+    monkeypatch.setitem(recipe.SIZES, "tiny", Size(2, 64, 2))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "resnet50", "policy": "float32"},
+        {
+            "model": "vit",
+            "vit_size": "tiny",
+            "policy": "mixed_bfloat16",
+            "remat": True,
+            "accumulate": 2,
+            "eval_policy": "float32",
+            "export": ON_TENSORFLOW,
+        },
+    ],
+    ids=lambda options: options["model"],
+)
+def test_a_short_training_leaves_whole_files(options, tmp_path, shallow):
+    with mocked(11, images=True):
+        result = recipe.train(dataclasses.replace(QUICK, output=str(tmp_path), **{"export": False, **options}))
+    names = {path.name for path in (tmp_path / "imagenet").iterdir()}
+    assert names >= {"model.keras", "history.csv", "curves.png", "summary.json"}
+    assert result.metric == "test accuracy" and 0 <= result.value <= 1
+    assert bool(result.evaluated) == ("eval_policy" in options)
+    if result.saved_model:
+        assert result.low_precision_ops == 0
+
+
+def test_each_model_has_its_own_defaults_and_what_is_given_stays():
+    config = recipe.imagenet()
+    assert (recipe.resolved(config).learning_rate, recipe.resolved(config).weight_decay) == (0.1, 1e-3)
+    config = dataclasses.replace(config, model="vit", weight_decay=0.3)
+    assert (recipe.resolved(config).learning_rate, recipe.resolved(config).weight_decay) == (1e-3, 0.3)
+
+
+def test_pixels_are_normalized_as_the_set_is():
+    images = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
+    expected = (images / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+    np.testing.assert_allclose(np.asarray(recipe.build(QUICK).layers[0](images)), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"model": "resnet18"}, "model must be resnet50 or vit, got 'resnet18'"),
+        ({"model": "vit", "vit_size": "huge"}, "vit_size must be one of tiny, small, base, got 'huge'"),
+        ({"policy": "fp8"}, "policy fp8 is for dense layers"),
+        ({"remat": True}, "remat and dropout are for the blocks of --model vit"),
+        ({"learning_rate": 0.0}, "learning_rate must be above 0, got 0.0"),
+        ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0"),
+        ({"image_size": 0}, "image_size must be above 0, got 0"),
+    ],
+)
+def test_a_config_names_its_bad_field(options, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(recipe.imagenet(), **options)
+
+
+def test_a_set_that_is_not_there_is_told_with_what_to_do_by_hand(tmp_path, capsys):
+    assert main(["imagenet", "--output", str(tmp_path / "runs"), "--data-dir", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    for part in ("imagenet2012 is not prepared", "--download", "144 GiB", "ILSVRC2012_img_train.tar"):
+        assert part in error
+    assert not (tmp_path / "runs").exists()
