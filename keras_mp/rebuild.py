@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 
 # Private, because the public serializer duplicates a layer that two submodels share.
 from keras.src.backend.common import global_state
 from keras.src.saving.serialization_lib import ObjectSharingScope
 
+from keras_mp import backend
 from keras_mp.policy import restored_policy
 
 Config = dict[str, Any]
@@ -370,7 +372,8 @@ def _carry_layer(path: str, old: Any, new: Any) -> list[tuple[Any, Any]]:
 
 def _copy(old: Any, new: Any) -> None:
     # A real copy: on JAX assigning would share the buffer, which training one of the two models donates and deletes.
-    new.assign(keras.ops.copy(old))
+    # By way of the host, because the two may lie on different devices.
+    new.assign(np.array(backend.to_numpy(old)))
 
 
 def own_variables(layer: Any) -> list[Any]:

@@ -18,10 +18,12 @@ from keras import layers
 
 import keras_mp
 from keras_mp.batches import ShuffledBatches
+from keras_mp.parallel.alone import alone
 from keras_mp.policy import PolicyChoice
 from models.resnet import resnet_cifar
 from recipes.common.compiled import compiled
 from recipes.common.config import TrainingConfig, above_zero
+from recipes.common.devices import over_devices
 from recipes.common.finish import TrainingResult, finish
 from recipes.common.fit import fit
 from recipes.common.run_folder import run_folder
@@ -110,8 +112,10 @@ def train(config: Config) -> TrainingResult:
     data = batches(config)
     test_images, test_labels = load("test", config.data_dir, config.download)
 
-    model = model_to_train(config, choice, config.epochs * data.steps)
-    folder = run_folder(config)
-    training = fit(model, data, config, folder, (test_images, test_labels), config.batch_size)
+    with over_devices(config):
+        model = model_to_train(config, choice, config.epochs * data.steps)
+        folder = run_folder(config)
+        training = fit(model, data, config, folder, (test_images, test_labels), config.batch_size)
+    model = alone(model)
     accuracy = training.history.rows[-1]["test_accuracy"]
     return finish(model, config, folder, choice, training, "test accuracy", accuracy, verify=test_images[:64])

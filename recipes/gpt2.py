@@ -23,10 +23,12 @@ import numpy as np
 
 import keras_mp
 from keras_mp.files import written_beside
+from keras_mp.parallel.alone import alone
 from keras_mp.policy import PolicyChoice
 from models.gpt import SIZES, gpt
 from recipes.common.compiled import compiled
 from recipes.common.config import TransformerConfig, above_zero, at_least_zero
+from recipes.common.devices import over_devices
 from recipes.common.finish import TrainingResult, finish
 from recipes.common.fit import fit
 from recipes.common.generate import generate_tokens, readable
@@ -110,11 +112,13 @@ def train(config: Config) -> TrainingResult:
     data = _batches(config, corpus)
     inputs, targets = (part.astype(np.int32) for part in sequences(corpus.validation, config.sequence_length))
 
-    model = model_to_train(config, choice, config.epochs * data.steps)
-    folder = run_folder(config)
-    # Without it, nobody can use the model.
-    corpus.tokenizer.save(str(folder / "tokenizer.json"))
-    training = fit(model, data, config, folder, (inputs, targets), config.batch_size)
+    with over_devices(config):
+        model = model_to_train(config, choice, config.epochs * data.steps)
+        folder = run_folder(config)
+        # Without it, nobody can use the model.
+        corpus.tokenizer.save(str(folder / "tokenizer.json"))
+        training = fit(model, data, config, folder, (inputs, targets), config.batch_size)
+    model = alone(model)
     # The loss is the mean cross-entropy of all tokens in nats, reduced in float32; a bit is log(2) nats. By the byte,
     # because tokens of different vocabularies are not the same amount of text.
     bits = training.history.rows[-1]["test_loss"] / math.log(2) * targets.size

@@ -20,11 +20,13 @@ from keras import layers
 
 import keras_mp
 from keras_mp.batches import Batches
+from keras_mp.parallel.alone import alone
 from keras_mp.policy import PolicyChoice
 from models.resnet import resnet_imagenet
 from models.vit import SIZES, vit
 from recipes.common.compiled import compiled
 from recipes.common.config import TransformerConfig, above_zero
+from recipes.common.devices import over_devices
 from recipes.common.finish import TrainingResult, finish
 from recipes.common.fit import fit
 from recipes.common.run_folder import run_folder
@@ -133,9 +135,11 @@ def train(config: Config) -> TrainingResult:
     data = batches(config)
     test = test_batches(config.batch_size, config.image_size, config.data_dir, config.download)
 
-    model = model_to_train(config, choice, config.epochs * data.steps)
-    folder = run_folder(config)
-    training = fit(model, data, config, folder, test)
+    with over_devices(config):
+        model = model_to_train(config, choice, config.epochs * data.steps)
+        folder = run_folder(config)
+        training = fit(model, data, config, folder, test)
+    model = alone(model)
     accuracy = training.history.rows[-1]["test_accuracy"]
     verify = np.asarray(next(iter(test))[0])[:8]
     return finish(model, config, folder, choice, training, "test accuracy", accuracy, verify=verify)

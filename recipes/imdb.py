@@ -16,10 +16,12 @@ import keras
 
 import keras_mp
 from keras_mp.batches import ShuffledBatches
+from keras_mp.parallel.alone import alone
 from keras_mp.policy import PolicyChoice
 from models.text_classifier import SIZES, text_classifier
 from recipes.common.compiled import compiled
 from recipes.common.config import TransformerConfig, above_zero
+from recipes.common.devices import over_devices
 from recipes.common.finish import TrainingResult, finish
 from recipes.common.fit import fit
 from recipes.common.run_folder import run_folder
@@ -98,11 +100,13 @@ def train(config: Config) -> TrainingResult:
     test_texts, test_labels = load("test", config.data_dir, config.download)
     test_tokens = encode_padded(tokenizer, test_texts, config.sequence_length)
 
-    model = model_to_train(config, choice, config.epochs * data.steps)
-    folder = run_folder(config)
-    # Without it, nobody can use the model.
-    tokenizer.save(str(folder / "tokenizer.json"))
-    training = fit(model, data, config, folder, (test_tokens, test_labels), config.batch_size)
+    with over_devices(config):
+        model = model_to_train(config, choice, config.epochs * data.steps)
+        folder = run_folder(config)
+        # Without it, nobody can use the model.
+        tokenizer.save(str(folder / "tokenizer.json"))
+        training = fit(model, data, config, folder, (test_tokens, test_labels), config.batch_size)
+    model = alone(model)
     accuracy = training.history.rows[-1]["test_accuracy"]
     return finish(model, config, folder, choice, training, "test accuracy", accuracy, verify=test_tokens[:8])
 

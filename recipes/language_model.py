@@ -18,11 +18,13 @@ import keras
 import keras_mp
 from keras_mp.batches import ShuffledBatches
 from keras_mp.files import written_beside
+from keras_mp.parallel.alone import alone
 from keras_mp.policy import PolicyChoice
 from models.gpt import gpt
 from models.transformer import Size
 from recipes.common.compiled import compiled
 from recipes.common.config import TransformerConfig, above_zero, at_least_zero
+from recipes.common.devices import over_devices
 from recipes.common.finish import TrainingResult, finish
 from recipes.common.fit import fit
 from recipes.common.generate import generate, readable
@@ -102,9 +104,11 @@ def train(config: Config) -> TrainingResult:
     _, validation_bytes = split(read(config.corpus), config.sequence_length)
     validation_inputs, validation_targets = sequences(validation_bytes, config.sequence_length)
 
-    model = model_to_train(config, choice, config.epochs * data.steps)
-    folder = run_folder(config)
-    training = fit(model, data, config, folder, (validation_inputs, validation_targets), config.batch_size)
+    with over_devices(config):
+        model = model_to_train(config, choice, config.epochs * data.steps)
+        folder = run_folder(config)
+        training = fit(model, data, config, folder, (validation_inputs, validation_targets), config.batch_size)
+    model = alone(model)
     # The loss is the mean cross-entropy of all bytes in nats, reduced in float32; a bit is log(2) nats.
     bits_per_byte = training.history.rows[-1]["test_loss"] / math.log(2)
     text = generate(model, config.prompt.encode(), config.generate, config.temperature, config.seed)

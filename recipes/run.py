@@ -7,10 +7,13 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from keras_mp.parallel.cluster import find_cluster
+from keras_mp.parallel.roll_call import DisagreementError, LostWorkerError
 from keras_mp.quiet import import_keras
 from recipes.common.options import nearest, parse
 
@@ -127,12 +130,22 @@ def main(arguments: Sequence[str]) -> int:
         name = Path(arguments[0]).stem
         config = getattr(recipe, name)()
         config = parse(config, arguments[1:], f"python -m recipes {arguments[0]}", recipe.__doc__ or "")
-        return 130 if recipe.train(config).interrupted else 0
+        with _together(config, arguments[0]):
+            return 130 if recipe.train(config).interrupted else 0
     except KeyboardInterrupt:
         print("stopped at once: only the finished files of the run are kept", file=sys.stderr)
         return 130
-    except (ValueError, ImportError, OSError) as error:
+    except (ValueError, ImportError, OSError, LostWorkerError, DisagreementError) as error:
         if os.environ.get("KERAS_MP_TRACEBACK"):
             raise
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _together(config: Any, recipe: str) -> AbstractContextManager[None]:
+    """Joins the processes that are to train together, where there are any; before TensorFlow or JAX compute anything."""
+    from keras_mp.parallel.workers import join  # not above, because it imports Keras
+
+    cluster = find_cluster(getattr(config, "hosts", None), getattr(config, "host_index", None))
+    settings = {name: value for name, value in vars(config).items() if name not in ("hosts", "host_index", "output")}
+    return join(cluster, {"recipe": recipe, **settings})

@@ -67,6 +67,16 @@ class Layout(keras.distribution.ModelParallel):
         """Leaves activations to the compiler."""
 
 
+def can_jit() -> bool:
+    """Returns True: JAX jits a step on any number of devices."""
+    return True
+
+
+def is_spread(model: Any) -> bool:
+    """Whether a model was built on several devices or processes."""
+    return any(len(variable.value.sharding.device_set) > 1 for variable in model.variables)
+
+
 def share_of_batch() -> None:
     """Returns None: on JAX the devices have as many rows each, and a batch that they cannot divide, all of them."""
 

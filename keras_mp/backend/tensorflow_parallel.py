@@ -42,6 +42,16 @@ class Replicas(OnReplicas, tf.distribute.MirroredStrategy):
         self.plan = plan
 
 
+def can_jit() -> bool:
+    """Whether a step can be jitted here: not on several replicas, which XLA's program for one device cannot reach."""
+    return tf.distribute.get_strategy().num_replicas_in_sync == 1
+
+
+def is_spread(model: Any) -> bool:
+    """Whether a model was built on several devices or processes."""
+    return bool(model.distribute_strategy.num_replicas_in_sync > 1)
+
+
 def reduce_dtype() -> str:
     """What the current strategy sums gradients in."""
     strategy = tf.distribute.get_strategy()

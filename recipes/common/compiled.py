@@ -43,7 +43,7 @@ def compiled(
         for layer in layers_by_path(model).values():
             layer.supports_jit |= type(layer).__module__.startswith("keras.src.layers.preprocessing")
     # "auto" and not True: TensorFlow cannot jit some augmentations, and "auto" then does without.
-    jit_compile = "auto" if choice.jit_compile else False
+    jit_compile = "auto" if choice.jit_compile and keras_mp.backend.can_jit() else False
     model.compile(optimizer, loss, metrics=list(metrics), jit_compile=jit_compile)
     scales = isinstance(optimizer, keras_mp.LossScaleOptimizer)
     return keras_mp.atomic_skip(model) if scales else model

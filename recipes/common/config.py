@@ -9,7 +9,7 @@ from keras_mp.policy import POLICIES
 # What a resumed run may be asked for differently: it changes nothing, or TrainingCheckpoint says what it changes.
 FREE = frozenset(
     "policy eval_policy fp8 name output resume force checkpoint_every tensorboard export data_dir download "
-    "prompt generate temperature".split()
+    "layout devices hosts host_index prompt generate temperature".split()
 )
 
 
@@ -32,6 +32,10 @@ class TrainingConfig:
     checkpoint_every: Annotated[int, "steps between checkpoints; 0 for one at the end of each epoch"] = 0
     tensorboard: Annotated[bool, "write logs for TensorBoard into the folder of the run"] = False
     export: Annotated[bool, "write and verify a float32 SavedModel"] = True
+    layout: Annotated[str | None, "over several devices: data, fully_sharded or tensor"] = None
+    devices: Annotated[int | None, "how many devices of this machine; by default all, where a layout is given"] = None
+    hosts: Annotated[str | None, "host0:port,host1:port: train together; TF_CONFIG and SLURM are read, too"] = None
+    host_index: Annotated[int | None, "which of the hosts this is, from 0, where its name does not tell"] = None
 
     def __post_init__(self) -> None:
         above_zero(self, "epochs", "batch_size", "accumulate", "learning_rate")

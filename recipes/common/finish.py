@@ -15,6 +15,7 @@ from rich.text import Text
 
 import keras_mp
 from keras_mp.files import written_beside
+from keras_mp.parallel import workers
 from keras_mp.policy import PolicyChoice
 from recipes.common.config import TrainingConfig
 from recipes.common.curves import draw_curves
@@ -84,7 +85,8 @@ def finish(
     Returns:
         The result, as written to `summary.json`.
     """
-    console = Console()
+    # Of several processes all come here, because some of what is saved they hold together; the first one's files stay.
+    console = Console(quiet=not workers.is_first())
     with written_beside(folder / "model.keras") as partial:
         # Keras saves by the ending of the name.
         model.save(partial)
@@ -93,7 +95,7 @@ def finish(
     )
     peak_memory_bytes = keras_mp.backend.peak_memory_bytes()
     report = None
-    if config.export and not training.interrupted:
+    if config.export and workers.is_first() and not training.interrupted:
         report = _export(model, folder, verify, console)
     result = TrainingResult(
         folder=folder,

@@ -8,6 +8,8 @@ import keras
 
 import keras_mp
 from keras_mp.batches import Batches
+from keras_mp.parallel import workers
+from keras_mp.parallel.loop import fit as fit_model
 from keras_mp.xla.precision import in_precision
 from recipes.common.config import FREE, TrainingConfig
 from recipes.common.history import HistoryFile
@@ -67,19 +69,18 @@ def fit(
     )
     scales = isinstance(model.optimizer, keras_mp.LossScaleOptimizer)
     with StopOnInterrupt() as interrupt:
-        model.fit(
+        fit_model(
+            model,
             batches,
-            epochs=config.epochs,
-            shuffle=False,  # the batches are shuffled; Keras would shuffle their order once more
-            validation_data=validation_data,
-            validation_batch_size=validation_batch_size,
-            verbose=0,
+            config.epochs,
+            validation_data,
+            validation_batch_size,
             callbacks=[
                 # First, because those behind it write what it adds to the logs.
                 *([keras_mp.PrecisionMonitor(measure_gradients=False)] if scales else []),
                 timer,
                 ProgressBar(batches, timer),
-                *([_tensorboard(folder)] if config.tensorboard else []),
+                *([_tensorboard(folder)] if config.tensorboard and workers.is_first() else []),
                 history,
                 interrupt,
                 checkpoint,

@@ -16,6 +16,8 @@ class HistoryFile(keras.callbacks.Callback):
         path: the CSV file.
     """
 
+    works_together = True
+
     def __init__(self, path: Path):
         super().__init__()
         self.path = path

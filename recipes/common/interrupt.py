@@ -1,4 +1,4 @@
-"""ctrl-C ends a training after the step it is in, so that the model can still be saved."""
+"""ctrl-C ends a training after a whole step, so that the model can still be saved."""
 
 import signal
 import threading
@@ -7,10 +7,12 @@ import keras
 
 
 class StopOnInterrupt(keras.callbacks.Callback):
-    """A callback and a context: within it, the first ctrl-C stops `fit` after its step, the second at once.
+    """A callback and a context: within it, the first ctrl-C stops `fit` after its next step, the second at once.
 
     An exception from within a step would leave the weights of a JAX model in buffers that are gone.
     """
+
+    works_together = True
 
     def __init__(self):
         super().__init__()
@@ -30,8 +32,9 @@ class StopOnInterrupt(keras.callbacks.Callback):
     def _interrupt(self, number, frame):
         self.interrupted = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        print("\nstopping after this step; press ctrl-C again to stop at once", flush=True)
+        print("\nstopping after the next step; press ctrl-C again to stop at once", flush=True)
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_begin(self, batch, logs=None):
+        # Before a step and not after it, so that other processes of the training can stop after the same one.
         if self.interrupted:
             self.model.stop_training = True

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from keras_mp.batches import Batches
+from keras_mp.parallel import workers
 from recipes.common.step_timer import StepTimer
 
 # Numbers that are counts or powers of two, whatever their type.
@@ -21,12 +22,14 @@ class ProgressBar(keras.callbacks.Callback):
     Args:
         batches: the training data of the same fit.
         timer: the timer of the same fit; put it before this callback.
-        console: where to write; the standard output by default.
+        console: where to write; the standard output by default, of the first of several processes.
     """
+
+    works_together = True
 
     def __init__(self, batches: Batches, timer: StepTimer, console: Console | None = None):
         super().__init__()
-        self.batches, self.timer, self.console = batches, timer, console or Console()
+        self.batches, self.timer, self.console = batches, timer, console or Console(quiet=not workers.is_first())
         self.first_step_ended: float | None = None
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
         self.bar = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)

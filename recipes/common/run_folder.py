@@ -1,7 +1,11 @@
 """The folder of a run, whose files are whole or not there."""
 
+import atexit
+import shutil
+import tempfile
 from pathlib import Path
 
+from keras_mp.parallel import workers
 from recipes.common.config import TrainingConfig
 
 
@@ -12,12 +16,29 @@ def run_folder(config: TrainingConfig) -> Path:
         config: the recipe's config, with `output`, `name` and `resume`.
 
     Returns:
-        With `resume` the last folder of that name; where there is none a new one, and says so.
+        With `resume` the last folder of that name; where there is none a new one, and says so. Of several processes
+        the first one has it, and the others one that vanishes.
 
     Raises:
         ValueError: the name is empty or is a path.
     """
     _check(config.output, config.name)
+    if not workers.is_first():
+        return _scratch_folder(Path(workers.from_first(None)))
+    folder = _folder(config)
+    workers.from_first(str(folder.absolute()))
+    return folder
+
+
+def _scratch_folder(folder: Path) -> Path:
+    """A folder that vanishes, for what only the first of several processes writes; it leads to the first's checkpoints."""
+    scratch = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    (scratch / "checkpoints").symlink_to(folder / "checkpoints")
+    return scratch
+
+
+def _folder(config: TrainingConfig) -> Path:
     if config.resume:
         if folder := _last(Path(config.output), config.name):
             return folder

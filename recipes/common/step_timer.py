@@ -13,6 +13,8 @@ class StepTimer(keras.callbacks.Callback):
     runs ahead would be timed at handing over the work, not at doing it.
     """
 
+    works_together = True
+
     def __init__(self):
         super().__init__()
         self.seconds: list[float] = []
