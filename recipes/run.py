@@ -143,7 +143,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _together(config: Any, recipe: str) -> AbstractContextManager[None]:
-    """Joins the processes that are to train together, where there are any; before TensorFlow or JAX compute anything."""
+    """Joins the processes that train together, where there are any; before TensorFlow or JAX compute anything."""
     from keras_mp.parallel.workers import join  # not above, because it imports Keras
 
     cluster = find_cluster(getattr(config, "hosts", None), getattr(config, "host_index", None))

@@ -31,7 +31,7 @@ def run_folder(config: TrainingConfig) -> Path:
 
 
 def _scratch_folder(folder: Path) -> Path:
-    """A folder that vanishes, for what only the first of several processes writes; it leads to the first's checkpoints."""
+    """A folder that vanishes, for what only the first process writes; the checkpoints in it are the first one's."""
     scratch = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     (scratch / "checkpoints").symlink_to(folder / "checkpoints")
