@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 import keras_mp
+from keras_mp import backend
 from keras_mp.parallel import workers
 from keras_mp.parallel.cluster import find_cluster
 from keras_mp.parallel.loop import fit
@@ -26,11 +27,11 @@ LENGTH, BATCH, SEQUENCES, PARTS = 8, 8, 40, 2
 def read(arguments):
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("precision")
+    parser.add_argument("runs", nargs="+")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--accumulate", type=int)
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--plant", type=int, nargs=2, default=(-1, -1), help="worker and step whose loss overflows")
+    parser.add_argument("--reordered", action="store_true", help="the rows of each batch in reverse")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds a step, so that there is time to kill it")
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--every", type=int, default=0)
@@ -42,6 +43,7 @@ class Planted(keras_mp.ShuffledBatches):
     """Bytes, the bytes that follow, and weights, infinite in the rows of one worker at one step."""
 
     plant = (-1, -1)
+    reordered = False
 
     def batch(self, epoch, step):
         inputs, targets = super().batch(epoch, step)
@@ -50,7 +52,8 @@ class Planted(keras_mp.ShuffledBatches):
         if planted == epoch * self.steps + step:
             rows = self.batch_size // PARTS
             weights[worker * rows : (worker + 1) * rows] = np.inf
-        return inputs, targets, weights
+        order = slice(None, None, -1 if self.reordered else 1)
+        return inputs[order], targets[order], weights[order]
 
     def rows(self, epoch, step, first, last):
         if first == 0 and last == self.batch_size:
@@ -71,7 +74,7 @@ class Pause(keras.callbacks.Callback):
             time.sleep(self.seconds)
 
 
-def build(options):
+def build(options, precision):
     from models.gpt import gpt
     from models.transformer import Size
 
@@ -79,7 +82,7 @@ def build(options):
     optimizer = keras.optimizers.AdamW(
         options.rate, global_clipnorm=1.0, gradient_accumulation_steps=options.accumulate, use_ema=True
     )
-    scale = None if options.precision == "mixed_float16" else keras_mp.NoLossScale()
+    scale = None if precision == "mixed_float16" else keras_mp.NoLossScale()
     loss_scale = {"initial_scale": 2.0**12, "growth_interval": 10} if scale is None else {}
     optimizer = keras_mp.LossScaleOptimizer(optimizer, scale, **loss_scale)
     jit = keras.backend.backend() == "jax"
@@ -87,33 +90,34 @@ def build(options):
     return keras_mp.atomic_skip(model)
 
 
-def train(options):
-    keras.mixed_precision.set_global_policy(options.precision)
+def train(options, run):
+    precision, *plant = run.split(":")
+    folder = options.folder / run.replace(":", "-")
+    folder.mkdir(parents=True, exist_ok=True)
+    keras.mixed_precision.set_global_policy(precision)
     keras.utils.set_random_seed(3)
     tokens = np.random.default_rng(4).integers(0, 32, (SEQUENCES + 6, LENGTH + 1), dtype=np.int32)
     batches = Planted(tokens[:SEQUENCES, :-1], tokens[:SEQUENCES, 1:], BATCH, seed=5)
-    batches.plant = tuple(options.plant)
+    batches.plant, batches.reordered = tuple(map(int, plant)) or (-1, -1), options.reordered
     with keras_mp.distribute("data") if workers.count() > 1 else nullcontext():
-        model = build(options)
+        model = build(options, precision)
         history = keras.callbacks.History()
-        saves = keras_mp.TrainingCheckpoint(
-            options.folder / "checkpoints", batches, every=options.every, callbacks=[history]
-        )
-        monitor = keras_mp.PrecisionMonitor()
+        saves = keras_mp.TrainingCheckpoint(folder / "checkpoints", batches, every=options.every, callbacks=[history])
+        monitor = keras_mp.PrecisionMonitor(measure_gradients=False)  # which are those of the first replica
         callbacks = [monitor, history, Pause(options.pause), saves]
         fit(model, batches, options.epochs, (tokens[SEQUENCES:, :-1], tokens[SEQUENCES:, 1:]), 4, callbacks)
-        values = {f"{i} {v.name}": keras.ops.convert_to_numpy(v) for i, v in enumerate(model.variables)}
-        optimizer = {f"optimizer {i}": keras.ops.convert_to_numpy(v) for i, v in enumerate(model.optimizer.variables)}
-        skipped = int(keras.ops.convert_to_numpy(model.optimizer.skipped_steps))
+        values = {f"{i} {v.name}": backend.to_numpy(v) for i, v in enumerate(model.variables)}
+        values |= {f"optimizer {i}": backend.to_numpy(v) for i, v in enumerate(model.optimizer.variables)}
+        values["skipped"] = backend.to_numpy(model.optimizer.skipped_steps)
     logs = {f"logs {name}": np.asarray(each) for name, each in history.history.items()}
-    np.savez(options.folder / f"ended-{workers.index()}.npz", skipped=skipped, **values, **optimizer, **logs)
+    np.savez(folder / f"ended-{workers.index()}.npz", **values, **logs)
 
 
 if __name__ == "__main__":
     options = read(sys.argv[1:])
-    options.folder.mkdir(parents=True, exist_ok=True)
     asked = {name: value for name, value in vars(options).items() if name != "folder"}
     if os.environ.get("TEST_OTHER_SETTING"):
         asked["rate"] = float(os.environ["TEST_OTHER_SETTING"])
     with workers.join(find_cluster(), asked, join_seconds=60, silence_seconds=options.silence):
-        train(options)
+        for run in options.runs:
+            train(options, run)
