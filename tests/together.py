@@ -83,7 +83,7 @@ def build(options, precision):
         options.rate, global_clipnorm=1.0, gradient_accumulation_steps=options.accumulate, use_ema=True
     )
     scale = None if precision == "mixed_float16" else keras_mp.NoLossScale()
-    loss_scale = {"initial_scale": 2.0**12, "growth_interval": 10} if scale is None else {}
+    loss_scale = {"initial_scale": 2.0**12, "growth_interval": 50} if scale is None else {}
     optimizer = keras_mp.LossScaleOptimizer(optimizer, scale, **loss_scale)
     jit = keras.backend.backend() == "jax"
     model.compile(optimizer, keras_mp.ChunkedCrossEntropy(), jit_compile=jit)
