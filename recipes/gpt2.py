@@ -23,6 +23,7 @@ import numpy as np
 
 import keras_mp
 from keras_mp.files import written_beside
+from keras_mp.parallel import workers
 from keras_mp.parallel.alone import alone
 from keras_mp.policy import PolicyChoice
 from models.gpt import SIZES, gpt
@@ -138,7 +139,8 @@ def train(config: Config) -> TrainingResult:
     result = finish(
         model, config, folder, choice, training, "validation bits per byte", float(bits_per_byte), verify=inputs[:8]
     )
-    print(f"\n{readable(text.encode())}")
+    if workers.is_first():
+        print(f"\n{readable(text.encode())}")
     return result
 
 

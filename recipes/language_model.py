@@ -18,6 +18,7 @@ import keras
 import keras_mp
 from keras_mp.batches import ShuffledBatches
 from keras_mp.files import written_beside
+from keras_mp.parallel import workers
 from keras_mp.parallel.alone import alone
 from keras_mp.policy import PolicyChoice
 from models.gpt import gpt
@@ -124,5 +125,6 @@ def train(config: Config) -> TrainingResult:
         bits_per_byte,
         verify=validation_inputs[:8],
     )
-    print(f"\n{config.prompt}{readable(text)}")
+    if workers.is_first():
+        print(f"\n{config.prompt}{readable(text)}")
     return result

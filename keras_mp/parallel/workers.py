@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
 import platform
 import sys
@@ -18,6 +17,7 @@ import keras
 from keras_mp import backend
 from keras_mp.parallel.cluster import Cluster
 from keras_mp.parallel.roll_call import BEAT_SECONDS, RollCall
+from keras_mp.versions import installed
 
 PACKAGES = ("keras", "tensorflow", "jax", "jaxlib", "numpy")
 OWN_CODE = ("keras_mp", "models", "recipes")
@@ -96,13 +96,7 @@ def from_first(value: Any) -> Any:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "backend": keras.backend.backend()}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            pass
-    return versions
+    return {"python": platform.python_version(), "backend": keras.backend.backend(), **installed(PACKAGES)}
 
 
 def _code() -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_mp.backend.lowered import Lowered
+from keras_mp.versions import installed
 from keras_mp.xla.targets import INSTALL, Target, availability
 
 # Of what is described of a step; one more when keras_mp.xla.program changes it. Compiling again is not needed then.
@@ -73,7 +73,7 @@ def compile_step(lowered: Lowered, target: Target, flags: Mapping[str, Any] | No
     available = availability(target)
     if not available.ok:
         raise ImportError(available.reason)
-    versions = _versions()
+    versions = installed(_PACKAGES)
     request = {
         "format": _FORMAT,
         "name": target.name,
@@ -157,13 +157,3 @@ def _explain(folder: Path, target: Target, status: int, parent: Path) -> str:
     errors = [line for line in log.splitlines() if re.search(r"Error\b|error:|UNIMPLEMENTED|INVALID|RESOURCE", line)]
     last = errors[-1] if errors else (log.strip().splitlines() or ["it printed nothing"])[-1]
     return f"{start}: {last.strip()[:1000]}{where}"
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

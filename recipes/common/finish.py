@@ -1,7 +1,6 @@
 """The end of every recipe: save the model, export it in float32, write the summary and show it."""
 
 import dataclasses
-import importlib.metadata
 import json
 import platform
 import shutil
@@ -17,6 +16,7 @@ import keras_mp
 from keras_mp.files import written_beside
 from keras_mp.parallel import workers
 from keras_mp.policy import PolicyChoice
+from keras_mp.versions import installed
 from recipes.common.config import TrainingConfig
 from recipes.common.curves import draw_curves
 from recipes.common.fit import Training
@@ -121,13 +121,8 @@ def finish(
 
 def versions() -> dict[str, str]:
     """The versions that a result depends on: Python, the machine, the backend, and each package that is installed."""
-    found = {"python": platform.python_version(), "machine": platform.machine(), "backend": keras.backend.backend()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            pass
-    return found
+    here = {"python": platform.python_version(), "machine": platform.machine(), "backend": keras.backend.backend()}
+    return {**here, **installed(PACKAGES)}
 
 
 def summary_table(result: TrainingResult, config: TrainingConfig) -> Table:
