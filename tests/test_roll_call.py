@@ -67,6 +67,16 @@ def test_what_the_first_says_reaches_all():
     )
 
 
+@pytest.mark.parametrize("wants", [None, 0, 2])
+def test_one_that_wants_to_stop_is_heard_by_all(wants):
+    def act(line):
+        answers = [line.any(False), line.any(line.cluster.index == wants)]
+        line.sign_off()
+        return answers
+
+    assert together(3, act) == [[False, wants is not None]] * 3
+
+
 def test_one_that_never_comes_is_named():
     addresses = tuple(f"localhost:{free_port()}" for _ in range(3))
     outcomes = []

@@ -65,7 +65,7 @@ def fit(
         check_callbacks(callbacks)
         rows = validation_batch_size or batches.batch_size
         return _fit_together(model, steps, batches, epochs, validation_data, rows, callbacks)
-    callbacks = [_Shares(), *callbacks] if workers.count() > 1 else list(callbacks)
+    callbacks = [*callbacks, _Shares()] if workers.count() > 1 else list(callbacks)
     return model.fit(
         batches,
         epochs=epochs,
@@ -78,7 +78,13 @@ def fit(
 
 
 class _Shares(keras.callbacks.Callback):
-    """Tells JAX that this process reads its rows of a training batch, and all rows of a test batch."""
+    """Tells JAX that this process reads its rows of a training batch, and all rows of a test batch.
+
+    One process that wants to stop takes the others with it, after the same step. Put it last.
+    """
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._model.stop_training = workers.any_process(bool(self._model.stop_training))
 
     def on_train_begin(self, logs: Any = None) -> None:
         backend.reads_share(True)

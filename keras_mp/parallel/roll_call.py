@@ -107,6 +107,17 @@ class RollCall:
             self.sign_off()
             raise DisagreementError(verdict)
 
+    def any(self, flag: bool) -> bool:
+        """Tells whether the flag is set on any process; all must call it, in the same order."""
+        if self.cluster.index:
+            first = self._peers[0]
+            first.send({"kind": "value", "value": bool(flag)})
+            return bool(self._heard(first)["value"])
+        found = any([self._heard(peer)["value"] for _, peer in sorted(self._peers.items())]) or bool(flag)
+        for peer in self._peers.values():
+            peer.send({"kind": "value", "value": found})
+        return found
+
     def from_first(self, value: Any) -> Any:
         """Gives all processes the value that the first one has; all must call it.
 

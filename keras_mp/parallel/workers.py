@@ -90,6 +90,11 @@ def agree(name: str, value: Any) -> None:
         _joined[-1].agree(name, value)
 
 
+def any_process(flag: bool) -> bool:
+    """Tells whether the flag is set on any process; all must call it."""
+    return _joined[-1].any(flag) if _joined else flag
+
+
 def from_first(value: Any) -> Any:
     """Gives all processes the value that the first one has; it must be one that JSON can hold."""
     return _joined[-1].from_first(value) if _joined else value
