@@ -86,12 +86,13 @@ def fit(
                 checkpoint,
             ],
         )
+    interrupted = workers.any_process(interrupt.interrupted)
     evaluated = {}
-    if config.eval_policy is not None and not interrupt.interrupted:
+    if config.eval_policy is not None and not interrupted:
         other = in_precision(model, config.eval_policy)
         arrays = validation_data if isinstance(validation_data, tuple) else (validation_data, None)
         evaluated = other.evaluate(*arrays, batch_size=validation_batch_size, verbose=0, return_dict=True)
-    return Training(timer, history, interrupt.interrupted, evaluated)
+    return Training(timer, history, interrupted, evaluated)
 
 
 def _tensorboard(folder: Path) -> keras.callbacks.Callback:
