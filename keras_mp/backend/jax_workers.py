@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 COLLECTIVE_ERRORS = (jax.errors.JaxRuntimeError,)
 """What a step raises when another process is gone."""
@@ -51,6 +50,8 @@ def to_numpy(variable: Any) -> np.ndarray:
     """Reads a variable, wherever it lies; one that is split over processes, all of them must read."""
     value = variable.value
     if not value.is_fully_addressable and not value.is_fully_replicated:
+        from jax.experimental import multihost_utils  # not above, because Keras does not import it
+
         return np.asarray(multihost_utils.process_allgather(value, tiled=True))
     return np.asarray(value)
 
