@@ -126,7 +126,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         if self.batches is not None:
             self.batches.start_at(epoch, self._first)
         if self._first and self.resumed_from is not None:
-            with Reader(self.resumed_from) as reader:
+            with Reader(self.resumed_from, check=False) as reader:
                 training_state.restore_metrics(self.model, reader)
             # Keras says that the data ran out where an epoch has fewer steps than the others.
             self._quiet = warnings.catch_warnings()
@@ -167,7 +167,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def _resume(self) -> None:
         path = self.folder / workers.from_first(self._newest().name if workers.is_first() else None)
-        with Reader(path) as reader:
+        # The first one has checked it: a file of gigabytes is not read twice.
+        with Reader(path, check=False) as reader:
             manifest = reader.manifest
             self._check_settings(path, manifest)
             try:

@@ -9,7 +9,6 @@ if keras.backend.backend() == "tensorflow":
     from keras_mp.backend.tensorflow_observe import step_errors as step_errors
     from keras_mp.backend.tensorflow_parallel import HOW_TO_HAVE_MORE_DEVICES as HOW_TO_HAVE_MORE_DEVICES
     from keras_mp.backend.tensorflow_parallel import can_jit as can_jit
-    from keras_mp.backend.tensorflow_parallel import device_names as device_names
     from keras_mp.backend.tensorflow_parallel import is_spread as is_spread
     from keras_mp.backend.tensorflow_parallel import parallel_scope as parallel_scope
     from keras_mp.backend.tensorflow_parallel import reduce_dtype as reduce_dtype
@@ -29,7 +28,6 @@ elif keras.backend.backend() == "jax":
     from keras_mp.backend.jax_observe import step_errors as step_errors
     from keras_mp.backend.jax_parallel import HOW_TO_HAVE_MORE_DEVICES as HOW_TO_HAVE_MORE_DEVICES
     from keras_mp.backend.jax_parallel import can_jit as can_jit
-    from keras_mp.backend.jax_parallel import device_names as device_names
     from keras_mp.backend.jax_parallel import is_spread as is_spread
     from keras_mp.backend.jax_parallel import over_the_batch as over_the_batch
     from keras_mp.backend.jax_parallel import parallel_scope as parallel_scope

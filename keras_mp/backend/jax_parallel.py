@@ -32,11 +32,6 @@ _active: list[_Active] = []
 _inside: list[bool] = []
 
 
-def device_names() -> list[str]:
-    """Lists the devices that a plan may use, as Keras names them."""
-    return list(keras.distribution.list_devices())
-
-
 class Layout(keras.distribution.ModelParallel):
     """Keras's distribution by a plan.
 

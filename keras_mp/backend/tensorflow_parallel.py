@@ -20,11 +20,6 @@ HOW_TO_HAVE_MORE_DEVICES = "split it with tf.config.set_logical_device_configura
 _numbers = itertools.count(1)
 
 
-def device_names() -> list[str]:
-    """Lists the devices that a plan may use, as Keras names them."""
-    return list(keras.distribution.list_devices())
-
-
 class Replicas(OnReplicas, tf.distribute.MirroredStrategy):
     """`MirroredStrategy` by a plan.
 

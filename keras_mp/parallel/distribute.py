@@ -54,7 +54,7 @@ def distribute(
             such layout, or the global policy computes in float16 on a TPU. In `fit`: if the devices do not divide a
             batch.
     """
-    plan = make_plan(layout, backend.device_names(), devices, mesh, reduce_dtype, rules)
+    plan = make_plan(layout, keras.distribution.list_devices(), devices, mesh, reduce_dtype, rules)
     plan.check_dtypes([keras.config.dtype_policy().compute_dtype])
     with backend.parallel_scope(plan):
         yield plan
