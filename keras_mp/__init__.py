@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from keras_mp import fp8 as fp8
     from keras_mp.batches import Batches as Batches
     from keras_mp.batches import ShuffledBatches as ShuffledBatches
+    from keras_mp.bench.benchmark import benchmark as benchmark
+    from keras_mp.bench.report import BenchmarkReport as BenchmarkReport
     from keras_mp.checkpoint import TrainingCheckpoint as TrainingCheckpoint
     from keras_mp.cross_entropy import chunked_cross_entropy as chunked_cross_entropy
     from keras_mp.export import export_float32 as export_float32
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 _HOME = {
     "AuditReport": "keras_mp.numerics.audit",
     "Batches": "keras_mp.batches",
+    "BenchmarkReport": "keras_mp.bench.report",
     "ChunkedCrossEntropy": "keras_mp.language_model",
     "CompileReport": "keras_mp.xla.report",
     "Gelu": "keras_mp.gelu",
@@ -66,6 +69,7 @@ _HOME = {
     "TrainingCheckpoint": "keras_mp.checkpoint",
     "atomic_skip": "keras_mp.skip",
     "audit": "keras_mp.numerics.audit",
+    "benchmark": "keras_mp.bench.benchmark",
     "choose_policy": "keras_mp.policy",
     "chunked_cross_entropy": "keras_mp.cross_entropy",
     "compare_training": "keras_mp.numerics.parity",

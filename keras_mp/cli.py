@@ -154,6 +154,60 @@ def audit(
     _show(report, html, as_json)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="A recipe, by name or as a file, or a .keras file.")],
+    precisions: Annotated[str, typer.Option(help="With commas; float32 is always among them.")] = (
+        "float32,mixed_bfloat16"
+    ),
+    batch_size: Annotated[int | None, typer.Option(help="By default the recipe's; 8 for a .keras file.")] = None,
+    rounds: Annotated[int, typer.Option(help="Turns of each precision.")] = 20,
+    seconds: Annotated[float, typer.Option(help="Of one turn, about; at least a step.")] = 0.5,
+    find_batch: Annotated[bool, typer.Option("--find-batch", help="Find the largest batch that fits, too.")] = False,
+    memory_limit: Annotated[float | None, typer.Option(help="GiB a process may hold on a CPU.")] = None,
+    imports: Annotated[
+        list[str] | None, typer.Option("--import", help="A module that defines custom layers; may be repeated.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Write the picture to this .svg file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Measure a training step in several precisions on this machine, in turns, as ratios to float32.
+
+    What follows a recipe's name and is no option above goes to the recipe: `keras-mp bench digits --width 64`.
+    """
+    sys.path.insert(0, os.getcwd())
+    import_keras()
+    from keras_mp.bench.benchmark import BASE, measure
+    from keras_mp.bench.report import check_precisions
+    from keras_mp.xla.precision import PRECISIONS
+
+    arguments: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
+    if model.endswith(".keras"):
+        if not Path(model).is_file():
+            raise FileNotFoundError(f"there is no file {model!r}")
+        function = "keras_mp.bench.keras_step:file"
+        arguments |= {"path": model, "imports": imports or []}
+    else:
+        _check_recipes()
+        function = "keras_mp.bench.keras_step:recipe"
+        arguments |= {"arguments": [model, *context.args]}
+    report = measure(
+        function,
+        arguments,
+        check_precisions([name for name in precisions.split(",") if name], PRECISIONS, BASE),
+        f"{model}: a training step",
+        rounds=rounds,
+        seconds=seconds,
+        find_batch=find_batch,
+        memory_limit=None if memory_limit is None else int(memory_limit * 2**30),
+        say=lambda text: typer.echo(text, err=True),
+    )
+    if picture is not None:
+        report.to_svg(picture)
+    _show(report, None, as_json)
+
+
 @app.command()
 def export(
     model: Annotated[Path, typer.Argument(help="A .keras file, trained in any precision on any backend.")],

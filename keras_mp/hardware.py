@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from keras_mp import backend
-from keras_mp.backend.host import cpu_flags
 from keras_mp.chips import Chip, identify_chip
+from keras_mp.host import cpu_flags
 
 DTYPES = ("float32", "float16", "bfloat16", "fp8")
 

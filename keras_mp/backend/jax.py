@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import keras
 
 from keras_mp.backend.device import DeviceInfo, best_first
-from keras_mp.backend.host import cpu_name, peak_process_bytes
+from keras_mp.host import cpu_name, peak_process_bytes
 
 
 def local_devices() -> list[DeviceInfo]:

@@ -12,7 +12,7 @@ from tensorflow.compiler.tf2xla.python import xla as tfxla
 from tensorflow.compiler.xla import xla_data_pb2
 
 from keras_mp.backend.device import DeviceInfo, best_first
-from keras_mp.backend.host import cpu_name, peak_process_bytes
+from keras_mp.host import cpu_name, peak_process_bytes
 
 
 def local_devices() -> list[DeviceInfo]:

@@ -138,6 +138,8 @@ def _environment() -> dict[str, str]:
         # libtpu allows one process at a time, for the sake of the chips, of which none is used here.
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
+        # Before 0.8 the CUDA plugin wants cuDNN even where no GPU is used. To compile it is not needed.
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
         # This package, wherever the parent found it.
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
@@ -152,6 +154,9 @@ def _explain(folder: Path, target: Target, status: int, parent: Path) -> str:
     start = f"The compiler for {target.title} failed"
     if "No PTX compilation provider" in log:
         return f"{start}: it found no ptxas. The package nvidia-cuda-nvcc brings one: {INSTALL}.{where}"
+    if "Invalid TPU external name" in log:
+        version = installed(["libtpu"])["libtpu"]
+        return f"{start}: libtpu {version} does not know this chip, and a newer one may: pip install -U libtpu.{where}"
     if status < 0:
         return f"{start}: its process was ended by signal {-status}; 9 most often means out of memory.{where}"
     errors = [line for line in log.splitlines() if re.search(r"Error\b|error:|UNIMPLEMENTED|INVALID|RESOURCE", line)]

@@ -127,21 +127,31 @@ class Module:
         inside = self.computations[instruction.computation]
         return [inside[name].shapes[0] for name in instruction.operands if name in inside and inside[name].shapes]
 
-    def kernels(self) -> Iterator[tuple[Instruction, int]]:
-        """Yields what is started on the chip, with how often: the entry's instructions, and those of loops in it."""
-        yield from self._kernels(self.entry, 1)
+    def kernels(self, one_branch: bool = False) -> Iterator[tuple[Instruction, int]]:
+        """Yields what is started on the chip, with how often: the entry's instructions, and those of loops in it.
 
-    def _kernels(self, computation: str, repeats: int) -> Iterator[tuple[Instruction, int]]:
+        Args:
+            one_branch: of a conditional, only the branch that moves the most bytes; otherwise all of them.
+        """
+        yield from self._kernels(self.entry, 1, one_branch)
+
+    def _kernels(self, computation: str, repeats: int, one_branch: bool) -> Iterator[tuple[Instruction, int]]:
         for instruction in self.computations.get(computation, {}).values():
             if instruction.opcode == "while":
                 trips = int(_found(r'"known_trip_count":\{"n":"(\d+)"', instruction.attributes) or 1)
                 for callee in instruction.callees:
-                    yield from self._kernels(callee, repeats * trips)
+                    yield from self._kernels(callee, repeats * trips, one_branch)
             elif instruction.opcode in ("conditional", "call"):
-                for callee in instruction.callees:
-                    yield from self._kernels(callee, repeats)
+                branches = [list(self._kernels(callee, repeats, one_branch)) for callee in instruction.callees]
+                if one_branch and instruction.opcode == "conditional":
+                    branches = [max(branches, key=self._moved, default=[])]
+                for branch in branches:
+                    yield from branch
             elif instruction.opcode not in FREE:
                 yield instruction, repeats
+
+    def _moved(self, kernels: list[tuple[Instruction, int]]) -> int:
+        return sum(self.traffic(kernel) * repeats for kernel, repeats in kernels)
 
     def inside(self, instruction: Instruction) -> Iterator[Instruction]:
         """Yields an instruction and all that is fused into it."""

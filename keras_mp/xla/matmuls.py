@@ -125,8 +125,8 @@ def join(lowered: Lowered, described: Mapping[str, Any], module: Module, platfor
 
 
 @dataclass(frozen=True)
-class _Made:
-    """A dot or convolution of the compiled module."""
+class Made:
+    """A dot or convolution of the compiled module: dtypes by Keras's names, the kernel by its library's."""
 
     operands: tuple[str, ...]
     result: str
@@ -136,8 +136,18 @@ class _Made:
     flops: int
 
 
-def _made(module: Module, platform: str) -> dict[str, list[_Made]]:
-    found: dict[str, list[_Made]] = defaultdict(list)
+def products(module: Module, platform: str) -> list[Made]:
+    """Lists the dots and convolutions of a compiled module.
+
+    Args:
+        module: the module.
+        platform: "cuda", "tpu" or "cpu".
+    """
+    return [made for each in _made(module, platform).values() for made in each]
+
+
+def _made(module: Module, platform: str) -> dict[str, list[Made]]:
+    found: dict[str, list[Made]] = defaultdict(list)
     for kernel, _ in module.kernels():
         for instruction in module.inside(kernel):
             if instruction.opcode in ("dot", "convolution") or _is_library(instruction):
@@ -161,7 +171,7 @@ def _is_library(instruction: Instruction) -> bool:
     return instruction.opcode == "custom-call" and bool(re.search(r"gemm|matmul|conv|dot", instruction.target, re.I))
 
 
-def _describe(instruction: Instruction, kernel: Instruction, module: Module, platform: str) -> _Made:
+def _describe(instruction: Instruction, kernel: Instruction, module: Module, platform: str) -> Made:
     shapes = module.shapes_of(instruction)[:2]
     operands = tuple(long_name(shape.dtype) for shape in shapes)
     result = long_name(instruction.shapes[0].dtype)
@@ -169,7 +179,7 @@ def _describe(instruction: Instruction, kernel: Instruction, module: Module, pla
     contracted = re.search(r"lhs_contracting_dim(?:ensions\":\[\"|s=\{)(\d+)", instruction.attributes)
     if contracted and len(shapes) == 2:
         flops = dot_flops(instruction.shapes[0].dimensions, [shapes[0].dimensions[int(contracted[1])]])
-    return _Made(
+    return Made(
         operands,
         result,
         _accumulation(operands, instruction, platform),
@@ -211,7 +221,7 @@ def _accumulation(operands: tuple[str, ...], instruction: Instruction, platform:
     return "float32"
 
 
-def _merged(asked: Sequence[Mapping[str, Any]], found: Mapping[str, _Made]) -> dict[str, str]:
+def _merged(asked: Sequence[Mapping[str, Any]], found: Mapping[str, Made]) -> dict[str, str]:
     """Finds, for each dot that has no instruction of its own, the one that a compiler made of it and another.
 
     Compilers join dots that share an operand: the product is then larger than the dot whose name it bears; or the
@@ -240,14 +250,14 @@ def _merged(asked: Sequence[Mapping[str, Any]], found: Mapping[str, _Made]) -> d
     return result
 
 
-def _remains(operation: str, module: Module) -> tuple[_Made, str]:
+def _remains(operation: str, module: Module) -> tuple[Made, str]:
     """What is left of a dot that is none any more: products and sums in a loop, or nothing."""
     for kernel, _ in module.kernels():
         for instruction in module.inside(kernel):
             if instruction.operation == operation and instruction.opcode in ("multiply", "reduce", "fusion", "add"):
                 dtype = long_name(instruction.shapes[0].dtype)
-                return _Made((dtype,), dtype, dtype, "loop", kernel.cycles, 0), "compiled as products and sums"
-    return _Made((), "", "", "", 0, 0), "not in the compiled step"
+                return Made((dtype,), dtype, dtype, "loop", kernel.cycles, 0), "compiled as products and sums"
+    return Made((), "", "", "", 0, 0), "not in the compiled step"
 
 
 def _roles(lowered: Lowered, names: Sequence[str], asked: Sequence[Mapping[str, Any]]) -> list[tuple[int | None, str]]:

@@ -65,7 +65,9 @@ def _with_policy(model: Any, old: str, new: str) -> Any:
     def rule(node: Config, layer: Any) -> Config:
         if node.get("class_name") == "DTypePolicy" and node["config"]["name"] == old:
             return policy
-        return {key: new if key == "dtype" and value == old else value for key, value in node.items()}
+        # "float32" as text is a dtype, such as an input's, and no policy.
+        named = old != "float32" and node.get("dtype") == old
+        return {**node, "dtype": new} if named else node
 
     rebuilt = rebuild(model, rule, policy=new).model
     return stabilize(rebuilt) if old == "float32" else rebuilt

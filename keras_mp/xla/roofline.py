@@ -64,7 +64,9 @@ def estimate(matmuls: Sequence[Matmul], module: Module, chip: Chip) -> Roofline:
         chip: the chip; a device has its share of the rates.
     """
     compute = sum(seconds(matmul, chip) for matmul in matmuls)
-    moved = sum(module.traffic(kernel) * repeats for kernel, repeats in module.kernels())
+    # Of a conditional, such as a step that is skipped or not, one branch runs.
+    kernels = list(module.kernels(one_branch=True))
+    moved = sum(module.traffic(kernel) * repeats for kernel, repeats in kernels)
     memory = moved / (chip.bandwidth / chip.devices)
-    cycles = sum(kernel.cycles * repeats for kernel, repeats in module.kernels())
+    cycles = sum(kernel.cycles * repeats for kernel, repeats in kernels)
     return Roofline(max(compute, memory), compute, memory, cycles)

@@ -13,6 +13,7 @@ import json
 import os
 import resource
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def main(folder: Path) -> None:
     if (folder / "memory.json").is_file():
         return
     executable = _compile(module, target)
-    (folder / "compiled.hlo").write_text(executable.hlo_modules()[0].to_string())
+    (folder / "compiled.hlo").write_text(_text(executable, module, target))
     statistics = executable.get_compiled_memory_stats()
     memory = {
         name.removesuffix("_size_in_bytes").removesuffix("_in_bytes"): getattr(statistics, name)
@@ -73,6 +74,18 @@ def _compile(module: Any, target: dict[str, Any]) -> Any:
             bytecode = io.BytesIO()
             module.operation.write_bytecode(bytecode)
             return compile_module(bytecode.getvalue(), devices, options)
+
+
+def _text(executable: Any, module: Any, target: dict[str, Any]) -> str:
+    try:
+        return executable.hlo_modules()[0].to_string()
+    except jax.errors.JaxRuntimeError:
+        # Before 0.8 the CUDA plugin does not hand the compiled module out. It writes it down, when asked to.
+        with tempfile.TemporaryDirectory() as folder:
+            dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+            _compile(module, target | {"flags": target["flags"] | dump})
+            (path,) = Path(folder).glob("*after_optimizations.txt")
+            return path.read_text()
 
 
 def _with_room() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from keras_mp import backend
-from keras_mp.backend.host import cpu_name, peak_process_bytes
+from keras_mp.host import cpu_name, peak_process_bytes
 
 
 def test_both_backends_offer_the_same_functions():

@@ -19,12 +19,14 @@ else:
     assert len(jax.devices()) == 8, "start with XLA_FLAGS=--xla_force_host_platform_device_count=8"
 
 import keras_mp
+from keras_mp.versions import installed
 from recipes.language_model import Config, batches, build
 
 PRECISIONS = ["float32", "mixed_bfloat16", "mixed_float16"]
 LAYOUTS = [("data", 2)] if TENSORFLOW else [("data", 4), ("data", 8), ("fully_sharded", 8), ("tensor", 4)]
 PARTS = [LAYOUTS[-1:], LAYOUTS[1:3] or LAYOUTS, LAYOUTS[:1]]
 ALL = 2 if TENSORFLOW else 8
+OLD_JAX = not TENSORFLOW and installed(["jax"])["jax"].startswith("0.7.")
 MODE = {"jit_compile": not TENSORFLOW}
 only_jax = pytest.mark.skipif(TENSORFLOW, reason="TensorFlow has data parallelism only")
 CONFIG = Config(sequence_length=32, layers=2, width=64, heads=2, batch_size=16)
@@ -101,8 +103,9 @@ def check_language_model(policy, layouts, steps):
             parts, _ = language_model(policy, steps=steps, accumulate=devices, scale=2.0**15 / devices)
             equal = np.mean([np.mean(a == b) for a, b in zip(parts, weights, strict=True)])
             print(f", from one in parts {distance(parts, weights):.2e}, {equal:.1%} equal", end="")
-            if TENSORFLOW and policy == "float32":
-                # oneDNN's float32 products depend on how many threads are free.
+            if (TENSORFLOW and policy == "float32") or (OLD_JAX and policy == "mixed_float16"):
+                # oneDNN's float32 products depend on how many threads are free. The compiler of jax 0.7 for CPUs sums
+                # in float16 in another order in the two programs.
                 assert distance(parts, weights) < 4 * noise
             else:
                 for a, b in zip(parts, weights, strict=True):

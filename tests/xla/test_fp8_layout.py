@@ -8,6 +8,7 @@ import pytest
 from steps import tensor
 
 from keras_mp.fp8 import Float8Dense
+from keras_mp.versions import installed
 from keras_mp.xla.compile import compile_step
 from keras_mp.xla.hlo import parse
 from keras_mp.xla.step import lower_step
@@ -49,8 +50,10 @@ def test_passes_of_all_three_operands_on_an_h100():
     found = layout()
     shape = (ROWS, INPUTS, OUTPUTS)
     counts = {recipe: found.passes(found.compiled(recipe, shape, "h100"), shape) for recipe in ("delayed", "current")}
-    # A kernel is transposed while it is quantized, and its amax is a pass of its own.
-    assert counts == {"delayed": [1, 2, 1], "current": [2, 2, 2]}
+    # A kernel is transposed while it is quantized, and its amax is a pass of its own. The compiler of jax 0.7 also
+    # makes two passes of an upstream gradient.
+    gradient = 2 if installed(["jax"])["jax"].startswith("0.7.") else 1
+    assert counts == {"delayed": [1, 2, gradient], "current": [2, 2, 2]}
 
 
 @pytest.mark.slow

@@ -81,3 +81,38 @@ def test_subbyte_and_scalar_sizes():
 def test_no_module():
     with pytest.raises(ValueError, match="no ENTRY computation"):
         parse("nothing here")
+
+
+CONDITIONAL = """\
+HloModule conditional
+
+%skip (p: (f32[4])) -> (f32[4]) {
+  %p = (f32[4]{0}) parameter(0)
+  %x = f32[4]{0} get-tuple-element(%p), index=0
+  %kept = f32[4]{0} copy(%x)
+  ROOT %out = (f32[4]{0}) tuple(%kept)
+}
+
+%update (q: (f32[4])) -> (f32[4]) {
+  %q = (f32[4]{0}) parameter(0)
+  %y = f32[4]{0} get-tuple-element(%q), index=0
+  %sum = f32[4]{0} add(%y, %y)
+  %twice = f32[4]{0} multiply(%sum, %y)
+  ROOT %made = (f32[4]{0}) tuple(%twice)
+}
+
+ENTRY %main (a: pred[], b: f32[4]) -> (f32[4]) {
+  %a = pred[] parameter(0)
+  %b = f32[4]{0} parameter(1)
+  %state = (f32[4]{0}) tuple(%b)
+  ROOT %result = (f32[4]{0}) conditional(%a, %state, %state), branch_computations={%skip, %update}
+}
+"""
+
+
+def test_one_branch_of_a_conditional_runs():
+    module = parse(CONDITIONAL)
+    assert [kernel.name for kernel, _ in module.kernels()] == ["kept", "sum", "twice"]
+    assert [kernel.name for kernel, _ in module.kernels(one_branch=True)] == ["sum", "twice"]
+    moved = sum(module.traffic(kernel) for kernel, _ in module.kernels(one_branch=True))
+    assert moved == (16 + 16) + (16 + 16 + 16)

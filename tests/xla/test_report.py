@@ -156,6 +156,17 @@ def test_other_precisions_side_by_side():
     assert "In other precisions" in str(report)
 
 
+def test_a_sequential_model_in_float32_beside_another_precision():
+    # The dtype of its input is written as "float32", as its policy may be.
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    batch = (keras.KerasTensor((4, 8), "float32"), keras.KerasTensor((4, 2), "float32"))
+    report = keras_mp.inspect(model, batch, "host", compare="mixed_bfloat16")
+    assert set(report.shares) == {"float32"}
+    low = report.compared["mixed_bfloat16"]
+    assert {matmul.asked for matmul in low.matmuls} >= {("bfloat16", "bfloat16")}
+
+
 def test_inference():
     model, (x, _) = tiny_gpt()
     report = keras_mp.inspect(model, x, "host", training=False)

@@ -67,11 +67,9 @@ def peak_process_bytes() -> int | None:
         Bytes, or None where the system does not tell (Windows).
     """
     # Not getrusage(2) where it can be avoided: its peak begins with what the parent held when it started this process.
-    status = Path("/proc/self/status")
-    if status.is_file():
-        peak = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
-        if peak:
-            return int(peak[1]) * 1024
+    peak = _status("VmHWM")
+    if peak is not None:
+        return peak
     try:
         import resource
     except ImportError:
@@ -79,3 +77,51 @@ def peak_process_bytes() -> int | None:
     peak_size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Kilobytes on Linux, bytes on macOS.
     return peak_size if sys.platform == "darwin" else peak_size * 1024
+
+
+def resident_bytes(process: int | None = None) -> int | None:
+    """Measures the memory that a process holds now (its resident set).
+
+    Args:
+        process: its number; by default this one.
+
+    Returns:
+        Bytes, or None where the system does not tell (anything but Linux).
+    """
+    return _status("VmRSS", "self" if process is None else process)
+
+
+def forget_peak() -> bool:
+    """Lets `peak_process_bytes` begin anew with what the process holds now.
+
+    Returns:
+        Whether the system can do it: Linux can.
+    """
+    try:
+        # proc(5): writing 5 resets the peak resident set.
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _status(key: str, process: int | str = "self") -> int | None:
+    try:
+        text = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return None
+    found = re.search(rf"^{key}:\s+(\d+) kB$", text, re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
+
+
+def available_bytes() -> int | None:
+    """Measures the memory that programs can still have without the system swapping.
+
+    Returns:
+        Bytes, or None where the system does not tell (anything but Linux).
+    """
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None
