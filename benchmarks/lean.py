@@ -22,30 +22,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
-def plain_gpt(layer_count: int, width: int, heads: int, vocabulary: int, length: int):
-    """The GPT of models/gpt.py of Keras's layers alone."""
-    import keras
-    from keras import layers
-
-    from models.transformer import add_positions, initializer
-
-    embedding = layers.ReversibleEmbedding(vocabulary, width, embeddings_initializer=initializer())
-    tokens = keras.Input((length,), dtype="int32")
-    x = add_positions(embedding(tokens))
-    for _ in range(layer_count):
-        y = layers.LayerNormalization(epsilon=1e-5)(x)
-        attention = layers.MultiHeadAttention(heads, width // heads, kernel_initializer=initializer())
-        x = layers.Add()([x, attention(y, y, use_causal_mask=True)])
-        y = layers.LayerNormalization(epsilon=1e-5)(x)
-        y = layers.Dense(4 * width, kernel_initializer=initializer())(y)
-        y = keras.ops.gelu(y, approximate=True)
-        x = layers.Add()([x, layers.Dense(width, kernel_initializer=initializer())(y)])
-    logits = embedding(layers.LayerNormalization(epsilon=1e-5)(x), reverse=True)
-    return keras.Model(tokens, layers.Activation("linear", dtype="float32")(logits))
-
-
 def compiled(model: str, sizes: tuple[int, int, int, int, int], remat: bool, jit: bool):
     import keras
+    from peer_keras import plain_gpt
 
     import keras_mp
     from models.gpt import gpt

@@ -4,10 +4,11 @@
     python benchmarks/scale_table.py --only 124M
 
 Nothing is allocated and nothing runs. State is exact: the bytes of each variable and slot by the devices that share
-it. Temporary memory and collectives are the compiler's, of a training step with 2 and with 4 blocks, extrapolated to
-the model's number, because all blocks are alike; a row marked "all" is compiled in full, to check that. Rows of other
-slices take them from the slice named there: with as many rows a chip they hardly depend on the number of chips. The
-steps take minutes each on 2 cores; what has been compiled once is kept (`KERAS_MP_CACHE`).
+it. Temporary memory and collectives are the compiler's, of a training step with 4 and with 8 blocks, extrapolated to
+the model's number, because all blocks are alike; a row marked "all" is compiled in full, to check that. (With 2 blocks
+the compiler fetches weights further ahead, and needs more than with 4.) Rows of other slices take them from the slice
+named there: with as many rows a chip they hardly depend on the number of chips. The steps take minutes each on 2
+cores; what has been compiled once is kept (`KERAS_MP_CACHE`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import keras
 
@@ -64,6 +67,7 @@ MODELS = {
     "6.7B": Model(Size(32, 4096, 32), 2048, 1, True),
 }
 PRECISIONS = ("float32", "mixed_bfloat16")
+BLOCKS = (4, 8)
 # What is compiled, and the slices that take its temporary memory and collectives.
 COMPILED = (
     ("6.7B", "fully_sharded", "v5e", 16, (("v5e", 8), ("v5e", 256), ("v6e", 4), ("v6e", 8), ("v6e", 256))),
@@ -111,15 +115,16 @@ def measure(cell: Cell, layers: int) -> Figures:
     return Figures(state, memory.temporary, sent)
 
 
-def extrapolate(two: Figures, four: Figures, layers: int) -> Figures:
-    """The line through 2 and 4 blocks, at this many."""
+def extrapolate(few: Figures, many: Figures, layers: int) -> Figures:
+    """The line through the figures of BLOCKS, at this many; memory that does not grow is taken as it is."""
 
-    def line(at_two: float, at_four: float) -> float:
-        return at_two + (at_four - at_two) / 2 * (layers - 2)
+    def line(at_few: float, at_many: float) -> float:
+        return at_few + (at_many - at_few) / (BLOCKS[1] - BLOCKS[0]) * (layers - BLOCKS[0])
 
-    kinds = {*two.sent, *four.sent}
-    sent = {kind: line(two.sent.get(kind, 0.0), four.sent.get(kind, 0.0)) for kind in kinds}
-    return Figures(line(two.state, four.state), line(two.temporary, four.temporary), sent)
+    kinds = {*few.sent, *many.sent}
+    sent = {kind: line(few.sent.get(kind, 0.0), many.sent.get(kind, 0.0)) for kind in kinds}
+    temporary = max(few.temporary, many.temporary, line(few.temporary, many.temporary))
+    return Figures(line(few.state, many.state), temporary, sent)
 
 
 def row(cell: Cell, figures: Figures, how: str) -> str:
@@ -157,10 +162,10 @@ def main() -> None:
             if arguments.only not in f"{cell.model} {cell.target}-{cell.chips} {cell.strategy} {cell.precision}":
                 continue
             layers = MODELS[cell.model].size.layers
-            found = extrapolate(measure(cell, 2), measure(cell, 4), layers)
+            found = extrapolate(*(measure(cell, blocks) for blocks in BLOCKS), layers)
             for where in ((target, chips), *others):
                 here = cell._replace(target=where[0], chips=where[1])
-                how = f"2 and 4 of {layers}" + ("" if here == cell else f", {target}-{chips}")
+                how = f"{BLOCKS[0]} and {BLOCKS[1]} of {layers}" + ("" if here == cell else f", {target}-{chips}")
                 lines.append(row(here, found._replace(state=state_bytes(here)), how))
             if cell == IN_FULL:
                 lines.append(row(cell, measure(cell, layers), f"all {layers}"))

@@ -1,0 +1,187 @@
+"""What each feature of the kit costs on top of plain Keras: time of a step, and bytes that the compiled step moves.
+
+    python benchmarks/cost.py                    # TensorFlow and JAX, a GPT and a ResNet; 15 minutes on 2 cores
+    python benchmarks/cost.py --out docs/results/cost.json
+
+Time is a ratio to plain Keras in the same run, in mixed_bfloat16; every feature has a process of its own, and all take
+turns. Callbacks are measured in `fit`, beside `fit` without them. Bytes are those that the kernels of the step read and
+write when it is compiled for an H100, as a ratio, too; they do not depend on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from rich.console import Console
+from rich.table import Table
+
+from keras_mp.bench.compare import Task, compare
+from keras_mp.bench.subject import Subject
+from keras_mp.bench.turns import ratio
+from keras_mp.page import write_text
+
+STEP, FIT = "plain Keras, a step", "plain Keras, fit"
+# Features of the step, and callbacks; a callback that watches the loss scale needs the optimizer that has one.
+FEATURES = ("stabilize", "NoLossScale", "LossScale", "LossScale, atomic_skip")
+CALLBACKS = ("PrecisionMonitor", "PrecisionMonitor, gradients measured", "NonFiniteFinder")
+BACKENDS = ("tensorflow", "jax")
+WORKLOADS = ("gpt", "resnet18")
+
+
+def model_with(workload: str, features: str) -> Any:
+    """Plain Keras's model, with features of the kit."""
+    import keras
+    from peer_keras import _cross_entropy, _optimizer, plain_model
+    from peer_workloads import WORKLOADS as SIZES
+
+    import keras_mp
+
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model, optimizer = plain_model(SIZES[workload]), _optimizer()
+    if "stabilize" in features:
+        model = keras_mp.stabilize(model)
+    if "NoLossScale" in features:
+        optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale())
+    elif "LossScale" in features:
+        optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.LossScale(2.0))
+    model.compile(optimizer, _cross_entropy(), jit_compile=keras.backend.backend() == "jax")
+    return keras_mp.atomic_skip(model) if "atomic_skip" in features else model
+
+
+def step(workload: str, features: str) -> Subject:
+    """A training step with features, without callbacks."""
+    from peer_workloads import WORKLOADS as SIZES
+    from peer_workloads import batch_of
+
+    from keras_mp.bench.keras_step import of_model
+
+    return of_model(model_with(workload, features), batch_of(SIZES[workload]), "mixed_bfloat16")
+
+
+def fit(workload: str, callback: str) -> Subject:
+    """Steps in `fit`, with a callback."""
+    import numpy as np
+    from peer_workloads import WORKLOADS as SIZES
+    from peer_workloads import batch_of
+
+    import keras_mp
+
+    model = model_with(workload, "NoLossScale")
+    batch = batch_of(SIZES[workload])
+    rows = SIZES[workload].batch
+
+    def batches(steps: int) -> Any:
+        data = [np.repeat(each, steps, 0) for each in batch]
+        return keras_mp.ShuffledBatches(*data, rows, 0)
+
+    def callbacks() -> list:
+        if "PrecisionMonitor" in callback:
+            return [keras_mp.PrecisionMonitor(measure_gradients="measured" in callback)]
+        return [keras_mp.NonFiniteFinder()] if callback == "NonFiniteFinder" else []
+
+    def run(steps: int) -> float:
+        data = batches(steps)
+        started = time.perf_counter()
+        model.fit(data, epochs=1, verbose=0, callbacks=callbacks())
+        return time.perf_counter() - started
+
+    return Subject(run, {})
+
+
+def compiled_bytes(workload: str, features: str) -> float:
+    """What the kernels of the step read and write when it is compiled for an H100."""
+    import keras
+    from peer_workloads import WORKLOADS as SIZES
+    from peer_workloads import batch_of
+
+    import keras_mp
+
+    arrays = [keras.KerasTensor(each.shape, each.dtype.name) for each in batch_of(SIZES[workload])]
+    model = model_with(workload, features)
+    model.jit_compile = True
+    return keras_mp.inspect(model, tuple(arrays), "h100").roofline.memory
+
+
+def bytes_subject(workload: str, features: str) -> Subject:
+    """The compiled bytes, in a process that has the backend."""
+    moved = compiled_bytes(workload, features)
+    return Subject(lambda steps: 1e-3, {"moved": moved})
+
+
+def measured(workload: str, backend: str, rounds: int) -> list[list[str]]:
+    """The rows of a model on a backend."""
+    environment = {"KERAS_BACKEND": backend}
+
+    def task(name: str, function: str, **arguments: str) -> Task:
+        return Task(name, f"cost:{function}", {"workload": workload, **arguments}, environment)
+
+    say = lambda text: print(f"{workload}, {backend}: {text}", file=sys.stderr)  # noqa: E731
+    paths = [str(HERE), str(HERE.parent)]
+    tasks = [task(STEP, "step", features=""), *(task(name, "step", features=name) for name in FEATURES)]
+    steps = compare(tasks, rounds=rounds, seconds=0.3, paths=paths, say=say)
+    tasks = [task(FIT, "fit", callback=""), *(task(name, "fit", callback=name) for name in CALLBACKS)]
+    fits = compare(tasks, rounds=rounds, seconds=1.0, paths=paths, say=say)
+    moved = {}
+    for name in ("", *FEATURES):
+        (found,) = compare([task(name, "bytes_subject", features=name)], rounds=1, seconds=0, paths=paths, say=say)
+        moved[name] = found.details.get("moved")
+    rows = []
+    for base, group in ((steps[0], steps[1:]), (fits[0], fits[1:])):
+        for row in group:
+            if row.problem or base.problem:
+                rows.append([workload, backend, row.name, row.problem or base.problem, "", row.reason or base.reason])
+                continue
+            of_base = ratio(row.seconds, base.seconds)
+            mine, plain = moved.get(row.name), moved[""]
+            share = f"{mine / plain:.3f}" if mine and plain else ""
+            spread = f"{of_base.low:.2f}-{of_base.high:.2f}"
+            rows.append([workload, backend, row.name, f"{of_base.median:.3f}", spread, share])
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(WORKLOADS), help="of benchmarks/peer_workloads.py")
+    parser.add_argument("--backends", default=",".join(BACKENDS))
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--out", type=Path, help="write the rows to this file, as JSON")
+    options = parser.parse_args()
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    columns = ["model", "backend", "feature", "of plain Keras's time", "middle half", "of its bytes on an H100"]
+    rows = []
+    for workload in options.models.split(","):
+        for backend in options.backends.split(","):
+            rows += measured(workload, backend, options.rounds)
+            table = Table(*columns)
+            for row in rows:
+                table.add_row(*row)
+            Console(width=120).print(table)
+    if options.out:
+        from keras_mp.host import cpu_name
+        from keras_mp.versions import installed
+
+        about = {
+            "title": "What each feature costs",
+            "command": f"python benchmarks/cost.py --rounds {options.rounds}",
+            "date": datetime.date.today().isoformat(),
+            "machine": f"{os.cpu_count()} cores of {cpu_name()}",
+            "versions": installed(("keras", "tensorflow", "jax", "numpy")),
+            "columns": columns,
+            "rows": rows,
+        }
+        write_text(json.dumps(about, indent=1) + "\n", options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""A training step of the kit beside its peers', all in one run: the same model, batch, optimizer and machine.
+
+    python benchmarks/peers.py                              # GPT, ResNet-18, ViT-Tiny on this CPU; `make bench`
+    python benchmarks/peers.py --models gpt --rounds 40
+    python benchmarks/peers.py --out docs/results           # also writes peers-<model>.json and .svg, and peers.md
+
+Peers: plain Keras on TensorFlow and JAX with mixed_bfloat16, Keras's float8, and PyTorch under autocast, eager and
+compiled, where it is installed. Each has a process of its own; they take turns, and a ratio is the median over the
+rounds. Time: under 10 minutes on 2 cores. On Linux; PyTorch compiles with g++.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from rich.console import Console
+
+from keras_mp.bench.compare import Task, compare
+from keras_mp.bench.report import BenchmarkReport
+from keras_mp.page import write_text
+
+MODELS = ("gpt", "resnet18", "vit-tiny")
+BASE = "keras_mp, TensorFlow"
+TITLES = {
+    "gpt": "GPT, 6 layers of width 384, batch 8 x 256",
+    "resnet18": "ResNet-18, batch 16 of 32 x 32",
+    "vit-tiny": "ViT-Tiny, batch 8 of 224 x 224",
+}
+
+
+def tasks(workload: str) -> list[Task]:
+    """All that is compared on a model; what is not installed is left out."""
+    tensorflow, jax = ({"KERAS_BACKEND": backend} for backend in ("tensorflow", "jax"))
+    low = {"workload": workload, "precision": "mixed_bfloat16"}
+    found = []
+    if importlib.util.find_spec("tensorflow"):
+        keras_low = {"workload": workload, "policy": "mixed_bfloat16"}
+        found += [
+            Task(BASE, "peer_keras:kit", low, tensorflow),
+            Task("Keras, TensorFlow", "peer_keras:plain", keras_low, tensorflow),
+            Task("Keras, TensorFlow, no jit", "peer_keras:plain", keras_low | {"jit": False}, tensorflow),
+            Task("Keras, TensorFlow, no jit, float32", "peer_keras:plain",
+                 {"workload": workload, "policy": "float32", "jit": False}, tensorflow),
+        ]  # fmt: skip
+        if not workload.startswith("resnet"):  # whose convolutions have no float8
+            found.append(
+                Task("Keras float8, TensorFlow", "peer_keras:plain",
+                     {"workload": workload, "policy": "float8_from_mixed_bfloat16"}, tensorflow)
+            )  # fmt: skip
+    if importlib.util.find_spec("jax"):
+        found += [
+            Task("keras_mp, JAX", "peer_keras:kit", low, jax),
+            Task("Keras, JAX", "peer_keras:plain", {"workload": workload, "policy": "mixed_bfloat16"}, jax),
+        ]
+    if importlib.util.find_spec("torch"):
+        found += [
+            Task("PyTorch", "peer_pytorch:subject", low),
+            Task("PyTorch, compiled", "peer_pytorch:subject", low | {"compile": True}),
+        ]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(MODELS), help="of %(default)s")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of a turn; at least a step (default: %(default)s)")
+    parser.add_argument("--only", default="", help="peers whose names hold this, beside keras_mp on TensorFlow")
+    parser.add_argument("--out", type=Path, help="a folder for the results")
+    options = parser.parse_args()
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    parts = []
+    for workload in options.models.split(","):
+        wanted = [task for task in tasks(workload) if options.only in task.name or task.name == BASE]
+        rows = compare(
+            wanted,
+            rounds=options.rounds,
+            seconds=options.seconds,
+            paths=[str(HERE), *filter(None, sys.path)],
+            say=lambda text: print(text, file=sys.stderr),
+        )
+        device = next((row.details["device"] for row in rows if row.details), "this machine")
+        what = f"{TITLES.get(workload, workload)}, AdamW, mixed_bfloat16 but where said"
+        title = f"{what}, {os.cpu_count()} cores of {device}"
+        base = next((row.name for row in rows if not row.problem), BASE)
+        report = BenchmarkReport(title, base, rows)
+        Console().print(report)
+        if options.out:
+            about = {
+                "command": f"python benchmarks/peers.py --rounds {options.rounds} --seconds {options.seconds}",
+                "date": datetime.date.today().isoformat(),
+                "versions": report.versions,
+            }
+            text = json.dumps(about | report.to_dict(), indent=1)
+            write_text(text + "\n", options.out / f"peers-{workload}.json")
+            report.to_svg(options.out / f"peers-{workload}.svg")
+        parts.append(f"{title}:\n\n{report.to_markdown()}")
+    if options.out:
+        write_text("\n".join(parts), options.out / "peers.md")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""How much a lower precision gains on this machine: steps of one model in several precisions, in turns."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_mp.bench.compare import Task, compare
+from keras_mp.bench.largest_batch import largest_batch
+from keras_mp.bench.process import SubjectError
+from keras_mp.bench.report import BenchmarkReport, check_precisions
+from keras_mp.host import available_bytes
+from keras_mp.numerics.batches import batches_of
+from keras_mp.rebuild import layers_by_path
+from keras_mp.xla.precision import PRECISIONS
+
+BASE = "float32"
+
+
+def benchmark(
+    model: Any,
+    batch: Any,
+    precisions: Sequence[str] = (BASE, "mixed_bfloat16"),
+    *,
+    rounds: int = 20,
+    seconds: float = 0.5,
+    find_batch: bool = False,
+    memory_limit: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> BenchmarkReport:
+    """Measures a training step of a model in several precisions, side by side on this machine.
+
+    Each precision has a process of its own, on the backend of this one; they take turns, so that what else the machine
+    does meets all alike. The first step, which compiles, is kept apart. The model itself is left alone, and is best
+    benchmarked before this process has computed with it: on a GPU it holds most of the memory then.
+
+    Args:
+        model: a compiled keras.Model, or the path of a .keras file with one. Custom classes live in a module that can
+            be imported, not in the script or notebook that runs.
+        batch: `(x, y)` or `(x, y, sample_weight)` of arrays.
+        precisions: "mixed_bfloat16", "mixed_float16", "fp8"; float32, which ratios are to, is always measured.
+        rounds: turns of each.
+        seconds: of one turn, about; it has at least one step.
+        find_batch: also find the largest batch that fits into memory in each.
+        memory_limit: for CPUs, the most bytes that a process may hold; by default what is free now.
+        say: is told what goes on.
+
+    Returns:
+        The report. A precision that this device cannot run, or that ran out of memory, is a row with the reason.
+
+    Raises:
+        ValueError: nothing to compare, an unknown precision, a model without optimizer or of classes that cannot be
+            imported, or less than one round.
+        FileNotFoundError: there is no such file.
+    """
+    names = check_precisions(precisions, PRECISIONS, BASE)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments: dict[str, Any] = {"path": str(Path(folder) / "model.keras"), "data": str(Path(folder) / "batch")}
+        if isinstance(model, keras.Model):
+            arguments["imports"] = _modules_of(model)
+            model.save(arguments["path"])
+        else:
+            if not Path(model).is_file():
+                raise FileNotFoundError(f"there is no file {str(model)!r}")
+            arguments["path"] = str(model)
+        x, y, weight = batches_of([batch], 1)[0]
+        Path(arguments["data"]).write_bytes(pickle.dumps((x, y) if weight is None else (x, y, weight)))
+        title = f"{getattr(model, 'name', model)}: a training step"
+        return measure(
+            "keras_mp.bench.keras_step:file",
+            arguments,
+            names,
+            title,
+            rounds=rounds,
+            seconds=seconds,
+            find_batch=find_batch,
+            memory_limit=memory_limit,
+            say=say,
+        )
+
+
+def measure(
+    function: str,
+    arguments: dict[str, Any],
+    precisions: Sequence[str],
+    title: str,
+    *,
+    rounds: int = 20,
+    seconds: float = 0.5,
+    find_batch: bool = False,
+    memory_limit: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> BenchmarkReport:
+    """As `benchmark`, of what a function makes in a process of its own: see `keras_mp.bench.keras_step`.
+
+    Args:
+        function: "module:function" that takes `precision` besides the arguments, and `batch_size` to find the largest.
+        arguments: of the function.
+        precisions: float32 first.
+        title: of the report.
+    """
+    environment = {"KERAS_BACKEND": keras.backend.backend()}
+    tasks = [Task(name, function, {**arguments, "precision": name}, environment) for name in precisions]
+    paths = [path or os.getcwd() for path in sys.path]
+    limit = memory_limit or available_bytes()
+    rows = compare(tasks, rounds=rounds, seconds=seconds, paths=paths, memory_limit=limit, say=say)
+    largest: dict[str, int] = {}
+    if find_batch:
+        for task, row in zip(tasks, rows, strict=True):
+            if row.problem not in ("", "out of memory"):
+                continue
+            say(f"{task.name}: looks for the largest batch")
+            try:
+                largest[task.name] = largest_batch(task, row.details.get("batch", 1), paths, limit)
+            except SubjectError as error:
+                row.fails(error)
+    device = next((row.details["device"] for row in rows if row.details), "this machine")
+    backend = keras.backend.backend()
+    return BenchmarkReport(f"{title} on {device}, {backend}", BASE, rows, largest)
+
+
+def _modules_of(model: Any) -> list[str]:
+    """The modules that a process imports to load a model."""
+    parts: Iterable[Any] = [model, *layers_by_path(model).values(), model.optimizer, model.loss]
+    modules = {type(part).__module__ for part in parts} | {getattr(model.loss, "__module__", "keras")}
+    if "__main__" in modules:
+        here = [type(part).__name__ for part in parts if type(part).__module__ == "__main__"]
+        raise ValueError(
+            f"model {model.name!r} has classes of the script that runs ({', '.join(here) or 'its loss'}), which other "
+            "processes cannot import: put them into a module"
+        )
+    return sorted(name for name in modules if not name.startswith(("keras.", "keras_mp.", "builtins")))

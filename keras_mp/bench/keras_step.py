@@ -1,0 +1,137 @@
+"""A training step of a model in one precision, as a subject of a benchmark."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_mp import backend, hardware
+from keras_mp.backend.lowered import LoweringError
+from keras_mp.bench.subject import CannotRunError, Subject
+from keras_mp.hardware import Device
+from keras_mp.numerics.synthetic import random_batches
+from keras_mp.policy import set_global_policy
+from keras_mp.versions import installed
+from keras_mp.xla.precision import in_precision
+from keras_mp.xla.saved import step_of_file
+from keras_mp.xla.step import lower_step
+
+# The dtype of a chip's peak rate that a precision is held against.
+_PEAK = {
+    "float32": ("tfloat32", "float32", "bfloat16"),
+    "mixed_float16": ("float16",),
+    "mixed_bfloat16": ("bfloat16",),
+    "fp8": ("fp8",),
+}
+
+
+def recipe(arguments: Sequence[str], precision: str, batch_size: int | None = None) -> Subject:
+    """A step of a recipe, on random numbers of its shapes.
+
+    Args:
+        arguments: the recipe, then its options, as on the command line.
+        precision: "float32", "mixed_float16", "mixed_bfloat16" or "fp8".
+        batch_size: instead of the recipe's.
+    """
+    from recipes.run import step
+
+    check_can_run(precision)
+    size = [] if batch_size is None else ["--batch-size", str(batch_size)]
+    model, shapes = step([*arguments, "--policy", precision, *size])
+    return of_model(model, random_batches(model, shapes, 1)[0], precision)
+
+
+def file(
+    path: str, precision: str, batch_size: int | None = None, data: str | None = None, imports: Sequence[str] = ()
+) -> Subject:
+    """A step of a model in a .keras file.
+
+    Args:
+        path: the file; its model is compiled for training.
+        precision: as for `recipe`.
+        batch_size: samples of a step, by default those of `data`, or 8; with `data`, its rows are repeated or left out.
+        data: a pickled batch `(x, y)` or `(x, y, sample_weight)` of numpy arrays; by default random numbers.
+        imports: modules that define custom layers.
+    """
+    check_can_run(precision)
+    for module in imports:
+        importlib.import_module(module)
+    batch = None
+    if data is not None:
+        batch = pickle.loads(Path(data).read_bytes())
+        rows = len(keras.tree.flatten(batch)[0])
+        batch_size = batch_size or rows
+        batch = keras.tree.map_structure(lambda leaf: leaf[[row % rows for row in range(batch_size)]], batch)
+    model, shapes, trains = step_of_file(Path(path), batch_size or 8)
+    if not trains:
+        raise CannotRunError(f"the model in {path!r} is not compiled for training: compile it with a loss, and save it")
+    choice = set_global_policy(precision)
+    model = in_precision(model, precision)
+    model.jit_compile = choice.jit_compile
+    return of_model(model, batch or random_batches(model, shapes, 1)[0], precision)
+
+
+def of_model(model: Any, batch: tuple, precision: str) -> Subject:
+    """A step of a compiled model.
+
+    Args:
+        model: compiled for training, in the precision.
+        batch: `(x, y)` or `(x, y, sample_weight)` of numpy arrays.
+        precision: what to hold the device's peak rate against.
+    """
+    device = hardware.current_device()
+    shape = keras.tree.flatten(batch)[0].shape
+    first = keras.tree.flatten(model.inputs)[0] if getattr(model, "inputs", None) else None
+    tokens = first is not None and len(shape) == 2 and not keras.backend.is_float_dtype(first.dtype)
+    peak = _peak_rate(device, precision)
+    details = {
+        "backend": keras.backend.backend(),
+        "device": device.name,
+        "kind": device.kind,
+        "jit": bool(model.jit_compile),
+        "batch": shape[0],
+        "unit": "tokens" if tokens else "samples",
+        "units": shape[0] * shape[1] if tokens else shape[0],
+        # Without the peak nobody asks for the operations, which take a while to count.
+        "flops": _flops(model, batch, device) if peak else None,
+        "peak_rate": peak,
+        "versions": installed(("keras", "tensorflow", "jax", "numpy")),
+    }
+    accelerator = device.kind != "cpu"
+    return Subject(backend.timed_steps(model, batch), details, backend.peak_memory_bytes if accelerator else None)
+
+
+def check_can_run(precision: str) -> None:
+    device = hardware.current_device()
+    dtype = {"fp8": "fp8", "mixed_float16": "float16"}.get(precision)
+    # On a CPU float16 is slow, and runs; a TPU has none. FP8 without units for it is computed in other dtypes.
+    if dtype == "fp8" or (dtype == "float16" and device.kind == "tpu"):
+        served = hardware.support(dtype, device)
+        if not served.ok:
+            raise CannotRunError(served.reason)
+
+
+def _peak_rate(device: Device, precision: str) -> float | None:
+    if device.chip is None:
+        return None
+    rates = [device.chip.peak[dtype] for dtype in _PEAK[precision] if dtype in device.chip.peak]
+    return rates[0] / device.chip.devices if rates else None
+
+
+def _flops(model: Any, batch: tuple, device: Device) -> int | None:
+    """The operations of all dots and convolutions of a step as it is lowered; None where it cannot be."""
+    try:
+        from keras_mp.xla.program import describe, number_operations, read_module, remove_dead
+
+        platform = {"gpu": "cuda"}.get(device.kind, device.kind)
+        module = read_module(lower_step(model, batch, training=True, platform=platform).module)
+    except (ImportError, LoweringError):
+        return None
+    number_operations(module)
+    remove_dead(module)
+    return sum(found["flops"] * found["repeats"] for found in describe(module)["contractions"])

@@ -1,0 +1,117 @@
+"""A benchmark's subjects in processes of their own.
+
+Each has its own backend and its own peak of memory, and one that runs out of memory takes nothing with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from keras_mp.host import resident_bytes
+
+# How often a process is asked how much it holds, in seconds.
+_WATCH = 0.05
+# What lets several processes use one GPU: each takes what it needs, when it needs it.
+_SHARED = {
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+
+
+class SubjectError(RuntimeError):
+    """A subject could not be built or run.
+
+    Args:
+        kind: "cannot run", "out of memory" or "failed".
+        reason: in a line.
+    """
+
+    def __init__(self, kind: str, reason: str):
+        super().__init__(f"{kind}: {reason}")
+        self.kind, self.reason = kind, reason
+
+
+class Process:
+    """A running `keras_mp.bench.child`.
+
+    Args:
+        environment: set there, besides what is set here.
+        paths: folders that it imports from, besides this package's.
+        memory_limit: the most bytes that it may hold; it is ended when it holds more. For CPUs, where a process that
+            asks for too much would be ended together with others.
+    """
+
+    def __init__(
+        self, environment: Mapping[str, str] = {}, paths: Sequence[str] = (), memory_limit: int | None = None
+    ) -> None:
+        self._errors = tempfile.TemporaryFile()
+        self._over = False
+        ours = [*paths, str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "keras_mp.bench.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, **_SHARED, **environment, "PYTHONPATH": os.pathsep.join(ours)},
+        )
+        if memory_limit is not None:
+            threading.Thread(target=self._watch, args=(memory_limit,), daemon=True).start()
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        """Asks a question, and waits for the answer.
+
+        Args:
+            do: "load", "run" or "peak", a method of the child.
+            arguments: of that method.
+
+        Raises:
+            SubjectError: If it fails, or the process has ended.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise self._ended()
+        answer = json.loads(line)
+        if "error" in answer:
+            raise SubjectError(answer["kind"], answer["error"])
+        return answer["answer"]
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def _ended(self) -> SubjectError:
+        status = self._process.wait()
+        if self._over:
+            return SubjectError("out of memory", "it held more than the limit")
+        if status == -9:
+            return SubjectError("out of memory", "the system ended its process, most often because memory ran out")
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return SubjectError("failed", f"its process ended with status {status}: {lines[-1] if lines else 'no message'}")
+
+    def _watch(self, limit: int) -> None:
+        while self._process.poll() is None:
+            held = resident_bytes(self._process.pid)
+            if held is not None and held > limit:
+                self._over = True
+                self._process.kill()
+            time.sleep(_WATCH)

@@ -1,0 +1,206 @@
+"""What a benchmark measured: as a table, as JSON, as Markdown, as a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from keras_mp.bench.compare import Measured
+from keras_mp.bench.turns import Spread, ratio, spread
+from keras_mp.page import COLOURS, write_text
+
+_COLUMNS = ("", "step, ms", "of the base's", "a second", "compile, s", "MiB", "of peak", "batch")
+
+
+@dataclass
+class BenchmarkReport:
+    """What `keras_mp.benchmark` measured.
+
+    Attributes:
+        title: what was measured, and where.
+        base: the name of the row that ratios are to.
+        rows: what was measured, a row a precision; one that could not run says why.
+        largest: the largest batch that fits, by row, where that was asked for.
+    """
+
+    title: str
+    base: str
+    rows: list[Measured]
+    largest: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of the packages in the processes that ran."""
+        return {name: text for row in self.rows for name, text in row.details.get("versions", {}).items()}
+
+    @property
+    def problems(self) -> list[str]:
+        """Why rows hold nothing, a line each."""
+        return [f"{row.name}: {row.problem}. {row.reason}" for row in self.rows if row.problem]
+
+    def row(self, name: str) -> Measured:
+        """The row of a name.
+
+        Raises:
+            KeyError: there is none; the message lists those there are.
+        """
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(f"there is no row {name!r}; there are {', '.join(row.name for row in self.rows)}")
+
+    def step(self, name: str) -> Spread | None:
+        """The seconds of a step: quartiles over the rounds; None where it did not run."""
+        row = self.row(name)
+        return spread(row.seconds) if row.seconds else None
+
+    def ratio(self, name: str) -> Spread | None:
+        """The time of a step as a multiple of the base's in the same round; None where either did not run."""
+        row, base = self.row(name), self.row(self.base)
+        return ratio(row.seconds, base.seconds) if row.seconds and base.seconds else None
+
+    def rate(self, name: str) -> float | None:
+        """Samples or tokens a second, by the median step."""
+        row, step = self.row(name), self.step(name)
+        return row.details["units"] / step.median if step and "units" in row.details else None
+
+    def utilization(self, name: str) -> float | None:
+        """The share of the chip's peak rate that dots and convolutions reach; None where either is not known.
+
+        Model FLOP utilization as Chowdhery et al. 2022 (PaLM, appendix B) define it, of the step as it is written:
+        what remat computes again counts here.
+        """
+        row, step = self.row(name), self.step(name)
+        flops, peak = row.details.get("flops"), row.details.get("peak_rate")
+        return flops / step.median / peak if step and flops and peak else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain Python values, with every measurement."""
+        rows = []
+        for row in self.rows:
+            each = {key: value for key, value in dataclasses.asdict(row).items() if key != "details"}
+            each["first"] = None if math.isnan(row.first) else row.first
+            of_base = self.ratio(row.name)
+            found = {"of_base": of_base and of_base.median, "utilization": self.utilization(row.name)}
+            rows.append(each | found | row.details)
+        return {"title": self.title, "base": self.base, "rows": rows, "largest_batch": self.largest}
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The report as JSON; also written to a file where a path is given."""
+        text = json.dumps(self.to_dict(), indent=1)
+        if path is not None:
+            write_text(text + "\n", Path(path))
+        return text
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """The names of the columns that hold something, and the cells of each row."""
+        rows = [self._cells(row) for row in self.rows]
+        rate = next((row.details["unit"] for row in self.rows if "unit" in row.details), "steps")
+        names = [f"{rate}/s" if name == "a second" else name for name in _COLUMNS]
+        names[2] = f"of {self.base}'s"
+        if self.largest:
+            names.append("largest batch")
+            for row, cells in zip(self.rows, rows, strict=True):
+                cells.append(str(self.largest.get(row.name, "")))
+        kept = [place for place, _ in enumerate(names) if place == 0 or any(cells[place] for cells in rows)]
+        return [names[place] for place in kept], [[cells[place] for place in kept] for cells in rows]
+
+    def to_markdown(self) -> str:
+        """The table in Markdown."""
+        names, rows = self.table()
+        lines = ["| " + " | ".join(names) + " |", "| --- |" + " ---: |" * (len(names) - 1)]
+        lines += ["| " + " | ".join(cells) + " |" for cells in rows]
+        return "\n".join([*lines, "", *self.problems, *([""] if self.problems else [])])
+
+    def to_svg(self, path: str | Path) -> Path:
+        """Writes the picture: the time of a step, a bar a row, with its quartiles."""
+        return write_text(picture(self), Path(path))
+
+    def __rich__(self) -> Any:
+        names, rows = self.table()
+        table = Table(title=self.title, title_justify="left")
+        table.add_column(names[0])
+        for name in names[1:]:
+            table.add_column(name, justify="right")
+        for cells in rows:
+            table.add_row(*cells)
+        return Group(table, *map(Text, self.problems))
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=120, no_color=True)
+        console.print(self.__rich__())
+        return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+
+    def _cells(self, row: Measured) -> list[str]:
+        step = self.step(row.name)
+        if step is None:
+            return [row.name, row.problem, *[""] * (len(_COLUMNS) - 2)]
+        of_base, rate, used = self.ratio(row.name), self.rate(row.name), self.utilization(row.name)
+        return [
+            row.name,
+            _milliseconds(step.median),
+            f"{of_base.median:.2f} ({of_base.low:.2f}-{of_base.high:.2f})" if of_base else "",
+            f"{rate:,.0f}" if rate else "",
+            f"{max(0.0, row.first - step.median):.1f}",
+            f"{row.peak / 2**20:,.0f}" if row.peak is not None else "",
+            f"{used:.0%}" if used else "",
+            str(row.details.get("batch", "")),
+        ]
+
+
+def picture(report: BenchmarkReport) -> str:
+    """The bars, as SVG with a white ground."""
+    steps = {row.name: report.step(row.name) for row in report.rows}
+    longest = max((step.high for step in steps.values() if step), default=1.0)
+    left, width, height = 12 + 7 * max(len(name) for name in steps), 480, 26
+    parts = []
+    for place, (name, step) in enumerate(steps.items()):
+        top = 36 + place * height
+        parts.append(f'<text x="{left - 8}" y="{top + 14}" text-anchor="end">{escape(name)}</text>')
+        if step is None:
+            parts.append(f'<text x="{left}" y="{top + 14}" fill="#555">{escape(report.row(name).problem)}</text>')
+            continue
+        bar, low, high = (width * value / longest for value in (step.median, step.low, step.high))
+        colour = COLOURS[place % len(COLOURS)]
+        parts.append(f'<rect x="{left}" y="{top}" width="{bar:.1f}" height="18" fill="{colour}"/>')
+        parts.append(f'<path d="M{left + low:.1f} {top + 9}H{left + high:.1f}" stroke="#000"/>')
+        of_base = report.ratio(name)
+        label = f"{_milliseconds(step.median)} ms" + (f", {of_base.median:.2f}" if of_base else "")
+        parts.append(f'<text x="{left + max(bar, high) + 6:.1f}" y="{top + 14}">{label}</text>')
+    size = (left + width + 150, 48 + len(steps) * height)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}" font-family="sans-serif" '
+        f'font-size="13"><rect width="100%" height="100%" fill="#fff"/>'
+        f'<text x="8" y="20" font-weight="bold">{escape(report.title)}</text>{"".join(parts)}</svg>\n'
+    )
+
+
+def _milliseconds(seconds: float) -> str:
+    milliseconds = 1e3 * seconds
+    return f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
+
+
+def check_precisions(precisions: Sequence[str], known: Sequence[str], base: str) -> list[str]:
+    """The precisions to measure, the base first.
+
+    Raises:
+        ValueError: one is not known, or there is none to compare with the base.
+    """
+    wanted = [precisions] if isinstance(precisions, str) else list(precisions)
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise ValueError(f"precisions={wanted!r}: {unknown[0]!r} is not one of {', '.join(known)}")
+    if not set(wanted) - {base}:
+        raise ValueError(f"precisions={wanted!r} leaves nothing to compare with {base}: name another")
+    return [base, *dict.fromkeys(name for name in wanted if name != base)]

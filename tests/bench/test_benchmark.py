@@ -1,0 +1,177 @@
+"""`benchmark` measures a model in several precisions, and leaves it alone."""
+
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+
+import keras
+import numpy as np
+import pytest
+
+import keras_mp
+from keras_mp import backend, hardware
+from keras_mp.bench.compare import Measured
+from keras_mp.bench.report import BenchmarkReport, check_precisions
+from keras_mp.cli import app
+
+X = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
+Y = np.array([0, 1, 2, 0])
+
+
+def small_model():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dense(3)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def test_a_model_in_three_precisions_with_a_row_for_what_cannot_run(tmp_path):
+    model = small_model()
+    before = [weight.copy() for weight in model.get_weights()]
+    said = []
+    report = keras_mp.benchmark(
+        model, (X, Y), ["mixed_bfloat16", "fp8"], rounds=3, seconds=0.005, find_batch=False, say=said.append
+    )
+    assert [row.name for row in report.rows] == ["float32", "mixed_bfloat16", "fp8"]
+    assert all(np.array_equal(*pair) for pair in zip(before, model.get_weights(), strict=True))
+    low = report.row("mixed_bfloat16")
+    assert (
+        not report.row("float32").reason
+        and not low.reason
+        and len(low.seconds) == 3
+        and low.first > report.step("mixed_bfloat16").median
+    )
+    assert low.details["backend"] == keras.backend.backend() and low.details["batch"] == 4
+    assert report.ratio("float32").median == 1.0
+    assert report.rate("float32") == pytest.approx(4 / report.step("float32").median)
+    if not hardware.support("fp8").ok:
+        assert report.row("fp8").problem == "cannot run"
+        assert report.row("fp8").reason == hardware.support("fp8").reason
+        assert report.step("fp8") is None and report.ratio("fp8") is None
+        assert report.row("fp8").reason in str(report)
+    assert "samples/s" in str(report) and any("mixed_bfloat16" in line for line in said)
+    if hardware.current_device().kind == "cpu":
+        assert report.utilization("float32") is None  # nobody publishes a CPU's peak
+    saved = json.loads(report.to_json(tmp_path / "report.json"))
+    assert saved == json.loads((tmp_path / "report.json").read_text())
+    assert saved["rows"][1]["of_base"] == report.ratio("mixed_bfloat16").median
+    assert report.versions["keras"] == keras.__version__
+
+
+def test_steps_are_those_of_fit():
+    model = small_model()
+    traced = []
+    original = model.compute_loss
+    model.compute_loss = lambda *args, **kwargs: traced.append(1) or original(*args, **kwargs)
+    run = backend.timed_steps(model, (X, Y, np.ones(4, "float32")))
+    first = run(1)
+    compiled = len(traced)
+    several = run(50)
+    assert len(traced) == compiled  # nothing is traced anew
+    assert 0 < several and several / 50 < first
+    assert int(model.optimizer.iterations.numpy()) == 51 if keras.backend.backend() == "tensorflow" else True
+
+
+def test_a_file_with_a_batch_of_another_size_and_its_largest(tmp_path):
+    model = small_model()
+    model.save(tmp_path / "model.keras")
+    report = keras_mp.benchmark(tmp_path / "model.keras", (X, Y), ["mixed_bfloat16"], rounds=1, seconds=0)
+    assert "model.keras" in report.title
+    assert report.row("float32").details["batch"] == 4
+
+
+def test_classes_of_the_running_script_are_refused():
+    class Mine(keras.layers.Dense):
+        pass
+
+    Mine.__module__ = "__main__"
+    model = keras.Sequential([keras.Input((8,)), Mine(3)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"classes of the script that runs \(Mine\)"):
+        keras_mp.benchmark(model, (X, X[:, :3]))
+
+
+@pytest.mark.parametrize(
+    ("precisions", "message"),
+    [
+        ([], "nothing to compare with float32"),
+        (["float32"], "nothing to compare with float32"),
+        (["bfloat16"], "'bfloat16' is not one of float32, mixed_float16, mixed_bfloat16, fp8"),
+    ],
+)
+def test_nothing_to_compare_and_unknown_precisions(precisions, message):
+    with pytest.raises(ValueError, match=message):
+        keras_mp.benchmark(small_model(), (X, Y), precisions)
+
+
+def test_float32_is_added_and_first():
+    known = ("float32", "mixed_bfloat16", "fp8")
+    assert check_precisions("fp8", known, "float32") == ["float32", "fp8"]
+    assert check_precisions(["fp8", "float32", "fp8"], known, "float32") == ["float32", "fp8"]
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        keras_mp.benchmark(tmp_path / "none.keras", (X, Y))
+
+
+def measured_report():
+    rows = [
+        Measured("float32", seconds=[0.2, 0.4, 0.3], first=5.0, peak=3 * 2**30,
+                 details={"units": 60, "unit": "tokens", "batch": 2, "flops": 3e12, "peak_rate": 1e14, "device": "X"}),
+        Measured("fp8", seconds=[0.1, 0.1, 0.1], first=9.0, peak=None,
+                 details={"units": 60, "unit": "tokens", "batch": 2, "flops": 3e12, "peak_rate": 1e15, "device": "X"}),
+        Measured("mixed_float16", "out of memory", "no room for <1> & more"),
+    ]  # fmt: skip
+    return BenchmarkReport("a step on X", "float32", rows, {"float32": 32, "fp8": 64})
+
+
+def test_the_report_computes_and_prints_what_was_measured(tmp_path):
+    report = measured_report()
+    assert report.ratio("fp8").median == pytest.approx(1 / 3)
+    assert report.rate("fp8") == pytest.approx(600)
+    assert report.utilization("float32") == pytest.approx(3e12 / 0.3 / 1e14)
+    names, rows = report.table()
+    assert names == [
+        "",
+        "step, ms",
+        "of float32's",
+        "tokens/s",
+        "compile, s",
+        "MiB",
+        "of peak",
+        "batch",
+        "largest batch",
+    ]
+    assert rows[1] == ["fp8", "100", "0.33 (0.29-0.42)", "600", "8.9", "", "3%", "2", "64"]
+    assert rows[2][:3] == ["mixed_float16", "out of memory", ""]
+    markdown = report.to_markdown()
+    assert markdown.count("\n| ") == 4 and "mixed_float16: out of memory. no room for <1> & more" in markdown
+    assert max(map(len, str(report).splitlines())) <= 120
+    with pytest.raises(KeyError, match="there is no row 'none'"):
+        report.row("none")
+    root = ElementTree.parse(report.to_svg(tmp_path / "picture.svg")).getroot()
+    bars = [float(each.get("width")) for each in root.iter("{http://www.w3.org/2000/svg}rect") if each.get("x")]
+    assert bars[0] / bars[1] == pytest.approx(3, rel=0.01)
+    assert not math.isnan(report.to_dict()["rows"][0]["first"])
+    assert json.loads(report.to_json())["rows"][2]["first"] is None
+
+
+def test_the_command_measures_a_recipe_and_a_file(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    options = ["--rounds", "1", "--seconds", "0", "--json"]
+    small = ["--layers", "1", "--width", "16", "--heads", "2", "--sequence-length", "8", "--batch-size", "2"]
+    result = CliRunner().invoke(app, ["bench", "language_model", *small, *options])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert [row["name"] for row in report["rows"]] == ["float32", "mixed_bfloat16"]
+    assert all(row["problem"] == "" and row["units"] == 16 and row["unit"] == "tokens" for row in report["rows"])
+    small_model().save(tmp_path / "model.keras")
+    result = CliRunner().invoke(
+        app, ["bench", str(tmp_path / "model.keras"), *options, "--picture", str(tmp_path / "p.svg")]
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["rows"][1]["batch"] == 8
+    assert (tmp_path / "p.svg").is_file()
+    result = CliRunner().invoke(app, ["bench", str(tmp_path / "none.keras")])
+    assert isinstance(result.exception, FileNotFoundError)

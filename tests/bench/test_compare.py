@@ -1,0 +1,116 @@
+"""Subjects have a process each; what fails is marked, and the others go on."""
+
+from pathlib import Path
+
+import pytest
+
+from keras_mp.bench.compare import Task, compare
+from keras_mp.bench.largest_batch import largest, largest_batch
+from keras_mp.bench.process import Process, SubjectError
+
+HERE = [str(Path(__file__).parent)]
+
+
+def task(name, function, **arguments):
+    return Task(name, f"subjects_for_tests:{function}", arguments)
+
+
+def test_two_are_measured_in_processes_of_their_own():
+    tasks = [task("fast", "sleeper", seconds=0.01), task("slow", "sleeper", seconds=0.03)]
+    tasks[1] = tasks[1]._replace(environment={"KERAS_BACKEND": "none"})
+    fast, slow = compare(tasks, rounds=3, seconds=0.05, paths=HERE)
+    assert (fast.problem, slow.problem) == ("", "")
+    assert len(fast.seconds) == len(slow.seconds) == 3
+    assert all(0.01 <= each < 0.03 <= other for each, other in zip(fast.seconds, slow.seconds, strict=True))
+    assert fast.details["pid"] != slow.details["pid"]
+    assert slow.details["backend"] == "none"
+    assert fast.first >= 0.01 and "first" not in fast.details
+
+
+def test_what_fails_is_a_row_with_the_reason_and_the_others_go_on():
+    names = ["unable", "broken", "exhausted", "killed", "crashes", "exhausted_later"]
+    rows = compare(
+        [*(task(name, name) for name in names), task("good", "sleeper", seconds=0.001)],
+        rounds=2, seconds=0.004, paths=HERE,
+    )  # fmt: skip
+    found = {row.name: (row.problem, row.reason) for row in rows}
+    assert found["unable"] == ("cannot run", "this machine has no such units.")
+    assert found["broken"] == ("failed", "the model cannot be built")
+    assert found["exhausted"] == ("out of memory", "no room")
+    assert found["killed"][0] == "out of memory"
+    assert found["crashes"][0] == "failed" and "status 3" in found["crashes"][1]
+    assert found["exhausted_later"][0] == "out of memory"
+    assert rows[5].seconds == []
+    assert found["good"] == ("", "") and len(rows[6].seconds) == 2
+
+
+def test_a_function_that_is_not_there_is_a_failed_row():
+    (row,) = compare([task("typo", "slepper")], rounds=1, paths=HERE)
+    assert row.problem == "failed" and "slepper" in row.reason
+
+
+def test_the_peak_is_that_of_a_step_beyond_what_imports_took():
+    rows = compare(
+        [task("small", "holder", mebibytes=20), task("large", "holder", mebibytes=200)],
+        rounds=1, seconds=0.0001, paths=HERE,
+    )  # fmt: skip
+    small, large = (row.peak for row in rows)
+    if small is None:
+        pytest.skip("this system does not tell a process's peak anew")
+    assert 150 * 2**20 < large - small < 230 * 2**20
+    assert small < 60 * 2**20
+
+
+def test_a_process_that_holds_more_than_the_limit_is_ended():
+    if not Path("/proc/self/status").exists():
+        pytest.skip("this system does not tell what another process holds")
+    rows = compare(
+        [task("modest", "sleeper", seconds=0.01), task("greedy", "keeps", mebibytes=64)],
+        rounds=200, seconds=0.001, paths=HERE, memory_limit=1500 * 2**20,
+    )  # fmt: skip
+    assert [row.problem for row in rows] == ["", "out of memory"]
+    assert rows[1].reason == "it held more than the limit"
+
+
+def test_on_a_chip_that_allows_one_process_all_live_in_it():
+    first, second = compare(
+        [task("a", "one_chip", number=1), task("b", "one_chip", number=2)], rounds=2, seconds=0.001, paths=HERE
+    )
+    assert first.details["pid"] == second.details["pid"]
+    assert (first.details["number"], second.details["number"]) == (1, 2)
+    assert first.peak is None and second.peak is None
+    assert len(first.seconds) == len(second.seconds) == 2
+
+
+def test_a_process_ends_when_it_is_closed():
+    process = Process(paths=HERE)
+    process.ask("load", name="a", function="subjects_for_tests:sleeper", arguments={"seconds": 0})
+    process.close()
+    with pytest.raises((SubjectError, ValueError)):
+        process.ask("run", name="a", steps=1)
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 3, 7, 64, 100, 1000, 1001])
+@pytest.mark.parametrize("start", [1, 8, 64, 500])
+def test_the_largest_that_fits_is_found_within_a_sixteenth(most, start):
+    tried = []
+    found = largest(lambda size: tried.append(size) or size <= most, start)
+    assert found <= most
+    assert most - found <= max(0, found // 16 if found >= 16 else 0)
+    assert len(tried) <= 30 and len(set(tried)) == len(tried)
+
+
+def test_the_search_ends_where_nothing_limits_it():
+    assert largest(lambda size: True, 3, most=100) == 100
+    with pytest.raises(ValueError, match="start must be at least 1, got 0"):
+        largest(lambda size: True, 0)
+
+
+def test_the_largest_batch_of_a_subject():
+    if not Path("/proc/self/status").exists():
+        pytest.skip("this system does not tell what another process holds")
+    grows = task("grows", "grows_with_batch", mebibytes=50)
+    found = largest_batch(grows, 2, HERE, memory_limit=700 * 2**20)
+    assert 8 <= found <= 14  # of 50 MiB each, beside what Python and numpy take
+    with pytest.raises(SubjectError, match="failed"):
+        largest_batch(task("broken", "broken"), 2, HERE, None)
