@@ -77,7 +77,8 @@ def picture(report: AuditReport) -> str:
                 )
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     font = 'font-family="system-ui, sans-serif" font-size="11"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img">{"".join(drawn)}</svg>'
+    background = f'<rect width="{width}" height="{height}" fill="#fff"/>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img">{background}{"".join(drawn)}</svg>\n'
 
 
 def _colour(value: float) -> str:

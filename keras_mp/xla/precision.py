@@ -61,11 +61,18 @@ def in_precision(model: Any, precision: str) -> Any:
 
 def _with_policy(model: Any, old: str, new: str) -> Any:
     policy = keras.saving.serialize_keras_object(keras.DTypePolicy(new))
+    # A stabilized layer is float32 by its policy; what it multiplies in is its "precision".
+    changes = {
+        ("dtype", old): new,
+        ("precision", keras.DTypePolicy(old).compute_dtype): keras.DTypePolicy(new).compute_dtype,
+    }
 
     def rule(node: Config, layer: Any) -> Config:
         if node.get("class_name") == "DTypePolicy" and node["config"]["name"] == old:
             return policy
-        return {key: new if key == "dtype" and value == old else value for key, value in node.items()}
+        return {
+            key: changes.get((key, value), value) if isinstance(value, str) else value for key, value in node.items()
+        }
 
     rebuilt = rebuild(model, rule, policy=new).model
     return stabilize(rebuilt) if old == "float32" else rebuilt

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 
 from keras_mp.backend.lowered import UNATTRIBUTED
+from keras_mp.page import write_text
 from keras_mp.parallel.plan import Plan, plan_of
 from keras_mp.policy import policy_scope
 from keras_mp.xla import findings
@@ -185,6 +186,12 @@ class CompileReport:
         from keras_mp.xla.html import write
 
         return write(self, Path(path))
+
+    def to_svg(self, path: str | Path) -> Path:
+        """Writes the picture: memory and operations by dtype, a bar for each precision; and returns the path."""
+        from keras_mp.xla.html import picture
+
+        return write_text(picture(self), Path(path))
 
     def __rich__(self) -> Any:
         from keras_mp.xla.table import render
