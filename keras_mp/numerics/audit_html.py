@@ -54,7 +54,7 @@ def picture(report: AuditReport) -> str:
     right = _NAME + len(formats) * _CELL + gap
     height, width = top + _ROW * len(report.layers) + 10, right + len(formats) * _CELL + 10
     drawn = [
-        _text(_NAME, 14, "forward: change of the loss, of the loss", bold=True),
+        _text(_NAME, 14, "forward: change, as a share of the loss", bold=True),
         _text(right, 14, "backward: error of the gradients", bold=True),
     ]
     for start in (_NAME, right):
