@@ -303,7 +303,7 @@ def _report(
         # Of a step that the compiler divides, the products are known whole, and not as each device runs them.
         roofline=estimate(matmuls, module, chip) if chip and not (plan and plan.by_compiler) else None,
         advice=tuple(advise(matmuls, sensitive, memory, target, precision)),
-        notes=tuple(_notes(target, matmuls, lowered.backend, plan)),
+        notes=(*_notes(target, matmuls, lowered.backend, plan), *filter(None, [compiled.note])),
         versions=dict(compiled.versions),
         seconds=compiled.seconds,
         log=compiled.log,

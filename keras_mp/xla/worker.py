@@ -24,6 +24,9 @@ from jaxlib import _jax
 
 from keras_mp.xla.program import describe, number_operations, read_module, remove_dead
 
+_TRITON = "xla_gpu_enable_triton_gemm"
+NO_TRITON = "Compiled without Triton's products: the compiler found no tile for one of them without autotuning."
+
 
 def main(folder: Path) -> None:
     """Reads, compiles and writes, as the module says."""
@@ -36,7 +39,15 @@ def main(folder: Path) -> None:
     (folder / "described.partial").replace(folder / "described.json")
     if (folder / "memory.json").is_file():
         return
-    executable = _compile(module, target)
+    try:
+        executable = _compile(module, target)
+    except jax.errors.JaxRuntimeError as error:
+        flags = target["flags"]
+        if _TRITON in flags or target["platform"] != "cuda" or "tile sizes" not in str(error):
+            raise
+        # Without autotuning XLA takes a default tile, which does not fit every fused product: cuBLAS does.
+        executable = _compile(module, target | {"flags": flags | {_TRITON: False}})
+        (folder / "note.txt").write_text(NO_TRITON)
     (folder / "compiled.hlo").write_text(executable.hlo_modules()[0].to_string())
     statistics = executable.get_compiled_memory_stats()
     memory = {
