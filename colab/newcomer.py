@@ -205,10 +205,11 @@ print(*sorted(path.name for path in Path.cwd().iterdir()), sep="\n")
 # %%
 program = """
 import numpy as np, tensorflow as tf
-served = tf.saved_model.load("saved_model").serve
-x = np.load("batches.npz")
-found = np.argmax(served(x["x"]), axis=1)
-print(served(x["x"]).dtype, f"{np.mean(found == x['y']):.3f} right")
+loaded = tf.saved_model.load("saved_model")
+batches = np.load("batches.npz")
+outputs = loaded.serve(batches["x"])
+right = np.mean(np.argmax(outputs, axis=1) == batches["y"])
+print(f"{outputs.dtype.name} outputs, {right:.3f} right")
 """
 quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-print(subprocess.run([sys.executable, "-c", program], env=quiet, capture_output=True, text=True).stdout)
+print(subprocess.run([sys.executable, "-c", program], env=quiet, capture_output=True, text=True, check=True).stdout)
