@@ -7,7 +7,7 @@ from benchmarks.lean import plain_gpt
 from models.gpt import gpt
 from models.transformer import Size
 
-LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH, BATCH = 2, 768, 12, 50304, 1024, 8  # GPT-2, of 12 blocks two
+LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH, BATCH = 1, 768, 12, 50304, 1024, 8  # GPT-2, of 12 blocks one
 
 
 def temporary(model, loss):
@@ -21,8 +21,5 @@ def test_a_mixed_precision_gpt_takes_half_of_kerass_memory():
     keras.config.set_dtype_policy("mixed_bfloat16")
     of_logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     plain = temporary(plain_gpt(LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH), of_logits)
-    lean, recomputed = (
-        temporary(gpt(Size(LAYERS, WIDTH, HEADS), VOCABULARY, LENGTH, remat=remat), keras_mp.ChunkedCrossEntropy())
-        for remat in (False, True)
-    )
-    assert lean < plain / 2 and recomputed < 0.75 * lean
+    lean = temporary(gpt(Size(LAYERS, WIDTH, HEADS), VOCABULARY, LENGTH), keras_mp.ChunkedCrossEntropy())
+    assert lean < plain / 2
