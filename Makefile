@@ -40,7 +40,7 @@ test-colab: .venv-colab/test  ## The tests on the versions of Colab's TPU image,
 	KERAS_BACKEND=jax .venv-colab/bin/python -m pytest $(XDIST) -m "not slow"
 	KERAS_BACKEND=jax .venv-colab/bin/python -m pytest -m slow tests/colab -k train_on_tpu
 
-docs: .venv/test  ## The site, in build/site; a warning is an error.
+docs: .venv/docs  ## The site, in build/site; a warning is an error.
 	$(BIN)/python -m mkdocs build
 
 notebooks: .venv/test  ## Make the notebooks from their sources, and run them.
@@ -49,7 +49,7 @@ notebooks: .venv/test  ## Make the notebooks from their sources, and run them.
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/train .venv/test: .venv/%: pyproject.toml constraints.txt | .venv/bin/python
+.venv/train .venv/test .venv/docs: .venv/%: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]"
 	touch $@
 
