@@ -8,6 +8,7 @@ import keras
 import pytest
 
 import keras_mp
+from keras_mp.xla.targets import availability, find_target
 
 ROOT = Path(__file__).parents[1]
 
@@ -45,6 +46,10 @@ def marks(page):
     "page", [pytest.param(page, marks=marks(page)) for page, code in PROGRAMS.items() if code.strip()]
 )
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
+    for target in re.findall(r'inspect\([^)]*target="(\w+)"', PROGRAMS[page]):
+        compiler = availability(find_target(target))
+        if not compiler.ok:
+            pytest.skip(compiler.reason)
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "page.py"  # a file, because TensorFlow reads the source of what it compiles
     file.write_text(PROGRAMS[page])

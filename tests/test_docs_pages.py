@@ -87,3 +87,8 @@ def test_each_number_of_the_readme_is_on_the_page_that_it_names():
         text = (ROOT / page[1]).read_text()
         missing = [number for number in re.findall(r"\d[\d,.]*\d|\d{2,}", result) if number not in text]
         assert not missing, f"{what}: {missing} are not in {page[1]}"
+
+
+def test_the_links_of_the_readme_lead_somewhere():
+    links = re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text())
+    assert len(links) > 20 and [link for link in links if not (ROOT / link).is_file()] == []
