@@ -4,7 +4,7 @@ BIN := .venv/bin
 XDIST := -n 2 --dist worksteal
 PYTEST := $(BIN)/python -m pytest $(XDIST)
 
-.PHONY: train test test-all test-tensorflow test-jax test-oldest test-colab notebooks lint sweep parity clean
+.PHONY: train test test-all test-tensorflow test-jax test-oldest test-colab docs notebooks lint sweep parity clean
 
 train: .venv/train  ## Train the digits recipe and export it as a float32 SavedModel.
 	$(BIN)/python -m recipes digits
@@ -40,13 +40,16 @@ test-colab: .venv-colab/test  ## The tests on the versions of Colab's TPU image,
 	KERAS_BACKEND=jax .venv-colab/bin/python -m pytest $(XDIST) -m "not slow"
 	KERAS_BACKEND=jax .venv-colab/bin/python -m pytest -m slow tests/colab -k train_on_tpu
 
+docs: .venv/docs  ## The site, in build/site; a warning is an error.
+	$(BIN)/python -m mkdocs build
+
 notebooks: .venv/test  ## Make the notebooks from their sources, and run them.
 	$(BIN)/python colab/build.py
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/train .venv/test: .venv/%: pyproject.toml constraints.txt | .venv/bin/python
+.venv/train .venv/test .venv/docs: .venv/%: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]"
 	touch $@
 

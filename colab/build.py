@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
-NAMES = ("see_what_the_compiler_did", "train_on_gpu", "train_on_tpu")
+NAMES = ("newcomer", "see_what_the_compiler_did", "train_on_gpu", "train_on_tpu")
 SECONDS = 1800
 SITE = re.compile(r"\S*/site-packages/")
 LOGGED = re.compile(r"[IW]\d{4} |WARNING: All log messages before absl|INFO:tensorflow|\s*$")

@@ -18,7 +18,7 @@ _EMULATED = "the compiler emulates FP8 there: the same numerics, none of the spe
 class Support(NamedTuple):
     """Whether a device serves a dtype, and why.
 
-    Args:
+    Attributes:
         ok: True if training in the dtype pays on the device.
         reason: A full sentence that names the device and says what follows.
     """

@@ -145,10 +145,9 @@ class LanguageModel(keras.Model):
     them whole again. With any other loss, and in `predict`, `export` and calls, it is an ordinary model.
 
     Args:
-        inputs, outputs: as for `keras.Model`; one output, made by a Dense or ReversibleEmbedding layer, with only
-            layers such as Activation("linear") after it.
-        name: of the model.
-        Further arguments are those of `keras.Model`.
+        *args: inputs and outputs, as for `keras.Model`; one output, made by a Dense or ReversibleEmbedding layer, with
+            only layers such as Activation("linear") after it.
+        **kwargs: name and further arguments, as for `keras.Model`.
 
     Raises:
         ValueError: more than one output, or another kind of last layer.

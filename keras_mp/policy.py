@@ -18,7 +18,7 @@ _DTYPE = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloat16": "b
 class PolicyChoice(NamedTuple):
     """A dtype policy, whether to compile with it, and why.
 
-    Args:
+    Attributes:
         policy: "float32", "mixed_float16", "mixed_bfloat16" or "fp8".
         jit_compile: What to pass to `model.compile(jit_compile=...)`.
         reason: Why this policy, and why with or without jit, in full sentences.

@@ -239,6 +239,7 @@ def _table(rows: list[Row]) -> Table:
 
 
 def _write(path: Path, rows: list[Row], failed: list[tuple[str, str]]) -> None:
+    places = sum(each.keras_places or 0 for each in rows)
     lines = [
         "# export_float32 on every architecture", "",
         f"`make sweep` on {time.strftime('%Y-%m-%d')}, keras {keras.__version__}, tensorflow {tf.__version__}.", "",
@@ -246,6 +247,7 @@ def _write(path: Path, rows: list[Row], failed: list[tuple[str, str]]) -> None:
         "SavedModel compared with the model run in float32. Differences are divided by max(1, the largest output); inf",
         "is a result that is not finite. The last columns are about `stabilize`: how many sensitive layers the model",
         "has, how many are left, and how far the stabilized model is from float32.", "",
+        f"Keras's own `model.export()` leaves {places:,} 16-bit places in them.", "",
         "| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS),
         *("| " + " | ".join(_cells(each)) + " |" for each in rows),
         *(f"\n{name} failed: {reason}" for name, reason in failed),

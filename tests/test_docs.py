@@ -1,10 +1,14 @@
 """The Python in README.md and docs/ runs as it stands there, each block on the backend it is for."""
 
+import re
 import runpy
 from pathlib import Path
 
 import keras
 import pytest
+
+import keras_mp
+from keras_mp.xla.targets import availability, find_target
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,7 +27,9 @@ def program(path):
     return "\n".join(lines)
 
 
-PROGRAMS = {path.relative_to(ROOT).as_posix(): program(path) for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
+PROGRAMS = {
+    path.relative_to(ROOT).as_posix(): program(path) for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+}
 
 
 def test_the_pages_with_python_are_found():
@@ -40,7 +46,25 @@ def marks(page):
     "page", [pytest.param(page, marks=marks(page)) for page, code in PROGRAMS.items() if code.strip()]
 )
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
+    for target in re.findall(r'inspect\([^)]*target="(\w+)"', PROGRAMS[page]):
+        compiler = availability(find_target(target))
+        if not compiler.ok:
+            pytest.skip(compiler.reason)
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "page.py"  # a file, because TensorFlow reads the source of what it compiles
     file.write_text(PROGRAMS[page])
     runpy.run_path(str(file))
+
+
+def test_the_readme_prints_what_it_says(tmp_path, monkeypatch, capsys):
+    if keras.backend.backend() != "tensorflow" or keras_mp.choose_policy().policy != "mixed_bfloat16":
+        pytest.skip("the output in README.md is that of TensorFlow on a CPU with bfloat16 instructions")
+    monkeypatch.chdir(tmp_path)
+    keras.backend.clear_session()  # automatic names begin anew
+    exec(compile(PROGRAMS["README.md"], "README.md", "exec"), {})
+    said = re.search(r"it prints:\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    printed, said = (
+        [re.sub(r"\d+\.[\de+-]+|\d{2,}", "#", line) for line in text.splitlines()]
+        for text in (capsys.readouterr().out, said)
+    )
+    assert printed == said

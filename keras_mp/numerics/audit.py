@@ -25,6 +25,7 @@ from keras_mp.numerics.reference import in_float32
 from keras_mp.numerics.sample import sampled
 from keras_mp.numerics.verdict import Verdict
 from keras_mp.numerics.work import flops_of
+from keras_mp.page import write_text
 from keras_mp.rebuild import own_variables
 
 SAMPLE = 8192
@@ -154,7 +155,7 @@ class AuditReport:
         """The report as JSON; also written to a file where a path is given."""
         text = json.dumps(self.to_dict(), indent=1)
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            write_text(text, Path(path))
         return text
 
     def to_html(self, path: str | Path) -> Path:
@@ -167,8 +168,7 @@ class AuditReport:
         """Writes the picture: layers down, formats across, colour by damage, forward beside backward."""
         from keras_mp.numerics import audit_html
 
-        Path(path).write_text(audit_html.picture(self), encoding="utf-8")
-        return Path(path)
+        return write_text(audit_html.picture(self), Path(path))
 
     def __str__(self) -> str:
         from keras_mp.numerics import audit_table

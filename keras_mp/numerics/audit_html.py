@@ -54,7 +54,7 @@ def picture(report: AuditReport) -> str:
     right = _NAME + len(formats) * _CELL + gap
     height, width = top + _ROW * len(report.layers) + 10, right + len(formats) * _CELL + 10
     drawn = [
-        _text(_NAME, 14, "forward: change of the loss, of the loss", bold=True),
+        _text(_NAME, 14, "forward: change, as a share of the loss", bold=True),
         _text(right, 14, "backward: error of the gradients", bold=True),
     ]
     for start in (_NAME, right):
@@ -77,7 +77,8 @@ def picture(report: AuditReport) -> str:
                 )
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     font = 'font-family="system-ui, sans-serif" font-size="11"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img">{"".join(drawn)}</svg>'
+    background = f'<rect width="{width}" height="{height}" fill="#fff"/>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img">{background}{"".join(drawn)}</svg>\n'
 
 
 def _colour(value: float) -> str:

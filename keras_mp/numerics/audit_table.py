@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import math
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
+from keras_mp.columns import ColumnTable, plain_text
 from keras_mp.numerics.ranges import Range
 
 if TYPE_CHECKING:
@@ -22,9 +21,7 @@ COLUMNS = ("layer", "output", "kernel", "output gradient", "float16", "damage fl
 
 def text(report: AuditReport) -> str:
     """The report as plain text, 140 columns wide."""
-    console = Console(file=io.StringIO(), width=140, no_color=True)
-    console.print(render(report))
-    return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+    return plain_text(render(report), 140)
 
 
 def render(report: AuditReport) -> Group:
@@ -36,9 +33,13 @@ def render(report: AuditReport) -> Group:
         parts.append(Text(f"{mark}: {suspect.path}: {suspect.reason}; {suspect.remedy}."))
     if len(suspects) > _SUSPECTS:
         parts.append(Text(f"and {len(suspects) - _SUSPECTS} more"))
-    table = Table(title="Layers, worst first: ranges, and damage to the loss as a share of it", title_justify="left")
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name in ("layer", "float16") else "right", overflow="fold")
+    left = ("layer", "float16")
+    table = ColumnTable(
+        "Layers, worst first: ranges, and damage to the loss as a share of it",
+        COLUMNS,
+        narrow=(*left, "damage float16", "bfloat16", "E4M3"),
+        right=[name for name in COLUMNS if name not in left],
+    )
     ordered = sorted(report.layers, key=lambda each: -each.damage["float16"])
     for each in ordered[:_ROWS]:
         table.add_row(*row(each))

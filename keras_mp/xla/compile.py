@@ -40,6 +40,7 @@ class Compiled:
         versions: of the packages that compiled.
         seconds: how long the compiler took, now or when the result that was kept was made.
         log: the file with all that the compiler printed.
+        note: how it had to be compiled, where not as usual.
     """
 
     hlo: str
@@ -47,6 +48,7 @@ class Compiled:
     versions: Mapping[str, str]
     seconds: float
     log: str
+    note: str = ""
 
 
 def cache_folder() -> Path:
@@ -101,6 +103,7 @@ def compile_step(lowered: Lowered, target: Target, flags: Mapping[str, Any] | No
         versions,
         float((kept / "seconds").read_text()),
         str(kept / "log.txt"),
+        (kept / "note.txt").read_text() if (kept / "note.txt").is_file() else "",
     )
 
 

@@ -90,6 +90,12 @@ class Instruction:
         return sum(shape.size for shape in self.shapes)
 
     @property
+    def workspace(self) -> int:
+        """The bytes of scratch memory that a call of NVIDIA's libraries sets aside: its last array, of bytes."""
+        last = self.shapes[-1] if len(self.shapes) > 1 else Shape("", ())
+        return last.size if last.dtype in ("s8", "u8") and self.target.startswith(("__cublas", "__cudnn")) else 0
+
+    @property
     def callees(self) -> list[str]:
         """The computations that run as part of it."""
         return re.findall(r"[\w.\-]+", " ".join(_CALLEES.findall(self.attributes)))
@@ -161,10 +167,10 @@ class Module:
                 yield from self.inside(inner)
 
     def traffic(self, kernel: Instruction) -> int:
-        """The bytes that a kernel reads and writes, if each array crosses the memory once."""
+        """The bytes that a kernel reads and writes, if each array crosses the memory once; scratch memory need not."""
         inside = self.computations[kernel.computation]
         read = {name for name in kernel.operands if name in inside}
-        return kernel.size + sum(inside[name].size for name in read)
+        return kernel.size - kernel.workspace + sum(inside[name].size for name in read)
 
 
 def long_name(dtype: str) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from keras_mp.xla.report import CompileReport
 
 _WIDTH = 800
+_LABEL = 230
 
 
 def write(report: CompileReport, path: Path) -> Path:
@@ -92,6 +93,53 @@ def _memory_parts(report: CompileReport) -> dict[str, float]:
     if memory.capacity > memory.peak:
         parts["free"] = memory.capacity - memory.peak
     return {name: size / 2**20 for name, size in parts.items() if size}
+
+
+def picture(report: CompileReport) -> str:
+    """Memory at the peak and operations by dtype, a bar for each precision that was compiled, as SVG."""
+    reports = {report.precision: report, **report.compared}
+    memory = {
+        f"{name}: {mebibytes(other.memory.peak)} MiB": {
+            part: size for part, size in _memory_parts(other).items() if part != "free"
+        }
+        for name, other in reports.items()
+    }
+    titles = (
+        f"{report.model} on {report.title}: memory of a step at its peak, by what takes it",
+        "Operations of the products, by the dtype of their operands as compiled",
+    )
+    drawn, y = [], 24
+    for title, bars in zip(titles, (memory, {name: other.shares for name, other in reports.items()}), strict=True):
+        section, y = _bars(title, bars, y)
+        drawn += section
+    size = f'viewBox="0 0 {_WIDTH} {y}" width="{_WIDTH}" height="{y}"'
+    font = 'font-family="system-ui, sans-serif" font-size="13"'
+    background = f'<rect width="{_WIDTH}" height="{y}" fill="#fff"/>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img">{background}{"".join(drawn)}</svg>\n'
+
+
+def _bars(title: str, bars: dict[str, dict[str, float]], y: int) -> tuple[list[str], int]:
+    """Bars on one scale, their legend, and where the next section begins."""
+    colours = dict(zip(dict.fromkeys(part for parts in bars.values() for part in parts), COLOURS, strict=False))
+    most = max(sum(parts.values()) for parts in bars.values()) or 1.0
+    drawn = [f'<text x="10" y="{y}" font-weight="bold">{escape(title)}</text>']
+    for name, parts in bars.items():
+        y += 28
+        drawn.append(f'<text x="10" y="{y}">{escape(name)}</text>')
+        x = float(_LABEL)
+        for part, value in parts.items():
+            width = (_WIDTH - _LABEL - 10) * value / most
+            drawn.append(
+                f'<rect x="{x:.1f}" y="{y - 16}" width="{width:.1f}" height="22" fill="{colours[part]}">'
+                f"<title>{escape(part)}: {value:.4g}</title></rect>"
+            )
+            x += width
+    y += 28
+    for place, (part, colour) in enumerate(colours.items()):
+        x, below = 10 + 260 * (place % 3), y + 20 * (place // 3)
+        drawn.append(f'<rect x="{x}" y="{below - 11}" width="12" height="12" fill="{colour}"/>')
+        drawn.append(f'<text x="{x + 18}" y="{below}">{escape(part)}</text>')
+    return drawn, y + 20 * ((len(colours) - 1) // 3) + 40
 
 
 def _bar(parts: dict[str, float], form: str | None) -> str:

@@ -61,13 +61,17 @@ def in_precision(model: Any, precision: str) -> Any:
 
 def _with_policy(model: Any, old: str, new: str) -> Any:
     policy = keras.saving.serialize_keras_object(keras.DTypePolicy(new))
+    # A stabilized layer is float32 by its policy; what it multiplies in is its "precision".
+    changes = {("precision", keras.DTypePolicy(old).compute_dtype): keras.DTypePolicy(new).compute_dtype}
+    if old != "float32":  # as text that is a dtype, such as an input's, and no policy
+        changes["dtype", old] = new
 
     def rule(node: Config, layer: Any) -> Config:
         if node.get("class_name") == "DTypePolicy" and node["config"]["name"] == old:
             return policy
-        # "float32" as text is a dtype, such as an input's, and no policy.
-        named = old != "float32" and node.get("dtype") == old
-        return {**node, "dtype": new} if named else node
+        return {
+            key: changes.get((key, value), value) if isinstance(value, str) else value for key, value in node.items()
+        }
 
     rebuilt = rebuild(model, rule, policy=new).model
     return stabilize(rebuilt) if old == "float32" else rebuilt

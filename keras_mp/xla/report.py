@@ -13,6 +13,7 @@ from typing import Any
 import keras
 
 from keras_mp.backend.lowered import UNATTRIBUTED
+from keras_mp.page import write_text
 from keras_mp.parallel.plan import Plan, plan_of
 from keras_mp.policy import policy_scope
 from keras_mp.xla import findings
@@ -186,6 +187,12 @@ class CompileReport:
 
         return write(self, Path(path))
 
+    def to_svg(self, path: str | Path) -> Path:
+        """Writes the picture: memory and operations by dtype, a bar for each precision; and returns the path."""
+        from keras_mp.xla.html import picture
+
+        return write_text(picture(self), Path(path))
+
     def __rich__(self) -> Any:
         from keras_mp.xla.table import render
 
@@ -296,7 +303,7 @@ def _report(
         # Of a step that the compiler divides, the products are known whole, and not as each device runs them.
         roofline=estimate(matmuls, module, chip) if chip and not (plan and plan.by_compiler) else None,
         advice=tuple(advise(matmuls, sensitive, memory, target, precision)),
-        notes=tuple(_notes(target, matmuls, lowered.backend, plan)),
+        notes=(*_notes(target, matmuls, lowered.backend, plan), *filter(None, [compiled.note])),
         versions=dict(compiled.versions),
         seconds=compiled.seconds,
         log=compiled.log,

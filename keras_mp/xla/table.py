@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from keras_mp.columns import ColumnTable, plain_text
 from keras_mp.xla.advice import Advice
 from keras_mp.xla.matmuls import Matmul
 
@@ -21,9 +21,7 @@ _ROWS = 40
 
 def text(report: CompileReport) -> str:
     """The report as plain text, 120 columns wide."""
-    console = Console(file=io.StringIO(), width=120, no_color=True)
-    console.print(render(report))
-    return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+    return plain_text(render(report), 120)
 
 
 def render(report: CompileReport) -> Group:
@@ -52,14 +50,17 @@ def headline(report: CompileReport) -> str:
     return f"{report.model}: a {step} on {batch} in {report.precision}, lowered by {report.backend}, for {where}"
 
 
-def _matmuls(report: CompileReport) -> Table:
+def _matmuls(report: CompileReport) -> ColumnTable:
     groups: dict[tuple, list[Matmul]] = defaultdict(list)
     for matmul in report.matmuls:
         key = (matmul.role, matmul.kind, matmul.sizes, matmul.asked, matmul.compiled, matmul.kernel, matmul.note)
         groups[key].append(matmul)
-    table = Table(title=f"Dots and convolutions: {scaled(report.flops)}FLOP a step", title_justify="left")
-    for name in ("layer", "role", "rows x sum x columns", "asked", "compiled", "summed in", "kernel", "share", "off"):
-        table.add_column(name, justify="right" if name == "share" else "left", overflow="fold")
+    table = ColumnTable(
+        f"Dots and convolutions: {scaled(report.flops)}FLOP a step",
+        ("layer", "role", "rows x sum x columns", "asked", "compiled", "summed in", "kernel", "share", "off"),
+        narrow=("layer", "role", "asked", "compiled", "share"),
+        right=("share",),
+    )
     ordered = sorted(groups.values(), key=lambda group: -sum(matmul.flops for matmul in group))
     for group in ordered[:_ROWS]:
         first = group[0]
@@ -163,18 +164,17 @@ def _buffers(report: CompileReport) -> Table:
     return table
 
 
-def _compared(report: CompileReport) -> Table:
-    table = Table(title="In other precisions", title_justify="left")
-    table.add_column("precision")
-    for name in (
+def _compared(report: CompileReport) -> ColumnTable:
+    names = (
         "16- or 8-bit share",
         "temporary MiB",
         "peak MiB",
         "fits",
         "bound, ms (estimate)",
         "cycles (estimate)",
-    ):
-        table.add_column(name, justify="right")
+    )
+    narrow = ("precision", "temporary MiB", "peak MiB", "bound, ms (estimate)")
+    table = ColumnTable("In other precisions", ("precision", *names), narrow, right=names)
     for name, other in {report.precision: report, **report.compared}.items():
         low = sum(share for dtype, share in other.shares.items() if "float32" not in dtype and dtype != "none")
         table.add_row(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import resource
 import sys
 import tempfile
@@ -25,6 +26,11 @@ from jaxlib import _jax
 
 from keras_mp.xla.program import describe, number_operations, read_module, remove_dead
 
+_TRITON = "xla_gpu_enable_triton_gemm"
+# In the words of jax 0.10's compiler and of jax 0.7's.
+_NO_TILE = "tile sizes|Too small divisible part"
+NO_TRITON = "Compiled without Triton's products: the compiler found no tile for one of them without autotuning."
+
 
 def main(folder: Path) -> None:
     """Reads, compiles and writes, as the module says."""
@@ -37,7 +43,16 @@ def main(folder: Path) -> None:
     (folder / "described.partial").replace(folder / "described.json")
     if (folder / "memory.json").is_file():
         return
-    executable = _compile(module, target)
+    try:
+        executable = _compile(module, target)
+    except jax.errors.JaxRuntimeError as error:
+        flags = target["flags"]
+        if _TRITON in flags or target["platform"] != "cuda" or not re.search(_NO_TILE, str(error)):
+            raise
+        # Without autotuning XLA takes a default tile, which does not fit every fused product: cuBLAS does.
+        target = target | {"flags": flags | {_TRITON: False}}
+        executable = _compile(module, target)
+        (folder / "note.txt").write_text(NO_TRITON)
     (folder / "compiled.hlo").write_text(_text(executable, module, target))
     statistics = executable.get_compiled_memory_stats()
     memory = {

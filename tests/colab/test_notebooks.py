@@ -60,10 +60,10 @@ def test_a_notebook_was_run_to_its_end_and_knows_nothing_of_the_machine(name):
 def test_a_notebook_runs(name):
     if ONLY.get(name, keras.backend.backend()) != keras.backend.backend():
         pytest.skip(f"{name} runs on {ONLY[name]} whatever the tests run on")
-    if name == "see_what_the_compiler_did" and importlib.util.find_spec("jax_cuda13_plugin") is None:
+    if name in ("newcomer", "see_what_the_compiler_did") and importlib.util.find_spec("jax_cuda13_plugin") is None:
         pytest.skip("the compilers, of the extra inspect, are not installed")
-    if name == "train_on_gpu" and importlib.util.find_spec("tensorflow") is None:
-        pytest.skip("train_on_gpu exports a SavedModel, which needs TensorFlow")
+    if name in ("newcomer", "train_on_gpu") and importlib.util.find_spec("tensorflow") is None:
+        pytest.skip(f"{name} exports a SavedModel, which needs TensorFlow")
     notebook = build.run(build.read(name), ROOT / "runs" / "tests" / f"{name}-{keras.backend.backend()}")
     text = printed(notebook)
     if name == "train_on_tpu":
@@ -77,3 +77,6 @@ def test_a_notebook_runs(name):
     if name == "see_what_the_compiler_did":
         counts = re.findall(r"(\d+) of (\d+) products that ask for FP8 run in FP8", text)
         assert len(counts) == 2 and counts[0][0] == "0" and counts[1][0] == counts[1][1] != "0"
+    if name == "newcomer":
+        assert text.count("0 low-precision ops") == 2 and "error:" not in text
+        assert float(re.search(r"float32 outputs, (\S+) right", text)[1]) > 0.9

@@ -135,3 +135,16 @@ def test_bad_input_is_named():
         search.apply(model)
     with pytest.raises(ValueError, match="a model with 2 layers"):
         search.apply(lambda: keras.Sequential([keras.Input((8,)), layers.Dense(4), layers.Dense(1)]))
+
+
+def test_a_policy_map_of_a_search_comes_back_as_it_is(searched, tmp_path):
+    """Keras's own map without a default policy comes back with live policies turned float32."""
+    back = keras.dtype_policies.DTypePolicyMap.from_config(searched.policy.get_config())
+    assert back.default_policy.name == searched.policy.default_policy.name == "mixed_float16"
+    assert {path: back[path].name for path in back} == {path: searched.policy[path].name for path in searched.policy}
+    model = searched.apply(two_unsafe)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    dtypes = {layer.name: layer.compute_dtype for layer in model.layers}
+    assert {layer.name: layer.compute_dtype for layer in loaded.layers} == dtypes
+    assert dtypes["dense_0"] == "float32" and dtypes["dense_1"] == "float16"

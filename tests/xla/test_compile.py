@@ -80,6 +80,32 @@ def test_nothing_is_written_to_the_users_screen(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def attention():
+    """A step in which XLA fuses a product of width 32 that no default tile of Triton fits."""
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    inputs = keras.Input((128, 1))
+    x = keras.layers.LayerNormalization()(keras.layers.Conv1D(32, 9, strides=4, activation="relu")(inputs))
+    x = keras.layers.Add()([x, keras.layers.MultiHeadAttention(4, 8)(x, x)])
+    x = keras.layers.Dense(4)(keras.layers.GlobalAveragePooling1D()(x))
+    model = keras.Model(inputs, x)
+    model.compile("adam", "mse")
+    return lower_step(model, (tensor((64, 128, 1)), tensor((64, 4))), training=True, platform="cuda")
+
+
+def test_a_product_that_triton_has_no_tile_for_is_compiled_without_it():
+    lowered, h100 = attention(), find_target("h100")
+    compiled = compile_step(lowered, h100)
+    try:
+        compile_step(lowered, h100, {"xla_gpu_enable_triton_gemm": True})
+        fits = True  # on another version of XLA
+    except CompileError as error:
+        assert "tile sizes" in str(error)
+        fits = False
+    assert ("without Triton" in compiled.note) != fits and "ENTRY" in compiled.hlo
+    assert compile_step(lowered, h100) == compiled  # what is kept says so too
+
+
 def test_what_is_kept_is_json_and_text():
     kept = Path(compile_step(step(), find_target("host")).log).parent
     assert json.loads((kept / "memory.json").read_text())["argument"] > 0

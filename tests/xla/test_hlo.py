@@ -71,6 +71,17 @@ def test_what_is_fused_belongs_to_its_kernel(module):
     assert module.traffic(fusion) == 8 * 4 * 4 + 8 * 16 * 2 + 16 * 4 * 4
 
 
+def test_scratch_memory_of_a_library_is_no_traffic():
+    product = '%y = (f32[8,4]{1,0}, s8[33554432]{0}) custom-call(%x, %w), custom_call_target="__cublas$lt$matmul"'
+    plain = TEXT.replace("  ROOT %fusion", f"  {product}\n  ROOT %fusion")
+    module = parse(plain)
+    call = module.computations["main"]["y"]
+    assert (call.workspace, call.size) == (33554432, 33554432 + 128)
+    assert module.traffic(call) == 8 * 4 * 4 + 8 * 16 * 2 + 16 * 4 * 4
+    other = parse(plain.replace("__cublas$lt$matmul", "my_kernel")).computations["main"]["y"]
+    assert other.workspace == 0 and module.computations["main"]["pair"].workspace == 0
+
+
 def test_subbyte_and_scalar_sizes():
     assert Shape("s4", (3,)).size == 2
     assert Shape("f32", ()).size == 4

@@ -1,9 +1,11 @@
 """Reports of small steps, compiled for chips that are not attached, against counts made without the compiler."""
 
+import dataclasses
 import json
 import re
 from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 import keras
 import numpy as np
@@ -167,6 +169,13 @@ def test_a_sequential_model_in_float32_beside_another_precision():
     assert {matmul.asked for matmul in low.matmuls} >= {("bfloat16", "bfloat16")}
 
 
+def test_a_stabilized_model_compared_with_float32():
+    model, batch = tiny_gpt()
+    stable = keras_mp.stabilize(model)
+    other = keras_mp.inspect(stable, batch, "h100", compare=["float32"]).compared["float32"]
+    assert set(other.shares) == {"float32"}
+
+
 def test_inference():
     model, (x, _) = tiny_gpt()
     report = keras_mp.inspect(model, x, "host", training=False)
@@ -265,6 +274,20 @@ def test_the_report_as_json_as_text_and_as_a_page(h100, tmp_path):
     page = h100.to_html(tmp_path / "new" / "report.html").read_text()
     assert page.count("<svg") == 2 and "block1_dense_1" in page and "http" not in page
     assert list((tmp_path / "new").iterdir()) == [tmp_path / "new" / "report.html"]
+
+
+def test_the_picture_has_a_bar_for_each_precision(h100, tmp_path):
+    compared = dataclasses.replace(h100, compared={"another": h100})
+    picture = ElementTree.parse(compared.to_svg(tmp_path / "report.svg")).getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    words = [text.text for text in picture.iter(f"{space}text")]
+    peak = f"{h100.memory.peak / 2**20:,.1f} MiB"
+    assert f"mixed_bfloat16: {peak}" in words and f"another: {peak}" in words
+    titled = [rect for rect in picture.iter(f"{space}rect") if len(rect)]
+    dtypes = [rect for rect in titled if rect[0].text.split(":")[0] in h100.shares]
+    memory = [rect for rect in titled if rect not in dtypes]
+    for bars in (dtypes, memory):  # both steps are the same, so all four bars are as wide as can be
+        assert sum(float(rect.get("width")) for rect in bars) == pytest.approx(2 * 560, abs=1)
 
 
 def test_bad_input():

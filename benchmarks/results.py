@@ -1,0 +1,108 @@
+"""Writes tables into pages: `python benchmarks/results.py`. docs/results.md gets those of docs/results/*.json,
+docs/which-precision.md the chips of keras_mp.chips, docs/fp8.md what keras_mp.fp8.cost predicts.
+
+Each JSON file is one measurement: `title`, `command`, `date`, `machine`, `versions` (a package's name to its version),
+`columns` and `rows`, and `note` where something must be said about it.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- made by benchmarks/results.py -->", "<!-- end -->"
+KEYS = {"title", "command", "date", "machine", "versions", "columns", "rows"}
+
+
+def read(path: Path) -> dict:
+    """Reads one measurement.
+
+    Raises:
+        ValueError: a key is missing or unknown, or a row has not as many cells as there are columns.
+    """
+    result = json.loads(path.read_text())
+    missing, unknown = KEYS - result.keys(), result.keys() - KEYS - {"note"}
+    if missing or unknown:
+        raise ValueError(f"{path.name}: missing {sorted(missing)}, unknown {sorted(unknown)}; it needs {sorted(KEYS)}")
+    wrong = [row for row in result["rows"] if len(row) != len(result["columns"])]
+    if wrong:
+        raise ValueError(f"{path.name}: {len(result['columns'])} columns, and the row {wrong[0]}")
+    return result
+
+
+def section(name: str, result: dict) -> str:
+    """A measurement as Markdown."""
+    numbers = [
+        all(isinstance(row[place], int | float) for row in result["rows"]) for place in range(len(result["rows"][0]))
+    ]
+    lines = [f"## {result['title']}", ""]
+    lines.append("| " + " | ".join(map(str, result["columns"])) + " |")
+    lines.append("|" + "|".join(" ---: " if number else " --- " for number in numbers) + "|")
+    lines += ["| " + " | ".join(map(str, row)) + " |" for row in result["rows"]]
+    versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
+    lines += ["", *([result["note"], ""] if result.get("note") else [])]
+    lines += [f"{result['date']}, {result['machine']}; {versions}. `docs/results/{name}`:", ""]
+    return "\n".join([*lines, "```", *result["command"].splitlines(), "```"])
+
+
+def measurements() -> str:
+    """All measurements, as Markdown."""
+    files = sorted((ROOT / "docs" / "results").glob("*.json"))
+    return "\n\n".join(section(path.name, read(path)) for path in files)
+
+
+def chips() -> str:
+    """The table of chips, as Markdown."""
+    from keras_mp.chips import CHIPS, TERA
+    from keras_mp.hardware import Device
+    from keras_mp.policy import choose_policy
+
+    dtypes = ("float32", "tfloat32", "float16", "bfloat16", "fp8")
+    lines = ["| chip | `auto` | " + " | ".join(dtypes) + " | memory |"]
+    lines.append("| --- | --- |" + " ---: |" * (len(dtypes) + 1))
+    for chip in CHIPS.values():
+        device = Device("tpu" if chip.vendor == "google" else "gpu", chip.title, chip.architecture, chip)
+        rates = [f"{chip.peak[dtype] / TERA:,.4g}" if dtype in chip.peak else "" for dtype in dtypes]
+        cells = [
+            f"{chip.title} (`{chip.name}`)",
+            choose_policy(device).policy,
+            *rates,
+            f"{chip.memory_bytes / 2**30:.0f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def gains() -> str:
+    """How many times as fast as bfloat16 the kit predicts a square layer in FP8 to be on an H100, as Markdown."""
+    from keras_mp.chips import find_chip
+    from keras_mp.fp8 import get_recipe
+    from keras_mp.fp8.cost import step_cost
+
+    widths = (256, 512, 1024, 2048, 4096, 8192)
+    lines = ["| rows | recipe | " + " | ".join(f"{width} x {width}" for width in widths) + " |"]
+    lines.append("| ---: | --- |" + " ---: |" * len(widths))
+    for rows in (512, 4096, 32768):
+        for name in ("current", "delayed", "rowwise"):
+            each = [step_cost(rows, width, width, find_chip("h100"), get_recipe(name)).gain for width in widths]
+            lines.append(f"| {rows} | {name} | " + " | ".join(f"{gain:.2f}" for gain in each) + " |")
+    return "\n".join(lines)
+
+
+TABLES = {"results.md": measurements, "which-precision.md": chips, "fp8.md": gains}
+
+
+def page(name: str) -> str:
+    """A page with its tables made anew."""
+    before, rest = (ROOT / "docs" / name).read_text().split(BEGIN)
+    made = TABLES[name]()
+    return "\n\n".join([before + BEGIN, *([made] if made else []), END + rest.split(END)[1]])
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    from keras_mp.quiet import import_keras
+
+    import_keras()
+    for name in TABLES:
+        (ROOT / "docs" / name).write_text(page(name))

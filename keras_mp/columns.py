@@ -1,0 +1,52 @@
+"""Reports as text, and a table that shows fewer columns where the terminal is narrow."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Iterator, Sequence
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.table import Table
+
+WIDE = 120  # characters; most terminals open with 80
+
+
+def plain_text(renderable: RenderableType, width: int) -> str:
+    """What rich would print on so many columns without colours, as text."""
+    # In a notebook rich shows its output by itself, beside the text, unless it is told not to.
+    console = Console(file=io.StringIO(), width=width, no_color=True, force_terminal=False, force_jupyter=False)
+    console.print(renderable)
+    return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+
+
+class ColumnTable:
+    """A table whose columns depend on the width that there is.
+
+    Args:
+        title: written above it.
+        names: of the columns.
+        narrow: the names of those that are shown on less than `WIDE` characters; the caption names the others.
+        right: the names of those that are set to the right.
+    """
+
+    def __init__(self, title: str, names: Sequence[str], narrow: Collection[str], right: Collection[str] = ()) -> None:
+        self.title, self.names, self.narrow, self.right = title, names, narrow, right
+        self.caption = ""
+        self.rows: list[tuple[str, ...]] = []
+
+    def add_row(self, *cells: str) -> None:
+        """Adds a row, a cell for each column."""
+        self.rows.append(cells)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        wide = options.max_width >= WIDE
+        shown = [place for place, name in enumerate(self.names) if wide or name in self.narrow]
+        hidden = [name for name in self.names if not wide and name not in self.narrow]
+        captions = [self.caption, f"on {WIDE} columns also: {', '.join(hidden)}" if hidden else ""]
+        table = Table(title=self.title, title_justify="left", caption="; ".join(filter(None, captions)) or None)
+        for place in shown:
+            name = self.names[place]
+            table.add_column(name, justify="right" if name in self.right else "left", overflow="fold")
+        for cells in self.rows:
+            table.add_row(*(cells[place] for place in shown))
+        yield table

@@ -1,0 +1,94 @@
+"""What the pages say is there: the tests that they name, and the public names in the reference."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import keras_mp
+from benchmarks import results
+
+ROOT = Path(__file__).parents[1]
+FIXED = (ROOT / "docs" / "what-we-fixed.md").read_text()
+ROWS = re.findall(r"^\| (\d+b?) \|(.*)\|$", FIXED, re.MULTILINE)
+NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", FIXED)
+
+
+def names_in(file):
+    """The names of the functions that pytest collects from a file."""
+    tree = ast.parse((ROOT / file).read_text())
+    scopes = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test"))]
+    return {node.name for scope in scopes for node in scope.body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("file, name", NAMED)
+def test_a_test_that_the_page_names_is_there(file, name):
+    assert name.startswith("test_") and name in names_in(file)
+
+
+def test_all_24_faults_are_listed_and_each_names_its_test():
+    assert [number for number, _ in ROWS if number.isdigit()] == [str(number) for number in range(1, 25)]
+    assert [number for number, row in ROWS if "::test_" not in row] == []
+
+
+def test_every_public_name_is_in_the_reference():
+    pages = [path.read_text() for path in (ROOT / "docs" / "api").glob("*.md")]
+    documented = {line.split()[1] for page in pages for line in page.splitlines() if line.startswith(":::")}
+    last = {name.rpartition(".")[2] for name in documented}
+    wanted = {name for name in keras_mp.__all__ if name not in ("backend", "fp8")} | set(keras_mp.fp8.__all__)
+    assert wanted - last == {"E4M3", "E5M2", "HYBRID"}  # constants of the page on FP8's formats and roles
+
+
+@pytest.mark.parametrize("name", results.TABLES)
+def test_the_tables_of_a_page_are_current(name):
+    assert (ROOT / "docs" / name).read_text() == results.page(name), "run `python benchmarks/results.py`"
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"command": None}, r"missing \['command'\]"),
+        ({"colour": "red"}, r"unknown \['colour'\]"),
+        ({"rows": [["float32"]]}, "2 columns, and the row"),
+    ],
+)
+def test_a_result_that_is_not_whole_is_named(change, message, tmp_path):
+    whole = {"title": "A", "command": "a", "date": "2026-11-21", "machine": "a", "versions": {"keras": "3.15.1"}}
+    whole |= {"columns": ["precision", "ms"], "rows": [["float32", 1.5]]}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(whole))
+    assert "| float32 | 1.5 |" in results.section(path.name, results.read(path))
+    path.write_text(json.dumps({key: value for key, value in (whole | change).items() if value is not None}))
+    with pytest.raises(ValueError, match=message):
+        results.read(path)
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs", reason="mkdocs, of the extra docs, is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "keras_mp.stabilize" in (tmp_path / "api" / "layers.html").read_text()
+    pages = {path.relative_to(tmp_path).with_suffix("") for path in tmp_path.rglob("*.html")}
+    assert pages >= {path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")}
+
+
+def test_each_number_of_the_readme_is_on_the_page_that_it_names():
+    table = (ROOT / "README.md").read_text().split("## Measured")[1].split("\n## ")[0]
+    rows = [row.strip("|").split("|") for row in table.splitlines() if row.startswith("|")][2:]
+    assert rows
+    for what, result, where in rows:
+        page = re.search(r"\]\((docs/[\w-]+\.md)", where)
+        assert page, f"{what}: no page"
+        text = (ROOT / page[1]).read_text()
+        missing = [number for number in re.findall(r"\d[\d,.]*\d|\d{2,}", result) if number not in text]
+        assert not missing, f"{what}: {missing} are not in {page[1]}"
+
+
+def test_the_links_of_the_readme_lead_somewhere():
+    links = re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text())
+    assert len(links) > 20 and [link for link in links if not (ROOT / link).is_file()] == []
