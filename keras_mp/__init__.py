@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from keras_mp.bench.report import BenchmarkReport as BenchmarkReport
     from keras_mp.checkpoint import TrainingCheckpoint as TrainingCheckpoint
     from keras_mp.cross_entropy import chunked_cross_entropy as chunked_cross_entropy
+    from keras_mp.deploy.litert import export_litert as export_litert
+    from keras_mp.deploy.onnx import export_onnx as export_onnx
     from keras_mp.export import export_float32 as export_float32
     from keras_mp.gelu import Gelu as Gelu
     from keras_mp.language_model import ChunkedCrossEntropy as ChunkedCrossEntropy
@@ -75,6 +77,8 @@ _HOME = {
     "compare_training": "keras_mp.numerics.parity",
     "distribute": "keras_mp.parallel.distribute",
     "export_float32": "keras_mp.export",
+    "export_litert": "keras_mp.deploy.litert",
+    "export_onnx": "keras_mp.deploy.onnx",
     "find_nonfinite": "keras_mp.numerics.blame",
     "inspect": "keras_mp.xla.report",
     "policy_scope": "keras_mp.policy",

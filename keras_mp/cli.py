@@ -211,7 +211,11 @@ def bench(
 @app.command()
 def export(
     model: Annotated[Path, typer.Argument(help="A .keras file, trained in any precision on any backend.")],
-    path: Annotated[Path, typer.Argument(help="The SavedModel's folder; must not exist yet.")],
+    path: Annotated[Path, typer.Argument(help="The SavedModel's folder, or the file; must not exist yet.")],
+    format: Annotated[str, typer.Option(help="savedmodel, onnx, litert or litert-int8.")] = "savedmodel",
+    calibrate: Annotated[
+        Path | None, typer.Option(help="For litert-int8: inputs like those to be served, .npy or .npz, hundreds.")
+    ] = None,
     imports: Annotated[
         list[str] | None, typer.Option("--import", help="A module that defines custom layers; may be repeated.")
     ] = None,
@@ -223,20 +227,30 @@ def export(
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Load Python lambdas, which can run any code.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Export a model as a SavedModel that computes in float32 throughout, and prove that it does."""
-    os.environ["KERAS_BACKEND"] = "tensorflow"  # a SavedModel is TensorFlow's, whatever the model was trained on
+    """Export a model as a SavedModel, an ONNX or a LiteRT file in float32 throughout, or as a LiteRT file in int8."""
+    os.environ["KERAS_BACKEND"] = "tensorflow"  # each is made by TensorFlow, whatever the model was trained on
     sys.path.insert(0, os.getcwd())
     if outputs is not None and verify is None:
         raise ValueError("--outputs needs --verify, the batch to compute them on")
+    if outputs is not None and format != "savedmodel":
+        raise ValueError(f"--outputs is for --format savedmodel, not {format!r}")
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError('export writes the SavedModel with TensorFlow: pip install "keras-mp[tensorflow]"')
     import_keras()
-    from keras_mp.export import export_file
+    if format == "savedmodel" and calibrate is None:
+        from keras_mp.export import export_file
 
-    report = export_file(
-        model, path, verify, modules=imports or (), unsafe=unsafe, outputs=outputs, tolerance=tolerance
+        report = export_file(
+            model, path, verify, modules=imports or (), unsafe=unsafe, outputs=outputs, tolerance=tolerance
+        )
+        typer.echo(json.dumps(report._asdict(), default=str) if as_json else str(report))
+        return
+    from keras_mp.deploy.from_file import deploy_file
+
+    deployed = deploy_file(
+        model, path, format, verify, calibrate, modules=imports or (), unsafe=unsafe, tolerance=tolerance
     )
-    typer.echo(json.dumps(report._asdict(), default=str) if as_json else str(report))
+    typer.echo(json.dumps(deployed.to_dict()) if as_json else str(deployed))
 
 
 def _show(report: Any, html: Path | None, as_json: bool) -> None:

@@ -103,8 +103,8 @@ def export_float32(
         RebuildError: a layer cannot be rebuilt.
     """
     path = Path(path)
-    _check_model(model)
-    _check_path(path, bytes_needed=sum(4 * int(np.prod(v.shape)) for v in model.weights))
+    check_model(model)
+    check_path(path, bytes_needed=sum(4 * int(np.prod(v.shape)) for v in model.weights))
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError(
             f"export_float32 writes the SavedModel with TensorFlow, which is not installed: {INSTALL_TENSORFLOW}. Or "
@@ -151,7 +151,8 @@ def _is_low(name: Any) -> bool:
     return isinstance(name, str) and (name in LOW_PRECISION_NAMES or name.startswith("float8"))
 
 
-def _check_model(model: Any) -> None:
+def check_model(model: Any) -> None:
+    """Refuses what cannot be exported: what is no model, is not built, or is quantized to integers."""
     if not isinstance(model, keras.Model):
         raise TypeError(f"model must be a keras.Model, not {type(model).__name__}: wrap it in keras.Sequential([...])")
     if not model.built:
@@ -168,9 +169,10 @@ def _check_model(model: Any) -> None:
             )
 
 
-def _check_path(path: Path, bytes_needed: int) -> None:
+def check_path(path: Path, bytes_needed: int, kind: str = "folder") -> None:
+    """Refuses a path that exists, or has no room for so many bytes; makes the folder that it is in."""
     if path.exists():
-        raise FileExistsError(f"path {str(path)!r} exists: give a new folder, or remove it first")
+        raise FileExistsError(f"path {str(path)!r} exists: give a new {kind}, or remove it first")
     parent = path.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(parent).free
@@ -339,22 +341,8 @@ def export_file(
     Raises:
         FileNotFoundError: there is no such file. Else as `export_float32`.
     """
-    if not Path(model_path).is_file():
-        raise FileNotFoundError(f"there is no model file {str(model_path)!r}")
-    keras_mp.register_classes()
-    custom_objects: dict[str, Any] = {}
-    for name in modules:
-        custom_objects |= {key: value for key, value in vars(importlib.import_module(name)).items() if callable(value)}
-    try:
-        model = keras.saving.load_model(model_path, custom_objects=custom_objects, compile=False, safe_mode=not unsafe)
-    except (TypeError, ValueError) as error:
-        hint = (
-            "the file holds a Python lambda: if you trust it, pass --unsafe"
-            if "lambda" in str(error)
-            else ("if the model has layers or functions of your own, name the module that defines them with --import")
-        )
-        raise ExportError(f"{str(model_path)!r} does not load: {error}\n({hint})") from error
-    batch = None if verify is None else _load_batch(verify, model)
+    model = load_model(model_path, modules, unsafe)
+    batch = None if verify is None else load_batch(verify, model)
     report = export_float32(model, path, batch, tolerance=tolerance)
     if outputs is not None:
         import tensorflow as tf
@@ -365,7 +353,27 @@ def export_file(
     return report
 
 
-def _load_batch(file: str | os.PathLike[str], model: Any) -> Any:
+def load_model(model_path: str | os.PathLike[str], modules: Sequence[str], unsafe: bool) -> Any:
+    """Loads a `.keras` file, as `export_file` describes."""
+    if not Path(model_path).is_file():
+        raise FileNotFoundError(f"there is no model file {str(model_path)!r}")
+    keras_mp.register_classes()
+    custom_objects: dict[str, Any] = {}
+    for name in modules:
+        custom_objects |= {key: value for key, value in vars(importlib.import_module(name)).items() if callable(value)}
+    try:
+        return keras.saving.load_model(model_path, custom_objects=custom_objects, compile=False, safe_mode=not unsafe)
+    except (TypeError, ValueError) as error:
+        hint = (
+            "the file holds a Python lambda: if you trust it, pass --unsafe"
+            if "lambda" in str(error)
+            else ("if the model has layers or functions of your own, name the module that defines them with --import")
+        )
+        raise ExportError(f"{str(model_path)!r} does not load: {error}\n({hint})") from error
+
+
+def load_batch(file: str | os.PathLike[str], model: Any) -> Any:
+    """Loads a batch of a model's inputs, as `export_file` describes."""
     loaded = np.load(file, allow_pickle=False)
     arrays = [loaded] if isinstance(loaded, np.ndarray) else [loaded[key] for key in loaded.files]
     structure = getattr(model, "_inputs_struct", None)  # as in _input_signature

@@ -272,6 +272,12 @@ class Range:
         return max(abs(self.lowest), abs(self.highest)) if self.values and math.isfinite(self.highest) else 0.0
 
     @property
+    def mean_square(self) -> float:
+        """The mean of the squares of the finite values; 0 where there is none."""
+        finite = self.values - self.nonfinite
+        return self._counts["float16"].signal / finite if finite else 0.0
+
+    @property
     def nonfinite(self) -> float:
         """How many values are infinite or NaN."""
         return self.nan + self.inf

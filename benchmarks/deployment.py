@@ -1,0 +1,161 @@
+"""The digits recipe in every deployment format: accuracy, size of the file, time of a prediction.
+
+    python benchmarks/deployment.py --out docs/results/deployment.json
+
+Trains the recipe in mixed_bfloat16, exports it in all four formats, runs each in its own runtime with that runtime's
+default settings on the test images, and prints a table. Two minutes on 2 cores of a CPU.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_mp
+from keras_mp.deploy.served import DeploymentReport
+from keras_mp.export import ExportReport
+from keras_mp.files import written_beside
+from keras_mp.versions import installed
+from recipes import digits
+from recipes.datasets.digits import load
+
+PACKAGES = ("keras-mp", "keras", "tensorflow", "onnx", "onnxruntime", "tf2onnx", "numpy")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=300, help="predictions that are timed")
+    parser.add_argument("--out", type=Path, help="write the result as JSON")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(Path(folder), arguments.epochs, arguments.seed, arguments.repeats)
+    print(markdown(rows))
+    if arguments.out:
+        result = {
+            "command": f"python benchmarks/deployment.py {' '.join(sys.argv[1:])}",
+            "date": datetime.date.today().isoformat(),
+            "machine": f"{os.cpu_count()} cores of {processor()}",
+            "versions": {"python": platform.python_version(), **installed(PACKAGES)},
+            "rows": rows,
+        }
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        with written_beside(arguments.out) as partial:
+            partial.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def measure(folder: Path, epochs: int, seed: int, repeats: int) -> list[dict]:
+    config = digits.Config(
+        policy="mixed_bfloat16", epochs=epochs, seed=seed, output=str(folder), export=False, name="digits"
+    )
+    digits.train(config)
+    model = keras.saving.load_model(folder / "digits" / "model.keras", compile=False)
+    images, labels = load("test")
+    verify, calibrate = images[:64], load("train")[0]
+    saved = keras_mp.export_float32(model, folder / "saved_model", verify)
+    onnx = keras_mp.export_onnx(model, folder / "digits.onnx", verify)
+    litert = keras_mp.export_litert(model, folder / "digits.tflite", verify)
+    int8 = keras_mp.export_litert(model, folder / "digits_int8.tflite", verify, calibrate=calibrate)
+    print(int8)
+    return [
+        row("SavedModel", saved, saved_model(saved.path), images, labels, repeats),
+        row("ONNX", onnx, onnxruntime_of(onnx.path), images, labels, repeats),
+        row("LiteRT", litert, interpreter_of(litert.path), images, labels, repeats),
+        row("LiteRT int8", int8, interpreter_of(int8.path), images, labels, repeats),
+    ]
+
+
+Run = Callable[[np.ndarray], np.ndarray]
+
+
+def saved_model(path: Path) -> Run:
+    loaded = tf.saved_model.load(str(path))
+    return lambda x: loaded.serve(tf.constant(x)).numpy()
+
+
+def onnxruntime_of(path: Path) -> Run:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path))
+    return lambda x: session.run(None, {"images": x})[0]
+
+
+def interpreter_of(path: Path) -> Run:
+    run = tf.lite.Interpreter(str(path)).get_signature_runner("serving_default")
+    return lambda x: run(images=x)["output_0"]
+
+
+def row(
+    name: str,
+    report: ExportReport | DeploymentReport,
+    run: Run,
+    images: np.ndarray,
+    labels: np.ndarray,
+    repeats: int,
+) -> dict:
+    right = int((run(images).argmax(axis=1) == labels).sum())
+    files = [file for file in report.path.rglob("*") if file.is_file()] if report.path.is_dir() else [report.path]
+    return {
+        "format": name,
+        "right": right,
+        "of": len(labels),
+        "accuracy": right / len(labels),
+        "bytes": sum(file.stat().st_size for file in files),
+        "max_difference": report.max_difference,
+        "milliseconds_1": milliseconds(run, images[:1], repeats),
+        "milliseconds_64": milliseconds(run, images[:64], repeats),
+        "layers": [layer._asdict() for layer in getattr(report, "layers", ())],
+    }
+
+
+def milliseconds(run: Run, batch: np.ndarray, repeats: int) -> float:
+    """The median, after ten predictions that count for nothing."""
+    times = []
+    for _ in range(10 + repeats):
+        start = time.perf_counter()
+        run(batch)
+        times.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(times[10:])
+
+
+def markdown(rows: list[dict]) -> str:
+    lines = [
+        "| format | test accuracy | largest difference from float32 | size | 1 image | 64 images |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for each in rows:
+        lines.append(
+            f"| {each['format']} | {100 * each['accuracy']:.2f}% ({each['right']} of {each['of']}) | "
+            f"{each['max_difference']:.1e} | {each['bytes'] / 1024:.0f} KiB | {each['milliseconds_1']:.2f} ms | "
+            f"{each['milliseconds_64']:.2f} ms |"
+        )
+    return "\n".join(lines)
+
+
+def processor() -> str:
+    """What the CPU is called."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A trained model for other runtimes: ONNX and LiteRT, in float32 or in int8."""
