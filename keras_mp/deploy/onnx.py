@@ -103,6 +103,7 @@ def _converted(folder: Path, signature: Signature, model: Any) -> Any:
     import tensorflow as tf
     import tf2onnx
 
+    _let_functions_be_inlined(folder)
     loaded = tf.saved_model.load(str(folder))
     specs = keras.tree.flatten(signature.structure)
 
@@ -137,6 +138,20 @@ def _converted(folder: Path, signature: Signature, model: Any) -> Any:
         if shape.dim and not shape.dim[0].dim_value:
             shape.dim[0].dim_param = "batch"  # where tf2onnx writes a number of its own for each
     return proto
+
+
+def _let_functions_be_inlined(folder: Path) -> None:
+    """Takes from a SavedModel what keeps a jitted function, such as this kit's masked scores, a call: ONNX has none."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    file = folder / "saved_model.pb"
+    proto = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    for graph in proto.meta_graphs:
+        for function in graph.graph_def.library.function:
+            for holder in (function, *function.node_def):
+                for name in ("_noinline", "_XlaMustCompile"):
+                    holder.attr.pop(name, None)
+    file.write_bytes(proto.SerializeToString())
 
 
 def _erfc(graph: Any, node: Any, *_: Any) -> None:

@@ -23,6 +23,8 @@ INSTALL = 'pip install "keras-mp[export]"'
 LARGEST_FILE = 2**31 - 1
 # What one record, and a batch that is no power of two, tell that another size would not.
 BATCH_SIZES = (1, 7)
+# Two or three steps of 1/255: what rounding in an operator that stayed in float32 can move an int8 result by.
+INT8_STEPS = 0.01
 
 
 class Int8Layer(NamedTuple):
@@ -235,10 +237,10 @@ def compared(
         signature: of the SavedModel that it was made from.
         model: in its own precision.
         verify: the batch.
-        tolerance: largest difference from the model in float32.
+        tolerance: largest difference from the model in float32; infinity for int8.
 
     Raises:
-        ExportError: the difference is larger, or the file runs on no batch of another size.
+        ExportError: the difference is larger, or a batch of another size gives other results.
     """
     feed = signature.feed(verify)
     float32, unreached, _ = rebuild(model, to_float32, policy="float32", sample=verify, carry_compile=False)
@@ -256,7 +258,7 @@ def compared(
     for size in BATCH_SIZES:
         again = list(run({name: np.resize(x, (size, *x.shape[1:])) for name, x in feed.items()}))
         same = relative_difference(again, [np.resize(x, (size, *x.shape[1:])) for x in outputs])
-        if not same <= max(tolerance, 1e-5):
+        if not same <= min(tolerance, INT8_STEPS):
             raise ExportError(
                 f"the {report.format} file of model {model.name!r} gives other results in a batch of {size}: they "
                 f"differ by {same:.2e} from those in a batch of {len(outputs[0])}"

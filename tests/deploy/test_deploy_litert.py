@@ -40,10 +40,11 @@ def in_float32(model, batch):
     return keras.tree.flatten(rebuild(model, to_float32, policy="float32").model(batch, training=False))
 
 
-# On JAX `recurrent`, because it is unrolled there and exported by a process on TensorFlow.
-@pytest.mark.parametrize(
-    "name", [name for name in zoo.names() if name != "adapted_text"] if TENSORFLOW else ["recurrent"]
-)
+RECURRENT = pytest.param("recurrent", marks=pytest.mark.slow)  # hundreds of operators when unrolled
+PLAIN = [name for name in zoo.names() if name not in ("adapted_text", "recurrent")]
+
+
+@pytest.mark.parametrize("name", [*PLAIN, RECURRENT] if TENSORFLOW else [RECURRENT])
 def test_every_kind_of_model(name, tmp_path):
     model, batch = zoo.build(name, "mixed_float16")
     batch = keras.tree.map_structure(lambda x: x.astype("int32") if x.dtype == "int64" else x, batch)
@@ -85,16 +86,22 @@ def test_stabilized_and_fp8_models(tmp_path):
 
 
 def test_recurrent_layers_are_unrolled_and_compute_the_same():
-    model, batch = zoo.build("recurrent", "float32")
+    cells = layers.StackedRNNCells([layers.LSTMCell(2), layers.GRUCell(2)])
+    both = layers.Bidirectional(layers.LSTM(2, return_sequences=True))
+    model, batch = (
+        keras.Sequential([keras.Input((3, 2)), both, layers.RNN(cells), layers.Dense(1)]),
+        zoo.normal(2, 3, 2),
+    )
     flat = unrolled(model)
     found = [layer for layer in flat._flatten_layers() if isinstance(layer, layers.RNN)]
-    assert len(found) == 4 and all(layer.unroll for layer in found)  # the bidirectional one has two
+    assert len(found) == 3 and all(layer.unroll for layer in found)  # the bidirectional one has two
     assert relative_difference(flat(batch), model(batch)) <= 1e-6
     assert unrolled(flat) is flat and not model.layers[-2].unroll
     dense = keras.Sequential([keras.Input((2,)), layers.Dense(2)])
     assert unrolled(dense) is dense
 
 
+@only_tensorflow
 def test_recurrent_layers_without_a_number_of_steps(tmp_path):
     model = keras.Sequential([keras.Input((None, 3)), layers.LSTM(2, name="memory")])
     with pytest.raises(ExportError, match="recurrent layers of model .* cannot be unrolled.*fixed number of steps"):

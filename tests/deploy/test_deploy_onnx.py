@@ -36,9 +36,11 @@ def in_float32(model, batch):
     return keras.tree.flatten(rebuild(model, to_float32, policy="float32").model(batch, training=False))
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in zoo.names() if name != "adapted_text"] if TENSORFLOW else ["dict_of_inputs"]
-)
+RECURRENT = pytest.param("recurrent", marks=pytest.mark.slow)
+PLAIN = [name for name in zoo.names() if name not in ("adapted_text", "recurrent")]
+
+
+@pytest.mark.parametrize("name", [*PLAIN, RECURRENT] if TENSORFLOW else ["dict_of_inputs"])
 def test_every_kind_of_model(name, tmp_path):
     model, batch = zoo.build(name, "mixed_float16")
     batch = keras.tree.map_structure(lambda x: x.astype("int32") if x.dtype == "int64" else x, batch)
@@ -61,6 +63,31 @@ def test_the_numbers_are_those_of_float64(tmp_path):
     report = keras_mp.export_onnx(model, tmp_path / "out.onnx", verify=batch)
     np.testing.assert_allclose(run(report.path, batch)["output_0"], expected, rtol=1e-5, atol=1e-6)
     assert report.precision_gap > 1e-4
+
+
+@only_tensorflow
+def test_recurrent_layers_of_any_number_of_steps(tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((None, 3), name="steps")
+    model = keras.Model(inputs, layers.GRU(4)(layers.LSTM(5, return_sequences=True)(inputs)))
+    batch = zoo.normal(2, 6, 3)
+    report = keras_mp.export_onnx(model, tmp_path / "out.onnx", verify=batch)
+    longer = zoo.normal(3, 9, 3)
+    expected = in_float32(model, longer)
+    assert relative_difference([run(report.path, longer)["output_0"]], expected) <= 1e-5
+
+
+@only_tensorflow
+def test_jitted_functions_are_inlined(tmp_path):
+    """The kit's own attention has one, which tf2onnx would leave a call."""
+    from models.text_classifier import text_classifier
+    from models.transformer import Size
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = text_classifier(Size(1, 16, 2), vocabulary=50, length=8)
+    batch = np.random.default_rng().integers(0, 50, (4, 8)).astype("int32")
+    report = keras_mp.export_onnx(model, tmp_path / "out.onnx", verify=batch)
+    assert report.max_difference <= 1e-5
 
 
 @only_tensorflow
