@@ -13,10 +13,12 @@ import keras_mp
 from keras_mp.deploy.litert_file import LiteRTFile
 from keras_mp.deploy.served import Int8Layer
 from keras_mp.export import ExportError
+from keras_mp.versions import installed
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow makes a LiteRT file, and is not installed"
 )
+TENSORFLOW_VERSION = tuple(map(int, installed(["tensorflow"]).get("tensorflow", "0.0").split(".")[:2]))
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 only_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="each export from JAX starts a process: one test has it")
 
@@ -76,6 +78,7 @@ def test_weights_and_activations_are_int8_and_inputs_and_outputs_float32(tmp_pat
 
 
 @only_tensorflow
+@pytest.mark.skipif(TENSORFLOW_VERSION < (2, 21), reason="TensorFlow 2.20's XNNPACK takes it for what it is")
 def test_xnnpack_takes_a_zero_point_for_zero(tmp_path):
     """Why BATCH_MATMUL stays in float32; when this fails, it need not any more."""
     import tensorflow as tf
