@@ -144,7 +144,9 @@ def _where(error: Exception, model: Any) -> str:
     """What of the converter's pages of message names a layer and an operation."""
     text = str(error)
     # TensorFlow numbers a scope that it has seen before: dense/MatMul, then dense_1/MatMul.
-    names = [layer.name for layer in layers_by_path(model).values() if re.search(rf"/{layer.name}(_\d+)*/", text)]
+    names = [
+        layer.name for layer in layers_by_path(model).values() if re.search(rf"/{re.escape(layer.name)}(_\d+)*/", text)
+    ]
     operations = sorted(set(re.findall(r"\btf\.[A-Z]\w*", text)))
     told = f" in layer {names[-1]!r}" if names else ""
     told += f": LiteRT has no operator for {', '.join(operations)}" if operations else f": {text[-500:]}"

@@ -6,6 +6,7 @@ import pytest
 import zoo
 from keras import layers
 
+import keras_mp
 from keras_mp.deploy import calibration
 from keras_mp.numerics.ranges import Range
 
@@ -25,6 +26,19 @@ def test_ranges_are_those_of_all_records():
         assert output.range.lowest == pytest.approx(values.min(), abs=1e-6)
         assert output.range.highest == pytest.approx(values.max(), rel=1e-5)
         assert output.range.mean_square == pytest.approx(np.mean(values**2), rel=1e-4)
+
+
+def test_the_ranges_are_the_audits_where_training_is_inference():
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(5, "gelu"), layers.Dense(3)])
+    model.compile("sgd", "mse")
+    x = zoo.normal(40, 6)
+    audited = {each.path: each.ranges["output"] for each in keras_mp.audit(model, (x, zoo.normal(40, 3))).layers}
+    observed = {output.path: output.range for output in calibration.observe(model, x)}
+    assert list(observed) == list(audited)
+    for path, seen in observed.items():
+        assert seen.lowest == pytest.approx(audited[path].lowest, rel=1e-5)
+        assert seen.highest == pytest.approx(audited[path].highest, rel=1e-5)
+        assert seen.mean_square == pytest.approx(audited[path].mean_square, rel=1e-5)
 
 
 def test_the_model_is_seen_in_inference():
