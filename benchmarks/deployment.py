@@ -35,6 +35,7 @@ from keras_mp.versions import installed
 from recipes import digits
 from recipes.datasets.digits import load
 
+COLUMNS = ["format", "test accuracy", "right, of 355, by seed", "largest difference", "size", "1 image", "64 images"]
 PACKAGES = ("keras-mp", "keras", "tensorflow", "onnx", "onnxruntime", "tf2onnx", "numpy")
 
 
@@ -49,14 +50,16 @@ def main() -> None:
     for seed in range(arguments.seeds):
         with tempfile.TemporaryDirectory() as folder:
             rows += measure(Path(folder), arguments.epochs, seed, arguments.repeats)
-    print(markdown(rows))
+    print("\n".join(f"| {' | '.join(cells)} |" for cells in [COLUMNS, ["---"] * len(COLUMNS), *summary(rows)]))
     if arguments.out:
         result = {
+            "title": "Digits in every deployment format",
             "command": f"python benchmarks/deployment.py {' '.join(sys.argv[1:])}",
             "date": datetime.date.today().isoformat(),
             "machine": f"{os.cpu_count()} cores of {processor()}",
             "versions": {"python": platform.python_version(), **installed(PACKAGES)},
-            "rows": rows,
+            "columns": COLUMNS,
+            "rows": summary(rows),
         }
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         with written_beside(arguments.out) as partial:
@@ -127,7 +130,6 @@ def row(
         "max_difference": report.max_difference,
         "milliseconds_1": milliseconds(run, images[:1], repeats),
         "milliseconds_64": milliseconds(run, images[:64], repeats),
-        **({"layers": report.to_dict()["layers"]} if getattr(report, "layers", ()) else {}),
     }
 
 
@@ -141,23 +143,26 @@ def milliseconds(run: Run, batch: np.ndarray, repeats: int) -> float:
     return 1e3 * statistics.median(times[10:])
 
 
-def markdown(rows: list[dict]) -> str:
-    """A line a format: accuracies of all seeds, the largest difference, and the medians of size and time."""
-    lines = [
-        "| format | test accuracy | right, of 355, by seed | largest difference | size | 1 image | 64 images |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+def summary(rows: list[dict]) -> list[list[str]]:
+    """A row a format: accuracies of all seeds, the largest difference, and the medians of size and time."""
+    lines = []
     for name in dict.fromkeys(row["format"] for row in rows):
         of = [row for row in rows if row["format"] == name]
         size, one, many = (
             statistics.median(row[key] for row in of) for key in ("bytes", "milliseconds_1", "milliseconds_64")
         )
         lines.append(
-            f"| {name} | {100 * statistics.mean(row['accuracy'] for row in of):.2f}% | "
-            f"{', '.join(str(row['right']) for row in of)} | {max(row['max_difference'] for row in of):.1e} | "
-            f"{size / 1024:.0f} KiB | {one:.2f} ms | {many:.2f} ms |"
+            [
+                name,
+                f"{100 * statistics.mean(row['accuracy'] for row in of):.2f}%",
+                ", ".join(str(row["right"]) for row in of),
+                f"{max(row['max_difference'] for row in of):.1e}",
+                f"{size / 1024:.0f} KiB",
+                f"{one:.2f} ms",
+                f"{many:.2f} ms",
+            ]
         )
-    return "\n".join(lines)
+    return lines
 
 
 def processor() -> str:
