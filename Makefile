@@ -4,7 +4,7 @@ BIN := .venv/bin
 XDIST := -n 2 --dist worksteal
 PYTEST := $(BIN)/python -m pytest $(XDIST)
 
-.PHONY: train test test-all test-tensorflow test-jax test-oldest test-colab docs notebooks lint sweep parity clean
+.PHONY: train test bench test-all test-tensorflow test-jax test-oldest test-colab docs notebooks lint sweep parity clean
 
 train: .venv/train  ## Train the digits recipe and export it as a float32 SavedModel.
 	$(BIN)/python -m recipes digits
@@ -20,6 +20,9 @@ test-jax: .venv/test
 test-all: test sweep parity test-oldest test-colab  ## Also what takes longer; see docs/ for the last output.
 	KERAS_BACKEND=tensorflow $(PYTEST) -m slow
 	KERAS_BACKEND=jax $(PYTEST) -m slow
+
+bench: .venv/test  ## A training step of three models beside their peers; the tables go to docs/results.
+	$(BIN)/python benchmarks/peers.py --out docs/results
 
 lint: .venv/test
 	$(BIN)/ruff check .

@@ -11,8 +11,6 @@ write when it is compiled for an H100, as a ratio, too; they do not depend on th
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
 import sys
 import time
@@ -22,13 +20,13 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+from results import write
 from rich.console import Console
 from rich.table import Table
 
 from keras_mp.bench.compare import Task, compare
 from keras_mp.bench.subject import Subject
 from keras_mp.bench.turns import ratio
-from keras_mp.page import write_text
 
 STEP, FIT = "plain Keras, a step", "plain Keras, fit"
 # Features of the step, and callbacks; a callback that watches the loss scale needs the optimizer that has one.
@@ -168,19 +166,11 @@ def main() -> None:
                 table.add_row(*row)
             Console(width=120).print(table)
     if options.out:
-        from keras_mp.host import cpu_name
         from keras_mp.versions import installed
 
-        about = {
-            "title": "What each feature costs",
-            "command": f"python benchmarks/cost.py --rounds {options.rounds}",
-            "date": datetime.date.today().isoformat(),
-            "machine": f"{os.cpu_count()} cores of {cpu_name()}",
-            "versions": installed(("keras", "tensorflow", "jax", "numpy")),
-            "columns": columns,
-            "rows": rows,
-        }
-        write_text(json.dumps(about, indent=1) + "\n", options.out)
+        versions = installed(("keras", "tensorflow", "jax", "numpy"))
+        command = f"python benchmarks/cost.py --rounds {options.rounds}"
+        write(options.out, "What each feature costs on top of plain Keras", command, columns, rows, versions)
 
 
 if __name__ == "__main__":

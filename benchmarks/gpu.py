@@ -16,7 +16,6 @@ at width 4096.
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
 import json
 import os
@@ -31,12 +30,12 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+from results import write
 from rich.console import Console
 
 from keras_mp.bench.compare import Task, compare
 from keras_mp.bench.report import BenchmarkReport
 from keras_mp.bench.subject import Subject
-from keras_mp.page import write_text
 from keras_mp.xla.hlo import parse
 from keras_mp.xla.matmuls import products
 
@@ -163,14 +162,14 @@ def main() -> None:
         for name, each in foreseen.items():
             print(f"predicted for {options.target}, {name}: {json.dumps(each)}")
         if options.out:
-            about = {
-                "command": "python benchmarks/gpu.py " + " ".join(sys.argv[1:]),
-                "date": datetime.date.today().isoformat(),
-                "versions": report.versions,
-                "kernels": ran,
-                "predicted": {options.target: foreseen},
-            }
-            write_text(json.dumps(about | report.to_dict(), indent=1) + "\n", options.out / f"gpu-{workload}.json")
+            columns, cells = report.table()
+            columns += ["products that ran", f"predicted for {options.target}"]
+            for row, each in zip(rows, cells, strict=True):
+                counts = "; ".join(f"{count} {kernel}" for kernel, count in ran[row.name].items())
+                each += [counts, json.dumps(foreseen.get(row.name, {}))]
+            command = "python benchmarks/gpu.py " + " ".join(sys.argv[1:])
+            note = " ".join([f"On {device}.", *report.problems])
+            write(options.out / f"gpu-{workload}.json", report.title, command, columns, cells, report.versions, note)
 
 
 if __name__ == "__main__":

@@ -34,14 +34,18 @@ def kit(workload: str, precision: str, fp8: str = "current") -> Subject:
     return _subject(model, chosen, precision)
 
 
-def plain(workload: str, policy: str, jit: bool | str = "auto") -> Subject:
-    """The same model of Keras's layers alone, under a policy of Keras's."""
+def plain(workload: str, policy: str, jit: bool | str = "auto", float8: bool = False) -> Subject:
+    """The same model of Keras's layers alone, under a policy of Keras's; on request with Keras's own float8 layers."""
     chosen = WORKLOADS[workload]
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(policy)
     model = plain_model(chosen)
+    if float8:
+        for layer in model._flatten_layers():
+            if isinstance(layer, (layers.Dense, layers.EinsumDense)):
+                layer.quantize("float8")
     model.compile(_optimizer(), _cross_entropy(), jit_compile=jit)
-    return _subject(model, chosen, "fp8" if "float8" in policy else policy)
+    return _subject(model, chosen, policy)
 
 
 def kit_model(workload: Workload) -> keras.Model:

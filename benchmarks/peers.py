@@ -2,7 +2,7 @@
 
     python benchmarks/peers.py                              # GPT, ResNet-18, ViT-Tiny on this CPU; `make bench`
     python benchmarks/peers.py --models gpt --rounds 40
-    python benchmarks/peers.py --out docs/results           # also writes peers-<model>.json and .svg, and peers.md
+    python benchmarks/peers.py --out docs/results           # also writes peers-<model>.json and .svg there
 
 Peers: plain Keras on TensorFlow and JAX with mixed_bfloat16, Keras's float8, and PyTorch under autocast, eager and
 compiled, where it is installed. Each has a process of its own; they take turns, and a ratio is the median over the
@@ -12,9 +12,7 @@ rounds. Time: under 10 minutes on 2 cores. On Linux; PyTorch compiles with g++.
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
-import json
 import os
 import sys
 from pathlib import Path
@@ -22,11 +20,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+from results import write
 from rich.console import Console
 
 from keras_mp.bench.compare import Task, compare
 from keras_mp.bench.report import BenchmarkReport
-from keras_mp.page import write_text
 
 MODELS = ("gpt", "resnet18", "vit-tiny")
 BASE = "keras_mp, TensorFlow"
@@ -54,7 +52,7 @@ def tasks(workload: str) -> list[Task]:
         if not workload.startswith("resnet"):  # whose convolutions have no float8
             found.append(
                 Task("Keras float8, TensorFlow", "peer_keras:plain",
-                     {"workload": workload, "policy": "float8_from_mixed_bfloat16"}, tensorflow)
+                     {"workload": workload, "policy": "mixed_bfloat16", "float8": True}, tensorflow)
             )  # fmt: skip
     if importlib.util.find_spec("jax"):
         found += [
@@ -77,8 +75,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="peers whose names hold this, beside keras_mp on TensorFlow")
     parser.add_argument("--out", type=Path, help="a folder for the results")
     options = parser.parse_args()
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    parts = []
+    # The command for GPUs is another; here JAX's search for one would only print.
+    os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
     for workload in options.models.split(","):
         wanted = [task for task in tasks(workload) if options.only in task.name or task.name == BASE]
         rows = compare(
@@ -95,17 +93,17 @@ def main() -> None:
         report = BenchmarkReport(title, base, rows)
         Console().print(report)
         if options.out:
-            about = {
-                "command": f"python benchmarks/peers.py --rounds {options.rounds} --seconds {options.seconds}",
-                "date": datetime.date.today().isoformat(),
-                "versions": report.versions,
-            }
-            text = json.dumps(about | report.to_dict(), indent=1)
-            write_text(text + "\n", options.out / f"peers-{workload}.json")
+            columns, rows = report.table()
+            write(
+                options.out / f"peers-{workload}.json",
+                f"A step beside its peers: {TITLES.get(workload, workload)}",
+                f"python benchmarks/peers.py --rounds {options.rounds} --seconds {options.seconds}",
+                ["AdamW, mixed_bfloat16 but where said", *columns[1:]],
+                rows,
+                report.versions,
+                " ".join(report.problems),
+            )
             report.to_svg(options.out / f"peers-{workload}.svg")
-        parts.append(f"{title}:\n\n{report.to_markdown()}")
-    if options.out:
-        write_text("\n".join(parts), options.out / "peers.md")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,10 @@ Each JSON file is one measurement: `title`, `command`, `date`, `machine`, `versi
 `columns` and `rows`, and `note` where something must be said about it.
 """
 
+import datetime
 import json
+import os
+import platform
 import sys
 from pathlib import Path
 
@@ -28,6 +31,27 @@ def read(path: Path) -> dict:
     if wrong:
         raise ValueError(f"{path.name}: {len(result['columns'])} columns, and the row {wrong[0]}")
     return result
+
+
+def write(
+    path: Path, title: str, command: str, columns: list[str], rows: list[list], versions: dict[str, str], note: str = ""
+) -> None:
+    """Writes one measurement of today, on this machine."""
+    from keras_mp.host import cpu_name
+    from keras_mp.page import write_text
+
+    result = {
+        "title": title,
+        "command": command,
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{os.cpu_count()} cores of {cpu_name()}",
+        "versions": {"python": platform.python_version(), **versions},
+        "columns": columns,
+        "rows": rows,
+        **({"note": note} if note else {}),
+    }
+    write_text(json.dumps(result, indent=1) + "\n", path)
+    read(path)
 
 
 def section(name: str, result: dict) -> str:
