@@ -56,43 +56,16 @@ def memory(options: argparse.Namespace) -> None:
         print(f"  {buffer.bytes / 2**20:.0f} MiB {buffer.dtype}{list(buffer.shape)} {buffer.what} of {buffer.layer}")
 
 
-def pytorch_step(layer_count: int, width: int, heads: int, vocabulary: int, length: int, text):
+def pytorch_step(sizes: tuple[int, int, int, int, int], text):
     """The same training step in PyTorch, as a function; None where torch is not installed."""
     try:
         import torch
     except ImportError:
         return None
-    from torch import nn
+    from peer_pytorch import Gpt
     from torch.nn import functional
 
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.split, self.join = nn.Linear(width, 3 * width), nn.Linear(width, width)
-            self.dense = nn.Sequential(
-                nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
-            )
-
-        def forward(self, x):
-            batch = x.shape[0]
-            parts = self.split(self.first(x)).view(batch, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
-            y = functional.scaled_dot_product_attention(*parts, is_causal=True)
-            x = x + self.join(y.transpose(1, 2).reshape(batch, length, width))
-            return x + self.dense(self.second(x))
-
-    class Gpt(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-            self.blocks = nn.Sequential(*(Block() for _ in range(layer_count)))
-            self.norm = nn.LayerNorm(width)
-
-        def forward(self, tokens):
-            x = self.tokens(tokens) + self.positions(torch.arange(length))
-            return functional.linear(self.norm(self.blocks(x)), self.tokens.weight)
-
-    network = Gpt()
+    network = Gpt(*sizes)
     optimizer = torch.optim.AdamW(network.parameters(), 3e-4)
     inputs, targets = torch.from_numpy(text[:, :-1].copy()), torch.from_numpy(text[:, 1:].copy())
 
@@ -119,7 +92,7 @@ def step_time(options: argparse.Namespace) -> None:
     batch = tf.constant(text[:, :-1], tf.int32), tf.constant(text[:, 1:], tf.int32)
     models = {name: compiled(name, sizes, False, False) for name in ("plain", "lean")}
     ways = {name: partial(model.train_on_batch, *batch) for name, model in models.items()}
-    pytorch = pytorch_step(*sizes, text)
+    pytorch = pytorch_step(sizes, text)
     if pytorch:
         ways["PyTorch autocast"] = pytorch
     seconds: dict[str, list[float]] = {name: [] for name in ways}
