@@ -18,7 +18,7 @@ from keras_mp import callback_state, training_state
 from keras_mp.batches import Batches
 from keras_mp.checkpoint_file import CheckpointFileError, Place, Reader, found, path_of, place_of, remove_partial, write
 from keras_mp.parallel import workers
-from keras_mp.xla.precision import precision_of
+from keras_mp.precision import precision_of
 
 DAMAGED = ".damaged"
 

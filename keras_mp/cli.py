@@ -180,7 +180,7 @@ def bench(
     import_keras()
     from keras_mp.bench.benchmark import BASE, measure
     from keras_mp.bench.report import check_precisions
-    from keras_mp.xla.precision import PRECISIONS
+    from keras_mp.precision import PRECISIONS
 
     arguments: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
     if model.endswith(".keras"):

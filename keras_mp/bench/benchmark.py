@@ -18,8 +18,8 @@ from keras_mp.bench.process import SubjectError
 from keras_mp.bench.report import BenchmarkReport, check_precisions
 from keras_mp.host import available_bytes
 from keras_mp.numerics.batches import batches_of
+from keras_mp.precision import PRECISIONS
 from keras_mp.rebuild import layers_by_path
-from keras_mp.xla.precision import PRECISIONS
 
 BASE = "float32"
 

@@ -16,8 +16,8 @@ from keras_mp.bench.subject import CannotRunError, Subject
 from keras_mp.hardware import Device
 from keras_mp.numerics.synthetic import random_batches
 from keras_mp.policy import set_global_policy
+from keras_mp.precision import in_precision
 from keras_mp.versions import installed
-from keras_mp.xla.precision import in_precision
 from keras_mp.xla.saved import step_of_file
 from keras_mp.xla.step import lower_step
 
