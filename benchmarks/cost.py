@@ -2,6 +2,7 @@
 
     python benchmarks/cost.py                    # TensorFlow and JAX, a GPT and a ResNet; 15 minutes on 2 cores
     python benchmarks/cost.py --out docs/results/cost.json
+    KERAS_BACKEND=jax python benchmarks/cost.py --bytes gpt2-124m
 
 Time is a ratio to plain Keras in the same run, in mixed_bfloat16; every feature has a process of its own, and all take
 turns. Callbacks are measured in `fit`, beside `fit` without them. Bytes are those that the kernels of the step read and
@@ -154,8 +155,16 @@ def main() -> None:
     parser.add_argument("--backends", default=",".join(BACKENDS))
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--out", type=Path, help="write the rows to this file, as JSON")
+    parser.add_argument(
+        "--bytes", metavar="MODEL", help="only the bytes, of this model, on the backend in KERAS_BACKEND"
+    )
     options = parser.parse_args()
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    if options.bytes:
+        plain = compiled_bytes(options.bytes, "")
+        for name in FEATURES:
+            print(f"{name}: {compiled_bytes(options.bytes, name) / plain:.3f}")
+        return
     columns = ["model", "backend", "feature", "of plain Keras's time", "middle half", "of its bytes on an H100"]
     rows = []
     for workload in options.models.split(","):
@@ -169,7 +178,7 @@ def main() -> None:
         from keras_mp.versions import installed
 
         versions = installed(("keras", "tensorflow", "jax", "numpy"))
-        command = f"python benchmarks/cost.py --rounds {options.rounds}"
+        command = f"python benchmarks/cost.py --models {options.models} --rounds {options.rounds}"
         write(options.out, "What each feature costs on top of plain Keras", command, columns, rows, versions)
 
 
