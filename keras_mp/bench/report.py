@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import math
 from collections.abc import Sequence
@@ -12,12 +11,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
 from keras_mp.bench.compare import Measured
 from keras_mp.bench.turns import Spread, ratio, spread
+from keras_mp.columns import ColumnTable, plain_text
 from keras_mp.page import COLOURS, write_text
 
 _COLUMNS = ("", "step, ms", "of the base's", "a second", "compile, s", "MiB", "of peak", "batch")
@@ -129,18 +128,14 @@ class BenchmarkReport:
 
     def __rich__(self) -> Any:
         names, rows = self.table()
-        table = Table(title=self.title, title_justify="left")
-        table.add_column(names[0])
-        for name in names[1:]:
-            table.add_column(name, justify="right")
+        # On a narrow terminal: what ran, how long, of the base's time, and how many a second.
+        table = ColumnTable(self.title, names, narrow=names[:4], right=names[1:])
         for cells in rows:
             table.add_row(*cells)
         return Group(table, *map(Text, self.problems))
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=120, no_color=True)
-        console.print(self.__rich__())
-        return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+        return plain_text(self.__rich__(), 120)
 
     def _cells(self, row: Measured) -> list[str]:
         step = self.step(row.name)
