@@ -2,6 +2,7 @@
 
     python benchmarks/scale_table.py --markdown docs/scale-table.md
     python benchmarks/scale_table.py --only 124M
+    python benchmarks/scale_table.py --only "one block"     # all of a small model on all of a slice of 256 chips
 
 Nothing is allocated and nothing runs. State is exact: the bytes of each variable and slot by the devices that share
 it. Temporary memory and collectives are the compiler's, of a training step with 4 and with 8 blocks, extrapolated to
@@ -65,6 +66,7 @@ class Figures(NamedTuple):
 MODELS = {
     "124M": Model(Size(12, 768, 12), 1024, 8, False),
     "6.7B": Model(Size(32, 4096, 32), 2048, 1, True),
+    "one block": Model(Size(1, 1024, 16), 128, 1, False),
 }
 PRECISIONS = ("float32", "mixed_bfloat16")
 BLOCKS = (4, 8)
@@ -75,6 +77,7 @@ COMPILED = (
     ("124M", "data", "v5e", 4, (("v5e", 256), ("v6e", 4))),
 )
 IN_FULL = Cell("124M", "fully_sharded", "v5e", 4, "mixed_bfloat16")
+WHOLE_SLICE = Cell("one block", "fully_sharded", "v5e", 256, "mixed_bfloat16")
 LARGEST = Cell("6.7B", "fully_sharded", "v5e", 256, "mixed_bfloat16")
 
 
@@ -110,7 +113,7 @@ def measure(cell: Cell, layers: int) -> Figures:
     memory = report.memory
     state = memory.parameters + memory.optimizer
     sent = {(each.kind, each.dtype): float(each.bytes) for each in report.collectives}
-    print(f"{cell}, {layers} blocks: state {state / GIB:.3f} GiB, temporary {memory.temporary / GIB:.3f}, {sent}, "
+    print(f"{cell}, {layers} blocks: state {state:,} bytes, temporary {memory.temporary / GIB:.3f} GiB, {sent}, "
           f"compiled in {report.seconds:.0f} s", flush=True)  # fmt: skip
     return Figures(state, memory.temporary, sent)
 
@@ -162,14 +165,20 @@ def main() -> None:
             if arguments.only not in f"{cell.model} {cell.target}-{cell.chips} {cell.strategy} {cell.precision}":
                 continue
             layers = MODELS[cell.model].size.layers
-            found = extrapolate(*(measure(cell, blocks) for blocks in BLOCKS), layers)
+            few, many = (measure(cell, blocks) for blocks in BLOCKS)
+            found = extrapolate(few, many, layers)
+            grows = "" if many.temporary > few.temporary else "; memory did not grow"
             for where in ((target, chips), *others):
                 here = cell._replace(target=where[0], chips=where[1])
-                how = f"{BLOCKS[0]} and {BLOCKS[1]} of {layers}" + ("" if here == cell else f", {target}-{chips}")
+                how = f"{BLOCKS[0]} and {BLOCKS[1]} of {layers}{grows}" + (
+                    "" if here == cell else f", {target}-{chips}"
+                )
                 lines.append(row(here, found._replace(state=state_bytes(here)), how))
             if cell == IN_FULL:
                 lines.append(row(cell, measure(cell, layers), f"all {layers}"))
             _write(lines, arguments.markdown)
+    if arguments.only == "one block":
+        lines.append(row(WHOLE_SLICE, measure(WHOLE_SLICE, 1), "all 1"))
     if not arguments.only or arguments.only == "largest":
         lines.append(row(LARGEST, measure(LARGEST, 2), "2; the row is that of 2 blocks"))
         _write(lines, arguments.markdown)
