@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 def compiled(model: str, sizes: tuple[int, int, int, int, int], remat: bool, jit: bool):
     import keras
-    from peer_keras import plain_gpt
 
     import keras_mp
+    from benchmarks.plain_models import plain_gpt
     from models.gpt import gpt
     from models.transformer import Size
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -13,11 +12,12 @@ from keras import layers
 from peer_workloads import WORKLOADS, Workload, batch_of, details_of
 
 import keras_mp
+from benchmarks.plain_models import plain_gpt, plain_vit
 from keras_mp.bench.keras_step import check_can_run, of_model
 from keras_mp.bench.subject import Subject
 from models.gpt import gpt
 from models.resnet import resnet_imagenet
-from models.transformer import Size, add_positions, initializer
+from models.transformer import Size
 from models.vit import vit
 from recipes.common.compiled import compiled
 
@@ -66,42 +66,6 @@ def plain_model(workload: Workload) -> keras.Model:
     if workload.kind == "vit":
         return plain_vit(*workload.sizes)
     return _resnet(*workload.sizes)  # has nothing of the kit
-
-
-def plain_gpt(layer_count: int, width: int, heads: int, vocabulary: int, length: int) -> keras.Model:
-    """The GPT of models/gpt.py of Keras's layers alone."""
-    embedding = layers.ReversibleEmbedding(vocabulary, width, embeddings_initializer=initializer())
-    tokens = keras.Input((length,), dtype="int32")
-    x = add_positions(embedding(tokens))
-    for _ in range(layer_count):
-        x = _block(x, width, heads, 1e-5, causal=True)
-    logits = embedding(layers.LayerNormalization(epsilon=1e-5)(x), reverse=True)
-    return keras.Model(tokens, layers.Activation("linear", dtype="float32")(logits))
-
-
-def plain_vit(layer_count: int, width: int, heads: int, classes: int, side: int, patch: int) -> keras.Model:
-    """The vision transformer of models/vit.py of Keras's layers alone."""
-    images = keras.Input((side, side, 3))
-    x = layers.Conv2D(width, patch, patch, kernel_initializer=initializer())(images)
-    x = layers.Reshape((-1, width))(x)
-    entry = keras.ops.zeros_like(x[:, :1, 0], dtype="int32")
-    class_token = layers.Embedding(1, width, embeddings_initializer=initializer())(entry)
-    x = add_positions(layers.Concatenate(axis=1)([class_token, x]))
-    for _ in range(layer_count):
-        x = _block(x, width, heads, 1e-6, causal=False)
-    x = layers.LayerNormalization(epsilon=1e-6)(x)
-    logits = layers.Dense(classes, kernel_initializer=initializer())(x[:, 0])
-    return keras.Model(images, layers.Activation("linear", dtype="float32")(logits))
-
-
-def _block(x: Any, width: int, heads: int, epsilon: float, causal: bool) -> Any:
-    y = layers.LayerNormalization(epsilon=epsilon)(x)
-    attention = layers.MultiHeadAttention(heads, width // heads, kernel_initializer=initializer())
-    x = layers.Add()([x, attention(y, y, use_causal_mask=causal)])
-    y = layers.LayerNormalization(epsilon=epsilon)(x)
-    y = layers.Dense(4 * width, kernel_initializer=initializer())(y)
-    y = keras.ops.gelu(y, approximate=True)
-    return layers.Add()([x, layers.Dense(width, kernel_initializer=initializer())(y)])
 
 
 def _resnet(depth: int, classes: int, side: int) -> keras.Model:

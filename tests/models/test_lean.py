@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_mp
-from benchmarks.lean import plain_gpt
+from benchmarks.plain_models import plain_gpt
 from models.gpt import gpt
 from models.transformer import Size
 

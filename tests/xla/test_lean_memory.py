@@ -3,7 +3,7 @@
 import keras
 
 import keras_mp
-from benchmarks.lean import plain_gpt
+from benchmarks.plain_models import plain_gpt
 from models.gpt import gpt
 from models.transformer import Size
 
