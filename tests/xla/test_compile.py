@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import keras
@@ -100,7 +101,7 @@ def test_a_product_that_triton_has_no_tile_for_is_compiled_without_it():
         compile_step(lowered, h100, {"xla_gpu_enable_triton_gemm": True})
         fits = True  # on another version of XLA
     except CompileError as error:
-        assert "tile sizes" in str(error)
+        assert re.search("tile sizes|Too small divisible part", str(error))  # of jax 0.10, of jax 0.7
         fits = False
     assert ("without Triton" in compiled.note) != fits and "ENTRY" in compiled.hlo
     assert compile_step(lowered, h100) == compiled  # what is kept says so too
