@@ -25,7 +25,8 @@ from results import write
 from rich.console import Console
 from rich.table import Table
 
-from keras_mp.bench.compare import Task, compare
+from keras_mp.bench.compare import Task, answer, compare
+from keras_mp.bench.process import SubjectError
 from keras_mp.bench.subject import Subject
 from keras_mp.bench.turns import ratio
 
@@ -40,21 +41,21 @@ WORKLOADS = ("gpt", "resnet18")
 def model_with(workload: str, features: str) -> Any:
     """Plain Keras's model, with features of the kit."""
     import keras
-    from peer_keras import _cross_entropy, _optimizer, plain_model
+    import peer_keras
     from peer_workloads import WORKLOADS as SIZES
 
     import keras_mp
 
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy("mixed_bfloat16")
-    model, optimizer = plain_model(SIZES[workload]), _optimizer()
+    model, optimizer = peer_keras.plain_model(SIZES[workload]), peer_keras.optimizer()
     if "stabilize" in features:
         model = keras_mp.stabilize(model)
     if "NoLossScale" in features:
         optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale())
     elif "LossScale" in features:
         optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.LossScale(2.0))
-    model.compile(optimizer, _cross_entropy(), jit_compile=keras.backend.backend() == "jax")
+    model.compile(optimizer, peer_keras.cross_entropy(), jit_compile=keras.backend.backend() == "jax")
     return keras_mp.atomic_skip(model) if "atomic_skip" in features else model
 
 
@@ -112,12 +113,6 @@ def compiled_bytes(workload: str, features: str) -> float:
     return keras_mp.inspect(model, tuple(arrays), "h100").roofline.memory
 
 
-def bytes_subject(workload: str, features: str) -> Subject:
-    """The compiled bytes, in a process that has the backend."""
-    moved = compiled_bytes(workload, features)
-    return Subject(lambda steps: 1e-3, {"moved": moved})
-
-
 def measured(workload: str, backend: str, rounds: int) -> list[list[str]]:
     """The rows of a model on a backend."""
     environment = {"KERAS_BACKEND": backend}
@@ -133,8 +128,12 @@ def measured(workload: str, backend: str, rounds: int) -> list[list[str]]:
     fits = compare(tasks, rounds=rounds, seconds=1.0, paths=paths, say=say)
     moved = {}
     for name in ("", *FEATURES):
-        (found,) = compare([task(name, "bytes_subject", features=name)], rounds=1, seconds=0, paths=paths, say=say)
-        moved[name] = found.details.get("moved")
+        say(f"bytes of {name or STEP}")
+        try:
+            moved[name] = answer(task(name, "compiled_bytes", features=name), paths)
+        except SubjectError as error:
+            say(f"no bytes of {name or STEP}: {error}")
+            moved[name] = None
     rows = []
     for base, group in ((steps[0], steps[1:]), (fits[0], fits[1:])):
         for row in group:

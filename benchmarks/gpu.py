@@ -33,9 +33,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from results import write
 from rich.console import Console
 
-from keras_mp.bench.compare import Task, compare
+from keras_mp.bench.compare import Task, answer, compare, device_of
+from keras_mp.bench.process import SubjectError
 from keras_mp.bench.report import BenchmarkReport
-from keras_mp.bench.subject import Subject
 from keras_mp.xla.hlo import parse
 from keras_mp.xla.matmuls import products
 
@@ -92,29 +92,24 @@ def kernels(folder: Path, platform: str) -> dict[str, int]:
     return dict(found.most_common())
 
 
-def predicted(workload: str, precision: str, target: str, fp8: str = "current") -> Subject:
+def predicted(workload: str, precision: str, target: str, fp8: str = "current") -> dict[str, Any]:
     """What `inspect` says of the step, in a process of its own."""
     import keras
-    from peer_keras import _cross_entropy, _optimizer, kit_model
+    from peer_keras import kit_compiled
     from peer_workloads import WORKLOADS, batch_of
 
     import keras_mp
-    from recipes.common.compiled import compiled
 
-    chosen = WORKLOADS[workload]
-    choice = keras_mp.set_global_policy(precision)
-    loss = keras_mp.ChunkedCrossEntropy() if chosen.kind == "gpt" else _cross_entropy()
-    model = compiled(kit_model(chosen), choice._replace(jit_compile=True), _optimizer(), loss, fp8=fp8)
-    batch = tuple(keras.KerasTensor(each.shape, each.dtype.name) for each in batch_of(chosen))
+    batch = tuple(keras.KerasTensor(each.shape, each.dtype.name) for each in batch_of(WORKLOADS[workload]))
+    model = kit_compiled(workload, precision, fp8)
     report = keras_mp.inspect(model, batch, target)
     estimate = report.roofline
-    details = {
+    return {
         "seconds_at_best": estimate.seconds if estimate else None,
         "bound": estimate.bound if estimate else None,
         "temporary_bytes": report.memory.temporary,
         "shares": report.shares,
     }
-    return Subject(lambda steps: 1e-3, details)
 
 
 def predictions(wanted: list[Task], target: str) -> dict[str, dict[str, Any]]:
@@ -126,8 +121,10 @@ def predictions(wanted: list[Task], target: str) -> dict[str, dict[str, Any]]:
         arguments = {**task.arguments, "target": target}
         environment = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
         once = Task(task.name, "gpu:predicted", arguments, environment)
-        (row,) = compare([once], rounds=1, seconds=0, paths=[str(HERE), str(HERE.parent)])
-        found[task.name] = row.details if not row.problem else {"problem": row.problem, "reason": row.reason}
+        try:
+            found[task.name] = answer(once, [str(HERE), str(HERE.parent)])
+        except SubjectError as error:
+            found[task.name] = {"problem": error.kind, "reason": error.reason}
     return found
 
 
@@ -153,7 +150,7 @@ def main() -> None:
             kind = next((row.details["kind"] for row in rows if row.details), "cpu")
             platform = "cuda" if kind == "gpu" else kind
             ran = {row.name: kernels(Path(folder) / workload / row.name.replace(", ", "-"), platform) for row in rows}
-        device = next((row.details["device"] for row in rows if row.details), "this machine")
+        device = device_of(rows)
         report = BenchmarkReport(f"{workload} on {device}", BASE, rows)
         Console().print(report)
         foreseen = predictions(wanted, options.target) if options.target != "none" else {}

@@ -25,13 +25,16 @@ from recipes.common.compiled import compiled
 def kit(workload: str, precision: str, fp8: str = "current") -> Subject:
     """The kit's model, in a precision and compiled as its recipes are."""
     check_can_run(precision)
+    return _subject(kit_compiled(workload, precision, fp8), WORKLOADS[workload], precision)
+
+
+def kit_compiled(workload: str, precision: str, fp8: str = "current") -> keras.Model:
+    """The model of that step."""
     chosen = WORKLOADS[workload]
     keras.utils.set_random_seed(0)
     choice = keras_mp.set_global_policy(precision)
-    lean = chosen.kind == "gpt"
-    loss = keras_mp.ChunkedCrossEntropy() if lean else _cross_entropy()
-    model = compiled(kit_model(chosen), choice, _optimizer(), loss, fp8=fp8)
-    return _subject(model, chosen, precision)
+    loss = keras_mp.ChunkedCrossEntropy() if chosen.kind == "gpt" else cross_entropy()
+    return compiled(kit_model(chosen), choice, optimizer(), loss, fp8=fp8)
 
 
 def plain(workload: str, policy: str, jit: bool | str = "auto", float8: bool = False) -> Subject:
@@ -44,7 +47,7 @@ def plain(workload: str, policy: str, jit: bool | str = "auto", float8: bool = F
         for layer in model._flatten_layers():
             if isinstance(layer, (layers.Dense, layers.EinsumDense)):
                 layer.quantize("float8")
-    model.compile(_optimizer(), _cross_entropy(), jit_compile=jit)
+    model.compile(optimizer(), cross_entropy(), jit_compile=jit)
     return _subject(model, chosen, policy)
 
 
@@ -72,11 +75,13 @@ def _resnet(depth: int, classes: int, side: int) -> keras.Model:
     return resnet_imagenet(depth, classes, (side, side, 3), stem="small" if side < 64 else "large")
 
 
-def _optimizer() -> keras.optimizers.Optimizer:
+def optimizer() -> keras.optimizers.Optimizer:
+    """The optimizer of all."""
     return keras.optimizers.AdamW(1e-4, weight_decay=0.01)
 
 
-def _cross_entropy() -> keras.losses.Loss:
+def cross_entropy() -> keras.losses.Loss:
+    """The loss of all but the lean GPT."""
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 

@@ -23,7 +23,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from results import write
 from rich.console import Console
 
-from keras_mp.bench.compare import Task, compare
+from keras_mp.bench.compare import Task, compare, device_of
 from keras_mp.bench.report import BenchmarkReport
 
 MODELS = ("gpt", "resnet18", "vit-tiny")
@@ -86,7 +86,7 @@ def main() -> None:
             paths=[str(HERE), *filter(None, sys.path)],
             say=lambda text: print(text, file=sys.stderr),
         )
-        device = next((row.details["device"] for row in rows if row.details), "this machine")
+        device = device_of(rows)
         what = f"{TITLES.get(workload, workload)}, AdamW, mixed_bfloat16 but where said"
         title = f"{what}, {os.cpu_count()} cores of {device}"
         base = next((row.name for row in rows if not row.problem), BASE)

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.bench.compare import Task, compare
+from keras_mp.bench.compare import Task, compare, device_of
 from keras_mp.bench.largest_batch import largest_batch
 from keras_mp.bench.process import SubjectError
 from keras_mp.bench.report import BenchmarkReport, check_precisions
@@ -121,9 +121,7 @@ def measure(
                 largest[task.name] = largest_batch(task, row.details.get("batch", 1), paths, limit)
             except SubjectError as error:
                 row.fails(error)
-    device = next((row.details["device"] for row in rows if row.details), "this machine")
-    backend = keras.backend.backend()
-    return BenchmarkReport(f"{title} on {device}, {backend}", BASE, rows, largest)
+    return BenchmarkReport(f"{title} on {device_of(rows)}, {keras.backend.backend()}", BASE, rows, largest)
 
 
 def _modules_of(model: Any) -> list[str]:

@@ -28,12 +28,15 @@ class _Child:
 
     def load(self, name: str, function: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Builds a subject and runs its first step, which compiles it."""
-        module, _, attribute = function.partition(":")
-        build = getattr(importlib.import_module(module), attribute)
+        build = _named(function)
         self.before[name] = resident_bytes() or 0
         subject = self.subjects[name] = build(**arguments)
         first = subject.run(1)
         return {"first": first, **subject.details}
+
+    def call(self, function: str, arguments: dict[str, Any]) -> Any:
+        """Calls a function, and returns what it returns."""
+        return _named(function)(**arguments)
 
     def run(self, name: str, steps: int) -> float:
         """Runs some steps, and returns their seconds."""
@@ -49,6 +52,11 @@ class _Child:
         subject.run(1)
         most = peak_process_bytes()
         return None if most is None else most - self.before[name]
+
+
+def _named(function: str) -> Any:
+    module, _, attribute = function.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def main() -> None:

@@ -136,6 +136,28 @@ def compare(
     return list(measured.values())
 
 
+def answer(task: Task, paths: Sequence[str] = ()) -> Any:
+    """What a task's function returns in a process of its own; nothing is measured.
+
+    Args:
+        task: its function returns anything that JSON has.
+        paths: folders that the process imports from.
+
+    Raises:
+        SubjectError: If it fails.
+    """
+    process = Process(task.environment, paths)
+    try:
+        return process.ask("call", function=task.function, arguments=dict(task.arguments))
+    finally:
+        process.close()
+
+
+def device_of(rows: Sequence[Measured]) -> str:
+    """The name of the device that rows were measured on."""
+    return next((row.details["device"] for row in rows if row.details), "this machine")
+
+
 def _warm(run: Callable[[int], float]) -> float:
     """Runs two steps, and returns the seconds of the second."""
     run(1)

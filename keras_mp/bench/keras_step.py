@@ -107,6 +107,7 @@ def of_model(model: Any, batch: tuple, precision: str) -> Subject:
 
 
 def check_can_run(precision: str) -> None:
+    """Raises a `CannotRunError` if this device has no units for a precision."""
     device = hardware.current_device()
     dtype = {"fp8": "fp8", "mixed_float16": "float16"}.get(precision)
     # On a CPU float16 is slow, and runs; a TPU has none. FP8 without units for it is computed in other dtypes.

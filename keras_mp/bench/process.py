@@ -72,7 +72,7 @@ class Process:
         """Asks a question, and waits for the answer.
 
         Args:
-            do: "load", "run" or "peak", a method of the child.
+            do: "load", "run", "peak" or "call", a method of the child.
             arguments: of that method.
 
         Raises:

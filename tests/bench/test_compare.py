@@ -1,10 +1,11 @@
 """Subjects have a process each; what fails is marked, and the others go on."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from keras_mp.bench.compare import Task, compare
+from keras_mp.bench.compare import Task, answer, compare
 from keras_mp.bench.largest_batch import largest, largest_batch
 from keras_mp.bench.process import Process, SubjectError
 
@@ -80,6 +81,13 @@ def test_on_a_chip_that_allows_one_process_all_live_in_it():
     assert (first.details["number"], second.details["number"]) == (1, 2)
     assert first.peak is None and second.peak is None
     assert len(first.seconds) == len(second.seconds) == 2
+
+
+def test_a_function_is_called_in_a_process_of_its_own():
+    found = answer(Task("pid", "os:getpid"))
+    assert isinstance(found, int) and found != os.getpid()
+    with pytest.raises(SubjectError, match="failed: the model cannot be built"):
+        answer(task("broken", "broken"), HERE)
 
 
 def test_a_process_ends_when_it_is_closed():
