@@ -25,25 +25,32 @@ def fused(weights):
     return result + list(weights[AFTER + LAYERS * PER_LAYER :])
 
 
-def step(model, loss, tokens, targets):
+def step(model, tokens, targets):
     """The loss, and the change of the weights at rate 1: minus the gradient."""
     before = [np.asarray(weight) for weight in model.get_weights()]
-    model.compile(keras.optimizers.SGD(1.0), loss, jit_compile=True)
     value = model.train_on_batch(tokens, targets)
     return float(value), [np.asarray(after) - b for after, b in zip(model.get_weights(), before, strict=True)]
 
 
-def both(precision, remat, seed):
-    generator = np.random.default_rng(seed)
+def pair(precision, remat=False):
+    """The lean model and the plain one, compiled."""
     keras.config.set_dtype_policy(precision)
-    plain = plain_gpt(LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH)
     lean = gpt(Size(LAYERS, WIDTH, HEADS), VOCABULARY, LENGTH, remat=remat)
+    plain = plain_gpt(LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH)
+    cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    lean.compile(keras.optimizers.SGD(1.0), keras_mp.ChunkedCrossEntropy(rows=50), jit_compile=True)
+    plain.compile(keras.optimizers.SGD(1.0), cross_entropy, jit_compile=True)
+    return lean, plain
+
+
+def both(models, seed):
+    generator = np.random.default_rng(seed)
+    lean, plain = models
     plain.set_weights([generator.normal(size=w.shape) * 0.1 + ("gamma" in w.path) for w in plain.weights])
     lean.set_weights(fused(plain.get_weights()))
     tokens, targets = generator.integers(0, VOCABULARY, (2, 3, LENGTH))
-    ours = step(lean, keras_mp.ChunkedCrossEntropy(rows=50), tokens, targets)
-    value, changes = step(plain, keras.losses.SparseCategoricalCrossentropy(from_logits=True), tokens, targets)
-    return ours, (value, fused(changes))
+    value, changes = step(plain, tokens, targets)
+    return step(lean, tokens, targets), (value, fused(changes))
 
 
 def distance(ours, exact):
@@ -52,7 +59,7 @@ def distance(ours, exact):
 
 @pytest.mark.parametrize("remat", [False, True])
 def test_float32_to_1e_5(remat):
-    (ours, changes), (plain, expected) = both("float32", remat, None)
+    (ours, changes), (plain, expected) = both(pair("float32", remat), None)
     assert ours == pytest.approx(plain, rel=1e-5)
     for a, b in zip(changes, expected, strict=True):
         # A change is the difference of two weights, which below 2 are known to half of 2**-23 each.
@@ -60,9 +67,12 @@ def test_float32_to_1e_5(remat):
 
 
 def test_bfloat16_is_no_farther_from_float32_than_the_plain_model():
-    seed = int(np.random.default_rng().integers(2**31))
-    _, (exact, exact_changes) = both("float32", False, seed)
-    (ours, changes), (plain, plain_changes) = both("mixed_bfloat16", False, seed)
-    assert ours == pytest.approx(exact, rel=2**-8)
-    assert plain == pytest.approx(exact, rel=2**-8)
-    assert distance(changes, exact_changes) < 1.1 * distance(plain_changes, exact_changes)
+    ratios, in_float32, in_bfloat16 = [], pair("float32"), pair("mixed_bfloat16")
+    for seed in np.random.default_rng().integers(2**31, size=16):
+        _, (exact, exact_changes) = both(in_float32, seed)
+        (ours, changes), (plain, plain_changes) = both(in_bfloat16, seed)
+        assert ours == pytest.approx(exact, rel=2**-8)
+        assert plain == pytest.approx(exact, rel=2**-8)
+        ratios.append(distance(changes, exact_changes) / distance(plain_changes, exact_changes))
+    # One draw is the luck of its roundings: 0.8 to 1.2 in 300. A mean of 16 was 0.90 to 1.00, on both backends.
+    assert np.mean(ratios) < 1.05
