@@ -121,7 +121,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Sets the data to the epoch, and in the one that is resumed to the step."""
-        self._epoch = epoch
+        self._epoch, self._stopped = epoch, False
         self._first = self._done = self._start.step if epoch == self._start.epoch else 0
         if self.batches is not None:
             self.batches.start_at(epoch, self._first)
@@ -143,9 +143,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         """Saves when it is time, or when training is being stopped."""
         self._done = self._first + batch + 1
         # Not self.model, which on JAX fetches the whole state each time.
-        stops = self._model.stop_training
+        self._stopped = bool(self._model.stop_training)
         if self.batches is not None and self._done < self.batches.steps:
-            if stops or (self.every and self._done % self.every == 0):
+            if self._stopped or (self.every and self._done % self.every == 0):
                 self._save(Place(self._epoch, self._done), ended=False)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -153,7 +153,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._make_loud()
         steps = self.params.get("steps") if self.batches is None else self.batches.steps
         if steps is None or self._done >= steps:
-            self._save(Place(epoch + 1, 0), ended=bool(self._model.stop_training))
+            # What stops an epoch's last step, as ctrl-C does, would have stopped another as well: training goes on when
+            # it is resumed. What stops at its end, as EarlyStopping does, has decided that it is over.
+            self._save(Place(epoch + 1, 0), ended=bool(self._model.stop_training) and not self._stopped)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Makes the model forget where it was resumed."""

@@ -111,13 +111,16 @@ def test_a_finished_training_is_not_trained_again(tmp_path, capsys):
     again[0].fit(data(), epochs=1, shuffle=False, verbose=0)  # and the model does not remember where it was
 
 
-def test_a_training_that_is_stopped_saves_at_that_step(tmp_path):
+@pytest.mark.parametrize(
+    "step, newest", [(3, "epoch00001-step00000004.npz"), (STEPS - 1, "epoch00002-step00000000.npz")]
+)
+def test_a_training_that_is_stopped_saves_at_that_step_and_goes_on(step, newest, tmp_path):
     def stop(callback):
         callback.model.stop_training = True
 
     whole = train("small", tmp_path / "whole", every=0)
-    train("small", tmp_path / "stopped", Act((1, 3), stop), every=0)
-    assert found(tmp_path / "stopped")[0].name == "epoch00001-step00000004.npz"
+    train("small", tmp_path / "stopped", Act((1, step), stop), every=0)
+    assert found(tmp_path / "stopped")[0].name == newest
     assert_same_training(whole, train("small", tmp_path / "stopped", every=0))
 
 
