@@ -302,7 +302,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         inverse = self._inverse_scale() if scaled else None
         self._move_scale(finite)
         unscale = partial(gradients.multiply, variables=variables)
-        self._if(finite, partial(self._take, variables=variables), lambda _: None, (grads, inverse), unscale)
+        if self._window == 1:
+            update = partial(self._update, variables=variables)
+            backend.update_if(finite, update, (grads, inverse), self._changing, unscale)
+        else:  # most micro-batches only add to the window, and must not read and write the slots for it
+            add = partial(self._add_or_update, variables=variables)
+            self._if(finite, add, lambda _: None, (grads, inverse), unscale)
 
     def _inverse_scale(self) -> Any:
         """Returns 1 / scale, or None where that is 1."""
@@ -334,10 +339,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             if new is not old:
                 variable.assign(new)
 
-    def _take(self, grads: list[Any], variables: list[Any]) -> None:
-        if self._window == 1:
-            self._update(grads, variables)
-            return
+    def _add_or_update(self, grads: list[Any], variables: list[Any]) -> None:
         place = inner.leaves(self.inner_optimizer)[0]._iterations % self._window
         grads = [gradient if gradient is None else backend.dense(gradient) for gradient in grads]
         self._if(

@@ -1,9 +1,27 @@
 """What both backends say about a device."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 _BEST_FIRST = ("tpu", "gpu", "cpu")
+_traced_for: ContextVar[str | None] = ContextVar("platform that a step is traced for", default=None)
+
+
+@contextmanager
+def traced_for(platform: str) -> Iterator[None]:
+    """A scope in which a step is traced for a platform, "cpu", "cuda" or "tpu", that need not be this machine's."""
+    token = _traced_for.set(platform)
+    try:
+        yield
+    finally:
+        _traced_for.reset(token)
+
+
+def platform_traced_for() -> str | None:
+    """Returns the platform of the scope, or None: then a step is for this machine."""
+    return _traced_for.get()
 
 
 class DeviceInfo(NamedTuple):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from keras_mp.backend.device import DeviceInfo, best_first
+from keras_mp.backend.device import DeviceInfo, best_first, platform_traced_for
 from keras_mp.host import cpu_name, peak_process_bytes
 
 
@@ -278,6 +278,38 @@ def conditional(
     after = jax.lax.cond(condition, *branches, argument, [variable.value for variable in variables])
     for variable, value in zip(variables, after, strict=True):
         variable.assign(value)
+
+
+def update_if(
+    condition: Any,
+    update: Callable[[Any], None],
+    argument: Any,
+    variables: list[Any],
+    prepare: Callable[[Any], Any] | None = None,
+) -> None:
+    """Calls a function that assigns to variables, and where the condition is false leaves them as they were.
+
+    In a step jitted for an accelerator the update is made in any case, and a variable takes its new value or its old
+    one within the same kernel. Behind a condition all gradients would wait in memory in float32, and a GPU would stop
+    to ask its host which branch to run. A clipping norm may then be rounded otherwise than without the condition, so a
+    CPU, which gains nothing, has the condition.
+
+    Args:
+        condition: a boolean array of shape ().
+        update: called with the argument.
+        argument: a structure of arrays.
+        variables: the variables that it may change.
+        prepare: what is done to the argument before.
+    """
+    if (platform_traced_for() or jax.default_backend()) == "cpu" or not isinstance(condition, jax.core.Tracer):
+        conditional(condition, update, lambda _: None, argument, variables, prepare)
+        return
+    with keras.StatelessScope(state_mapping=[(variable, variable.value) for variable in variables]) as scope:
+        update(argument if prepare is None else prepare(argument))
+    for variable in variables:
+        old, new = variable.value, scope.get_current_value(variable)
+        if new is not old:
+            variable.assign(jnp.where(condition, new, old))
 
 
 def sum_over_replicas(tensors: list[Any]) -> list[Any]:

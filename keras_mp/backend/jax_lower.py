@@ -11,6 +11,7 @@ import jax
 import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
+from keras_mp.backend.device import traced_for
 from keras_mp.backend.jax_parallel import lowering_scope
 from keras_mp.backend.lowered import Argument, Lowered, LoweringError, named_calls
 
@@ -79,7 +80,7 @@ def _lower(
 
     step = model.train_step if training else inference_step
     try:
-        with _without_tracebacks(), named_calls(layers, jax.named_scope) as calls:
+        with traced_for(platform), _without_tracebacks(), named_calls(layers, jax.named_scope) as calls:
             # As Keras's trainer does; keep_unused, so that the arguments are those above.
             out = None
             if mesh is not None and training:

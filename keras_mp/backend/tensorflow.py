@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as tfxla
 from tensorflow.compiler.xla import xla_data_pb2
 
-from keras_mp.backend.device import DeviceInfo, best_first
+from keras_mp.backend.device import DeviceInfo, best_first, platform_traced_for
 from keras_mp.host import cpu_name, peak_process_bytes
 
 
@@ -326,14 +326,22 @@ def any_replica(flag: Any) -> Any:
 
 def all_finite(tensors: list[Any]) -> Any:
     """Tells whether every value of some tensors is finite: a boolean tensor of shape ()."""
+
+    def one_by_one() -> Any:
+        return tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors]))
+
+    if _is_jitted_for_an_accelerator():
+        return one_by_one()  # one pass, too, and no condition: see update_if
     # One pass each: a value that is not finite makes the sum so. Finite ones can too, if they are huge, and only then
     # are they looked at one by one, which takes two passes.
     sums = [tf.cast(tf.reduce_sum(_at_least_float32(tensor)), tf.float32) for tensor in tensors]
-    return tf.cond(
-        tf.math.is_finite(tf.add_n(sums)),
-        lambda: tf.constant(True),
-        lambda: tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])),
-    )
+    return tf.cond(tf.math.is_finite(tf.add_n(sums)), lambda: tf.constant(True), one_by_one)
+
+
+def _is_jitted_for_an_accelerator() -> bool:
+    if tf.__internal__.get_enclosing_xla_context() is None:
+        return False
+    return (platform_traced_for() or local_devices()[0].kind) != "cpu"
 
 
 def _at_least_float32(tensor: tf.Tensor) -> tf.Tensor:
@@ -375,6 +383,36 @@ def conditional(
         tf.cond(same, lambda: on_each_replica(then), lambda: on_each_replica(otherwise))
 
     tf.distribute.get_replica_context().merge_call(outside, args=(condition, argument))
+
+
+def update_if(
+    condition: Any,
+    update: Callable[[Any], None],
+    argument: Any,
+    variables: list[Any],
+    prepare: Callable[[Any], Any] | None = None,
+) -> None:
+    """Calls a function that assigns to variables, and where the condition is false leaves them as they were.
+
+    In a step jitted for an accelerator the update is made in any case, and a variable takes its new value or its old
+    one within the same kernel. Behind a condition all gradients would wait in memory in float32, and a GPU would stop
+    to ask its host which branch to run. A clipping norm may then be rounded otherwise than without the condition, so a
+    CPU, which gains nothing, has the condition.
+
+    Args:
+        condition: a boolean tensor of shape (), the same on every replica.
+        update: called with the argument, in a replica context.
+        argument: a structure of tensors, of this replica.
+        variables: the variables that it may change.
+        prepare: what is done to the argument before.
+    """
+    if not _is_jitted_for_an_accelerator():
+        conditional(condition, update, lambda _: None, argument, variables, prepare)
+        return
+    before = [tf.convert_to_tensor(variable.value) for variable in variables]
+    update(argument if prepare is None else prepare(argument))
+    for variable, old in zip(variables, before, strict=True):
+        variable.assign(tf.where(condition, variable.value, old))
 
 
 def sum_over_replicas(tensors: list[Any]) -> list[Any]:
@@ -435,7 +473,7 @@ def atomic_step(
     before = [tf.identity(variable.value) for variable in variables]
     logs = train_step(*state)
     skipped = tf.convert_to_tensor(skips.value) > 0
-    conditional(skipped, lambda before: overwrite(variables, before), lambda before: None, before, variables)
+    update_if(skipped, lambda before: overwrite(variables, before), before, variables)
     return logs | {name: value for name, value in results().items() if name in logs}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_mp.backend.device import traced_for
 from keras_mp.backend.lowered import Argument, LayerCall, Lowered, LoweringError, call_of, named_calls
 
 _HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -31,7 +32,7 @@ def lower(
         batch: a structure of `keras.KerasTensor`: (x, y) or (x, y, sample_weight) to train, x to infer.
         layers: the model's layers by path, to name the operations by; the model itself is "".
         training: a whole training step, otherwise the forward pass of inference.
-        platform: what to lower for; TensorFlow's graphs are the same for all.
+        platform: what to lower for: "cpu", "cuda" or "tpu".
         plan: must be None.
 
     Returns:
@@ -40,7 +41,6 @@ def lower(
     Raises:
         LoweringError: If TensorFlow cannot trace the step for XLA, or there is a plan.
     """
-    del platform
     if plan is not None:
         raise LoweringError(
             f"strategy={plan.layout!r} needs JAX (KERAS_BACKEND=jax): on TensorFlow a step on several devices is not "
@@ -55,7 +55,7 @@ def lower(
         return model.train_step(data) if training else model(data, training=False)
 
     try:
-        with named_calls(layers, tf.name_scope) as calls:
+        with traced_for(platform), named_calls(layers, tf.name_scope) as calls:
             function = tf.function(step, jit_compile=True, autograph=False)
             concrete = function.get_concrete_function(*specs)
             with warnings.catch_warnings():
