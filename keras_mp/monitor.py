@@ -31,6 +31,9 @@ class PrecisionMonitor(keras.callbacks.Callback):
             floor in 15.
         on_limit: "warn", or "raise" to end training when they are reached.
         measure_gradients: also log the last two, which cost two passes over the gradients each step.
+        every: read the values after so many steps, and at the end of an epoch; in between, the logs have the last ones.
+            To read them the program waits for the device, which short steps feel. Skips in a row that begin and end
+            between two reads are counted, and not judged.
 
     Raises:
         ValueError: If an argument is out of its range, or the model's optimizer is not a `LossScaleOptimizer`.
@@ -40,18 +43,25 @@ class PrecisionMonitor(keras.callbacks.Callback):
     works_together = True
 
     def __init__(
-        self, max_consecutive_skips: int = 20, on_limit: str = "warn", *, measure_gradients: bool = True
+        self,
+        max_consecutive_skips: int = 20,
+        on_limit: str = "warn",
+        *,
+        measure_gradients: bool = True,
+        every: int = 1,
     ) -> None:
         super().__init__()
-        if isinstance(max_consecutive_skips, bool) or not isinstance(max_consecutive_skips, int):
-            raise ValueError(f"max_consecutive_skips={max_consecutive_skips!r} must be a whole number of steps")
-        if max_consecutive_skips < 1:
-            raise ValueError(f"max_consecutive_skips={max_consecutive_skips!r} must be 1 or more")
+        for name, value in (("max_consecutive_skips", max_consecutive_skips), ("every", every)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ValueError(f"{name}={value!r} must be a whole number of steps")
+            if value < 1:
+                raise ValueError(f"{name}={value!r} must be 1 or more")
         if on_limit not in ("warn", "raise"):
             raise ValueError(f"on_limit={on_limit!r} must be 'warn' or 'raise'")
         self.max_consecutive_skips = max_consecutive_skips
         self.on_limit = on_limit
         self.measure_gradients = measure_gradients
+        self.every = every
 
     def set_model(self, model: Any) -> None:
         """Makes the model's optimizer measure its gradients; Keras calls it before it compiles the step."""
@@ -68,8 +78,16 @@ class PrecisionMonitor(keras.callbacks.Callback):
         self._start = self._previous = self._read()
         self._failed = self._at_limit = False
 
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Begins to count the steps."""
+        self._due = self.every
+
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds to the logs, and looks for a failure."""
+        if batch + 1 < self._due:
+            _add(logs, self._previous)
+            return
+        self._due = batch + 1 + self.every
         now = self._read()
         _add(logs, now)
         skips = int(self._optimizer.consecutive_skips.numpy())
@@ -91,7 +109,8 @@ class PrecisionMonitor(keras.callbacks.Callback):
                 f"scale went from {self._start['loss_scale']:g} to {now['loss_scale']:g}. That is calibration: the "
                 "scale starts high and backs off until the gradients fit."
             )
-        self._start, self._failed = now, False
+        self._start = self._previous = now
+        self._failed = False
 
     @property
     def _optimizer(self) -> LossScaleOptimizer:

@@ -101,6 +101,24 @@ def test_skips_that_are_not_in_a_row_are_no_failure():
         fit(build(), [BAD, BAD, GOOD] * 3, max_consecutive_skips=3, on_limit="raise")
 
 
+class Batches(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.skipped = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.skipped.append(logs["skipped_steps"])
+
+
+def test_between_two_reads_the_logs_have_the_last_values():
+    seen = Batches()
+    history = fit(build(), [BAD, GOOD, BAD, GOOD, GOOD, BAD, BAD], seen, epochs=2, every=3)
+    assert seen.skipped == [0, 0, 2, 2, 2, 3, 3, 4, 4, 6, 6, 6, 7, 7]
+    assert history["skipped_steps"] == [4, 8]
+    with pytest.warns(UserWarning, match="5 steps in a row were skipped"):
+        fit(build(), [GOOD, BAD, BAD, BAD, BAD, BAD, GOOD], every=3, max_consecutive_skips=4)
+
+
 def test_an_overflow_at_the_floor_is_a_failure():
     scale = keras_mp.LossScale(initial_scale=2.0)
     with warnings.catch_warnings():
@@ -120,7 +138,7 @@ def test_scaling_a_bfloat16_model_is_told_to_be_needless():
 
 
 def test_bad_arguments_are_refused():
-    for settings in ({"max_consecutive_skips": 0}, {"max_consecutive_skips": 2.5}, {"on_limit": "stop"}):
+    for settings in ({"max_consecutive_skips": 0}, {"max_consecutive_skips": 2.5}, {"every": 0}, {"on_limit": "stop"}):
         with pytest.raises(ValueError, match=next(iter(settings))):
             keras_mp.PrecisionMonitor(**settings)
     model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
