@@ -16,6 +16,7 @@ from keras_mp.stable_layers import (
     FLOAT32_ACTIVATIONS,
     RESULT_MIXINS,
     SCORES_MIXINS,
+    Float32BatchNormalization,
     Float32Inside,
     Float32Operation,
     Float32Regularizer,
@@ -147,8 +148,8 @@ def stabilize_in_place(layer: Any, treatments: Sequence[str], precision: str) ->
         layer.activity_regularizer = Float32Regularizer(layer.activity_regularizer)
     if {"float32", "result", "everywhere"} & set(treatments):
         layer.dtype_policy = "float32"
-    if "result" in treatments:
-        layer.autocast = False  # its inputs go down to 16 bits: not first up to float32
+    if "result" in treatments or (isinstance(layer, keras.layers.BatchNormalization) and "float32" in treatments):
+        layer.autocast = False  # its inputs go down to 16 bits, or stay there: not first up to float32
     layer.__class__ = _extended(original, tuple(treatments))
     layer._treatments = tuple(treatments)
     layer._precision = precision
@@ -162,7 +163,8 @@ def _extended(original: type, treatments: tuple[str, ...]) -> type:
     mixins: list[type] = [Stabilized]
     for treatment in treatments:
         if treatment == "float32":
-            mixins.append(Float32Inside)
+            is_of_batches = issubclass(original, keras.layers.BatchNormalization)
+            mixins.append(Float32BatchNormalization if is_of_batches else Float32Inside)
         elif treatment == "result" and not getattr(original, "float32_sums", False):
             mixins.append(next(mixin for cls, mixin in RESULT_MIXINS.items() if issubclass(original, cls)))
         elif treatment == "scores":

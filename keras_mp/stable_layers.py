@@ -35,6 +35,25 @@ class Float32Inside:
         return keras.ops.cast(x, self._precision)
 
 
+class Float32BatchNormalization(Float32Inside):
+    """Reads 16-bit inputs as they are, where one kernel takes their statistics in float32 and normalizes them.
+
+    moving = momentum . moving + (1 - momentum) . (mean or variance of the batch)
+    """
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        # What stands here is private to Keras's layer, or newer than the oldest version: renorm.
+        takes_moments = training and self.trainable and not self.synchronized and not getattr(self, "renorm", False)  # type: ignore[attr-defined]
+        if takes_moments and mask is None and self.axis in (-1, len(inputs.shape) - 1):  # type: ignore[attr-defined]
+            result = backend.normalize_batch(inputs, self.gamma, self.beta, self.epsilon)  # type: ignore[attr-defined]
+            if result is not None:
+                outputs, *moments = result
+                for moving, moment in zip((self.moving_mean, self.moving_variance), moments, strict=True):  # type: ignore[attr-defined]
+                    moving.assign(moving * self.momentum + moment * (1.0 - self.momentum))  # type: ignore[attr-defined]
+                return self._lowered(outputs)
+        return super().call(keras.ops.cast(inputs, "float32"), training=training, mask=mask)
+
+
 class Float32Operation:
     """An operation of a functional graph, which has no policy, in float32; the result in the input's dtype."""
 

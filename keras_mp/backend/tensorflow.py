@@ -110,6 +110,35 @@ def fused(function: Callable[..., Any]) -> Callable[..., Any]:
     return tf.function(function, jit_compile=True, autograph=False)
 
 
+def normalize_batch(x: Any, gamma: Any, beta: Any, epsilon: float) -> tuple[Any, Any, Any] | None:
+    """Normalizes each feature over a batch in one kernel, which takes mean and variance in float32.
+
+    Args:
+        x: floats, shape `(..., features)`.
+        gamma, beta: float32, shape `(features,)`, or None for 1 and 0.
+        epsilon: added to the variance.
+
+    Returns:
+        (gamma * (x - mean) / sqrt(variance + epsilon) + beta in x's dtype, mean, variance), the variance that of the
+        batch itself; or None where XLA fuses the same, and where TensorFlow has no such kernel.
+    """
+    features = x.shape[-1]
+    if tf.__internal__.get_enclosing_xla_context() is not None or not features or x.dtype not in _NORMALIZED:
+        return None
+    rows = x if len(x.shape) == 4 else tf.reshape(x, (-1, 1, 1, features))
+    scale = tf.ones(features) if gamma is None else tf.convert_to_tensor(gamma)
+    offset = tf.zeros(features) if beta is None else tf.convert_to_tensor(beta)
+    y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
+        x=rows, scale=scale, offset=offset, mean=tf.zeros(0), variance=tf.zeros(0), epsilon=epsilon, is_training=True
+    )
+    # The kernel divides by one value less than there are, as moving averages of other frameworks want it.
+    count = tf.cast(tf.size(rows) // features, tf.float32)
+    return (y if rows is x else tf.reshape(y, tf.shape(x))), mean, variance * ((count - 1) / count)
+
+
+_NORMALIZED = (tf.float32, tf.bfloat16, tf.float16)
+
+
 def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a function that keeps its arguments for the backward pass, and there computes what else is needed.
 
