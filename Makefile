@@ -15,11 +15,11 @@ test-tensorflow: .venv/test
 	KERAS_BACKEND=tensorflow $(PYTEST) -m "not slow"
 
 test-jax: .venv/test
-	KERAS_BACKEND=jax $(PYTEST) -m "not slow"
+	KERAS_BACKEND=jax $(PYTEST) -m "not slow and not once"
 
 test-all: test sweep parity test-oldest test-colab  ## Also what takes longer; see docs/ for the last output.
 	KERAS_BACKEND=tensorflow $(PYTEST) -m slow
-	KERAS_BACKEND=jax $(PYTEST) -m slow
+	KERAS_BACKEND=jax $(PYTEST) -m "slow or once"
 
 bench: .venv/test  ## A training step of three models beside their peers; the tables go to docs/results.
 	$(BIN)/python benchmarks/peers.py --out docs/results

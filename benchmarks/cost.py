@@ -33,7 +33,12 @@ from keras_mp.bench.turns import ratio
 STEP, FIT = "plain Keras, a step", "plain Keras, fit"
 # Features of the step, and callbacks; a callback that watches the loss scale needs the optimizer that has one.
 FEATURES = ("stabilize", "NoLossScale", "LossScale", "LossScale, atomic_skip")
-CALLBACKS = ("PrecisionMonitor", "PrecisionMonitor, gradients measured", "NonFiniteFinder")
+CALLBACKS = (
+    "PrecisionMonitor",
+    "PrecisionMonitor, every 50",
+    "PrecisionMonitor, gradients measured",
+    "NonFiniteFinder",
+)
 BACKENDS = ("tensorflow", "jax")
 WORKLOADS = ("gpt", "resnet18")
 
@@ -87,7 +92,8 @@ def fit(workload: str, callback: str) -> Subject:
 
     def callbacks() -> list:
         if "PrecisionMonitor" in callback:
-            return [keras_mp.PrecisionMonitor(measure_gradients="measured" in callback)]
+            every = 50 if "every 50" in callback else 1
+            return [keras_mp.PrecisionMonitor(measure_gradients="measured" in callback, every=every)]
         return [keras_mp.NonFiniteFinder()] if callback == "NonFiniteFinder" else []
 
     def run(steps: int) -> float:

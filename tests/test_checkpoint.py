@@ -37,6 +37,14 @@ def compiled_once(tmp_path_factory):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
 
 
+def slowly(*place):
+    return pytest.param(place, marks=pytest.mark.slow)
+
+
+def marks(precision):
+    return pytest.mark.slow if precision == "float32" else []
+
+
 def crash(callback):
     raise Crash
 
@@ -54,7 +62,7 @@ def crashed(folder, place, precision="small", **options):
         train(precision, folder, Act(place, crash), **options)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", [pytest.param(each, marks=marks(each)) for each in PRECISIONS])
 def test_killed_at_a_random_step_it_ends_with_the_same_bits(precision, tmp_path):
     whole = train(precision, tmp_path / "whole")
     if precision == "mixed_float16":
@@ -71,7 +79,7 @@ def test_killed_at_a_random_step_it_ends_with_the_same_bits(precision, tmp_path)
     assert_same_training(whole, resumed)
 
 
-@pytest.mark.parametrize("place", [(0, 2), (1, 0), (1, STEPS - 1), (2, STEPS - 2)])
+@pytest.mark.parametrize("place", [(0, 2), slowly(1, 0), (1, STEPS - 1), slowly(2, STEPS - 2)])
 def test_a_crash_at_the_edges_of_an_epoch_and_of_a_window(place, tmp_path):
     whole = train("mixed_float16", tmp_path / "whole")
     crashed(tmp_path / "crashed", place, "mixed_float16", every=1)

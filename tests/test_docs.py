@@ -37,9 +37,11 @@ def test_the_pages_with_python_are_found():
 
 
 def marks(page):
-    """A page that exports starts, on JAX, TensorFlow in a process of its own."""
-    exports = "export_float32" in PROGRAMS[page] and keras.backend.backend() == "jax"
-    return [pytest.mark.slow] if exports else []
+    """A page that exports starts, on JAX, TensorFlow in a process of its own; most others say the same on both."""
+    if "export_float32" in PROGRAMS[page] and keras.backend.backend() == "jax":
+        return pytest.mark.slow
+    own = "```python jax" in (ROOT / page).read_text()
+    return [] if own or page in ("README.md", "docs/index.md", "docs/from-pytorch.md") else pytest.mark.once
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,7 @@ print(json.dumps(peak_process_bytes() - before))
 """
 
 
+@pytest.mark.slow
 def test_the_peak_of_a_real_run_falls():
     peaks = {}
     for kind in ("plain", "remat"):

@@ -15,7 +15,9 @@ COMPILED = [JIT, {"jit_compile": False}] if keras.backend.backend() == "tensorfl
 CASES = [(name, mode, checks) for name in RECIPES for mode in COMPILED for checks in (True, False)]
 
 
-@pytest.mark.parametrize("name, mode, checks", [("margin", EAGER, True), *CASES], ids=str)
+@pytest.mark.parametrize(
+    "name, mode, checks", [pytest.param("margin", EAGER, True, marks=pytest.mark.once), *CASES], ids=str
+)
 def test_trajectory(name, mode, checks):
     recipe = RECIPES[name]
     plan = steps(50) if checks else steps(50, bad=BAD[:2])  # what is skipped may be NaN

@@ -68,11 +68,11 @@ def test_float32_to_1e_5(remat):
 
 def test_bfloat16_is_no_farther_from_float32_than_the_plain_model():
     ratios, in_float32, in_bfloat16 = [], pair("float32"), pair("mixed_bfloat16")
-    for seed in np.random.default_rng().integers(2**31, size=16):
+    for seed in np.random.default_rng().integers(2**31, size=8):
         _, (exact, exact_changes) = both(in_float32, seed)
         (ours, changes), (plain, plain_changes) = both(in_bfloat16, seed)
         assert ours == pytest.approx(exact, rel=2**-8)
         assert plain == pytest.approx(exact, rel=2**-8)
         ratios.append(distance(changes, exact_changes) / distance(plain_changes, exact_changes))
-    # One draw is the luck of its roundings: 0.8 to 1.2 in 300. A mean of 16 was 0.90 to 1.00, on both backends.
+    # One draw is the luck of its roundings: 0.8 to 1.2 in 300. A mean of 16 was 0.90 to 1.00.
     assert np.mean(ratios) < 1.05

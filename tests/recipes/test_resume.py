@@ -32,7 +32,7 @@ def weights(folder):
     return keras.saving.load_model(folder / "model.keras").get_weights()
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", [pytest.param("float32", marks=pytest.mark.slow), "mixed_bfloat16"])
 def test_ctrl_c_saves_and_resume_ends_with_the_same_bits_and_history(policy, tmp_path, corpus, monkeypatch, capsys):
     assert run(tmp_path / "whole", corpus, "--policy", policy) == 0
     read = ShuffledBatches.batch

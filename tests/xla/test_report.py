@@ -169,6 +169,7 @@ def test_a_sequential_model_in_float32_beside_another_precision():
     assert {matmul.asked for matmul in low.matmuls} >= {("bfloat16", "bfloat16")}
 
 
+@pytest.mark.once
 def test_a_stabilized_model_compared_with_float32():
     model, batch = tiny_gpt()
     stable = keras_mp.stabilize(model)
