@@ -82,7 +82,7 @@ def inspect(
     import_keras()
     from keras_mp.xla.report import inspect as inspect_step
 
-    if model.endswith(".keras"):
+    if _is_file(model, context):
         from keras_mp.xla.saved import step_of_file
 
         built, batch, trains = step_of_file(Path(model), 8 if batch_size is None else batch_size)
@@ -126,7 +126,7 @@ def audit(
     from keras_mp.numerics.synthetic import random_batches
 
     batches: Any = None
-    if model.endswith(".keras"):
+    if _is_file(model, context):
         from keras_mp.xla.saved import step_of_file
 
         built, shapes, trains = step_of_file(Path(model), 8 if batch_size is None else batch_size)
@@ -183,7 +183,7 @@ def bench(
     from keras_mp.precision import PRECISIONS
 
     arguments: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
-    if model.endswith(".keras"):
+    if _is_file(model, context):
         if not Path(model).is_file():
             raise FileNotFoundError(f"there is no file {model!r}")
         function = "keras_mp.bench.keras_step:file"
@@ -274,6 +274,17 @@ def _batches_of_file(path: Path, size: int) -> list[tuple]:
             raise ValueError(f"{str(path)!r} must hold arrays named x and y, and holds {', '.join(arrays) or 'none'}")
         x, y = arrays["x"], arrays["y"]
     return [(x[start : start + size], y[start : start + size]) for start in range(0, len(x), size)]
+
+
+def _is_file(model: str, context: typer.Context) -> bool:
+    if not model.endswith(".keras"):
+        return False
+    if context.args:
+        raise ValueError(
+            f"unknown after {model!r}: {' '.join(context.args)}. Only a recipe has options beside those of "
+            f"`keras-mp {context.command.name} --help`"
+        )
+    return True
 
 
 def _check_recipes() -> None:

@@ -62,6 +62,7 @@ def test_mistakes_are_one_line(tmp_path):
     for arguments, said in (
         (["no_such_recipe"], "unknown recipe no_such_recipe"),
         (["missing.keras"], "there is no file 'missing.keras'"),
+        (["missing.keras", "--widht", "8"], "unknown after 'missing.keras': --widht 8. Only a recipe has options"),
     ):
         done = run("inspect", *arguments, cache=tmp_path)
         assert done.returncode == 1 and done.stdout == ""
