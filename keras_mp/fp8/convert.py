@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from typing import Any
 
 from keras_mp.fp8.converted import converted_node, places_below, plain_node
@@ -68,7 +69,8 @@ def convert(
 
     Warns:
         UserWarning: names what could not be converted or not be carried over; layers that had another recipe; and
-            layers that compute in float32, where FP8 products save less than under "mixed_bfloat16".
+            layers that compute in float32, where FP8 products save less than under "mixed_bfloat16"; and why, where
+            no layer was converted.
     """
     changes = recipe is not None
     recipe = get_recipe(recipe)
@@ -76,7 +78,8 @@ def convert(
         raise TypeError(f"select={select!r} must be a function select(path, layer) that returns a bool")
     if select is not None and target is not None:
         raise ValueError(f"target={target!r} chooses the layers, and so does select: give one of the two")
-    chosen = [each for each in decide(model, select, _target(target, batch_size, recipe)) if each.float8]
+    decisions = decide(model, select, _target(target, batch_size, recipe))
+    chosen = [each for each in decisions if each.float8]
     known = [each for each in chosen if isinstance(each.layer, Float8Layer)]
     changed = [
         each
@@ -100,6 +103,8 @@ def convert(
     missed = [f"layer {path!r} is not in FP8" for path in _not_converted(model, new, wanted)] + list(unreached)
     if missed:
         warnings.warn(f"fp8.convert({model.name!r}) could not reach everything: {'; '.join(missed)}", stacklevel=2)
+    if not chosen:
+        warnings.warn(f"fp8.convert({model.name!r}): {_why_none(decisions)}", stacklevel=2)
     if changed:
         warnings.warn(f"fp8.convert({model.name!r}): {_told(changed, recipe)}", stacklevel=2)
     wide = [each.path for each in chosen if _is_wide(each.layer)]
@@ -110,6 +115,17 @@ def convert(
             stacklevel=2,
         )
     return new
+
+
+def _why_none(decisions: list[Decision]) -> str:
+    if not decisions:
+        return "the model has no Dense or EinsumDense layer, so nothing is in FP8"
+    reasons = Counter(each.reason.partition(": ")[0] for each in decisions)
+    listed = "; ".join(f"{count} of them: {reason}" for reason, count in reasons.most_common(4))
+    return (
+        f"nothing is in FP8 of the {len(decisions)} Dense and EinsumDense layers. {listed}. "
+        "keras_mp.fp8.explain(model) lists them; select=lambda path, layer: True converts them all the same"
+    )
 
 
 def revert(model: Any) -> Any:

@@ -320,3 +320,13 @@ def test_is_available():
     ok, reason = is_available()
     assert isinstance(ok, bool) and "FP8" in reason or "fp8" in reason
     assert is_available() == keras_mp.hardware.support("fp8")
+
+
+def test_where_nothing_is_converted_it_says_why():
+    small = keras.Sequential([keras.Input((64,)), *(keras.layers.Dense(32) for _ in range(4))])
+    with pytest.warns(
+        UserWarning, match=r"nothing is in FP8 of the 4 Dense .* 2 of them: its product of 32 by 32 is too"
+    ):
+        convert(small)
+    with pytest.warns(UserWarning, match="has no Dense or EinsumDense layer, so nothing is in FP8"):
+        convert(keras.Sequential([keras.Input((64,)), keras.layers.ReLU()]))
