@@ -132,11 +132,10 @@ def _served(policy: str, device: Device, backend: str) -> Support:
     served = support(_DTYPE[policy], device)
     if device.kind != "cpu" or policy != "mixed_bfloat16" or not served.ok:
         return served
-    # One step of a 6-layer, width-384 transformer on 2 Zen 4 cores, keras 3.15.1: on TensorFlow 2.21.0 850 to 877 ms
-    # in float32, 574 in bfloat16 without jit, 884 with.
+    # docs/results/peers-*.json, "Keras, TensorFlow, no jit, float32" beside keras_mp: a GPT, a ResNet-18, a ViT-Tiny.
     if backend == "jax":
         return Support(False, f"{served.reason} But bfloat16 measured no faster than float32 with JAX on a CPU.")
-    return Support(True, f"{served.reason} A transformer step measured 574 ms in it without jit, 850 in float32.")
+    return Support(True, f"{served.reason} Steps measured 1.2 to 1.4 times as fast as float32's, without jit.")
 
 
 def _jit(device: Device, backend: str, policy: str = "") -> Support:
