@@ -237,7 +237,9 @@ def export(
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError('export writes the SavedModel with TensorFlow: pip install "keras-mp[tensorflow]"')
     import_keras()
-    if format == "savedmodel" and calibrate is None:
+    if format == "savedmodel":
+        if calibrate is not None:
+            raise ValueError("--calibrate is for --format litert-int8, not 'savedmodel'")
         from keras_mp.export import export_file
 
         report = export_file(

@@ -90,6 +90,9 @@ class PrecisionMonitor(keras.callbacks.Callback):
         self._due = batch + 1 + self.every
         now = self._read()
         _add(logs, now)
+        self._judge(now)
+
+    def _judge(self, now: dict[str, Any]) -> None:
         skips = int(self._optimizer.consecutive_skips.numpy())
         if skips and self._previous["loss_scale"] == self._floor and not self._failed:
             self._fail(f"a step overflowed while the loss scale was at its floor, {self._floor:g}", stop=False)
@@ -102,6 +105,8 @@ class PrecisionMonitor(keras.callbacks.Callback):
         """Adds to the logs, and reports the calibration."""
         now = self._read()
         _add(logs, now)
+        if self.every > 1:  # the last steps are not judged yet
+            self._judge(now)
         skipped = now["skipped_steps"] - self._start["skipped_steps"]
         if skipped and not self._failed:
             print(
@@ -109,8 +114,7 @@ class PrecisionMonitor(keras.callbacks.Callback):
                 f"scale went from {self._start['loss_scale']:g} to {now['loss_scale']:g}. That is calibration: the "
                 "scale starts high and backs off until the gradients fit."
             )
-        self._start = self._previous = now
-        self._failed = False
+        self._start, self._failed = now, False
 
     @property
     def _optimizer(self) -> LossScaleOptimizer:

@@ -148,7 +148,7 @@ def stabilize_in_place(layer: Any, treatments: Sequence[str], precision: str) ->
         layer.activity_regularizer = Float32Regularizer(layer.activity_regularizer)
     if {"float32", "result", "everywhere"} & set(treatments):
         layer.dtype_policy = "float32"
-    if "result" in treatments or (isinstance(layer, keras.layers.BatchNormalization) and "float32" in treatments):
+    if "result" in treatments or ("float32" in treatments and Float32BatchNormalization.stands_for(original)):
         layer.autocast = False  # its inputs go down to 16 bits, or stay there: not first up to float32
     layer.__class__ = _extended(original, tuple(treatments))
     layer._treatments = tuple(treatments)
@@ -163,8 +163,8 @@ def _extended(original: type, treatments: tuple[str, ...]) -> type:
     mixins: list[type] = [Stabilized]
     for treatment in treatments:
         if treatment == "float32":
-            is_of_batches = issubclass(original, keras.layers.BatchNormalization)
-            mixins.append(Float32BatchNormalization if is_of_batches else Float32Inside)
+            of_batches = Float32BatchNormalization.stands_for(original)
+            mixins.append(Float32BatchNormalization if of_batches else Float32Inside)
         elif treatment == "result" and not getattr(original, "float32_sums", False):
             mixins.append(next(mixin for cls, mixin in RESULT_MIXINS.items() if issubclass(original, cls)))
         elif treatment == "scores":

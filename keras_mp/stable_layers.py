@@ -38,18 +38,30 @@ class Float32Inside:
 class Float32BatchNormalization(Float32Inside):
     """Reads 16-bit inputs as they are, where one kernel takes their statistics in float32 and normalizes them.
 
-    moving = momentum . moving + (1 - momentum) . (mean or variance of the batch)
+        moving = momentum . moving + (1 - momentum) . (mean or variance of the batch)
+
+    For Keras's own layer: a subclass that computes otherwise is Float32Inside.
     """
+
+    @staticmethod
+    def stands_for(cls: Any) -> bool:
+        """Whether a class computes as Keras's layer does."""
+        keras_own = keras.layers.BatchNormalization
+        return issubclass(cls, keras_own) and (cls.call, cls._moments) == (keras_own.call, keras_own._moments)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         # What stands here is private to Keras's layer, or newer than the oldest version: renorm.
         takes_moments = training and self.trainable and not self.synchronized and not getattr(self, "renorm", False)  # type: ignore[attr-defined]
-        if takes_moments and mask is None and self.axis in (-1, len(inputs.shape) - 1):  # type: ignore[attr-defined]
+        dtype = keras.backend.standardize_dtype(inputs.dtype)
+        # Where the result is wider than the input, as in a model that was exported, it must not be rounded on the way.
+        reads = mask is None and dtype in (self._precision, "float32") and self.axis in (-1, len(inputs.shape) - 1)  # type: ignore[attr-defined]
+        if takes_moments and reads:
             result = backend.normalize_batch(inputs, self.gamma, self.beta, self.epsilon)  # type: ignore[attr-defined]
             if result is not None:
                 outputs, *moments = result
                 for moving, moment in zip((self.moving_mean, self.moving_variance), moments, strict=True):  # type: ignore[attr-defined]
-                    moving.assign(moving * self.momentum + moment * (1.0 - self.momentum))  # type: ignore[attr-defined]
+                    wide = keras.ops.cast(moving, "float32")
+                    moving.assign(wide * self.momentum + moment * (1.0 - self.momentum))  # type: ignore[attr-defined]
                 return self._lowered(outputs)
         return super().call(keras.ops.cast(inputs, "float32"), training=training, mask=mask)
 

@@ -100,6 +100,39 @@ def test_every_setting_as_keras(arguments, training):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+class Frozen(keras.layers.BatchNormalization):
+    """A subclass that computes otherwise."""
+
+    def call(self, inputs, training=None):
+        return ops.relu(super().call(inputs, training=False))
+
+
+def test_a_subclass_computes_as_it_says():
+    model = keras.Sequential([keras.Input((4, 3)), Frozen(dtype="mixed_bfloat16"), keras.layers.Dense(1)])
+    layer = keras_mp.stabilize(model).layers[0]
+    x, _, dtype = draw((2, 4, 3), "mixed_bfloat16")
+    outputs = ops.convert_to_numpy(ops.cast(layer(ops.cast(x, dtype), training=True), "float32"))
+    np.testing.assert_allclose(outputs, np.maximum(x, 0) / np.sqrt(1 + 1e-3), rtol=2 * UNIT["bfloat16"])
+    np.testing.assert_array_equal(layer.moving_mean.numpy(), 0.0)
+
+
+class Hidden(keras.layers.Layer):
+    """Builds a layer under its own, wholly 16-bit policy."""
+
+    def build(self, shape):
+        self.inside = keras.layers.BatchNormalization(dtype=self.dtype_policy, name="inside")
+        self.inside.build(shape)
+
+    def call(self, inputs, training=None):
+        return self.inside(inputs, training=training)
+
+
+def test_weights_that_are_16_bits_themselves():
+    model = keras.Sequential([keras.Input((3,)), Hidden(dtype="bfloat16"), keras.layers.Dense(1)])
+    model = keras_mp.stabilize(model)
+    assert np.isfinite(ops.convert_to_numpy(model(draw((6, 3), "mixed_bfloat16")[0], training=True))).all()
+
+
 def test_a_mask_leaves_rows_out():
     shape = (4, 5, 3)
     ours = stabilized("mixed_bfloat16", shape)

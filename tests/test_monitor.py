@@ -119,6 +119,11 @@ def test_between_two_reads_the_logs_have_the_last_values():
         fit(build(), [GOOD, BAD, BAD, BAD, BAD, BAD, GOOD], every=3, max_consecutive_skips=4)
 
 
+def test_epochs_shorter_than_every_are_judged_at_their_end():
+    with pytest.raises(FloatingPointError, match="8 steps in a row were skipped"):
+        fit(build(), [BAD] * 4, every=20, epochs=3, max_consecutive_skips=5, on_limit="raise")
+
+
 def test_an_overflow_at_the_floor_is_a_failure():
     scale = keras_mp.LossScale(initial_scale=2.0)
     with warnings.catch_warnings():

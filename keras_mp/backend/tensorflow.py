@@ -125,15 +125,20 @@ def normalize_batch(x: Any, gamma: Any, beta: Any, epsilon: float) -> tuple[Any,
     features = x.shape[-1]
     if tf.__internal__.get_enclosing_xla_context() is not None or not features or x.dtype not in _NORMALIZED:
         return None
-    rows = x if len(x.shape) == 4 else tf.reshape(x, (-1, 1, 1, features))
-    scale = tf.ones(features) if gamma is None else tf.convert_to_tensor(gamma)
-    offset = tf.zeros(features) if beta is None else tf.convert_to_tensor(beta)
+    count = tf.size(x) // features
+    # Where it can be, the first axis stays what it is: cuDNN has limits for it.
+    batch = tf.shape(x)[0] if len(x.shape) > 2 else count
+    rows = x if len(x.shape) == 4 else tf.reshape(x, (batch, count // tf.maximum(batch, 1), 1, features))
+    scale = tf.ones(features) if gamma is None else tf.cast(tf.convert_to_tensor(gamma), tf.float32)
+    offset = tf.zeros(features) if beta is None else tf.cast(tf.convert_to_tensor(beta), tf.float32)
     y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
         x=rows, scale=scale, offset=offset, mean=tf.zeros(0), variance=tf.zeros(0), epsilon=epsilon, is_training=True
     )
-    # The kernel divides by one value less than there are, as moving averages of other frameworks want it.
-    count = tf.cast(tf.size(rows) // features, tf.float32)
-    return (y if rows is x else tf.reshape(y, tf.shape(x))), mean, variance * ((count - 1) / count)
+    # The kernel divides by one value less than there are, as moving averages of other frameworks want it. Of a single
+    # value that is NaN on a GPU.
+    number = tf.cast(count, tf.float32)
+    variance = tf.where(tf.equal(count, 1), tf.zeros_like(variance), variance * ((number - 1) / number))
+    return (y if rows is x else tf.reshape(y, tf.shape(x))), mean, variance
 
 
 _NORMALIZED = (tf.float32, tf.bfloat16, tf.float16)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sys
 import traceback
 from typing import Any
@@ -80,8 +81,8 @@ def _kind(error: Exception) -> str:
     if isinstance(error, CannotRunError):
         return "cannot run"
     text = f"{type(error).__name__}: {error}"
-    out = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text or "OutOfMemory" in text
-    return "out of memory" if out or "ResourceExhausted" in text else "failed"
+    said = re.search("resource_?exhausted|out_?of_?memory|out of memory|bad_alloc", text, re.IGNORECASE)
+    return "out of memory" if said or isinstance(error, MemoryError) else "failed"
 
 
 def _in_a_line(error: Exception) -> str:

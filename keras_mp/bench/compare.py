@@ -112,13 +112,17 @@ def compare(
                 )
             except SubjectError as error:
                 mine.fails(error)
+                if process is not shared:
+                    process.close()  # what it still holds, the others would miss
+                    started.remove(process)
                 continue
             mine.first = mine.details.pop("first")
             if mine.details.get("kind") == "tpu":
                 shared = process
             processes[task.name] = process
         ways = {name: way(name) for name in processes}
-        steps = {name: steps_of_a_turn(_warm(run), seconds) for name, run in ways.items() if not measured[name].problem}
+        warm = {name: _warm(run) for name, run in ways.items()}
+        steps = {name: steps_of_a_turn(each, seconds) for name, each in warm.items() if not measured[name].problem}
         say(f"{rounds} rounds of {', '.join(f'{count} x {name}' for name, count in steps.items())}")
         times = take_turns({name: ways[name] for name in steps}, steps, rounds)
         for name, each in times.items():

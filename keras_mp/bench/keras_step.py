@@ -18,7 +18,7 @@ from keras_mp.numerics.synthetic import random_batches
 from keras_mp.policy import set_global_policy
 from keras_mp.precision import in_precision
 from keras_mp.versions import installed
-from keras_mp.xla.saved import step_of_file
+from keras_mp.xla.saved import model_of_file, step_of_file
 from keras_mp.xla.step import lower_step
 
 # The dtype of a chip's peak rate that a precision is held against.
@@ -61,19 +61,21 @@ def file(
     check_can_run(precision)
     for module in imports:
         importlib.import_module(module)
-    batch = None
-    if data is not None:
+    if data is None:
+        model, shapes, trains = step_of_file(Path(path), batch_size or 8)
+        batch = random_batches(model, shapes, 1)[0]
+    else:
+        model, trains = model_of_file(Path(path))
         batch = pickle.loads(Path(data).read_bytes())
         rows = len(keras.tree.flatten(batch)[0])
-        batch_size = batch_size or rows
-        batch = keras.tree.map_structure(lambda leaf: leaf[[row % rows for row in range(batch_size)]], batch)
-    model, shapes, trains = step_of_file(Path(path), batch_size or 8)
+        taken = [row % rows for row in range(batch_size or rows)]
+        batch = keras.tree.map_structure(lambda leaf: leaf[taken], batch)
     if not trains:
         raise CannotRunError(f"the model in {path!r} is not compiled for training: compile it with a loss, and save it")
     choice = set_global_policy(precision)
     model = in_precision(model, precision)
     model.jit_compile = choice.jit_compile
-    return of_model(model, batch or random_batches(model, shapes, 1)[0], precision)
+    return of_model(model, batch, precision)
 
 
 def of_model(model: Any, batch: tuple, precision: str) -> Subject:

@@ -143,11 +143,17 @@ def int8_sqnr(range: Range) -> float:
 
 
 def sqnr(actual: np.ndarray, expected: np.ndarray) -> float:
-    """The signal to noise ratio in dB of some values: 10 log10(sum expected^2 / sum (actual - expected)^2)."""
+    """The signal to noise ratio in dB of some values: 10 log10(sum expected^2 / sum (actual - expected)^2).
+
+    Returns:
+        Infinite where all are equal; minus infinity where one is not finite.
+    """
     expected = expected.astype("float64").ravel()
     signal, noise = np.sum(expected**2), np.sum((actual.astype("float64").ravel() - expected) ** 2)
     if not noise:
         return math.inf
+    if not math.isfinite(noise):
+        return -math.inf
     return 10 * math.log10(signal / noise) if signal else -math.inf
 
 

@@ -15,7 +15,7 @@ from keras_mp.deploy.onnx import export_onnx
 from keras_mp.deploy.served import DeploymentReport
 from keras_mp.export import load_batch, load_model
 
-FORMATS = ("savedmodel", "onnx", "litert", "litert-int8")
+FORMATS = ("onnx", "litert", "litert-int8")
 
 
 def deploy_file(
@@ -47,7 +47,10 @@ def deploy_file(
         FileNotFoundError: there is no such file. Else as `export_onnx` and `export_litert`.
     """
     if format not in FORMATS:
-        raise ValueError(f"format={format!r} must be one of {', '.join(map(repr, FORMATS))}")
+        raise ValueError(
+            f"format={format!r} must be one of {', '.join(map(repr, FORMATS))}; for a SavedModel there is "
+            "export_float32"
+        )
     if format == "litert-int8" and calibrate is None:
         raise ValueError(
             "format='litert-int8' needs calibrate, a .npz or .npy file with hundreds of inputs like those that will be "

@@ -153,8 +153,11 @@ class Signature(NamedTuple):
                 raise ExportError(
                     f"{argument} has the shape {array.shape} for input {name!r}, which takes {tuple(spec.shape)}"
                 )
-            if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
-                raise ExportError(f"{argument} holds NaN or infinity for input {name!r}")
+            if np.issubdtype(array.dtype, np.floating):
+                with np.errstate(over="ignore"):
+                    narrow = array.astype(spec.dtype.as_numpy_dtype)
+                if not np.isfinite(narrow).all():
+                    raise ExportError(f"{argument} holds NaN or infinity for input {name!r}, in {spec.dtype.name}")
         lengths = {len(array) for array in arrays}
         if lengths == {0} or len(lengths) > 1:
             raise ExportError(f"{argument} must hold as many records, 1 or more, for each input: {sorted(lengths)}")
@@ -209,10 +212,13 @@ def _signature(path: Path) -> Signature:
     import tensorflow as tf
 
     loaded = tf.saved_model.load(str(path))
-    structure = loaded.serve.concrete_functions[0].structured_input_signature[0][0]
+    serve = loaded.serve.concrete_functions[0]
+    structure = serve.structured_input_signature[0][0]
     served = loaded.signatures["serving_default"].structured_outputs
-    # Of a list of outputs TensorFlow makes output_0, output_1, ..., and output_10 must not come before output_2.
-    outputs = sorted(served, key=lambda name: (_number(name), name))
+    # Of a list of outputs TensorFlow makes output_0, output_1, ..., and output_10 must not come before output_2. Those
+    # of a dict come in the order of their names as text, as keras.tree.flatten has them.
+    named = isinstance(serve.structured_outputs, Mapping)
+    outputs = sorted(served) if named else sorted(served, key=lambda name: (_number(name), name))
     return Signature(structure, [spec.name for spec in keras.tree.flatten(structure)], outputs)
 
 

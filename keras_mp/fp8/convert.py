@@ -104,7 +104,7 @@ def convert(
     if missed:
         warnings.warn(f"fp8.convert({model.name!r}) could not reach everything: {'; '.join(missed)}", stacklevel=2)
     if not chosen:
-        warnings.warn(f"fp8.convert({model.name!r}): {_why_none(decisions)}", stacklevel=2)
+        warnings.warn(f"fp8.convert({model.name!r}): {_why_none(decisions, select)}", stacklevel=2)
     if changed:
         warnings.warn(f"fp8.convert({model.name!r}): {_told(changed, recipe)}", stacklevel=2)
     wide = [each.path for each in chosen if _is_wide(each.layer)]
@@ -117,14 +117,15 @@ def convert(
     return new
 
 
-def _why_none(decisions: list[Decision]) -> str:
+def _why_none(decisions: list[Decision], select: Select | None) -> str:
     if not decisions:
         return "the model has no Dense or EinsumDense layer, so nothing is in FP8"
     reasons = Counter(each.reason.partition(": ")[0] for each in decisions)
     listed = "; ".join(f"{count} of them: {reason}" for reason, count in reasons.most_common(4))
+    anyway = "; select=lambda path, layer: True converts what can be, all the same" if select is None else ""
     return (
         f"nothing is in FP8 of the {len(decisions)} Dense and EinsumDense layers. {listed}. "
-        "keras_mp.fp8.explain(model) lists them; select=lambda path, layer: True converts them all the same"
+        f"keras_mp.fp8.explain(model) lists them{anyway}"
     )
 
 

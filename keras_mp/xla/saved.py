@@ -10,6 +10,15 @@ import keras
 import keras_mp
 
 
+def model_of_file(path: Path) -> tuple[Any, bool]:
+    """Loads a model, and tells whether it is compiled for training; raises a FileNotFoundError if there is no file."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {str(path)!r}")
+    keras_mp.register_classes()
+    model = keras.saving.load_model(path)
+    return model, bool(model.compiled and model.optimizer is not None)
+
+
 def step_of_file(path: Path, batch_size: int) -> tuple[Any, tuple[Any, Any], bool]:
     """Loads a model, and makes the shapes of a batch for it.
 
@@ -25,12 +34,9 @@ def step_of_file(path: Path, batch_size: int) -> tuple[Any, tuple[Any, Any], boo
         FileNotFoundError: If there is no such file.
         ValueError: If the model has an input whose size it leaves open, or its inputs are not known.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {str(path)!r}")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    keras_mp.register_classes()
-    model = keras.saving.load_model(path)
+    model, trains = model_of_file(path)
     if not getattr(model, "inputs", None):
         raise ValueError(
             f"the inputs of model {model.name!r} are not known from its file: call keras_mp.inspect(model, batch)"
@@ -49,7 +55,6 @@ def step_of_file(path: Path, batch_size: int) -> tuple[Any, tuple[Any, Any], boo
     alone = isinstance(model, keras.Sequential)
     inputs, outputs = (model.inputs[0], model.outputs[0]) if alone else (model.input, model.output)
     x = keras.tree.map_structure(sized, inputs)
-    trains = bool(model.compiled and model.optimizer is not None)
     sparse = trains and "sparse" in str(getattr(model.loss, "name", model.loss)).lower()
 
     def target(output: Any) -> Any:

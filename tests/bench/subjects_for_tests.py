@@ -55,6 +55,18 @@ def exhausted():
     raise MemoryError("no room")
 
 
+def exhausted_at_the_second_call():
+    calls = []
+
+    def run(steps):
+        calls.append(steps)
+        if len(calls) > 1:
+            raise RuntimeError("CUDA_ERROR_OUT_OF_MEMORY: out of memory")
+        return 0.001
+
+    return Subject(run, {})
+
+
 def exhausted_later():
     def run(steps):
         if steps > 1:

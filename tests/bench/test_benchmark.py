@@ -71,12 +71,21 @@ def test_steps_are_those_of_fit():
     assert int(model.optimizer.iterations.numpy()) == 51 if keras.backend.backend() == "tensorflow" else True
 
 
-def test_a_file_with_a_batch_of_another_size_and_its_largest(tmp_path):
-    model = small_model()
+def test_a_file_that_leaves_the_length_open(tmp_path):
+    tokens = [keras.Input((None,), dtype="int32"), keras.layers.Embedding(9, 4), keras.layers.Dense(9)]
+    model = keras.Sequential(tokens)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.save(tmp_path / "model.keras")
-    report = keras_mp.benchmark(tmp_path / "model.keras", (X, Y), ["mixed_bfloat16"], rounds=1, seconds=0)
+    batch = (np.ones((4, 7), "int32"), np.ones((4, 7), "int32"))
+    report = keras_mp.benchmark(tmp_path / "model.keras", batch, ["mixed_bfloat16"], rounds=1, seconds=0)
     assert "model.keras" in report.title
-    assert report.row("float32").details["batch"] == 4
+    assert [row.problem for row in report.rows] == ["", ""]
+    assert (report.row("float32").details["batch"], report.row("float32").details["units"]) == (4, 28)
+
+
+def test_a_model_that_is_not_compiled():
+    with pytest.raises(ValueError, match="has no optimizer: compile it for training first"):
+        keras_mp.benchmark(keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)]), (X, Y))
 
 
 def test_classes_of_the_running_script_are_refused():

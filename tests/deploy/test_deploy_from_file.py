@@ -69,11 +69,8 @@ def test_onnx_and_litert_files_of_several_inputs(tmp_path):
 @pytest.mark.parametrize(
     "options, error, message",
     [
-        (
-            {"format": "tflite"},
-            ValueError,
-            "format='tflite' must be one of 'savedmodel', 'onnx', 'litert', 'litert-int8'",
-        ),
+        ({"format": "tflite"}, ValueError, "format='tflite' must be one of 'onnx', 'litert', 'litert-int8'"),
+        ({"format": "savedmodel"}, ValueError, "for a SavedModel there is export_float32"),
         ({"format": "litert-int8"}, ValueError, "format='litert-int8' needs calibrate"),
         ({"format": "onnx", "calibrate": "data.npz"}, ValueError, "calibrate is for format='litert-int8', not 'onnx'"),
         ({"format": "litert-int8", "calibrate": "none.npz"}, FileNotFoundError, "no file calibrate='none.npz'"),

@@ -125,6 +125,18 @@ def test_more_than_ten_outputs_keep_their_order(tmp_path):
 
 
 @only_tensorflow
+def test_more_than_ten_outputs_of_a_dict_keep_their_names(tmp_path):
+    import onnxruntime
+
+    inputs = keras.Input((2,))
+    outputs = {f"output_{index}": layers.Rescaling(float(index))(inputs) for index in range(12)}
+    keras_mp.export_onnx(keras.Model(inputs, outputs), tmp_path / "m.onnx", np.ones((1, 2), "float32"))
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    values = session.run(list(outputs), {session.get_inputs()[0].name: np.ones((1, 2), "float32")})
+    assert [float(value[0, 0]) for value in values] == list(range(12))
+
+
+@only_tensorflow
 def test_stabilized_and_fp8_models(tmp_path):
     keras_mp.set_global_policy("mixed_float16")
     model = keras.Sequential(
