@@ -81,10 +81,12 @@ class PrecisionMonitor(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Begins to count the steps."""
         self._due = self.every
+        self._unread = False
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds to the logs, and looks for a failure."""
-        if batch + 1 < self._due:
+        self._unread = batch + 1 < self._due
+        if self._unread:
             _add(logs, self._previous)
             return
         self._due = batch + 1 + self.every
@@ -105,7 +107,7 @@ class PrecisionMonitor(keras.callbacks.Callback):
         """Adds to the logs, and reports the calibration."""
         now = self._read()
         _add(logs, now)
-        if self.every > 1:  # the last steps are not judged yet
+        if self._unread:
             self._judge(now)
         skipped = now["skipped_steps"] - self._start["skipped_steps"]
         if skipped and not self._failed:

@@ -132,9 +132,9 @@ def _served(policy: str, device: Device, backend: str) -> Support:
     served = support(_DTYPE[policy], device)
     if device.kind != "cpu" or policy != "mixed_bfloat16" or not served.ok:
         return served
-    # docs/results/peers-*.json, "Keras, TensorFlow, no jit, float32" beside keras_mp: a GPT, a ResNet-18, a ViT-Tiny.
     if backend == "jax":
         return Support(False, f"{served.reason} But bfloat16 measured no faster than float32 with JAX on a CPU.")
+    # docs/results/peers-*.json, "Keras, TensorFlow, no jit, float32" beside keras_mp: a GPT, a ResNet-18, a ViT-Tiny.
     return Support(True, f"{served.reason} Steps measured 1.2 to 1.4 times as fast as float32's, without jit.")
 
 

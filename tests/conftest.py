@@ -9,10 +9,9 @@ from pathlib import Path
 import keras
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside the tests: zoo, fake_devices
-
-
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # the helpers beside the tests: zoo, fake_devices
+
 # Files whose subject is the same code on both backends; see the marker `once`.
 ONCE = (
     "bench/test_benchmark.py",

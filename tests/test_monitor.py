@@ -124,6 +124,13 @@ def test_epochs_shorter_than_every_are_judged_at_their_end():
         fit(build(), [BAD] * 4, every=20, epochs=3, max_consecutive_skips=5, on_limit="raise")
 
 
+def test_a_step_that_was_read_is_not_judged_again_at_the_end_of_the_epoch():
+    scale = keras_mp.LossScale(initial_scale=2.0, min_scale=1.0, hysteresis=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        fit(build(scale), [GOOD, BAD], every=2)  # it overflowed on the way to the floor, and not there
+
+
 def test_an_overflow_at_the_floor_is_a_failure():
     scale = keras_mp.LossScale(initial_scale=2.0)
     with warnings.catch_warnings():

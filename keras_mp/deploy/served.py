@@ -148,23 +148,23 @@ class Signature(NamedTuple):
                 f"{argument} must have the structure of the model's inputs, {self.structure}: {error}"
             ) from error
         arrays = [np.asarray(x) for x in keras.tree.flatten(batch)]
+        found = {}
         for name, spec, array in zip(self.inputs, specs, arrays, strict=True):
             if not spec.shape.is_compatible_with(array.shape):
                 raise ExportError(
                     f"{argument} has the shape {array.shape} for input {name!r}, which takes {tuple(spec.shape)}"
                 )
-            if np.issubdtype(array.dtype, np.floating):
-                with np.errstate(over="ignore"):
-                    narrow = array.astype(spec.dtype.as_numpy_dtype)
-                if not np.isfinite(narrow).all():
-                    raise ExportError(f"{argument} holds NaN or infinity for input {name!r}, in {spec.dtype.name}")
+            with np.errstate(over="ignore", invalid="ignore"):
+                found[name] = array.astype(spec.dtype.as_numpy_dtype)
+            finite = all(
+                np.isfinite(each).all() for each in (array, found[name]) if np.issubdtype(each.dtype, np.number)
+            )
+            if not finite:
+                raise ExportError(f"{argument} holds NaN or infinity for input {name!r}, in {spec.dtype.name}")
         lengths = {len(array) for array in arrays}
         if lengths == {0} or len(lengths) > 1:
             raise ExportError(f"{argument} must hold as many records, 1 or more, for each input: {sorted(lengths)}")
-        return {
-            name: array.astype(spec.dtype.as_numpy_dtype)
-            for name, spec, array in zip(self.inputs, specs, arrays, strict=True)
-        }
+        return found
 
 
 def check(model: Any, path: Path, packages: Sequence[str]) -> None:

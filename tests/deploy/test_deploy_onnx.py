@@ -125,6 +125,19 @@ def test_more_than_ten_outputs_keep_their_order(tmp_path):
 
 
 @only_tensorflow
+@pytest.mark.parametrize("value, dtype", [(math.nan, "int32"), (math.inf, "float32"), (1e39, "float32")])
+def test_a_batch_that_is_not_finite_in_the_signatures_dtype_is_refused(value, dtype):
+    import tensorflow as tf
+
+    from keras_mp.deploy.served import Signature
+
+    signature = Signature(tf.TensorSpec((None, 1), dtype, name="x"), ["x"], [])
+    np.testing.assert_array_equal(signature.feed(np.array([[2.0]]))["x"], [[2]])
+    with pytest.raises(ExportError, match=f"holds NaN or infinity for input 'x', in {dtype}"):
+        signature.feed(np.array([[value]]))
+
+
+@only_tensorflow
 def test_more_than_ten_outputs_of_a_dict_keep_their_names(tmp_path):
     import onnxruntime
 
