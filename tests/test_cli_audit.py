@@ -10,6 +10,8 @@ import keras
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -1,6 +1,6 @@
 """The process in which a benchmark builds and runs its subjects; `keras_mp.bench.process` starts it and asks.
 
-    python -m keras_mp.bench.child
+    python -m keras_mp.bench.worker
 
 Questions and answers are lines of JSON, on standard input and on what was standard output; what libraries print goes
 to standard error.
@@ -16,8 +16,8 @@ import sys
 import traceback
 from typing import Any
 
-from keras_mp.bench.subject import CannotRunError, Subject
-from keras_mp.host import forget_peak, peak_process_bytes, resident_bytes
+from keras_mp.bench.workload import CannotRunError, Subject
+from keras_mp.system.host import forget_peak, peak_process_bytes, resident_bytes
 
 
 class _Child:

@@ -1,4 +1,4 @@
-"""What a benchmark runs: the contract between `keras_mp.bench.child` and what builds subjects for it."""
+"""What a benchmark runs: the contract between `keras_mp.bench.worker` and what builds subjects for it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A trained model for other runtimes: ONNX and LiteRT, in float32 or in int8."""
+"""Every way out of training: a float32 SavedModel, ONNX and LiteRT."""

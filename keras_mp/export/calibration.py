@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from keras_mp import backend
-from keras_mp.backend.calls import wrapped_methods
+from keras_mp.backend.common.calls import wrapped_methods
 from keras_mp.numerics.audit import SAMPLE
 from keras_mp.numerics.observe import layers_and_operations
 from keras_mp.numerics.ranges import Range

@@ -15,7 +15,14 @@ import keras
 import numpy as np
 
 from keras_mp import backend
-from keras_mp.export import ExportError, check_model, check_path, export_float32, relative_difference, to_float32
+from keras_mp.export.saved_model import (
+    ExportError,
+    check_model,
+    check_path,
+    export_float32,
+    relative_difference,
+    to_float32,
+)
 from keras_mp.rebuild import RebuildError, rebuild
 
 INSTALL = 'pip install "keras-mp[export]"'

@@ -10,10 +10,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp.deploy.litert import export_litert
-from keras_mp.deploy.onnx import export_onnx
-from keras_mp.deploy.served import DeploymentReport
-from keras_mp.export import load_batch, load_model
+from keras_mp.export.deployment import DeploymentReport
+from keras_mp.export.litert import export_litert
+from keras_mp.export.onnx import export_onnx
+from keras_mp.export.saved_model import load_batch, load_model
 
 FORMATS = ("onnx", "litert", "litert-int8")
 

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_mp.deploy import calibration
-from keras_mp.deploy.litert_file import LiteRTFile, Operator
-from keras_mp.deploy.served import Int8Layer
+from keras_mp.export import calibration
+from keras_mp.export.deployment import Int8Layer
+from keras_mp.export.litert_file import LiteRTFile, Operator
 
 # XNNPACK, which LiteRT runs on CPUs by default, takes the zero point of the second operand of an int8 product of two
-# activations for 0: with TensorFlow 2.21 a product is off by a fifth and more (tests/deploy/test_deploy_int8.py).
+# activations for 0: with TensorFlow 2.21 a product is off by a fifth and more (tests/export/test_int8.py).
 STAYS_FLOAT = ("BATCH_MATMUL",)
 # A step of int8 is a 255th of the range, so that beside the -1e9 of an attention mask every score is 0.
 HUGE = 1e6

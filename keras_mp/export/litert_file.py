@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_mp.quiet import quiet_stderr
+from keras_mp.system.quiet_import import quiet_stderr
 
 _LOW_PRECISION = ("FLOAT16", "BFLOAT16", "FLOAT8")
 

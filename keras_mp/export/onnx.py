@@ -12,9 +12,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp.deploy.served import DeploymentReport, Signature, check, compared, counted, float32_saved_model
-from keras_mp.export import ExportError
-from keras_mp.files import written_beside
+from keras_mp.export.deployment import DeploymentReport, Signature, check, compared, counted, float32_saved_model
+from keras_mp.export.saved_model import ExportError
+from keras_mp.system.atomic_write import written_beside
 
 # The newest that tf2onnx writes; onnxruntime runs it since 1.14, of February 2023.
 OPSET = 18

@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-import keras_mp
+from keras_mp import backend
+from keras_mp.export.low_precision import LowPrecision, count_nodes, low_precision
 from keras_mp.fp8.converted import plain_node
 from keras_mp.rebuild import Config, RebuildError, custom_objects_of, layers_by_path, rebuild
-from keras_mp.saved_model import LowPrecision, count_nodes, low_precision
+from keras_mp.registration import register_classes
 
 LOW_PRECISION_NAMES = frozenset({"float16", "half", "bfloat16", "mixed_float16", "mixed_bfloat16"})
 # What a dtype-like string must never be mistaken for: how a thing is called.
@@ -357,7 +358,7 @@ def load_model(model_path: str | os.PathLike[str], modules: Sequence[str], unsaf
     """Loads a `.keras` file, as `export_file` describes."""
     if not Path(model_path).is_file():
         raise FileNotFoundError(f"there is no model file {str(model_path)!r}")
-    keras_mp.register_classes()
+    register_classes()
     custom_objects: dict[str, Any] = {}
     for name in modules:
         custom_objects |= {key: value for key, value in vars(importlib.import_module(name)).items() if callable(value)}
@@ -418,7 +419,7 @@ def _export_in_tensorflow_process(model: Any, path: Path, verify: Any, tolerance
             float32 = rebuild(model, to_float32, policy="float32", sample=verify, carry_compile=False).model
             original = keras.tree.flatten(model(verify, training=False))
             # The SavedModel ran in float32 throughout: what it is compared with must not do with less on this device.
-            with keras_mp.backend.full_float32():
+            with backend.full_float32():
                 in_float32 = keras.tree.flatten(float32(verify, training=False))
             with np.load(outputs) as served:
                 report = _compared(report, model, list(served.values()), in_float32, original, tolerance)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp import backend
-from keras_mp.accumulate import product_float32
+from keras_mp.stability.accumulate import product_float32
 
 # Rows of queries that are attended to at once: at least as many, so that matrix units are kept busy.
 BLOCK = 128

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_mp import backend
-from keras_mp.accumulate import product_float32
+from keras_mp.stability.accumulate import product_float32
 
 # Logits of one chunk: 256 MiB in float32.
 CHUNK = 2**26

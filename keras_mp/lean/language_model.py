@@ -13,8 +13,8 @@ from keras.src.backend.common.variables import AutocastScope
 from keras.src.losses.loss import scale_loss_for_distribution
 
 from keras_mp import backend
-from keras_mp.cross_entropy import chunked_cross_entropy
-from keras_mp.sensitive import PASSING_ON
+from keras_mp.lean.cross_entropy import chunked_cross_entropy
+from keras_mp.stability.sensitive import PASSING_ON
 
 Config = dict[str, Any]
 _REDUCTIONS = ("sum_over_batch_size", "mean_with_sample_weight", "sum")
@@ -25,7 +25,7 @@ class ChunkedCrossEntropy(keras.losses.Loss):
     """Cross-entropy of integer targets; in a `LanguageModel` without whole logits, elsewhere from the logits.
 
     The value is that of `keras.losses.SparseCategoricalCrossentropy(from_logits=True)`; see
-    `keras_mp.cross_entropy.chunked_cross_entropy`.
+    `keras_mp.lean.cross_entropy.chunked_cross_entropy`.
 
     Args:
         label_smoothing: from 0 to 1: this share of each target is spread over the vocabulary.

@@ -35,7 +35,7 @@ def remat(layer_or_function: Any) -> Any:
             tensors, in any structure, that calls layers and operations.
 
     Returns:
-        For a layer a `keras_mp.recompute.Remat`, which is a layer, saved and loaded as others; in inference it calls
+        For a layer a `keras_mp.lean.remat.Remat`, which is a layer, saved and loaded as others; in inference it calls
         the layer as it is. For a function a function, to be called inside a layer or a loss.
 
     Raises:

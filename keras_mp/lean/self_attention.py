@@ -6,14 +6,14 @@ from typing import Any
 
 import keras
 
-from keras_mp.attention import attention
+from keras_mp.lean.attention import attention
 
 Config = dict[str, Any]
 
 
 @keras.saving.register_keras_serializable("keras_mp")
 class SelfAttention(keras.layers.Layer):
-    """Attention of a sequence to itself, as `keras_mp.attention.attention` computes it.
+    """Attention of a sequence to itself, as `keras_mp.lean.attention.attention` computes it.
 
         query, key, value = split(inputs . W + b)       one Dense layer
         output = attention(query, key, value) . V + c   another
@@ -27,7 +27,7 @@ class SelfAttention(keras.layers.Layer):
         causal: whether a token sees only itself and those before it.
         use_bias: whether the two Dense layers have biases.
         kernel_initializer: of both kernels; a name, a config or an initializer.
-        block: rows that are attended to at once; see `keras_mp.attention.attention`.
+        block: rows that are attended to at once; see `keras_mp.lean.attention.attention`.
         **arguments: those of `keras.layers.Layer`.
 
     Call arguments:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp.gradients import at_least_float32, is_overwritten
+from keras_mp.loss_scaling.gradients import at_least_float32, is_overwritten
 
 
 def empty_sums(variables: list[Any]) -> list[Any]:

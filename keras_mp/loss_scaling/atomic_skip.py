@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from keras_mp import backend
-from keras_mp.optimizer import LossScaleOptimizer
+from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 
 
 def atomic_skip(model: Any) -> Any:

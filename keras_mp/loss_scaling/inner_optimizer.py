@@ -12,7 +12,7 @@ import keras
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.gradients import is_overwritten
+from keras_mp.loss_scaling.gradients import is_overwritten
 
 
 def check_unscaled(name: str, optimizer: Any) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import keras
 
-from keras_mp.loss_scale import LossScale, warn_if_needless
-from keras_mp.optimizer import LossScaleOptimizer
-from keras_mp.wrap import compute_dtypes
+from keras_mp.loss_scaling.loss_scale import LossScale, warn_if_needless
+from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mp.loss_scaling.wrap_optimizer import compute_dtypes
 
 
 class PrecisionMonitor(keras.callbacks.Callback):

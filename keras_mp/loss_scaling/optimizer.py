@@ -8,9 +8,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_mp import backend, gradients, window
-from keras_mp import inner_optimizer as inner
-from keras_mp.loss_scale import (
+from keras_mp import backend
+from keras_mp.loss_scaling import accumulation as window
+from keras_mp.loss_scaling import gradients
+from keras_mp.loss_scaling import inner_optimizer as inner
+from keras_mp.loss_scaling.loss_scale import (
     AnyLossScale,
     LossScale,
     LossScaleState,

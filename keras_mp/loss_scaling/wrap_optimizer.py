@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from keras_mp import backend
-from keras_mp.inner_optimizer import check_unscaled
-from keras_mp.loss_scale import NoLossScale
-from keras_mp.optimizer import LossScaleOptimizer
+from keras_mp.loss_scaling.inner_optimizer import check_unscaled
+from keras_mp.loss_scaling.loss_scale import NoLossScale
+from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.rebuild import layers_by_path
 
 

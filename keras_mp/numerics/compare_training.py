@@ -16,8 +16,8 @@ import numpy as np
 
 from keras_mp.fp8.convert import convert
 from keras_mp.numerics.batches import batches_of
-from keras_mp.page import COLOURS, document, table, write_text
-from keras_mp.policy import POLICIES, restored_policy
+from keras_mp.precision.policy import POLICIES, restored_policy
+from keras_mp.reporting.html import COLOURS, document, table, write_text
 
 REFERENCE = "float32"
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 760, 380, 60, 40

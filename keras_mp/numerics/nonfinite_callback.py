@@ -12,9 +12,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp.files import written_beside
-from keras_mp.numerics.blame import NonFinite, find_nonfinite
-from keras_mp.optimizer import LossScaleOptimizer
+from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mp.numerics.nonfinite import NonFinite, find_nonfinite
+from keras_mp.system.atomic_write import written_beside
 
 
 class NonFiniteFinder(keras.callbacks.Callback):

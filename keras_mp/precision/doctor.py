@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from keras_mp.quiet import import_keras
+from keras_mp.system.quiet_import import import_keras
 
 BACKENDS = ("tensorflow", "jax")
 
@@ -117,8 +117,8 @@ def _hardware(backend: str) -> list[RenderableType]:
     # Imported here, because these import Keras and with it the backend.
     try:
         import_keras()
-        from keras_mp.hardware import DTYPES, list_devices, support
-        from keras_mp.policy import choose_policy
+        from keras_mp.precision.hardware import DTYPES, list_devices, support
+        from keras_mp.precision.policy import choose_policy
 
         devices = list_devices()
     except Exception as error:

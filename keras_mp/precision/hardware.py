@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from keras_mp import backend
-from keras_mp.chips import Chip, identify_chip
-from keras_mp.host import cpu_flags
+from keras_mp.precision.chips import Chip, identify_chip
+from keras_mp.system.host import cpu_flags
 
 DTYPES = ("float32", "float16", "bfloat16", "fp8")
 
@@ -35,7 +35,7 @@ class Device:
         kind: "cpu", "gpu" or "tpu".
         name: What the runtime calls it.
         architecture: Compute capability ("9.0"), LLVM target ("gfx942"), TPU generation ("v5e"), or "" if unknown.
-        chip: Its row in `keras_mp.chips`, or None.
+        chip: Its row in `keras_mp.precision.chips`, or None.
         flags: The instruction sets of a CPU, in Linux's spelling; empty for other kinds and where unknown.
         count: How many of them this process has.
     """

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import keras
 
-from keras_mp.hardware import Device, Support, current_device, support
+from keras_mp.precision.hardware import Device, Support, current_device, support
 
 POLICIES = ("auto", "float32", "mixed_float16", "mixed_bfloat16", "fp8")
 

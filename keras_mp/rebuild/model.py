@@ -17,7 +17,7 @@ from keras.src.backend.common import global_state
 from keras.src.saving.serialization_lib import ObjectSharingScope
 
 from keras_mp import backend
-from keras_mp.policy import restored_policy
+from keras_mp.precision.policy import restored_policy
 
 Config = dict[str, Any]
 Rule = Callable[[Config, Any], Config]

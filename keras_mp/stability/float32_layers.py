@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from keras_mp import backend
-from keras_mp.accumulate import einsum_float32
+from keras_mp.stability.accumulate import einsum_float32
 
 Config = dict[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.rebuild import children_of, operations_of
-from keras_mp.stable_layers import (
+from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
     FLOAT32_ACTIVATIONS,
     RESULT_MIXINS,

@@ -10,8 +10,7 @@ from typing import Any
 import keras
 
 from keras_mp.rebuild import Config, layers_below, original_config, rebuild
-from keras_mp.sensitive import find, output_layers
-from keras_mp.stable_layers import (
+from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
     FLOAT32_ACTIVATIONS,
     RESULT_MIXINS,
@@ -21,6 +20,7 @@ from keras_mp.stable_layers import (
     Float32Operation,
     Float32Regularizer,
 )
+from keras_mp.stability.sensitive import find, output_layers
 
 REGISTERED_NAME = "keras_mp>Stabilized"
 

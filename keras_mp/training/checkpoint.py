@@ -14,11 +14,20 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp import callback_state, training_state
-from keras_mp.batches import Batches
-from keras_mp.checkpoint_file import CheckpointFileError, Place, Reader, found, path_of, place_of, remove_partial, write
+from keras_mp.conversion.in_precision import precision_of
 from keras_mp.parallel import workers
-from keras_mp.precision import precision_of
+from keras_mp.training import callback_state, training_state
+from keras_mp.training.batches import Batches
+from keras_mp.training.checkpoint_file import (
+    CheckpointFileError,
+    Place,
+    Reader,
+    found,
+    path_of,
+    place_of,
+    remove_partial,
+    write,
+)
 
 DAMAGED = ".damaged"
 
@@ -62,8 +71,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     Raises:
         ValueError: an argument is out of its range; every without batches.
         SettingsError: in `fit`, the settings or the data differ from those of the save.
-        keras_mp.training_state.MismatchError: in `fit`, the save is of another model or optimizer.
-        keras_mp.checkpoint_file.CheckpointFileError: in `fit`, none of the saves can be read.
+        keras_mp.training.training_state.MismatchError: in `fit`, the save is of another model or optimizer.
+        keras_mp.training.checkpoint_file.CheckpointFileError: in `fit`, none of the saves can be read.
         OSError: in `fit`, there is no room for the saves.
     """
 

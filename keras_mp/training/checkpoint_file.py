@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_mp.files import written_beside
+from keras_mp.system.atomic_write import written_beside
 
 FORMAT = 1
 _MANIFEST = "manifest.json"

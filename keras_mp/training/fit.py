@@ -9,10 +9,10 @@ import keras
 import numpy as np
 
 from keras_mp import backend
-from keras_mp.batches import Batches
+from keras_mp.conversion.in_precision import precision_of
 from keras_mp.parallel import workers
-from keras_mp.precision import precision_of
-from keras_mp.training_state import build, describe
+from keras_mp.training.batches import Batches
+from keras_mp.training.training_state import build, describe
 
 # Callbacks whose methods read what the loop gives them: logs, the model's variables, `stop_training`.
 SUPPORTED = (

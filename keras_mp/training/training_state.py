@@ -11,9 +11,9 @@ from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
 
 from keras_mp import backend
-from keras_mp.checkpoint_file import Reader
-from keras_mp.gradients import is_overwritten
-from keras_mp.loss_scale import NoLossScale
+from keras_mp.loss_scaling.gradients import is_overwritten
+from keras_mp.loss_scaling.loss_scale import NoLossScale
+from keras_mp.training.checkpoint_file import Reader
 
 WEIGHT, SEED, FP8 = "weight", "seed", "fp8"
 SHOWN = 5

@@ -9,10 +9,10 @@ from typing import Any
 import keras
 
 from keras_mp import backend
-from keras_mp.backend.lowered import Lowered
+from keras_mp.backend.common.lowered import Lowered
+from keras_mp.loss_scaling.wrap_optimizer import compute_dtypes
 from keras_mp.parallel.plan import FLOAT16_ON_TPU, Plan
 from keras_mp.rebuild import layers_by_path, operations_of
-from keras_mp.wrap import compute_dtypes
 
 
 def lower_step(model: Any, batch: Any, *, training: bool, platform: str, plan: Plan | None = None) -> Lowered:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from keras_mp.chips import Chip
+from keras_mp.precision.chips import Chip
 from keras_mp.xla.hlo import Module
 from keras_mp.xla.matmuls import Matmul
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_mp.bench.turns import Spread, ratio, spread, steps_of_a_turn, take_turns
+from keras_mp.bench.interleave import Spread, ratio, spread, steps_of_a_turn, take_turns
 
 
 def test_every_way_runs_every_round_and_each_begins_in_turn():

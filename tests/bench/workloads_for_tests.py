@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from keras_mp.bench.subject import CannotRunError, Subject
+from keras_mp.bench.workload import CannotRunError, Subject
 
 
 def sleeper(seconds, batch_size=1):

@@ -7,8 +7,10 @@ import zoo
 from keras import layers
 
 import keras_mp
-from keras_mp.deploy import calibration
+from keras_mp.export import calibration
 from keras_mp.numerics.ranges import Range
+
+pytestmark = pytest.mark.once
 
 
 def test_ranges_are_those_of_all_records():

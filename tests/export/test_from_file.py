@@ -13,13 +13,14 @@ import pytest
 import zoo
 from keras import layers
 
-from keras_mp.deploy.from_file import deploy_file
-from keras_mp.export import ExportError
+from keras_mp.export.from_file import deploy_file
+from keras_mp.export.saved_model import ExportError
 
-pytestmark = pytest.mark.skipif(
+needs_what_makes_the_files = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("tensorflow", "tf2onnx", "onnxruntime")),
     reason='the files are made by TensorFlow, tf2onnx and onnxruntime: pip install "keras-mp[export]"',
 )
+pytestmark = [pytest.mark.once, needs_what_makes_the_files]
 only_tensorflow = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="the command runs Keras on TensorFlow, whatever is tested"
 )

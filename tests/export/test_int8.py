@@ -10,14 +10,15 @@ import zoo
 from keras import layers
 
 import keras_mp
-from keras_mp.deploy.litert_file import LiteRTFile
-from keras_mp.deploy.served import Int8Layer
-from keras_mp.export import ExportError
-from keras_mp.versions import installed
+from keras_mp.export.deployment import Int8Layer
+from keras_mp.export.litert_file import LiteRTFile
+from keras_mp.export.saved_model import ExportError
+from keras_mp.system.versions import installed
 
-pytestmark = pytest.mark.skipif(
+needs_what_makes_the_files = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow makes a LiteRT file, and is not installed"
 )
+pytestmark = [pytest.mark.once, needs_what_makes_the_files]
 TENSORFLOW_VERSION = tuple(map(int, installed(["tensorflow"]).get("tensorflow", "0.0").split(".")[:2]))
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 only_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="each export from JAX starts a process: one test has it")

@@ -2,7 +2,7 @@ import importlib.util
 
 import pytest
 
-from keras_mp.saved_model import count_nodes, low_precision
+from keras_mp.export.low_precision import count_nodes, low_precision
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="reading a SavedModel needs TensorFlow installed"

@@ -11,7 +11,7 @@ import zoo
 from keras import layers
 
 import keras_mp
-from keras_mp.export import ExportError, relative_difference, to_float32
+from keras_mp.export.saved_model import ExportError, relative_difference, to_float32
 from keras_mp.rebuild import rebuild
 
 pytestmark = pytest.mark.skipif(
@@ -129,7 +129,7 @@ def test_more_than_ten_outputs_keep_their_order(tmp_path):
 def test_a_batch_that_is_not_finite_in_the_signatures_dtype_is_refused(value, dtype):
     import tensorflow as tf
 
-    from keras_mp.deploy.served import Signature
+    from keras_mp.export.deployment import Signature
 
     signature = Signature(tf.TensorSpec((None, 1), dtype, name="x"), ["x"], [])
     np.testing.assert_array_equal(signature.feed(np.array([[2.0]]))["x"], [[2]])
@@ -185,7 +185,7 @@ def test_the_scan_finds_low_precision():
     import onnx
     from onnx import TensorProto, helper
 
-    from keras_mp.deploy.onnx import low_precision
+    from keras_mp.export.onnx import low_precision
 
     def model(nodes, initializers=()):
         value = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 2])
@@ -241,7 +241,7 @@ def test_bad_input(tmp_path, monkeypatch):
 
 @only_tensorflow
 def test_a_file_too_large_for_the_format_is_refused_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("keras_mp.deploy.served.LARGEST_FILE", 100)
+    monkeypatch.setattr("keras_mp.export.deployment.LARGEST_FILE", 100)
     model = keras.Sequential([keras.Input((4,)), layers.Dense(10)])
     with pytest.raises(ExportError, match="take 200 bytes, and one file holds at most 100: use export_float32"):
         keras_mp.export_onnx(model, tmp_path / "out.onnx")
@@ -252,7 +252,7 @@ def test_a_result_that_differs_is_refused(tmp_path, monkeypatch):
     """The comparison can fail: a file with another weight does not come through."""
     import onnx
 
-    from keras_mp.deploy import onnx as module
+    from keras_mp.export import onnx as module
 
     converted = module._converted
 

@@ -13,9 +13,9 @@ import zoo
 from keras import layers
 
 import keras_mp
-from keras_mp.export import ExportError, relative_difference, to_float32
+from keras_mp.export.low_precision import low_precision
+from keras_mp.export.saved_model import ExportError, relative_difference, to_float32
 from keras_mp.rebuild import RebuildError, rebuild
-from keras_mp.saved_model import low_precision
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="writing a SavedModel needs TensorFlow installed"
@@ -240,7 +240,7 @@ def test_a_write_that_fails_half_way_leaves_nothing(tmp_path):
 
 
 def run_cli(*arguments, cwd=None):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     return subprocess.run(
         [sys.executable, "-m", "keras_mp.cli", *map(str, arguments)], capture_output=True, text=True, cwd=cwd,
         env=environment,

@@ -7,7 +7,7 @@ import pytest
 from gradients_of import MODES, value_and_gradients
 from keras import ops
 
-from keras_mp.attention import attention
+from keras_mp.lean.attention import attention
 
 
 def expected(query, key, value, upstream, seen):

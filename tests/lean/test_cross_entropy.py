@@ -7,7 +7,7 @@ from gradients_of import MODES, value_and_gradients
 from keras import ops
 
 import keras_mp
-from keras_mp.cross_entropy import chunked_cross_entropy
+from keras_mp.lean.cross_entropy import chunked_cross_entropy
 
 
 def expected(features, kernel, bias, targets, weights, smoothing):

@@ -6,7 +6,7 @@ import pytest
 from gradients_of import MODES, value_and_gradients
 from keras import ops
 
-from keras_mp.gelu import Gelu, gelu
+from keras_mp.lean.gelu import Gelu, gelu
 
 
 def expected(x):

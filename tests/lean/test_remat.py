@@ -10,7 +10,7 @@ import pytest
 from keras import layers, ops
 
 import keras_mp
-from keras_mp.recompute import Remat
+from keras_mp.lean.remat import Remat
 
 MODES = [{"jit_compile": False}, {"jit_compile": True}, {"run_eagerly": True}]
 
@@ -162,7 +162,7 @@ PROGRAM = """
 import json, sys
 import keras, numpy as np
 import keras_mp
-from keras_mp.host import peak_process_bytes
+from keras_mp.system.host import peak_process_bytes
 keras.utils.set_random_seed(0)
 inputs = keras.Input((512, 64))
 x = inputs

@@ -1,7 +1,7 @@
 import keras
 import numpy as np
 
-from keras_mp import window
+from keras_mp.loss_scaling import accumulation as window
 
 
 def tensors(*values):

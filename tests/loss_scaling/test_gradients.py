@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_mp import gradients
+from keras_mp.loss_scaling import gradients
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from keras_mp.loss_scale import LossScale, LossScaleState, NoLossScale, StaticLossScale
+from keras_mp.loss_scaling.loss_scale import LossScale, LossScaleState, NoLossScale, StaticLossScale
 
 
 def reference(loss_scale, gradients):

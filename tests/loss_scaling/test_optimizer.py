@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from keras import layers
+from overflows import BAD, batches_with_overflow
 from test_loss_scale import gradients, loss_scales, reference
 
 import keras_mp
@@ -75,16 +76,6 @@ def model_and_data(optimizer, mode, **compile_arguments):
     )
     model.compile(optimizer, "mse", **MODES[mode], **compile_arguments)
     return model
-
-
-def batches_with_overflow(steps, bad=()):
-    rng = np.random.default_rng(0)
-    for step in range(steps):
-        x, y = rng.normal(size=(8, 4)).astype("float32"), rng.normal(size=(8, 1)).astype("float32")
-        yield x, np.full_like(y, np.inf) if step in bad else y
-
-
-BAD = {0, 2, 7}
 
 
 @pytest.mark.parametrize("mode", MODES)

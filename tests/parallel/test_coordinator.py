@@ -7,7 +7,7 @@ import time
 import pytest
 
 from keras_mp.parallel.cluster import Cluster
-from keras_mp.parallel.roll_call import DisagreementError, LostWorkerError, RollCall, differences
+from keras_mp.parallel.coordinator import DisagreementError, LostWorkerError, RollCall, differences
 
 
 def free_port():

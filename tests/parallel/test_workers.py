@@ -53,7 +53,7 @@ class Processes:
             environment.setdefault("TF_CONFIG", json.dumps(task))
         command = [sys.executable, str(PROGRAM), str(folder), *map(str, arguments)]
         return subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROGRAM.parents[1]
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROGRAM.parents[2]
         )
 
     def __enter__(self):

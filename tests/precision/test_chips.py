@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_mp.chips import CHIPS, find_chip, identify_chip
+from keras_mp.precision.chips import CHIPS, find_chip, identify_chip
 
 # Compute units, clock in Hz of the matrix units, dense operations per unit and clock for float16 or bfloat16.
 # NVIDIA: streaming multiprocessors and boost clocks of the architecture white papers. AMD: compute units and

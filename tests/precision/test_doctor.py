@@ -8,12 +8,12 @@ import pytest
 from fake_devices import PLAIN_CPU, chip_device
 from rich.console import Console
 
-import keras_mp.hardware
-import keras_mp.policy
-from keras_mp import doctor as doctor_module
-from keras_mp.chips import CHIPS
-from keras_mp.doctor import configured_backend, doctor, main
-from keras_mp.hardware import Device
+import keras_mp.precision.hardware
+import keras_mp.precision.policy
+from keras_mp.precision import doctor as doctor_module
+from keras_mp.precision.chips import CHIPS
+from keras_mp.precision.doctor import configured_backend, doctor, main
+from keras_mp.precision.hardware import Device
 
 
 def page(width=80):
@@ -31,7 +31,7 @@ def test_the_page_of_this_environment():
     text = flat(page())
     assert f"keras {keras.__version__}" in text
     assert f"{keras.backend.backend()} " in text and "(the backend)" in text
-    choice = keras_mp.policy.choose_policy()
+    choice = keras_mp.precision.policy.choose_policy()
     assert f"policy {choice.policy} jit_compile {choice.jit_compile} because {choice.reason}" in text
     for dtype in keras_mp.hardware.DTYPES:
         assert f"{dtype} {'yes' if keras_mp.hardware.support(dtype).ok else 'no'} " in text
@@ -44,11 +44,11 @@ def test_it_fits_80_columns_and_needs_no_colour():
 @pytest.mark.parametrize("name", CHIPS)
 def test_the_page_of_every_chip(monkeypatch, name):
     device = chip_device(name)
-    monkeypatch.setattr(keras_mp.hardware, "list_devices", lambda: [device])
+    monkeypatch.setattr(keras_mp.precision.hardware, "list_devices", lambda: [device])
     text = flat(page())
     assert f"1 x {device.name} {device.architecture}" in text
     assert f"What pays on this {device.kind.upper()}" in text
-    assert f"policy {keras_mp.policy.choose_policy(device).policy} " in text
+    assert f"policy {keras_mp.precision.policy.choose_policy(device).policy} " in text
 
 
 def test_missing_extras(monkeypatch):
@@ -86,16 +86,16 @@ def test_a_backend_that_fails_to_start(monkeypatch):
     def fail():
         raise RuntimeError("no devices today")
 
-    monkeypatch.setattr(keras_mp.hardware, "list_devices", fail)
+    monkeypatch.setattr(keras_mp.precision.hardware, "list_devices", fail)
     assert f"{keras.backend.backend()} is installed but does not work: no devices today" in flat(page())
 
 
 def test_an_accelerator_that_the_backend_does_not_see(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor_module, "_DRIVERS", ((tmp_path, "NVIDIA GPU", "tensorflow[and-cuda]", "jax[cuda12]"),))
-    monkeypatch.setattr(keras_mp.hardware, "list_devices", lambda: [PLAIN_CPU])
+    monkeypatch.setattr(keras_mp.precision.hardware, "list_devices", lambda: [PLAIN_CPU])
     package = {"tensorflow": "tensorflow[and-cuda]", "jax": "jax[cuda12]"}[keras.backend.backend()]
     assert f'does not see: pip install "{package}"' in flat(page())
-    monkeypatch.setattr(keras_mp.hardware, "list_devices", lambda: [Device("gpu", "NVIDIA T400", "7.5")])
+    monkeypatch.setattr(keras_mp.precision.hardware, "list_devices", lambda: [Device("gpu", "NVIDIA T400", "7.5")])
     assert "does not see" not in page()
 
 
@@ -123,7 +123,7 @@ sys.meta_path.insert(0, Hide())
 import importlib.util
 find_spec = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name == {name!r} else find_spec(name, package)
-from keras_mp.doctor import main
+from keras_mp.precision.doctor import main
 main()
 print(sorted({{"keras", "tensorflow", "jax"}} & set(sys.modules)))
 """

@@ -28,9 +28,9 @@ from fake_devices import (
 )
 
 from keras_mp import backend, hardware
-from keras_mp.backend.device import DeviceInfo
-from keras_mp.chips import CHIPS
-from keras_mp.hardware import DTYPES, Device, current_device, list_devices, support
+from keras_mp.backend.common.device import DeviceInfo
+from keras_mp.precision.chips import CHIPS
+from keras_mp.precision.hardware import DTYPES, Device, current_device, list_devices, support
 
 # The dtypes, beside float32, that pay on a device.
 RULES = [

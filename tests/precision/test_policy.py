@@ -24,8 +24,8 @@ from fake_devices import (
     V100,
 )
 
-from keras_mp import policy
-from keras_mp.policy import choose_policy, policy_scope, set_global_policy
+from keras_mp.precision import policy
+from keras_mp.precision.policy import choose_policy, policy_scope, set_global_policy
 
 
 @pytest.fixture(autouse=True)

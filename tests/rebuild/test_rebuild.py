@@ -4,8 +4,10 @@ import pytest
 import zoo
 from keras import layers
 
-from keras_mp.export import relative_difference, to_float32
+from keras_mp.export.saved_model import relative_difference, to_float32
 from keras_mp.rebuild import RebuildError, layers_by_path, rebuild
+
+pytestmark = pytest.mark.once
 
 
 def unchanged(node, layer):

@@ -2,7 +2,9 @@
 
 import pytest
 
-from keras_mp.columns import ColumnTable, plain_text
+from keras_mp.reporting.table import ColumnTable, plain_text
+
+pytestmark = pytest.mark.once
 
 
 def printed(width, rows=3):

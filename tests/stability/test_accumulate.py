@@ -4,7 +4,7 @@ import pytest
 import zoo
 from keras import layers
 
-from keras_mp.accumulate import einsum_float32
+from keras_mp.stability.accumulate import einsum_float32
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 EQUATIONS = {

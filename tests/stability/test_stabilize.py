@@ -10,7 +10,7 @@ import zoo
 from keras import layers
 
 import keras_mp
-from keras_mp.export import relative_difference, to_float32
+from keras_mp.export.saved_model import relative_difference, to_float32
 from keras_mp.rebuild import RebuildError, layers_by_path, rebuild
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
@@ -129,7 +129,7 @@ def test_loads_in_a_process_that_only_imports_the_kit(tmp_path):
     assert float(done.stdout.split()[1]) == pytest.approx(float(np.abs(numpy(new(batch))).sum()), rel=1e-5)
 
 
-@pytest.mark.skipif(not TENSORFLOW, reason="in-process export; tests/test_export.py has it from JAX")
+@pytest.mark.skipif(not TENSORFLOW, reason="in-process export; tests/export/test_saved_model.py has it from JAX")
 def test_exports_in_float32(tmp_path):
     model, batch = zoo.build("attention", "mixed_float16")
     report = keras_mp.export_float32(stabilize(model), tmp_path / "out", verify=batch)

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from keras_mp import host
+from keras_mp.system import host
 
 X86 = "processor\t: 0\nmodel name\t: AMD EPYC 9654\nflags\t\t: fpu avx512_bf16 avx2\n\nprocessor\t: 1\nflags\t\t: fpu\n"
 ARM = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd bf16 sve\nCPU implementer\t: 0x41\n"

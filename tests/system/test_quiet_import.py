@@ -1,7 +1,7 @@
 import subprocess
 import sys
 
-QUIET = "from keras_mp.quiet import import_keras\nimport_keras()\nimport os, sys\nos.write(2, b'after')"
+QUIET = "from keras_mp.system.quiet_import import import_keras\nimport_keras()\nimport os, sys\nos.write(2, b'after')"
 
 
 def run(code):

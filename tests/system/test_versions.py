@@ -1,6 +1,6 @@
 import keras
 
-from keras_mp.versions import installed
+from keras_mp.system.versions import installed
 
 
 def test_only_what_is_installed_is_there():

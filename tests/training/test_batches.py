@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_mp.batches import ShuffledBatches
+from keras_mp.training.batches import ShuffledBatches
 
 EXAMPLES = np.arange(23, dtype="float32")[:, None]
 

@@ -14,10 +14,10 @@ import pytest
 from resumable import EPOCHS, PRECISIONS, STEPS, Act, Crash, build, data, train, values
 
 import keras_mp
-from keras_mp import checkpoint
-from keras_mp.checkpoint import SettingsError
-from keras_mp.checkpoint_file import CheckpointFileError, found
-from keras_mp.training_state import MismatchError
+from keras_mp.training import checkpoint
+from keras_mp.training.checkpoint import SettingsError
+from keras_mp.training.checkpoint_file import CheckpointFileError, found
+from keras_mp.training.training_state import MismatchError
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,7 +71,7 @@ def test_killed_at_a_random_step_it_ends_with_the_same_bits(precision, tmp_path)
     place = divmod(done, STEPS)
     program = Path(__file__).with_name("resumable.py")
     command = [sys.executable, program, precision, tmp_path / "killed", *place]
-    environment = os.environ | {"PYTHONPATH": str(program.parents[1]), "KERAS_BACKEND": keras.backend.backend()}
+    environment = os.environ | {"PYTHONPATH": str(program.parents[2]), "KERAS_BACKEND": keras.backend.backend()}
     child = subprocess.run([str(word) for word in command], stderr=subprocess.PIPE, timeout=300, env=environment)
     assert child.returncode == -signal.SIGKILL, child.stderr
     resumed = train(precision, tmp_path / "killed")

@@ -5,8 +5,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from keras_mp import checkpoint_file
-from keras_mp.checkpoint_file import CheckpointFileError, Place, Reader, found, path_of, place_of, write
+from keras_mp.training import checkpoint_file
+from keras_mp.training.checkpoint_file import CheckpointFileError, Place, Reader, found, path_of, place_of, write
 
 DTYPES = ["float32", "float64", "float16", "int32", "uint32", "bool", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from keras_mp.backend.calls import wrapped_methods
+from keras_mp.backend.common.calls import wrapped_methods
 
 UNATTRIBUTED = "unattributed"
 _CALL = re.compile(r"keras_mp\.call\.(\d+)")

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from keras_mp.backend.device import DeviceInfo, best_first, platform_traced_for
-from keras_mp.host import cpu_name, peak_process_bytes
+from keras_mp.backend.common.device import DeviceInfo, best_first, platform_traced_for
+from keras_mp.system.host import cpu_name, peak_process_bytes
 
 
 def local_devices() -> list[DeviceInfo]:
@@ -95,7 +95,7 @@ def fused_attention(query: Any, key: Any, value: Any, mask: Any, *, causal: bool
 
 
 def einsum_float32(equation: str, left: Any, right: Any) -> Any:
-    """Contracts two 16-bit tensors and returns the float32 sums; see `keras_mp.accumulate`."""
+    """Contracts two 16-bit tensors and returns the float32 sums; see `keras_mp.stability.accumulate`."""
 
     def product(left: Any, right: Any) -> Any:
         return jnp.einsum(equation, left, right, preferred_element_type=jnp.float32)

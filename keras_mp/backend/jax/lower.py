@@ -11,9 +11,9 @@ import jax
 import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
-from keras_mp.backend.device import traced_for
-from keras_mp.backend.jax_parallel import lowering_scope
-from keras_mp.backend.lowered import Argument, Lowered, LoweringError, named_calls
+from keras_mp.backend.common.device import traced_for
+from keras_mp.backend.common.lowered import Argument, Lowered, LoweringError, named_calls
+from keras_mp.backend.jax.parallel import lowering_scope
 
 
 def lower(

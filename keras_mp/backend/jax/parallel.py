@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 # Private: where Keras's trainer looks up how a batch is laid out.
 from keras.src.backend.jax import distribution_lib as keras_distribution
 
-from keras_mp.backend import jax_workers
+from keras_mp.backend.jax import workers as jax_workers
 
 HOW_TO_HAVE_MORE_DEVICES = "start with XLA_FLAGS=--xla_force_host_platform_device_count=8"
 _BATCH = "batch"

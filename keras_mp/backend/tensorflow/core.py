@@ -11,8 +11,8 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as tfxla
 from tensorflow.compiler.xla import xla_data_pb2
 
-from keras_mp.backend.device import DeviceInfo, best_first, platform_traced_for
-from keras_mp.host import cpu_name, peak_process_bytes
+from keras_mp.backend.common.device import DeviceInfo, best_first, platform_traced_for
+from keras_mp.system.host import cpu_name, peak_process_bytes
 
 
 def local_devices() -> list[DeviceInfo]:
@@ -74,7 +74,7 @@ def fused_attention(query: Any, key: Any, value: Any, mask: Any, *, causal: bool
 
 
 def einsum_float32(equation: str, left: Any, right: Any) -> Any:
-    """Contracts two 16-bit tensors and returns the float32 sums; see `keras_mp.accumulate`."""
+    """Contracts two 16-bit tensors and returns the float32 sums; see `keras_mp.stability.accumulate`."""
     operands, out = equation.split("->")
     left_labels, right_labels = operands.split(",")
     batch = [label for label in left_labels if label in right_labels and label in out]

@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mp.backend.device import traced_for
-from keras_mp.backend.lowered import Argument, LayerCall, Lowered, LoweringError, call_of, named_calls
+from keras_mp.backend.common.device import traced_for
+from keras_mp.backend.common.lowered import Argument, LayerCall, Lowered, LoweringError, call_of, named_calls
 
 _HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 

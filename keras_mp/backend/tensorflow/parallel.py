@@ -13,8 +13,8 @@ import tensorflow as tf
 # Private: how Keras's trainer reads batches, and makes one value of those of the replicas.
 from keras.src.backend.tensorflow.trainer import TFEpochIterator, reduce_per_replica
 
-from keras_mp.backend.tensorflow_replicas import OnReplicas
-from keras_mp.backend.tensorflow_workers import connected
+from keras_mp.backend.tensorflow.replicas import OnReplicas
+from keras_mp.backend.tensorflow.workers import connected
 
 HOW_TO_HAVE_MORE_DEVICES = "split it with tf.config.set_logical_device_configuration before TensorFlow is used"
 _numbers = itertools.count(1)

@@ -14,7 +14,7 @@ import tensorflow as tf
 # Private: how a strategy keeps a variable of which each replica has its own.
 from tensorflow.python.distribute.values import SyncOnReadVariable
 
-from keras_mp.backend.tensorflow_replicas import OnReplicas
+from keras_mp.backend.tensorflow.replicas import OnReplicas
 
 COLLECTIVE_ERRORS = (tf.errors.OpError,)
 """What a step raises when another process is gone."""

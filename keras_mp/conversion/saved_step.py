@@ -7,14 +7,14 @@ from typing import Any
 
 import keras
 
-import keras_mp
+from keras_mp.registration import register_classes
 
 
 def model_of_file(path: Path) -> tuple[Any, bool]:
     """Loads a model, and tells whether it is compiled for training; raises a FileNotFoundError if there is no file."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
-    keras_mp.register_classes()
+    register_classes()
     model = keras.saving.load_model(path)
     return model, bool(model.compiled and model.optimizer is not None)
 

@@ -1,6 +1,6 @@
 """A small training with everything that a resumed one can get wrong; as a program, one that kills itself.
 
-python tests/resumable.py PRECISION FOLDER EPOCH STEP
+python tests/training/resumable.py PRECISION FOLDER EPOCH STEP
 """
 
 import os
@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 import keras_mp
-from keras_mp.policy import policy_scope
+from keras_mp.precision.policy import policy_scope
 
 EPOCHS, STEPS, BATCH = 3, 7, 8
 PRECISIONS = ("float32", "mixed_float16", "fp8")

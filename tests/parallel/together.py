@@ -1,6 +1,6 @@
 """A program that trains a small language model, alone or as one of several processes, and writes what it ended with.
 
-python tests/together.py FOLDER PRECISION [--epochs N] [--plant WORKER STEP] [--pause SECONDS] ...
+python tests/parallel/together.py FOLDER PRECISION [--epochs N] [--plant WORKER STEP] [--pause SECONDS] ...
 """
 
 import argparse
@@ -10,7 +10,7 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import keras
 import numpy as np
@@ -19,7 +19,7 @@ import keras_mp
 from keras_mp import backend
 from keras_mp.parallel import workers
 from keras_mp.parallel.cluster import find_cluster
-from keras_mp.parallel.loop import fit
+from keras_mp.training.fit import fit
 
 LENGTH, BATCH, SEQUENCES, PARTS = 8, 8, 40, 2
 
