@@ -4,7 +4,7 @@ BIN := .venv/bin
 XDIST := -n 2 --dist worksteal
 PYTEST := $(BIN)/python -m pytest $(XDIST)
 
-.PHONY: train test bench test-all test-tensorflow test-jax test-oldest test-colab docs notebooks lint sweep parity clean
+.PHONY: train test bench test-all test-tensorflow test-jax test-oldest test-colab docs notebooks lint sweep tasks parity clean
 
 train: .venv/train  ## Train the digits recipe and export it as a float32 SavedModel.
 	$(BIN)/python -m recipes digits
@@ -17,7 +17,7 @@ test-tensorflow: .venv/test
 test-jax: .venv/test
 	KERAS_BACKEND=jax $(PYTEST) -m "not slow and not once"
 
-test-all: test sweep parity test-oldest test-colab  ## Also what takes longer; see docs/ for the last output.
+test-all: test sweep tasks parity test-oldest test-colab  ## Also what takes longer; see docs/ for the last output.
 	KERAS_BACKEND=tensorflow $(PYTEST) -m slow
 	KERAS_BACKEND=jax $(PYTEST) -m "slow or once"
 
@@ -32,6 +32,9 @@ lint: .venv/test
 
 sweep: .venv/test  ## export_float32 on every architecture of keras.applications and on KerasHub backbones.
 	$(BIN)/python tests/sweep.py --markdown docs/export-sweep.md
+
+tasks: .venv/test  ## Every task of KerasHub through the kit; rows that are there already are kept.
+	$(BIN)/python tests/task_sweep.py --markdown docs/kerashub-tasks.md
 
 parity: .venv/train  ## The digits recipe in three precisions, three seeds each.
 	$(BIN)/python -m recipes.parity digits --seeds 3 --out docs/digits-parity.md

@@ -1,0 +1,18 @@
+"""Every task of KerasHub that can be built at a tiny size, without pretrained weights."""
+
+from kerashub_tasks import images, language, several, text
+from kerashub_tasks.task import Task
+
+TASKS: dict[str, Task] = {**text.TASKS, **language.TASKS, **images.TASKS, **several.TASKS}
+
+# What stays outside, and why.
+OUTSIDE = {
+    **dict.fromkeys(
+        (
+            "CausalLM", "DepthEstimator", "ImageClassifier", "ImageSegmenter", "ImageToImage", "Inpaint",
+            "MaskedLM", "ObjectDetector", "Seq2SeqLM", "Task", "TextClassifier", "TextEmbedder", "TextToImage",
+        ),
+        "abstract: it has no backbone",
+    ),
+    "Gemma4AssistantCausalLM": "a draft model, which its target model calls: call() and fit() raise NotImplementedError",
+}  # fmt: skip

@@ -1,0 +1,107 @@
+"""What plain Keras does with a task, line by line, where the kit fails: the first line that fails is shown."""
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerashub_tasks.task import Task
+
+SHOWN = 300  # characters of a message
+
+REBUILT = "task = type(task).from_config(task.get_config())"
+CALLED = "outputs = tf.function(task)(x)"
+TRAINED = (
+    "before = task.get_weights()",
+    "assert np.isfinite(task.train_on_batch(*data, return_dict=True)['loss'])",
+)
+FITTED = (
+    "before = task.get_weights()",
+    "assert np.isfinite(task.fit(*data, epochs=3, verbose=0).history['loss']).all()",
+)
+MOVED = "assert any(np.any(new != old) for new, old in zip(task.get_weights(), before)), 'no weight has moved'"
+# Of each step: the policy that the task is built under, and the lines.
+LINES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "build": ("mixed_float16", ()),
+    "stabilize": ("mixed_float16", (REBUILT, CALLED)),
+    "fit": ("mixed_float16", ("COMPILE", *FITTED, MOVED)),
+    "find_nonfinite": ("mixed_float16", ("COMPILE", *TRAINED, MOVED)),
+    "audit": ("float32", (REBUILT, "COMPILE", *TRAINED, MOVED)),
+    "export_float32": (
+        "float32",
+        (
+            REBUILT,
+            "task.export(str(folder / 'plain'), verbose=False)",
+            "served = tf.saved_model.load(str(folder / 'plain')).serve(keras.tree.map_structure(tf.constant, x))",
+            CALLED,
+            "keras.tree.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), served, outputs)",
+        ),
+    ),
+    "fp8.convert": ("mixed_float16", (REBUILT, CALLED, "COMPILE", *TRAINED, MOVED)),
+    "save": (
+        "mixed_float16",
+        (
+            "task.save(folder / 'plain.keras')",
+            "loaded = tf.function(keras.saving.load_model(folder / 'plain.keras'))(x)",
+            CALLED,
+            "keras.tree.map_structure(np.testing.assert_array_equal, loaded, outputs)",
+        ),
+    ),
+}
+
+
+class Failure(NamedTuple):
+    """What plain Keras fails at: the policy, the line of Python that was run, and its error."""
+
+    policy: str
+    line: str
+    error: str
+
+
+def failure(step: str, config: Task, folder: Path) -> Failure | None:
+    """Runs the lines of a step on a fresh task.
+
+    Args:
+        step: one of `LINES`.
+        config: the task's.
+        folder: where lines may write.
+
+    Returns:
+        The first line that fails, or None where all work.
+    """
+    policy, lines = LINES[step]
+    settings = "".join(f", {key}={value!r}" for key, value in config.compile.items())
+    compiled = f"task.compile(keras.optimizers.Adam(1e-3){settings})"
+    known: dict[str, Any] = {"keras": keras, "np": np, "tf": tf, "folder": folder, "build": config.build}
+    line = "task = build()"
+    keras.config.set_dtype_policy(policy)
+    try:
+        exec(line, known)
+        known["data"] = config.data(known["task"])
+        known["x"] = prepared(known["task"], known["data"])[0]
+        for line in lines:
+            line = compiled if line == "COMPILE" else line
+            exec(line, known)
+    except Exception as error:
+        return Failure(policy, line, one_line(error))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    return None
+
+
+def prepared(task: Any, data: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What the task itself takes of what fit() takes: (x, y) or (x, y, sample_weight)."""
+    if task.preprocessor is None:
+        return data
+    return keras.tree.map_structure(keras.ops.convert_to_numpy, task.preprocess_samples(*data))
+
+
+def one_line(error: BaseException) -> str:
+    """An error's class and what it says, without Keras's list of arguments and its colours."""
+    text = re.sub(r"\x1b\[\d+m", "", str(error)).partition("Arguments received by")[0]
+    text = " ".join(text.split())
+    text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."

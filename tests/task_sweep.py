@@ -1,0 +1,197 @@
+"""Every task of KerasHub through the kit: stabilize, fit, find_nonfinite, audit, export_float32, fp8.convert, save.
+
+    python tests/task_sweep.py [--only NAME ...] [--markdown docs/kerashub-tasks.md]
+
+Tasks are built under mixed_float16 without pretrained weights, at tiny sizes. Where a step of the kit fails, plain Keras
+is run on a fresh task, and what it fails at is shown; a step that fails where plain Keras works is a fault. Each task
+has a process of its own, and a time limit. Rows are kept: a call without --only makes those that are missing, or were
+made by another state of the kit; --only makes the rows that it names anew.
+"""
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+warnings.simplefilter("ignore")  # of the tasks' own, about masks and overflows in float16
+
+import keras
+import keras_hub
+import tensorflow as tf
+from rich.console import Console
+
+from kerashub_tasks import OUTSIDE, TASKS
+from kerashub_tasks.plain import Failure
+from kerashub_tasks.steps import STEPS, row
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "build/kerashub-tasks"
+LIMIT = 600  # seconds for a task
+PRELOADED = ["tensorflow", "keras_hub.models"]  # imported once, before the process of each task is forked
+
+
+def state() -> str:
+    """A digest of the sources that a row depends on."""
+    folders = (ROOT / "keras_mp", Path(__file__).parent / "kerashub_tasks")
+    digest = hashlib.sha256(f"{keras.__version__} {keras_hub.__version__} {tf.__version__}".encode())
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def write_row(name: str, path: Path, made_by: str) -> None:
+    """Makes a row in this process; the file holds the steps that are done, should the process end before its time."""
+    tf.get_logger().setLevel("ERROR")
+
+    def done(made: dict[str, Any]) -> None:
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps({"name": name, "state": made_by, **made}, indent=1))
+        partial.rename(path)
+
+    row(TASKS[name], done)
+
+
+def row_in_own_process(name: str, path: Path, made_by: str, limit: float) -> dict[str, Any]:
+    """Makes a row in a process that ends with it, or at the limit."""
+    path.unlink(missing_ok=True)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    process = context.Process(target=write_row, args=(name, path, made_by))
+    process.start()
+    process.join(limit)
+    reason = f"the process ended with {process.exitcode}"
+    if process.is_alive():
+        process.kill()
+        process.join()
+        reason = f"not done within {limit:g} s"
+    made = json.loads(path.read_text()) if path.exists() else {"name": name, "state": made_by, "family": "", "cells": {}}
+    if made.get("running", True):
+        step = made.get("running") or "build"
+        made["cells"][step] = {"status": "fault", "error": reason, "note": "", "plain": None, "warning": ""}
+        path.write_text(json.dumps(made, indent=1))
+    return made
+
+
+def faults(rows: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"{made['name']}, {step}: {cell['error']}"
+        for made in rows
+        for step, cell in made["cells"].items()
+        if cell["status"] == "fault"
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", help="names, or parts of names; their rows are made anew")
+    parser.add_argument("--markdown", type=Path, help="write the table of all rows to this file")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that the rows are kept in")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for a task")
+    arguments = parser.parse_args()
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    console, made_by = Console(width=160), state()
+    kept = {path.stem: json.loads(path.read_text()) for path in arguments.results.glob("*.json")}
+    for name in TASKS:
+        wanted = any(part in name for part in arguments.only) if arguments.only else True
+        known = kept.get(name, {}).get("state") == made_by and not kept[name].get("running", True)
+        if wanted and (arguments.only or not known):
+            kept[name] = row_in_own_process(name, arguments.results / f"{name}.json", made_by, arguments.limit)
+            console.print(_line(kept[name]), highlight=False)
+    rows = [kept[name] for name in TASKS if name in kept]
+    wrong = faults(rows)
+    console.print("\n".join(["", *wrong]), markup=False, highlight=False)
+    console.print(_summary(rows))
+    if arguments.markdown:
+        _write(arguments.markdown, rows, made_by)
+    return 1 if wrong else 0
+
+
+def _line(made: dict[str, Any]) -> str:
+    cells = "  ".join(f"{step} {made['cells'].get(step, {}).get('status') or '-'}" for step in STEPS)
+    return f"{made['name']}: {cells}  {sum(made.get('seconds', {}).values()):.0f} s"
+
+
+def _summary(rows: list[dict[str, Any]]) -> str:
+    cells = [cell["status"] for made in rows for cell in made["cells"].values()]
+    return (
+        f"{len(rows)} of {len(TASKS)} tasks: {cells.count('works')} cells work, in {cells.count('keras')} plain Keras "
+        f"fails too, {cells.count('fault')} are faults of the kit"
+    )
+
+
+class _Notes:
+    """Numbered notes; the same text has one number."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def number(self, text: str) -> str:
+        if text not in self.texts:
+            self.texts.append(text)
+        place = self.texts.index(text) + 1
+        return f"[{place}](#note-{place})"
+
+    def lines(self) -> list[str]:
+        return [f'<a id="note-{place}"></a>{place}. {text}\n' for place, text in enumerate(self.texts, 1)]
+
+
+def _cell(cell: dict[str, Any], notes: _Notes) -> str:
+    if cell["status"] == "works":
+        return cell["note"] + (f" {notes.number(_escaped(cell['warning']))}" if cell["warning"] else "")
+    if cell["status"] == "keras":
+        plain = Failure(*cell["plain"])
+        told = f"Plain Keras, {plain.policy}: `{plain.line}`: {_escaped(plain.error)}"
+        if cell["error"] != plain.error:
+            told += f" The kit: {_escaped(cell['error'])}"
+        return f"plain Keras fails {notes.number(told)}"
+    return f"**fault** {notes.number(_escaped(cell['error']))}" if cell["status"] else ""
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
+
+
+COLUMNS = ("task", "what it is", "parameters", "sensitive layers, none left", "fit: losses of three steps",
+           "find_nonfinite: where 2^60 overflows", "audit", "export_float32: low-precision nodes, difference",
+           "fp8.convert", "reloaded: difference", "CPU seconds")  # fmt: skip
+
+
+def _write(path: Path, rows: list[dict[str, Any]], made_by: str) -> None:
+    notes = _Notes()
+    table = []
+    for made in rows:
+        cells = [_cell(made["cells"].get(step, {"status": ""}), notes) for step in STEPS]
+        seconds = f"{sum(made.get('seconds', {}).values()):.0f}"
+        table.append("| " + " | ".join([made["name"], made["family"], *cells, seconds]) + " |")
+    older = sum(made["state"] != made_by for made in rows)
+    lines = [
+        "# Every task of KerasHub through the kit", "",
+        f"`make tasks` on {time.strftime('%Y-%m-%d')}: keras {keras.__version__}, keras-hub {keras_hub.__version__}, "
+        f"tensorflow {tf.__version__}."
+        + (f" {older} rows were made by an earlier state of the kit." if older else ""), "",
+        "Each task is built under mixed_float16 at a tiny size without pretrained weights, and goes through",
+        "`stabilize`; `fit` of three steps with `wrap_optimizer` (finite losses, weights that moved); `find_nonfinite`,",
+        "which finds nothing in a clean step and the overflow of a loss scale of 2^60; `audit`; `export_float32` with",
+        "`verify`; `fp8.convert` of every product that can be; and `save` and `load_model`, with the same outputs.",
+        "Where a step fails, the same is done in plain Keras, and the note has the line of Python that was run, and its",
+        "error. A step that fails where plain Keras works is a fault.", "",
+        f"{_summary(rows)}.", "",
+        "| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS), *table, "",
+        "## Notes", "", *notes.lines(), "",
+        "## Not in the table", "",
+        *(f"- `{name}`: {reason}" for name, reason in OUTSIDE.items()),
+    ]  # fmt: skip
+    partial = path.with_suffix(".partial")
+    partial.write_text("\n".join(lines) + "\n")
+    partial.rename(path)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
