@@ -1,8 +1,8 @@
 """What is JAX's own: its devices, their memory, its version, its contraction of 16-bit operands."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import keras
 
 from keras_mp.backend.common.device import DeviceInfo, best_first, platform_traced_for
+from keras_mp.backend.common.keras_patches import patched
 from keras_mp.system.host import cpu_name, peak_process_bytes
 
 
@@ -161,20 +162,13 @@ def gradient_scope() -> Callable[[], Any]:
     return nullcontext
 
 
-@contextmanager
-def no_allocation() -> Iterator[None]:
+def no_allocation() -> AbstractContextManager[None]:
     """A scope in which variables that have an initializer get a shape and a dtype, and no value."""
 
     def without_value(variable: Any, initializer: Any) -> None:
         variable._value, variable._initializer = None, initializer
 
-    # Private, and not keras.StatelessScope, in which optimizers cannot be made: they start from values.
-    initialize = keras.Variable._initialize_with_initializer
-    keras.Variable._initialize_with_initializer = without_value
-    try:
-        yield
-    finally:
-        keras.Variable._initialize_with_initializer = initialize
+    return patched({"keras.Variable._initialize_with_initializer": lambda initialize: without_value})
 
 
 def full_float32() -> Any:
