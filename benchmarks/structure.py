@@ -3,9 +3,7 @@
 python benchmarks/structure.py [FOLDER]        # docs/architecture.md; seconds
 """
 
-import argparse
 import ast
-import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,7 +19,7 @@ def modules_of(root: Path) -> dict[str, ast.Module]:
 
 
 def imports_of(module: ast.Module) -> Iterator[tuple[str, ...]]:
-    """The names that a module may import with each statement, the longest first; those for type checkers are left out."""
+    """The names that each import of a module may mean, the longest first."""
     skipped = {
         id(inner)
         for node in ast.walk(module)
