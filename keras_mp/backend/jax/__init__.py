@@ -43,6 +43,7 @@ from keras_mp.backend.jax.parallel import (
     reduce_dtype,
     share_of_batch,
 )
+from keras_mp.backend.jax.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
 from keras_mp.backend.jax.steps import timed_steps
 from keras_mp.backend.jax.workers import (
     COLLECTIVE_ERRORS,
@@ -56,6 +57,7 @@ from keras_mp.backend.jax.workers import (
 
 __all__ = [
     "COLLECTIVE_ERRORS",
+    "HAS_SPARSE_GRADIENTS",
     "HOW_TO_HAVE_MORE_DEVICES",
     "all_finite",
     "any_replica",
@@ -94,6 +96,7 @@ __all__ = [
     "replica_count",
     "scan",
     "share_of_batch",
+    "sparse_gradients",
     "step_errors",
     "steps_of",
     "sum_over_replicas",

@@ -42,6 +42,7 @@ from keras_mp.backend.tensorflow.parallel import (
     reduce_dtype,
 )
 from keras_mp.backend.tensorflow.replicas import over_the_batch, share_of_batch
+from keras_mp.backend.tensorflow.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
 from keras_mp.backend.tensorflow.steps import timed_steps
 from keras_mp.backend.tensorflow.workers import (
     COLLECTIVE_ERRORS,
@@ -55,6 +56,7 @@ from keras_mp.backend.tensorflow.workers import (
 
 __all__ = [
     "COLLECTIVE_ERRORS",
+    "HAS_SPARSE_GRADIENTS",
     "HOW_TO_HAVE_MORE_DEVICES",
     "all_finite",
     "any_replica",
@@ -93,6 +95,7 @@ __all__ = [
     "replica_count",
     "scan",
     "share_of_batch",
+    "sparse_gradients",
     "step_errors",
     "steps_of",
     "sum_over_replicas",
