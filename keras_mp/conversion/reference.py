@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.export.saved_model import to_float32
+from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.rebuild import RebuildError, layers_by_path, rebuild
 
 

@@ -22,22 +22,11 @@ import keras
 import numpy as np
 
 from keras_mp import backend
+from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.low_precision import LowPrecision, count_nodes, low_precision
-from keras_mp.fp8.converted import plain_node
-from keras_mp.rebuild import Config, RebuildError, custom_objects_of, layers_by_path, rebuild
+from keras_mp.rebuild import RebuildError, custom_objects_of, layers_by_path, rebuild
 from keras_mp.registration import register_classes
 
-LOW_PRECISION_NAMES = frozenset({"float16", "half", "bfloat16", "mixed_float16", "mixed_bfloat16"})
-# What a dtype-like string must never be mistaken for: how a thing is called.
-NAMING_KEYS = frozenset({"name", "class_name", "registered_name", "module"})
-# Policies that are low precision whatever their config says.
-LOW_POLICY_CLASSES = frozenset({"DTypePolicyMap", "QuantizedDTypePolicy", "QuantizedFloat8DTypePolicy"})
-FLOAT32_POLICY: Config = {
-    "module": "keras",
-    "class_name": "DTypePolicy",
-    "config": {"name": "float32"},
-    "registered_name": None,
-}
 INSTALL_TENSORFLOW = 'pip install "keras-mp[tensorflow]"'
 
 
@@ -126,30 +115,6 @@ def export_float32(
         if verify is not None:
             report = _verified(report, partial, model, float32, verify, tolerance)
     return report
-
-
-def to_float32(node: Config, layer: Any) -> Config:
-    """The rebuild rule of a float32 export: every dtype policy and every 16-bit dtype string becomes float32.
-
-    FP8 layers become plain ones.
-    """
-    node = plain_node(node)
-    kind = node.get("class_name")
-    if kind in LOW_POLICY_CLASSES or (kind == "DTypePolicy" and _is_low(node["config"]["name"])):
-        return FLOAT32_POLICY
-    return {key: _value_to_float32(key, value) for key, value in node.items()}
-
-
-def _value_to_float32(key: str, value: Any) -> Any:
-    if isinstance(value, str):
-        return "float32" if key not in NAMING_KEYS and _is_low(value) else value
-    if isinstance(value, (list, tuple)) and (key == "args" or "dtype" in key):
-        return type(value)(_value_to_float32(key, item) for item in value)
-    return value
-
-
-def _is_low(name: Any) -> bool:
-    return isinstance(name, str) and (name in LOW_PRECISION_NAMES or name.startswith("float8"))
 
 
 def check_model(model: Any) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_mp import backend, fp8
 from keras_mp.conversion.reference import copy_of
-from keras_mp.export.saved_model import to_float32
+from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.numerics.checks import does_not_fit
 from keras_mp.numerics.nonfinite import first_nonfinite
 from keras_mp.numerics.observe import loss_of, unchanged

@@ -11,7 +11,8 @@ import zoo
 from keras import layers
 
 import keras_mp
-from keras_mp.export.saved_model import ExportError, relative_difference, to_float32
+from keras_mp.conversion.to_float32 import to_float32
+from keras_mp.export.saved_model import ExportError, relative_difference
 from keras_mp.rebuild import rebuild
 
 pytestmark = pytest.mark.skipif(

@@ -10,7 +10,8 @@ import zoo
 from keras import layers
 
 import keras_mp
-from keras_mp.export.saved_model import relative_difference, to_float32
+from keras_mp.conversion.to_float32 import to_float32
+from keras_mp.export.saved_model import relative_difference
 from keras_mp.rebuild import RebuildError, layers_by_path, rebuild
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
