@@ -171,4 +171,5 @@ def _a(value: Any) -> str:
         return "None"
     if isinstance(value, (tuple, list)):
         return f"a {type(value).__name__} of {len(value)}: ({', '.join(type(item).__name__ for item in value)})"
-    return f"a {type(value).__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeio' else 'a'} {name}"

@@ -21,7 +21,7 @@ class Config:
     folder: Path = Path("here")
 """
 CONFIG = "def mine(): return Config()\n"
-TRAIN = "def train(config): (config.folder / 'trained').write_text(str(config.epochs))\n"
+TRAIN = "def train(config):\n    (config.folder / 'trained').write_text(str(config.epochs))\n"
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def write(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("returned", ["None", "{'loss': 1.0}", "3", "Config()"])
 def test_a_train_that_returns_nothing_or_something_of_its_own_ends_well(write, tmp_path, capfd, returned):
-    path = write(f"{CONFIG}{TRAIN}    return {returned}\n".replace(TRAIN, TRAIN.replace(": (", ":\n    (")))
+    path = write(f"{CONFIG}{TRAIN}    return {returned}\n")
     assert run_recipe([path, "--epochs", "3", "--folder", str(tmp_path)]) == 0
     assert (tmp_path / "trained").read_text() == "3" and capfd.readouterr().err == ""
 
@@ -54,8 +54,11 @@ def test_an_end_by_ctrl_c_is_the_exit_status(write, interrupted, status):
 @pytest.mark.parametrize(
     "source, said",
     [
-        ("def mine(): return {'epochs': 3}\n" + TRAIN, "mine() must return its config, an instance of a dataclass,"),
-        ("def mine(): return {'epochs': 3}\n" + TRAIN, "it returned a dict"),
+        (
+            "def mine(): return {'epochs': 3}\n" + TRAIN,
+            "mine() must return its config, an instance of a dataclass, whose fields are the options of the command "
+            "line; it returned a dict",
+        ),
         ("def mine(): return Config\n" + TRAIN, "it returned the class Config itself"),
         ("def mine(): pass\n" + TRAIN, "it returned None"),
         ("def mine(width): return Config()\n" + TRAIN, "mine(width) must be callable as mine()"),
