@@ -152,7 +152,8 @@ def audit(
     real = batches is not None
     report = audit_model(built, batches if real else random_batches(built, shapes, steps), steps)
     if not real:
-        report.notes.append("The batches were random numbers: ranges on real data differ. Give --data.")
+        remedy = "--data" if model.endswith(".keras") else "the training recipe a function batches(config)"
+        report.notes.append(f"The batches were random numbers: ranges on real data differ. Give {remedy}.")
     _show(report, html, as_json)
 
 

