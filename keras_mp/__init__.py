@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from keras_mp.training.batches import Batches as Batches
     from keras_mp.training.batches import ShuffledBatches as ShuffledBatches
     from keras_mp.training.checkpoint import TrainingCheckpoint as TrainingCheckpoint
+    from keras_mp.xla.inspect import inspect as inspect
     from keras_mp.xla.report import CompileReport as CompileReport
-    from keras_mp.xla.report import inspect as inspect
 
 _HOME = {
     "AuditReport": "keras_mp.numerics.audit",
@@ -86,7 +86,7 @@ _HOME = {
     "export_litert": "keras_mp.export.litert",
     "export_onnx": "keras_mp.export.onnx",
     "find_nonfinite": "keras_mp.numerics.nonfinite",
-    "inspect": "keras_mp.xla.report",
+    "inspect": "keras_mp.xla.inspect",
     "policy_scope": "keras_mp.precision.policy",
     "remat": "keras_mp.lean.remat",
     "search_policy": "keras_mp.numerics.search",
