@@ -16,6 +16,7 @@ import keras_mp
 from keras_mp.files import written_beside
 from keras_mp.parallel import workers
 from keras_mp.policy import PolicyChoice
+from keras_mp.verification import ExportError
 from keras_mp.versions import installed
 from recipes.common.config import TrainingConfig
 from recipes.common.curves import draw_curves
@@ -169,4 +170,7 @@ def _export(model, folder, verify, console):
             highlight=False,
             markup=False,
         )
+        return None
+    except ExportError as error:  # as of weights that are NaN: what was trained and measured is still written
+        console.print(f"There is no SavedModel: {error}", soft_wrap=True, highlight=False, markup=False)
         return None
