@@ -1,0 +1,90 @@
+"""JAX: the functions of `keras_mp.backend`."""
+
+from keras_mp.backend.jax.devices import local_devices, peak_memory_bytes, version
+from keras_mp.backend.jax.fp8_dot import fp8_dot
+from keras_mp.backend.jax.gradients import dense, map_values, sum_repeated_rows, values_of
+from keras_mp.backend.jax.lower import lower
+from keras_mp.backend.jax.observe import observed_step, step_errors
+from keras_mp.backend.jax.parallel import (
+    HOW_TO_HAVE_MORE_DEVICES,
+    can_jit,
+    is_spread,
+    over_the_batch,
+    parallel_scope,
+    reduce_dtype,
+    share_of_batch,
+)
+from keras_mp.backend.jax.products import einsum_float32, full_float32, fused_attention, fused_attention_in_float32
+from keras_mp.backend.jax.replicas import any_replica, max_over_replicas, replica_count, sum_over_replicas
+from keras_mp.backend.jax.steps import timed_steps
+from keras_mp.backend.jax.tensors import as_tensor, bitcast
+from keras_mp.backend.jax.transforms import (
+    barrier,
+    fused,
+    gradient_scope,
+    no_allocation,
+    normalize_batch,
+    recompute,
+    scan,
+)
+from keras_mp.backend.jax.update import all_finite, atomic_step, conditional, overwrite, update_if
+from keras_mp.backend.jax.workers import (
+    COLLECTIVE_ERRORS,
+    assign_parts,
+    connect,
+    parts_of,
+    reads_share,
+    steps_of,
+    to_numpy,
+)
+
+__all__ = [
+    "COLLECTIVE_ERRORS",
+    "HOW_TO_HAVE_MORE_DEVICES",
+    "all_finite",
+    "any_replica",
+    "as_tensor",
+    "assign_parts",
+    "atomic_step",
+    "barrier",
+    "bitcast",
+    "can_jit",
+    "conditional",
+    "connect",
+    "dense",
+    "einsum_float32",
+    "fp8_dot",
+    "full_float32",
+    "fused",
+    "fused_attention",
+    "fused_attention_in_float32",
+    "gradient_scope",
+    "is_spread",
+    "local_devices",
+    "lower",
+    "map_values",
+    "max_over_replicas",
+    "no_allocation",
+    "normalize_batch",
+    "observed_step",
+    "over_the_batch",
+    "overwrite",
+    "parallel_scope",
+    "parts_of",
+    "peak_memory_bytes",
+    "reads_share",
+    "recompute",
+    "reduce_dtype",
+    "replica_count",
+    "scan",
+    "share_of_batch",
+    "step_errors",
+    "steps_of",
+    "sum_over_replicas",
+    "sum_repeated_rows",
+    "timed_steps",
+    "to_numpy",
+    "update_if",
+    "values_of",
+    "version",
+]

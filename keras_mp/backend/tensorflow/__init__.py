@@ -1,0 +1,100 @@
+"""TensorFlow: the functions of `keras_mp.backend`."""
+
+from keras_mp.backend.tensorflow.devices import local_devices, peak_memory_bytes, version
+from keras_mp.backend.tensorflow.fp8_dot import fp8_dot
+from keras_mp.backend.tensorflow.gradients import dense, map_values, sum_repeated_rows, values_of
+from keras_mp.backend.tensorflow.lower import lower
+from keras_mp.backend.tensorflow.observe import observed_step, step_errors
+from keras_mp.backend.tensorflow.parallel import (
+    HOW_TO_HAVE_MORE_DEVICES,
+    can_jit,
+    is_spread,
+    parallel_scope,
+    reduce_dtype,
+)
+from keras_mp.backend.tensorflow.products import (
+    einsum_float32,
+    full_float32,
+    fused_attention,
+    fused_attention_in_float32,
+)
+from keras_mp.backend.tensorflow.replicas import (
+    any_replica,
+    max_over_replicas,
+    over_the_batch,
+    replica_count,
+    share_of_batch,
+    sum_over_replicas,
+)
+from keras_mp.backend.tensorflow.steps import timed_steps
+from keras_mp.backend.tensorflow.tensors import as_tensor, bitcast
+from keras_mp.backend.tensorflow.transforms import (
+    barrier,
+    fused,
+    gradient_scope,
+    no_allocation,
+    normalize_batch,
+    recompute,
+    scan,
+)
+from keras_mp.backend.tensorflow.update import all_finite, atomic_step, conditional, overwrite, update_if
+from keras_mp.backend.tensorflow.workers import (
+    COLLECTIVE_ERRORS,
+    assign_parts,
+    connect,
+    parts_of,
+    reads_share,
+    steps_of,
+    to_numpy,
+)
+
+__all__ = [
+    "COLLECTIVE_ERRORS",
+    "HOW_TO_HAVE_MORE_DEVICES",
+    "all_finite",
+    "any_replica",
+    "as_tensor",
+    "assign_parts",
+    "atomic_step",
+    "barrier",
+    "bitcast",
+    "can_jit",
+    "conditional",
+    "connect",
+    "dense",
+    "einsum_float32",
+    "fp8_dot",
+    "full_float32",
+    "fused",
+    "fused_attention",
+    "fused_attention_in_float32",
+    "gradient_scope",
+    "is_spread",
+    "local_devices",
+    "lower",
+    "map_values",
+    "max_over_replicas",
+    "no_allocation",
+    "normalize_batch",
+    "observed_step",
+    "over_the_batch",
+    "overwrite",
+    "parallel_scope",
+    "parts_of",
+    "peak_memory_bytes",
+    "reads_share",
+    "recompute",
+    "reduce_dtype",
+    "replica_count",
+    "scan",
+    "share_of_batch",
+    "step_errors",
+    "steps_of",
+    "sum_over_replicas",
+    "sum_repeated_rows",
+    "timed_steps",
+    "to_numpy",
+    "update_if",
+    "values_of",
+    "version",
+]
