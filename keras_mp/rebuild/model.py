@@ -289,6 +289,9 @@ def custom_objects_of(model: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for layer in _with_self(model):
         for value in [layer, *vars(layer).values()]:
+            # Keras puts wrappers of a layer's methods, as of build, among its attributes.
+            if inspect.ismethod(getattr(value, "__wrapped__", None)):
+                continue
             for thing in [value] if inspect.isfunction(value) else type(value).__mro__:
                 serializable = inspect.isfunction(thing) or hasattr(thing, "from_config")
                 own = (thing.__module__ or "").partition(".")[0] not in ("keras", "keras_mp")
