@@ -139,9 +139,17 @@ def _is_normalization(layer: Any) -> bool:
 
 
 def _output_treatment(layer: Any) -> str:
-    if isinstance(layer, tuple(RESULT_MIXINS)) and "..." not in getattr(layer, "equation", ""):
+    known = isinstance(layer, tuple(RESULT_MIXINS)) and _computes_plainly(layer)
+    if known and "..." not in getattr(layer, "equation", ""):
         return "result"
     return "" if children_of(layer) else "everywhere"
+
+
+def _computes_plainly(layer: Any) -> bool:
+    """Whether the layer's product is that of Keras's own class, which a subclass with a `call()` of its own changes."""
+    cls = getattr(layer, "_original", type(layer))
+    keras_own = next(base for base in RESULT_MIXINS if issubclass(cls, base))
+    return cls.call is keras_own.call or getattr(cls, "float32_sums", False)
 
 
 def output_layers(model: Any) -> dict[int, str]:

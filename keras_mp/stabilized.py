@@ -49,19 +49,26 @@ def stabilize(model: Any) -> Any:
     Warns:
         UserWarning: names what could not be made float32 or not be carried over, and what to do.
     """
-    found = find(model, output_layers(model))
+    outputs = output_layers(model)
+    found = find(model, outputs)
     needed = {id(each.layer): each.treatments for each in found if each.treatments}
     reached: set[int] = set()
+    left_to_code: set[int] = set()
 
     def rule(node: Config, layer: Any) -> Config:
         if layer is None or node["registered_name"] == REGISTERED_NAME:
             return node
         reached.add(id(layer))
+        left_to_code.discard(id(layer))
         hidden = {id(each) for each in layers_below(layer)} & needed.keys() - reached
         reached.update(hidden)
+        left_to_code.update(hidden)
         treatments = [*needed.get(id(layer), ())]
-        if hidden:
-            treatments += ["children", "outputs"] if layer is model else ["children"]
+        if layer is model and (hidden or left_to_code & outputs.keys()):
+            # A layer inside another, such as a backbone's embedding, may compute what is an output of the model alone.
+            treatments += ["children", "outputs"]
+        elif hidden:
+            treatments.append("children")
         if isinstance(layer, Stabilized) or not treatments:
             return node
         inner = {key: value for key, value in node.items() if key not in ("shared_object_id", "inbound_nodes", "name")}
@@ -116,9 +123,27 @@ class StabilizedChildren:
         return super().call(*args, **kwargs)  # type: ignore[misc]
 
     def treat_children(self) -> None:
+        treated = set()
         for each in find(self, output_layers(self) if "outputs" in self._treatments else {}):
             if each.layer is not self and each.treatments:
-                stabilize_in_place(each.layer, each.treatments, each.layer.compute_dtype)
+                treated.add(id(stabilize_in_place(each.layer, each.treatments, each.layer.compute_dtype)))
+        if treated:
+            _infer_again(self, treated)
+
+
+def _infer_again(model: Any, treated: set[int]) -> None:
+    """Gives the tensors of a functional graph that was made before its layers were treated the dtypes of now."""
+    changed: set[int] = set()
+    # Private, as a graph's tensors have no public way to say that they are wider than when they were made.
+    by_depth = getattr(model, "_nodes_by_depth", {})
+    for node in (node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]):
+        if node.is_input or not (id(node.operation) in treated or changed & {id(x) for x in node.input_tensors}):
+            continue
+        spec = node.operation.compute_output_spec(*node.arguments.args, **node.arguments.kwargs)
+        for old, new in zip(node.output_tensors, keras.tree.flatten(spec), strict=True):
+            if old.dtype != new.dtype:
+                old._dtype = new.dtype
+                changed.add(id(old))
 
 
 def stabilize_in_place(layer: Any, treatments: Sequence[str], precision: str) -> Any:
