@@ -3,9 +3,7 @@
 python benchmarks/structure.py [FOLDER]        # docs/architecture.md; seconds
 """
 
-import argparse
 import ast
-import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path

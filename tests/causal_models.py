@@ -1,6 +1,5 @@
 """KerasHub's models that end in logits over a vocabulary, of a few thousand weights each."""
 
-from collections.abc import Callable
 from typing import Any
 
 import keras_hub
@@ -73,7 +72,7 @@ TWO_SIDED: dict[str, tuple[str, dict[str, Any]]] = {
 def build(name: str) -> Any:
     """The named task, with random weights, under the global policy."""
     backbone, arguments = (DECODERS | TWO_SIDED)[name]
-    return getattr(keras_hub.models, name)(getattr(keras_hub.models, backbone)(**arguments), preprocessor=None)
+    return getattr(keras_hub.models, name)(backbone=getattr(keras_hub.models, backbone)(**arguments), preprocessor=None)
 
 
 def batch(model: Any) -> dict[str, np.ndarray]:
@@ -83,6 +82,3 @@ def batch(model: Any) -> dict[str, np.ndarray]:
         tensor.name: np.ones((4, 8), "int32") if "mask" in tensor.name else random.integers(1, VOCABULARY, (4, 8))
         for tensor in model.inputs
     }
-
-
-Builder = Callable[[], Any]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_mp.rebuild import children_of, operations_of
+from keras_mp.rebuild import children_of, has_no_call, operations_of
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
     FLOAT32_ACTIVATIONS,
@@ -155,7 +155,8 @@ def _computes_plainly(layer: Any) -> bool:
 def output_layers(model: Any) -> dict[int, str]:
     """The layers that compute the model's outputs, by id, with a word for what they compute.
 
-    The model itself where it is subclassed, so that its layers do not say in which order they are called.
+    The model itself where it is subclassed, so that its layers do not say in which order they are called. Those of its
+    parts where it only trains models, as a GAN does its generator and its discriminator, and has no `call()`.
     """
     found: dict[int, str] = {}
 
@@ -173,4 +174,7 @@ def output_layers(model: Any) -> dict[int, str]:
 
     for output in keras.tree.flatten(getattr(model, "outputs", None) or []):
         trace(output)
+    if has_no_call(model):
+        for part in children_of(model):
+            found |= output_layers(part) if getattr(part, "outputs", None) else {}
     return found or {id(model): "its output"}

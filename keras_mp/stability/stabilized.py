@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.rebuild import Config, layers_below, original_config, rebuild
+from keras_mp.rebuild import Config, RebuildError, layers_below, original_config, rebuild
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
     FLOAT32_ACTIVATIONS,
@@ -21,6 +21,7 @@ from keras_mp.stability.float32_layers import (
     Float32Regularizer,
 )
 from keras_mp.stability.sensitive import find, output_layers
+from keras_mp.stability.way_out import way_out
 
 REGISTERED_NAME = "keras_mp>Stabilized"
 
@@ -34,7 +35,8 @@ def stabilize(model: Any) -> Any:
     - Regularizers of activations add up in float32.
 
     Weights, names, shared layers, compile arguments and optimizer state are carried over; the original is left alone.
-    What cannot be reached is named in a warning. The result is saved and loaded as usual, wherever `keras_mp` is
+    Layers without a `get_config()`, or whose `__init__` takes no `**kwargs`, are rebuilt by the arguments that they keep
+    as attributes. What cannot be reached is named in a warning. The result is saved and loaded as usual, wherever `keras_mp` is
     imported.
 
     Args:
@@ -44,7 +46,8 @@ def stabilize(model: Any) -> Any:
         The new model. Each layer that was changed is still an instance of its class.
 
     Raises:
-        RebuildError: the model is not built, or has a layer that cannot be rebuilt; the message names it.
+        RebuildError: the model is not built, or has a layer that cannot be rebuilt; the message names it, and prints
+            the policies that protect part of such a model.
 
     Warns:
         UserWarning: names what could not be made float32 or not be carried over, and what to do.
@@ -77,7 +80,10 @@ def stabilize(model: Any) -> Any:
         name = {"module": __name__, "class_name": node["class_name"], "registered_name": REGISTERED_NAME}
         return {**name, "config": config, **kept}
 
-    new, unreached, _ = rebuild(model, rule)
+    try:
+        new, unreached, _ = rebuild(model, rule)
+    except RebuildError as error:
+        raise RebuildError(f"{error}{way_out(model, found) if model.built else ''}") from error
     missed = [f"{each.path!r}: {each.reason}" for each in found if not each.treatments] + list(unreached)
     if missed:
         warnings.warn(f"stabilize({model.name!r}) could not reach everything: {'; '.join(missed)}", stacklevel=2)
