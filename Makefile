@@ -28,6 +28,7 @@ lint: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 sweep: .venv/test  ## export_float32 on every architecture of keras.applications and on KerasHub backbones.
 	$(BIN)/python tests/sweep.py --markdown docs/export-sweep.md

@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from keras_mp.bench.compare import Task, answer, compare
+from keras_mp.bench.interleave import ratio
 from keras_mp.bench.process import SubjectError
-from keras_mp.bench.subject import Subject
-from keras_mp.bench.turns import ratio
+from keras_mp.bench.workload import Subject
 
 STEP, FIT = "plain Keras, a step", "plain Keras, fit"
 # Features of the step, and callbacks; a callback that watches the loss scale needs the optimizer that has one.
@@ -180,7 +180,7 @@ def main() -> None:
                 table.add_row(*row)
             Console(width=120).print(table)
     if options.out:
-        from keras_mp.versions import installed
+        from keras_mp.system.versions import installed
 
         versions = installed(("keras", "tensorflow", "jax", "numpy"))
         command = f"python benchmarks/cost.py --models {options.models} --rounds {options.rounds}"

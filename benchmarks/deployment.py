@@ -28,10 +28,10 @@ import numpy as np
 import tensorflow as tf
 
 import keras_mp
-from keras_mp.deploy.served import DeploymentReport
-from keras_mp.export import ExportReport
-from keras_mp.files import written_beside
-from keras_mp.versions import installed
+from keras_mp.export.deployment import DeploymentReport
+from keras_mp.export.saved_model import ExportReport
+from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.versions import installed
 from recipes import digits
 from recipes.datasets.digits import load
 

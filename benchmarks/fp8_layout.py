@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from fp8_step import step
 
-from keras_mp.backend.lowered import Lowered
+from keras_mp.backend.common.lowered import Lowered
 from keras_mp.xla.compile import compile_step
 from keras_mp.xla.hlo import FREE, parse
 from keras_mp.xla.targets import find_target

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import keras
 
 import keras_mp
-from keras_mp.batches import ShuffledBatches
+from keras_mp.training.batches import ShuffledBatches
 from recipes import digits, language_model
 from recipes.common.schedule import warmup_then_cosine
 from recipes.datasets import digits as digits_data

@@ -1,5 +1,5 @@
 """Writes tables into pages: `python benchmarks/results.py`. docs/results.md gets those of docs/results/*.json,
-docs/which-precision.md the chips of keras_mp.chips, docs/fp8.md what keras_mp.fp8.cost predicts.
+docs/which-precision.md the chips of keras_mp.precision.chips, docs/fp8.md what keras_mp.fp8.cost predicts.
 
 Each JSON file is one measurement: `title`, `command`, `date`, `machine`, `versions` (a package's name to its version),
 `columns` and `rows`, and `note` where something must be said about it.
@@ -37,8 +37,8 @@ def write(
     path: Path, title: str, command: str, columns: list[str], rows: list[list], versions: dict[str, str], note: str = ""
 ) -> None:
     """Writes one measurement of today, on this machine."""
-    from keras_mp.host import cpu_name
-    from keras_mp.page import write_text
+    from keras_mp.reporting.html import write_text
+    from keras_mp.system.host import cpu_name
 
     result = {
         "title": title,
@@ -77,9 +77,9 @@ def measurements() -> str:
 
 def chips() -> str:
     """The table of chips, as Markdown."""
-    from keras_mp.chips import CHIPS, TERA
-    from keras_mp.hardware import Device
-    from keras_mp.policy import choose_policy
+    from keras_mp.precision.chips import CHIPS, TERA
+    from keras_mp.precision.hardware import Device
+    from keras_mp.precision.policy import choose_policy
 
     dtypes = ("float32", "tfloat32", "float16", "bfloat16", "fp8")
     lines = ["| chip | `auto` | " + " | ".join(dtypes) + " | memory |"]
@@ -99,9 +99,9 @@ def chips() -> str:
 
 def gains() -> str:
     """How many times as fast as bfloat16 the kit predicts a square layer in FP8 to be on an H100, as Markdown."""
-    from keras_mp.chips import find_chip
     from keras_mp.fp8 import get_recipe
     from keras_mp.fp8.cost import step_cost
+    from keras_mp.precision.chips import find_chip
 
     widths = (256, 512, 1024, 2048, 4096, 8192)
     lines = ["| rows | recipe | " + " | ".join(f"{width} x {width}" for width in widths) + " |"]
@@ -125,7 +125,7 @@ def page(name: str) -> str:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    from keras_mp.quiet import import_keras
+    from keras_mp.system.quiet_import import import_keras
 
     import_keras()
     for name in TABLES:

@@ -29,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import keras
 
 import keras_mp
-from keras_mp.page import write_text
 from keras_mp.parallel.plan import plan_of
-from keras_mp.versions import installed
-from keras_mp.xla.step import build_without_values
+from keras_mp.reporting.html import write_text
+from keras_mp.system.versions import installed
+from keras_mp.xla.compiled_step import build_without_values
 from models.gpt import gpt
 from models.transformer import Size
 

@@ -42,7 +42,7 @@ needed = ("jax", "libtpu", "jax_cuda13_plugin", "rich", "typer")
 if any(importlib.util.find_spec(name) is None for name in needed):
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", f"{root}[inspect]"], check=True)
 
-from keras_mp.quiet import import_keras
+from keras_mp.system.quiet_import import import_keras
 
 import_keras()
 

@@ -34,10 +34,10 @@ if root is None:
     raise SystemExit("clone the repository of keras_mp beside this notebook, then run this cell again")
 sys.path.insert(0, str(root))
 try:
-    from keras_mp.quiet import import_keras
+    from keras_mp.system.quiet_import import import_keras
 except ImportError:
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", str(root)], check=True)
-    from keras_mp.quiet import import_keras
+    from keras_mp.system.quiet_import import import_keras
 import_keras()
 
 # %% [markdown]

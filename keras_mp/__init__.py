@@ -8,96 +8,99 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from keras_mp.registration import register_classes
+
 if TYPE_CHECKING:
     from keras_mp import fp8 as fp8
-    from keras_mp.batches import Batches as Batches
-    from keras_mp.batches import ShuffledBatches as ShuffledBatches
     from keras_mp.bench.benchmark import benchmark as benchmark
     from keras_mp.bench.report import BenchmarkReport as BenchmarkReport
-    from keras_mp.checkpoint import TrainingCheckpoint as TrainingCheckpoint
-    from keras_mp.cross_entropy import chunked_cross_entropy as chunked_cross_entropy
-    from keras_mp.deploy.litert import export_litert as export_litert
-    from keras_mp.deploy.onnx import export_onnx as export_onnx
-    from keras_mp.export import export_float32 as export_float32
-    from keras_mp.gelu import Gelu as Gelu
-    from keras_mp.language_model import ChunkedCrossEntropy as ChunkedCrossEntropy
-    from keras_mp.language_model import LanguageModel as LanguageModel
-    from keras_mp.loss_scale import LossScale as LossScale
-    from keras_mp.loss_scale import NoLossScale as NoLossScale
-    from keras_mp.loss_scale import StaticLossScale as StaticLossScale
-    from keras_mp.monitor import PrecisionMonitor as PrecisionMonitor
+    from keras_mp.export.litert import export_litert as export_litert
+    from keras_mp.export.onnx import export_onnx as export_onnx
+    from keras_mp.export.saved_model import export_float32 as export_float32
+    from keras_mp.lean.cross_entropy import chunked_cross_entropy as chunked_cross_entropy
+    from keras_mp.lean.gelu import Gelu as Gelu
+    from keras_mp.lean.language_model import ChunkedCrossEntropy as ChunkedCrossEntropy
+    from keras_mp.lean.language_model import LanguageModel as LanguageModel
+    from keras_mp.lean.remat import remat as remat
+    from keras_mp.lean.self_attention import SelfAttention as SelfAttention
+    from keras_mp.loss_scaling.atomic_skip import atomic_skip as atomic_skip
+    from keras_mp.loss_scaling.loss_scale import LossScale as LossScale
+    from keras_mp.loss_scaling.loss_scale import NoLossScale as NoLossScale
+    from keras_mp.loss_scaling.loss_scale import StaticLossScale as StaticLossScale
+    from keras_mp.loss_scaling.monitor import PrecisionMonitor as PrecisionMonitor
+    from keras_mp.loss_scaling.optimizer import LossScaleOptimizer as LossScaleOptimizer
+    from keras_mp.loss_scaling.wrap_optimizer import wrap_optimizer as wrap_optimizer
     from keras_mp.numerics.audit import AuditReport as AuditReport
     from keras_mp.numerics.audit import audit as audit
-    from keras_mp.numerics.blame import NonFinite as NonFinite
-    from keras_mp.numerics.blame import find_nonfinite as find_nonfinite
-    from keras_mp.numerics.finder import NonFiniteFinder as NonFiniteFinder
-    from keras_mp.numerics.parity import ParityReport as ParityReport
-    from keras_mp.numerics.parity import compare_training as compare_training
+    from keras_mp.numerics.compare_training import ParityReport as ParityReport
+    from keras_mp.numerics.compare_training import compare_training as compare_training
+    from keras_mp.numerics.nonfinite import NonFinite as NonFinite
+    from keras_mp.numerics.nonfinite import find_nonfinite as find_nonfinite
+    from keras_mp.numerics.nonfinite_callback import NonFiniteFinder as NonFiniteFinder
     from keras_mp.numerics.search import PolicySearch as PolicySearch
     from keras_mp.numerics.search import search_policy as search_policy
-    from keras_mp.optimizer import LossScaleOptimizer as LossScaleOptimizer
     from keras_mp.parallel.distribute import distribute as distribute
-    from keras_mp.policy import choose_policy as choose_policy
-    from keras_mp.policy import policy_scope as policy_scope
-    from keras_mp.policy import set_global_policy as set_global_policy
-    from keras_mp.recompute import remat as remat
-    from keras_mp.self_attention import SelfAttention as SelfAttention
-    from keras_mp.sensitive import sensitive_layers as sensitive_layers
-    from keras_mp.skip import atomic_skip as atomic_skip
-    from keras_mp.stabilized import stabilize as stabilize
-    from keras_mp.wrap import wrap_optimizer as wrap_optimizer
+    from keras_mp.precision.policy import choose_policy as choose_policy
+    from keras_mp.precision.policy import policy_scope as policy_scope
+    from keras_mp.precision.policy import set_global_policy as set_global_policy
+    from keras_mp.stability.sensitive import sensitive_layers as sensitive_layers
+    from keras_mp.stability.stabilized import stabilize as stabilize
+    from keras_mp.training.batches import Batches as Batches
+    from keras_mp.training.batches import ShuffledBatches as ShuffledBatches
+    from keras_mp.training.checkpoint import TrainingCheckpoint as TrainingCheckpoint
     from keras_mp.xla.report import CompileReport as CompileReport
     from keras_mp.xla.report import inspect as inspect
 
 _HOME = {
     "AuditReport": "keras_mp.numerics.audit",
-    "Batches": "keras_mp.batches",
+    "Batches": "keras_mp.training.batches",
     "BenchmarkReport": "keras_mp.bench.report",
-    "ChunkedCrossEntropy": "keras_mp.language_model",
+    "ChunkedCrossEntropy": "keras_mp.lean.language_model",
     "CompileReport": "keras_mp.xla.report",
-    "Gelu": "keras_mp.gelu",
-    "LanguageModel": "keras_mp.language_model",
-    "LossScale": "keras_mp.loss_scale",
-    "LossScaleOptimizer": "keras_mp.optimizer",
-    "NoLossScale": "keras_mp.loss_scale",
-    "NonFinite": "keras_mp.numerics.blame",
-    "NonFiniteFinder": "keras_mp.numerics.finder",
-    "ParityReport": "keras_mp.numerics.parity",
+    "Gelu": "keras_mp.lean.gelu",
+    "LanguageModel": "keras_mp.lean.language_model",
+    "LossScale": "keras_mp.loss_scaling.loss_scale",
+    "LossScaleOptimizer": "keras_mp.loss_scaling.optimizer",
+    "NoLossScale": "keras_mp.loss_scaling.loss_scale",
+    "NonFinite": "keras_mp.numerics.nonfinite",
+    "NonFiniteFinder": "keras_mp.numerics.nonfinite_callback",
+    "ParityReport": "keras_mp.numerics.compare_training",
     "PolicySearch": "keras_mp.numerics.search",
-    "PrecisionMonitor": "keras_mp.monitor",
-    "SelfAttention": "keras_mp.self_attention",
-    "ShuffledBatches": "keras_mp.batches",
-    "StaticLossScale": "keras_mp.loss_scale",
-    "TrainingCheckpoint": "keras_mp.checkpoint",
-    "atomic_skip": "keras_mp.skip",
+    "PrecisionMonitor": "keras_mp.loss_scaling.monitor",
+    "SelfAttention": "keras_mp.lean.self_attention",
+    "ShuffledBatches": "keras_mp.training.batches",
+    "StaticLossScale": "keras_mp.loss_scaling.loss_scale",
+    "TrainingCheckpoint": "keras_mp.training.checkpoint",
+    "atomic_skip": "keras_mp.loss_scaling.atomic_skip",
     "audit": "keras_mp.numerics.audit",
     "benchmark": "keras_mp.bench.benchmark",
-    "choose_policy": "keras_mp.policy",
-    "chunked_cross_entropy": "keras_mp.cross_entropy",
-    "compare_training": "keras_mp.numerics.parity",
+    "choose_policy": "keras_mp.precision.policy",
+    "chunked_cross_entropy": "keras_mp.lean.cross_entropy",
+    "compare_training": "keras_mp.numerics.compare_training",
     "distribute": "keras_mp.parallel.distribute",
-    "export_float32": "keras_mp.export",
-    "export_litert": "keras_mp.deploy.litert",
-    "export_onnx": "keras_mp.deploy.onnx",
-    "find_nonfinite": "keras_mp.numerics.blame",
+    "export_float32": "keras_mp.export.saved_model",
+    "export_litert": "keras_mp.export.litert",
+    "export_onnx": "keras_mp.export.onnx",
+    "find_nonfinite": "keras_mp.numerics.nonfinite",
     "inspect": "keras_mp.xla.report",
-    "policy_scope": "keras_mp.policy",
-    "remat": "keras_mp.recompute",
+    "policy_scope": "keras_mp.precision.policy",
+    "remat": "keras_mp.lean.remat",
     "search_policy": "keras_mp.numerics.search",
-    "sensitive_layers": "keras_mp.sensitive",
-    "set_global_policy": "keras_mp.policy",
-    "stabilize": "keras_mp.stabilized",
-    "wrap_optimizer": "keras_mp.wrap",
+    "sensitive_layers": "keras_mp.stability.sensitive",
+    "set_global_policy": "keras_mp.precision.policy",
+    "stabilize": "keras_mp.stability.stabilized",
+    "wrap_optimizer": "keras_mp.loss_scaling.wrap_optimizer",
 }
-_MODULES = ("backend", "chips", "fp8", "hardware")
+# Public modules, under the names that they have outside.
+_MODULES = {
+    "backend": "keras_mp.backend",
+    "chips": "keras_mp.precision.chips",
+    "fp8": "keras_mp.fp8",
+    "hardware": "keras_mp.precision.hardware",
+}
+_WITHOUT_LAYERS = ("backend", "chips", "hardware")
 
 __all__ = [*_HOME, *_MODULES]
-
-
-def register_classes() -> None:
-    """Imports the classes that saved models name: Keras finds only what has been registered by then."""
-    for name in ("stabilized", "optimizer", "fp8", "gelu", "language_model", "recompute", "self_attention"):
-        import_module(f"keras_mp.{name}")
 
 
 def __getattr__(name: str) -> Any:
@@ -105,9 +108,9 @@ def __getattr__(name: str) -> Any:
         register_classes()
         value = getattr(import_module(_HOME[name]), name)
     elif name in _MODULES:
-        if name == "fp8":
+        if name not in _WITHOUT_LAYERS:
             register_classes()
-        value = import_module(f"keras_mp.{name}")
+        value = import_module(_MODULES[name])
     else:
         raise AttributeError(f"module 'keras_mp' has no attribute {name!r}; it has {', '.join(__all__)}")
     globals()[name] = value

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keras_mp.quiet import import_keras, quiet_stderr
+from keras_mp.system.quiet_import import import_keras, quiet_stderr
 
 app = typer.Typer(
     add_completion=False,
@@ -25,7 +25,7 @@ app = typer.Typer(
 @app.command()
 def doctor() -> None:
     """Say what this machine can do in which precision, what `auto` would choose and why, and what to install."""
-    from keras_mp.doctor import main as print_doctor
+    from keras_mp.precision.doctor import main as print_doctor
 
     print_doctor()
 
@@ -83,7 +83,7 @@ def inspect(
     from keras_mp.xla.report import inspect as inspect_step
 
     if _is_file(model, context):
-        from keras_mp.xla.saved import step_of_file
+        from keras_mp.conversion.saved_step import step_of_file
 
         built, batch, trains = step_of_file(Path(model), 8 if batch_size is None else batch_size)
         inference = inference or not trains
@@ -127,7 +127,7 @@ def audit(
 
     batches: Any = None
     if _is_file(model, context):
-        from keras_mp.xla.saved import step_of_file
+        from keras_mp.conversion.saved_step import step_of_file
 
         built, shapes, trains = step_of_file(Path(model), 8 if batch_size is None else batch_size)
         if not trains:
@@ -180,7 +180,7 @@ def bench(
     import_keras()
     from keras_mp.bench.benchmark import BASE, measure
     from keras_mp.bench.report import check_precisions
-    from keras_mp.precision import PRECISIONS
+    from keras_mp.conversion.in_precision import PRECISIONS
 
     arguments: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
     if _is_file(model, context):
@@ -240,14 +240,14 @@ def export(
     if format == "savedmodel":
         if calibrate is not None:
             raise ValueError("--calibrate is for --format litert-int8, not 'savedmodel'")
-        from keras_mp.export import export_file
+        from keras_mp.export.saved_model import export_file
 
         report = export_file(
             model, path, verify, modules=imports or (), unsafe=unsafe, outputs=outputs, tolerance=tolerance
         )
         typer.echo(json.dumps(report._asdict(), default=str) if as_json else str(report))
         return
-    from keras_mp.deploy.from_file import deploy_file
+    from keras_mp.export.from_file import deploy_file
 
     deployed = deploy_file(
         model, path, format, verify, calibrate, modules=imports or (), unsafe=unsafe, tolerance=tolerance

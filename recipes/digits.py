@@ -15,9 +15,9 @@ import keras
 from keras import layers
 
 import keras_mp
-from keras_mp.batches import ShuffledBatches
-from keras_mp.parallel.alone import alone
-from keras_mp.policy import PolicyChoice
+from keras_mp.parallel.gather import alone
+from keras_mp.precision.policy import PolicyChoice
+from keras_mp.training.batches import ShuffledBatches
 from models.resnet import resnet_cifar
 from recipes.common.compiled import compiled
 from recipes.common.config import TrainingConfig, above_zero

@@ -22,10 +22,10 @@ import keras
 import numpy as np
 
 import keras_mp
-from keras_mp.files import written_beside
 from keras_mp.parallel import workers
-from keras_mp.parallel.alone import alone
-from keras_mp.policy import PolicyChoice
+from keras_mp.parallel.gather import alone
+from keras_mp.precision.policy import PolicyChoice
+from keras_mp.system.atomic_write import written_beside
 from models.gpt import SIZES, gpt
 from recipes.common.compiled import compiled
 from recipes.common.config import TransformerConfig, above_zero, at_least_zero

@@ -19,9 +19,9 @@ import numpy as np
 from keras import layers
 
 import keras_mp
-from keras_mp.batches import Batches
-from keras_mp.parallel.alone import alone
-from keras_mp.policy import PolicyChoice
+from keras_mp.parallel.gather import alone
+from keras_mp.precision.policy import PolicyChoice
+from keras_mp.training.batches import Batches
 from models.resnet import resnet_imagenet
 from models.vit import SIZES, vit
 from recipes.common.compiled import compiled

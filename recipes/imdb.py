@@ -15,9 +15,9 @@ from typing import Annotated
 import keras
 
 import keras_mp
-from keras_mp.batches import ShuffledBatches
-from keras_mp.parallel.alone import alone
-from keras_mp.policy import PolicyChoice
+from keras_mp.parallel.gather import alone
+from keras_mp.precision.policy import PolicyChoice
+from keras_mp.training.batches import ShuffledBatches
 from models.text_classifier import SIZES, text_classifier
 from recipes.common.compiled import compiled
 from recipes.common.config import TransformerConfig, above_zero

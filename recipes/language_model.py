@@ -16,11 +16,11 @@ from typing import Annotated
 import keras
 
 import keras_mp
-from keras_mp.batches import ShuffledBatches
-from keras_mp.files import written_beside
 from keras_mp.parallel import workers
-from keras_mp.parallel.alone import alone
-from keras_mp.policy import PolicyChoice
+from keras_mp.parallel.gather import alone
+from keras_mp.precision.policy import PolicyChoice
+from keras_mp.system.atomic_write import written_beside
+from keras_mp.training.batches import ShuffledBatches
 from models.gpt import gpt
 from models.transformer import Size
 from recipes.common.compiled import compiled

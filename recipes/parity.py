@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
-from keras_mp.files import written_beside
 from keras_mp.fp8.scaling import RECIPES
+from keras_mp.system.atomic_write import written_beside
 from recipes.common.curves import draw_parity
 from recipes.common.metric import difference, written
 

@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from keras_mp.parallel.cluster import find_cluster
-from keras_mp.parallel.roll_call import DisagreementError, LostWorkerError
-from keras_mp.quiet import import_keras
+from keras_mp.parallel.coordinator import DisagreementError, LostWorkerError
+from keras_mp.system.quiet_import import import_keras
 from recipes.common.options import nearest, parse
 
 

@@ -1,7 +1,7 @@
 """Devices as the runtimes would describe them, for tests that run on none of them."""
 
-from keras_mp.chips import CHIPS
-from keras_mp.hardware import Device
+from keras_mp.precision.chips import CHIPS
+from keras_mp.precision.hardware import Device
 
 
 def chip_device(name: str) -> Device:

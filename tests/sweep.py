@@ -31,9 +31,9 @@ from rich.console import Console
 from rich.table import Table
 
 import keras_mp
-from keras_mp.export import relative_difference
+from keras_mp.export.low_precision import low_precision
+from keras_mp.export.saved_model import relative_difference
 from keras_mp.rebuild import layers_by_path
-from keras_mp.saved_model import low_precision
 
 
 class Row(NamedTuple):

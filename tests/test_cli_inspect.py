@@ -9,7 +9,9 @@ from pathlib import Path
 import keras
 import pytest
 
-from keras_mp.xla.saved import step_of_file
+from keras_mp.conversion.saved_step import step_of_file
+
+pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parents[1]
 

@@ -12,6 +12,8 @@ import pytest
 import keras_mp
 from benchmarks import results
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parents[1]
 FIXED = (ROOT / "docs" / "what-we-fixed.md").read_text()
 ROWS = re.findall(r"^\| (\d+b?) \|(.*)\|$", FIXED, re.MULTILINE)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from keras_mp.bench.interleave import steps_of_a_turn, take_turns
 from keras_mp.bench.process import Process, SubjectError
-from keras_mp.bench.turns import steps_of_a_turn, take_turns
 
 
 class Task(NamedTuple):
@@ -16,7 +16,7 @@ class Task(NamedTuple):
 
     Args:
         name: of its row.
-        function: "module:function", which returns a `keras_mp.bench.subject.Subject`.
+        function: "module:function", which returns a `keras_mp.bench.workload.Subject`.
         arguments: of the function; anything that JSON has.
         environment: of its process, such as `{"KERAS_BACKEND": "jax"}`.
     """

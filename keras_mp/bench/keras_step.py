@@ -11,15 +11,15 @@ from typing import Any
 import keras
 
 from keras_mp import backend, hardware
-from keras_mp.backend.lowered import LoweringError
-from keras_mp.bench.subject import CannotRunError, Subject
-from keras_mp.hardware import Device
+from keras_mp.backend.common.lowered import LoweringError
+from keras_mp.bench.workload import CannotRunError, Subject
+from keras_mp.conversion.in_precision import in_precision
+from keras_mp.conversion.saved_step import model_of_file, step_of_file
 from keras_mp.numerics.synthetic import random_batches
-from keras_mp.policy import set_global_policy
-from keras_mp.precision import in_precision
-from keras_mp.versions import installed
-from keras_mp.xla.saved import model_of_file, step_of_file
-from keras_mp.xla.step import lower_step
+from keras_mp.precision.hardware import Device
+from keras_mp.precision.policy import set_global_policy
+from keras_mp.system.versions import installed
+from keras_mp.xla.compiled_step import lower_step
 
 # The dtype of a chip's peak rate that a precision is held against.
 _PEAK = {

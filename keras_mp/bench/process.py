@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_mp.host import resident_bytes
+from keras_mp.system.host import resident_bytes
 
 # How often a process is asked how much it holds, in seconds.
 _WATCH = 0.05
@@ -42,7 +42,7 @@ class SubjectError(RuntimeError):
 
 
 class Process:
-    """A running `keras_mp.bench.child`.
+    """A running `keras_mp.bench.worker`.
 
     Args:
         environment: set there, besides what is set here.
@@ -58,7 +58,7 @@ class Process:
         self._over = False
         ours = [*paths, str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "keras_mp.bench.child"],
+            [sys.executable, "-m", "keras_mp.bench.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -15,9 +15,9 @@ from rich.console import Group
 from rich.text import Text
 
 from keras_mp.bench.compare import Measured
-from keras_mp.bench.turns import Spread, ratio, spread
-from keras_mp.columns import ColumnTable, plain_text
-from keras_mp.page import COLOURS, write_text
+from keras_mp.bench.interleave import Spread, ratio, spread
+from keras_mp.reporting.html import COLOURS, write_text
+from keras_mp.reporting.table import ColumnTable, plain_text
 
 _COLUMNS = ("", "step, ms", "of the base's", "a second", "compile, s", "MiB", "of peak", "batch")
 

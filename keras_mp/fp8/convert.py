@@ -12,9 +12,9 @@ from keras_mp.fp8.layers import Config, Float8Layer
 from keras_mp.fp8.recipe import Recipe
 from keras_mp.fp8.scaling import get_recipe
 from keras_mp.fp8.selection import Decision, Select, Target, decide
-from keras_mp.hardware import Support, support
+from keras_mp.precision.hardware import Support, support
 from keras_mp.rebuild import layers_below, layers_by_path, rebuild
-from keras_mp.stabilized import Stabilized
+from keras_mp.stability.stabilized import Stabilized
 
 
 def is_available() -> Support:

@@ -12,8 +12,8 @@ from keras_mp.fp8.layers import Config, Float8Dense, Float8EinsumDense
 from keras_mp.fp8.recipe import Recipe
 from keras_mp.fp8.scaling import get_recipe
 from keras_mp.rebuild import children_of, original_config
-from keras_mp.stabilized import REGISTERED_NAME as STABILIZED
-from keras_mp.stabilized import Stabilized, stabilize_in_place
+from keras_mp.stability.stabilized import REGISTERED_NAME as STABILIZED
+from keras_mp.stability.stabilized import Stabilized, stabilize_in_place
 
 CHILDREN = "keras_mp>Float8Children"
 # The order of a child among its parent's, from an outer layer inwards.

@@ -13,8 +13,8 @@ from keras_mp.fp8.cost import Cost, chip_for, rows_of, step_cost
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.recipe import Recipe
 from keras_mp.rebuild import layers_by_path
-from keras_mp.sensitive import NORMALIZATIONS, PASSING_ON, output_layers
-from keras_mp.stabilized import Stabilized
+from keras_mp.stability.sensitive import NORMALIZATIONS, PASSING_ON, output_layers
+from keras_mp.stability.stabilized import Stabilized
 
 # NVIDIA, cuBLAS documentation, cublasLtMatmul: sizes of FP8 operands must be multiples of 16.
 MULTIPLE = 16

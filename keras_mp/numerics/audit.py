@@ -15,18 +15,18 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_mp.loss_scale import LossScale
+from keras_mp.conversion.reference import in_float32
+from keras_mp.loss_scaling.loss_scale import LossScale
 from keras_mp.numerics import verdict
 from keras_mp.numerics.batches import batches_of
 from keras_mp.numerics.checks import check_labels, check_model, trains_itself
+from keras_mp.numerics.flops import flops_of
 from keras_mp.numerics.observe import Call, ObservedStep, Record, unchanged
 from keras_mp.numerics.ranges import FLOAT16, FORMATS, Range, merged
-from keras_mp.numerics.reference import in_float32
 from keras_mp.numerics.sample import sampled
 from keras_mp.numerics.verdict import Verdict
-from keras_mp.numerics.work import flops_of
-from keras_mp.page import write_text
 from keras_mp.rebuild import own_variables
+from keras_mp.reporting.html import write_text
 
 SAMPLE = 8192
 # What a later, larger gradient has room to grow by before the recommended scale makes it overflow.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from keras_mp.numerics.audit_table import headline, share, span
 from keras_mp.numerics.ranges import FORMATS
-from keras_mp.page import document, table, write_text
+from keras_mp.reporting.html import document, table, write_text
 
 if TYPE_CHECKING:
     from keras_mp.numerics.audit import AuditReport

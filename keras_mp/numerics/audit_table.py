@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from keras_mp.columns import ColumnTable, plain_text
 from keras_mp.numerics.ranges import Range
+from keras_mp.reporting.table import ColumnTable, plain_text
 
 if TYPE_CHECKING:
     from keras_mp.numerics.audit import AuditReport, LayerAudit

@@ -13,7 +13,7 @@ import numpy as np
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.backend.calls import wrapped_methods
+from keras_mp.backend.common.calls import wrapped_methods
 from keras_mp.numerics.checks import does_not_fit
 from keras_mp.rebuild import children_of, layers_by_path, operations_of
 

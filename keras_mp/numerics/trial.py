@@ -11,11 +11,11 @@ import keras
 import numpy as np
 
 from keras_mp import backend, fp8
-from keras_mp.export import to_float32
-from keras_mp.numerics.blame import first_nonfinite
+from keras_mp.conversion.reference import copy_of
+from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.numerics.checks import does_not_fit
+from keras_mp.numerics.nonfinite import first_nonfinite
 from keras_mp.numerics.observe import loss_of, unchanged
-from keras_mp.numerics.reference import copy_of
 from keras_mp.rebuild import children_of, layers_below, layers_by_path
 
 # A weight whose gradient is a smaller part of the whole is not missed where it vanishes: it may be rounding itself.

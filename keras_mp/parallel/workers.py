@@ -16,8 +16,8 @@ import keras
 
 from keras_mp import backend
 from keras_mp.parallel.cluster import Cluster
-from keras_mp.parallel.roll_call import BEAT_SECONDS, RollCall
-from keras_mp.versions import installed
+from keras_mp.parallel.coordinator import BEAT_SECONDS, RollCall
+from keras_mp.system.versions import installed
 
 PACKAGES = ("keras", "tensorflow", "jax", "jaxlib", "numpy")
 OWN_CODE = ("keras_mp", "models", "recipes")

@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from keras_mp.backend.lowered import UNATTRIBUTED
-from keras_mp.chips import Chip
+from keras_mp.backend.common.lowered import UNATTRIBUTED
+from keras_mp.precision.chips import Chip
+from keras_mp.xla.estimate import seconds
 from keras_mp.xla.findings import Sensitive
 from keras_mp.xla.matmuls import Matmul
 from keras_mp.xla.memory import Memory
-from keras_mp.xla.roofline import seconds
 from keras_mp.xla.targets import Target
 
 _LOW = ("float16", "bfloat16")

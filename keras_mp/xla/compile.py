@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_mp.backend.lowered import Lowered
-from keras_mp.versions import installed
+from keras_mp.backend.common.lowered import Lowered
+from keras_mp.system.versions import installed
 from keras_mp.xla.targets import INSTALL, Target, availability
 
 # Of what is described of a step; one more when keras_mp.xla.program changes it. Compiling again is not needed then.

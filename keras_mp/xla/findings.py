@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from keras_mp.backend.lowered import UNATTRIBUTED, Lowered, call_of
+from keras_mp.backend.common.lowered import UNATTRIBUTED, Lowered, call_of
 from keras_mp.xla.hlo import BITS, NAMES, Instruction, Module, long_name
 from keras_mp.xla.matmuls import full_name
 

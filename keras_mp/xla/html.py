@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_mp.page import COLOURS, document, table, write_text
+from keras_mp.reporting.html import COLOURS, document, table, write_text
 from keras_mp.xla.table import (
     compiled_as,
     headline,

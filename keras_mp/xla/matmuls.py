@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keras_mp.backend.lowered import UNATTRIBUTED, Lowered, call_of, is_backward
+from keras_mp.backend.common.lowered import UNATTRIBUTED, Lowered, call_of, is_backward
 from keras_mp.xla.flops import dot_flops
 from keras_mp.xla.hlo import Instruction, Module, long_name
 

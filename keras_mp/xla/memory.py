@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_mp.backend.lowered import Argument, Lowered, is_backward
+from keras_mp.backend.common.lowered import Argument, Lowered, is_backward
 from keras_mp.xla.findings import layer_of, name_of
 from keras_mp.xla.hlo import BITS, FREE, NAMES, Instruction, Module, long_name
 

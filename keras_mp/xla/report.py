@@ -12,21 +12,21 @@ from typing import Any
 
 import keras
 
-from keras_mp.backend.lowered import UNATTRIBUTED
-from keras_mp.page import write_text
+from keras_mp.backend.common.lowered import UNATTRIBUTED
+from keras_mp.conversion.in_precision import FP8, check_precision, in_precision, precision_of
 from keras_mp.parallel.plan import Plan, plan_of
-from keras_mp.policy import policy_scope
-from keras_mp.precision import FP8, check_precision, in_precision, precision_of
+from keras_mp.precision.policy import policy_scope
+from keras_mp.reporting.html import write_text
 from keras_mp.xla import findings
 from keras_mp.xla.advice import Advice, advise, asks_fp8, runs_fp8
 from keras_mp.xla.collectives import Collective, collectives
 from keras_mp.xla.compile import compile_step
+from keras_mp.xla.compiled_step import build_without_values, lower_step
+from keras_mp.xla.estimate import Roofline, estimate
 from keras_mp.xla.findings import Casts, Float32Work, Sensitive
 from keras_mp.xla.hlo import parse
 from keras_mp.xla.matmuls import Matmul, dtype_pair, join
 from keras_mp.xla.memory import Memory, measure
-from keras_mp.xla.roofline import Roofline, estimate
-from keras_mp.xla.step import build_without_values, lower_step
 from keras_mp.xla.targets import Target, find_target, slice_of
 
 

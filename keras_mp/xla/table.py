@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from keras_mp.columns import ColumnTable, plain_text
+from keras_mp.reporting.table import ColumnTable, plain_text
 from keras_mp.xla.advice import Advice
 from keras_mp.xla.matmuls import Matmul
 

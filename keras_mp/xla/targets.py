@@ -7,8 +7,8 @@ import importlib.util
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from keras_mp.chips import CHIPS, Chip
-from keras_mp.hardware import Support
+from keras_mp.precision.chips import CHIPS, Chip
+from keras_mp.precision.hardware import Support
 
 INSTALL = 'pip install "keras-mp[inspect]"'
 

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 import keras_mp
-from keras_mp.policy import PolicyChoice
+from keras_mp.precision.policy import PolicyChoice
 from keras_mp.rebuild import layers_by_path
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from keras_mp.files import written_beside
+from keras_mp.system.atomic_write import written_beside
 from recipes.common.metric import written
 from recipes.common.require import require
 

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 import keras_mp
-from keras_mp.files import written_beside
 from keras_mp.parallel import workers
-from keras_mp.policy import PolicyChoice
-from keras_mp.versions import installed
+from keras_mp.precision.policy import PolicyChoice
+from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.versions import installed
 from recipes.common.config import TrainingConfig
 from recipes.common.curves import draw_curves
 from recipes.common.fit import Training

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import keras
 
 import keras_mp
-from keras_mp.batches import Batches
+from keras_mp.conversion.in_precision import in_precision
 from keras_mp.parallel import workers
-from keras_mp.parallel.loop import fit as fit_model
-from keras_mp.precision import in_precision
+from keras_mp.training.batches import Batches
+from keras_mp.training.fit import fit as fit_model
 from recipes.common.config import FREE, TrainingConfig
 from recipes.common.history import HistoryFile
 from recipes.common.interrupt import StopOnInterrupt

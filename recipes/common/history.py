@@ -6,7 +6,7 @@ from pathlib import Path
 
 import keras
 
-from keras_mp.files import written_beside
+from keras_mp.system.atomic_write import written_beside
 
 
 class HistoryFile(keras.callbacks.Callback):

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_mp.batches import ShuffledBatches
-from keras_mp.files import written_beside
+from keras_mp.system.atomic_write import written_beside
+from keras_mp.training.batches import ShuffledBatches
 from recipes.common.require import require
 from recipes.datasets import lm1b, text
 from recipes.datasets.tokens import encode, learn, token_file

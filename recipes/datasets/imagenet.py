@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp.batches import Batches, shuffled
+from keras_mp.training.batches import Batches, shuffled
 from recipes.common.require import require
 from recipes.datasets.prepared import Source, prepared, reads_with_tf_data, tfds
 from recipes.datasets.streamed import StreamedBatches, in_order_of, keys

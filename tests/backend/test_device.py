@@ -1,4 +1,4 @@
-from keras_mp.backend.device import DeviceInfo, best_first
+from keras_mp.backend.common.device import DeviceInfo, best_first
 
 
 def test_best_first_sorts_by_kind_and_keeps_the_order_within():

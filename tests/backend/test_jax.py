@@ -9,7 +9,7 @@ if keras.backend.backend() != "jax":
 import jax
 
 from keras_mp.backend import jax as backend
-from keras_mp.backend.device import DeviceInfo
+from keras_mp.backend.common.device import DeviceInfo
 
 
 def fake(platform, kind, peak=None, **attributes):

@@ -7,7 +7,7 @@ if keras.backend.backend() != "tensorflow":
 import tensorflow as tf
 
 from keras_mp.backend import tensorflow as backend
-from keras_mp.backend.device import DeviceInfo
+from keras_mp.backend.common.device import DeviceInfo
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import re
 import keras
 import numpy as np
 import pytest
-from test_optimizer import BAD, batches_with_overflow
+from overflows import BAD, batches_with_overflow
 
 import keras_mp
 from keras_mp import backend
-from keras_mp.backend.device import traced_for
+from keras_mp.backend.common.device import traced_for
 
 OPTIMIZERS = {
     "clip, decay": dict(global_clipnorm=0.5, weight_decay=0.1),

@@ -14,6 +14,8 @@ from keras_mp.bench.compare import Measured
 from keras_mp.bench.report import BenchmarkReport, check_precisions
 from keras_mp.cli import app
 
+pytestmark = pytest.mark.once
+
 X = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
 Y = np.array([0, 1, 2, 0])
 

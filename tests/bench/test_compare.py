@@ -13,7 +13,7 @@ HERE = [str(Path(__file__).parent)]
 
 
 def task(name, function, **arguments):
-    return Task(name, f"subjects_for_tests:{function}", arguments)
+    return Task(name, f"workloads_for_tests:{function}", arguments)
 
 
 def test_two_are_measured_in_processes_of_their_own():
@@ -93,7 +93,7 @@ def test_a_function_is_called_in_a_process_of_its_own():
 
 def test_a_process_ends_when_it_is_closed():
     process = Process(paths=HERE)
-    process.ask("load", name="a", function="subjects_for_tests:sleeper", arguments={"seconds": 0})
+    process.ask("load", name="a", function="workloads_for_tests:sleeper", arguments={"seconds": 0})
     process.close()
     assert process._process.returncode is not None
 

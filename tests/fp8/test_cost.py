@@ -6,10 +6,10 @@ import pytest
 from keras import layers
 
 import keras_mp
-from keras_mp.chips import CHIPS
 from keras_mp.fp8 import CurrentScaling, DelayedScaling, RowwiseScaling, convert, explain
 from keras_mp.fp8.cost import chip_for, step_cost
 from keras_mp.fp8.layers import Float8Layer
+from keras_mp.precision.chips import CHIPS
 
 SHAPE = (8192, 4096, 16384)
 

@@ -9,6 +9,8 @@ import keras_mp
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.rebuild import layers_by_path
 
+pytestmark = pytest.mark.once
+
 hub = pytest.importorskip("keras_hub")
 
 

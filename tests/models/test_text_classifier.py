@@ -8,6 +8,8 @@ from check_model import PRECISIONS, check_model
 from models.text_classifier import PADDING, text_classifier
 from models.transformer import Size
 
+pytestmark = pytest.mark.once
+
 TINY = Size(1, 128, 2)
 TEXTS = np.array([[5, 6, 7, 8, 9, 1, 2, 3], [5, 6, 7, PADDING, PADDING, PADDING, PADDING, PADDING]], "int32")
 

@@ -8,6 +8,8 @@ from check_model import PRECISIONS, check_model
 from models.transformer import Size
 from models.vit import vit
 
+pytestmark = pytest.mark.once
+
 TINY = Size(1, 128, 2)
 
 

@@ -6,6 +6,8 @@ from overflowing import calls_in_float32, finite_in_float16, gpt2, gpt12, mobile
 
 from keras_mp import audit
 
+pytestmark = pytest.mark.once
+
 # On JAX, Keras's fused attention in float16 has no kernel on a CPU: there the layers inside are judged alone.
 SKIPPED = (keras.layers.MultiHeadAttention,) if keras.backend.backend() == "jax" else ()
 OVERFLOWING = ("output", "input", "kernel", "scores", "before activation")

@@ -9,6 +9,8 @@ from keras import layers
 
 from keras_mp import ParityReport, compare_training
 
+pytestmark = pytest.mark.once
+
 X = normal(256, 8)
 Y = (X[:, :1] * X[:, 1:2] + 0.1 * normal(256, 1)).astype("float32")
 DATA = [(X[i : i + 32], Y[i : i + 32]) for i in range(0, 256, 32)]

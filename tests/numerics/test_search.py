@@ -7,6 +7,8 @@ from keras import layers
 import keras_mp
 from keras_mp import search_policy
 
+pytestmark = pytest.mark.once
+
 FLOAT16 = ("mixed_float16", "float32")
 
 

@@ -19,7 +19,7 @@ else:
     assert len(jax.devices()) == 8, "start with XLA_FLAGS=--xla_force_host_platform_device_count=8"
 
 import keras_mp
-from keras_mp.versions import installed
+from keras_mp.system.versions import installed
 from recipes.language_model import Config, batches, build
 
 PRECISIONS = ["float32", "mixed_bfloat16", "mixed_float16"]

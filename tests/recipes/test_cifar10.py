@@ -11,6 +11,8 @@ from mocked_data import mocked
 from recipes import cifar10 as recipe
 from recipes.run import main
 
+pytestmark = pytest.mark.once
+
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 QUICK = dataclasses.replace(recipe.cifar10(), download=True, epochs=2, width=4, depth=8, batch_size=8)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import keras_mp
-from keras_mp.policy import PolicyChoice
+from keras_mp.precision.policy import PolicyChoice
 from recipes import digits as recipe
 from recipes.common import finish
 from recipes.datasets.digits import load

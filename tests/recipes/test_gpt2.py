@@ -13,6 +13,8 @@ from recipes import gpt2 as recipe
 from recipes.datasets import corpus, lm1b
 from recipes.run import main
 
+pytestmark = pytest.mark.once
+
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers, which learns the vocabulary, is not installed")
 QUICK = dataclasses.replace(
     recipe.gpt2(),

@@ -12,6 +12,8 @@ from models.transformer import Size
 from recipes import imagenet as recipe
 from recipes.run import main
 
+pytestmark = pytest.mark.once
+
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 QUICK = dataclasses.replace(recipe.imagenet(), download=True, epochs=1, batch_size=4, image_size=32, resnet_width=4)
 

@@ -12,6 +12,8 @@ from recipes import imdb as recipe
 from recipes.datasets import imdb as dataset
 from recipes.run import main
 
+pytestmark = pytest.mark.once
+
 pytest.importorskip("tokenizers", reason="tokenizers, which learns the vocabulary, is not installed")
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 QUICK = dataclasses.replace(

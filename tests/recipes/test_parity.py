@@ -2,6 +2,8 @@ import pytest
 
 from recipes import parity
 
+pytestmark = pytest.mark.once
+
 
 def test_the_table_has_the_means_and_their_largest_difference():
     text = parity.table("test accuracy", {"float32": [0.98, 1.0], "mixed_float16": [0.96, 0.97]})

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_mp.batches import ShuffledBatches
+from keras_mp.training.batches import ShuffledBatches
 from recipes.run import main
 
 QUICK = (

@@ -1,11 +1,14 @@
 """What the lean GPT needs beside Keras's own layers, by the compiler of an H100."""
 
 import keras
+import pytest
 
 import keras_mp
 from benchmarks.plain_models import plain_gpt
 from models.gpt import gpt
 from models.transformer import Size
+
+pytestmark = pytest.mark.once
 
 LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH, BATCH = 1, 768, 12, 50304, 1024, 8  # GPT-2, of 12 blocks one
 

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from keras_mp.chips import CHIPS
+from keras_mp.precision.chips import CHIPS
 from keras_mp.xla.targets import INSTALL, availability, find_target, target_names
 
 

@@ -3,7 +3,7 @@ import signal
 import keras
 import numpy as np
 
-from keras_mp.batches import ShuffledBatches
+from keras_mp.training.batches import ShuffledBatches
 from recipes.common.config import TrainingConfig
 from recipes.common.fit import fit
 

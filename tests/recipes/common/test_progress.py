@@ -5,7 +5,7 @@ import numpy as np
 from rich.console import Console
 
 import keras_mp
-from keras_mp.batches import ShuffledBatches
+from keras_mp.training.batches import ShuffledBatches
 from recipes.common.progress import ProgressBar, written
 from recipes.common.step_timer import StepTimer
 

@@ -1,6 +1,6 @@
 import pytest
 
-from keras_mp.files import written_beside
+from keras_mp.system.atomic_write import written_beside
 from recipes.common.run_folder import new_run_folder
 
 

@@ -1,0 +1,117 @@
+"""A lowered step: StableHLO whose operations name the layer call they come from, and what each argument is."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from keras_mp.backend.common.calls import wrapped_methods
+
+UNATTRIBUTED = "unattributed"
+_CALL = re.compile(r"keras_mp\.call\.(\d+)")
+
+
+class LoweringError(ValueError):
+    """A step cannot be lowered; the message says which model, why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a lowered step.
+
+    Args:
+        kind: "parameters" (weights that train), "state" (weights that do not), "optimizer", "metrics" or "batch".
+        path: the variable's path, or the place in the batch.
+        shape: its dimensions.
+        dtype: its element type, as Keras writes it.
+        parts: over how many devices it is split.
+    """
+
+    kind: str
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One call of a layer while the step was traced.
+
+    Args:
+        path: the layer's path in the model; "" for the model itself.
+        kind: the layer's class.
+        number: 1 for its first call in the step.
+    """
+
+    path: str
+    kind: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """One step of a model as StableHLO.
+
+    Args:
+        module: the module as text, with locations, or as MLIR bytecode.
+        arguments: what the arguments of its main function are, in order.
+        calls: the layer calls of the trace; the operations of call i have `keras_mp.call.i` in their names.
+        backend: "tensorflow" or "jax".
+        model: the model's name.
+    """
+
+    module: bytes
+    arguments: tuple[Argument, ...]
+    calls: tuple[LayerCall, ...]
+    backend: str
+    model: str
+
+    def layer(self, call: int | None) -> str:
+        """The path of the layer of a call, the model's name for the model itself, "unattributed" for None."""
+        return UNATTRIBUTED if call is None else self.calls[call].path or self.model
+
+
+def call_of(operation_name: str) -> int | None:
+    """Finds the innermost layer call in the name of an operation: the index in `Lowered.calls`, or None."""
+    numbers = _CALL.findall(operation_name)
+    return int(numbers[-1]) if numbers else None
+
+
+def is_backward(operation_name: str) -> bool:
+    """Tells whether an operation is of a backward pass: so TensorFlow's tape and JAX's transposition name them."""
+    return "gradient_tape" in operation_name or "transpose(" in operation_name
+
+
+@contextmanager
+def named_calls(layers: Mapping[str, Any], scope: Callable[[str], AbstractContextManager]) -> Iterator[list[LayerCall]]:
+    """Writes into the name of each operation traced within which call of which layer it belongs to.
+
+    Args:
+        layers: the layers, and the operations that are no layers, by path.
+        scope: makes the backend's name scope from a name.
+
+    Yields:
+        The list of calls, which grows with the trace.
+    """
+    calls: list[LayerCall] = []
+
+    def named(path: str, layer: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        number = 0
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal number
+            number += 1
+            calls.append(LayerCall(path, type(layer).__name__, number))
+            with scope(f"keras_mp.call.{len(calls) - 1}"):
+                return function(*args, **kwargs)
+
+        return call
+
+    with wrapped_methods(layers.items(), ("call", "quantized_call"), named):
+        yield calls

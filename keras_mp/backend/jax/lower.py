@@ -1,0 +1,112 @@
+"""Lowers a step of a Keras model on JAX, from shapes alone: nothing is allocated and nothing runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import jax
+import keras
+from jax.sharding import NamedSharding, PartitionSpec
+
+from keras_mp.backend.common.device import traced_for
+from keras_mp.backend.common.lowered import Argument, Lowered, LoweringError, named_calls
+from keras_mp.backend.jax.parallel import lowering_scope
+
+
+def lower(
+    model: Any,
+    batch: Any,
+    layers: Mapping[str, Any],
+    *,
+    training: bool = True,
+    platform: str = "cpu",
+    plan: Any = None,
+) -> Lowered:
+    """Lowers one step of a model to StableHLO.
+
+    Args:
+        model: a built Keras model, compiled where a training step is asked for.
+        batch: a structure of `keras.KerasTensor`: (x, y) or (x, y, sample_weight) to train, x to infer.
+        layers: the model's layers by path, to name the operations by; the model itself is "".
+        training: a whole training step, otherwise the forward pass of inference.
+        platform: what to lower for: "cpu", "cuda" or "tpu".
+        plan: a `keras_mp.parallel.plan.Plan`, for a step on several devices.
+
+    Returns:
+        The lowered step.
+
+    Raises:
+        LoweringError: If JAX cannot trace the step.
+    """
+    with nullcontext() if plan is None else lowering_scope(plan) as mesh:
+        return _lower(model, batch, layers, training, platform, plan, mesh)
+
+
+def _lower(
+    model: Any, batch: Any, layers: Mapping[str, Any], training: bool, platform: str, plan: Any, mesh: Any
+) -> Lowered:
+    def lies(path: str, shape: tuple[int, ...], dtype: str) -> NamedSharding | None:
+        return None if mesh is None else NamedSharding(mesh, PartitionSpec(*plan.axes_of(path, shape, dtype)))
+
+    def laid_out(variable: Any) -> jax.ShapeDtypeStruct:
+        shape, dtype = tuple(variable.shape), str(variable.dtype)
+        return jax.ShapeDtypeStruct(shape, variable.dtype, sharding=lies(variable.path, shape, dtype))
+
+    def argument(kind: str, path: str, leaf: jax.ShapeDtypeStruct) -> Argument:
+        split = [] if leaf.sharding is None else [axis for axis in leaf.sharding.spec if axis is not None]
+        parts = math.prod(plan.shape[plan.axes.index(axis)] for axis in split)
+        return Argument(kind, path, leaf.shape, str(leaf.dtype), parts)
+
+    by_row = None if mesh is None else NamedSharding(mesh, PartitionSpec("batch"))
+    shapes = jax.tree.map(lambda leaf: _shape(leaf, by_row), batch, is_leaf=_is_tensor)
+    trainable, passive = model.trainable_variables, model.non_trainable_variables
+    groups = [("parameters", trainable), ("state", passive)]
+    if training:
+        groups += [("optimizer", model.optimizer.variables), ("metrics", model.metrics_variables)]
+    state = [[laid_out(v) for v in variables] for _, variables in groups]
+    arguments = [
+        argument(kind, v.path, leaf)
+        for (kind, variables), leaves in zip(groups, state, strict=True)
+        for v, leaf in zip(variables, leaves, strict=True)
+    ]
+    places = jax.tree_util.tree_leaves_with_path(shapes)
+    arguments += [argument("batch", jax.tree_util.keystr(path), leaf) for path, leaf in places]
+
+    def inference_step(state: Any, x: Any) -> Any:
+        return model.stateless_call(*state, x, training=False)[0]
+
+    step = model.train_step if training else inference_step
+    try:
+        with traced_for(platform), _without_tracebacks(), named_calls(layers, jax.named_scope) as calls:
+            # As Keras's trainer does; keep_unused, so that the arguments are those above.
+            out = None
+            if mesh is not None and training:
+                out = (None, jax.tree.map(lambda leaf: leaf.sharding, tuple(state)))
+            compiled = jax.jit(step, donate_argnums=0 if training else (), keep_unused=True, out_shardings=out)
+            lowered = compiled.trace(tuple(state), shapes).lower(lowering_platforms=(platform,))
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise LoweringError(f"JAX cannot trace the step of model {model.name!r}: {error}") from error
+    module = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
+    return Lowered(module.encode(), tuple(arguments), tuple(calls), "jax", model.name)
+
+
+@contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Leaves the lines of the program out of the module, so that it depends on the step alone."""
+    limit = getattr(jax.config, "jax_traceback_in_locations_limit")  # noqa: B009 (mypy does not know it)
+    jax.config.update("jax_traceback_in_locations_limit", 0)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", limit)
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, keras.KerasTensor)
+
+
+def _shape(tensor: Any, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(tuple(tensor.shape), tensor.dtype, sharding=sharding)

@@ -1,0 +1,365 @@
+"""Several devices on JAX: Keras's distribution holds the state, and a training step is made of explicit collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax.sharding import PartitionSpec
+
+# Private: where Keras's trainer looks up how a batch is laid out.
+from keras.src.backend.jax import distribution_lib as keras_distribution
+
+from keras_mp.backend.jax import workers as jax_workers
+
+HOW_TO_HAVE_MORE_DEVICES = "start with XLA_FLAGS=--xla_force_host_platform_device_count=8"
+_BATCH = "batch"
+
+
+class _Active(NamedTuple):
+    """The plan in force, and the mesh that its axes belong to."""
+
+    plan: Any
+    mesh: Any
+
+
+_active: list[_Active] = []
+_inside: list[bool] = []
+
+
+class Layout(keras.distribution.ModelParallel):
+    """Keras's distribution by a plan.
+
+    Args:
+        plan: a `keras_mp.parallel.plan.Plan` with devices.
+    """
+
+    def __init__(self, plan: Any) -> None:
+        mesh = keras.distribution.DeviceMesh(plan.shape, list(plan.axes), list(plan.devices))
+        super().__init__(layout_map=keras.distribution.LayoutMap(mesh), batch_dim_name=_BATCH, auto_shard_dataset=False)
+        self.plan = plan
+        self._matched = False
+
+    def get_variable_layout(self, variable: Any) -> Any:
+        # Private: where Keras keeps the layout that it was given.
+        if getattr(variable, "_layout", None) is not None:
+            return variable._layout
+        axes = self.plan.axes_of(variable.path, tuple(variable.shape), str(variable.dtype))
+        self._matched = self._matched or any(axes)
+        return keras.distribution.TensorLayout(axes, self.device_mesh)
+
+    def get_data_layout(self, data_shape: Any) -> Any:
+        self.plan.check_rows(data_shape[0] * (jax.process_count() if jax_workers.reads_share() else 1))
+        self.plan.check_matched(self._matched)
+        return keras.distribution.TensorLayout([_BATCH] + [None] * (len(data_shape) - 1), self.device_mesh)
+
+    def get_tensor_layout(self, path: Any) -> None:
+        """Leaves activations to the compiler."""
+
+
+def can_jit() -> bool:
+    """Returns True: JAX jits a step on any number of devices."""
+    return True
+
+
+def is_spread(model: Any) -> bool:
+    """Whether a model was built on several devices or processes."""
+    return any(len(variable.value.sharding.device_set) > 1 for variable in model.variables)
+
+
+def share_of_batch() -> None:
+    """Returns None: on JAX the devices have as many rows each, and a batch that they cannot divide, all of them."""
+
+
+def over_the_batch(count: Any) -> Any:
+    """What a device divides its sum by, for the mean over all that counts on all devices: the mean of the counts."""
+    return jax.lax.pmean(count, _BATCH) if _inside else count
+
+
+def reduce_dtype() -> str:
+    """Returns "float32": on JAX the gradients of a step have been summed before an optimizer sees them."""
+    return "float32"
+
+
+@contextmanager
+def parallel_scope(plan: Any) -> Iterator[Any]:
+    """A scope in which models are built, compiled and trained over the devices of a plan.
+
+    Args:
+        plan: a `keras_mp.parallel.plan.Plan`.
+
+    Yields:
+        Keras's distribution.
+    """
+    layout = Layout(plan)
+    with layout.scope(), _ragged_batches(plan), _in_force(plan, layout.device_mesh.backend_mesh):
+        yield layout
+
+
+@contextmanager
+def lowering_scope(plan: Any) -> Iterator[Any]:
+    """A scope in which a step is traced for devices that are not there; yields the mesh."""
+    mesh = jax.sharding.AbstractMesh(tuple(plan.shape), tuple(plan.axes))
+    with _in_force(plan, mesh):
+        yield mesh
+
+
+@contextmanager
+def _in_force(plan: Any, mesh: Any) -> Iterator[None]:
+    # Replaced for the scope, because Keras has no hook between the loss of a step and its gradients.
+    original = keras.Model.compute_loss_and_updates
+    _active.append(_Active(plan, mesh))
+    if not plan.by_compiler:
+        keras.Model.compute_loss_and_updates = _loss_and_updates(original)
+    try:
+        yield
+    finally:
+        _active.pop()
+        keras.Model.compute_loss_and_updates = original
+
+
+@contextmanager
+def _ragged_batches(plan: Any) -> Iterator[None]:
+    """Gives every device the whole of a last batch that they cannot divide.
+
+    Keras would lay it out as the batches before it, which fails.
+    """
+    original = keras_distribution.distribute_data_input
+
+    def distribute(batch: Any, layout: Any, batch_dim_name: Any) -> Any:
+        if batch is None or jax_workers.reads_share():
+            return original(batch, layout, batch_dim_name)
+        layout = getattr(layout, "backend_layout", layout)
+        if batch.shape[0] % plan.replicas:
+            layout = jax.sharding.NamedSharding(layout.mesh, PartitionSpec())
+        if jax.process_count() > 1:
+            return jax.make_array_from_callback(batch.shape, layout, np.asarray(batch).__getitem__)
+        return original(batch, layout, batch_dim_name)
+
+    keras_distribution.distribute_data_input = distribute
+    try:
+        yield
+    finally:
+        keras_distribution.distribute_data_input = original
+
+
+def _loss_and_updates(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes Keras's loss of a step one whose gradients are summed over the devices by explicit collectives."""
+
+    def compute(
+        model: Any, trainable: Any, passive: Any, metrics: Any, x: Any, y: Any, sample_weight: Any,
+        training: bool = False, optimizer_variables: Any = None,
+    ) -> Any:  # fmt: skip
+        if not training:
+            return original(model, trainable, passive, metrics, x, y, sample_weight, training=False)
+        _active[-1].plan.check_dtypes(layer.compute_dtype for layer in model._flatten_layers())
+        mapping = list(zip(model.optimizer.variables, optimizer_variables, strict=True))
+        with keras.StatelessScope(state_mapping=mapping):
+            factor = model.optimizer.scale_loss(jnp.ones(()))
+        others = (passive, metrics, factor, (x, y, sample_weight))
+
+        @jax.custom_vjp
+        def loss_and_updates(trainable: Any, others: Any) -> Any:
+            return _on_each_device(model, original, trainable, *others)[0]
+
+        # The gradients are there with the loss, because the loss of a device says nothing without its collectives.
+        def forward(trainable: Any, others: Any) -> Any:
+            return _on_each_device(model, original, trainable, *others)
+
+        def backward(gradients: Any, upstream: Any) -> Any:
+            return [gradient * upstream[0].astype(gradient.dtype) for gradient in gradients], None
+
+        loss_and_updates.defvjp(forward, backward)
+        return loss_and_updates(trainable, others)
+
+    return compute
+
+
+def _on_each_device(
+    model: Any, original: Callable[..., Any], trainable: Any, passive: Any, metrics: Any, factor: Any, data: Any
+) -> Any:
+    """Computes the loss and the gradients of the rows of each device, and adds them up.
+
+    Returns:
+        What Keras's `compute_loss_and_updates` returns, and the gradients of the trainable variables, each with the
+        layout of its variable.
+    """
+    plan, mesh = _active[-1]
+    dtypes = _compute_dtypes(model)
+    own = [_part(plan, v, dtypes) for v in model.trainable_variables]
+    fixed = [_part(plan, v, dtypes) for v in model.non_trainable_variables]
+    variables = [*model.trainable_variables, *model.non_trainable_variables]
+    split = {id(v): part for v, part in zip(variables, own + fixed, strict=True) if part.axis is not None}
+    rows = next(leaf.shape[0] for leaf in jax.tree.leaves(data))
+    # A ragged last batch: each device has all of it, and the mean over the devices is that of one.
+    by_row = PartitionSpec(_BATCH) if rows % plan.replicas == 0 else PartitionSpec()
+    whole = PartitionSpec()
+
+    def on_one(trainable: Any, passive: Any, metrics: Any, factor: Any, data: Any) -> Any:
+        kept: dict[str, list[bool]] = {}
+
+        def loss_of(trainable: Any) -> Any:
+            with _scaled_by(model.optimizer, factor / plan.replicas), _one_of_several(split):
+                loss, (unscaled, y_pred, new, new_metrics) = original(
+                    model, trainable, passive, metrics, *data, training=True, optimizer_variables=[]
+                )
+            kept["passive"] = [after is before for after, before in zip(new, passive, strict=True)]
+            kept["metrics"] = [after is before for after, before in zip(new_metrics, metrics, strict=True)]
+            return loss, (unscaled, y_pred, new, new_metrics)
+
+        (loss, (unscaled, y_pred, new, new_metrics)), gradients = jax.value_and_grad(loss_of, has_aux=True)(trainable)
+        gradients = [part.summed(gradient) for part, gradient in zip(own, gradients, strict=True)]
+        new = [
+            before if same else part.of_whole(_mean(after))
+            for part, before, after, same in zip(fixed, passive, new, kept["passive"], strict=True)
+        ]
+        new_metrics = [
+            before if same else before + jax.lax.psum(after - before, _BATCH)
+            for before, after, same in zip(metrics, new_metrics, kept["metrics"], strict=True)
+        ]
+        loss, unscaled = jax.lax.psum(loss, _BATCH), _mean(unscaled)
+        return (loss, (unscaled, y_pred, new, new_metrics)), gradients
+
+    trainable_specs, passive_specs = [part.spec for part in own], [part.spec for part in fixed]
+    return jax.shard_map(
+        on_one,
+        mesh=mesh,
+        in_specs=(trainable_specs, passive_specs, whole, whole, by_row),
+        out_specs=((whole, (whole, by_row, passive_specs, whole)), trainable_specs),
+        check_vma=False,
+    )(trainable, passive, metrics, factor, data)
+
+
+class _Part(NamedTuple):
+    """How one variable is split over the devices, gathered where it is read, and its gradient summed.
+
+    Attributes:
+        axis: the axis that is split; None for a variable that each device has whole.
+        dtype: what it is gathered in: what its layer computes in.
+        reduce_dtype: what its gradient is summed in.
+        overwritten: whether its gradient is its next value, of which the largest counts.
+        spec: the layout, as JAX writes it.
+        shape: of the whole.
+    """
+
+    axis: int | None
+    dtype: str
+    reduce_dtype: str
+    overwritten: bool
+    spec: PartitionSpec
+    shape: tuple[int, ...]
+
+    def gathered(self, value: Any) -> Any:
+        """The whole variable from this device's part, rounded as its layer rounds it, in its own dtype.
+
+        Its gradient is this device's part of the sum over all.
+        """
+
+        @jax.custom_vjp
+        def gather(value: Any) -> Any:
+            low = value.astype(self.dtype)
+            return jax.lax.all_gather(low, _BATCH, axis=self.axis, tiled=True).astype(value.dtype)
+
+        def backward(_: None, gradient: Any) -> tuple[Any]:
+            if self.overwritten:
+                return (self.of_whole(jax.lax.pmax(gradient, _BATCH)),)
+            narrow = gradient.astype(self.reduce_dtype)
+            part = jax.lax.psum_scatter(narrow, _BATCH, scatter_dimension=self.axis, tiled=True)
+            # Where libtpu makes of this a sum of the whole and a slice, it fuses the slice into what reads it, the norm
+            # of all gradients among others; the barrier has the part made here, so that the whole is not kept.
+            return (jax.lax.optimization_barrier(part).astype(gradient.dtype),)
+
+        gather.defvjp(lambda value: (gather(value), None), backward)
+        return gather(value)
+
+    def summed(self, gradient: Any) -> Any:
+        """The sum over the devices of the gradient of a variable that each has whole; of others as it is."""
+        if self.axis is not None:
+            return gradient
+        if self.overwritten:
+            return jax.lax.pmax(gradient, _BATCH)
+        return jax.lax.psum(gradient.astype(self.reduce_dtype), _BATCH).astype(gradient.dtype)
+
+    def of_whole(self, value: Any) -> Any:
+        """This device's part of a whole variable."""
+        if self.axis is None:
+            return value
+        size = self.shape[self.axis] // jax.lax.axis_size(_BATCH)
+        return jax.lax.dynamic_slice_in_dim(value, jax.lax.axis_index(_BATCH) * size, size, self.axis)
+
+
+def _part(plan: Any, variable: Any, dtypes: dict[int, str]) -> _Part:
+    shape, dtype = tuple(variable.shape), str(variable.dtype)
+    axes = plan.axes_of(variable.path, shape, dtype)
+    axis = axes.index(_BATCH) if _BATCH in axes else None
+    overwritten = bool(getattr(variable, "overwrite_with_gradient", False))
+    return _Part(axis, dtypes.get(id(variable), dtype), plan.reduce_dtype, overwritten, PartitionSpec(*axes), shape)
+
+
+def _compute_dtypes(model: Any) -> dict[int, str]:
+    """The 16-bit dtype of each variable that its layer reads in one."""
+    return {
+        id(variable): layer.compute_dtype
+        for layer in model._flatten_layers()
+        for variable in (*layer._trainable_variables, *layer._non_trainable_variables)
+        if variable._autocast and variable.dtype == "float32" and layer.compute_dtype in ("float16", "bfloat16")
+    }
+
+
+def _mean(value: Any) -> Any:
+    """The mean over the devices; of integers, such as the state of a seed, the same everywhere, any."""
+    return jax.lax.pmean(value, _BATCH) if jnp.issubdtype(value.dtype, jnp.floating) else value
+
+
+@contextmanager
+def _scaled_by(optimizer: Any, factor: Any) -> Iterator[None]:
+    """Has an optimizer scale a loss by a number, not by what it finds in its variables, which are elsewhere here."""
+    vars(optimizer)["scale_loss"] = lambda loss: loss * factor
+    try:
+        yield
+    finally:
+        del vars(optimizer)["scale_loss"]
+
+
+@contextmanager
+def _one_of_several(split: dict[int, _Part]) -> Iterator[None]:
+    """A scope for one device's part of a step.
+
+    Variables that are split are gathered where they are read: a block that `keras_mp.remat` recomputes gathers its
+    weights anew, and they are not kept. Random numbers are this device's own, from seeds that are the same on all.
+
+    Args:
+        split: the variables of which each device has a part, by id.
+    """
+    draw, read, begin = keras.random.SeedGenerator.next, keras.Variable._maybe_autocast, keras.StatelessScope.__init__
+
+    def own_draw(generator: Any, ordered: bool = True) -> Any:
+        return jax.random.fold_in(draw(generator, ordered), jax.lax.axis_index(_BATCH))
+
+    # Private: what every reading of a variable passes through.
+    def gathering_read(variable: Any, value: Any) -> Any:
+        part = split.get(id(variable))
+        if part is not None and tuple(value.shape) != part.shape:
+            value = part.gathered(value)
+        return read(variable, value)
+
+    # Keras refuses a value of another shape than the variable's.
+    def begin_with_parts(scope: Any, state_mapping: Any = None, **arguments: Any) -> None:
+        mapping = list(state_mapping or ())
+        begin(scope, [(variable, value) for variable, value in mapping if id(variable) not in split], **arguments)
+        scope.state_mapping |= {id(variable): value for variable, value in mapping if id(variable) in split}
+
+    keras.random.SeedGenerator.next, keras.Variable._maybe_autocast = own_draw, gathering_read
+    keras.StatelessScope.__init__ = begin_with_parts
+    _inside.append(True)
+    try:
+        yield
+    finally:
+        _inside.pop()
+        keras.random.SeedGenerator.next, keras.Variable._maybe_autocast = draw, read
+        keras.StatelessScope.__init__ = begin

@@ -1,0 +1,172 @@
+"""Several processes on TensorFlow: MultiWorkerMirroredStrategy, and the steps that Keras's fit cannot make under it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+# Private: how a strategy keeps a variable of which each replica has its own.
+from tensorflow.python.distribute.values import SyncOnReadVariable
+
+from keras_mp.backend.tensorflow.replicas import OnReplicas
+
+COLLECTIVE_ERRORS = (tf.errors.OpError,)
+"""What a step raises when another process is gone."""
+
+_strategy: list[Any] = []
+
+
+class WorkerReplicas(OnReplicas, tf.distribute.MultiWorkerMirroredStrategy):
+    """The replicas of all processes: each draws random numbers of its own, and counts by the rows that it has."""
+
+
+def connect(addresses: Sequence[str], index: int) -> None:
+    """Connects this process with the others.
+
+    Args:
+        addresses: `host:port` of each, where TensorFlow is to listen.
+        index: which of them this process is.
+
+    Raises:
+        RuntimeError: TensorFlow has computed something already, and can no longer be connected.
+    """
+    # Where TensorFlow reads it.
+    os.environ["TF_CONFIG"] = json.dumps(
+        {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}}
+    )
+    try:
+        strategy = WorkerReplicas()
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"TensorFlow can only be connected with other processes before it computes anything: begin the training "
+            f"with this, before any model or random seed ({error})"
+        ) from error
+    _strategy.append(strategy)
+
+
+def connected() -> Any:
+    """The strategy over all processes; None for a process alone."""
+    return _strategy[-1] if _strategy else None
+
+
+class Steps(NamedTuple):
+    """What a loop over batches needs; all processes must call each of them together, but for `test`.
+
+    Attributes:
+        train: makes a step with this process's rows of a batch, given whether it wants to stop; returns its own logs,
+            and whether any process wants to stop.
+        test: adds this process's rows of a test batch to the metrics.
+        results: the metrics over the rows of all processes.
+    """
+
+    train: Callable[[Any, bool], tuple[dict[str, float], bool]]
+    test: Callable[[Any], None]
+    results: Callable[[], dict[str, float]]
+
+
+def steps_of(model: Any) -> Steps:
+    """Makes the steps of a compiled model.
+
+    Args:
+        model: built and compiled in the strategy's scope.
+
+    Returns:
+        Its steps.
+    """
+    strategy = _strategy[-1]
+
+    def step(data: Any, stop: Any) -> Any:
+        logs = model.train_step(data)
+        stops = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(stop))
+        return logs, stops
+
+    jit = model.jit_compile is True
+    one = tf.function(step, jit_compile=True, reduce_retracing=True, autograph=False) if jit else step
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def train_on(data: Any, stop: Any) -> Any:
+        return strategy.run(one, args=(data, stop))
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def test_on(data: Any) -> None:
+        # Without the counting of rows, for which processes wait for one another: they may have different numbers.
+        super(OnReplicas, strategy).run(model.test_step, args=(data,))
+
+    def train(rows: Any, stop: bool) -> tuple[dict[str, float], bool]:
+        logs, stops = train_on(_per_replica(strategy, rows), tf.constant(float(stop)))
+        logs, stops = keras.tree.map_structure(lambda each: strategy.experimental_local_results(each)[0], (logs, stops))
+        return _floats(logs), float(stops) > 0
+
+    return Steps(train, lambda rows: test_on(_per_replica(strategy, rows)), lambda: _floats(model.get_metrics_result()))
+
+
+def reads_share(now: bool | None = None) -> bool:
+    """Does nothing: here each process always feeds its own rows."""
+    return True
+
+
+def to_numpy(variable: Any) -> np.ndarray:
+    """Reads a variable."""
+    return np.asarray(keras.ops.convert_to_numpy(variable))
+
+
+def parts_of(variable: Any) -> np.ndarray | None:
+    """Reads what each replica holds of a variable whose value is a sum over them; all processes must call it.
+
+    The sum itself would lose how it was made, and with it the last bit of what is added later.
+
+    Args:
+        variable: a Keras variable.
+
+    Returns:
+        An array of shape (replicas, *shape of the variable); None for a variable that is the same on all.
+    """
+    held = variable._value
+    if not isinstance(held, SyncOnReadVariable):
+        return None
+    strategy = held.distribute_strategy
+    own = iter([component.read_value()[None] for component in held.values])
+    values = strategy.experimental_distribute_values_from_function(lambda context: next(own))
+    return np.asarray(strategy.gather(values, axis=0))
+
+
+def assign_parts(variable: Any, parts: np.ndarray) -> None:
+    """Gives a variable what `parts_of` read, or where it has not as many replicas, the sum."""
+    held = variable._value
+    if not isinstance(held, SyncOnReadVariable):
+        variable.assign(parts.sum(axis=0))
+        return
+    strategy = held.distribute_strategy
+    if len(parts) != strategy.num_replicas_in_sync:
+        total = np.zeros((strategy.num_replicas_in_sync, *parts.shape[1:]), parts.dtype)
+        total[0] = parts.sum(axis=0)
+        parts = total
+    own = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(parts[context.replica_id_in_sync_group])
+    )
+    for component, part in zip(held.values, strategy.experimental_local_results(own), strict=True):
+        component.assign(part)
+
+
+def _per_replica(strategy: Any, rows: Any) -> Any:
+    """Splits the rows of this process over its own devices."""
+    own = len(strategy.extended.worker_devices)
+
+    def split(array: Any) -> Any:
+        parts = iter([array] if own == 1 else [array[index::own] for index in range(own)])
+        return strategy.experimental_distribute_values_from_function(lambda context: tf.convert_to_tensor(next(parts)))
+
+    return keras.tree.map_structure(split, rows)
+
+
+def _floats(logs: dict[str, Any]) -> dict[str, float]:
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return {name: float(value) for name, value in flat.items()}

@@ -1,0 +1,94 @@
+"""The process in which a benchmark builds and runs its subjects; `keras_mp.bench.process` starts it and asks.
+
+    python -m keras_mp.bench.worker
+
+Questions and answers are lines of JSON, on standard input and on what was standard output; what libraries print goes
+to standard error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import sys
+import traceback
+from typing import Any
+
+from keras_mp.bench.workload import CannotRunError, Subject
+from keras_mp.system.host import forget_peak, peak_process_bytes, resident_bytes
+
+
+class _Child:
+    """Answers the questions, each by the method of its name."""
+
+    def __init__(self) -> None:
+        self.subjects: dict[str, Subject] = {}
+        self.before: dict[str, int] = {}
+
+    def load(self, name: str, function: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Builds a subject and runs its first step, which compiles it."""
+        build = _named(function)
+        self.before[name] = resident_bytes() or 0
+        subject = self.subjects[name] = build(**arguments)
+        first = subject.run(1)
+        return {"first": first, **subject.details}
+
+    def call(self, function: str, arguments: dict[str, Any]) -> Any:
+        """Calls a function, and returns what it returns."""
+        return _named(function)(**arguments)
+
+    def run(self, name: str, steps: int) -> float:
+        """Runs some steps, and returns their seconds."""
+        return self.subjects[name].run(steps)
+
+    def peak(self, name: str) -> int | None:
+        """Runs a step, and returns the most memory that was in use: on a CPU, beyond what imports had taken."""
+        subject = self.subjects[name]
+        if subject.peak is not None:
+            return subject.peak()
+        if not forget_peak():
+            return None
+        subject.run(1)
+        most = peak_process_bytes()
+        return None if most is None else most - self.before[name]
+
+
+def _named(function: str) -> Any:
+    module, _, attribute = function.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def main() -> None:
+    """Answers until there are no more questions."""
+    # What was standard output is for answers alone; libraries print to the other one.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    child = _Child()
+    for line in sys.stdin:
+        question = json.loads(line)
+        try:
+            answer = {"answer": getattr(child, question.pop("do"))(**question)}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": _in_a_line(error), "kind": _kind(error)}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _kind(error: Exception) -> str:
+    if isinstance(error, CannotRunError):
+        return "cannot run"
+    text = f"{type(error).__name__}: {error}"
+    said = re.search("resource_?exhausted|out_?of_?memory|out of memory|bad_alloc", text, re.IGNORECASE)
+    return "out of memory" if said or isinstance(error, MemoryError) else "failed"
+
+
+def _in_a_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]
+
+
+if __name__ == "__main__":
+    main()

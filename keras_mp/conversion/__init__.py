@@ -1,0 +1,1 @@
+"""The same model in another precision."""

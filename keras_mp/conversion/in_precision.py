@@ -1,0 +1,77 @@
+"""The same model in another precision, to compare what the compiler makes of the two."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import keras
+
+from keras_mp.fp8.layers import Float8Layer
+from keras_mp.precision.policy import POLICIES
+from keras_mp.rebuild import Config, layers_by_path, rebuild
+from keras_mp.stability.stabilized import stabilize
+
+FP8 = "fp8"
+PRECISIONS = (*(policy for policy in POLICIES if policy != "auto"), FP8)
+
+
+def precision_of(model: Any) -> str:
+    """Names the precision of a model: the policy of most of its layers that have weights, or "fp8"."""
+    layers = [layer for layer in layers_by_path(model).values() if layer.weights]
+    if any(isinstance(layer, Float8Layer) or "float8" in layer.dtype_policy.name for layer in layers):
+        return FP8
+    mixed = Counter(layer.dtype_policy.name for layer in layers if layer.dtype_policy.name != "float32")
+    return mixed.most_common(1)[0][0] if mixed else "float32"
+
+
+def check_precision(name: str) -> str:
+    """Returns the name of a precision, or raises a ValueError that lists those there are."""
+    if name not in PRECISIONS:
+        raise ValueError(f"compare={name!r} is not a known precision. Known: {', '.join(PRECISIONS)}.")
+    return name
+
+
+def in_precision(model: Any, precision: str) -> Any:
+    """Rebuilds a model in another precision; the original is left alone.
+
+    Layers that compute in the model's own precision change to the other; from float32, all do, and what must be
+    float32 is then made so by `keras_mp.stabilize`.
+
+    Args:
+        model: a built model.
+        precision: "float32", "mixed_float16", "mixed_bfloat16" or "fp8".
+
+    Returns:
+        A new model with the same weights, compiled like the old one.
+    """
+    now = precision_of(model)
+    if now == FP8:
+        from keras_mp import fp8
+
+        model, now = fp8.revert(model), "mixed_bfloat16"
+    wanted = "mixed_bfloat16" if precision == FP8 else precision
+    new = model if wanted == now else _with_policy(model, now, wanted)
+    if precision == FP8:
+        from keras_mp import fp8
+
+        new = fp8.convert(new)
+    return new
+
+
+def _with_policy(model: Any, old: str, new: str) -> Any:
+    policy = keras.saving.serialize_keras_object(keras.DTypePolicy(new))
+    # A stabilized layer is float32 by its policy; what it multiplies in is its "precision".
+    changes = {("precision", keras.DTypePolicy(old).compute_dtype): keras.DTypePolicy(new).compute_dtype}
+    if old != "float32":  # as text that is a dtype, such as an input's, and no policy
+        changes["dtype", old] = new
+
+    def rule(node: Config, layer: Any) -> Config:
+        if node.get("class_name") == "DTypePolicy" and node["config"]["name"] == old:
+            return policy
+        return {
+            key: changes.get((key, value), value) if isinstance(value, str) else value for key, value in node.items()
+        }
+
+    rebuilt = rebuild(model, rule, policy=new).model
+    return stabilize(rebuilt) if old == "float32" else rebuilt

@@ -1,0 +1,42 @@
+"""The rule that rewrites a model's config to float32."""
+
+from typing import Any
+
+from keras_mp.fp8.converted import plain_node
+from keras_mp.rebuild import Config
+
+LOW_PRECISION_NAMES = frozenset({"float16", "half", "bfloat16", "mixed_float16", "mixed_bfloat16"})
+# What a dtype-like string must never be mistaken for: how a thing is called.
+NAMING_KEYS = frozenset({"name", "class_name", "registered_name", "module"})
+# Policies that are low precision whatever their config says.
+LOW_POLICY_CLASSES = frozenset({"DTypePolicyMap", "QuantizedDTypePolicy", "QuantizedFloat8DTypePolicy"})
+FLOAT32_POLICY: Config = {
+    "module": "keras",
+    "class_name": "DTypePolicy",
+    "config": {"name": "float32"},
+    "registered_name": None,
+}
+
+
+def to_float32(node: Config, layer: Any) -> Config:
+    """The rebuild rule of a float32 model: every dtype policy and every 16-bit dtype string becomes float32.
+
+    FP8 layers become plain ones.
+    """
+    node = plain_node(node)
+    kind = node.get("class_name")
+    if kind in LOW_POLICY_CLASSES or (kind == "DTypePolicy" and _is_low(node["config"]["name"])):
+        return FLOAT32_POLICY
+    return {key: _value_to_float32(key, value) for key, value in node.items()}
+
+
+def _value_to_float32(key: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return "float32" if key not in NAMING_KEYS and _is_low(value) else value
+    if isinstance(value, (list, tuple)) and (key == "args" or "dtype" in key):
+        return type(value)(_value_to_float32(key, item) for item in value)
+    return value
+
+
+def _is_low(name: Any) -> bool:
+    return isinstance(name, str) and (name in LOW_PRECISION_NAMES or name.startswith("float8"))

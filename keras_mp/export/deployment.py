@@ -1,0 +1,299 @@
+"""What every deployment format has in common: it is made from a proven SavedModel, and compared with the model."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from keras_mp import backend
+from keras_mp.export.saved_model import (
+    ExportError,
+    check_model,
+    check_path,
+    export_float32,
+    relative_difference,
+    to_float32,
+)
+from keras_mp.rebuild import RebuildError, rebuild
+
+INSTALL = 'pip install "keras-mp[export]"'
+# Both formats are single files whose offsets or lengths have 31 bits.
+LARGEST_FILE = 2**31 - 1
+# What one record, and a batch that is no power of two, tell that another size would not.
+BATCH_SIZES = (1, 7)
+# Two or three steps of 1/255: what rounding in an operator that stayed in float32 can move an int8 result by.
+INT8_STEPS = 0.01
+
+
+class Int8Layer(NamedTuple):
+    """What int8 does to the output of a layer.
+
+    Attributes:
+        path: the names that lead to the layer, joined with `/`.
+        lowest: the lowest value on the calibration data.
+        highest: the highest one.
+        predicted: SQNR in dB that rounding this range to 8 bits alone would leave: `calibration.int8_sqnr`.
+        file_lowest: the lowest value that the file's tensor can hold; None where the file has no such tensor, because
+            the layer was fused with the next one.
+        file_highest: the highest one.
+        measured: SQNR in dB of the file's tensor against the layer's output in float32, all errors before it included;
+            None as above.
+    """
+
+    path: str
+    lowest: float
+    highest: float
+    predicted: float
+    file_lowest: float | None = None
+    file_highest: float | None = None
+    measured: float | None = None
+
+    @property
+    def clipped(self) -> bool:
+        """Whether the file's range ends more than one step of it inside the layer's."""
+        if self.file_lowest is None or self.file_highest is None:
+            return False
+        step = (self.file_highest - self.file_lowest) / 255
+        return self.lowest < self.file_lowest - step or self.highest > self.file_highest + step
+
+    @property
+    def times_too_wide(self) -> float:
+        """The file's range divided by the layer's, zero included in both; 1 where the file has no such tensor."""
+        if self.file_lowest is None or self.file_highest is None:
+            return 1.0
+        width = max(self.highest, 0.0) - min(self.lowest, 0.0)
+        return (self.file_highest - self.file_lowest) / width if width else 1.0
+
+
+class DeploymentReport(NamedTuple):
+    """What `export_onnx` or `export_litert` wrote.
+
+    Attributes:
+        path: the file.
+        format: "ONNX", "LiteRT" or "LiteRT int8".
+        bytes: the size of the file.
+        operators: how many there are of each kind.
+        low_precision: how many tensors hold a 16- or 8-bit float: 0, or there is no report.
+        max_difference: largest difference between what the file gives in its runtime and the model run in float32,
+            divided by max(1, the largest magnitude of that output); None without `verify`.
+        precision_gap: the same between the model as it was, in its own precision, and the file; None without `verify`.
+        float_operators: of an int8 file, those that compute in float32 all the same, by kind.
+        calibrated_on: of an int8 file, how many records set the ranges.
+        layers: of an int8 file, what it does to each layer's output.
+    """
+
+    path: Path
+    format: str
+    bytes: int
+    operators: dict[str, int]
+    low_precision: int = 0
+    max_difference: float | None = None
+    precision_gap: float | None = None
+    float_operators: dict[str, int] = {}
+    calibrated_on: int = 0
+    layers: tuple[Int8Layer, ...] = ()
+
+    def __str__(self) -> str:
+        text = f"{self.path}: {self.format}, {self.bytes:,} bytes, {sum(self.operators.values())} operators, "
+        text += f"{self.low_precision} low-precision tensors"
+        if self.max_difference is not None:
+            text += f"; {self.max_difference:.1e} from the model in float32, {self.precision_gap:.1e} from the original"
+        if self.format != "LiteRT int8":
+            return text
+        kinds = ", ".join(f"{count} {name}" for name, count in self.float_operators.items())
+        text += f"\n{sum(self.float_operators.values())} operators stay in float32{': ' + kinds if kinds else ''}; "
+        text += f"ranges of {self.calibrated_on} records"
+        found = [layer for layer in self.layers if layer.measured is not None]
+        for layer in sorted(found, key=lambda each: each.measured or 0.0)[:3]:
+            text += f"\n  {layer.path}: {layer.measured:.1f} dB of {layer.predicted:.1f} predicted"
+            text += ", clipped" if layer.clipped else ""
+            text += f", range {layer.times_too_wide:.1f} times too wide" if layer.times_too_wide > 2 else ""
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain Python values."""
+        return {**self._asdict(), "path": str(self.path), "layers": [layer._asdict() for layer in self.layers]}
+
+
+class Signature(NamedTuple):
+    """How a SavedModel of `export_float32` is called.
+
+    Attributes:
+        structure: of its inputs: `tf.TensorSpec`s.
+        inputs: their names, in the order of `keras.tree.flatten`.
+        outputs: the names of the outputs, in that order.
+    """
+
+    structure: Any
+    inputs: list[str]
+    outputs: list[str]
+
+    def feed(self, batch: Any, argument: str = "verify") -> dict[str, np.ndarray]:
+        """A batch as arrays by name, in the signature's dtypes.
+
+        Args:
+            batch: in the structure of the model's inputs.
+            argument: what it is called in messages.
+
+        Raises:
+            ExportError: it has another structure or shape, has no record, or is not finite.
+        """
+        specs = keras.tree.flatten(self.structure)
+        try:
+            keras.tree.assert_same_structure(self.structure, batch)
+        except (TypeError, ValueError) as error:
+            raise ExportError(
+                f"{argument} must have the structure of the model's inputs, {self.structure}: {error}"
+            ) from error
+        arrays = [np.asarray(x) for x in keras.tree.flatten(batch)]
+        found = {}
+        for name, spec, array in zip(self.inputs, specs, arrays, strict=True):
+            if not spec.shape.is_compatible_with(array.shape):
+                raise ExportError(
+                    f"{argument} has the shape {array.shape} for input {name!r}, which takes {tuple(spec.shape)}"
+                )
+            with np.errstate(over="ignore", invalid="ignore"):
+                found[name] = array.astype(spec.dtype.as_numpy_dtype)
+            finite = all(
+                np.isfinite(each).all() for each in (array, found[name]) if np.issubdtype(each.dtype, np.number)
+            )
+            if not finite:
+                raise ExportError(f"{argument} holds NaN or infinity for input {name!r}, in {spec.dtype.name}")
+        lengths = {len(array) for array in arrays}
+        if lengths == {0} or len(lengths) > 1:
+            raise ExportError(f"{argument} must hold as many records, 1 or more, for each input: {sorted(lengths)}")
+        return found
+
+
+def check(model: Any, path: Path, packages: Sequence[str]) -> None:
+    """Refuses what cannot be exported, before anything is computed.
+
+    Raises:
+        TypeError, ExportError, FileExistsError, OSError: as `export_float32`.
+        ImportError: a package is missing.
+    """
+    check_model(model)
+    size = sum(4 * int(np.prod(v.shape)) for v in model.weights)
+    check_path(path, size, "file")
+    if size > LARGEST_FILE:
+        raise ExportError(
+            f"the float32 weights of model {model.name!r} take {size:,} bytes, and one file holds at most "
+            f"{LARGEST_FILE:,}: use export_float32, whose SavedModel is several files"
+        )
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ImportError(f"{', '.join(missing)} not installed, which writing {str(path)!r} needs: {INSTALL}")
+
+
+@contextmanager
+def float32_saved_model(model: Any, verify: Any, tolerance: float) -> Iterator[tuple[Path, Signature]]:
+    """Gives a SavedModel that `export_float32` proved, for as long as the block runs, and how it is called."""
+    if keras.backend.backend() != "tensorflow":
+        _leave_the_accelerator()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "saved_model"
+        export_float32(model, path, verify, tolerance=tolerance)
+        yield path, _signature(path)
+
+
+def _leave_the_accelerator() -> None:
+    """TensorFlow only converts here: the accelerator's memory belongs to the backend."""
+    import tensorflow as tf
+
+    try:
+        tf.config.set_visible_devices([], "GPU")
+    except RuntimeError:  # it is running already, with the devices that the caller gave it
+        pass
+
+
+def _signature(path: Path) -> Signature:
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(str(path))
+    serve = loaded.serve.concrete_functions[0]
+    structure = serve.structured_input_signature[0][0]
+    served = loaded.signatures["serving_default"].structured_outputs
+    # Of a list of outputs TensorFlow makes output_0, output_1, ..., and output_10 must not come before output_2. Those
+    # of a dict come in the order of their names as text, as keras.tree.flatten has them.
+    named = isinstance(serve.structured_outputs, Mapping)
+    outputs = sorted(served) if named else sorted(served, key=lambda name: (_number(name), name))
+    return Signature(structure, [spec.name for spec in keras.tree.flatten(structure)], outputs)
+
+
+def _number(name: str) -> int:
+    found = re.fullmatch(r"output_(\d+)", name)
+    return int(found[1]) if found else 0
+
+
+def compared(
+    report: DeploymentReport,
+    run: Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]],
+    signature: Signature,
+    model: Any,
+    verify: Any,
+    tolerance: float,
+) -> DeploymentReport:
+    """The report with the differences between the file, loaded again and run, and the model.
+
+    Args:
+        report: of the file.
+        run: runs the file on arrays by name.
+        signature: of the SavedModel that it was made from.
+        model: in its own precision.
+        verify: the batch.
+        tolerance: largest difference from the model in float32; infinity for int8.
+
+    Raises:
+        ExportError: the difference is larger, or a batch of another size gives other results.
+    """
+    feed = signature.feed(verify)
+    float32, unreached, _ = rebuild(model, to_float32, policy="float32", sample=verify, carry_compile=False)
+    if unreached:
+        raise RebuildError(f"model {model.name!r} could not be carried over to float32: " + "; ".join(unreached))
+    with backend.full_float32():
+        expected = _outputs(float32, verify)
+    outputs = list(run(feed))
+    difference = relative_difference(outputs, expected)
+    if not difference <= tolerance:
+        raise ExportError(
+            f"the {report.format} file of model {model.name!r} differs from the model run in float32 by "
+            f"{difference:.2e} on the batch given as verify, more than tolerance={tolerance:.0e}"
+        )
+    for size in BATCH_SIZES:
+        again = list(run({name: np.resize(x, (size, *x.shape[1:])) for name, x in feed.items()}))
+        same = relative_difference(again, [np.resize(x, (size, *x.shape[1:])) for x in outputs])
+        if not same <= min(tolerance, INT8_STEPS):
+            raise ExportError(
+                f"the {report.format} file of model {model.name!r} gives other results in a batch of {size}: they "
+                f"differ by {same:.2e} from those in a batch of {len(outputs[0])}"
+            )
+    return report._replace(
+        max_difference=difference, precision_gap=relative_difference(outputs, _outputs(model, verify))
+    )
+
+
+def _outputs(model: Any, batch: Any) -> list[np.ndarray]:
+    """What a model computes in inference, as a graph on TensorFlow: eager mode rounds deep networks differently."""
+    inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        graph = tf.function(lambda x: model(x, training=False), autograph=False)
+        outputs = graph.get_concrete_function(inputs)(inputs)
+    else:
+        outputs = model(inputs, training=False)
+    return [keras.ops.convert_to_numpy(keras.ops.cast(x, "float32")) for x in keras.tree.flatten(outputs)]
+
+
+def counted(names: Sequence[str]) -> dict[str, int]:
+    """How many there are of each name, in the order of the alphabet."""
+    return dict(sorted(Counter(names).items()))

@@ -1,0 +1,182 @@
+"""Write a LiteRT file, in float32 throughout or in int8, and say what is in it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_mp.conversion.to_float32 import to_float32
+from keras_mp.export import calibration, int8
+from keras_mp.export.deployment import DeploymentReport, Signature, check, compared, counted, float32_saved_model
+from keras_mp.export.litert_file import LiteRTFile
+from keras_mp.export.saved_model import ExportError
+from keras_mp.rebuild import Config, RebuildError, layers_by_path, rebuild
+from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.quiet_import import quiet_stderr
+
+# Records on which the layers of an int8 file are compared with those of the model.
+PROBE = 32
+
+
+def export_litert(
+    model: Any,
+    path: str | os.PathLike[str],
+    verify: Any = None,
+    *,
+    calibrate: Any = None,
+    tolerance: float = 1e-5,
+) -> DeploymentReport:
+    """Export a model, trained in any precision on any backend, as a LiteRT (TensorFlow Lite) file.
+
+    `export_float32` writes and proves a SavedModel, and TensorFlow's converter makes the file of it, with LiteRT's own
+    operators alone. Without `calibrate` it is in float32: no tensor of it may be a 16- or 8-bit float or quantized.
+
+    With `calibrate` its weights and activations are int8, its inputs and outputs still float32. The ranges are the
+    audit's, taken in inference: the model runs in float32 over all of `calibrate`, each layer's lowest and highest
+    output is kept, and the converter is calibrated on the records that reach them, and on `calibration.TYPICAL` others
+    for the tensors inside layers. The file is then run, and each layer's output in it compared with the layer.
+
+    Recurrent layers are unrolled: the converter cannot take Keras's loops with an unknown batch size.
+
+    Args:
+        model: a built Keras model.
+        path: a file that does not exist yet.
+        verify: a batch of inputs, as for `export_float32`. When given, the file is loaded again, run with LiteRT's
+            interpreter, also in batches of 1 and 7, and compared with the model run in float32.
+        calibrate: inputs in the structure of the model's, batch first, like those that will be served: hundreds.
+        tolerance: largest difference allowed by `verify` of a float32 file, relative to max(1, the largest magnitude of
+            each output). The difference of an int8 file is reported, whatever it is.
+
+    Returns:
+        A `DeploymentReport`.
+
+    Raises:
+        ImportError: TensorFlow is not installed.
+        ExportError: also where LiteRT has no operator for an operation of a layer, or calibrate does not fit the model
+            or is not finite. Else as `export_float32`.
+    """
+    path = Path(path)
+    check(model, path, ["tensorflow"])
+    flat = unrolled(model, verify)
+    try:
+        with float32_saved_model(flat, verify, tolerance) as (folder, signature):
+            if calibrate is None:
+                file, report = _converted(folder, model), DeploymentReport(path, "LiteRT", 0, {})
+            else:
+                file, report = _quantized(folder, signature, model, calibrate)
+    except ValueError as error:
+        if flat is not model and "Cannot unroll" in str(error):
+            raise ExportError(
+                f"the recurrent layers of model {model.name!r} cannot be unrolled, which LiteRT needs: give its Input "
+                "a fixed number of steps"
+            ) from error
+        raise
+    found = file.low_precision(quantized=calibrate is not None)
+    if found:
+        raise ExportError(f"model {model.name!r} was not exported: low precision would be left in {found[:5]}")
+    report = report._replace(path=path, bytes=len(file.content), operators=counted(file.operators()))
+    with written_beside(path) as partial:
+        partial.write_bytes(file.content)
+        if verify is not None:
+            run = LiteRTFile(partial.read_bytes()).runner(signature.outputs)
+            largest = tolerance if calibrate is None else math.inf
+            report = compared(report, run, signature, model, verify, largest)
+    return report
+
+
+def unrolled(model: Any, sample: Any = None) -> Any:
+    """The model with its recurrent layers unrolled, or the model itself where it has none.
+
+    Raises:
+        RebuildError: a layer cannot be rebuilt.
+    """
+    if all(layer.unroll for layer in layers_by_path(model).values() if isinstance(layer, keras.layers.RNN)):
+        return model
+
+    def unroll(node: Config, layer: Any) -> Config:
+        if not isinstance(layer, keras.layers.RNN) or "unroll" not in node.get("config", {}):
+            return node
+        return {**node, "config": {**node["config"], "unroll": True}}
+
+    rebuilt, unreached, _ = rebuild(model, unroll, sample=sample, carry_compile=False)
+    if unreached:
+        raise RebuildError(f"model {model.name!r} could not be unrolled: {'; '.join(unreached)}")
+    return rebuilt
+
+
+def _converted(
+    folder: Path, model: Any, feeds: Callable[[], Iterator[Any]] | None = None, stays_float: Sequence[str] = ()
+) -> LiteRTFile:
+    """A file: int8 where feeds are given, but for the operators with outputs of names in stays_float."""
+    import tensorflow as tf
+
+    with warnings.catch_warnings(), quiet_stderr():
+        warnings.simplefilter("ignore")
+        converter = tf.lite.TFLiteConverter.from_saved_model(str(folder), signature_keys=["serving_default"])
+        if feeds is not None:
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+            converter.representative_dataset = feeds
+            # The second for what has no int8 kernel, which stays in float32 and is reported.
+            kernels = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8, tf.lite.OpsSet.TFLITE_BUILTINS]
+            converter.target_spec.supported_ops = kernels
+        try:
+            if not stays_float:
+                return LiteRTFile(converter.convert())
+            debugger = tf.lite.experimental.QuantizationDebugger(
+                converter=converter,
+                debug_dataset=feeds,
+                debug_options=tf.lite.experimental.QuantizationDebugOptions(denylisted_nodes=list(stays_float)),
+            )
+            return LiteRTFile(debugger.get_nondebug_quantized_model())
+        except Exception as error:  # its own class is private, and a calibration fails with a RuntimeError
+            raise ExportError(
+                f"model {model.name!r} was not exported: TensorFlow's converter to LiteRT failed{_where(error, model)}"
+            ) from error
+
+
+def _where(error: Exception, model: Any) -> str:
+    """What of the converter's pages of message names a layer and an operation."""
+    text = str(error)
+    # TensorFlow numbers a scope that it has seen before: dense/MatMul, then dense_1/MatMul.
+    names = [
+        layer.name for layer in layers_by_path(model).values() if re.search(rf"/{re.escape(layer.name)}(_\d+)*/", text)
+    ]
+    operations = sorted(set(re.findall(r"\btf\.[A-Z]\w*", text)))
+    told = f" in layer {names[-1]!r}" if names else ""
+    told += f": LiteRT has no operator for {', '.join(operations)}" if operations else f": {text[-500:]}"
+    return f"{told}. Replace what computes it, or use export_float32"
+
+
+def _quantized(folder: Path, signature: Signature, model: Any, data: Any) -> tuple[LiteRTFile, DeploymentReport]:
+    feed = signature.feed(data, "calibrate")
+    arrays = keras.tree.pack_sequence_as(signature.structure, list(feed.values()))
+    float32 = rebuild(model, to_float32, policy="float32", sample=arrays, carry_compile=False).model
+    outputs = calibration.observe(float32, arrays)
+    records = len(next(iter(feed.values())))
+    places = calibration.chosen(outputs, records)
+
+    def feeds() -> Iterator[Any]:
+        return ({name: x[place : place + 1] for name, x in feed.items()} for place in places)
+
+    probe = calibration.spread(records, PROBE)
+    probed = {name: x[probe] for name, x in feed.items()}
+    expected = calibration.outputs_of(float32, keras.tree.map_structure(lambda x: x[probe], arrays))
+    in_float = _converted(folder, model)
+    file = _converted(folder, model, feeds, int8.stays_float(in_float, probed))
+    report = DeploymentReport(
+        folder,
+        "LiteRT int8",
+        0,
+        {},
+        float_operators=counted(file.float_operators()),
+        calibrated_on=len(places),
+        layers=int8.layers(outputs, expected, in_float, file, probed),
+    )
+    return file, report

@@ -1,0 +1,146 @@
+"""What is in a LiteRT file: its operators, its tensors, and what they hold after a batch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_mp.system.quiet_import import quiet_stderr
+
+_LOW_PRECISION = ("FLOAT16", "BFLOAT16", "FLOAT8")
+
+
+class Tensor(NamedTuple):
+    """A tensor of a file.
+
+    Attributes:
+        name: as the converter called it.
+        type: "FLOAT32", "INT8", ...
+        constant: whether the file holds its values.
+        made_by: the kind of the operator that puts it out; "" for inputs and constants.
+        scales: of a quantized tensor, one or one a channel; else empty. A value is scale * (number - zero point).
+        zero_points: as many.
+    """
+
+    name: str
+    type: str
+    constant: bool
+    made_by: str
+    scales: list[float]
+    zero_points: list[int]
+
+
+class Operator(NamedTuple):
+    """An operator of a file, with the places of its inputs and outputs among the tensors of its graph."""
+
+    kind: str
+    inputs: list[int]
+    outputs: list[int]
+
+
+class LiteRTFile:
+    """A LiteRT file in memory.
+
+    Args:
+        content: its bytes.
+
+    Attributes:
+        content: the same.
+        graphs: the tensors and the operators of each graph, the main one first.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        from tensorflow.lite.python import schema_py_generated as schema
+        from tensorflow.lite.tools import flatbuffer_utils
+
+        self.content = content
+        file = flatbuffer_utils.convert_bytearray_to_object(bytearray(content))
+        types, kinds = ({n: name for name, n in vars(e).items()} for e in (schema.TensorType, schema.BuiltinOperator))
+        # Kinds past 127 did not fit into the first field.
+        codes = [kinds[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in file.operatorCodes]
+        self.graphs: list[tuple[list[Tensor], list[Operator]]] = []
+        for graph in file.subgraphs:
+            operators = [
+                Operator(codes[each.opcodeIndex], list(each.inputs), list(each.outputs)) for each in graph.operators
+            ]
+            makers = {place: operator.kind for operator in operators for place in operator.outputs}
+            tensors = [
+                Tensor(
+                    each.name.decode(),
+                    types[each.type],
+                    file.buffers[each.buffer].data is not None,
+                    makers.get(place, ""),
+                    *(_list(getattr(each.quantization, name, None)) for name in ("scale", "zeroPoint")),
+                )
+                for place, each in enumerate(graph.tensors)
+            ]
+            self.graphs.append((tensors, operators))
+
+    def operators(self) -> list[str]:
+        """The kind of each operator, over all graphs."""
+        return [operator.kind for _, operators in self.graphs for operator in operators]
+
+    def float_operators(self) -> list[str]:
+        """The kinds of the operators that put out float32, without those that only convert."""
+        return [
+            operator.kind
+            for tensors, operators in self.graphs
+            for operator in operators
+            if operator.kind != "DEQUANTIZE" and any(tensors[place].type == "FLOAT32" for place in operator.outputs)
+        ]
+
+    def low_precision(self, quantized: bool = False) -> list[str]:
+        """The tensors that hold 16- or 8-bit floats.
+
+        Args:
+            quantized: whether tensors may be quantized to integers; otherwise such ones are found, too.
+
+        Returns:
+            A phrase for each; empty when there is none.
+        """
+        return [
+            f"{tensor.name!r} ({tensor.type})"
+            for tensors, _ in self.graphs
+            for tensor in tensors
+            if tensor.type.startswith(_LOW_PRECISION) or (tensor.scales and not quantized)
+        ]
+
+    def runner(self, outputs: Sequence[str]) -> Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]:
+        """A function from arrays by name to the outputs of these names, in LiteRT's interpreter with its defaults."""
+        run = self._interpreter().get_signature_runner("serving_default")
+
+        def call(feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+            served = run(**feed)
+            return [served[name] for name in outputs]
+
+        return call
+
+    def values(self, feed: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
+        """What the tensors of the main graph hold after a batch, by their place, computed by LiteRT's plain kernels."""
+        import tensorflow as tf
+
+        # A delegate computes several operators at once, and keeps nothing of what is between.
+        kernels = tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        interpreter = self._interpreter(experimental_preserve_all_tensors=True, experimental_op_resolver_type=kernels)
+        interpreter.get_signature_runner("serving_default")(**feed)
+        found = {}
+        for place in range(len(self.graphs[0][0])):
+            try:
+                found[place] = interpreter.get_tensor(place)
+            except ValueError:  # nothing was computed for it
+                continue
+        return found
+
+    def _interpreter(self, **options: Any) -> Any:
+        import tensorflow as tf
+
+        with warnings.catch_warnings(), quiet_stderr():
+            warnings.simplefilter("ignore")  # TensorFlow 2.20 was to be the last with an interpreter; 2.21 has it
+            return tf.lite.Interpreter(model_content=self.content, **options)
+
+
+def _list(x: Any) -> list:
+    return [] if x is None else x.tolist()

@@ -1,0 +1,391 @@
+"""Write a SavedModel that computes in float32 throughout, and prove that it does."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from keras_mp import backend
+from keras_mp.conversion.to_float32 import to_float32
+from keras_mp.export.low_precision import LowPrecision, count_nodes, low_precision
+from keras_mp.rebuild import RebuildError, custom_objects_of, layers_by_path, rebuild
+from keras_mp.registration import register_classes
+
+INSTALL_TENSORFLOW = 'pip install "keras-mp[tensorflow]"'
+
+
+class ExportError(ValueError):
+    """A model cannot be exported in float32; the message names what is in the way and the way out."""
+
+
+class ExportReport(NamedTuple):
+    """What `export_float32` wrote.
+
+    Attributes:
+        path: the SavedModel's folder.
+        nodes: how many graph nodes were looked at, over all functions.
+        low_precision_ops: how many of them compute, hold or pass on a 16- or 8-bit float: 0, or there is no report.
+        max_difference: largest difference between the loaded SavedModel and the model run in float32, divided by
+            max(1, the largest magnitude of that output); None without `verify`.
+        precision_gap: the same between the model as it was (in its own precision) and the SavedModel: what the low
+            precision cost on this batch; None without `verify`.
+    """
+
+    path: Path
+    nodes: int
+    low_precision_ops: int
+    max_difference: float | None = None
+    precision_gap: float | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.path}: {self.low_precision_ops} low-precision ops in {self.nodes} nodes"
+        if self.max_difference is not None:
+            text += f"; {self.max_difference:.1e} from the model in float32, {self.precision_gap:.1e} from the original"
+        return text
+
+
+def export_float32(
+    model: Any, path: str | os.PathLike[str], verify: Any = None, *, tolerance: float = 1e-5
+) -> ExportReport:
+    """Export a model, trained in any precision, as a SavedModel without one 16- or 8-bit float in it.
+
+    The model's config is rewritten to float32 and rebuilt with the same weights; its inference-mode call is written
+    beside `path`, every node, attribute, constant and variable of it is looked at, and only then is it renamed into
+    place. The model itself stays as it is. On the JAX backend the same happens in a process of its own that runs
+    Keras on TensorFlow, which must be installed.
+
+    The SavedModel has one endpoint, `serve` (and `serving_default`), whose inputs have the names of the model's
+    inputs and an unknown batch size.
+
+    Args:
+        model: a built Keras model.
+        path: a folder that does not exist yet.
+        verify: a batch of inputs (any structure of arrays, batch first, as `model(...)` takes it). When given, the
+            SavedModel is loaded again and compared on it with the model run in float32. For a subclassed model it
+            also tells the inputs' dtypes.
+        tolerance: largest difference allowed by `verify`, relative to max(1, the largest magnitude of each output).
+
+    Returns:
+        An `ExportReport`.
+
+    Raises:
+        FileExistsError: `path` exists.
+        OSError: there is no room for the SavedModel.
+        ImportError: TensorFlow is not installed.
+        ExportError: the model is not built or is quantized to integers; low precision, or bytecode that cannot be
+            looked into, is left in the result; the results differ.
+        RebuildError: a layer cannot be rebuilt.
+    """
+    path = Path(path)
+    check_model(model)
+    check_path(path, bytes_needed=sum(4 * int(np.prod(v.shape)) for v in model.weights))
+    if importlib.util.find_spec("tensorflow") is None:
+        raise ImportError(
+            f"export_float32 writes the SavedModel with TensorFlow, which is not installed: {INSTALL_TENSORFLOW}. Or "
+            "save the model with model.save('model.keras') and run, where TensorFlow is installed, "
+            f"`keras-mp export model.keras {path}`"
+        )
+    if keras.backend.backend() != "tensorflow":
+        return _export_in_tensorflow_process(model, path, verify, tolerance)
+    float32, unreached, _ = rebuild(model, to_float32, policy="float32", sample=verify, carry_compile=False)
+    if unreached:
+        raise RebuildError(f"model {model.name!r} could not be carried over to float32: " + "; ".join(unreached))
+    with _beside(path) as partial:
+        _write(float32, partial, verify)
+        findings = low_precision(partial)
+        if findings:
+            raise ExportError(_refusal(findings, float32))
+        report = ExportReport(path, count_nodes(partial), len(findings))
+        if verify is not None:
+            report = _verified(report, partial, model, float32, verify, tolerance)
+    return report
+
+
+def check_model(model: Any) -> None:
+    """Refuses what cannot be exported: what is no model, is not built, or is quantized to integers."""
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"model must be a keras.Model, not {type(model).__name__}: wrap it in keras.Sequential([...])")
+    if not model.built:
+        raise ExportError(
+            f"model {model.name!r} is not built, so there is nothing to export: call it once on a batch, "
+            "or model.build(input_shape)"
+        )
+    for path, layer in layers_by_path(model).items():
+        mode = getattr(layer, "quantization_mode", None)
+        if mode is not None and mode != "float8":
+            raise ExportError(
+                f"layer {path!r} is quantized to {mode}: its float32 weights are gone, and dequantizing would not "
+                "bring them back. Export the model as it was before model.quantize(), or use model.export()"
+            )
+
+
+def check_path(path: Path, bytes_needed: int, kind: str = "folder") -> None:
+    """Refuses a path that exists, or has no room for so many bytes; makes the folder that it is in."""
+    if path.exists():
+        raise FileExistsError(f"path {str(path)!r} exists: give a new {kind}, or remove it first")
+    parent = path.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(parent).free
+    if free < bytes_needed:
+        raise OSError(
+            f"no room for {str(path)!r}: the float32 weights take {bytes_needed:,} bytes, {free:,} are free in "
+            f"{str(parent)!r}"
+        )
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """Gives a folder beside `path`, renamed to `path` on success and removed on failure."""
+    partial = path.absolute().parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
+    try:
+        yield partial
+        partial.rename(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write(model: Any, path: Path, sample: Any) -> None:
+    import tensorflow as tf
+
+    signature = _input_signature(model, sample)
+
+    def serve(*args: Any) -> Any:
+        return model(*args, training=False)
+
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", serve, input_signature=signature)
+    try:
+        archive.write_out(str(path), verbose=False)
+    except tf.errors.OpError as error:  # how TensorFlow's file system reports a full disk
+        raise OSError(f"could not write the SavedModel to {str(path.parent)!r}: {error.message}") from error
+
+
+def _input_signature(model: Any, sample: Any) -> list[Any]:
+    """Tensor specs with unknown batch size and the names of the model's inputs."""
+    import tensorflow as tf
+
+    def spec(tensor: Any, name: str | None) -> Any:
+        dtype = keras.backend.standardize_dtype(tensor.dtype)
+        dtype = "float32" if keras.backend.is_float_dtype(dtype) else dtype  # also of a batch in numpy's float64
+        return tf.TensorSpec((None, *tensor.shape[1:]), dtype, name=name)
+
+    if getattr(model, "inputs", None):  # functional and sequential models know their inputs
+        # Private, because `Model.inputs` is flat, and a model that takes a dict must be served with one.
+        structure = getattr(model, "_inputs_struct", model.inputs[0])
+        return [keras.tree.map_structure(lambda tensor: spec(tensor, tensor.name), structure)]
+    name = next(iter(inspect.signature(model.call).parameters), "inputs")
+    if sample is None:
+        sample = _recorded_inputs(model)
+    flat = keras.tree.flatten(sample)
+    names = [name] if len(flat) == 1 else [f"{name}_{index}" for index in range(len(flat))]
+    return [keras.tree.pack_sequence_as(sample, [spec(np.asarray(x), n) for x, n in zip(flat, names, strict=True)])]
+
+
+def _recorded_inputs(model: Any) -> Any:
+    """Zeros in the shapes that a subclassed model was built with."""
+    shape = (model.get_build_config() or {}).get("input_shape")
+    if not isinstance(shape, (list, tuple)) or not all(isinstance(size, int) or size is None for size in shape):
+        raise ExportError(
+            f"the inputs of subclassed model {model.name!r} are not known: pass verify=batch, from which their "
+            "structure, shapes and dtypes are read"
+        )
+    return np.zeros([size or 1 for size in shape], keras.backend.standardize_dtype(model.input_dtype))
+
+
+def _refusal(findings: list[LowPrecision], model: Any) -> str:
+    names = {layer.name for layer in layers_by_path(model).values()}
+    lines = []
+    for finding in findings[:5]:
+        # TensorFlow numbers a scope that it has seen before: dense/MatMul, then dense_1/MatMul.
+        parts = [part if part in names else re.sub(r"_\d+$", "", part) for part in finding.node.split("/")]
+        layer = next((part for part in reversed(parts) if part in names), None)
+        where = f"layer {layer!r}" if layer else "no layer"
+        lines.append(f"\n  node {finding.node!r} ({finding.op}, {finding.what}), in {where}")
+    more = f"\n  and {len(findings) - 5} more" if len(findings) > 5 else ""
+    return (
+        f"model {model.name!r} was not exported: {len(findings)} low-precision or opaque places would be left in it:"
+        f"{''.join(lines)}{more}\nA layer whose call() names a 16-bit dtype should cast to self.compute_dtype, which a "
+        "float32 rebuild changes."
+    )
+
+
+def relative_difference(actual: Any, expected: Any) -> float:
+    """Largest difference of two structures of arrays, each divided by max(1, the largest magnitude of `expected`).
+
+    Returns inf where shapes differ or one is non-finite where the other is not.
+    """
+    actual, expected = (
+        [np.asarray(keras.ops.convert_to_numpy(x), "float64") for x in keras.tree.flatten(structure)]
+        for structure in (actual, expected)
+    )
+    if [x.shape for x in actual] != [x.shape for x in expected]:
+        return float("inf")
+    worst = 0.0
+    for a, e in zip(actual, expected, strict=True):
+        if not np.array_equal(np.isfinite(a), np.isfinite(e)):
+            return float("inf")
+        a, e = a[np.isfinite(a)], e[np.isfinite(e)]
+        if a.size:
+            worst = max(worst, float(np.max(np.abs(a - e)) / max(1.0, np.max(np.abs(e)))))
+    return worst
+
+
+def _verified(report: ExportReport, path: Path, model: Any, float32: Any, batch: Any, tolerance: float) -> ExportReport:
+    import tensorflow as tf
+
+    batch = _as_signature(batch, _input_signature(float32, batch)[0])
+    loaded = tf.saved_model.load(str(path))  # named, because its functions do not keep its variables alive
+    served = loaded.serve(batch)
+    # Both as graphs: a deep network's rounding in eager mode alone differs by more than the tolerance.
+    in_float32, original = (
+        tf.function(lambda x, m=m: m(x, training=False), autograph=False)(batch) for m in (float32, model)
+    )
+    return _compared(report, model, served, in_float32, original, tolerance)
+
+
+def _as_signature(batch: Any, signature: Any) -> Any:
+    """The batch as tensors of the signature's dtypes."""
+    import tensorflow as tf
+
+    try:
+        return keras.tree.map_structure(lambda spec, x: tf.cast(tf.convert_to_tensor(x), spec.dtype), signature, batch)
+    except (TypeError, ValueError) as error:
+        raise ExportError(f"verify must have the structure of the model's inputs, {signature}: {error}") from error
+
+
+def _compared(
+    report: ExportReport, model: Any, served: Any, in_float32: Any, original: Any, tolerance: float
+) -> ExportReport:
+    difference = relative_difference(served, in_float32)
+    if not difference <= tolerance:
+        raise ExportError(
+            f"the SavedModel of model {model.name!r} differs from the model run in float32 by {difference:.2e} on the "
+            f"batch given as verify, more than tolerance={tolerance:.0e}: a layer that is random at inference, or "
+            "whose call() depends on more than its inputs, does this; so do untrained weights that blow rounding up"
+        )
+    return report._replace(max_difference=difference, precision_gap=relative_difference(served, original))
+
+
+def export_file(
+    model_path: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    verify: str | os.PathLike[str] | None = None,
+    *,
+    modules: Sequence[str] = (),
+    unsafe: bool = False,
+    outputs: str | os.PathLike[str] | None = None,
+    tolerance: float = 1e-5,
+) -> ExportReport:
+    """`export_float32` from file to file, for `keras-mp export`; Keras must be running on TensorFlow.
+
+    Args:
+        model_path: a `.keras` file, written on any backend.
+        path: a folder that does not exist yet.
+        verify: a `.npy` file, or a `.npz` file with the model's inputs in the order of `keras.tree.flatten`.
+        modules: names of modules to import first: those that define the model's custom layers and functions.
+        unsafe: also load Python lambdas, which can run any code: only for files you trust.
+        outputs: a `.npz` file to write, with what the SavedModel returns on the batch `verify`.
+        tolerance: as in `export_float32`.
+
+    Raises:
+        FileNotFoundError: there is no such file. Else as `export_float32`.
+    """
+    model = load_model(model_path, modules, unsafe)
+    batch = None if verify is None else load_batch(verify, model)
+    report = export_float32(model, path, batch, tolerance=tolerance)
+    if outputs is not None:
+        import tensorflow as tf
+
+        loaded = tf.saved_model.load(str(path))
+        served = loaded.serve(_as_signature(batch, _input_signature(model, batch)[0]))
+        np.savez(outputs, *[x.numpy() for x in keras.tree.flatten(served)])
+    return report
+
+
+def load_model(model_path: str | os.PathLike[str], modules: Sequence[str], unsafe: bool) -> Any:
+    """Loads a `.keras` file, as `export_file` describes."""
+    if not Path(model_path).is_file():
+        raise FileNotFoundError(f"there is no model file {str(model_path)!r}")
+    register_classes()
+    custom_objects: dict[str, Any] = {}
+    for name in modules:
+        custom_objects |= {key: value for key, value in vars(importlib.import_module(name)).items() if callable(value)}
+    try:
+        return keras.saving.load_model(model_path, custom_objects=custom_objects, compile=False, safe_mode=not unsafe)
+    except (TypeError, ValueError) as error:
+        hint = (
+            "the file holds a Python lambda: if you trust it, pass --unsafe"
+            if "lambda" in str(error)
+            else ("if the model has layers or functions of your own, name the module that defines them with --import")
+        )
+        raise ExportError(f"{str(model_path)!r} does not load: {error}\n({hint})") from error
+
+
+def load_batch(file: str | os.PathLike[str], model: Any) -> Any:
+    """Loads a batch of a model's inputs, as `export_file` describes."""
+    loaded = np.load(file, allow_pickle=False)
+    arrays = [loaded] if isinstance(loaded, np.ndarray) else [loaded[key] for key in loaded.files]
+    structure = getattr(model, "_inputs_struct", None)  # as in _input_signature
+    if structure is None or len(arrays) == 1:
+        return arrays[0] if len(arrays) == 1 else arrays
+    if len(arrays) != len(keras.tree.flatten(structure)):
+        raise ExportError(
+            f"{str(file)!r} holds {len(arrays)} arrays, but model {model.name!r} has "
+            f"{len(keras.tree.flatten(structure))} inputs"
+        )
+    return keras.tree.pack_sequence_as(structure, arrays)
+
+
+def _export_in_tensorflow_process(model: Any, path: Path, verify: Any, tolerance: float) -> ExportReport:
+    """Saves the model, exports the file on TensorFlow, and compares with this backend's own float32 outputs."""
+    modules = {thing.__module__: thing.__name__ for thing in custom_objects_of(model).values()}
+    if "__main__" in modules:
+        raise ExportError(
+            f"{modules['__main__']} is defined in __main__, which the process that exports on TensorFlow cannot "
+            "import: move it to a module of its own"
+        )
+    with tempfile.TemporaryDirectory() as folder, _beside(path) as partial:
+        saved, inputs, outputs = (str(Path(folder) / name) for name in ("model.keras", "inputs.npz", "outputs.npz"))
+        model.save(saved)
+        command = [sys.executable, "-m", "keras_mp.cli", "export", saved, str(partial), "--json", "--unsafe"]
+        command += [word for module in sorted(modules) for word in ("--import", module)]
+        if verify is not None:
+            np.savez(inputs, *[np.asarray(x) for x in keras.tree.flatten(verify)])
+            command += ["--verify", inputs, "--outputs", outputs, "--tolerance", str(tolerance)]
+        environment = os.environ | {
+            "KERAS_BACKEND": "tensorflow",
+            "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
+            "CUDA_VISIBLE_DEVICES": "",  # the accelerator's memory belongs to the process that trained
+        }
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            message = done.stderr.rpartition("error: ")[2].strip()  # TensorFlow logs to the same stream, before
+            raise ExportError(f"exporting in a process on TensorFlow failed: {message}")
+        printed = json.loads(done.stdout)
+        report = ExportReport(path, printed["nodes"], printed["low_precision_ops"])
+        if verify is not None:
+            float32 = rebuild(model, to_float32, policy="float32", sample=verify, carry_compile=False).model
+            original = keras.tree.flatten(model(verify, training=False))
+            # The SavedModel ran in float32 throughout: what it is compared with must not do with less on this device.
+            with backend.full_float32():
+                in_float32 = keras.tree.flatten(float32(verify, training=False))
+            with np.load(outputs) as served:
+                report = _compared(report, model, list(served.values()), in_float32, original, tolerance)
+    return report

@@ -1,0 +1,1 @@
+"""The same result in less memory: attention, cross-entropy, GELU, recomputation."""

@@ -1,0 +1,265 @@
+"""Attention that keeps nothing of size length x length for the backward pass."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_mp import backend
+from keras_mp.stability.accumulate import product_float32
+
+# Rows of queries that are attended to at once: at least as many, so that matrix units are kept busy.
+BLOCK = 128
+# Blocks of one call: more only make the program longer.
+BLOCKS = 16
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    block: int | None = None,
+) -> Any:
+    """Attends, exactly, with a softmax in float32, and computes the probabilities anew in the backward pass.
+
+        S = scale query . key^T             float32
+        P = softmax(S)                      float32, rounded to the inputs' dtype for the product
+        output = P . value                  summed in float32
+
+        D = sum(gradient . output)          a number a row
+        gradient of value = P^T . gradient
+        gradient of S = P (gradient . value^T - D)
+        gradient of query = scale (gradient of S) . key
+        gradient of key = scale (gradient of S)^T . query
+
+    Queries are taken in blocks; a causal block is multiplied with no key behind its last row. Kept for the backward
+    pass are the arguments and the output.
+
+    Args:
+        query: floats, shape `(batch, rows, heads, features)`; rows may be unknown, and are then one block.
+        key: of the same dtype, shape `(batch, columns, key_heads, features)`; `key_heads` divides `heads`, and each
+            key head serves `heads / key_heads` queries that stand together.
+        value: as key.
+        mask: booleans, shape `(batch, columns)` or `(batch, rows or 1, columns)`, False for keys that are not seen.
+        causal: whether row i sees only the columns 0 to i.
+        scale: of the scores; `1 / sqrt(features)` by default.
+        block: rows of a block; by default `max(128, rows / 16)`. It need not divide the rows.
+
+    Returns:
+        A tensor of the shape and dtype of query. A row that sees no key is 0, and so is its gradient.
+
+    Raises:
+        ValueError: shapes that do not fit, or a block below 1.
+
+    References:
+        Rabe, Staats, "Self-attention Does Not Need O(n^2) Memory", 2021 (arXiv:2112.05682); the gradient is equation 4
+        of Dao et al., "FlashAttention", 2022 (arXiv:2205.14135). Groups: Ainslie et al. 2023 (arXiv:2305.13245).
+    """
+    query, key, value = map(backend.as_tensor, (query, key, value))
+    mask = None if mask is None else keras.ops.cast(backend.as_tensor(mask), "bool")
+    _check(query, key, value, mask, block)
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+    fused = backend.fused_attention(query, key, value, mask, causal=causal, scale=scale)
+    if fused is not None:
+        return fused
+    if mask is not None:
+        mask = keras.ops.reshape(
+            mask, (-1, 1, 1, 1 if len(mask.shape) == 2 else mask.shape[1] or -1, key.shape[1] or -1)
+        )
+    blocks = _blocks(query.shape[1], key.shape[1], causal, block)
+    key_heads, heads, dtype = key.shape[2], query.shape[2], keras.backend.standardize_dtype(query.dtype)
+
+    # The mask as an argument: JAX cannot recompute a function with a gradient that finds it around it.
+    @keras.ops.custom_gradient
+    def attend(query: Any, key: Any, value: Any, *masks: Any) -> Any:
+        mask = masks[0] if masks else None
+        scope = backend.gradient_scope()
+        q, k, v = _by_head(query, key_heads), _by_key_head(key), _by_key_head(value)
+        outputs = []
+        for rows in blocks:
+            scores = product_float32("bkgtd,bksd->bkgts", q[:, :, :, rows.start : rows.stop], k[:, :, : rows.seen])
+            probabilities = keras.ops.cast(_probabilities(scores, rows.of(mask), rows.first, scale), dtype)
+            outputs.append(_times_columns(probabilities, v[:, :, : rows.seen]))
+        output = keras.ops.cast(_by_row(_joined(outputs), heads), dtype)
+
+        def gradient(*arguments: Any, upstream: Any = None) -> Any:
+            upstream = arguments[0] if upstream is None else upstream
+            with scope():
+                # Without the barrier the compiler takes the scores of the forward pass, and the parts of keys and
+                # values that each block saw, and keeps them until here.
+                again, keys, values = backend.barrier([q, k, v], [upstream])
+                up, means = _by_head(upstream, key_heads), _by_head(_row_products(upstream, output), key_heads)
+                to_q: list[Any] = []
+                to_k: list[Any] = []
+                to_v: list[Any] = []
+                for rows in blocks:
+                    q_rows, up_rows = again[:, :, :, rows.start : rows.stop], up[:, :, :, rows.start : rows.stop]
+                    if to_k:
+                        # One block after the other: else the compiler may hold the scores of all.
+                        q_rows, up_rows = backend.barrier([q_rows, up_rows], [to_q[-1], to_k[-1], to_v[-1]])
+                    scores = product_float32("bkgtd,bksd->bkgts", q_rows, keys[:, :, : rows.seen])
+                    to_probabilities = product_float32("bkgtd,bksd->bkgts", up_rows, values[:, :, : rows.seen])
+                    probabilities = _probabilities(scores, rows.of(mask), rows.first, scale)
+                    to_scores = _to_scores(
+                        probabilities, to_probabilities, means[:, :, :, rows.start : rows.stop], scale, dtype
+                    )
+                    probabilities = keras.ops.cast(probabilities, dtype)
+                    to_q.append(_times_columns(to_scores, keys[:, :, : rows.seen]))
+                    to_k.append(product_float32("bkgts,bkgtd->bksd", to_scores, q_rows))
+                    to_v.append(product_float32("bkgts,bkgtd->bksd", probabilities, up_rows))
+                to_query, to_key, to_value = _by_row(_joined(to_q), heads), _summed(to_k), _summed(to_v)
+                # A key that no row can see is in no block.
+                missing = 0 if blocks[-1].seen is None else key.shape[1] - blocks[-1].seen
+                to_key, to_value = (keras.ops.transpose(_longer(x, missing), (0, 2, 1, 3)) for x in (to_key, to_value))
+                found = [keras.ops.cast(each, dtype) for each in (to_query, to_key, to_value)]
+                return (*found, *(None for _ in masks))
+
+        return output, gradient
+
+    return attend(query, key, value, *([] if mask is None else [mask]))
+
+
+class _Rows(NamedTuple):
+    """A block of queries.
+
+    Attributes:
+        start, stop: its rows.
+        seen: the columns before this one may be seen; None for all, of an unknown number.
+        first: the same as start where attention is causal; -1 where it is not.
+    """
+
+    start: int
+    stop: int | None
+    seen: int | None
+    first: int
+
+    def of(self, mask: Any) -> Any:
+        """The part of a mask of shape (batch, 1, 1, rows or 1, columns) that is this block's."""
+        if mask is None:
+            return None
+        return (mask if mask.shape[3] == 1 else mask[:, :, :, self.start : self.stop])[..., : self.seen]
+
+
+def _blocks(rows: int | None, columns: int | None, causal: bool, block: int | None) -> list[_Rows]:
+    if rows is None or columns is None:
+        return [_Rows(0, None, None, 0 if causal else -1)]
+    block = block or max(BLOCK, -(-rows // BLOCKS))
+    return [
+        _Rows(
+            start, stop := min(start + block, rows), min(stop, columns) if causal else columns, start if causal else -1
+        )
+        for start in range(0, rows, block)
+    ]
+
+
+def _times_columns(rows: Any, columns: Any) -> Any:
+    """Contracts (batch, key heads, group, rows, columns) with (batch, key heads, columns, features)."""
+    _, key_heads, group, _, _ = rows.shape
+    count = keras.ops.shape(rows)[3] * group
+    product = keras.ops.matmul(keras.ops.reshape(rows, (-1, key_heads, count, keras.ops.shape(rows)[4])), columns)
+    return keras.ops.reshape(product, (-1, key_heads, group, count // group, columns.shape[3]))
+
+
+def _by_head(x: Any, key_heads: int) -> Any:
+    """From (batch, rows, heads, features) to (batch, key heads, group, rows, features)."""
+    x = keras.ops.transpose(x, (0, 2, 1, 3))
+    _, heads, _, features = x.shape
+    return keras.ops.reshape(x, (-1, key_heads, heads // key_heads, keras.ops.shape(x)[2], features))
+
+
+def _by_row(x: Any, heads: int) -> Any:
+    """The way back."""
+    x = keras.ops.reshape(x, (-1, heads, keras.ops.shape(x)[3], x.shape[4]))
+    return keras.ops.transpose(x, (0, 2, 1, 3))
+
+
+def _by_key_head(x: Any) -> Any:
+    return keras.ops.transpose(x, (0, 2, 1, 3))
+
+
+def _joined(blocks: list[Any]) -> Any:
+    return blocks[0] if len(blocks) == 1 else keras.ops.concatenate(blocks, axis=3)
+
+
+def _summed(blocks: list[Any]) -> Any:
+    total = blocks[-1]  # the longest, as later rows see more
+    for each in reversed(blocks[:-1]):
+        total = total + _longer(each, total.shape[2] - each.shape[2])
+    return total
+
+
+def _longer(x: Any, missing: int) -> Any:
+    return keras.ops.pad(x, ((0, 0), (0, 0), (0, missing), (0, 0))) if missing else x
+
+
+def _seen(shape: Any, mask: Any, first: int) -> Any:
+    """Which scores count, broadcast against them; None for all."""
+    if first < 0:
+        return mask
+    causal = first + keras.ops.arange(shape[3])[:, None] >= keras.ops.arange(shape[4])[None, :]
+    return causal if mask is None else keras.ops.logical_and(mask, causal)
+
+
+def _probabilities(scores: Any, mask: Any, first: int, scale: float) -> Any:
+    scores = _masked(scores, mask, first, scale)
+    # Keras warns of a softmax over one number; inf and NaN stay what they were.
+    probabilities = keras.ops.exp(scores - scores) if scores.shape[-1] == 1 else keras.ops.softmax(scores, axis=-1)
+    if mask is None:
+        return probabilities  # a row sees itself
+    return keras.ops.where(_seen(keras.ops.shape(probabilities), mask, first), probabilities, 0.0)
+
+
+@backend.fused
+def _masked(scores: Any, mask: Any, first: int, scale: float) -> Any:
+    seen = _seen(keras.ops.shape(scores), mask, first)
+    return scores * scale if seen is None else keras.ops.where(seen, scores * scale, _LOWEST)
+
+
+@backend.fused
+def _to_scores(probabilities: Any, to_probabilities: Any, means: Any, scale: float, dtype: str) -> Any:
+    return keras.ops.cast(probabilities * (to_probabilities - means) * scale, dtype)
+
+
+@backend.fused
+def _row_products(left: Any, right: Any) -> Any:
+    wide = keras.ops.cast(left, "float32") * keras.ops.cast(right, "float32")
+    return keras.ops.sum(wide, axis=-1, keepdims=True)
+
+
+def _check(query: Any, key: Any, value: Any, mask: Any, block: int | None) -> None:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if len(x.shape) != 4:
+            raise ValueError(f"{name} must have the shape (batch, rows, heads, features), got {tuple(x.shape)}")
+    if tuple(key.shape[1:]) != tuple(value.shape[1:]) or key.shape[3] != query.shape[3]:
+        raise ValueError(
+            "key and value must have one shape, and the features of query, got query "
+            f"{tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}"
+        )
+    if query.shape[2] % key.shape[2]:
+        raise ValueError(f"the heads of key must divide those of query, got {key.shape[2]} and {query.shape[2]}")
+    if block is not None and block < 1:
+        raise ValueError(f"block must be at least 1, got {block!r}")
+    if mask is None:
+        return
+    batch, rows, columns = query.shape[0], query.shape[1], key.shape[1]
+    allowed = [(batch, columns), (batch, 1, columns), (batch, rows, columns)]
+    if not any(_fits(tuple(mask.shape), shape) for shape in allowed):
+        wanted = f"({batch}, {columns}), ({batch}, 1, {columns}) or ({batch}, {rows}, {columns})"
+        raise ValueError(f"mask must have the shape {wanted}, got {tuple(mask.shape)}")
+
+
+def _fits(shape: tuple[int | None, ...], wanted: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(wanted) and all(
+        have is None or want is None or have == want or (axis == 0 and have == 1)
+        for axis, (have, want) in enumerate(zip(shape, wanted, strict=True))
+    )
+
+
+# Finite, so that the difference of two is 0 and not NaN.
+_LOWEST = -0.7 * 3.4e38

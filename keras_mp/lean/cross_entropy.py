@@ -1,0 +1,192 @@
+"""Cross-entropy over a large vocabulary, a chunk of rows at a time: the logits are never whole in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_mp import backend
+from keras_mp.stability.accumulate import product_float32
+
+# Logits of one chunk: 256 MiB in float32.
+CHUNK = 2**26
+# A float16 gradient of a logit is kept this many times as large while it is multiplied: the probability of one word
+# among tens of thousands lies where float16 loses bits.
+_FLOAT16_SHIFT = 2.0**12
+
+
+def chunked_cross_entropy(
+    features: Any,
+    kernel: Any,
+    targets: Any,
+    weights: Any = None,
+    *,
+    bias: Any = None,
+    label_smoothing: float = 0.0,
+    rows: int | None = None,
+    vocabulary_first: bool = False,
+    gradient: bool = True,
+) -> Any:
+    """Sums the cross-entropy of the rows of `features . kernel + bias`, which is made and dropped in chunks of rows.
+
+        z = features . kernel + bias                         float32 sums of operands in the features' dtype
+        y = (1 - s) onehot(target) + s / vocabulary          s = label_smoothing
+        loss = sum(weight (log(sum(exp(z))) - sum(y z)))     float32
+
+        gradient of z = weight (softmax(z) - y)              rounded to the features' dtype
+        gradient of features = (gradient of z) . kernel^T
+        gradient of kernel = features^T . (gradient of z)    added up in float32
+
+    The forward pass computes the gradients too, so that the logits are computed once; the backward pass multiplies
+    them by the upstream number.
+
+    Args:
+        features: floats, shape `(..., width)`; the other sizes may be unknown.
+        kernel: floats, shape `(width, vocabulary)`; given in float32, its gradient is not rounded.
+        targets: integers, shape `(...)`. One outside the vocabulary counts only with weight 0.
+        weights: floats of the shape of targets, 1 by default; they get no gradient. A row of weight 0 is not there.
+        bias: floats, shape `(vocabulary,)`.
+        label_smoothing: from 0 to 1.
+        rows: of a chunk; by default what makes 2^26 logits. It need not divide the number of rows.
+        vocabulary_first: whether the kernel has the shape `(vocabulary, width)`, as an embedding has.
+        gradient: whether there is a backward pass; without one the loss alone is computed.
+
+    Returns:
+        A float32 number.
+
+    Raises:
+        ValueError: shapes that do not fit, label_smoothing outside 0 to 1, rows below 1.
+
+    References:
+        Szegedy et al., "Rethinking the Inception Architecture", 2016 (arXiv:1512.00567), section 7: label smoothing.
+    """
+    features, kernel, targets = map(backend.as_tensor, (features, kernel, targets))
+    width, vocabulary = reversed(kernel.shape) if vocabulary_first else kernel.shape
+    _check(features, width, targets, weights, bias, vocabulary, label_smoothing, rows)
+    features = keras.ops.reshape(features, (-1, width))
+    targets = keras.ops.cast(keras.ops.reshape(targets, (-1,)), "int32")
+    weights = _weights(weights, targets)
+    bias = None if bias is None else backend.as_tensor(bias)
+    rows = rows or max(128, CHUNK // vocabulary // 128 * 128)
+    labels = "vw" if vocabulary_first else "wv"
+    dtype = keras.backend.standardize_dtype(features.dtype)
+    shift = _FLOAT16_SHIFT if dtype == "float16" else 1.0
+    # The gradient of a row is scaled by its upstream number later: float16 would not hold it before.
+    row_dtype = "float32" if dtype == "float16" else dtype
+
+    # Targets and weights as arguments: JAX cannot recompute a function with a gradient that finds them around it.
+    @keras.ops.custom_gradient
+    def total(features: Any, kernel: Any, targets: Any, weights: Any, *bias: Any) -> Any:
+        low = keras.ops.cast(kernel, dtype)
+        largest = keras.ops.max(keras.ops.abs(weights), initial=0.0)
+        largest = keras.ops.where(largest == 0, 1.0, largest)
+
+        def step(carry: list[Any], chunk: list[Any]) -> tuple[list[Any], Any]:
+            rows, row_targets, row_weights = chunk
+            logits = product_float32(f"rw,{labels}->rv", rows, low)
+            loss, to_logits, to_bias = _loss(
+                logits, row_targets, row_weights, largest, bias[0] if bias else None, label_smoothing, shift, dtype
+            )
+            if not gradient:
+                return [carry[0] + loss], None
+            to_kernel = product_float32(f"rw,rv->{labels}" if labels == "wv" else "rv,rw->vw",
+                                 *((rows, to_logits) if labels == "wv" else (to_logits, rows)))  # fmt: skip
+            sums = [carry[0] + loss, carry[1] + to_kernel, carry[2] + to_bias]
+            to_rows = product_float32(f"rv,{labels}->rw", to_logits, low) * (largest / shift)
+            return sums, keras.ops.cast(to_rows, row_dtype)
+
+        zeros = [keras.ops.zeros((), "float32")]
+        if gradient:
+            zeros += [keras.ops.zeros(kernel.shape, "float32"), keras.ops.zeros((vocabulary,), "float32")]
+        sums, to_features = _over_chunks(
+            step, zeros, [features, targets, weights], rows, row_dtype if gradient else None
+        )
+
+        def backward(*arguments: Any, upstream: Any = None) -> Any:
+            upstream = keras.ops.cast(arguments[0] if upstream is None else upstream, "float32")
+            like = (features, kernel, *bias)
+            if gradient:
+                factor = upstream * (largest / shift)
+                found = [to_features * keras.ops.cast(upstream, row_dtype), sums[1] * factor, sums[2] * factor]
+            else:
+                found = [keras.ops.zeros_like(each) for each in like]
+            found = [keras.ops.cast(each, other.dtype) for each, other in zip(found, like, strict=False)]
+            return (*found[:2], None, None, *found[2:])
+
+        return sums[0], backward
+
+    return total(features, kernel, targets, weights, *([] if bias is None else [bias]))
+
+
+def _over_chunks(step: Any, carry: list[Any], slices: list[Any], rows: int, dtype: str | None) -> tuple[list[Any], Any]:
+    """Runs the step over chunks of the slices' rows; what the last chunk lacks is filled with zeros."""
+    count = slices[0].shape[0]
+    if count is not None and count <= rows:
+        return step(carry, slices)
+    if count is None:
+        count = keras.ops.shape(slices[0])[0]
+        chunks = (count + rows - 1) // rows
+        size = (count + chunks - 1) // keras.ops.maximum(chunks, 1)
+    else:
+        chunks = -(-count // rows)
+        size = -(-count // chunks)
+    missing = chunks * size - count
+    padded = [keras.ops.pad(each, [(0, missing)] + [(0, 0)] * (len(each.shape) - 1)) for each in slices]
+    cut = [keras.ops.reshape(each, (chunks, size, *each.shape[1:])) for each in padded]
+    carry, result = backend.scan(step, carry, cut, dtype)
+    if result is None:
+        return carry, None
+    return carry, keras.ops.reshape(result, (-1, result.shape[-1]))[:count]
+
+
+@backend.fused
+def _loss(
+    logits: Any, targets: Any, weights: Any, largest: Any, bias: Any, smoothing: float, shift: float, dtype: str
+) -> Any:
+    """The weighted loss, and the gradients of logits and bias divided by the largest weight, times the shift."""
+    if bias is not None:
+        logits = logits + keras.ops.cast(bias, "float32")
+    vocabulary = logits.shape[-1]
+    peak = keras.ops.max(logits, axis=-1, keepdims=True)
+    exponentials = keras.ops.exp(logits - peak)
+    total = keras.ops.sum(exponentials, axis=-1, keepdims=True)
+    one_hot = keras.ops.arange(vocabulary, dtype="int32")[None, :] == targets[:, None]
+    # Differences to the largest logit, as in the sum: the logits themselves may be so large that they cancel badly.
+    at_target = keras.ops.sum(keras.ops.where(one_hot, logits - peak, 0.0), axis=-1)
+    losses = keras.ops.log(total[:, 0]) - (1.0 - smoothing) * at_target
+    expected = keras.ops.cast(one_hot, "float32") * (1.0 - smoothing)
+    if smoothing:
+        losses = losses - smoothing * keras.ops.mean(logits - peak, axis=-1)
+        expected = expected + smoothing / vocabulary
+    losses = keras.ops.where(weights == 0, 0.0, losses * weights)
+    to_logits = (exponentials / total - expected) * (weights / largest * shift)[:, None]
+    to_logits = keras.ops.where(weights[:, None] == 0, 0.0, to_logits)
+    return keras.ops.sum(losses), keras.ops.cast(to_logits, dtype), keras.ops.sum(to_logits, axis=0)
+
+
+def _weights(weights: Any, targets: Any) -> Any:
+    if weights is None:
+        return keras.ops.ones_like(targets, dtype="float32")
+    weights = keras.ops.stop_gradient(keras.ops.cast(backend.as_tensor(weights), "float32"))
+    return keras.ops.reshape(weights, (-1,))
+
+
+def _check(
+    features: Any, width: int, targets: Any, weights: Any, bias: Any, vocabulary: int, smoothing: float, rows: Any
+) -> None:
+    if features.shape[-1] != width:
+        raise ValueError(f"features must have the kernel's width {width} last, got the shape {tuple(features.shape)}")
+    for name, given in (("targets", targets), ("weights", weights)):
+        if given is None:
+            continue
+        shape, wanted = tuple(given.shape), tuple(features.shape[:-1])
+        pairs = zip(shape, wanted, strict=False)
+        if len(shape) != len(wanted) or any(a is not None and b is not None and a != b for a, b in pairs):
+            raise ValueError(f"{name} must have the shape of features without the last axis, {wanted}, got {shape}")
+    if bias is not None and tuple(bias.shape) != (vocabulary,):
+        raise ValueError(f"bias must have the shape ({vocabulary},), got {tuple(bias.shape)}")
+    if not 0 <= smoothing <= 1:
+        raise ValueError(f"label_smoothing must be from 0 to 1, got {smoothing!r}")
+    if rows is not None and (rows < 1 or int(rows) != rows):
+        raise ValueError(f"rows must be a whole number, at least 1, got {rows!r}")

@@ -1,0 +1,79 @@
+"""GELU that keeps its input alone for the backward pass."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+
+from keras_mp import backend
+
+Config = dict[str, Any]
+_SLOPE = math.sqrt(2 / math.pi)
+_CUBIC = 0.044715
+
+
+def gelu(x: Any) -> Any:
+    """Applies GELU in its approximation by tanh, in float32 inside.
+
+        gelu(x) = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+
+    The backward pass computes the tanh anew from x, so no other array of its size is kept.
+
+    Args:
+        x: floats of any shape.
+
+    Returns:
+        A tensor of the same shape and dtype.
+
+    References:
+        Hendrycks, Gimpel, "Gaussian Error Linear Units", 2016 (arXiv:1606.08415), section 2.
+    """
+
+    @keras.ops.custom_gradient
+    def apply(x: Any) -> Any:
+        def gradient(*arguments: Any, upstream: Any = None) -> Any:
+            return _backward(x, arguments[0] if upstream is None else upstream)
+
+        return _forward(x), gradient
+
+    return apply(backend.as_tensor(x))
+
+
+@keras.saving.register_keras_serializable("keras_mp")
+class Gelu(keras.layers.Layer):
+    """`gelu` as a layer; in inference Keras's own operation, so that an export holds plain operations."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.supports_masking = True
+        self.built = True
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        return gelu(inputs) if training else keras.ops.gelu(inputs, approximate=True)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+
+@backend.fused
+def _forward(x: Any) -> Any:
+    wide = keras.ops.cast(x, "float32")
+    return keras.ops.cast(0.5 * wide * (1.0 + _tanh(wide)), x.dtype)
+
+
+@backend.fused
+def _backward(x: Any, upstream: Any) -> Any:
+    # Without the barrier the compiler takes the tanh of the forward pass, and keeps it until here.
+    (again,) = backend.barrier([x], [upstream])
+    wide, upstream = keras.ops.cast(again, "float32"), keras.ops.cast(upstream, "float32")
+    tanh = _tanh(wide)
+    inner = _SLOPE * (1.0 + 3.0 * _CUBIC * wide * wide)
+    # 1 - tanh^2 is 0 long before the square of x overflows.
+    slope = 0.5 * (1.0 + tanh) + keras.ops.where(tanh * tanh < 1.0, 0.5 * wide * (1.0 - tanh * tanh) * inner, 0.0)
+    return keras.ops.cast(upstream * slope, x.dtype)
+
+
+def _tanh(wide: Any) -> Any:
+    return keras.ops.tanh(_SLOPE * wide * (1.0 + _CUBIC * wide * wide))

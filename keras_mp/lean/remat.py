@@ -1,0 +1,235 @@
+"""Recompute in the backward pass what the forward pass would have kept."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import keras
+
+# Private, because Keras gives no public way to see the scopes that a layer is called in, or to enter them again.
+from keras.src.backend import compute_output_spec, get_keras_mask, set_keras_mask
+from keras.src.backend.common import global_state
+from keras.src.backend.common.stateless_scope import get_stateless_scope
+from keras.src.backend.common.variables import AutocastScope, get_autocast_scope
+
+from keras_mp import backend
+from keras_mp.rebuild import layers_below
+
+Config = dict[str, Any]
+_CALL_CONTEXT = "current_call_ctx"
+
+
+def remat(layer_or_function: Any) -> Any:
+    """Makes a layer, or a function, that keeps its arguments and recomputes the rest in the backward pass.
+
+    Results and gradients are those without: the recomputation runs in the same autocast scope, in the same training
+    phase, and from the state that the forward pass began with, so that dropout draws the same mask. What the forward
+    pass assigns (seeds, moving averages, metrics) is assigned once. In graph, eager and jitted code.
+
+    Args:
+        layer_or_function: a Keras layer or model, whose variables are then those of the result; or a function of
+            tensors, in any structure, that calls layers and operations.
+
+    Returns:
+        For a layer a `keras_mp.lean.remat.Remat`, which is a layer, saved and loaded as others; in inference it calls
+        the layer as it is. For a function a function, to be called inside a layer or a loss.
+
+    Raises:
+        TypeError: neither a layer nor a function.
+
+    References:
+        Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016 (arXiv:1604.06174).
+    """
+    if isinstance(layer_or_function, keras.layers.Layer):
+        return Remat(layer_or_function)
+    if not callable(layer_or_function):
+        raise TypeError(f"remat takes a Keras layer or a function, got {layer_or_function!r}")
+
+    variables: list[Any] = []
+
+    @functools.wraps(layer_or_function)
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        results, losses = _recomputed(layer_or_function, None, variables, args, kwargs)
+        if losses:
+            name = getattr(layer_or_function, "__name__", repr(layer_or_function))
+            raise ValueError(
+                f"remat({name}): a layer in the function adds {len(losses)} losses, which would belong to no layer "
+                "here: use keras_mp.remat(layer) for that layer, or call it outside the function"
+            )
+        return results
+
+    return recomputed
+
+
+@keras.saving.register_keras_serializable("keras_mp")
+class Remat(keras.layers.Wrapper):
+    """A layer whose inside is recomputed in the backward pass; `keras_mp.remat` makes it.
+
+    Args:
+        layer: any Keras layer or model.
+        **arguments: those of `keras.layers.Layer`; the name and the dtype are the layer's by default.
+
+    Raises:
+        ValueError: no layer.
+    """
+
+    def __init__(self, layer: Any, **arguments: Any) -> None:
+        if isinstance(layer, keras.layers.Layer):
+            arguments = {"name": f"{layer.name}_remat", "dtype": layer.dtype_policy} | arguments
+        super().__init__(layer, **arguments)
+        self.supports_masking = True
+        # The layer casts its inputs by its own rule.
+        self._convert_input_args = False
+        self._allow_non_tensor_positional_args = True
+
+    def build(self, *shapes: Any, **more_shapes: Any) -> None:
+        """Leaves building to the first call, which knows all arguments."""
+
+    def call(self, inputs: Any, *args: Any, training: bool | None = None, **kwargs: Any) -> Any:
+        if not training:
+            return self.layer(inputs, *args, **kwargs)
+        if not self.layer.built:
+            compute_output_spec(self.layer, inputs, *args, **kwargs)
+        results, losses = _recomputed(self.layer, self.layer, self.layer.variables, (inputs, *args), kwargs)
+        for loss in losses:
+            self.add_loss(loss)
+        return results
+
+    def compute_output_spec(self, *args: Any, training: bool | None = None, **kwargs: Any) -> Any:
+        spec = self.layer(*args, **kwargs)
+        return keras.tree.map_structure(lambda x: keras.KerasTensor(x.shape, x.dtype), spec)
+
+    def compute_output_shape(self, *args: Any, **kwargs: Any) -> Any:
+        return self.layer.compute_output_shape(*args, **kwargs)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+        if not self.layer.supports_masking:
+            return keras.tree.map_structure(lambda _: None, inputs)
+        return self.layer.compute_mask(inputs, previous_mask)
+
+
+class _UnknownVariables(Exception):
+    """Variables were used that are no arguments of the recomputed function."""
+
+
+class _Scope(keras.StatelessScope):
+    """Variables as they were when the forward pass began; what is assigned is noted, not done.
+
+    Args:
+        variables: those that are known.
+        values: of them.
+        outer: the scope around the call; None where there is none.
+    """
+
+    def __init__(self, variables: tuple[Any, ...], values: Any, outer: Any) -> None:
+        super().__init__(collect_losses=True, initialize_variables=False)
+        self.state_mapping = {id(variable): value for variable, value in zip(variables, values, strict=True)}
+        self.outer = outer
+        self.assigned: dict[int, Any] = {}
+        self.unknown: dict[int, Any] = {}
+
+    def get_current_value(self, variable: Any) -> Any:
+        value = self.state_mapping.get(id(variable))
+        if value is None and self.outer is not None:
+            value = self.outer.get_current_value(variable)
+        if value is None:
+            self.unknown[id(variable)] = variable
+        return value
+
+    def add_update(self, update: Any) -> None:
+        variable, _ = update
+        self.get_current_value(variable)
+        self.assigned[id(variable)] = variable
+        super().add_update(update)
+
+
+def _recomputed(
+    function: Callable[..., Any], layer: Any, variables: list[Any], args: Any, kwargs: Any
+) -> tuple[Any, list[Any]]:
+    """Calls a function so that the backward pass recomputes it.
+
+    Args:
+        function: the function.
+        layer: the layer that it is, or None.
+        variables: those that it is known to use; others that it uses are added to the list.
+        args, kwargs: what to call it with; tensors anywhere in them are kept.
+
+    Returns:
+        The results, and the losses that layers added.
+    """
+    leaves = keras.tree.flatten((args, kwargs))
+    places = [index for index, leaf in enumerate(leaves) if keras.ops.is_tensor(leaf)]
+    masks = [get_keras_mask(leaves[place]) for place in places]
+    outer, autocast = get_stateless_scope(), get_autocast_scope()
+    # A copy, because layers that are called later change it.
+    context = copy.copy(global_state.get_global_attribute(_CALL_CONTEXT))
+    found: dict[str, Any] = {}
+
+    def pure(known: tuple[Any, ...], *tensors: Any) -> tuple[Any, ...]:
+        values, rest = tensors[: len(known)], list(tensors[len(known) :])
+        filled = list(leaves)
+        for place in places:
+            filled[place] = rest.pop(0)
+        for place, mask in zip(places, masks, strict=True):
+            if mask is not None:
+                set_keras_mask(filled[place], rest.pop(0))
+        inner_args, inner_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
+        with _Scope(known, values, outer) as scope, _entered(autocast), _call_context(context):
+            results = function(*inner_args, **inner_kwargs)
+        if scope.unknown:
+            raise _UnknownVariables(list(scope.unknown.values()))
+        for each in [] if layer is None else [layer, *layers_below(layer)]:
+            # Keras knows a loss by its id, which another may have once this one is gone.
+            each._loss_ids.difference_update(map(id, scope.losses))
+        flat = keras.tree.flatten(results)
+        out_masks = [get_keras_mask(each) for each in flat]
+        assigned = list(scope.assigned.values())
+        found.update(results=results, masks=[mask is not None for mask in out_masks], assigned=assigned)
+        updates = [scope.state_mapping[id(variable)] for variable in assigned]
+        given = [mask for mask in out_masks if mask is not None]
+        return tuple(backend.as_tensor(each) for each in [*flat, *given, *updates, *scope.losses])
+
+    while True:
+        known = tuple(variables)
+        values = [_value(variable, outer) for variable in known]
+        given = [leaves[place] for place in places] + [mask for mask in masks if mask is not None]
+        try:
+            recomputed = backend.recompute(functools.partial(pure, known))
+            made = list(recomputed(*[backend.as_tensor(each) for each in [*values, *given]]))
+            break
+        except _UnknownVariables as unknown:
+            # What is computed from a variable that is no argument would be no part of the gradient, or not be the same
+            # again. Nothing has been assigned: begin anew with them as arguments.
+            variables += unknown.args[0]
+    outputs = [made.pop(0) for _ in found["masks"]]
+    for output, has_mask in zip(outputs, found["masks"], strict=True):
+        if has_mask:
+            set_keras_mask(output, made.pop(0))
+    for variable in found["assigned"]:
+        variable.assign(made.pop(0))
+    return keras.tree.pack_sequence_as(found["results"], outputs), made
+
+
+def _value(variable: Any, outer: Any) -> Any:
+    value = None if outer is None else outer.get_current_value(variable)
+    # Private, because the public value is cast inside an autocast scope.
+    return variable._value if value is None else value
+
+
+def _entered(autocast: Any) -> Any:
+    return nullcontext() if autocast is None else AutocastScope(autocast.dtype)
+
+
+@contextmanager
+def _call_context(context: Any) -> Iterator[None]:
+    """Layers find in it whether they train."""
+    before = global_state.get_global_attribute(_CALL_CONTEXT)
+    global_state.set_global_attribute(_CALL_CONTEXT, context)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(_CALL_CONTEXT, before)

@@ -1,0 +1,120 @@
+"""Self-attention as a layer: one product for queries, keys and values, and no scores kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_mp.lean.attention import attention
+
+Config = dict[str, Any]
+
+
+@keras.saving.register_keras_serializable("keras_mp")
+class SelfAttention(keras.layers.Layer):
+    """Attention of a sequence to itself, as `keras_mp.lean.attention.attention` computes it.
+
+        query, key, value = split(inputs . W + b)       one Dense layer
+        output = attention(query, key, value) . V + c   another
+
+    The weights are those of `keras.layers.MultiHeadAttention` (or `GroupQueryAttention`) side by side: queries, then
+    keys, then values, each head by head. The softmax is in float32 under every policy.
+
+    Args:
+        heads: attention heads, each of `width / heads` features.
+        key_heads: heads of keys and values, each for `heads / key_heads` heads of queries; as many as heads by default.
+        causal: whether a token sees only itself and those before it.
+        use_bias: whether the two Dense layers have biases.
+        kernel_initializer: of both kernels; a name, a config or an initializer.
+        block: rows that are attended to at once; see `keras_mp.lean.attention.attention`.
+        **arguments: those of `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: floats, shape `(batch, length, width)`; batch and length may be unknown.
+        mask: booleans, shape `(batch, length)` or `(batch, length or 1, length)`, False for tokens that are not seen;
+            by default the mask that Keras carries, as from `Embedding(mask_zero=True)`.
+
+    Raises:
+        ValueError: heads that do not divide the width or are no multiple of key_heads, or a mask of another shape.
+
+    References:
+        Vaswani et al., "Attention Is All You Need", 2017 (arXiv:1706.03762), section 3.2.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        key_heads: int | None = None,
+        *,
+        causal: bool = False,
+        use_bias: bool = True,
+        kernel_initializer: Any = "glorot_uniform",
+        block: int | None = None,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(**arguments)
+        self.heads, self.key_heads = heads, heads if key_heads is None else key_heads
+        for name in ("heads", "key_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)!r}")
+        if self.heads % self.key_heads:
+            raise ValueError(f"heads must be a multiple of key_heads, got {heads} and {key_heads}")
+        if block is not None and block < 1:
+            raise ValueError(f"block must be at least 1, got {block!r}")
+        self.causal, self.use_bias, self.block = causal, use_bias, block
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.supports_masking = True
+
+    def build(self, input_shape: Any) -> None:
+        width = input_shape[-1]
+        if len(input_shape) != 3 or width is None or width % self.heads:
+            raise ValueError(
+                f"inputs must have the shape (batch, length, width), width a multiple of the {self.heads} heads, got "
+                f"{tuple(input_shape)}"
+            )
+        features = width // self.heads
+        self.query_key_value = self._dense((self.heads + 2 * self.key_heads) * features, "query_key_value")
+        self.output_projection = self._dense(width, "output")
+        self.query_key_value.build(input_shape)
+        self.output_projection.build(input_shape)
+        self.built = True
+
+    def call(self, inputs: Any, mask: Any = None) -> Any:
+        length, width = inputs.shape[1:]
+        length = keras.ops.shape(inputs)[1] if length is None else length
+        places = [width, width + self.key_heads * (width // self.heads)]
+        query, key, value = (
+            keras.ops.reshape(each, (-1, length, heads, width // self.heads))
+            for each, heads in zip(
+                keras.ops.split(self.query_key_value(inputs), places, axis=-1),
+                (self.heads, self.key_heads, self.key_heads),
+                strict=True,
+            )
+        )
+        output = attention(query, key, value, mask, causal=self.causal, block=self.block)
+        return self.output_projection(keras.ops.reshape(output, (-1, length, width)))
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        return mask if mask is not None and len(mask.shape) == 2 else None
+
+    def get_config(self) -> Config:
+        return {
+            **super().get_config(),
+            "heads": self.heads,
+            "key_heads": self.key_heads,
+            "causal": self.causal,
+            "use_bias": self.use_bias,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "block": self.block,
+        }
+
+    def _dense(self, units: int, name: str) -> Any:
+        # A copy, because an initializer draws the same values each time.
+        initializer = self.kernel_initializer.clone()
+        return keras.layers.Dense(
+            units, use_bias=self.use_bias, kernel_initializer=initializer, dtype=self.dtype_policy, name=name
+        )

@@ -1,0 +1,78 @@
+"""The sums of a window: what the gradients of its micro-batches have come to so far, one sum for each variable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp.loss_scaling.gradients import at_least_float32, is_overwritten
+
+
+def empty_sums(variables: list[Any]) -> list[Any]:
+    """Creates the sums, in float32 or more.
+
+    Args:
+        variables: the variables whose gradients are to be summed.
+
+    Returns:
+        A Keras variable for each, all zero.
+    """
+    return [
+        # "on_read": each replica has a sum of its own, and a checkpoint holds that of all.
+        keras.Variable(
+            "zeros",
+            shape=variable.shape,
+            dtype=at_least_float32(variable.dtype),
+            trainable=False,
+            autocast=False,
+            aggregation="sum",
+            synchronization="on_read",
+            layout=getattr(variable, "_layout", None),
+            name=f"{variable.path.replace('/', '_')}_gradient_sum",
+        )
+        for variable in variables
+    ]
+
+
+def add(grads: list[Any], sums: list[Any], variables: list[Any]) -> None:
+    """Adds a micro-batch.
+
+    Args:
+        grads: a gradient for each variable, or None; dense.
+        sums: the sum for each variable.
+        variables: the variables.
+    """
+    for total, new in zip(sums, _added(grads, sums, variables), strict=True):
+        if new is not None:
+            total.assign(new)
+
+
+def close(grads: list[Any], sums: list[Any], variables: list[Any], size: int) -> list[Any]:
+    """Adds the last micro-batch, and begins anew.
+
+    Args:
+        grads: a gradient for each variable, or None; dense.
+        sums: the sum for each variable.
+        variables: the variables.
+        size: how many micro-batches the window held.
+
+    Returns:
+        The mean gradients of the window.
+    """
+    means = [
+        total if total is None or is_overwritten(variable) else total / size
+        for total, variable in zip(_added(grads, sums, variables), variables, strict=True)
+    ]
+    for total in sums:
+        total.assign(ops.zeros(total.shape, total.dtype))
+    return means
+
+
+def _added(grads: list[Any], sums: list[Any], variables: list[Any]) -> list[Any]:
+    """Adds gradients; values that overwrite a variable are combined by max, as Keras does."""
+    return [
+        None if new is None else (ops.maximum if is_overwritten(variable) else ops.add)(new, total)
+        for new, total, variable in zip(grads, sums, variables, strict=True)
+    ]

@@ -1,0 +1,160 @@
+"""Makes a Keras optimizer clip, decay, update and average once, and nothing else: the rest of a step is done by then.
+
+An optimizer's own way adds up windows and replicas after clipping, in branches that a distribution strategy refuses.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp import backend
+from keras_mp.loss_scaling.gradients import is_overwritten
+
+
+def check_unscaled(name: str, optimizer: Any) -> None:
+    """Checks that an argument is an optimizer which does not scale the loss.
+
+    Args:
+        name: the argument's name.
+        optimizer: its value.
+
+    Raises:
+        TypeError: If it is not a Keras optimizer.
+        ValueError: If it scales the loss already.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(f"{name}={optimizer!r} must be a Keras optimizer, such as keras.optimizers.Adam()")
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            f"{name}={optimizer.name!r} is a {type(optimizer).__name__} already, and the loss must be scaled once: use "
+            "it as it is, or pass its inner_optimizer"
+        )
+
+
+def leaves(optimizer: Any) -> list[Any]:
+    """Returns the optimizers that hold the settings: the optimizer itself, or those inside Keras's MultiOptimizer."""
+    return list(getattr(optimizer, "optimizers", [optimizer]))
+
+
+def window(optimizer: Any) -> int:
+    """Returns how many micro-batches an optimizer accumulates.
+
+    Args:
+        optimizer: a built optimizer.
+
+    Returns:
+        Its `gradient_accumulation_steps`, 1 for None.
+
+    Raises:
+        ValueError: If several inner optimizers accumulate over different numbers of steps.
+    """
+    windows = {leaf.gradient_accumulation_steps or 1 for leaf in leaves(optimizer) if leaf.built}
+    if len(windows) > 1:
+        raise ValueError(
+            f"gradient_accumulation_steps is {sorted(windows)} in the optimizers inside {optimizer.name!r}: under one "
+            "loss scale it must be the same in all"
+        )
+    return windows.pop() if windows else 1
+
+
+def build(optimizer: Any, variables: list[Any]) -> None:
+    """Builds an optimizer without its own sums of gradients: ours are float32, and one for each replica.
+
+    Args:
+        optimizer: the optimizer.
+        variables: the model's trainable variables.
+    """
+    windows = [leaf.gradient_accumulation_steps for leaf in leaves(optimizer)]
+    for leaf in leaves(optimizer):
+        leaf.gradient_accumulation_steps = None
+    try:
+        optimizer.build(variables)
+    finally:
+        for leaf, steps in zip(leaves(optimizer), windows, strict=True):
+            leaf.gradient_accumulation_steps = steps
+
+
+def count(optimizer: Any) -> None:
+    """Adds one to the iterations of an optimizer and of those inside."""
+    for each in {id(each): each for each in (optimizer, *leaves(optimizer))}.values():
+        each._iterations.assign_add(1)
+
+
+def apply(optimizer: Any, grads: list[Any], variables: list[Any], changing: list[Any]) -> None:
+    """Makes the update.
+
+    Args:
+        optimizer: the optimizer.
+        grads: the gradients of the whole window, on all replicas.
+        variables: their variables.
+        changing: all variables that a step may change.
+    """
+    replacements = {
+        "_overwrite_variables_directly_with_gradients": _overwrite_with_gradients,
+        "_all_reduce_sum_gradients": lambda grads_and_vars: grads_and_vars,
+    }
+    # Replicas run in threads that take turns, so the last one out takes the replacements away.
+    state = vars(optimizer)
+    state["_replicas_applying"] = state.get("_replicas_applying", 0) + 1
+    for leaf in leaves(optimizer):
+        vars(leaf).update(replacements, _backend_apply_gradients=partial(_apply_to_leaf, leaf, changing))
+    try:
+        optimizer.apply(grads, variables)
+    finally:
+        state["_replicas_applying"] -= 1
+        for leaf in leaves(optimizer) if state["_replicas_applying"] == 0 else []:
+            for name in (*replacements, "_backend_apply_gradients"):
+                del vars(leaf)[name]
+
+
+def finalize(optimizer: Any, variables: list[Any]) -> None:
+    """Sets variables to their moving averages, those of an optimizer that keeps some.
+
+    Args:
+        optimizer: the optimizer.
+        variables: the model's trainable variables.
+    """
+    name = "_model_variables_moving_average"
+    for leaf in leaves(optimizer):
+        if not leaf.use_ema:
+            continue
+        averages = vars(leaf)[name]
+        # Keras asks for an average of each variable, and those that gradients overwrite have none.
+        averaged = {id(v): a for v, a in zip(leaf._trainable_variables, averages, strict=True) if a is not None}
+        own = [variable for variable in variables if id(variable) in averaged]
+        vars(leaf)[name] = [averaged[id(variable)] for variable in own]
+        try:
+            leaf.finalize_variable_values(own)
+        finally:
+            vars(leaf)[name] = averages
+
+
+def _apply_to_leaf(leaf: Any, changing: list[Any], grads: list[Any], variables: list[Any]) -> None:
+    grads = leaf._clip_gradients(grads)
+    leaf._apply_weight_decay(variables)
+    leaf._backend_update_step(grads, variables, leaf.learning_rate)
+    if not leaf.use_ema:
+        return
+    leaf._update_model_variables_moving_average(leaf._trainable_variables)
+    if leaf.ema_overwrite_frequency:
+        is_due = ops.equal((leaf.iterations + 1) % leaf.ema_overwrite_frequency, 0)
+        backend.conditional(is_due, lambda _: _overwrite_with_averages(leaf), lambda _: None, [], changing)
+
+
+def _overwrite_with_gradients(grads: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
+    pairs = list(zip(grads, variables, strict=True))
+    for gradient, variable in pairs:
+        if is_overwritten(variable):
+            variable.assign(gradient)
+    rest = [(gradient, variable) for gradient, variable in pairs if not is_overwritten(variable)]
+    return [gradient for gradient, _ in rest], [variable for _, variable in rest]
+
+
+def _overwrite_with_averages(optimizer: Any) -> None:
+    pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
+    averaged = [(variable, average) for variable, average in pairs if average is not None]
+    backend.overwrite([variable for variable, _ in averaged], [average for _, average in averaged])

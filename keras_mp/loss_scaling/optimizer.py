@@ -1,0 +1,406 @@
+"""A LossScaleOptimizer that is right on several replicas, with accumulation, and at the ends of the scale."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_mp import backend
+from keras_mp.loss_scaling import accumulation as window
+from keras_mp.loss_scaling import gradients
+from keras_mp.loss_scaling import inner_optimizer as inner
+from keras_mp.loss_scaling.loss_scale import (
+    AnyLossScale,
+    LossScale,
+    LossScaleState,
+    NoLossScale,
+    StaticLossScale,
+    warn_if_needless,
+)
+
+_SETTINGS = tuple(LossScale().get_config())
+_SMALLEST_NORMAL_FLOAT16 = 2.0**-14  # IEEE 754 binary16
+
+
+@keras.saving.register_keras_serializable("keras_mp")
+class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
+    """Scales the loss, and skips a step on all replicas when the gradients of one are not finite.
+
+    ```
+    a step:  finite = every gradient value is finite, on every replica
+             scale = loss_scale.next_state(scale, finite)
+             if finite:
+                 window += gradients * (1 / old scale), in float32
+                 if the window holds gradient_accumulation_steps of them:
+                     gradients = sum over the replicas of (window / gradient_accumulation_steps)
+                     clip once, decay weights, update, average weights
+                     window = 0
+    ```
+
+    Learning rate, clipping, weight decay, moving averages and accumulation are settings of the inner optimizer. A
+    micro-batch that overflows leaves no trace in the window, and `iterations` advances only on applied steps.
+
+    Args:
+        inner_optimizer: the Keras optimizer that makes the update.
+        loss_scale: `LossScale`, `StaticLossScale` or `NoLossScale`; `LossScale(**settings)` by default.
+        name: the optimizer's name.
+        **settings: the arguments of `LossScale`; `dynamic_growth_steps` is Keras's name for `growth_interval`.
+
+    Raises:
+        TypeError: If inner_optimizer is not an optimizer, or loss_scale is none of the three.
+        ValueError: If inner_optimizer scales the loss already, or a setting is unknown, out of range or given twice.
+    """
+
+    def __init__(
+        self, inner_optimizer: Any, loss_scale: AnyLossScale | None = None, *, name: str | None = None, **settings: Any
+    ) -> None:
+        inner.check_unscaled("inner_optimizer", inner_optimizer)
+        loss_scale, unknown = _loss_scale_from(loss_scale, settings)
+        start = loss_scale.initial_state()
+        growth_interval = getattr(loss_scale, "growth_interval", 0)
+        # Keras refuses what it does not know, and explains what belongs to the inner optimizer.
+        super().__init__(inner_optimizer, float(start.scale), growth_interval, name=name, **unknown)
+        self.loss_scale = loss_scale
+        self.measures_gradients = False
+        with keras.name_scope(self.name):
+            self.dynamic_scale = _scalar("dynamic_scale", start.scale, "float32")
+            self.step_counter = _scalar("step_counter", start.clean_steps, "int")
+            self._hysteresis_left = _scalar("hysteresis_left", start.hysteresis_left, "int")
+            self._consecutive_skips = _scalar("consecutive_skips", start.consecutive_skips, "int")
+            self._skipped_steps = _scalar("skipped_steps", start.skipped_steps, "int")
+            self._gradient_norm = _scalar("gradient_norm", 0.0, "float32")
+            self._gradient_underflow = _scalar("gradient_underflow", 0.0, "float32")
+        if keras.config.dtype_policy().compute_dtype == "bfloat16":
+            warn_if_needless("the global dtype policy", loss_scale)
+
+    def build(self, variables: list[Any]) -> None:
+        """Creates the sums of a window and the inner optimizer's variables.
+
+        Args:
+            variables: the model's trainable variables.
+
+        Raises:
+            ValueError: If several inner optimizers accumulate over different numbers of steps.
+        """
+        if self.built:
+            return
+        inner.build(self.inner_optimizer, variables)
+        with keras.name_scope(self.name):
+            self._sums = window.empty_sums(variables) if self._window > 1 else []
+        # Not Keras's LossScaleOptimizer.build, which would make the state once more.
+        keras.optimizers.Optimizer.build(self, variables)
+
+    @property
+    def skipped_steps(self) -> Any:
+        """How many steps were skipped in all: an int variable of shape ()."""
+        return self._skipped_steps
+
+    @property
+    def consecutive_skips(self) -> Any:
+        """How many steps were skipped in a row, up to now: an int variable; 0 says that the last step was finite."""
+        return self._consecutive_skips
+
+    @property
+    def gradient_norm(self) -> Any:
+        """L2 norm of the last applied gradient, unscaled and unclipped; measured where `measures_gradients` is set."""
+        return self._gradient_norm
+
+    @property
+    def gradient_underflow(self) -> Any:
+        """Share of the nonzero gradient values that, scaled, lie below 2**-14, where float16 begins to lose bits.
+
+        Of the last step, on the first replica; measured where `measures_gradients` is set. What float16 has already
+        made zero cannot be told from a true zero, and is not counted.
+        """
+        return self._gradient_underflow
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Multiplies a loss by the scale, and by what this replica counts in a batch that replicas cannot divide.
+
+        Args:
+            loss: a float tensor of any shape.
+
+        Returns:
+            The scaled loss, in float32 if the loss is 16-bit.
+        """
+        share = backend.share_of_batch()
+        if share is not None:
+            loss = ops.multiply(loss, share)
+        if isinstance(self.loss_scale, NoLossScale):
+            return loss
+        return ops.multiply(loss, ops.convert_to_tensor(self.dynamic_scale))
+
+    def unscale(self, grads: list[Any], trainable_variables: list[Any] | None = None) -> list[Any]:
+        """Divides the gradients of a scaled loss by the scale.
+
+        Args:
+            grads: a tensor for each variable, or None.
+            trainable_variables: the variables, those that the optimizer was built with by default.
+
+        Returns:
+            The gradients of the loss, 16-bit ones in float32. Those of variables that are marked
+            `overwrite_with_gradient` are left as they are.
+        """
+        variables = self._variables_for(grads, trainable_variables)
+        return gradients.multiply((grads, self._inverse_scale()), variables)
+
+    def apply(self, grads: list[Any], trainable_variables: list[Any] | None = None) -> None:
+        """Makes a step with the gradients of a scaled loss, or skips it, and moves the scale.
+
+        Args:
+            grads: a tensor for each variable, or None.
+            trainable_variables: the variables, those that the optimizer was built with by default.
+
+        Raises:
+            ValueError: If every gradient is None, a variable is unknown, or there are none and the optimizer is not
+                built.
+        """
+        if not len(grads):
+            return
+        variables = self._variables_for(grads, trainable_variables)
+        grads = gradients.sum_repeated_rows(grads)
+        # The gradients are in memory already, and what unscaling makes of them is not: checking them is cheaper. A
+        # scale below 1 makes them larger, though.
+        lowest = float(getattr(self.loss_scale, "min_scale", self.initial_scale))  # type: ignore[arg-type]
+        if lowest < 1:
+            self._step(self.unscale(grads, variables), variables, scaled=False)
+        else:
+            self._step(grads, variables, scaled=True)
+
+    def apply_unscaled(self, grads: list[Any], trainable_variables: list[Any] | None = None) -> None:
+        """Makes a step with gradients that `unscale` has divided already, or skips it, and moves the scale.
+
+        Args:
+            grads: a tensor for each variable, or None.
+            trainable_variables: the variables, those that the optimizer was built with by default.
+
+        Raises:
+            ValueError: As `apply`.
+        """
+        variables = self._variables_for(grads, trainable_variables)
+        self._step(gradients.sum_repeated_rows(grads), variables, scaled=False)
+
+    def check_finite(self, grads: list[Any]) -> Any:
+        """Tells whether every value is finite, on this replica.
+
+        Args:
+            grads: tensors, or None.
+
+        Returns:
+            A boolean tensor of shape ().
+        """
+        return gradients.all_finite(grads)
+
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        """Makes a step as `apply` does, from values to values; for JAX.
+
+        Args:
+            optimizer_variables: a value for each of `variables`.
+            grads: a tensor for each trainable variable, or None.
+            trainable_variables: a value for each trainable variable.
+
+        Returns:
+            The new values: (trainable variables, optimizer variables).
+        """
+        # Not Keras's LossScaleOptimizer.stateless_apply, which makes the step by itself.
+        return keras.optimizers.Optimizer.stateless_apply(self, optimizer_variables, grads, trainable_variables)
+
+    def set_weights(self, weights: list[Any]) -> None:
+        """Sets the optimizer's variables, the inner optimizer's among them.
+
+        Args:
+            weights: an array for each of `variables`, in their order.
+
+        Raises:
+            ValueError: If the optimizer is not built, or a number or a shape does not agree.
+        """
+        variables = self.variables
+        if not self.built:
+            raise ValueError(f"optimizer {self.name!r} has no variables yet: call build(trainable_variables) first")
+        if len(weights) != len(variables):
+            raise ValueError(
+                f"weights has {len(weights)} arrays, and optimizer {self.name!r} {len(variables)} variables"
+            )
+        for variable, weight in zip(variables, weights, strict=True):
+            if tuple(variable.shape) != tuple(weight.shape):
+                raise ValueError(f"weights: {variable.path!r} has shape {variable.shape}, its array {weight.shape}")
+        for variable, weight in zip(variables, weights, strict=True):
+            variable.assign(weight)
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Excludes variables from the inner optimizer's weight decay; call it before the optimizer is built.
+
+        Args:
+            var_list: the variables to exclude.
+            var_names: strings; variables whose name contains one are excluded.
+        """
+        for leaf in inner.leaves(self.inner_optimizer):
+            leaf.exclude_from_weight_decay(var_list, var_names)
+
+    def finalize_variable_values(self, var_list: list[Any]) -> None:
+        """Sets the variables to their moving averages, where the inner optimizer keeps some; `fit` calls it at its end.
+
+        Args:
+            var_list: the model's trainable variables.
+        """
+        inner.finalize(self.inner_optimizer, var_list)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns Keras's config, and of the other settings those that are not the default."""
+        config = {
+            "name": self.name,
+            "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
+        }
+        if not isinstance(self.loss_scale, LossScale):
+            return {**config, "loss_scale": keras.saving.serialize_keras_object(self.loss_scale)}
+        settings, defaults = self.loss_scale.get_config(), LossScale().get_config()
+        initial_scale, growth_interval = settings.pop("initial_scale"), settings.pop("growth_interval")
+        other = {name: value for name, value in settings.items() if value != defaults[name]}
+        return {**config, "initial_scale": initial_scale, "dynamic_growth_steps": growth_interval, **other}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> LossScaleOptimizer:
+        """Makes an optimizer from its config."""
+        config = {
+            key: keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
+            if key in ("inner_optimizer", "loss_scale")
+            else value
+            for key, value in config.items()
+        }
+        return cls(**config)
+
+    @property
+    def _window(self) -> int:
+        return inner.window(self.inner_optimizer)
+
+    def _variables_for(self, grads: list[Any], trainable_variables: list[Any] | None) -> list[Any]:
+        if trainable_variables is None and not self.built:
+            raise ValueError(
+                f"optimizer {self.name!r} is not built, so it does not know the variables of these gradients: pass "
+                "them, or call build(trainable_variables) first"
+            )
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        if not self.built:
+            self.build(variables)
+        self._check_variables_are_known(variables)
+        if len(grads) != len(variables):
+            raise ValueError(f"grads has {len(grads)} gradients for {len(variables)} variables: one for each is needed")
+        return variables
+
+    def _step(self, grads: list[Any], variables: list[Any], *, scaled: bool) -> None:
+        if all(gradient is None for gradient in grads):
+            raise ValueError(
+                f"no gradient for any of the {len(variables)} trainable variables: the loss does not depend on them, "
+                "or a custom gradient returned None"
+            )
+        finite = ops.logical_not(backend.any_replica(ops.logical_not(self.check_finite(grads))))
+        if self.measures_gradients:
+            threshold = _SMALLEST_NORMAL_FLOAT16 if scaled else _SMALLEST_NORMAL_FLOAT16 / self.dynamic_scale
+            self._gradient_underflow.assign(gradients.share_below(threshold, grads, variables))
+
+        inverse = self._inverse_scale() if scaled else None
+        self._move_scale(finite)
+        unscale = partial(gradients.multiply, variables=variables)
+        if self._window == 1:
+            update = partial(self._update, variables=variables)
+            backend.update_if(finite, update, (grads, inverse), self._changing, unscale)
+        else:  # most micro-batches only add to the window, and must not read and write the slots for it
+            add = partial(self._add_or_update, variables=variables)
+            self._if(finite, add, lambda _: None, (grads, inverse), unscale)
+
+    def _inverse_scale(self) -> Any:
+        """Returns 1 / scale, or None where that is 1."""
+        if isinstance(self.loss_scale, NoLossScale):
+            return None
+        return 1.0 / ops.convert_to_tensor(self.dynamic_scale)
+
+    def _if(self, condition: Any, then: Any, otherwise: Any, argument: Any, prepare: Any = None) -> None:
+        backend.conditional(condition, then, otherwise, argument, self._changing, prepare)
+
+    @property
+    def _changing(self) -> list[Any]:
+        return self.variables + self._trainable_variables
+
+    def _state(self) -> LossScaleState:
+        variables = (
+            self.dynamic_scale,
+            self.step_counter,
+            self._hysteresis_left,
+            self._consecutive_skips,
+            self._skipped_steps,
+        )
+        return LossScaleState(*variables)
+
+    def _move_scale(self, finite: Any) -> None:
+        before = LossScaleState(*map(ops.convert_to_tensor, self._state()))
+        after = self.loss_scale.next_state(before, finite)
+        for variable, old, new in zip(self._state(), before, after, strict=True):
+            if new is not old:
+                variable.assign(new)
+
+    def _add_or_update(self, grads: list[Any], variables: list[Any]) -> None:
+        place = inner.leaves(self.inner_optimizer)[0]._iterations % self._window
+        grads = [gradient if gradient is None else backend.dense(gradient) for gradient in grads]
+        self._if(
+            ops.equal(place, self._window - 1),
+            partial(self._close_window, variables=variables),
+            partial(self._add_to_window, variables=variables),
+            grads,
+        )
+
+    def _add_to_window(self, grads: list[Any], variables: list[Any]) -> None:
+        window.add(grads, self._sums_of(variables), variables)
+        inner.count(self.inner_optimizer)
+
+    def _close_window(self, grads: list[Any], variables: list[Any]) -> None:
+        self._update(window.close(grads, self._sums_of(variables), variables, self._window), variables)
+
+    def _sums_of(self, variables: list[Any]) -> list[Any]:
+        return [self._sums[self._get_variable_index(variable)] for variable in variables]
+
+    def _update(self, grads: list[Any], variables: list[Any]) -> None:
+        grads = gradients.sum_over_replicas(grads, variables)
+        if self.measures_gradients:
+            self._gradient_norm.assign(gradients.norm(grads, variables))
+        inner.apply(self.inner_optimizer, grads, variables, self._changing)
+
+
+def _loss_scale_from(loss_scale: Any, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns the loss scale, and the settings that are not its own."""
+    settings = dict(settings)
+    if "dynamic_growth_steps" in settings:
+        if "growth_interval" in settings:
+            raise ValueError(
+                f"growth_interval={settings['growth_interval']!r} and dynamic_growth_steps="
+                f"{settings['dynamic_growth_steps']!r} are two names of one setting: give one"
+            )
+        settings["growth_interval"] = settings.pop("dynamic_growth_steps")
+    own = {name: settings.pop(name) for name in _SETTINGS if name in settings}
+    if loss_scale is None:
+        return LossScale(**own), settings
+    if not isinstance(loss_scale, (LossScale, StaticLossScale, NoLossScale)):
+        raise TypeError(
+            f"loss_scale={loss_scale!r} must be a LossScale, a StaticLossScale or NoLossScale(); a first scale alone "
+            "is initial_scale="
+        )
+    if own:
+        raise ValueError(
+            f"loss_scale={loss_scale!r} comes with {own}: pass such settings to {type(loss_scale).__name__}"
+        )
+    return loss_scale, settings
+
+
+def _scalar(name: str, value: Any, dtype: str) -> Any:
+    # Autocast would read a counter or a scale in 16 bits inside a layer's call; bfloat16 cannot count past 256.
+    return keras.Variable(
+        keras.initializers.Constant(value),
+        shape=(),
+        dtype=dtype,
+        trainable=False,
+        autocast=False,
+        aggregation="only_first_replica",
+        name=name,
+    )

@@ -1,0 +1,324 @@
+"""The same training in several precisions and several seeds: does it reach the same loss?"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_mp.fp8.convert import convert
+from keras_mp.numerics.batches import batches_of
+from keras_mp.precision.policy import POLICIES, restored_policy
+from keras_mp.reporting.html import COLOURS, document, table, write_text
+
+REFERENCE = "float32"
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 760, 380, 60, 40
+
+
+@dataclass
+class ParityReport:
+    """What `compare_training` saw.
+
+    Attributes:
+        steps: of each training.
+        seeds: the seeds.
+        curves: the training loss by step, a list a seed, by precision.
+        final: the loss at the end, a number a seed, by precision.
+        final_is: what that loss is: of held-out batches, or the mean of the last tenth of the steps.
+    """
+
+    steps: int
+    seeds: list[int]
+    curves: dict[str, list[list[float]]]
+    final: dict[str, list[float]]
+    final_is: str
+
+    @property
+    def spread(self) -> float:
+        """The highest less the lowest final loss of the float32 seeds."""
+        return max(self.final[REFERENCE]) - min(self.final[REFERENCE])
+
+    def difference(self, precision: str) -> float:
+        """The mean over the seeds of the final loss less float32's of the same seed."""
+        pairs = zip(self.final[precision], self.final[REFERENCE], strict=True)
+        return statistics.mean(mine - theirs for mine, theirs in pairs)
+
+    def within_noise(self, precision: str) -> bool | None:
+        """Whether that difference is no larger than the spread; None with one seed, which has no spread."""
+        if not all(map(math.isfinite, self.final[precision])):
+            return False
+        if len(self.seeds) < 2:
+            return None
+        return abs(self.difference(precision)) <= self.spread
+
+    def verdict(self, precision: str) -> str:
+        """The verdict on a precision, a sentence."""
+        final = self.final[precision]
+        bad = [seed for seed, loss in zip(self.seeds, final, strict=True) if not math.isfinite(loss)]
+        if bad:
+            return f"{precision} diverges: the loss of seed {', '.join(map(str, bad))} is not finite."
+        difference = self.difference(precision)
+        which = "above" if difference > 0 else "below"
+        said = f"{precision} ends {abs(difference):.3g} {which} float32, the mean of {len(final)} seeds"
+        within = self.within_noise(precision)
+        if within is None:
+            return f"{said}: one seed has no spread to judge it by."
+        spread = f"the float32 seeds spread over {self.spread:.3g}"
+        if within:
+            return f"{said}, and {spread}: within seed noise."
+        word = "worse than seed noise" if difference > 0 else "better than seed noise"
+        return f"{said}, and {spread}: {word}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain Python values; what is not finite as strings."""
+        plain = {name: [[_plain(loss) for loss in seed] for seed in curves] for name, curves in self.curves.items()}
+        return {
+            "steps": self.steps,
+            "seeds": self.seeds,
+            "final_is": self.final_is,
+            "final": {name: list(map(_plain, values)) for name, values in self.final.items()},
+            "verdicts": {name: self.verdict(name) for name in self._others},
+            "curves": plain,
+        }
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The report as JSON; also written to a file where a path is given."""
+        text = json.dumps(self.to_dict(), indent=1)
+        if path is not None:
+            write_text(text, Path(path))
+        return text
+
+    def to_markdown(self) -> str:
+        """The final losses as a Markdown table, a column a seed, and the verdicts."""
+        lines = ["| precision | " + " | ".join(f"seed {seed}" for seed in self.seeds) + " | mean | less float32 |"]
+        lines.append("| --- |" + " ---: |" * (len(self.seeds) + 2))
+        for name in self.final:
+            cells = [*self._row(name)[1:]]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        return "\n".join([*lines, "", *(self.verdict(name) for name in self._others)]) + "\n"
+
+    def to_svg(self, path: str | Path) -> Path:
+        """Writes the picture: the loss by step, a line a seed, a colour a precision."""
+        return write_text(picture(self), Path(path))
+
+    def to_html(self, path: str | Path) -> Path:
+        """Writes the report as one HTML file, with its picture inside, and returns the path."""
+        names = ["precision", *(f"seed {seed}" for seed in self.seeds), "mean", "less float32"]
+        rows = [self._row(name) for name in self.final]
+        parts = [
+            "<h1>The same training in several precisions</h1>",
+            *(f"<p>{escape(self.verdict(name))}</p>" for name in self._others),
+            picture(self),
+            f"<h2>Final loss: {escape(self.final_is)}</h2>",
+            table(names, rows, numbers=range(1, len(names))),
+        ]
+        return write_text(document("Parity", parts), Path(path))
+
+    def __str__(self) -> str:
+        return self.to_markdown().rstrip()
+
+    @property
+    def _others(self) -> list[str]:
+        return [name for name in self.final if name != REFERENCE]
+
+    def _row(self, name: str) -> list[str]:
+        final = self.final[name]
+        difference = "" if name == REFERENCE else f"{self.difference(name):+.4f}"
+        return [name, *(f"{loss:.4f}" for loss in final), f"{statistics.mean(final):.4f}", difference]
+
+
+def compare_training(
+    build: Callable[[], Any],
+    data: Any,
+    precisions: Sequence[str] | Mapping[str, Any] = (REFERENCE, "mixed_bfloat16"),
+    seeds: int | Sequence[int] = 3,
+    steps: int | None = None,
+    *,
+    held_out: Any = None,
+) -> ParityReport:
+    """Trains a model in several precisions, each with the same seeds, data and initial weights.
+
+    ```
+    for each seed:
+        weights = the initial weights of build() in float32
+        for each precision:
+            train build() in it from those weights, batch after batch
+            final loss = of the held-out batches, or the mean of the last tenth of the steps
+    verdict: is |mean(final - final32)| <= max(final32) - min(final32)?
+    ```
+
+    Args:
+        build: builds and compiles the model; called under the policy of each precision. Under "fp8", which is
+            mixed_bfloat16, all Dense and EinsumDense layers that can be are then converted to FP8.
+        data: batches, as for `audit`, or a function from a seed to them; they are read again from the start when they
+            run out.
+        precisions: names of "float32", "mixed_float16", "mixed_bfloat16", "fp8"; or for each name of your own one of
+            these, or a function that builds the model, such as `lambda: search.apply(build)`. float32 is always run.
+        seeds: how many, or which.
+        steps: of each training; by default one pass over the batches.
+        held_out: batches to measure the final loss on, in the precision that was trained.
+
+    Returns:
+        The report: print it, or `to_svg(path)`.
+
+    Raises:
+        TypeError: build is no function, or returns no compiled model.
+        ValueError: an unknown precision, no seeds, no steps, or no data; models of one seed that differ in weights.
+    """
+    builders = _builders(build, precisions)
+    numbers = _seeds(seeds)
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise ValueError(f"steps={steps!r} must be a whole number, 1 or more, or None")
+    tests = None if held_out is None else batches_of(held_out, 2**31, "held_out")
+    curves: dict[str, list[list[float]]] = {name: [] for name in builders}
+    final: dict[str, list[float]] = {name: [] for name in builders}
+    shared = None if callable(data) else batches_of(data, steps or 2**31)
+    taken = steps or 0
+    for seed in numbers:
+        batches = batches_of(data(seed), steps or 2**31) if shared is None else shared
+        taken = steps or len(batches)
+        weights: list[np.ndarray] = []
+        for name, make in builders.items():
+            model = _built(make, seed)
+            weights = weights or [np.copy(weight) for weight in model.get_weights()]
+            _set_weights(model, weights, name)
+            losses = _train(model, batches, taken)
+            curves[name].append(losses)
+            final[name].append(_final(model, losses, tests))
+    what = "of the held-out batches" if tests is not None else "the mean of the last tenth of the steps"
+    return ParityReport(taken, numbers, curves, final, what)
+
+
+def _builders(build: Any, precisions: Any) -> dict[str, Callable[[], Any]]:
+    if not callable(build) or isinstance(build, keras.Model):
+        raise TypeError(f"build={build!r} must be a function without arguments that returns a compiled keras.Model")
+    if isinstance(precisions, str) or not precisions:
+        raise ValueError(f"precisions={precisions!r} must be a list of names, or a dict")
+    wanted = dict(precisions) if isinstance(precisions, Mapping) else {name: name for name in precisions}
+    wanted = {REFERENCE: REFERENCE, **wanted}
+    builders = {}
+    for name, way in wanted.items():
+        if callable(way):
+            builders[name] = _under(REFERENCE, way)
+        elif way in POLICIES and way != "auto":
+            builders[name] = _in_fp8(build) if way == "fp8" else _under(way, build)
+        else:
+            known = ", ".join(repr(each) for each in POLICIES if each != "auto")
+            raise ValueError(f"precisions names {way!r}: use {known}, or a function that builds the model")
+    return builders
+
+
+def _under(policy: str, build: Callable[[], Any]) -> Callable[[], Any]:
+    def make() -> Any:
+        # Not policy_scope, which warns where a precision gains no speed on this hardware.
+        with restored_policy():
+            keras.config.set_dtype_policy(policy)
+            return build()
+
+    return make
+
+
+def _in_fp8(build: Callable[[], Any]) -> Callable[[], Any]:
+    return lambda: convert(_under("mixed_bfloat16", build)(), select=lambda path, layer: True)
+
+
+def _seeds(seeds: Any) -> list[int]:
+    numbers = list(range(seeds)) if isinstance(seeds, int) and not isinstance(seeds, bool) else seeds
+    if not isinstance(numbers, Iterable) or isinstance(numbers, str):
+        raise ValueError(f"seeds={seeds!r} must be how many, or a list of whole numbers")
+    numbers = list(numbers)
+    if not numbers or not all(isinstance(each, int) and each >= 0 for each in numbers):
+        raise ValueError(f"seeds={seeds!r} must be how many, 1 or more, or a list of whole numbers")
+    return numbers
+
+
+def _built(make: Callable[[], Any], seed: int) -> Any:
+    keras.utils.set_random_seed(seed)
+    model = make()
+    if not isinstance(model, keras.Model) or not model.compiled or model.optimizer is None:
+        what = "a model that is not compiled with an optimizer" if isinstance(model, keras.Model) else repr(model)
+        raise TypeError(f"build() must return a compiled keras.Model, got {what}")
+    if not model.built:
+        raise ValueError(f"build() returned model {model.name!r} unbuilt: give it an Input, or call it once on a batch")
+    return model
+
+
+def _set_weights(model: Any, weights: list[np.ndarray], name: str) -> None:
+    shapes = [tuple(weight.shape) for weight in model.weights]
+    if shapes != [weight.shape for weight in weights]:
+        raise ValueError(f"the model of {name!r} has other weights than that of float32, so it cannot start from them")
+    model.set_weights(weights)
+
+
+def _train(model: Any, batches: list[tuple], steps: int) -> list[float]:
+    losses = []
+    for step in range(steps):
+        x, y, sample_weight = batches[step % len(batches)]
+        model.reset_metrics()  # Keras returns the mean since the last reset
+        losses.append(float(model.train_on_batch(x, y, sample_weight, return_dict=True)["loss"]))
+    return losses
+
+
+def _final(model: Any, losses: list[float], tests: list[tuple] | None) -> float:
+    if tests is None:
+        return float(np.mean(losses[-max(1, len(losses) // 10) :]))
+    total, count = 0.0, 0.0
+    for x, y, sample_weight in tests:
+        size = len(keras.tree.flatten(x)[0])
+        loss = model.test_on_batch(x, y, sample_weight, return_dict=True)["loss"]
+        model.reset_metrics()
+        total, count = total + float(loss) * size, count + size
+    return total / count
+
+
+def picture(report: ParityReport) -> str:
+    """The curves as SVG, each the moving mean over a fiftieth of the steps."""
+    window = max(1, report.steps // 50)
+    smooth = {
+        name: [np.convolve(curve, np.full(window, 1 / window), "valid") for curve in curves]
+        for name, curves in report.curves.items()
+    }
+    values = np.concatenate([curve for curves in smooth.values() for curve in curves])
+    values = values[np.isfinite(values)]
+    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+    high = high if high > low else low + 1.0
+    drawn = []
+    for place, (name, curves) in enumerate(smooth.items()):
+        colour = COLOURS[place % len(COLOURS)]
+        for curve in curves:
+            points = [
+                f"{_LEFT + (_WIDTH - _LEFT - 10) * index / max(1, len(curve) - 1):.1f},"
+                f"{10 + (_HEIGHT - 20) * (1 - (value - low) / (high - low)):.1f}"
+                for index, value in enumerate(curve)
+                if math.isfinite(value)
+            ]
+            drawn.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="1.2"/>')
+        y = 26 + 18 * place
+        drawn.append(f'<rect x="{_WIDTH - 190}" y="{y - 10}" width="12" height="12" fill="{colour}"/>')
+        drawn.append(f'<text x="{_WIDTH - 172}" y="{y}">{escape(name)}</text>')
+    bottom = _HEIGHT - 10
+    drawn.append(f'<path d="M{_LEFT} 10V{bottom}H{_WIDTH - 10}" fill="none" stroke="#666"/>')
+    for share in (0.0, 0.5, 1.0):
+        height = 14 + (_HEIGHT - 20) * (1 - share)
+        drawn.append(
+            f'<text x="{_LEFT - 6}" y="{height:.1f}" text-anchor="end">{low + share * (high - low):.3g}</text>'
+        )
+        x = _LEFT + (_WIDTH - _LEFT - 10) * share
+        drawn.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{share * report.steps:.0f}</text>')
+    drawn.append(f'<text x="{_WIDTH / 2}" y="{bottom + 32}" text-anchor="middle">step; a line a seed: loss</text>')
+    size = f'viewBox="0 0 {_WIDTH} {_HEIGHT + _BOTTOM}" width="{_WIDTH}" height="{_HEIGHT + _BOTTOM}"'
+    font = 'font-family="system-ui, sans-serif" font-size="12"'
+    background = f'<rect width="{_WIDTH}" height="{_HEIGHT + _BOTTOM}" fill="#fff"/>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img">{background}{"".join(drawn)}</svg>'
+
+
+def _plain(x: float) -> Any:
+    return x if math.isfinite(x) else str(x)

@@ -1,0 +1,390 @@
+"""The first value of a training step that is not finite: where it came up, from what, and what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_mp.conversion.reference import computes_in_float32, in_float32
+from keras_mp.numerics.batches import batches_of
+from keras_mp.numerics.checks import check_labels, check_model
+from keras_mp.numerics.observe import Call, ObservedStep, Record, unchanged
+from keras_mp.numerics.ranges import FORMATS
+from keras_mp.rebuild import RebuildError, layers_by_path, own_variables
+
+LOWER_SCALE = "lower the loss scale"
+FLOAT32 = "float32 for this layer"
+BAD_WEIGHT = "a bad weight"
+BAD_RECORD = "a bad input record"
+ARITHMETIC = "the layer's own arithmetic"
+REMEDIES = (LOWER_SCALE, FLOAT32, BAD_WEIGHT, BAD_RECORD, ARITHMETIC)
+
+
+@dataclass
+class NonFinite:
+    """The first value of a step that is infinite or NaN.
+
+    Attributes:
+        path: the layer's, the names that lead to it joined with `/`; "" where it is no layer's.
+        tensor: "input", "output", "weight NAME", "output gradient", "input gradient", "gradient of weight NAME", "x",
+            "y", "sample_weight" or "loss".
+        kind: "Inf", "NaN", or "Inf and NaN".
+        count: how many values of the tensor are not finite.
+        backward: whether it came up in the backward pass.
+        given: the lowest and the highest finite value of each tensor that went in, by name.
+        remedy: one of "lower the loss scale", "float32 for this layer", "a bad weight", "a bad input record", "the
+            layer's own arithmetic".
+        advice: what to do, a sentence.
+        records: places in the batch of the bad records.
+        scale: the loss scale of the step.
+        fitting_scale: the largest power of two below it at which all is finite; None where there is none.
+        calibration: whether the loss scale alone causes it, so that a dynamic one gets over it.
+    """
+
+    path: str
+    tensor: str
+    kind: str
+    count: int
+    backward: bool
+    given: dict[str, tuple[float, float]]
+    remedy: str
+    advice: str
+    records: list[int] = field(default_factory=list)
+    scale: float = 1.0
+    fitting_scale: float | None = None
+    calibration: bool = False
+
+    def __str__(self) -> str:
+        where = f"{self.tensor} of layer {self.path!r}" if self.path else self.tensor
+        lines = [
+            f"{self.kind} in the {'backward' if self.backward else 'forward'} pass, first in {where}: "
+            f"{self.count} value{'s' if self.count > 1 else ''}"
+        ]
+        if self.given:
+            ends = (f"{name} from {low:.4g} to {high:.4g}" for name, (low, high) in self.given.items())
+            lines.append(f"What went in, where finite: {', '.join(ends)}")
+        return "\n".join([*lines, f"Remedy: {self.remedy}. {self.advice}"])
+
+
+class _Seen(NamedTuple):
+    """What is known of a tensor."""
+
+    nan: int
+    inf: int
+    low: float
+    high: float
+
+    @property
+    def bad(self) -> bool:
+        return bool(self.nan or self.inf)
+
+    @property
+    def kind(self) -> str:
+        return "Inf and NaN" if self.nan and self.inf else "NaN" if self.nan else "Inf"
+
+
+def find_nonfinite(model: Any, batch: Any, loss_scale: float | None = None) -> NonFinite | None:
+    """Finds the first value of a training step that is infinite or NaN, forward or backward.
+
+    The step runs in the model's own precision, with the loss scale of its optimizer. No weight changes.
+
+    Args:
+        model: a built Keras model with a loss, as for `audit`.
+        batch: `(x, y)` or `(x, y, sample_weight)`.
+        loss_scale: what to multiply the loss by; the optimizer's current scale by default, 1 where it has none.
+
+    Returns:
+        What was found, to print; None where the loss and every gradient are finite.
+
+    Raises:
+        TypeError: model is no Keras model, or batch no tuple.
+        ValueError: the model is not built or has no loss; the batch is empty or does not fit; loss_scale is not a
+            positive finite number.
+    """
+    check_model(model)
+    given = batches_of(batch if isinstance(batch, tuple) else [batch], 1, "batch")[0]
+    check_labels(model, given)
+    scale = _scale_of(model, loss_scale)
+    step = _Step(model)
+    with unchanged(model):
+        first = step.run(given, scale)
+        if first.finite:
+            return None
+        found = _bad_record(given) or _bad_weight(model)
+        if found is not None:
+            found.scale = scale
+            return found
+        if scale != 1.0 and first.forward_finite:
+            lower = scale
+            while lower > 1.0:
+                lower = max(1.0, lower / 2)
+                if step.run(given, lower).finite:
+                    return _calibration(first, scale, lower)
+            first = step.run(given, 1.0)
+            scale = 1.0
+    found = first.blamed()
+    found.scale = scale
+    _advise(found, model, given)
+    return found
+
+
+def first_nonfinite(model: Any, batch: tuple, scale: float) -> NonFinite | None:
+    """As `find_nonfinite` for a checked batch, but for the remedy, which takes more steps to tell.
+
+    Args:
+        model: a built model with a loss.
+        batch: `(x, y, sample_weight)`.
+        scale: what to multiply the loss by.
+    """
+    with unchanged(model):
+        outcome = _Step(model).run(batch, scale)
+    return None if outcome.finite else outcome.blamed()
+
+
+def _scale_of(model: Any, loss_scale: Any) -> float:
+    if loss_scale is not None:
+        known = isinstance(loss_scale, (int, float, np.number)) and not isinstance(loss_scale, bool)
+        if not known or not 0 < loss_scale < math.inf:
+            raise ValueError(f"loss_scale={loss_scale!r} must be a positive finite number")
+        return float(loss_scale)
+    optimizer = getattr(model, "optimizer", None)
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return 1.0
+    if not optimizer.built:
+        return float(optimizer.initial_scale)
+    return float(np.asarray(optimizer.dynamic_scale.value))
+
+
+class _Step:
+    """A step of a model that counts what is not finite."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._observed = ObservedStep(model, _finish, tap_inputs=True)
+
+    def run(self, batch: tuple, scale: float) -> _Outcome:
+        result = self._observed(batch, scale)
+        return _Outcome(self.model, self._observed.record, float(result["loss"]), result["seen"])
+
+
+def _finish(record: Record, loss: Any, tensors: list[Any], tapped: list[Any], gradients: list[Any]) -> Any:
+    views = [("tensor", place, x) for place, x in enumerate(tensors)]
+    views += [("gradient", place, x) for place, x in enumerate(tapped) if x is not None]
+    views += [("weight", place, x) for place, x in enumerate(gradients) if x is not None]
+    views = [view for view in views if math.prod(view[2].shape)]
+    record.layout = [(kind, place) for kind, place, _ in views]
+    return {"loss": loss, "seen": ops.stack([_look(x) for *_, x in views])}
+
+
+def _look(x: Any) -> Any:
+    x = ops.cast(x, "float32")
+    finite = ops.isfinite(x)
+    bad = (ops.sum(ops.cast(each, "float32")) for each in (ops.isnan(x), ops.isinf(x)))
+    return ops.stack([*bad, ops.min(ops.where(finite, x, math.inf)), ops.max(ops.where(finite, x, -math.inf))])
+
+
+class _Outcome:
+    """A step's tensors, and which of them is to blame."""
+
+    def __init__(self, model: Any, record: Record, loss: float, seen: np.ndarray) -> None:
+        self._model, self._record, self._loss = model, record, loss
+        self._seen = {
+            key: _Seen(int(nan), int(inf), float(low), float(high))
+            for key, (nan, inf, low, high) in zip(record.layout, seen, strict=True)
+        }
+        self._readers: dict[int, list[Call]] = {}
+        for call in record.calls:
+            for place in call.inputs:
+                source = record.sources[place]
+                if source is not None:
+                    self._readers.setdefault(source, []).append(call)
+
+    @property
+    def forward_finite(self) -> bool:
+        return math.isfinite(self._loss)
+
+    @property
+    def finite(self) -> bool:
+        """Whether the loss and the gradients of all weights are: what an optimizer looks at."""
+        gradients = (seen for (kind, _), seen in self._seen.items() if kind == "weight")
+        return self.forward_finite and not any(seen.bad for seen in gradients)
+
+    def blamed(self) -> NonFinite:
+        forward = self._first(self._forward()) if not self.forward_finite else None
+        if forward is not None:
+            return forward
+        if not self.forward_finite:
+            last = max(self._record.calls, key=lambda call: call.ended, default=None)
+            given = self._ends("the model's output", last.outputs) if last is not None else {}
+            kind = "NaN" if math.isnan(self._loss) else "Inf"
+            return NonFinite("", "loss", kind, 1, False, given, ARITHMETIC, "")
+        backward = self._first(self._backward())
+        return backward or NonFinite("", "loss", "NaN", 1, True, {}, ARITHMETIC, "")
+
+    @staticmethod
+    def _first(events: Iterator[tuple[int, NonFinite]]) -> NonFinite | None:
+        return min(events, key=lambda event: event[0], default=(0, None))[1]
+
+    def _forward(self) -> Iterator[tuple[int, NonFinite]]:
+        for call in self._record.calls:
+            for tensor, places, when in (("input", call.inputs, call.began), ("output", call.outputs, call.ended)):
+                bad = [self._tensor(place) for place in places if self._tensor(place).bad]
+                readers = [call] if tensor == "input" else []
+                if not bad or all(self._harmless(place, readers) for place in places):
+                    continue
+                source = call.inputs if tensor == "output" else []
+                given = self._ends("input", source) if source else self._ends("the rest of the input", places)
+                given |= self._weight_ends(call) if tensor == "output" else {}
+                count = sum(each.nan + each.inf for each in bad)
+                yield when, NonFinite(call.path, tensor, bad[0].kind, count, False, given, "", "")
+
+    def _harmless(self, place: int, readers: list[Call]) -> bool:
+        """Whether all that read a tensor put out finite values: a mask, or an infinity that a ReLU cut off."""
+        readers = [call for call in readers or self._readers.get(place, []) if call.outputs]
+        return bool(readers) and all(not self._tensor(p).bad for call in readers for p in call.outputs)
+
+    def _backward(self) -> Iterator[tuple[int, NonFinite]]:
+        places = {id(v): place for place, v in enumerate(self._model.trainable_variables)}
+        for call in self._record.calls:
+            given = {**self._ends("input", call.inputs), **self._weight_ends(call)}
+            given |= self._ends("output gradient", call.outputs, "gradient")
+            events = [
+                ("output gradient", "gradient", call.outputs, 2 * -call.ended),
+                ("input gradient", "gradient", call.inputs, 2 * -call.began),
+            ]
+            own = own_variables(call.layer) if isinstance(call.layer, keras.layers.Layer) else []
+            for variable in own:
+                if id(variable) in places:  # of two that come up at once, the input's gradient is the one that spreads
+                    name = f"gradient of weight {variable.name}"
+                    events.append((name, "weight", [places[id(variable)]], 2 * -call.began + 1))
+            for tensor, kind, where, when in events:
+                bad = [self._seen[kind, place] for place in where if (kind, place) in self._seen]
+                bad = [each for each in bad if each.bad]
+                if bad:
+                    count = sum(each.nan + each.inf for each in bad)
+                    yield when, NonFinite(call.path, tensor, bad[0].kind, count, True, given, "", "")
+
+    def _tensor(self, place: int) -> _Seen:
+        return self._seen.get(("tensor", place), _Seen(0, 0, 0.0, 0.0))
+
+    def _ends(self, name: str, places: list[int], kind: str = "tensor") -> dict[str, tuple[float, float]]:
+        seen = [self._seen[kind, place] for place in places if (kind, place) in self._seen]
+        low, high = min((each.low for each in seen), default=math.inf), max((each.high for each in seen), default=0.0)
+        return {name: (low, high)} if math.isfinite(low) else {}
+
+    @staticmethod
+    def _weight_ends(call: Call) -> dict[str, tuple[float, float]]:
+        found = {}
+        for variable in own_variables(call.layer) if isinstance(call.layer, keras.layers.Layer) else []:
+            values = _values(variable)
+            if values is not None and values.size:
+                found[variable.name] = (float(values.min()), float(values.max()))
+        return found
+
+
+def _values(variable: Any) -> np.ndarray | None:
+    """The values of a variable of floats, in float32."""
+    if not keras.backend.is_float_dtype(keras.backend.standardize_dtype(variable.dtype)):
+        return None
+    return np.asarray(ops.cast(variable.value, "float32"))
+
+
+def _kind(values: np.ndarray) -> str:
+    return _Seen(int(np.isnan(values).sum()), int(np.isinf(values).sum()), 0.0, 0.0).kind
+
+
+def _bad_record(batch: tuple) -> NonFinite | None:
+    for name, part in zip(("x", "y", "sample_weight"), batch, strict=True):
+        for values in keras.tree.flatten(part):
+            if values is None or not np.issubdtype(values.dtype, np.floating):
+                continue
+            finite = np.isfinite(values)
+            if finite.all():
+                continue
+            records = np.flatnonzero(~finite.reshape(len(values), -1).all(axis=1)).tolist()
+            good = values[finite]
+            given = {f"the rest of {name}": (float(good.min()), float(good.max()))} if good.size else {}
+            some = ", ".join(map(str, records[:10])) + (", ..." if len(records) > 10 else "")
+            advice = f"Remove or repair record {some} of {name} in this batch, counted from 0."
+            count = int((~finite).sum())
+            return NonFinite("", name, _kind(values), count, False, given, BAD_RECORD, advice, records)
+    return None
+
+
+def _bad_weight(model: Any) -> NonFinite | None:
+    for path, layer in [*layers_by_path(model).items(), ("", model)]:
+        for variable in own_variables(layer):
+            values = _values(variable)
+            if values is None or np.isfinite(values).all():
+                continue
+            finite = np.isfinite(values)
+            place = tuple(int(each[0]) for each in np.nonzero(~finite))
+            good = values[finite]
+            given = {f"the rest of {variable.name}": (float(good.min()), float(good.max()))} if good.size else {}
+            advice = (
+                f"Element {place} is the first. Load a checkpoint from before it, and train on with "
+                "keras_mp.LossScaleOptimizer, which skips a step whose gradients are not finite"
+                + ("." if variable.trainable else "; keras_mp.atomic_skip keeps moving statistics finite too.")
+            )
+            return NonFinite(
+                path,
+                f"weight {variable.name}",
+                _kind(values),
+                int((~finite).sum()),
+                False,
+                given,
+                BAD_WEIGHT,
+                advice,
+            )
+    return None
+
+
+def _calibration(outcome: _Outcome, scale: float, fitting: float) -> NonFinite:
+    found = outcome.blamed()
+    halvings = round(math.log2(scale / fitting))
+    found.remedy, found.scale, found.fitting_scale, found.calibration = LOWER_SCALE, scale, fitting, True
+    found.advice = (
+        f"This is calibration, not trouble: at a loss scale of {fitting:g} all is finite, at {scale:g} it is not. A "
+        f"dynamic scale gets there by itself in {halvings} skipped step{'s' if halvings > 1 else ''}; a static one is "
+        "too high."
+    )
+    return found
+
+
+def _advise(found: NonFinite, model: Any, batch: tuple) -> None:
+    """Says whether the precision or the arithmetic is at fault: the same step in float32 tells."""
+    layer = layers_by_path(model).get(found.path)
+    dtype = getattr(layer, "compute_dtype", "float32" if computes_in_float32(model) else "")
+    where = "" if found.backward else " before it"
+    arithmetic = (
+        f"It is not finite in float32 either: look for a division by zero, a logarithm or root of 0, or an exponential "
+        f"of a large number{where}, and keep its argument away from there: an epsilon, keras.ops.clip, "
+        "keras.ops.maximum. A square root, a norm and a power below 1 have an infinite derivative at 0"
+    )
+    if computes_in_float32(model):
+        found.remedy, found.advice = ARITHMETIC, arithmetic + "."
+        return
+    try:
+        reference = in_float32(model, batch[0])
+        step = _Step(reference)
+        with unchanged(reference):
+            fits = step.run(batch, 1.0).finite
+    except RebuildError:
+        fits = dtype != "float32"  # it cannot be tried, so that the layer's own dtype is all there is to go by
+    if not fits:
+        found.remedy, found.advice = ARITHMETIC, arithmetic + "."
+        return
+    found.remedy = FLOAT32
+    limit = f", whose largest number is {FORMATS[dtype].max:g}" if dtype in FORMATS else ""
+    lower = " (or a loss scale below 1)" if found.backward else ""
+    found.advice = (
+        f"In float32 the step is finite. Give the layer dtype='float32'{lower}, or make its values smaller"
+        + (f": it computes in {dtype}{limit}" if dtype and dtype != "float32" else "")
+        + "; keras_mp.audit shows which other layers come close."
+    )

@@ -1,0 +1,182 @@
+"""`keras-mp doctor`: what is installed, what this hardware can do, and what to do about what is missing."""
+
+import json
+import os
+import platform
+from collections.abc import Iterable
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from keras_mp.system.quiet_import import import_keras
+
+BACKENDS = ("tensorflow", "jax")
+
+# Extra, the modules that it brings, and what it is for.
+_EXTRAS = (
+    ("tensorflow", ("tensorflow",), "the first backend; writes SavedModels"),
+    ("jax", ("jax",), "the second backend; the one for TPUs"),
+    ("data", ("tensorflow_datasets", "sklearn"), "the data sets of the recipes"),
+    ("inspect", ("libtpu", "jax_cuda13_plugin"), "the compilers of chips that are not attached"),
+    ("plots", ("matplotlib",), "the pictures of the recipes"),
+)
+# What a driver leaves on the file system, the accelerator, and how each backend is made to see it.
+_DRIVERS = (
+    (Path("/proc/driver/nvidia/version"), "NVIDIA GPU", "tensorflow[and-cuda]", "jax[cuda12]"),
+    (Path("/dev/kfd"), "AMD GPU", "tensorflow-rocm", "jax[rocm7-local]"),
+    (Path("/dev/accel0"), "TPU", "", "jax[tpu]"),
+)
+
+
+def main(console: Console | None = None) -> None:
+    """Prints the page.
+
+    Args:
+        console: Where to; by default the terminal.
+    """
+    (console or Console()).print(doctor())
+
+
+def doctor() -> RenderableType:
+    """Examines this environment. Neither a missing nor a broken backend stops it.
+
+    Returns:
+        A page for a rich console: versions, devices, what they support, the policy of `auto`, what to install.
+    """
+    backend = configured_backend()
+    parts: list[RenderableType] = [_heading("Versions"), _versions(backend)]
+    problem = _problem(backend)
+    parts += [_heading("Problem"), _paragraph(problem)] if problem else _hardware(backend)
+    parts += [_heading("To install"), _missing()]
+    return Group(*parts)
+
+
+def configured_backend() -> str:
+    """Returns the backend that Keras would choose, without importing Keras: a missing backend makes that fail.
+
+    It looks where Keras looks: the environment variable KERAS_BACKEND, then `keras.json`, then "tensorflow".
+    """
+    if backend := os.environ.get("KERAS_BACKEND"):
+        return backend
+    home = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
+    try:
+        return str(json.loads((home / "keras.json").read_text())["backend"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "tensorflow"
+
+
+def _problem(backend: str) -> str:
+    """Says why the backend cannot be used, and the way out; "" if nothing is known against it."""
+    if not _installed("keras"):
+        return "Keras is not installed: pip install keras"
+    if backend not in BACKENDS:
+        return f"Keras is set to the backend {backend!r}, and keras_mp runs on {' and '.join(BACKENDS)}. {_switch()}"
+    if not _installed(backend):
+        return f"Keras is set to the backend {backend!r}, which is not installed. {_switch(install=backend)}"
+    return ""
+
+
+def _switch(install: str = "") -> str:
+    ways = [f"export KERAS_BACKEND={name}" for name in BACKENDS if _installed(name)]
+    if install or not ways:
+        ways.append(f'pip install "keras-mp[{install or BACKENDS[0]}]"')
+    return "Way out: " + ", or ".join(ways)
+
+
+def _installed(module: str) -> bool:
+    return find_spec(module) is not None
+
+
+def _version(distribution: str) -> str:
+    """The version of an installed distribution, without importing it."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _versions(backend: str) -> RenderableType:
+    rows = [
+        ("keras-mp", _version("keras-mp") or "run from a checkout, not installed"),
+        ("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        ("keras", _version("keras") or "not installed"),
+    ]
+    for name in BACKENDS:
+        # Builds of TensorFlow have several distribution names (tensorflow-cpu, tensorflow-rocm).
+        version = _version(name) or ("installed" if _installed(name) else "not installed")
+        rows.append((name, f"{version} (the backend)" if name == backend else version))
+    return _table(rows)
+
+
+def _hardware(backend: str) -> list[RenderableType]:
+    # Imported here, because these import Keras and with it the backend.
+    try:
+        import_keras()
+        from keras_mp.precision.hardware import DTYPES, list_devices, support
+        from keras_mp.precision.policy import choose_policy
+
+        devices = list_devices()
+    except Exception as error:
+        return [_heading("Problem"), _paragraph(f"{backend} is installed but does not work: {error}")]
+
+    best = devices[0]
+    supports = [(dtype, support(dtype, best)) for dtype in DTYPES]
+    choice = choose_policy(best)
+    return [
+        _heading("Devices"),
+        _table((device.kind, f"{device.count} x {device.name} {device.architecture}".rstrip()) for device in devices),
+        *(_paragraph(line) for line in _unseen_accelerators(backend, best.kind)),
+        _heading(f"What pays on this {best.kind.upper()}"),
+        _table((dtype, "yes" if ok else "no", reason) for dtype, (ok, reason) in supports),
+        _heading("What set_global_policy('auto') chooses"),
+        _table([("policy", choice.policy), ("jit_compile", str(choice.jit_compile)), ("because", choice.reason)]),
+    ]
+
+
+def _unseen_accelerators(backend: str, kind: str) -> list[str]:
+    """Names accelerators whose driver is here while the backend sees a CPU only."""
+    if kind != "cpu":
+        return []
+    found = []
+    for trace, accelerator, for_tensorflow, for_jax in _DRIVERS:
+        if not trace.exists():
+            continue
+        package = for_tensorflow if backend == "tensorflow" else for_jax
+        way_out = f'pip install "{package}"' if package else f'pip install "{for_jax}", export KERAS_BACKEND=jax'
+        found.append(f"This machine has the driver of an {accelerator}, which {backend} does not see: {way_out}")
+    return found
+
+
+def _missing() -> RenderableType:
+    rows = [
+        (f'pip install "keras-mp[{extra}]"', purpose)
+        for extra, modules, purpose in _EXTRAS
+        if not all(map(_installed, modules))
+    ]
+    return _table(rows) if rows else _paragraph("Nothing: every extra is there.")
+
+
+def _table(rows: Iterable[tuple[str, ...]]) -> RenderableType:
+    """Rows under a heading; the first column is what they are about."""
+    table = Table.grid(padding=(0, 2))
+    for label, *values in rows:
+        # Text, not str: rich would take the brackets of "keras-mp[jax]" for markup.
+        table.add_row(Text(label, style="cyan", no_wrap=True), *map(Text, values))
+    return _indented(table)
+
+
+def _heading(title: str) -> RenderableType:
+    return Text(f"\n{title}", style="bold")
+
+
+def _paragraph(text: str) -> RenderableType:
+    return _indented(Text(text))
+
+
+def _indented(part: RenderableType) -> RenderableType:
+    return Padding(part, (0, 0, 0, 2))

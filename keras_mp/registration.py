@@ -1,0 +1,19 @@
+"""The classes that saved models name, for whoever loads one."""
+
+from importlib import import_module
+
+_ROOMS_WITH_CLASSES = (
+    "fp8",
+    "lean.gelu",
+    "lean.language_model",
+    "lean.remat",
+    "lean.self_attention",
+    "loss_scaling.optimizer",
+    "stability.stabilized",
+)
+
+
+def register_classes() -> None:
+    """Imports the classes that saved models name: Keras finds only classes registered by then."""
+    for name in _ROOMS_WITH_CLASSES:
+        import_module(f"keras_mp.{name}")

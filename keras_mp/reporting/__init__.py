@@ -1,0 +1,1 @@
+"""How reports look: tables, HTML."""

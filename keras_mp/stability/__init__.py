@@ -1,0 +1,1 @@
+"""Layers that must compute in float32, and how they are made to."""

@@ -1,0 +1,255 @@
+"""The sensitive parts of layers, in float32: mixins for a layer's class, activations, a regularizer."""
+
+from __future__ import annotations
+
+import functools
+import string
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_mp import backend
+from keras_mp.stability.accumulate import einsum_float32
+
+Config = dict[str, Any]
+
+
+class Float32Inside:
+    """Inputs and weights in float32; the result in `precision`, so that what follows is not slowed down."""
+
+    _precision: str
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return keras.tree.map_structure(self._lowered, super().call(*args, **kwargs))  # type: ignore[misc]
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        spec = super().compute_output_spec(*args, **kwargs)  # type: ignore[misc]
+        return keras.tree.map_structure(
+            lambda x: keras.KerasTensor(x.shape, self._precision, name=x.name) if _is_float(x) else x, spec
+        )
+
+    def _lowered(self, x: Any) -> Any:
+        if not _is_float(x) or keras.backend.standardize_dtype(x.dtype) == self._precision:
+            return x  # the same object: on it Keras keeps the logits of a softmax
+        return keras.ops.cast(x, self._precision)
+
+
+class Float32BatchNormalization(Float32Inside):
+    """Reads 16-bit inputs as they are, where one kernel takes their statistics in float32 and normalizes them.
+
+        moving = momentum . moving + (1 - momentum) . (mean or variance of the batch)
+
+    For Keras's own layer: a subclass that computes otherwise is Float32Inside.
+    """
+
+    @staticmethod
+    def stands_for(cls: Any) -> bool:
+        """Whether a class computes as Keras's layer does."""
+        keras_own = keras.layers.BatchNormalization
+        return issubclass(cls, keras_own) and (cls.call, cls._moments) == (keras_own.call, keras_own._moments)
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        # What stands here is private to Keras's layer, or newer than the oldest version: renorm.
+        takes_moments = training and self.trainable and not self.synchronized and not getattr(self, "renorm", False)  # type: ignore[attr-defined]
+        dtype = keras.backend.standardize_dtype(inputs.dtype)
+        # Where the result is wider than the input, as in a model that was exported, it must not be rounded on the way.
+        reads = mask is None and dtype in (self._precision, "float32") and self.axis in (-1, len(inputs.shape) - 1)  # type: ignore[attr-defined]
+        if takes_moments and reads:
+            result = backend.normalize_batch(inputs, self.gamma, self.beta, self.epsilon)  # type: ignore[attr-defined]
+            if result is not None:
+                outputs, *moments = result
+                for moving, moment in zip((self.moving_mean, self.moving_variance), moments, strict=True):  # type: ignore[attr-defined]
+                    wide = keras.ops.cast(moving, "float32")
+                    moving.assign(wide * self.momentum + moment * (1.0 - self.momentum))  # type: ignore[attr-defined]
+                return self._lowered(outputs)
+        return super().call(keras.ops.cast(inputs, "float32"), training=training, mask=mask)
+
+
+class Float32Operation:
+    """An operation of a functional graph, which has no policy, in float32; the result in the input's dtype."""
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.cast(super().call(keras.ops.cast(x, "float32")), x.dtype)  # type: ignore[misc]
+
+
+class Float32Result:
+    """16-bit operands, float32 result; bias and activation in float32: for an output layer."""
+
+    _precision: str
+
+    def _product(self, equation: str, inputs: Any, kernel: Any) -> Any:
+        low = (keras.ops.cast(inputs, self._precision), keras.ops.cast(kernel, self._precision))
+        return keras.ops.einsum(equation, *low) if self._precision == "float32" else einsum_float32(equation, *low)
+
+    def _finished(self, x: Any) -> Any:
+        if self.bias is not None:  # type: ignore[attr-defined]
+            x = keras.ops.add(x, keras.ops.cast(self.bias, "float32"))  # type: ignore[attr-defined]
+        return x if self.activation is None else self.activation(x)  # type: ignore[attr-defined]
+
+
+class Float32ResultDense(Float32Result):
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        return self._finished(self._product(_last_axis_equation(len(inputs.shape)), inputs, self.kernel))  # type: ignore[attr-defined]
+
+
+class Float32ResultEinsumDense(Float32Result):
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        return self._finished(self._product(self.equation, inputs, self.kernel))  # type: ignore[attr-defined]
+
+
+class Float32ResultReversibleEmbedding(Float32Result):
+    def call(self, inputs: Any, reverse: bool = False) -> Any:
+        if not reverse:
+            return keras.ops.cast(super().call(inputs), self._precision)  # type: ignore[misc]
+        kernel = keras.ops.transpose(self.embeddings) if self.tie_weights else self.reverse_embeddings  # type: ignore[attr-defined]
+        logits = self._product(_last_axis_equation(len(inputs.shape)), inputs, kernel)
+        cap = self.logit_soft_cap  # type: ignore[attr-defined]
+        return logits if cap is None else cap * keras.ops.tanh(logits / cap)
+
+    def compute_output_spec(self, inputs: Any, reverse: bool = False) -> Any:
+        spec = super().compute_output_spec(inputs, reverse=reverse)  # type: ignore[misc]
+        return spec if reverse else keras.KerasTensor(spec.shape, self._precision)
+
+
+class Float32Scores:
+    """Scores from 16-bit queries and keys, added up and normalized in float32, on every path of the layer.
+
+        probabilities = softmax(scale . query . key^T + mask)     float32, then 16 bit
+        output        = dropout(probabilities) . value            16 bit
+
+    The attributes read here are private to Keras's attention layers, which give no public way to change one step.
+    """
+
+    _dot_product_equation: str
+    _combine_equation: str
+
+    def _attend(self, operands: tuple[Any, Any], value: Any, mask: Any, training: bool | None) -> tuple[Any, Any]:
+        scores = einsum_float32(self._dot_product_equation, *operands) * self._scale()
+        axes = len(getattr(self, "_attention_axes", (1,)))
+        if mask is not None:
+            for _ in range(len(scores.shape) - len(mask.shape)):
+                mask = keras.ops.expand_dims(mask, -2 * axes - 1)  # the heads stand before the attention axes
+            scores = keras.ops.where(
+                keras.ops.cast(mask, "bool"), scores, -0.7 * 3.4e38
+            )  # finite: a row may be all masked
+        rank = len(scores.shape)
+        normalized = keras.ops.softmax(scores, axis=rank - 1 if axes == 1 else tuple(range(rank - axes, rank)))
+        probabilities = keras.ops.cast(normalized, value.dtype)
+        kept = self._dropout_layer(probabilities, training=training) if self._rate() > 0 else probabilities  # type: ignore[attr-defined]
+        return keras.ops.einsum(self._combine_equation, kept, value), probabilities
+
+    def _masked(self, query: Any, value: Any, mask: Any, use_causal_mask: bool) -> Any:
+        if not use_causal_mask:
+            return mask
+        causal = self._compute_causal_mask(query, value)  # type: ignore[attr-defined]
+        return causal if mask is None else keras.ops.logical_and(keras.ops.cast(mask, "bool"), causal)
+
+    def _fused(self, query: Any, return_scores: bool) -> bool:
+        dtype = keras.backend.standardize_dtype(query.dtype)
+        explicit = self._rate() > 0 or return_scores or len(query.shape) != 4
+        return dtype == "float32" or (not explicit and backend.fused_attention_in_float32(dtype))
+
+    def _scale(self) -> float:
+        raise NotImplementedError
+
+    def _rate(self) -> float:
+        raise NotImplementedError
+
+
+class Float32MultiHeadScores(Float32Scores):
+    def _scale(self) -> float:
+        return self._inverse_sqrt_key_dim  # type: ignore[attr-defined]
+
+    def _rate(self) -> float:
+        return self._dropout  # type: ignore[attr-defined]
+
+    def _compute_attention(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any = None,
+        training: bool | None = None,
+        return_attention_scores: bool = False,
+        **causal: bool,  # use_causal_mask, from Keras 3.15 on
+    ) -> tuple[Any, Any]:
+        if self._fused(query, return_attention_scores):
+            return super()._compute_attention(  # type: ignore[misc]
+                query, key, value, attention_mask, training, return_attention_scores, **causal
+            )
+        mask = self._masked(query, value, attention_mask, **causal) if causal else attention_mask
+        return self._attend((key, query), value, mask, training)
+
+
+class Float32GroupedQueryScores(Float32Scores):
+    def _scale(self) -> float:
+        return self._inverse_sqrt_head_dim  # type: ignore[attr-defined]
+
+    def _rate(self) -> float:
+        return self.dropout  # type: ignore[attr-defined]
+
+    def _compute_attention(
+        self, query: Any, key: Any, value: Any, attention_mask: Any = None, training: bool | None = None, **causal: bool
+    ) -> tuple[Any, Any]:
+        if self._fused(query, self._return_attention_scores):  # type: ignore[attr-defined]
+            return super()._compute_attention(  # type: ignore[misc]
+                query, key, value, attention_mask=attention_mask, training=training, **causal
+            )
+        mask = self._masked(query, value, attention_mask, **causal) if causal else attention_mask
+        return self._attend((query, key), value, mask, training)
+
+
+@keras.saving.register_keras_serializable("keras_mp")
+class Float32Regularizer(keras.regularizers.Regularizer):
+    """A regularizer of activations that adds them up in float32.
+
+    Args:
+        regularizer: the regularizer to apply to the activations, cast to float32.
+    """
+
+    def __init__(self, regularizer: Any) -> None:
+        self.regularizer = keras.regularizers.get(regularizer)
+
+    def __call__(self, x: Any) -> Any:
+        return self.regularizer(keras.ops.cast(x, "float32"))
+
+    def get_config(self) -> Config:
+        return {"regularizer": keras.regularizers.serialize(self.regularizer)}
+
+
+def _in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(x: Any, axis: int = -1) -> Any:
+        y = function(keras.ops.cast(x, "float32"), axis=axis)
+        return y if keras.backend.standardize_dtype(x.dtype) == "float32" else keras.ops.cast(y, x.dtype)
+
+    wrapper.__name__ = f"{function.__name__}_float32"
+    return keras.saving.register_keras_serializable("keras_mp")(wrapper)
+
+
+# The activations that divide by a sum of exponentials or sort along an axis, and the same in float32.
+FLOAT32_ACTIVATIONS = {
+    function: _in_float32(function)
+    for function in (keras.activations.softmax, keras.activations.log_softmax, keras.activations.sparsemax)
+}
+
+RESULT_MIXINS = {
+    keras.layers.Dense: Float32ResultDense,
+    keras.layers.EinsumDense: Float32ResultEinsumDense,
+    keras.layers.ReversibleEmbedding: Float32ResultReversibleEmbedding,
+}
+SCORES_MIXINS = {
+    keras.layers.MultiHeadAttention: Float32MultiHeadScores,
+    keras.layers.GroupQueryAttention: Float32GroupedQueryScores,
+}
+ACTIVATION_ATTRIBUTES = ("activation", "recurrent_activation")
+
+
+def _last_axis_equation(rank: int) -> str:
+    labels = string.ascii_lowercase[:rank]
+    return f"{labels},{labels[-1]}z->{labels[:-1]}z"
+
+
+def _is_float(x: Any) -> bool:
+    return hasattr(x, "dtype") and keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype))

@@ -1,0 +1,168 @@
+"""Which layers of a model must not run in low precision, and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_mp.rebuild import children_of, operations_of
+from keras_mp.stability.float32_layers import (
+    ACTIVATION_ATTRIBUTES,
+    FLOAT32_ACTIVATIONS,
+    RESULT_MIXINS,
+    SCORES_MIXINS,
+    Float32Regularizer,
+)
+
+# Operations of a functional graph, by class name: their classes are private.
+SENSITIVE_OPERATIONS = ("LogSoftmax", "Logsumexp", "Softmax", "Sparsemax")
+LOW_PRECISION = ("float16", "bfloat16")
+NORMALIZATIONS = (
+    keras.layers.BatchNormalization,
+    keras.layers.GroupNormalization,
+    keras.layers.LayerNormalization,
+    keras.layers.Normalization,
+    keras.layers.RMSNormalization,
+    keras.layers.SpectralNormalization,
+    keras.layers.UnitNormalization,
+)
+# Layers between the last product and the model's output that do not change which product that is.
+PASSING_ON = (
+    keras.layers.Activation,
+    keras.layers.Dropout,
+    keras.layers.Flatten,
+    keras.layers.Identity,
+    keras.layers.Permute,
+    keras.layers.Reshape,
+    keras.layers.Softmax,
+)
+
+
+class SensitiveLayer(NamedTuple):
+    """A layer that must not run in low precision, and does.
+
+    Attributes:
+        path: the names that lead to it, joined with `/`.
+        layer: the live layer.
+        reason: why, a sentence a reason.
+        treatments: what `stabilize` does about it, in the words of `stabilize_in_place`; empty where it can do
+            nothing.
+    """
+
+    path: str
+    layer: Any
+    reason: str
+    treatments: tuple[str, ...]
+
+
+def sensitive_layers(model: Any) -> list[SensitiveLayer]:
+    """The layers of a model that compute in float16 or bfloat16 what needs float32.
+
+    These are normalizations (Keras's, and custom layers whose class name ends in Norm or Normalization), softmax as a
+    layer, as an activation and inside attention, regularizers of activations, and the layers that compute the model's
+    outputs; also softmax as an operation of a functional graph. Operations in a layer's own `call()` are not seen.
+
+    Args:
+        model: a built Keras model.
+
+    Returns:
+        One entry a layer, in the model's order; empty for a float32 model and for what `stabilize` returns.
+    """
+    return [each for each in find(model, output_layers(model)) if each.treatments]
+
+
+def find(layer: Any, outputs: dict[int, str]) -> list[SensitiveLayer]:
+    """As `sensitive_layers`, for any layer, and with those that nothing can be done about.
+
+    Args:
+        layer: where to begin.
+        outputs: what `output_layers` found, or nothing, where the layer's result is not the model's.
+    """
+    found = list(_find(layer, layer.name, outputs, set()))
+    for operation in operations_of(layer):
+        dtype = keras.backend.standardize_dtype(keras.tree.flatten(operation.output)[0].dtype)
+        if type(operation).__name__ in SENSITIVE_OPERATIONS and dtype in LOW_PRECISION and not is_stabilized(operation):
+            reason = f"it exponentiates and sums in {dtype}"
+            found.append(SensitiveLayer(f"{layer.name}/{operation.name}", operation, reason, ("operation",)))
+    return found
+
+
+def is_stabilized(layer: Any) -> bool:
+    """Whether `stabilize` has changed the layer."""
+    return hasattr(layer, "_treatments")
+
+
+def _find(layer: Any, path: str, outputs: dict[int, str], seen: set[int]) -> Iterator[SensitiveLayer]:
+    if id(layer) in seen:
+        return
+    seen.add(id(layer))
+    needs = list(_needs(layer, outputs.get(id(layer))))
+    if needs:
+        treatments = tuple(dict.fromkeys(treatment for treatment, _ in needs if treatment))
+        yield SensitiveLayer(path, layer, "; ".join(reason for _, reason in needs), treatments)
+    if isinstance(layer, tuple(SCORES_MIXINS)):
+        return  # its softmax is a sublayer, which the treatment of the scores leaves unused
+    for child in children_of(layer):
+        yield from _find(child, f"{path}/{child.name}", outputs, seen)
+
+
+def _needs(layer: Any, output: str | None) -> Iterator[tuple[str, str]]:
+    """The treatments that a layer needs, each with its reason; an empty one where nothing can be done."""
+    low = layer.compute_dtype
+    if low not in LOW_PRECISION:
+        return
+    if layer.activity_regularizer is not None and not isinstance(layer.activity_regularizer, Float32Regularizer):
+        yield "regularizer", f"its activity regularizer adds up activations in {low}"
+    if any(getattr(layer, name, None) in FLOAT32_ACTIVATIONS for name in ACTIVATION_ATTRIBUTES):
+        yield "activation", f"its softmax exponentiates and sums in {low}"
+    if isinstance(layer, tuple(SCORES_MIXINS)) and "scores" not in getattr(layer, "_treatments", ()):
+        yield "scores", f"it sums attention scores and takes their softmax in {low}"
+    if output is not None:
+        treatment = _output_treatment(layer)
+        way_out = "" if treatment else "; give the layer in it that computes the output dtype='float32'"
+        yield treatment, f"it computes {output} and rounds it to {low}{way_out}"
+    elif isinstance(layer, keras.layers.Softmax):
+        yield "float32", f"it exponentiates and sums in {low}"
+    elif isinstance(layer, (keras.layers.Attention, keras.layers.AdditiveAttention)):
+        yield "float32", f"it sums attention scores and takes their softmax in {low}"
+    elif _is_normalization(layer):
+        yield "float32", f"it sums squares over many values in {low}"
+
+
+def _is_normalization(layer: Any) -> bool:
+    if isinstance(layer, NORMALIZATIONS):
+        return True
+    return bool(re.search(r"Norm(alization)?$", type(layer).__name__)) and not children_of(layer)
+
+
+def _output_treatment(layer: Any) -> str:
+    if isinstance(layer, tuple(RESULT_MIXINS)) and "..." not in getattr(layer, "equation", ""):
+        return "result"
+    return "" if children_of(layer) else "everywhere"
+
+
+def output_layers(model: Any) -> dict[int, str]:
+    """The layers that compute the model's outputs, by id, with a word for what they compute.
+
+    The model itself where it is subclassed, so that its layers do not say in which order they are called.
+    """
+    found: dict[int, str] = {}
+
+    def trace(tensor: Any) -> None:
+        # Private, as there is no public way from a symbolic tensor to the layer that made it.
+        operation, node_index, _ = tensor._keras_history
+        if isinstance(operation, keras.Model) and getattr(operation, "outputs", None):
+            for output in operation.outputs:
+                trace(output)
+        elif isinstance(operation, keras.layers.Layer) and not isinstance(operation, keras.layers.InputLayer):
+            found[id(operation)] = "the model's output"
+            if isinstance(operation, PASSING_ON):
+                for source in operation._inbound_nodes[node_index].input_tensors:
+                    trace(source)
+
+    for output in keras.tree.flatten(getattr(model, "outputs", None) or []):
+        trace(output)
+    return found or {id(model): "its output"}

@@ -1,0 +1,1 @@
+"""Training that can be stopped and resumed to the same numbers."""

@@ -1,0 +1,285 @@
+"""A training that can be killed at any step and goes on to the same numbers: `TrainingCheckpoint`."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_mp.conversion.in_precision import precision_of
+from keras_mp.parallel import workers
+from keras_mp.training import callback_state, training_state
+from keras_mp.training.batches import Batches
+from keras_mp.training.checkpoint_file import (
+    CheckpointFileError,
+    Place,
+    Reader,
+    found,
+    path_of,
+    place_of,
+    remove_partial,
+    write,
+)
+
+DAMAGED = ".damaged"
+
+
+class SettingsError(ValueError):
+    """A training would go on with other settings than it began with; the message shows the difference."""
+
+
+class TrainingCheckpoint(keras.callbacks.Callback):
+    """Saves all that a training depends on, and goes on from the newest save when `fit` is called again.
+
+    A save holds the weights, the optimizer with its slots, the loss scale, the sums of an unfinished accumulation
+    window, FP8 amax histories, the state of every seed generator and of Python's and NumPy's own, the metrics, and the
+    place in the data. A training that was killed and resumed ends with the weights of one that was not, bit for bit,
+    where the device computes the same bits twice.
+
+    A save in one precision goes on in another: a message says what is left out or begins anew.
+
+        batches = keras_mp.ShuffledBatches(x, y, batch_size=64, seed=0)
+        checkpoint = keras_mp.TrainingCheckpoint("checkpoints", batches, every=100)
+        model.fit(batches, epochs=10, shuffle=False, callbacks=[checkpoint])
+
+    Put it last, behind the callbacks that it keeps. Files are written beside their place and renamed; a damaged newest
+    one is set aside with a message, and the one before it is taken. A save that fails while training goes on is a
+    warning.
+
+    Args:
+        folder: where the saves lie; made when missing.
+        batches: the training data given to `fit`, to save and resume within an epoch; it is told each epoch's number.
+            Without it a save is made at the end of each epoch, and the data must come in the same order each time.
+        every: also save after each so many steps of an epoch; 0 for the ends of epochs alone. A training that is
+            stopped within an epoch, as by ctrl-C in a recipe, saves as well.
+        keep: how many saves to keep, the newest.
+        settings: what the training was asked for, by name; a resumed one must be asked for the same.
+        free: names of settings that may differ.
+        force: go on with other settings, and with an optimizer that keeps other variables.
+        callbacks: other callbacks whose counters, best values and histories are saved too, such as `EarlyStopping`.
+
+    Where several processes train together, the first one writes, and all must see the folder.
+
+    Raises:
+        ValueError: an argument is out of its range; every without batches.
+        SettingsError: in `fit`, the settings or the data differ from those of the save.
+        keras_mp.training.training_state.MismatchError: in `fit`, the save is of another model or optimizer.
+        keras_mp.training.checkpoint_file.CheckpointFileError: in `fit`, none of the saves can be read.
+        OSError: in `fit`, there is no room for the saves.
+    """
+
+    works_together = True
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        batches: Batches | None = None,
+        *,
+        every: int = 0,
+        keep: int = 3,
+        settings: Mapping[str, Any] | None = None,
+        free: Collection[str] = (),
+        force: bool = False,
+        callbacks: Collection[Any] = (),
+    ) -> None:
+        super().__init__()
+        for name, value, lowest in (("every", every, 0), ("keep", keep, 1)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+                raise ValueError(f"{name} must be a whole number, at least {lowest}, got {value!r}")
+        if batches is not None and not isinstance(batches, Batches):
+            raise ValueError(
+                f"batches must be keras_mp.Batches, such as keras_mp.ShuffledBatches, got {type(batches).__name__}: of "
+                "other data the place within an epoch is not known; leave it out to save at the ends of epochs"
+            )
+        if every and batches is None:
+            raise ValueError(f"every={every} saves within an epoch, which needs batches=, the data given to fit")
+        self.folder, self.batches, self.every, self.keep = Path(folder), batches, every, keep
+        self.settings = json.loads(json.dumps(dict(settings or {}), default=str))
+        self.free, self.force, self.callbacks = frozenset(free), force, tuple(callbacks)
+        self.resumed_from: Path | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Goes on from the newest whole save, where there is one."""
+        if workers.is_first():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            remove_partial(self.folder)
+        # The first one's folder is there, and the others look into it.
+        workers.from_first(None)
+        workers.agree(
+            f"the checkpoints in {str(self.folder)!r}, a folder that all must share",
+            {"newest": next((path.name for path in found(self.folder)), None)},
+        )
+        self._start = Place(0, 0)
+        self._quiet: Any = None
+        self._before = [callback_state.snapshot(callback) for callback in self.callbacks]
+        if found(self.folder):
+            training_state.build(self.model, None if self.batches is None else self.batches.batch(0, 0))
+            self._resume()
+        if self.model.built:
+            training_state.build(self.model)
+        if self.model.built and workers.is_first():
+            self._check_room()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Sets the data to the epoch, and in the one that is resumed to the step."""
+        self._epoch, self._stopped = epoch, False
+        self._first = self._done = self._start.step if epoch == self._start.epoch else 0
+        if self.batches is not None:
+            self.batches.start_at(epoch, self._first)
+        if self._first and self.resumed_from is not None:
+            with Reader(self.resumed_from, check=False) as reader:
+                training_state.restore_metrics(self.model, reader)
+            # Keras says that the data ran out where an epoch has fewer steps than the others.
+            self._quiet = warnings.catch_warnings()
+            self._quiet.__enter__()
+            warnings.filterwarnings("ignore", message="Your input ran out of data")
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Ends the epoch that was resumed after its last step, as Keras does when data run out."""
+        # Not left to the data: TensorFlow would begin a step without a batch, and draw its random numbers.
+        if self._first and self.batches is not None and self._first + batch >= self.batches.steps:
+            raise StopIteration
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves when it is time, or when training is being stopped."""
+        self._done = self._first + batch + 1
+        # Not self.model, which on JAX fetches the whole state each time.
+        self._stopped = bool(self._model.stop_training)
+        if self.batches is not None and self._done < self.batches.steps:
+            if self._stopped or (self.every and self._done % self.every == 0):
+                self._save(Place(self._epoch, self._done), ended=False)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves, unless the epoch was cut short."""
+        self._make_loud()
+        steps = self.params.get("steps") if self.batches is None else self.batches.steps
+        if steps is None or self._done >= steps:
+            # What stops an epoch's last step, as ctrl-C does, would have stopped another as well: training goes on when
+            # it is resumed. What stops at its end, as EarlyStopping does, has decided that it is over.
+            self._save(Place(epoch + 1, 0), ended=bool(self._model.stop_training) and not self._stopped)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Makes the model forget where it was resumed."""
+        self._make_loud()
+        self._model._initial_epoch = None
+
+    def _make_loud(self) -> None:
+        if self._quiet is not None:
+            self._quiet.__exit__(None, None, None)
+            self._quiet = None
+
+    def _resume(self) -> None:
+        path = self.folder / workers.from_first(self._newest().name if workers.is_first() else None)
+        # The first one has checked it: a file of gigabytes is not read twice.
+        with Reader(path, check=False) as reader:
+            manifest = reader.manifest
+            self._check_settings(path, manifest)
+            try:
+                notes = training_state.restore(self.model, reader, self.force)
+            except training_state.MismatchError as error:
+                raise training_state.MismatchError(f"{path} cannot be resumed: {error}") from None
+            for callback, state in zip(self.callbacks, manifest["callbacks"], strict=False):
+                vars(callback).update(callback_state.from_json(state, reader))
+            random.setstate((manifest["python"][0], tuple(manifest["python"][1]), manifest["python"][2]))
+            np.random.set_state(callback_state.from_json(manifest["numpy"], reader))
+            self._start = Place(*manifest["place"])
+        self.resumed_from = path
+        ended = manifest["ended"] or self._start.epoch >= self.params["epochs"]
+        self._model._initial_epoch = self.params["epochs"] if ended else self._start.epoch
+        lines = [f"resumed from {path}: {'training had ended' if ended else f'{self._start} is done'}"]
+        now = precision_of(self.model)
+        if manifest["precision"] != now:
+            lines.append(f"saved in {manifest['precision']}, goes on in {now}")
+        if workers.is_first():
+            print("\n  ".join([*lines, *notes]))
+
+    def _newest(self) -> Path:
+        paths = found(self.folder)
+        for path in paths:
+            try:
+                with Reader(path):
+                    return path
+            except CheckpointFileError as error:
+                aside = path.with_name(path.name + DAMAGED)
+                path.replace(aside)
+                print(f"{path} is damaged ({error}): set aside as {aside.name}, taking the one before it")
+        raise CheckpointFileError(
+            f"none of the {len(paths)} checkpoints in {str(self.folder)!r} can be read; they are set aside with the "
+            f"ending {DAMAGED}: run again to begin anew"
+        )
+
+    def _check_settings(self, path: Path, manifest: dict[str, Any]) -> None:
+        was = {**manifest["settings"], **_of_data(manifest["data"])}
+        now = {**self.settings, **_of_data(self._data())}
+        names = [name for name in dict.fromkeys([*was, *now]) if name not in self.free]
+        different = [name for name in names if was.get(name) != now.get(name)]
+        if different and not self.force:
+            lines = "".join(f"\n  {name}: {was.get(name)!r} then, {now.get(name)!r} now" for name in different)
+            raise SettingsError(
+                f"{path} was trained with other settings:{lines}\nto go on with those of now, pass force=True (--force)"
+            )
+
+    def _check_room(self) -> None:
+        size = training_state.byte_count(self.model)
+        more = max(1, self.keep + 1 - len(found(self.folder)))
+        free = shutil.disk_usage(self.folder).free
+        if more * size > free:
+            raise OSError(
+                f"there is no room for checkpoints in {str(self.folder)!r}: {more} more of {size / 2**30:.2f} GiB are "
+                f"to be written, and {free / 2**30:.2f} GiB are free. Give a folder with more room, or keep fewer than "
+                f"keep={self.keep}"
+            )
+
+    def _save(self, place: Place, ended: bool) -> None:
+        arrays: dict[str, np.ndarray] = {}
+        state = random.getstate()
+        manifest = {
+            "place": place,
+            "ended": ended,
+            "precision": precision_of(self.model),
+            "settings": self.settings,
+            "data": self._data(),
+            "state": training_state.describe(self.model),
+            "callbacks": [
+                callback_state.to_json(callback_state.changed(callback, before), arrays, "callbacks")
+                for callback, before in zip(self.callbacks, self._before, strict=True)
+            ],
+            "python": [state[0], list(state[1]), state[2]],
+            "numpy": callback_state.to_json(np.random.get_state(legacy=False), arrays, "numpy"),
+            "versions": {"keras": keras.__version__, "backend": keras.backend.backend()},
+        }
+        if not workers.is_first():
+            # What several processes hold together, all must read.
+            for _ in training_state.arrays(self.model, metrics=place.step > 0):
+                pass
+            return
+        try:
+            write(path_of(self.folder, place), self._arrays(arrays, within_epoch=place.step > 0), manifest)
+        except OSError as error:
+            warnings.warn(
+                f"the checkpoint of {place} was not written ({error}); those before it are kept, and training goes on",
+                stacklevel=2,
+            )
+            return
+        for path in found(self.folder)[self.keep :]:
+            if place_of(path) < place:
+                path.unlink(missing_ok=True)
+
+    def _arrays(self, more: dict[str, np.ndarray], within_epoch: bool) -> Iterator[tuple[str, np.ndarray]]:
+        yield from training_state.arrays(self.model, metrics=within_epoch)
+        yield from more.items()
+
+    def _data(self) -> dict[str, Any]:
+        return {} if self.batches is None else self.batches.signature()
+
+
+def _of_data(signature: dict[str, Any]) -> dict[str, Any]:
+    return {f"data: {name}": value for name, value in signature.items()}

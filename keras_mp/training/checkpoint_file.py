@@ -1,0 +1,145 @@
+"""A checkpoint on disk: named arrays and a JSON text in one file, which is whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_mp.system.atomic_write import written_beside
+
+FORMAT = 1
+_MANIFEST = "manifest.json"
+_NAME = re.compile(r"epoch(\d{5})-step(\d{8})\.npz")
+
+
+class Place(NamedTuple):
+    """Where a training is: steps of an epoch that are done, both counted from 0; ordered by time."""
+
+    epoch: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch + 1}, step {self.step}"
+
+
+def path_of(folder: Path, place: Place) -> Path:
+    """The file of a place."""
+    return folder / f"epoch{place.epoch:05}-step{place.step:08}.npz"
+
+
+def found(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, the newest first."""
+    names = [path for path in folder.glob("*.npz") if _NAME.fullmatch(path.name)]
+    return sorted(names, key=lambda path: path.name, reverse=True)
+
+
+def place_of(path: Path) -> Place:
+    """The place that a file's name says."""
+    match = _NAME.fullmatch(path.name)
+    assert match, "only files that found() returned"
+    return Place(int(match[1]), int(match[2]))
+
+
+def write(path: Path, arrays: Iterable[tuple[str, np.ndarray]], manifest: dict[str, Any]) -> None:
+    """Writes a checkpoint beside its place, sees it onto the disk, and renames it.
+
+    It is a NumPy .npz archive, whose members each carry a checksum, with the manifest as one more member. Dtypes that
+    NumPy does not know, such as bfloat16, are kept as unsigned integers, and by name in the manifest.
+
+    Args:
+        path: the file; one that is there is replaced.
+        arrays: names and arrays, taken one at a time.
+        manifest: anything that JSON can hold.
+
+    Raises:
+        OSError: there is no room, or the folder cannot be written.
+    """
+    dtypes = {}
+    with written_beside(path) as partial:
+        with partial.open("wb") as file:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+                for name, array in arrays:
+                    dtypes[name] = array.dtype.name
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, _as_numpy_knows(array), allow_pickle=False)
+                archive.writestr(_MANIFEST, json.dumps({**manifest, "format": FORMAT, "dtypes": dtypes}))
+            file.flush()
+            os.fsync(file.fileno())
+    _sync_folder(path.parent)
+
+
+class CheckpointFileError(ValueError):
+    """A file is no whole checkpoint; the message says why."""
+
+
+class Reader:
+    """A whole checkpoint, open for reading; a context manager.
+
+    Args:
+        path: the file.
+        check: whether to read all of it once, to compare the checksums; not needed for one that was checked before.
+
+    Raises:
+        CheckpointFileError: the file is damaged, cut short, or of another format.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, path: Path, *, check: bool = True) -> None:
+        try:
+            self._archive = zipfile.ZipFile(path)
+            if check and (damaged := self._archive.testzip()):
+                raise CheckpointFileError(f"its part {damaged} does not have its checksum")
+            self.manifest = json.loads(self._archive.read(_MANIFEST))
+        except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
+            raise CheckpointFileError(str(error)) from error
+        if self.manifest["format"] != FORMAT:
+            raise CheckpointFileError(f"it has format {self.manifest['format']}, and this keras_mp reads {FORMAT}")
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._archive.close()
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the arrays."""
+        return set(self.manifest["dtypes"])
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        with self._archive.open(f"{name}.npy") as member:
+            array = np.lib.format.read_array(member, allow_pickle=False)
+        dtype = self.manifest["dtypes"][name]
+        if array.dtype.name == dtype:
+            return array
+        import ml_dtypes  # comes with TensorFlow and with JAX, one of which wrote such an array
+
+        return array.view(getattr(ml_dtypes, dtype))
+
+
+def remove_partial(folder: Path) -> None:
+    """Removes what a process that was killed left half written."""
+    for path in folder.glob(".partial-*.npz"):
+        path.unlink(missing_ok=True)
+
+
+def _as_numpy_knows(array: np.ndarray) -> np.ndarray:
+    return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Sees a new name onto the disk, where the system can."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(folder, os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

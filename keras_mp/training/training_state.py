@@ -1,0 +1,320 @@
+"""What a training holds in variables, by names that do not depend on the precision it runs in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras.src.backend.common import global_state
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
+
+from keras_mp import backend
+from keras_mp.loss_scaling.gradients import is_overwritten
+from keras_mp.loss_scaling.loss_scale import NoLossScale
+from keras_mp.training.checkpoint_file import Reader
+
+WEIGHT, SEED, FP8 = "weight", "seed", "fp8"
+SHOWN = 5
+PARTS = "|parts"
+
+
+class MismatchError(ValueError):
+    """A checkpoint is of another model or optimizer; the message names the difference."""
+
+
+class _Slot(NamedTuple):
+    """A variable of an optimizer: what it is called, the weight it belongs to or None, the variable."""
+
+    name: str
+    weight: Any
+    variable: Any
+
+
+def build(model: Any, batch: Any = None) -> None:
+    """Creates what a first training step would: the optimizer's variables and, given a batch, those of the metrics.
+
+    Args:
+        model: a compiled model.
+        batch: what `fit` takes a batch to be.
+
+    Raises:
+        ValueError: the model is not built, and there is no batch.
+    """
+    if batch is not None:
+        shapes = keras.tree.map_structure(_shape, tuple(batch))
+        model._symbolic_build(data_batch=shapes)
+    elif not model.built:
+        raise ValueError(f"model {model.name!r} is not built: call it on a batch of inputs before it is resumed")
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def describe(model: Any) -> dict[str, Any]:
+    """What `restore` compares: each variable of the model with its path, shape, dtype and kind; the optimizer's class.
+
+    Args:
+        model: a model that is built and compiled.
+
+    Returns:
+        Something that JSON can hold.
+    """
+    return {
+        "model": model.name,
+        "weights": [
+            {"path": v.path, "shape": list(v.shape), "dtype": str(v.dtype), "kind": _kind(v)} for v in model.variables
+        ],
+        "optimizer": type(_unwrapped(model.optimizer)).__name__,
+        "scales_loss": _scales_loss(model.optimizer),
+        "metrics": [v.path for v in model.metrics_variables],
+    }
+
+
+def arrays(model: Any, metrics: bool) -> Iterator[tuple[str, np.ndarray]]:
+    """Reads the variables of a training, one at a time.
+
+    Args:
+        model: a model that is built and compiled.
+        metrics: whether the metrics are part of it: within an epoch.
+
+    Yields:
+        Names and arrays.
+    """
+    weights = list(model.variables)
+    place = {id(variable): index for index, variable in enumerate(weights)}
+    for index, variable in enumerate(weights):
+        yield _named(f"weights/{index}", variable)
+    for slot in _slots(model.optimizer):
+        of_weight = "" if slot.weight is None else f"@{place[id(slot.weight)]}"
+        yield _named(f"optimizer/{slot.name}{of_weight}", slot.variable)
+    for index, variable in enumerate(model.metrics_variables if metrics else ()):
+        yield _named(f"metrics/{index}", variable)
+    if (seed := _global_seed()) is not None:
+        yield _named("global_seed", seed)
+
+
+def byte_count(model: Any) -> int:
+    """Bytes of all that `arrays` reads without metrics."""
+    variables = [*model.variables, *(slot.variable for slot in _slots(model.optimizer))]
+    return sum(int(np.prod(v.shape)) * np.dtype(_numpy_dtype(v)).itemsize for v in variables)
+
+
+def restore(model: Any, reader: Reader, force: bool = False) -> list[str]:
+    """Gives a model and its optimizer the values of a checkpoint.
+
+    Nothing is assigned unless everything fits.
+
+    Args:
+        model: a model that is built and compiled, in the precision of the checkpoint or another.
+        reader: an open checkpoint.
+        force: leave out what the optimizers do not share.
+
+    Returns:
+        A sentence for each thing that is not carried over.
+
+    Raises:
+        MismatchError: the checkpoint is of another model or optimizer.
+    """
+    saved = reader.manifest["state"]
+    pairs, notes = _pairs(saved, list(model.variables), model.name)
+    if (was := saved["optimizer"]) != (now := type(_unwrapped(model.optimizer)).__name__) and not force:
+        raise MismatchError(
+            f"the checkpoint was trained with {was}, and the model is compiled with {now}. Pass force=True "
+            "(--force) to go on all the same"
+        )
+    assignments = [(variable, f"weights/{index}") for index, variable in pairs.items()]
+    slots, more = _matched_slots(reader, model.optimizer, pairs, force)
+    assignments += slots
+    if "global_seed" in reader.names:
+        assignments.append((global_seed_generator().state, "global_seed"))
+    for variable, name in assignments:
+        _assign(variable, reader, name)
+    return notes + more
+
+
+def restore_metrics(model: Any, reader: Reader) -> None:
+    """Gives the metrics of a model the values that they had within the epoch.
+
+    Args:
+        model: a model that `build` has built with a batch.
+        reader: an open checkpoint, written within an epoch.
+
+    Raises:
+        MismatchError: the model has other metrics.
+    """
+    was, now = reader.manifest["state"]["metrics"], [v.path for v in model.metrics_variables]
+    if len(was) != len(now):
+        raise MismatchError(
+            f"the checkpoint holds {len(was)} values of metrics ({_list(was)}), and the model has {len(now)} "
+            f"({_list(now)}): compile it with the same metrics"
+        )
+    for index, variable in enumerate(model.metrics_variables):
+        _assign(variable, reader, f"metrics/{index}")
+
+
+def _pairs(saved: dict[str, Any], live: list[Any], name: str) -> tuple[dict[int, Any], list[str]]:
+    """Pairs the places of saved variables with live ones: by path where those agree, else in order."""
+    old = dict(enumerate(saved["weights"]))
+    pairs: dict[int, Any] = {}
+    notes = []
+    histories = [index for index, each in old.items() if each["kind"] == FP8]
+    live_histories = [variable for variable in live if _kind(variable) == FP8]
+    if [old[index]["shape"] for index in histories] == [list(v.shape) for v in live_histories]:
+        pairs |= zip(histories, live_histories, strict=True)
+    else:
+        notes += [f"the FP8 amax history {old[index]['path']} is left out" for index in histories]
+        notes += [f"the FP8 amax history {variable.path} begins anew" for variable in live_histories]
+    old = {index: each for index, each in old.items() if each["kind"] != FP8}
+    rest = [variable for variable in live if _kind(variable) != FP8]
+    by_path = {variable.path: variable for variable in rest}
+    if {each["path"] for each in old.values()} == by_path.keys() and len(by_path) == len(rest) == len(old):
+        rest = [by_path[each["path"]] for each in old.values()]
+    if differences := _differences(list(old.values()), rest):
+        shown = "\n  ".join(differences[:SHOWN])
+        more = f"\n  and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
+        raise MismatchError(f"the checkpoint is of another model, {saved['model']!r}, than {name!r}:\n  {shown}{more}")
+    return pairs | dict(zip(old, rest, strict=True)), notes
+
+
+def _differences(old: list[dict[str, Any]], live: list[Any]) -> list[str]:
+    found = []
+    for each, variable in zip(old, live, strict=False):
+        same_name = each["path"].rpartition("/")[2] == variable.path.rpartition("/")[2]
+        if not same_name or each["shape"] != list(variable.shape):
+            found.append(
+                f"it has {each['path']} of shape {tuple(each['shape'])}, the model {variable.path} of shape "
+                f"{tuple(variable.shape)}"
+            )
+    found += [f"it has {each['path']}, which the model has not" for each in old[len(live) :]]
+    found += [f"the model has {variable.path}, which it has not" for variable in live[len(old) :]]
+    return found
+
+
+def _matched_slots(
+    reader: Reader, optimizer: Any, pairs: dict[int, Any], force: bool
+) -> tuple[list[tuple[Any, str]], list[str]]:
+    """Pairs the optimizer's variables with the names of saved arrays; what only one side has of a scale is told."""
+    live = {(slot.name, id(slot.weight)): slot for slot in _slots(optimizer)}
+    assignments, lost = [], []
+    for name in sorted({name.removesuffix(PARTS) for name in reader.names if name.startswith("optimizer/")}):
+        own, _, index = name.removeprefix("optimizer/").partition("@")
+        if index and int(index) not in pairs:
+            continue
+        slot = live.pop((own, id(pairs[int(index)] if index else None)), None)
+        if slot is None:
+            lost.append(own)
+        else:
+            assignments.append((slot.variable, name))
+    fresh = [name for name, _ in live]
+    if "loss_scale._iterations" in fresh:
+        slot = live["loss_scale._iterations", id(None)]
+        assignments.append((slot.variable, "optimizer/_iterations"))
+    notes = []
+    if reader.manifest["state"]["scales_loss"] != (now := _scales_loss(optimizer)):
+        notes.append(
+            "the loss scale starts at its initial value: the checkpoint has none"
+            if now
+            else "the loss scale is left out: the loss is not scaled here"
+        )
+    lost, fresh = (sorted({name for name in side if not name.startswith("loss_scale.")}) for side in (lost, fresh))
+    return assignments, notes + _optimizer_difference(lost, fresh, force)
+
+
+def _optimizer_difference(lost: list[str], fresh: list[str], force: bool) -> list[str]:
+    notes = [f"the optimizer's {name} of the checkpoint has no place here and is left out" for name in lost]
+    notes += [f"the optimizer's {name} is not in the checkpoint and begins anew" for name in fresh]
+    if notes and not force:
+        raise MismatchError(
+            f"the checkpoint is of another optimizer, or of one with other settings: {'; '.join(notes[:SHOWN])}. "
+            "Pass force=True (--force) to go on all the same"
+        )
+    return notes
+
+
+def _slots(optimizer: Any) -> list[_Slot]:
+    """The variables of an optimizer. A loss scale's own are under `loss_scale.`, else it is as if there were none."""
+    if optimizer is not (inner := _unwrapped(optimizer)):
+        own = [slot for slot in _own_slots(optimizer) if not slot.name.startswith("inner_optimizer.")]
+        named = [
+            slot if slot.name == "gradient_sums" else slot._replace(name=f"loss_scale.{slot.name}") for slot in own
+        ]
+        slots = named + _own_slots(inner)
+    else:
+        slots = _own_slots(optimizer)
+    reached = {id(slot.variable) for slot in slots}
+    rest = [variable for variable in optimizer.variables if id(variable) not in reached]
+    return slots + [_Slot(f"variables.{index}", None, variable) for index, variable in enumerate(rest)]
+
+
+def _own_slots(optimizer: Any, prefix: str = "") -> list[_Slot]:
+    # Private, because optimizers publish their variables only as one flat list. A slot is kept in a list with a place
+    # for each weight, in the order of `_trainable_variables`.
+    weights = list(getattr(optimizer, "_trainable_variables", ()))
+    found = []
+    for attribute, value in vars(optimizer).items():
+        if attribute in ("_variables", "_trainable_variables") or attribute.startswith("_self_"):
+            continue
+        name = prefix + ("gradient_sums" if attribute in ("_sums", "_accumulated_gradients") else attribute)
+        if isinstance(value, keras.Variable):
+            found.append(_Slot(name, None, value))
+        elif isinstance(value, keras.optimizers.Optimizer):
+            found += _own_slots(value, f"{name}.")
+        elif isinstance(value, (list, tuple)):
+            for index, item in enumerate(value):
+                if isinstance(item, keras.Variable):
+                    paired = len(value) == len(weights)
+                    found.append(_Slot(name if paired else f"{name}.{index}", weights[index] if paired else None, item))
+                elif isinstance(item, keras.optimizers.Optimizer):
+                    found += _own_slots(item, f"{name}.{index}.")
+    return list({id(slot.variable): slot for slot in found}.values())
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    wraps = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return optimizer.inner_optimizer if wraps else optimizer
+
+
+def _scales_loss(optimizer: Any) -> bool:
+    wraps = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return wraps and not isinstance(getattr(optimizer, "loss_scale", None), NoLossScale)
+
+
+def _kind(variable: Any) -> str:
+    if is_overwritten(variable):
+        return FP8
+    return SEED if variable.name == "seed_generator_state" else WEIGHT
+
+
+def _global_seed() -> Any:
+    """The state behind random numbers that were asked for without a seed; None as long as there were none."""
+    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    return None if generator is None else generator.state
+
+
+def _named(name: str, variable: Any) -> tuple[str, np.ndarray]:
+    """The value of a variable under its name; of a sum over replicas what each replica holds, under another."""
+    parts = backend.parts_of(variable)
+    if parts is not None:
+        return name + PARTS, parts
+    return name, backend.to_numpy(variable)
+
+
+def _assign(variable: Any, reader: Reader, name: str) -> None:
+    if name in reader.names:
+        variable.assign(reader[name])
+    else:
+        backend.assign_parts(variable, reader[name + PARTS])
+
+
+def _numpy_dtype(variable: Any) -> str:
+    dtype = str(variable.dtype)
+    return {"bfloat16": "uint16"}.get(dtype, "uint8" if dtype.startswith("float8") else dtype)
+
+
+def _shape(leaf: Any) -> Any:
+    return keras.KerasTensor(tuple(leaf.shape), keras.backend.standardize_dtype(leaf.dtype))
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names) or "none"

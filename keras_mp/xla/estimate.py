@@ -1,0 +1,72 @@
+"""How long a compiled step would take at the chip's rates: a bound, not a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from keras_mp.precision.chips import Chip
+from keras_mp.xla.hlo import Module
+from keras_mp.xla.matmuls import Matmul
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """What the chip's rates allow at best, in seconds. An estimate: no kernel reaches either rate.
+
+    Args:
+        seconds: the larger of the two below.
+        compute: all dots and convolutions at the peak rate of their operands' dtype.
+        memory: the arrays that kernels read and write, each once, at the memory's bandwidth.
+        cycles: the TPU compiler's own estimates, added up; 0 where it gives none.
+    """
+
+    seconds: float
+    compute: float
+    memory: float
+    cycles: int
+
+    @property
+    def bound(self) -> str:
+        """What limits the step: "compute" or "memory"."""
+        return "compute" if self.compute >= self.memory else "memory"
+
+
+def rate(matmul: Matmul, chip: Chip) -> float:
+    """The peak of a chip for the operands of a product as compiled, in operations per second.
+
+    TPUs multiply float32 operands as bfloat16 unless more is asked for; NVIDIA's since A100 as TensorFloat-32.
+    """
+    dtypes = matmul.compiled or matmul.asked
+    peak = chip.peak
+    if any(dtype.startswith("float8") for dtype in dtypes) and all(d.startswith("float8") for d in dtypes):
+        return peak.get("fp8") or peak.get("bfloat16") or peak["float16"]
+    if "float32" in dtypes:
+        return peak.get("tfloat32") or peak.get("float32") or peak["bfloat16"]
+    if "bfloat16" in dtypes:
+        return peak.get("bfloat16") or peak["float32"]
+    if "float16" in dtypes:
+        return peak.get("float16") or peak["bfloat16"]
+    return peak.get("float32") or peak["bfloat16"]
+
+
+def seconds(matmul: Matmul, chip: Chip) -> float:
+    """What a product takes at that peak."""
+    return matmul.flops / (rate(matmul, chip) / chip.devices)
+
+
+def estimate(matmuls: Sequence[Matmul], module: Module, chip: Chip) -> Roofline:
+    """Adds up what the chip's rates allow.
+
+    Args:
+        matmuls: the step's dots and convolutions.
+        module: the compiled step.
+        chip: the chip; a device has its share of the rates.
+    """
+    compute = sum(seconds(matmul, chip) for matmul in matmuls)
+    # Of a conditional, such as a step that is skipped or not, one branch runs.
+    kernels = list(module.kernels(one_branch=True))
+    moved = sum(module.traffic(kernel) * repeats for kernel, repeats in kernels)
+    memory = moved / (chip.bandwidth / chip.devices)
+    cycles = sum(kernel.cycles * repeats for kernel, repeats in kernels)
+    return Roofline(max(compute, memory), compute, memory, cycles)

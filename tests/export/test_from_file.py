@@ -1,0 +1,93 @@
+"""`keras-mp export --format`, from file to file."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import zoo
+from keras import layers
+
+from keras_mp.export.from_file import deploy_file
+from keras_mp.export.saved_model import ExportError
+
+needs_what_makes_the_files = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("tensorflow", "tf2onnx", "onnxruntime")),
+    reason='the files are made by TensorFlow, tf2onnx and onnxruntime: pip install "keras-mp[export]"',
+)
+pytestmark = [pytest.mark.once, needs_what_makes_the_files]
+only_tensorflow = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="the command runs Keras on TensorFlow, whatever is tested"
+)
+
+
+def command(*arguments, cwd):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(
+        [sys.executable, "-m", "keras_mp.cli", "export", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+    )
+
+
+def test_the_command_with_the_data_of_an_audit(tmp_path):
+    """On either backend: the .keras file of this one goes to TensorFlow."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = keras.Sequential([keras.Input((6,), name="x"), layers.Dense(8, "gelu"), layers.Dense(3, name="last")])
+    model.save(tmp_path / "model.keras")
+    x = zoo.normal(50, 6)
+    np.savez(tmp_path / "data.npz", x=x, y=np.zeros(50))
+    np.save(tmp_path / "batch.npy", x[:7])
+    options = ["--format", "litert-int8", "--calibrate", "data.npz", "--verify", "batch.npy", "--json"]
+    done = command("model.keras", "out.tflite", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["format"] == "LiteRT int8" and report["calibrated_on"] == 50
+    assert [row["path"] for row in report["layers"]][-1] == "last" and report["max_difference"] < 0.1
+    assert report["bytes"] == (tmp_path / "out.tflite").stat().st_size
+
+
+@only_tensorflow
+def test_onnx_and_litert_files_of_several_inputs(tmp_path):
+    model, batch = zoo.build("dict_of_inputs", "mixed_float16")
+    model.save(tmp_path / "model.keras")
+    np.savez(tmp_path / "batch.npz", a=batch["a"], b=batch["b"])
+    for format in ("onnx", "litert"):
+        report = deploy_file(tmp_path / "model.keras", tmp_path / format, format, tmp_path / "batch.npz")
+        assert report.path.is_file() and report.max_difference <= 1e-5
+    with pytest.raises(ExportError, match="holds 1 arrays|must have the structure"):
+        np.savez(tmp_path / "one.npz", a=batch["a"])
+        deploy_file(tmp_path / "model.keras", tmp_path / "int8", "litert-int8", calibrate=tmp_path / "one.npz")
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"format": "tflite"}, ValueError, "format='tflite' must be one of 'onnx', 'litert', 'litert-int8'"),
+        ({"format": "savedmodel"}, ValueError, "for a SavedModel there is export_float32"),
+        ({"format": "litert-int8"}, ValueError, "format='litert-int8' needs calibrate"),
+        ({"format": "onnx", "calibrate": "data.npz"}, ValueError, "calibrate is for format='litert-int8', not 'onnx'"),
+        ({"format": "litert-int8", "calibrate": "none.npz"}, FileNotFoundError, "no file calibrate='none.npz'"),
+        ({"format": "onnx", "verify": "none.npz"}, FileNotFoundError, "no file verify='none.npz'"),
+        ({"format": "onnx"}, FileNotFoundError, "there is no model file 'model.keras'"),
+    ],
+)
+def test_bad_input(options, error, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        deploy_file("model.keras", "out", **options)
+    assert os.listdir(tmp_path) == []
+
+
+@only_tensorflow
+def test_the_command_says_what_is_missing_in_one_line(tmp_path):
+    done = command("model.keras", "out", "--format", "litert-int8", cwd=tmp_path)
+    assert done.returncode == 1 and "error: format='litert-int8' needs calibrate" in done.stderr
+    assert "Traceback" not in done.stderr

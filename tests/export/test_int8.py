@@ -1,0 +1,187 @@
+"""LiteRT files in int8: their ranges, what stays in float32, and what is left of each layer."""
+
+import importlib.util
+import os
+
+import keras
+import numpy as np
+import pytest
+import zoo
+from keras import layers
+
+import keras_mp
+from keras_mp.export.deployment import Int8Layer
+from keras_mp.export.litert_file import LiteRTFile
+from keras_mp.export.saved_model import ExportError
+from keras_mp.system.versions import installed
+
+needs_what_makes_the_files = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow makes a LiteRT file, and is not installed"
+)
+pytestmark = [pytest.mark.once, needs_what_makes_the_files]
+TENSORFLOW_VERSION = tuple(map(int, installed(["tensorflow"]).get("tensorflow", "0.0").split(".")[:2]))
+TENSORFLOW = keras.backend.backend() == "tensorflow"
+only_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="each export from JAX starts a process: one test has it")
+
+
+def export(model, path, data, **options):
+    return keras_mp.export_litert(model, path, calibrate=data, **options)
+
+
+def test_each_layer_has_the_range_of_all_records(tmp_path):
+    """One record of 2000 is far out: it sets the ranges, though few records are calibrated on."""
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Conv2D(8, 3, name="fused", dtype="mixed_bfloat16"),
+            layers.BatchNormalization(),
+            layers.ReLU(name="relu"),
+            layers.Flatten(),
+            layers.Dense(16, "tanh", name="hidden"),
+            layers.Dense(4, name="last"),
+        ]
+    )
+    x = zoo.normal(2000, 8, 8, 1)
+    x[777] *= 5
+    report = export(model, tmp_path / "out.tflite", x, verify=x[:20])
+    assert 100 < report.calibrated_on <= 100 + 2 * len(report.layers) and os.listdir(tmp_path) == ["out.tflite"]
+    rows = {row.path: row for row in report.layers}
+    for name in ("relu", "last"):
+        row = rows[name]
+        step = (row.file_highest - row.file_lowest) / 255
+        assert row.file_lowest == pytest.approx(min(row.lowest, 0), abs=step)
+        assert row.file_highest == pytest.approx(max(row.highest, 0), abs=step)
+        assert not row.clipped and row.times_too_wide == pytest.approx(1, abs=1e-3)
+    # Most of the signal is in the other records, so that the far one costs.
+    assert rows["relu"].measured == pytest.approx(rows["relu"].predicted, abs=6)
+    assert rows["fused"].measured is None and rows["fused"].file_lowest is None
+    assert not report.float_operators and report.low_precision == 0
+    assert 1e-4 < report.max_difference < 0.2
+    text = str(report)
+    assert "0 operators stay in float32" in text and f"ranges of {report.calibrated_on} records" in text
+    assert report.to_dict()["layers"][0]["path"] == "fused"
+
+
+@only_tensorflow
+def test_weights_and_activations_are_int8_and_inputs_and_outputs_float32(tmp_path):
+    model, batch = zoo.build("dict_of_inputs", "mixed_float16")
+    data = {"a": zoo.normal(50, 4), "b": zoo.normal(50, 6)}
+    export(model, tmp_path / "out.tflite", data, verify=batch)
+    file = LiteRTFile((tmp_path / "out.tflite").read_bytes())
+    tensors, operators = file.graphs[0]
+    floats = [tensor.name for tensor in tensors if tensor.type == "FLOAT32"]
+    assert len(floats) == 4  # two inputs and two outputs
+    products = [operator for operator in operators if operator.kind == "FULLY_CONNECTED"]
+    assert len(products) == 3
+    for product in products:
+        x, kernel, bias = (tensors[place] for place in product.inputs)
+        assert (x.type, kernel.type, bias.type) == ("INT8", "INT8", "INT32")
+
+
+@only_tensorflow
+@pytest.mark.skipif(TENSORFLOW_VERSION < (2, 21), reason="TensorFlow 2.20's XNNPACK takes it for what it is")
+def test_xnnpack_takes_a_zero_point_for_zero(tmp_path):
+    """Why BATCH_MATMUL stays in float32; when this fails, it need not any more."""
+    import tensorflow as tf
+
+    rng = np.random.default_rng()
+    a, b = rng.uniform(-1, 1, (64, 4, 6, 8)).astype("float32"), rng.uniform(0, 2, (64, 4, 8, 6)).astype("float32")
+    module = tf.Module()
+    module.product = tf.function(lambda a, b: {"y": tf.matmul(a, b)}, autograph=False)
+    specs = {"a": tf.TensorSpec((None, 4, 6, 8), name="a"), "b": tf.TensorSpec((None, 4, 8, 6), name="b")}
+    tf.saved_model.save(module, str(tmp_path), signatures=module.product.get_concrete_function(**specs))
+    converter = tf.lite.TFLiteConverter.from_saved_model(str(tmp_path), signature_keys=["serving_default"])
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = lambda: ({"a": a[i : i + 1], "b": b[i : i + 1]} for i in range(64))
+    content = converter.convert()
+    exact, kinds = a.astype("float64") @ b, tf.lite.experimental.OpResolverType
+
+    def error(kernels):
+        interpreter = tf.lite.Interpreter(model_content=content, experimental_op_resolver_type=kernels)
+        found = interpreter.get_signature_runner("serving_default")(a=a, b=b)["y"]
+        return np.abs(found - exact).max() / np.abs(exact).max()
+
+    assert error(kinds.BUILTIN_WITHOUT_DEFAULT_DELEGATES) < 0.05
+    assert error(kinds.AUTO) > 0.2
+
+
+@only_tensorflow
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_masked_or_not(causal, tmp_path):
+    """Its two products stay in float32, and with a mask what is between, too."""
+    inputs = keras.Input((10,), dtype="int32", name="tokens")
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    x = layers.Embedding(50, 16, embeddings_initializer=keras.initializers.RandomNormal(stddev=1.0))(inputs)
+    x = x + layers.MultiHeadAttention(2, 8, name="attention")(x, x, use_causal_mask=causal)
+    x = layers.LayerNormalization()(x + layers.Dense(16, "gelu")(layers.LayerNormalization()(x)))
+    model = keras.Model(inputs, layers.Dense(2, dtype="float32", name="last")(layers.GlobalAveragePooling1D()(x)))
+    data = np.random.default_rng().integers(0, 50, (200, 10)).astype("int32")
+    report = export(model, tmp_path / "out.tflite", data, verify=data[:20])
+    assert report.float_operators["BATCH_MATMUL"] == 2 and ("SOFTMAX" in report.float_operators) == causal
+    assert "FULLY_CONNECTED" not in report.float_operators
+    rows = {row.path: row for row in report.layers}
+    assert rows["attention/attention_output"].measured > 20 and rows["last"].measured > 15
+    assert report.max_difference < 0.2
+
+
+@only_tensorflow
+def test_recurrent_layers(tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential([keras.Input((5, 6)), layers.GRU(8, name="memory"), layers.Dense(3, "softmax")])
+    data = zoo.normal(60, 5, 6)
+    report = export(model, tmp_path / "out.tflite", data, verify=data[:9])
+    assert report.max_difference < 0.1 and "memory" in [row.path for row in report.layers]
+
+
+@only_tensorflow
+def test_what_was_trained_keeps_its_accuracy(tmp_path):
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    x, y = digits.data.astype("float32"), digits.target
+    test = np.arange(len(x)) % 4 == 0
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = keras.Sequential(
+        [
+            keras.Input((64,), name="pixels"),
+            layers.Rescaling(1 / 16),
+            layers.Dense(64, "gelu"),
+            layers.Dense(10, dtype="float32"),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(5e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(x[~test], y[~test], epochs=10, batch_size=64, verbose=0)
+    export(model, tmp_path / "out.tflite", x[~test], verify=x[:64])
+    run = LiteRTFile((tmp_path / "out.tflite").read_bytes()).runner(["output_0"])
+    in_int8 = np.mean(run({"pixels": x[test]})[0].argmax(axis=1) == y[test])
+    in_bfloat16 = np.mean(model.predict(x[test], verbose=0).argmax(axis=1) == y[test])
+    assert in_bfloat16 > 0.9 and in_int8 > in_bfloat16 - 0.02
+
+
+@only_tensorflow
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        (np.full((3, 4), np.nan, "float32"), "calibrate holds NaN or infinity for input 'x'"),
+        (np.full((3, 4), np.inf, "float32"), "calibrate holds NaN or infinity for input 'x'"),
+        (np.ones((3, 5), "float32"), r"calibrate has the shape \(3, 5\) for input 'x', which takes \(None, 4\)"),
+        (np.ones((0, 4), "float32"), "calibrate must hold as many records, 1 or more"),
+        ({"x": np.ones((3, 4)), "y": np.ones(3)}, "calibrate must have the structure of the model's inputs"),
+    ],
+)
+def test_calibration_data_that_does_not_fit(data, message, tmp_path):
+    model = keras.Sequential([keras.Input((4,), name="x"), layers.Dense(2)])
+    with pytest.raises(ExportError, match=message):
+        export(model, tmp_path / "out.tflite", data)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_clipped_and_a_wide_layer():
+    row = Int8Layer("a", -1.0, 1.0, 40.0, -1.0, 1.0, 39.0)
+    assert not row.clipped and row.times_too_wide == 1
+    assert not row._replace(highest=1.007).clipped and row._replace(highest=1.02).clipped
+    assert row._replace(lowest=-1.02).clipped
+    assert row._replace(file_lowest=-3.0, file_highest=3.0).times_too_wide == 3
+    assert Int8Layer("a", 0.0, 0.0, 40.0, 0.0, 1.0, 39.0).times_too_wide == 1
+    fused = Int8Layer("a", -1.0, 1.0, 40.0)
+    assert not fused.clipped and fused.times_too_wide == 1

@@ -1,0 +1,151 @@
+"""LiteRT files in float32: run with LiteRT's interpreter, and compared with numpy and with the model in float32."""
+
+import importlib.util
+import math
+import os
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import zoo
+from keras import layers
+
+import keras_mp
+from keras_mp.conversion.to_float32 import to_float32
+from keras_mp.export.litert import unrolled
+from keras_mp.export.litert_file import LiteRTFile
+from keras_mp.export.saved_model import ExportError, relative_difference
+from keras_mp.rebuild import rebuild
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow makes a LiteRT file, and is not installed"
+)
+TENSORFLOW = keras.backend.backend() == "tensorflow"
+only_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="each export from JAX starts a process: one test has it")
+
+
+def run(path, batch):
+    """The outputs by name, in LiteRT's interpreter."""
+    import tensorflow as tf
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        interpreter = tf.lite.Interpreter(str(path))
+    run = interpreter.get_signature_runner("serving_default")
+    names = sorted(run.get_input_details())
+    return run(**dict(zip(names, keras.tree.flatten(batch), strict=True)))
+
+
+def in_float32(model, batch):
+    return keras.tree.flatten(rebuild(model, to_float32, policy="float32").model(batch, training=False))
+
+
+RECURRENT = pytest.param("recurrent", marks=pytest.mark.slow)  # hundreds of operators when unrolled
+PLAIN = [name for name in zoo.names() if name not in ("adapted_text", "recurrent")]
+
+
+@pytest.mark.parametrize("name", [*PLAIN, RECURRENT] if TENSORFLOW else [RECURRENT])
+def test_every_kind_of_model(name, tmp_path):
+    model, batch = zoo.build(name, "mixed_float16")
+    batch = keras.tree.map_structure(lambda x: x.astype("int32") if x.dtype == "int64" else x, batch)
+    report = keras_mp.export_litert(model, tmp_path / "out.tflite", verify=batch)
+    assert report.low_precision == 0 and report.max_difference <= 1e-5 and report.operators
+    assert report.bytes == (tmp_path / "out.tflite").stat().st_size and os.listdir(tmp_path) == ["out.tflite"]
+    assert not report.layers and not report.float_operators
+    for size in (1, 7):
+        again = keras.tree.map_structure(lambda x, size=size: np.resize(x, (size, *x.shape[1:])), batch)
+        found = run(report.path, again)
+        assert relative_difference([found[key] for key in sorted(found)], in_float32(model, again)) <= 1e-5
+
+
+@only_tensorflow
+def test_the_numbers_are_those_of_float64(tmp_path):
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(5, "gelu", dtype="mixed_bfloat16"), layers.Dense(3)])
+    batch = zoo.normal(7, 6)
+    w1, b1, w2, b2 = (keras.ops.convert_to_numpy(w).astype("float64") for w in model.weights)
+    hidden = batch.astype("float64") @ w1 + b1
+    hidden *= np.vectorize(lambda x: math.erfc(-x / math.sqrt(2)) / 2)(hidden)
+    report = keras_mp.export_litert(model, tmp_path / "out.tflite", verify=batch)
+    np.testing.assert_allclose(run(report.path, batch)["output_0"], hidden @ w2 + b2, rtol=1e-5, atol=1e-6)
+    assert report.precision_gap > 1e-4
+
+
+@only_tensorflow
+def test_stabilized_and_fp8_models(tmp_path):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = keras.Sequential(
+        [keras.Input((32,)), *(layers.Dense(32, "gelu") for _ in range(3)), layers.Dense(4, "softmax")]
+    )
+    batch = zoo.normal(5, 32)
+    fp8 = keras_mp.fp8.convert(model, select=lambda path, layer: True)
+    for name, each in {"stable": keras_mp.stabilize(model), "fp8": fp8}.items():
+        report = keras_mp.export_litert(each, tmp_path / f"{name}.tflite", verify=batch)
+        np.testing.assert_allclose(
+            run(report.path, batch)["output_0"], np.asarray(in_float32(model, batch)[0]), atol=1e-5
+        )
+
+
+def test_recurrent_layers_are_unrolled_and_compute_the_same():
+    cells = layers.StackedRNNCells([layers.LSTMCell(2), layers.GRUCell(2)])
+    both = layers.Bidirectional(layers.LSTM(2, return_sequences=True))
+    model, batch = (
+        keras.Sequential([keras.Input((3, 2)), both, layers.RNN(cells), layers.Dense(1)]),
+        zoo.normal(2, 3, 2),
+    )
+    flat = unrolled(model)
+    found = [layer for layer in flat._flatten_layers() if isinstance(layer, layers.RNN)]
+    assert len(found) == 3 and all(layer.unroll for layer in found)  # the bidirectional one has two
+    assert relative_difference(flat(batch), model(batch)) <= 1e-6
+    assert unrolled(flat) is flat and not model.layers[-2].unroll
+    dense = keras.Sequential([keras.Input((2,)), layers.Dense(2)])
+    assert unrolled(dense) is dense
+
+
+@only_tensorflow
+def test_recurrent_layers_without_a_number_of_steps(tmp_path):
+    model = keras.Sequential([keras.Input((None, 3)), layers.LSTM(2, name="memory")])
+    with pytest.raises(ExportError, match="recurrent layers of model .* cannot be unrolled.*fixed number of steps"):
+        keras_mp.export_litert(model, tmp_path / "out.tflite")
+
+
+@only_tensorflow
+def test_an_operation_that_litert_lacks_is_named(tmp_path):
+    inputs = keras.Input((4,))
+    inverse = layers.Lambda(lambda x: keras.ops.erfinv(x), name="inverse")
+    model = keras.Model(inputs, inverse(layers.Dense(4)(inputs)), name="m")
+    with pytest.raises(ExportError, match="model 'm' was not exported.*in layer 'inverse'.*no operator for tf.Erfinv"):
+        keras_mp.export_litert(model, tmp_path / "out.tflite")
+    assert os.listdir(tmp_path) == []
+
+
+@only_tensorflow
+def test_the_scan_finds_low_precision():
+    import tensorflow as tf
+
+    kernel = tf.constant(zoo.normal(64, 64))
+    function = tf.function(lambda x: x @ kernel).get_concrete_function(tf.TensorSpec((1, 64), tf.float32))
+
+    def file(**settings):
+        converter = tf.lite.TFLiteConverter.from_concrete_functions([function])
+        if settings:
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+            converter.target_spec.supported_types = settings["types"]
+        return LiteRTFile(converter.convert())
+
+    plain, half, dynamic = file(), file(types=[tf.float16]), file(types=[])
+    assert plain.low_precision() == []
+    assert any("FLOAT16" in each for each in half.low_precision())
+    assert any("FLOAT16" in each for each in half.low_precision(quantized=True))
+    assert any("INT8" in each for each in dynamic.low_precision()) and dynamic.low_precision(quantized=True) == []
+
+
+def test_bad_input(tmp_path):
+    with pytest.raises(TypeError, match="model must be a keras.Model, not Dense"):
+        keras_mp.export_litert(layers.Dense(2), tmp_path / "out.tflite")
+    with pytest.raises(ExportError, match="model 'fresh' is not built.*call it once"):
+        keras_mp.export_litert(keras.Sequential([layers.Dense(2)], name="fresh"), tmp_path / "out.tflite")
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+    with pytest.raises(FileExistsError, match="exists: give a new file"):
+        keras_mp.export_litert(model, tmp_path)
+    assert os.listdir(tmp_path) == []

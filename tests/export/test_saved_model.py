@@ -1,0 +1,301 @@
+import importlib.util
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import zoo
+from keras import layers
+
+import keras_mp
+from keras_mp.conversion.to_float32 import to_float32
+from keras_mp.export.low_precision import low_precision
+from keras_mp.export.saved_model import ExportError, relative_difference
+from keras_mp.rebuild import RebuildError, rebuild
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="writing a SavedModel needs TensorFlow installed"
+)
+CALLS = itertools.count()
+TENSORFLOW = keras.backend.backend() == "tensorflow"
+only_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="looks into what the TensorFlow backend does in-process")
+
+
+def served(path, batch):
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(str(path))
+    return loaded.serve(keras.tree.map_structure(tf.convert_to_tensor, batch))
+
+
+def in_float32(model, batch):
+    return rebuild(model, to_float32, policy="float32").model(batch, training=False)
+
+
+# Each export from JAX starts a process that imports TensorFlow: a sample of the zoo there.
+@pytest.mark.parametrize("name", zoo.names() if TENSORFLOW else ["convolutional", "dict_of_inputs"])
+def test_every_kind_of_model(name, tmp_path):
+    model, batch = zoo.build(name, "mixed_float16")
+    batch = keras.tree.map_structure(lambda x: x.astype("int32") if x.dtype == "int64" else x, batch)
+    before = [keras.ops.convert_to_numpy(w) for w in model.weights]
+    report = keras_mp.export_float32(model, tmp_path / "out", verify=batch)
+    assert report.low_precision_ops == 0 and low_precision(tmp_path / "out") == []
+    assert report.nodes > 0 and report.max_difference <= 1e-5
+    assert relative_difference(list(keras.tree.flatten(served(report.path, batch))),
+                               list(keras.tree.flatten(in_float32(model, batch)))) <= 1e-5  # fmt: skip
+    assert model.dtype_policy.name == "mixed_float16" and keras.config.dtype_policy().name == "float32"
+    for old, weight in zip(before, model.weights, strict=True):
+        np.testing.assert_array_equal(old, keras.ops.convert_to_numpy(weight))
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_the_numbers_are_those_of_float64(tmp_path):
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(5, "relu", dtype="mixed_bfloat16"), layers.Dense(3)])
+    batch = zoo.normal(7, 6)
+    w1, b1, w2, b2 = (keras.ops.convert_to_numpy(w).astype("float64") for w in model.weights)
+    expected = np.maximum(batch.astype("float64") @ w1 + b1, 0) @ w2 + b2
+    report = keras_mp.export_float32(model, tmp_path / "out", verify=batch)
+    np.testing.assert_allclose(np.asarray(served(report.path, batch)), expected, rtol=1e-5, atol=1e-6)
+    assert report.precision_gap > 1e-4  # bfloat16 did differ, so the comparison is not of a thing with itself
+
+
+@only_tensorflow
+def test_named_inputs_and_unknown_batch_size(tmp_path):
+    import tensorflow as tf
+
+    model, _ = zoo.build("dict_of_inputs", "mixed_bfloat16")
+    keras_mp.export_float32(model, tmp_path / "out")
+    loaded = tf.saved_model.load(str(tmp_path / "out"))
+    signature = loaded.signatures["serving_default"]
+    assert signature.structured_input_signature[1] == {
+        "a": tf.TensorSpec((None, 4), tf.float32, name="a"),
+        "b": tf.TensorSpec((None, 6), tf.float32, name="b"),
+    }
+    for size in (1, 3, 17):
+        outputs = signature(a=tf.zeros((size, 4)), b=tf.zeros((size, 6)))
+        assert outputs["y"].shape == (size, 2)
+
+
+@only_tensorflow
+@pytest.mark.parametrize("layer", [layers.RandomFlip, lambda: layers.RandomRotation(0.3), lambda: layers.Dropout(0.5)])
+def test_random_layers_are_served_in_inference_mode(layer, tmp_path):
+    model = keras.Sequential([keras.Input((8, 8, 1)), layer()])
+    batch = zoo.normal(16, 8, 8, 1)
+    report = keras_mp.export_float32(model, tmp_path / "out", verify=batch)
+    np.testing.assert_array_equal(np.asarray(served(report.path, batch)), batch)
+
+
+@only_tensorflow
+def test_what_keras_exports_is_not_float32(tmp_path):
+    """The design's fact 17: the scan does find what model.export leaves, so that 0 means something."""
+    model, _ = zoo.build("functional", "mixed_float16")
+    model.export(tmp_path / "plain", verbose=False)
+    found = low_precision(tmp_path / "plain")
+    assert {place.what.split()[0] for place in found} == {"float16"}
+    assert any("dense" in place.node and place.op == "MatMul" for place in found)
+
+
+@keras.saving.register_keras_serializable("test_export")
+class CastsInCall(layers.Layer):
+    def call(self, inputs):
+        return keras.ops.cast(keras.ops.cast(inputs, "bfloat16") * 2, "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_a_layer_that_casts_in_call_is_refused_by_name(dtype, tmp_path):
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, CastsInCall(name="stubborn", dtype=dtype)(layers.Dense(4)(inputs)), name="m")
+    with pytest.raises(
+        ExportError, match=r"(?s)node '[^']*stubborn[^']*' \(.*bfloat16.*layer 'stubborn'.*compute_dtype"
+    ):
+        keras_mp.export_float32(model, tmp_path / "out")
+    assert os.listdir(tmp_path) == []
+
+
+@only_tensorflow
+def test_compiled_programs_are_refused(tmp_path):
+    class Opaque(layers.Layer):
+        def call(self, inputs):
+            from tensorflow.compiler.tf2xla.python import xla
+
+            module = """module @m { func.func public @main(%a: tensor<2x4xf32>) -> tensor<2x4xf32> {
+              %0 = stablehlo.add %a, %a : tensor<2x4xf32>  return %0 : tensor<2x4xf32> } }"""
+            return xla.call_module(
+                [inputs], version=9, module=module.encode(), Sout=[(2, 4)], Tout=["float32"], platforms=["CPU"]
+            )[0]
+
+        def compute_output_spec(self, inputs):
+            return keras.KerasTensor(inputs.shape, inputs.dtype)
+
+    inputs = keras.Input((4,), batch_size=2)
+    model = keras.Model(inputs, Opaque(name="opaque")(inputs))
+    with pytest.raises(ExportError, match="(?s)XlaCallModule.*cannot be looked into.*layer 'opaque'"):
+        keras_mp.export_float32(model, tmp_path / "out")
+    assert os.listdir(tmp_path) == []
+
+
+@only_tensorflow
+def test_a_model_that_depends_on_more_than_its_inputs_is_refused(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), layers.Lambda(lambda x: x + next(CALLS))])
+    with pytest.raises(ExportError, match="differs from the model run in float32"):
+        keras_mp.export_float32(model, tmp_path / "out", verify=zoo.normal(3, 4))
+    assert os.listdir(tmp_path) == []
+
+
+def test_unbuilt_model(tmp_path):
+    with pytest.raises(ExportError, match="model 'fresh' is not built.*call it once"):
+        keras_mp.export_float32(keras.Sequential([layers.Dense(2)], name="fresh"), tmp_path / "out")
+
+
+def test_not_a_model(tmp_path):
+    with pytest.raises(TypeError, match="model must be a keras.Model, not Dense"):
+        keras_mp.export_float32(layers.Dense(2), tmp_path / "out")
+
+
+def test_existing_path(tmp_path):
+    model, _ = zoo.build("sequential", "mixed_float16")
+    with pytest.raises(FileExistsError, match="exists: give a new folder"):
+        keras_mp.export_float32(model, tmp_path)
+
+
+def test_layer_without_get_config(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), zoo.NoConfig(object(), name="odd")])
+    error = RebuildError if TENSORFLOW else (RebuildError, NotImplementedError)
+    with pytest.raises(error, match="(?s)NoConfig.*get_config"):
+        keras_mp.export_float32(model, tmp_path / "out")
+    assert os.listdir(tmp_path) == []
+
+
+def test_int8_model_is_refused(tmp_path):
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(8, name="quantized")])
+    model.quantize("int8")
+    with pytest.raises(ExportError, match="layer 'quantized' is quantized to int8.*before model.quantize"):
+        keras_mp.export_float32(model, tmp_path / "out")
+    assert model.get_layer("quantized").quantization_mode == "int8" and os.listdir(tmp_path) == []
+
+
+@only_tensorflow
+def test_float8_model_is_exported_as_dense(tmp_path):
+    model = keras.Sequential([keras.Input((16,)), layers.Dense(16, dtype="float8_from_mixed_bfloat16")])
+    batch = zoo.normal(4, 16)
+    report = keras_mp.export_float32(model, tmp_path / "out", verify=batch)
+    kernel = keras.ops.convert_to_numpy(model.layers[0].kernel)
+    np.testing.assert_allclose(np.asarray(served(report.path, batch)), batch @ kernel, rtol=1e-5, atol=1e-5)
+
+
+@only_tensorflow
+def test_wrong_structure_of_verify(tmp_path):
+    model, _ = zoo.build("dict_of_inputs", "mixed_bfloat16")
+    with pytest.raises(ExportError, match="verify must have the structure of the model's inputs"):
+        keras_mp.export_float32(model, tmp_path / "out", verify=zoo.normal(3, 4))
+    assert os.listdir(tmp_path) == []
+
+
+@only_tensorflow
+def test_subclassed_model_without_a_batch(tmp_path):
+    model, batch = zoo.build("subclassed", "mixed_bfloat16")
+    report = keras_mp.export_float32(model, tmp_path / "out")
+    assert relative_difference(served(report.path, batch), in_float32(model, batch)) <= 1e-5
+
+
+@only_tensorflow
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_the_batch_of_a_subclassed_model_may_have_any_float_dtype(dtype, tmp_path):
+    model, batch = zoo.build("subclassed", "mixed_bfloat16")
+    report = keras_mp.export_float32(model, tmp_path / "out", verify=batch.astype(dtype))
+    assert relative_difference(served(report.path, batch), in_float32(model, batch)) <= 1e-5
+
+
+@only_tensorflow
+def test_no_room_is_told_before_anything_is_written(tmp_path, monkeypatch):
+    model, _ = zoo.build("functional", "mixed_bfloat16")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})())
+    with pytest.raises(OSError, match=r"no room for .*out.*the float32 weights take [\d,]+ bytes, 10 are free"):
+        keras_mp.export_float32(model, tmp_path / "out")
+    assert os.listdir(tmp_path) == []
+
+
+DISK_FULL = """
+import resource, signal, sys
+import keras, keras_mp
+model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(1024, dtype="mixed_bfloat16")])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))  # the weights are 1 MB: the write fails half-way
+try:
+    keras_mp.export_float32(model, sys.argv[1])
+except OSError as error:
+    print("OSError", error)
+"""
+
+
+@only_tensorflow
+def test_a_write_that_fails_half_way_leaves_nothing(tmp_path):
+    done = subprocess.run([sys.executable, "-c", DISK_FULL, str(tmp_path / "out")], capture_output=True, text=True)
+    assert "OSError could not write the SavedModel" in done.stdout, done.stdout + done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def run_cli(*arguments, cwd=None):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    return subprocess.run(
+        [sys.executable, "-m", "keras_mp.cli", *map(str, arguments)], capture_output=True, text=True, cwd=cwd,
+        env=environment,
+    )  # fmt: skip
+
+
+def test_command_line(tmp_path):
+    model, batch = zoo.build("dict_of_inputs", "mixed_bfloat16")
+    model.save(tmp_path / "model.keras")
+    np.savez(tmp_path / "batch.npz", a=batch["a"], b=batch["b"])
+    files = ["model.keras", "out", "--verify", "batch.npz", "--outputs", "outputs.npz"]
+    done = run_cli("export", *files, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["low_precision_ops"] == 0 and report["max_difference"] <= 1e-5
+    with np.load(tmp_path / "outputs.npz") as outputs:
+        assert relative_difference(list(outputs.values()), list(keras.tree.flatten(in_float32(model, batch)))) <= 1e-5
+    again = run_cli("export", *files[:2], cwd=tmp_path)
+    assert again.returncode == 1 and "error: path 'out' exists" in again.stderr and "Traceback" not in again.stderr
+
+
+def test_command_line_with_layers_of_ones_own(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), zoo.RegisteredScale(3.0)])
+    model.save(tmp_path / "model.keras")
+    missing = run_cli("export", "model.keras", "out", cwd=tmp_path)
+    assert missing.returncode == 1 and "name the module that defines them with --import" in missing.stderr
+    done = run_cli("export", "model.keras", "out", "--import", "zoo", cwd=tmp_path)
+    assert done.returncode == 0 and "0 low-precision ops" in done.stdout, done.stderr
+
+
+@pytest.mark.skipif(TENSORFLOW, reason="on TensorFlow the model and the SavedModel run on the same device")
+def test_float32_outputs_to_compare_with_are_float32_on_every_device(tmp_path, monkeypatch):
+    """On a TPU a float32 product is one of bfloat16 by default, which is further from the SavedModel than allowed."""
+    import jax
+
+    asked, call = [], keras.layers.Dense.call
+
+    def noting(layer, *arguments, **options):
+        asked.append((layer.compute_dtype, jax.config.jax_default_matmul_precision))
+        return call(layer, *arguments, **options)
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    monkeypatch.setattr(keras.layers.Dense, "call", noting)
+    keras_mp.export_float32(model, tmp_path / "out", verify=np.ones((2, 4), "float32"))
+    assert asked[-1] == ("float32", "highest") and ("bfloat16", None) in asked
+
+
+@only_tensorflow
+def test_relative_difference():
+    one, big = np.ones(3), np.full(3, 100.0)
+    assert relative_difference(one, one) == 0.0
+    assert relative_difference(big + 1, big) == pytest.approx(0.01)  # relative where values are large
+    assert relative_difference(one * 1e-3, one * 0) == pytest.approx(1e-3)  # absolute where they are small
+    assert relative_difference(one, np.ones(4)) == float("inf")
+    assert relative_difference(np.array([np.nan, 1.0]), np.array([1.0, 1.0])) == float("inf")
+    assert relative_difference(np.array([np.nan, 1.0]), np.array([np.nan, 1.0])) == 0.0

@@ -1,0 +1,148 @@
+"""Attention against the equations in NumPy's float64: values, gradients, hard shapes, bad shapes."""
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+from gradients_of import MODES, value_and_gradients
+from keras import ops
+
+from keras_mp.lean.attention import attention
+
+
+def expected(query, key, value, upstream, seen):
+    """The output and the gradients, each with the size of its terms; `seen` is of (batch, heads, rows, columns)."""
+    group = query.shape[2] // key.shape[2]
+    q, k, v, g = (each.astype("float64").transpose(0, 2, 1, 3) for each in (query, key, value, upstream))
+    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    scale = query.shape[-1] ** -0.5
+    scores = np.where(seen, scale * q @ k.swapaxes(-1, -2), -np.inf)
+    largest = scores.max(-1, keepdims=True)
+    p = np.exp(scores - np.where(np.isfinite(largest), largest, 0.0))
+    total = p.sum(-1, keepdims=True)
+    p /= np.where(total == 0, 1, total)
+    output = p @ v
+    to_scores = p * (g @ v.swapaxes(-1, -2) - (g * output).sum(-1, keepdims=True)) * scale
+    to_key, to_value = to_scores.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ g
+
+    def by_key_head(x):
+        return x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(2)
+
+    parts = (output, to_scores @ k, by_key_head(to_key), by_key_head(to_value))
+    # The terms that the sums are of: where they cancel, rounding is of their size, not of the result's.
+    change = np.abs(g @ v.swapaxes(-1, -2)).max() * scale
+    terms = np.abs(v).max(), change * np.abs(k).max(), change * np.abs(q).max(), np.abs(g).max()
+    return [(each.transpose(0, 2, 1, 3), size) for each, size in zip(parts, terms, strict=True)]
+
+
+def draw(rows, columns, heads, key_heads, features=8, batch=2, size=1.0):
+    generator = np.random.default_rng()
+    shapes = [
+        (batch, rows, heads, features),
+        *[(batch, columns, key_heads, features)] * 2,
+        (batch, rows, heads, features),
+    ]
+    return [(size * generator.normal(size=shape)).astype("float32") for shape in shapes]
+
+
+def check(arrays, seen, mode, tolerance=1e-5, unknown=(), **arguments):
+    query, key, value, upstream = arrays
+    outputs = []
+
+    def function(query, key, value):
+        output = attention(query, key, value, **arguments)
+        outputs.append(output)
+        return ops.sum(ops.cast(output, "float32") * upstream.astype("float32"))
+
+    found = value_and_gradients(function, [query, key, value], mode, unknown)
+    output = ops.convert_to_numpy(
+        ops.cast(attention(*map(ops.convert_to_tensor, (query, key, value)), **arguments), "float32")
+    )
+    for ours, (right, terms) in zip([output, *found[1:]], expected(query, key, value, upstream, seen), strict=True):
+        np.testing.assert_allclose(ours, right, rtol=0, atol=tolerance * terms)
+
+
+def causal_mask(rows, columns):
+    return np.tri(rows, columns, dtype=bool)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("block", [None, 4, 10, 3])
+def test_causal_whatever_the_block(mode, block):
+    check(draw(10, 10, 2, 2), causal_mask(10, 10), mode, causal=True, block=block)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 5, 2, 1), (5, 1, 2, 2), (3, 9, 6, 2), (9, 3, 4, 1)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_one_row_one_column_and_groups(shape, causal):
+    rows, columns = shape[:2]
+    seen = causal_mask(rows, columns) if causal else np.ones((rows, columns), bool)
+    check(draw(*shape), seen, "eager", causal=causal, block=2)
+
+
+def test_length_beyond_the_default_blocks():
+    check(draw(300, 300, 2, 1), causal_mask(300, 300), MODES[-1], tolerance=2e-5, causal=True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_masks_and_rows_that_see_nothing(mode):
+    columns = np.random.default_rng().random((2, 7)) > 0.5
+    columns[0] = False
+    seen = columns[:, None, None, :]
+    check(draw(5, 7, 2, 2), seen, mode, mask=columns, block=2)
+    check(draw(5, 7, 2, 2), seen, mode, mask=columns[:, None, :])
+    pairs = np.random.default_rng().random((2, 7, 7)) > 0.5
+    pairs[1, 3] = False
+    check(draw(7, 7, 4, 2), pairs[:, None] & causal_mask(7, 7), mode, mask=pairs, causal=True, block=3)
+    output = attention(*map(ops.convert_to_tensor, draw(5, 7, 2, 2)[:3]), columns)
+    assert not ops.convert_to_numpy(output)[0].any()
+
+
+@pytest.mark.parametrize("size", [0.0, 60.0])
+def test_zeros_and_large_scores(size):
+    # With 60, scores reach thousands: exp alone would overflow.
+    check(draw(9, 9, 2, 2, size=size), causal_mask(9, 9), "eager", tolerance=2e-4, causal=True, block=4)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX knows all sizes")
+@pytest.mark.parametrize("mode", ["graph", "jit"])
+@pytest.mark.parametrize("unknown", [(0,), (0, 1)])
+def test_unknown_batch_and_length(mode, unknown):
+    check(draw(6, 6, 4, 2), causal_mask(6, 6), mode, unknown=unknown, causal=True)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("mode", MODES)
+def test_sixteen_bits_round_operands_only(dtype, mode):
+    low = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
+    arrays = [each.astype(low) for each in draw(12, 12, 4, 2)]
+    # Probabilities, and the gradients of scores, are rounded once, to 8 or 11 bits; so are the results.
+    check(arrays, causal_mask(12, 12), mode, tolerance=2**-6 if dtype == "bfloat16" else 2**-9, causal=True, block=5)
+
+
+def test_scores_are_float32_where_sixteen_bits_would_show():
+    # Scores of 2000 and 2001, which bfloat16 cannot tell apart.
+    query = np.array([[[[1.0] * 4]]], ml_dtypes.bfloat16)
+    key = np.array([[[[500.0, 500.0, 500.0, 500.0]], [[500.0, 500.0, 500.0, 501.0]]]])
+    key = np.where(key == 501.0, 502.0, key).astype(ml_dtypes.bfloat16)
+    value = np.array([[[[0.0] * 4], [[1.0] * 4]]], ml_dtypes.bfloat16)
+    output = attention(*map(ops.convert_to_tensor, (query, key, value)), scale=0.5)
+    np.testing.assert_allclose(ops.convert_to_numpy(ops.cast(output, "float32")), 1 / (1 + np.exp(-1)), rtol=2**-8)
+
+
+@pytest.mark.parametrize(
+    "shapes, mask, arguments, message",
+    [
+        (((2, 4, 2), (2, 4, 2, 8), (2, 4, 2, 8)), None, {}, r"query must have the shape .*got \(2, 4, 2\)"),
+        (((2, 4, 2, 8), (2, 4, 2, 6), (2, 4, 2, 6)), None, {}, "the features of query, got"),
+        (((2, 4, 2, 8), (2, 4, 2, 8), (2, 3, 2, 8)), None, {}, "key and value must have one shape"),
+        (((2, 4, 3, 8), (2, 4, 2, 8), (2, 4, 2, 8)), None, {}, "heads of key must divide those of query, got 2 and 3"),
+        (((2, 4, 2, 8), (2, 5, 2, 8), (2, 5, 2, 8)), (2, 4), {}, r"mask must have the shape \(2, 5\).*got \(2, 4\)"),
+        (((2, 4, 2, 8), (2, 5, 2, 8), (2, 5, 2, 8)), (2, 3, 5), {}, r"mask must have .*\(2, 4, 5\), got \(2, 3, 5\)"),
+        (((2, 4, 2, 8),) * 3, None, {"block": 0}, "block must be at least 1, got 0"),
+    ],
+)
+def test_bad_shapes_are_named(shapes, mask, arguments, message):
+    tensors = [ops.zeros(shape) for shape in shapes]
+    with pytest.raises(ValueError, match=message):
+        attention(*tensors, None if mask is None else ops.ones(mask, dtype="bool"), **arguments)

@@ -1,0 +1,47 @@
+"""GELU against NumPy's float64: values and gradients, at zeros and at what overflows a square."""
+
+import keras
+import numpy as np
+import pytest
+from gradients_of import MODES, value_and_gradients
+from keras import ops
+
+from keras_mp.lean.gelu import Gelu, gelu
+
+
+def expected(x):
+    x = x.astype("float64")
+    inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    slope = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x**2)
+    with np.errstate(over="ignore"):
+        return 0.5 * x * (1 + np.tanh(inner)), 0.5 * (1 + np.tanh(inner)) + 0.5 * x * slope / np.cosh(inner) ** 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-6), ("bfloat16", 2**-8)])
+def test_values_and_gradients(mode, dtype, tolerance):
+    x = np.random.default_rng().normal(size=(3, 50)).astype("float32") * 3
+    x = ops.convert_to_numpy(ops.cast(ops.cast(x, dtype), "float32"))
+    y, slope = expected(x)
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(ops.cast(gelu(ops.cast(x, dtype)), "float32")), y, rtol=tolerance, atol=tolerance
+    )
+    _, found = value_and_gradients(lambda x: ops.sum(ops.cast(gelu(ops.cast(x, dtype)), "float32")), [x], mode)
+    # Below -4 the tanh is so near -1 that 1 + tanh is rounding, which x and the cubic multiply.
+    terms = 1 + np.abs(x) * (1 + 3 * 0.044715 * x**2)
+    assert np.all(np.abs(found - slope) <= tolerance * terms)
+
+
+def test_zero_and_the_largest_numbers():
+    x = np.array([0.0, -0.0, 1e4, -1e4, 1e15, -1e15], "float32")
+    value, found = value_and_gradients(lambda x: ops.sum(gelu(x)), [x])
+    np.testing.assert_allclose(ops.convert_to_numpy(gelu(x)), [0, 0, 1e4, 0, 1e15, 0])
+    np.testing.assert_allclose(found, [0.5, 0.5, 1, 0, 1, 0])
+
+
+def test_the_layer_computes_the_same_in_training_and_in_inference():
+    x = np.random.default_rng().normal(size=(4, 5)).astype("float32")
+    layer = Gelu.from_config(Gelu().get_config())
+    outputs = [ops.convert_to_numpy(layer(x, training=training)) for training in (True, False)]
+    np.testing.assert_allclose(*outputs, atol=1e-6)
+    assert isinstance(layer, keras.layers.Layer)

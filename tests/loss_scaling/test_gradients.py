@@ -1,0 +1,91 @@
+import keras
+import numpy as np
+import pytest
+
+from keras_mp.loss_scaling import gradients
+
+TENSORFLOW = keras.backend.backend() == "tensorflow"
+
+
+def tensor(values, dtype="float32"):
+    return keras.ops.convert_to_tensor(np.array(values, "float64"), dtype)
+
+
+def number(value):
+    return keras.ops.convert_to_numpy(value)
+
+
+def compiled(function):
+    """The function as a training step would run it."""
+    if TENSORFLOW:
+        import tensorflow as tf
+
+        return tf.function(function)
+    import jax
+
+    return jax.jit(function)
+
+
+@pytest.mark.parametrize("compile", [lambda function: function, compiled], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "values, dtype, finite",
+    [
+        ([1.0, -2.0], "float32", True),
+        ([1.0, np.nan], "float32", False),
+        ([np.inf, -np.inf], "float32", False),
+        ([-np.inf, 0.0], "float16", False),
+        ([6e4] * 9, "float16", True),  # their sum is past the largest float16
+        ([3e38] * 9, "bfloat16", True),  # their sum is past the largest float32
+        ([3e38] * 9, "float32", True),
+        ([3e38, 3e38, np.nan], "float32", False),
+        ([3e38, -np.inf], "float32", False),
+        ([], "float32", True),
+    ],
+)
+def test_all_finite(compile, values, dtype, finite):
+    others = [tensor([[1.0, 2.0]]), tensor([3.0], "bfloat16")]
+    for place in range(3):
+        grads = [*others[:place], tensor(values, dtype), *others[place:]]
+        assert number(compile(lambda *grads: gradients.all_finite([None, *grads]))(*grads)) == finite
+
+
+def test_no_gradient_at_all_is_finite():
+    assert number(gradients.all_finite([None]))
+
+
+def variables(*marked):
+    made = [keras.Variable(np.zeros(2, "float32")) for _ in marked]
+    for variable, mark in zip(made, marked, strict=True):
+        variable.overwrite_with_gradient = mark
+    return made
+
+
+def test_multiply_is_in_float32_and_leaves_alone_what_overwrites():
+    grads = [tensor([2.0**-14, 4.0], "float16"), None, tensor([7.0, 8.0])]
+    first, none, last = gradients.multiply((grads, tensor(2.0**-15)), variables(False, False, True))
+    assert keras.backend.standardize_dtype(first.dtype) == "float32" and none is None and last is grads[2]
+    np.testing.assert_array_equal(number(first), [2.0**-29, 2.0**-13])
+
+
+def test_norm_and_share_are_those_of_numpy():
+    values = np.random.default_rng(0).normal(size=(3, 2))
+    values[0, 0] = 0.0
+    grads = [tensor(row) for row in values]
+    marked = variables(False, False, True)
+    assert number(gradients.norm(grads, marked)) == pytest.approx(np.linalg.norm(values[:2]), rel=1e-6)
+    magnitudes = np.abs(values[:2][values[:2] != 0])
+    for threshold in (0.05, 0.3, 9.0):
+        share = number(gradients.share_below(threshold, grads, marked))
+        assert share == pytest.approx(np.mean(magnitudes < threshold), abs=1e-6)
+    assert number(gradients.share_below(1.0, [tensor([0.0])], variables(False))) == 0
+
+
+@pytest.mark.skipif(not TENSORFLOW, reason="JAX has no sparse gradients here")
+def test_sparse_gradients_are_checked_by_their_rows_sums():
+    import tensorflow as tf
+
+    rows = tf.IndexedSlices(tf.constant([[3e38], [1.0], [3e38]]), tf.constant([2, 0, 2]), tf.constant([4, 1]))
+    assert number(gradients.all_finite([rows]))
+    (summed,) = gradients.sum_repeated_rows([rows])
+    assert sorted(summed.indices.numpy()) == [0, 2]
+    assert not number(gradients.all_finite([summed]))

@@ -1,0 +1,171 @@
+"""The line between processes, with threads for processes; what kills real ones is in test_workers.py."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from keras_mp.parallel.cluster import Cluster
+from keras_mp.parallel.coordinator import DisagreementError, LostWorkerError, RollCall, differences
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def together(count, act, addresses=None, **options):
+    """Runs `act(line)` for each process of a cluster in a thread, and returns what each returned or raised."""
+    addresses = addresses or tuple(f"localhost:{free_port()}" for _ in range(count))
+    outcomes = [None] * count
+
+    def run(index):
+        try:
+            outcomes[index] = act(RollCall(Cluster(addresses, index, "test"), **options))
+        except Exception as error:  # noqa: BLE001 - it is what is tested
+            outcomes[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "a process hangs"
+    return outcomes
+
+
+def test_all_come_and_learn_one_another_s_addresses():
+    def act(line):
+        line.agree("settings", {"rate": 0.1, "nested": {"a": [1, 2]}})
+        line.sign_off()
+        return line.addresses
+
+    outcomes = together(3, act)
+    assert outcomes[0] == outcomes[1] == outcomes[2] and len(set(outcomes[0])) == 3
+    assert all(address.startswith("localhost:") for address in outcomes[0])
+
+
+def test_a_difference_is_told_to_all():
+    def act(line):
+        line.agree("versions", {"keras": "3.15.1"})
+        line.agree("settings", {"rate": 0.1, "seed": line.cluster.index // 2})
+
+    outcomes = together(3, act)
+    for outcome in outcomes:
+        assert isinstance(outcome, DisagreementError)
+        text = str(outcome)
+        assert "the workers differ in settings" in text and "worker 2 (localhost" in text
+        assert "seed: 1, and worker 0 has 0" in text and "rate" not in text and "worker 1" not in text
+
+
+def test_what_the_first_says_reaches_all():
+    assert (
+        together(3, lambda line: (line.from_first({"folder": line.cluster.index}), line.sign_off())[0])
+        == [{"folder": 0}] * 3
+    )
+
+
+@pytest.mark.parametrize("wants", [None, 0, 2])
+def test_one_that_wants_to_stop_is_heard_by_all(wants):
+    def act(line):
+        answers = [line.any(False), line.any(line.cluster.index == wants)]
+        line.sign_off()
+        return answers
+
+    assert together(3, act) == [[False, wants is not None]] * 3
+
+
+def test_one_that_never_comes_is_named():
+    addresses = tuple(f"localhost:{free_port()}" for _ in range(3))
+    outcomes = []
+
+    def run(index):
+        try:
+            RollCall(Cluster(addresses, index, "test"), join_seconds=1)
+        except LostWorkerError as error:
+            outcomes.append(str(error))
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(outcomes) == 2
+    assert all(f"worker 2 ({addresses[2]}) did not come within 1 s" in text for text in outcomes)
+
+
+def test_a_first_that_never_comes_is_named():
+    cluster = Cluster((f"localhost:{free_port()}", "localhost:1"), 1, "test")
+    with pytest.raises(LostWorkerError, match=r"worker 0 \(localhost:\d+\) does not answer within 1 s"):
+        RollCall(cluster, join_seconds=0.5 + 0.5)
+
+
+def test_a_port_in_use_is_named():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=rf"port {port} of worker 0 .* is in use"):
+            RollCall(Cluster((f"localhost:{port}", "localhost:1"), 0, "test"), join_seconds=1)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("way", ["ends", "stops"])
+def test_one_that_is_lost_is_named_by_all_others(lost, way):
+    told = [threading.Event() for _ in range(3)]
+    kept = []  # a line that is collected closes its connections
+    texts = [None] * 3
+
+    def act(line):
+        index = line.cluster.index
+        kept.append(line)
+
+        def on_lost(text):
+            texts[index] = text
+            told[index].set()
+
+        line.on_lost = on_lost
+        line.agree("nothing", {})
+        if index == lost:
+            line.on_lost = lambda text: None
+            if way == "ends":
+                line.close()
+            else:
+                line._over.set()  # no more beats, and the connection stays
+            return
+        assert told[index].wait(20)
+        return texts[index]
+
+    start = time.monotonic()
+    outcomes = together(3, act, silence_seconds=2.0)
+    assert time.monotonic() - start < 15
+    for index, outcome in enumerate(outcomes):
+        if index != lost:
+            assert f"worker {lost} (localhost" in outcome, outcome
+            assert ("silent for 2 s" if way == "stops" else "ended") in outcome
+
+
+def test_one_that_signs_off_is_not_missed():
+    lost = []
+
+    def act(line):
+        line.on_lost = lost.append
+        if line.cluster.index:
+            line.sign_off()
+        else:
+            time.sleep(3)
+            line.sign_off()
+
+    together(2, act, silence_seconds=1.0)
+    assert not lost
+
+
+def test_differences_are_told_by_key():
+    one = {"a": 1, "b": {"c": 2, "d": [1]}, "e": None}
+    assert differences(one, one) == []
+    assert differences(one, {"a": 1, "b": {"c": 3, "d": [1]}, "f": 0}) == [
+        "b.c: 3, and worker 0 has 2",
+        "f: 0, and worker 0 has None",
+    ]

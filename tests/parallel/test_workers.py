@@ -1,0 +1,191 @@
+"""Real processes on this machine that train together; every one is killed when it takes too long."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import together
+
+PROGRAM = Path(__file__).with_name("together.py")
+JAX_ENDS = "the JAX distributed service detected fatal errors"
+LIMIT = 150  # seconds; whatever still runs then is killed
+LOSABLE = ("float32", "--epochs", 4, "--every", 2, "--silence", 8, "--dropout", 0.2)
+RESTARTED = (1, "SIGKILL")  # the others would take as long again and end in the same state
+RUNS = ("float32", "mixed_bfloat16", "mixed_float16:0:17", "mixed_float16:1:17")
+
+
+def free_ports(count):
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("", 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+class Processes:
+    """Processes of one training, killed hard at the end of the scope."""
+
+    def __init__(self, folder, *arguments, count=2, ports=None, started=None, environment=None):
+        self.addresses = [f"localhost:{port}" for port in ports or free_ports(count)]
+        self.running = []
+        for index in range(count) if started is None else started:
+            own = (environment or {}).get(index, {})
+            self.running.append(self._start(folder, index, arguments, count > 1, own))
+        self.deadline = time.monotonic() + LIMIT
+
+    def _start(self, folder, index, arguments, together, own):
+        environment = os.environ | {"KERAS_BACKEND": keras.backend.backend(), "TF_CPP_MIN_LOG_LEVEL": "3"} | own
+        # One device for each process, whatever this one has.
+        environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
+        if together:
+            task = {"cluster": {"worker": self.addresses}, "task": {"type": "worker", "index": index}}
+            environment.setdefault("TF_CONFIG", json.dumps(task))
+        command = [sys.executable, str(PROGRAM), str(folder), *map(str, arguments)]
+        return subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROGRAM.parents[2]
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        for process in self.running:
+            process.kill()
+            process.communicate()
+
+    def wait_for_step(self, index=0):
+        while line := self.running[index].stdout.readline():
+            if line.startswith("step"):
+                return
+        raise AssertionError(f"worker {index} ended before a step: {self.running[index].stderr.read()[-2000:]}")
+
+    def end(self):
+        """Waits for all, and returns the exit status and the last words of each."""
+        ended = []
+        for process in self.running:
+            try:
+                _, errors = process.communicate(timeout=max(1.0, self.deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                _, errors = process.communicate()
+                errors += f"\nkilled by the test after {LIMIT} s"
+            ended.append((process.returncode, errors[-3000:]))
+        return ended
+
+
+def run(folder, *arguments, **options):
+    with Processes(folder, *arguments, **options) as processes:
+        for status, errors in processes.end():
+            assert status == 0, errors
+
+
+def results(folder):
+    return np.load(folder / "float32" / "ended-0.npz")
+
+
+@pytest.mark.parametrize(
+    "runs, epochs",
+    [
+        pytest.param(RUNS[::3], 8, id="40 steps"),
+        pytest.param(RUNS, 40, id="200 steps", marks=pytest.mark.slow),  # an epoch has 5
+    ],
+)
+def test_two_processes_train_as_one_does(runs, epochs, tmp_path):
+    arguments = [*runs, "--epochs", str(epochs)]
+    run(tmp_path / "together", *arguments)
+    for name in runs:
+        together.train(together.read([str(tmp_path / "alone"), *arguments]), name)
+        together.train(together.read([str(tmp_path / "reordered"), *arguments, "--reordered"]), name)
+        check_same(tmp_path, name)
+
+
+def check_same(ended, name):
+    folder = name.replace(":", "-")
+    alone = np.load(ended / "alone" / folder / "ended-0.npz")
+    first, second = (np.load(ended / "together" / folder / f"ended-{index}.npz") for index in range(2))
+    assert int(first["skipped"]) == int(second["skipped"]) == int(alone["skipped"])
+    assert int(first["skipped"]) == (":" in name)  # the planted one
+    for key in alone.files:
+        if not key.startswith("logs"):
+            np.testing.assert_array_equal(first[key], second[key], err_msg=key)
+    # Rounding alone makes this much, with sums in another order.
+    reordered = np.load(ended / "reordered" / folder / "ended-0.npz")
+    print(f"{name}: {distance(first, alone):.2e} from one process, {distance(reordered, alone):.2e} when reordered")
+    assert distance(first, alone) <= 4 * distance(reordered, alone)
+
+
+def distance(one, other):
+    """Root mean square over all weights."""
+    squares = [
+        np.square(one[k] - other[k].astype("float64")) for k in other.files if k[0].isdecimal() and "seed" not in k
+    ]
+    return np.sqrt(np.mean(np.concatenate([square.ravel() for square in squares])))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What two processes end with that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("whole")
+    run(folder, *LOSABLE)
+    return results(folder)
+
+
+slowly = partial(pytest.param, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("way, lost", [("SIGKILL", 1), ("SIGSTOP", 0), slowly("SIGKILL", 0), slowly("SIGSTOP", 1)])
+def test_one_that_is_lost_ends_the_other_which_names_it_and_a_restart_goes_on(lost, way, whole, tmp_path):
+    with Processes(tmp_path / "lost", *LOSABLE, "--pause", 0.3) as processes:
+        for _ in range(8):
+            processes.wait_for_step()
+        processes.running[lost].send_signal(getattr(signal, way))
+        lost_at = time.monotonic()
+        _, errors = processes.running[1 - lost].communicate(timeout=60)
+        seconds = time.monotonic() - lost_at
+        assert processes.running[1 - lost].returncode == 1
+    assert seconds < 60
+    # With worker 0 JAX's coordinator is gone, and JAX may end the process before this kit can say why.
+    if JAX_ENDS not in errors or lost != 0:
+        assert f"error: worker {lost} ({processes.addresses[lost]}) has " in errors, errors[-2000:]
+        assert "--resume" in errors
+    if (lost, way) != RESTARTED:
+        return
+    run(tmp_path / "lost", *LOSABLE)
+    resumed = results(tmp_path / "lost")
+    for name in whole.files:
+        np.testing.assert_array_equal(resumed[name], whole[name], err_msg=name)
+
+
+def test_other_settings_are_refused_with_the_difference(tmp_path):
+    with Processes(tmp_path, "float32", environment={1: {"TEST_OTHER_SETTING": "0.5"}}) as processes:
+        for status, errors in processes.end():
+            assert status == 1
+            assert "the workers differ in settings; beside worker 0" in errors
+            assert f"worker 1 ({processes.addresses[1]}): rate: 0.5, and worker 0 has 0.01" in errors
+
+
+def test_a_port_in_use_is_told(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with Processes(tmp_path, "float32", ports=[port, *free_ports(1)], started=[0]) as processes:
+            ((status, errors),) = processes.end()
+    assert status == 1 and f"port {port} of worker 0 (localhost:{port}) is in use" in errors
+
+
+def test_a_malformed_tf_config_is_told(tmp_path):
+    with Processes(tmp_path, "float32", started=[0], environment={0: {"TF_CONFIG": "{"}}) as processes:
+        ((status, errors),) = processes.end()
+    assert status == 1 and "TF_CONFIG is not JSON" in errors

@@ -1,0 +1,152 @@
+import pytest
+from fake_devices import (
+    A100,
+    ALL,
+    AMX_CPU,
+    ARC,
+    ARM_CPU,
+    AVX512_CPU,
+    B200,
+    CPUS,
+    H100,
+    H200,
+    L4,
+    METAL,
+    MI100,
+    MI250X,
+    MI300X,
+    MI350X,
+    P100,
+    PLAIN_CPU,
+    RADEON,
+    RTX_3060,
+    SILENT_CPU,
+    T4,
+    TPUS,
+    UNKNOWN_TPU,
+    V100,
+)
+
+from keras_mp import backend, hardware
+from keras_mp.backend.common.device import DeviceInfo
+from keras_mp.precision.chips import CHIPS
+from keras_mp.precision.hardware import DTYPES, Device, current_device, list_devices, support
+
+# The dtypes, beside float32, that pay on a device.
+RULES = [
+    *[(tpu, "bfloat16") for tpu in TPUS[:-1]],
+    (TPUS[-1], "bfloat16 fp8"),
+    (UNKNOWN_TPU, "bfloat16"),
+    (P100, ""),
+    (V100, "float16"),
+    (T4, "float16"),
+    (A100, "float16 bfloat16"),
+    (RTX_3060, "float16 bfloat16"),
+    (L4, "float16 bfloat16 fp8"),
+    (H100, "float16 bfloat16 fp8"),
+    (H200, "float16 bfloat16 fp8"),
+    (B200, "float16 bfloat16 fp8"),
+    (MI100, "float16"),
+    (MI250X, "float16 bfloat16"),
+    (MI300X, "float16 bfloat16"),
+    (MI350X, "float16 bfloat16"),
+    (RADEON, ""),
+    (METAL, ""),
+    (ARC, ""),
+    (PLAIN_CPU, ""),
+    (AVX512_CPU, "bfloat16"),
+    (AMX_CPU, "bfloat16"),
+    (ARM_CPU, ""),
+    (SILENT_CPU, ""),
+]
+
+
+def test_every_device_has_a_rule():
+    assert [device for device, _ in RULES] == ALL
+
+
+@pytest.mark.parametrize(("device", "paying"), RULES, ids=lambda value: getattr(value, "name", value))
+def test_rule(device, paying):
+    for dtype in DTYPES:
+        assert support(dtype, device).ok == (dtype == "float32" or dtype in paying.split()), dtype
+
+
+@pytest.mark.parametrize("device", ALL, ids=lambda device: device.name)
+def test_a_reason_is_a_sentence_that_names_the_device(device):
+    for dtype in DTYPES:
+        reason = support(dtype, device).reason
+        assert reason.startswith(device.name) and reason.endswith("."), reason
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "said"),
+    [
+        ("fp8", A100, "8.9 is the first"),
+        ("fp8", MI300X, "FNUZ"),
+        ("fp8", MI300X, "the same numerics"),
+        ("fp8", PLAIN_CPU, "the same numerics"),
+        ("fp8", TPUS[3], "the same numerics"),
+        ("fp8", UNKNOWN_TPU, "unknown generation"),
+        ("bfloat16", T4, "compute capability 7.5"),
+        ("bfloat16", PLAIN_CPU, "neither avx512_bf16 nor amx_bf16"),
+        ("bfloat16", ARM_CPU, "nobody has measured"),
+        ("bfloat16", SILENT_CPU, "does not tell"),
+        ("bfloat16", METAL, "Apple GPU"),
+        ("bfloat16", ARC, "unknown make"),
+        ("float16", AVX512_CPU, "slower in float16"),
+        ("float32", TPUS[2], "rounds the operands of matrix products to bfloat16"),
+    ],
+)
+def test_a_reason_says_why(dtype, device, said):
+    assert said in support(dtype, device).reason
+
+
+def test_compute_capability_compares_as_numbers():
+    assert support("fp8", Device("gpu", "NVIDIA Thor", "11.0")).ok
+    assert support("bfloat16", B200).ok
+
+
+def test_rocm_may_append_features_to_the_target():
+    assert support("bfloat16", Device("gpu", "AMD Instinct MI210", "gfx90a:sramecc+:xnack-")).ok
+
+
+@pytest.mark.parametrize("dtype", ["float8", "mixed_bfloat16", ""])
+def test_unknown_dtype(dtype):
+    with pytest.raises(ValueError, match=f"dtype='{dtype}' is not one of float32, float16, bfloat16, fp8"):
+        support(dtype, H100)
+
+
+@pytest.mark.parametrize(
+    ("device", "vendor"),
+    [(TPUS[0], "google"), (UNKNOWN_TPU, "google"), (H100, "nvidia"), (RTX_3060, "nvidia"), (MI100, "amd")]
+    + [(RADEON, "amd"), (METAL, "apple"), (ARC, ""), *[(device, "") for device in CPUS]],
+)
+def test_vendor(device, vendor):
+    assert device.vendor == vendor
+
+
+def test_list_devices_counts_and_completes(monkeypatch):
+    infos = [*[DeviceInfo("tpu", "TPU v5 lite", "")] * 4, DeviceInfo("cpu", "Host", "")]
+    monkeypatch.setattr(backend, "local_devices", lambda: infos)
+    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset({"amx_bf16"}))
+    assert list_devices() == [
+        Device("tpu", "TPU v5 lite", "v5e", CHIPS["v5e"], count=4),
+        Device("cpu", "Host", flags=frozenset({"amx_bf16"})),
+    ]
+    assert current_device().name == "TPU v5 lite"
+
+
+def test_list_devices_takes_the_architecture_that_the_runtime_tells(monkeypatch):
+    # A GPU that TensorFlow for ROCm names without its target, and one that the table does not have.
+    infos = [DeviceInfo("gpu", "AMD Instinct MI300X", ""), DeviceInfo("gpu", "NVIDIA L40S", "8.9")]
+    monkeypatch.setattr(backend, "local_devices", lambda: infos)
+    known, other = list_devices()
+    assert (known.architecture, known.chip) == ("gfx942", CHIPS["mi300x"])
+    assert (other.architecture, other.chip) == ("8.9", None)
+    assert support("fp8", other).ok
+
+
+def test_this_machine():
+    device = current_device()
+    assert device.kind in ("cpu", "gpu", "tpu") and device.name and device.count >= 1
+    assert support("float32") == support("float32", device)

@@ -1,0 +1,195 @@
+import warnings
+
+import keras
+import pytest
+from fake_devices import (
+    A100,
+    ALL,
+    AMX_CPU,
+    ARC,
+    ARM_CPU,
+    AVX512_CPU,
+    B200,
+    CPUS,
+    H100,
+    L4,
+    METAL,
+    MI100,
+    MI250X,
+    MI300X,
+    P100,
+    PLAIN_CPU,
+    T4,
+    TPUS,
+    V100,
+)
+
+from keras_mp.precision import policy
+from keras_mp.precision.policy import choose_policy, policy_scope, set_global_policy
+
+
+@pytest.fixture(autouse=True)
+def global_policy():
+    """Leaves the global policy as it was."""
+    before = keras.mixed_precision.dtype_policy()
+    yield
+    keras.mixed_precision.set_global_policy(before)
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Puts the program on a device, and on a backend as far as the choice of a policy goes."""
+
+    def put(device, backend="tensorflow"):
+        monkeypatch.setattr(policy, "current_device", lambda: device)
+        monkeypatch.setattr(keras.backend, "backend", lambda: backend)
+
+    return put
+
+
+def global_name():
+    return keras.mixed_precision.dtype_policy().name
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        *[(tpu, "mixed_bfloat16") for tpu in TPUS],
+        (P100, "float32"),
+        (V100, "mixed_float16"),
+        (T4, "mixed_float16"),
+        *[(gpu, "mixed_bfloat16") for gpu in (A100, L4, H100, B200, MI250X, MI300X)],
+        (MI100, "mixed_float16"),
+        (ARC, "float32"),
+        (METAL, "float32"),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_auto_on_accelerators(on, device, name, backend):
+    on(device, backend)
+    choice = choose_policy()
+    assert choice.policy == name
+    # On JAX always; on TensorFlow wherever there is XLA.
+    assert choice.jit_compile == (backend == "jax" or device is not METAL)
+    assert device.name in choice.reason
+
+
+@pytest.mark.parametrize("device", CPUS)
+def test_auto_on_a_cpu(on, device):
+    on(device, "tensorflow")
+    fast = device in (AVX512_CPU, AMX_CPU)
+    assert choose_policy()[:2] == ("mixed_bfloat16" if fast else "float32", False)
+    on(device, "jax")
+    assert choose_policy()[:2] == ("float32", True)
+
+
+def test_the_reason_tells_the_measurement_on_a_cpu(on):
+    on(AVX512_CPU, "tensorflow")
+    assert "1.2 to 1.4 times as fast as float32's" in choose_policy().reason
+    on(AVX512_CPU, "jax")
+    assert "no faster than float32 with JAX" in choose_policy().reason
+    on(ARM_CPU)
+    assert "nobody has measured" in choose_policy().reason
+
+
+def test_choose_policy_takes_a_device(on):
+    on(PLAIN_CPU)
+    assert choose_policy(H100).policy == "mixed_bfloat16"
+
+
+@pytest.mark.parametrize("device", ALL, ids=lambda device: device.name)
+def test_auto_never_warns(on, device):
+    on(device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        choice = set_global_policy()
+        assert global_name() == choice.policy
+        assert set_global_policy(choice.policy).jit_compile == choice.jit_compile
+        assert set_global_policy("float32").policy == global_name() == "float32"
+
+
+def test_set_global_policy_reaches_layers(on):
+    on(T4)
+    assert set_global_policy("auto").policy == "mixed_float16"
+    layer = keras.layers.Dense(1)
+    layer.build((None, 1))
+    assert (layer.compute_dtype, layer.kernel.dtype) == ("float16", "float32")
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "name", "use"),
+    [
+        (T4, "tensorflow", "mixed_bfloat16", "mixed_float16"),
+        (P100, "tensorflow", "mixed_float16", "float32"),
+        (TPUS[3], "jax", "mixed_float16", "mixed_bfloat16"),
+        (PLAIN_CPU, "tensorflow", "mixed_bfloat16", "float32"),
+        (AVX512_CPU, "tensorflow", "mixed_float16", "mixed_bfloat16"),
+        (AVX512_CPU, "jax", "mixed_bfloat16", "float32"),
+    ],
+)
+def test_an_unserved_policy_is_set_with_a_warning_at_the_caller(on, device, backend, name, use):
+    on(device, backend)
+    with pytest.warns(UserWarning, match=f"{name}: {device.name}.*Use '{use}' here") as caught:
+        assert set_global_policy(name).policy == name
+    assert global_name() == name
+    with pytest.warns(UserWarning) as caught_in_scope, policy_scope(name):
+        pass
+    assert {warning.filename for warning in [*caught, *caught_in_scope]} == {__file__}
+
+
+def test_fp8_is_mixed_bfloat16_with_layers_to_convert(on):
+    on(H100)
+    choice = set_global_policy("fp8")
+    assert choice.policy == "fp8" and choice.jit_compile and "fp8 tensor cores" in choice.reason
+    assert global_name() == "mixed_bfloat16"
+    on(A100)
+    with pytest.warns(UserWarning, match="fp8: .* no FP8 tensor cores .* Use 'mixed_bfloat16' here"):
+        assert set_global_policy("fp8").policy == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mixed_bfloat", "Did you mean 'mixed_bfloat16'"),
+        ("bfloat16", "no float32 master copy.*Use 'mixed_bfloat16'"),
+        ("float16", "Use 'mixed_float16'"),
+        ("fastest", "is not a known policy. Known"),
+        (None, "name=None is not a known policy"),
+    ],
+)
+@pytest.mark.parametrize("call", [set_global_policy, lambda name: policy_scope(name).__enter__()])
+def test_unknown_name(call, name, said):
+    before = keras.mixed_precision.dtype_policy()
+    with pytest.raises(ValueError, match=said) as error:
+        call(name)
+    assert "Known: auto, float32, mixed_float16, mixed_bfloat16" in str(error.value)
+    assert keras.mixed_precision.dtype_policy() is before
+
+
+def test_policy_scope_restores_after_an_exception(on):
+    on(H100)
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    before = keras.mixed_precision.dtype_policy()
+    with pytest.raises(KeyError), policy_scope("float32") as choice:
+        assert choice.policy == global_name() == "float32"
+        raise KeyError
+    assert keras.mixed_precision.dtype_policy() is before
+
+
+def test_policy_scope_restores_a_map(on):
+    on(H100)
+    before = keras.dtype_policies.DTypePolicyMap(default_policy="mixed_bfloat16")
+    before["dense"] = keras.dtype_policies.DTypePolicy("float32")
+    keras.mixed_precision.set_global_policy(before)
+    with policy_scope("float32"):
+        assert global_name() == "float32"
+    assert keras.mixed_precision.dtype_policy() is before
+
+
+def test_policy_scopes_nest(on):
+    on(H100)
+    with policy_scope("mixed_bfloat16"):
+        with policy_scope("float32"):
+            pass
+        assert global_name() == "mixed_bfloat16"

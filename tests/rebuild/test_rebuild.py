@@ -1,0 +1,253 @@
+import keras
+import numpy as np
+import pytest
+import zoo
+from keras import layers
+
+from keras_mp.conversion.to_float32 import to_float32
+from keras_mp.export.saved_model import relative_difference
+from keras_mp.rebuild import RebuildError, layers_by_path, rebuild
+
+pytestmark = pytest.mark.once
+
+
+def unchanged(node, layer):
+    return node
+
+
+def weights_of(model):
+    return [keras.ops.convert_to_numpy(keras.ops.cast(w, "float32")) for w in model.weights]
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_unchanged_rebuild_computes_the_same(name):
+    model, batch = zoo.build(name, "mixed_bfloat16")
+    before = weights_of(model)
+    new, unreached, _ = rebuild(model, unchanged)
+    assert unreached == ()
+    assert new is not model
+    assert not {id(w) for w in new.weights} & {id(w) for w in model.weights}
+    assert len(new.weights) == len(model.weights)
+    assert relative_difference(new(batch, training=False), model(batch, training=False)) == 0.0
+    for a, b in zip(before, weights_of(model), strict=True):  # the original is left alone
+        np.testing.assert_array_equal(a, b)
+    for old, rebuilt in zip(layers_by_path(model).values(), layers_by_path(new).values(), strict=True):
+        assert old.compute_dtype == rebuilt.compute_dtype
+
+
+@pytest.mark.parametrize(
+    "name,policy", [*((name, "mixed_float16") for name in zoo.names()), ("convolutional", "bfloat16")]
+)
+def test_float32_rebuild_leaves_no_low_precision(name, policy):
+    model, batch = zoo.build(name, policy)
+    new, unreached, _ = rebuild(model, to_float32, policy="float32")
+    assert unreached == ()
+    for path, layer in layers_by_path(new).items():
+        assert layer.compute_dtype not in ("float16", "bfloat16"), path
+    for output in keras.tree.flatten(new(batch, training=False)):
+        assert keras.backend.standardize_dtype(output.dtype) == "float32"
+    for old, rebuilt in zip(weights_of(model), weights_of(new), strict=True):
+        np.testing.assert_array_equal(old, rebuilt)
+
+
+def test_shared_layer_stays_one_layer():
+    model, _ = zoo.build("nested_and_shared", "mixed_float16")
+    new = rebuild(model, unchanged).model
+    assert new.get_layer("first").get_layer("shared") is new.get_layer("second").get_layer("shared")
+
+
+def test_layer_shared_by_two_graphs_is_copied_and_named():
+    shared = layers.Dense(4, name="shared")
+    inner_inputs, inputs = keras.Input((4,)), keras.Input((4,))
+    inner = keras.Model(inner_inputs, layers.ReLU()(shared(inner_inputs)), name="inner")
+    model = keras.Model(inputs, shared(inner(shared(inputs))))
+    new, unreached, unshared = rebuild(model, unchanged)
+    assert unreached == () and unshared == ("shared",)
+    batch = zoo.normal(3, 4)
+    assert relative_difference(new(batch), model(batch)) == 0.0
+
+
+def test_adapted_state_and_custom_state_arrive():
+    model, _ = zoo.build("custom_layers", "mixed_bfloat16")
+    counts = next(layer for layer in model.layers if isinstance(layer, zoo.Counts))
+    counts.seen = 17
+    new = rebuild(model, unchanged).model
+    assert next(layer for layer in new.layers if isinstance(layer, zoo.Counts)).seen == 17
+
+
+def test_seed_state_arrives():
+    model = keras.Sequential([keras.Input((64,)), layers.Dropout(0.5, seed=3)])
+    batch = np.ones((4, 64), "float32")
+    model(batch, training=True)  # moves the seed
+    new = rebuild(model, unchanged).model
+    assert relative_difference(new(batch, training=True), model(batch, training=True)) == 0.0
+
+
+def compiled(policy, **settings):
+    model, batch = zoo.build("nested_and_shared", policy)
+    metrics = ["mae", keras.metrics.MeanSquaredError()]
+    schedule = keras.optimizers.schedules.CosineDecay(1e-3, 100)
+    # On JAX, Keras's own second fit() with use_ema donates one buffer twice.
+    settings = {"use_ema": keras.backend.backend() == "tensorflow", **settings}
+    model.compile(keras.optimizers.AdamW(schedule, **settings), "mse", metrics=metrics)
+    x = np.concatenate([batch] * 8)
+    y = zoo.normal(len(x), 2)
+    model.fit(x, y, epochs=2, batch_size=8, verbose=0)
+    return model, x, y
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2, "clipnorm": 1.0}])
+def test_training_goes_on_as_if_nothing_had_happened(settings):
+    model, x, y = compiled("float32", **settings)
+    new, unreached, _ = rebuild(model, unchanged)
+    assert unreached == ()
+    histories = [m.fit(x, y, epochs=3, batch_size=8, shuffle=False, verbose=0).history for m in (model, new)]
+    for name in histories[0]:
+        np.testing.assert_allclose(histories[0][name], histories[1][name], rtol=1e-5)
+    for a, b in zip(weights_of(model), weights_of(new), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_optimizer_state_survives_a_change_of_precision():
+    model, _, _ = compiled("mixed_float16")
+    new, unreached, _ = rebuild(model, to_float32, policy="float32")
+    assert unreached == ()
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert not isinstance(new.optimizer, keras.optimizers.LossScaleOptimizer)
+    for old, rebuilt in zip(model.optimizer.inner_optimizer.variables, new.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(old), keras.ops.convert_to_numpy(rebuilt))
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "Adafactor", "Nadam", "Lion", "Ftrl", "RMSprop", "Muon"])
+def test_slots_of_every_kind_of_optimizer_arrive(optimizer):
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(8), layers.Dense(4)])
+    settings = {"momentum": 0.9} if optimizer == "SGD" else {}
+    model.compile(getattr(keras.optimizers, optimizer)(1e-2, **settings), "mse")
+    model.fit(zoo.normal(16, 8), zoo.normal(16, 4), verbose=0)
+    new, unreached, _ = rebuild(model, unchanged)
+    assert unreached == ()
+    for old, rebuilt in zip(model.optimizer.variables, new.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(old), keras.ops.convert_to_numpy(rebuilt))
+
+
+def test_slots_follow_their_weight_into_another_order():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(4, name="a"), layers.Dense(4, name="b")])
+    model.compile("adam", "mse")
+    model.fit(zoo.normal(16, 4), zoo.normal(16, 4), verbose=0)
+
+    def swap(node, layer):
+        if layer is not model:
+            return node
+        first, a, b = node["config"]["layers"]
+        return {**node, "config": {**node["config"], "layers": [first, b, a]}}
+
+    new, unreached, _ = rebuild(model, swap)
+    assert unreached == ()
+    assert [layer.name for layer in new.layers] == ["b", "a"]
+
+    def tail(weight):
+        return "/".join(weight.path.split("/")[-2:])
+
+    moments = {tail(w): m for w, m in zip(model.trainable_variables, model.optimizer._momentums, strict=True)}
+    for weight, moment in zip(new.trainable_variables, new.optimizer._momentums, strict=True):
+        np.testing.assert_array_equal(
+            keras.ops.convert_to_numpy(moment), keras.ops.convert_to_numpy(moments[tail(weight)])
+        )
+
+
+def test_rule_sees_the_live_layer():
+    model, _ = zoo.build("recurrent", "mixed_bfloat16")
+    seen = []
+
+    def look(node, layer):
+        if layer is not None:
+            seen.append(layer)
+        return node
+
+    rebuild(model, look)
+    assert {id(layer) for layer in [model, *model.layers]} <= {id(layer) for layer in seen}
+
+
+def test_rule_can_replace_a_class():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(4, name="a"), layers.Softmax(name="b")])
+    relu = keras.saving.serialize_keras_object(layers.ReLU(name="b"))
+    new = rebuild(model, lambda node, layer: relu if isinstance(layer, layers.Softmax) else node).model
+    assert isinstance(new.layers[1], layers.ReLU)
+
+
+def test_what_does_not_arrive_is_named():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(4, name="a"), layers.Dense(4, name="b")])
+    relu = keras.saving.serialize_keras_object(layers.ReLU(name="b"))
+    unreached = rebuild(model, lambda node, layer: relu if getattr(layer, "name", "") == "b" else node).unreached
+    assert len(unreached) == 2 and "b/kernel" in unreached[0] and "b/bias" in unreached[1]
+
+
+def test_overridden_compile_is_named():
+    class OwnCompile(keras.Sequential):
+        def compile(self, rate):
+            super().compile(keras.optimizers.SGD(rate), "mse")
+
+    model = OwnCompile([keras.Input((4,)), layers.Dense(2)])
+    model.compile(0.1)
+    assert "OwnCompile overrides compile()" in rebuild(model, unchanged).unreached[0]
+
+
+def test_losses_and_metrics_without_registration_are_carried():
+    def own_loss(y, prediction):
+        return keras.ops.mean(keras.ops.abs(y - prediction))
+
+    model, batch = zoo.build("functional", "float32")
+    model.compile("sgd", loss=own_loss, metrics=[lambda y, p: keras.ops.mean(p)])
+    new, unreached, _ = rebuild(model, unchanged)
+    assert unreached == ()
+    new.fit(batch, zoo.normal(5, 3), verbose=0)
+
+
+def test_lora_weights_arrive_unmerged():
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(8, name="d")])
+    model.get_layer("d").enable_lora(2)
+    for weight in model.weights:
+        weight.assign(zoo.normal(*weight.shape))
+    new, unreached, _ = rebuild(model, unchanged)
+    assert unreached == ()
+    for a, b in zip(weights_of(model), weights_of(new), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_unbuilt_model():
+    with pytest.raises(RebuildError, match="'fresh' is not built.*call it once"):
+        rebuild(keras.Sequential([layers.Dense(2)], name="fresh"), unchanged)
+
+
+class WrongConfig(layers.Layer):
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+
+    def call(self, inputs):
+        return inputs
+
+    def get_config(self):
+        return {"depth": 3}
+
+
+@pytest.mark.parametrize("layer", [lambda: zoo.NoConfig(object(), name="odd"), lambda: WrongConfig(3)])
+def test_layers_that_cannot_be_rebuilt_are_named(layer):
+    inputs = keras.Input((4,))
+    odd = layer()
+    model = keras.Model(inputs, odd(layers.Dense(4)(inputs)))
+    policy = keras.config.dtype_policy()
+    with pytest.raises(RebuildError, match=f"(?s)layer '{odd.name}' \\({type(odd).__name__}\\).*get_config"):
+        rebuild(model, unchanged, policy="mixed_bfloat16")
+    assert keras.config.dtype_policy() == policy
+
+
+def test_float8_layers_become_plain_ones():
+    policy = keras.config.dtype_policy()
+    model = keras.Sequential([keras.Input((16,)), layers.Dense(16, name="d", dtype="float8_from_mixed_bfloat16")])
+    batch = zoo.normal(4, 16)
+    new, unreached, _ = rebuild(model, to_float32, policy="float32")
+    assert unreached == ()
+    kernel = keras.ops.convert_to_numpy(model.get_layer("d").kernel)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(new(batch)), batch @ kernel, rtol=1e-5, atol=1e-5)
+    assert keras.config.dtype_policy() == policy

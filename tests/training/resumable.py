@@ -1,0 +1,122 @@
+"""A small training with everything that a resumed one can get wrong; as a program, one that kills itself.
+
+python tests/training/resumable.py PRECISION FOLDER EPOCH STEP
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import keras_mp
+from keras_mp.precision.policy import policy_scope
+
+EPOCHS, STEPS, BATCH = 3, 7, 8
+PRECISIONS = ("float32", "mixed_float16", "fp8")
+
+
+class Act(keras.callbacks.Callback):
+    """Does something after a step, counted from 0."""
+
+    def __init__(self, place, action):
+        super().__init__()
+        self.place, self.action = place, action
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.epoch, batch) == self.place:
+            self.action(self)
+
+
+class Crash(Exception):
+    """What ends a training that crashes in the same process."""
+
+
+def data():
+    generator = np.random.default_rng(7)
+    x = generator.normal(size=(STEPS * BATCH + 3, 8, 8, 1)).astype("float32")
+    return keras_mp.ShuffledBatches(x, generator.integers(0, 4, len(x)), BATCH, seed=5)
+
+
+def build(precision, initial_scale=2.0**22, **settings):
+    """Augmentation, dropout, moving statistics, moving averages; float16 accumulates over 3 steps and overflows.
+
+    "small" is float32 with dropout alone, which compiles fast.
+    """
+    layers = keras.layers
+    if precision == "small":
+        keras.utils.set_random_seed(11)
+        small = [keras.Input((8, 8, 1)), layers.Flatten(), layers.Dropout(0.3), layers.Dense(4)]
+        model = keras.Sequential(small, name="small")
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.AdamW(0.01), loss, metrics=["accuracy"])
+        return model
+    with policy_scope("mixed_bfloat16" if precision == "fp8" else precision):
+        keras.utils.set_random_seed(11)
+        model = keras.Sequential(
+            [
+                keras.Input((8, 8, 1)),
+                layers.RandomTranslation(0.2, 0.2, dtype="float32"),
+                layers.GaussianNoise(0.1),
+                layers.Flatten(),
+                layers.Dense(32, activation="relu"),
+                layers.BatchNormalization(),
+                layers.Dropout(0.3),
+                layers.Dense(16),
+                layers.Dense(4),
+            ]
+        )
+        if precision == "fp8":
+            delayed = keras_mp.fp8.DelayedScaling(amax_history_length=4)
+            model = keras_mp.fp8.convert(model, delayed, select=lambda path, layer: True)
+        model = keras_mp.stabilize(model)
+        optimizer = keras.optimizers.AdamW(
+            keras.optimizers.schedules.CosineDecay(0.01, EPOCHS * STEPS),
+            global_clipnorm=1.0,
+            use_ema=True,
+            **({"gradient_accumulation_steps": 3 if precision == "mixed_float16" else None} | settings),
+        )
+        if precision == "mixed_float16":
+            optimizer = keras_mp.LossScaleOptimizer(optimizer, initial_scale=initial_scale, growth_interval=4)
+        if precision == "fp8":
+            # Keras's own fails to average weights that gradients overwrite, as the amax histories are.
+            optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale())
+        if keras.backend.backend() == "jax":
+            for layer in model.layers:
+                layer.supports_jit = True  # Keras rules it out for augmentation because of TensorFlow's kernels
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss, metrics=["accuracy"], auto_scale_loss=False)
+        if precision == "mixed_float16":
+            keras_mp.atomic_skip(model)
+    return model
+
+
+def train(precision, folder, *actions, every=2, model=None, epochs=EPOCHS, **options):
+    """Trains, and returns the model and the logs of each epoch that was run."""
+    model = model or build(precision)
+    batches = data()
+    history = keras.callbacks.History()
+    checkpoint = keras_mp.TrainingCheckpoint(folder, batches, every=every, callbacks=[history], **options)
+    model.fit(batches, epochs=epochs, shuffle=False, verbose=0, callbacks=[history, *actions, checkpoint])
+    return model, history.history
+
+
+def values(model):
+    """All that a training changes, by name."""
+    named = [(f"{index} {v.path}", v) for index, v in enumerate([*model.variables, *model.optimizer.variables])]
+    return {name: np.asarray(keras.ops.convert_to_numpy(variable)) for name, variable in named}
+
+
+def kill(callback):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    precision, folder, epoch, step = sys.argv[1:]
+    train(precision, Path(folder), Act((int(epoch), int(step)), kill))
+    sys.exit("it should have been killed")

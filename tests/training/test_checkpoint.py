@@ -1,0 +1,294 @@
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from resumable import EPOCHS, PRECISIONS, STEPS, Act, Crash, build, data, train, values
+
+import keras_mp
+from keras_mp.training import checkpoint
+from keras_mp.training.checkpoint import SettingsError
+from keras_mp.training.checkpoint_file import CheckpointFileError, found
+from keras_mp.training.training_state import MismatchError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """The same step is compiled many times here."""
+    if keras.backend.backend() != "jax":
+        yield
+        return
+    import jax
+
+    was = jax.config.jax_compilation_cache_dir
+    seconds = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    yield
+    jax.config.update("jax_compilation_cache_dir", was)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
+
+
+def slowly(*place):
+    return pytest.param(place, marks=pytest.mark.slow)
+
+
+def marks(precision):
+    return pytest.mark.slow if precision == "float32" else []
+
+
+def crash(callback):
+    raise Crash
+
+
+def assert_same_training(one, other):
+    expected, actual = values(one[0]), values(other[0])
+    assert [v.shape for v in expected.values()] == [v.shape for v in actual.values()]
+    for (name, want), have in zip(expected.items(), actual.values(), strict=True):
+        np.testing.assert_array_equal(have, want, err_msg=name)
+    assert one[1] == other[1]
+
+
+def crashed(folder, place, precision="small", **options):
+    with pytest.raises(Crash):
+        train(precision, folder, Act(place, crash), **options)
+
+
+@pytest.mark.parametrize("precision", [pytest.param(each, marks=marks(each)) for each in PRECISIONS])
+def test_killed_at_a_random_step_it_ends_with_the_same_bits(precision, tmp_path):
+    whole = train(precision, tmp_path / "whole")
+    if precision == "mixed_float16":
+        assert int(whole[0].optimizer.skipped_steps.numpy()) > 0
+    done = random.SystemRandom().randrange(2, EPOCHS * STEPS - 1)
+    place = divmod(done, STEPS)
+    program = Path(__file__).with_name("resumable.py")
+    command = [sys.executable, program, precision, tmp_path / "killed", *place]
+    environment = os.environ | {"PYTHONPATH": str(program.parents[2]), "KERAS_BACKEND": keras.backend.backend()}
+    child = subprocess.run([str(word) for word in command], stderr=subprocess.PIPE, timeout=300, env=environment)
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    resumed = train(precision, tmp_path / "killed")
+    print(f"killed after epoch {place[0]}, step {place[1]}")
+    assert_same_training(whole, resumed)
+
+
+@pytest.mark.parametrize("place", [(0, 2), slowly(1, 0), (1, STEPS - 1), slowly(2, STEPS - 2)])
+def test_a_crash_at_the_edges_of_an_epoch_and_of_a_window(place, tmp_path):
+    whole = train("mixed_float16", tmp_path / "whole")
+    crashed(tmp_path / "crashed", place, "mixed_float16", every=1)
+    assert_same_training(whole, train("mixed_float16", tmp_path / "crashed"))
+
+
+def test_it_can_crash_again_and_again(tmp_path):
+    whole = train("small", tmp_path / "whole")
+    for place in [(0, 3), (0, 5), (2, 1)]:
+        # The batches of an epoch that is gone on with are counted from its first.
+        first = next((int(path.stem[-8:]) for path in found(tmp_path / "crashed")), 0) if place[0] == 0 else 0
+        crashed(tmp_path / "crashed", (place[0], place[1] - first))
+    assert_same_training(whole, train("small", tmp_path / "crashed"))
+
+
+def test_without_batches_it_saves_at_the_ends_of_epochs(tmp_path):
+    x, y = data().inputs, data().targets
+
+    def fit(folder, *actions):
+        model = build("small")
+        saves = keras_mp.TrainingCheckpoint(folder)
+        model.fit(x, y, batch_size=10, epochs=3, shuffle=False, verbose=0, callbacks=[*actions, saves])
+        return model
+
+    whole = fit(tmp_path / "whole")
+    with pytest.raises(Crash):
+        fit(tmp_path / "crashed", Act((2, 1), crash))
+    assert found(tmp_path / "crashed")[0].name == "epoch00002-step00000000.npz"
+    assert_same_training((whole, 0), (fit(tmp_path / "crashed"), 0))
+
+
+def test_a_finished_training_is_not_trained_again(tmp_path, capsys):
+    finished = train("small", tmp_path)
+    again = train("small", tmp_path)
+    assert "training had ended" in capsys.readouterr().out
+    assert_same_training(finished, again)
+    again[0].fit(data(), epochs=1, shuffle=False, verbose=0)  # and the model does not remember where it was
+
+
+@pytest.mark.parametrize(
+    "step, newest", [(3, "epoch00001-step00000004.npz"), (STEPS - 1, "epoch00002-step00000000.npz")]
+)
+def test_a_training_that_is_stopped_saves_at_that_step_and_goes_on(step, newest, tmp_path):
+    def stop(callback):
+        callback.model.stop_training = True
+
+    whole = train("small", tmp_path / "whole", every=0)
+    train("small", tmp_path / "stopped", Act((1, step), stop), every=0)
+    assert found(tmp_path / "stopped")[0].name == newest
+    assert_same_training(whole, train("small", tmp_path / "stopped", every=0))
+
+
+def test_counters_of_other_callbacks_go_on(tmp_path):
+    def fit(folder, *actions):
+        batches, model = data(), build("small")
+        early = keras.callbacks.EarlyStopping("loss", min_delta=100.0, patience=4)  # none is so much better
+        saves = keras_mp.TrainingCheckpoint(folder, batches, every=2, callbacks=[early])
+        model.fit(batches, epochs=9, shuffle=False, verbose=0, callbacks=[early, *actions, saves])
+        return early.stopped_epoch, early.wait
+
+    whole = fit(tmp_path / "whole")
+    assert whole[0] == 4
+    with pytest.raises(Crash):
+        fit(tmp_path / "crashed", Act((2, 4), crash))
+    assert fit(tmp_path / "crashed") == whole
+    assert fit(tmp_path / "crashed") == whole  # it had ended by itself: no more epochs
+
+
+@pytest.mark.parametrize("now", ["mixed_float16", "fp8"])
+def test_another_precision_goes_on_from_the_same_state(now, tmp_path, capsys):
+    crashed(tmp_path, (1, 3), "float32", every=1)
+    model = build("float32")
+    kept = {}
+
+    def look(callback):
+        kept.update(values(callback.model))
+
+    train("float32", tmp_path / "look", Act((1, 2), look), every=0, model=model)  # the third step of the second epoch
+    other = build(now, gradient_accumulation_steps=None)
+    batches = data()
+    saves = keras_mp.TrainingCheckpoint(tmp_path, batches)
+    saves.set_model(other)
+    saves.set_params({"epochs": 3, "steps": STEPS})
+    saves.on_train_begin()
+    told = capsys.readouterr().out
+    assert f"saved in float32, goes on in {now}" in told
+    assert ("the loss scale starts at its initial value" in told) == (now == "mixed_float16")
+    assert ("begins anew" in told) == (now == "fp8")
+    saved = [v for v in values(other).values() if v.dtype == np.float32 and v.size >= 16 and v.ndim < 3]
+    expected = [v for v in kept.values() if v.dtype == np.float32 and v.size >= 16 and v.ndim < 3]
+    for have, want in zip(saved, expected, strict=True):
+        np.testing.assert_array_equal(have, want)
+    other.fit(batches, epochs=3, shuffle=False, verbose=0, callbacks=[saves])
+
+
+def test_float16_goes_on_in_float32_and_back_in_the_middle_of_a_window(tmp_path, capsys):
+    crashed(tmp_path, (0, 4), "mixed_float16", every=1, model=build("mixed_float16", initial_scale=2.0**10))
+    plain = build("float32", gradient_accumulation_steps=3)
+    crashed(tmp_path, (0, 1), model=plain, every=1)  # its second step: the sixth of the epoch
+    assert "the loss scale is left out" in capsys.readouterr().out
+    assert found(tmp_path)[0].name == "epoch00000-step00000005.npz"
+    assert int(plain.optimizer._iterations.numpy()) == 6
+    back = build("mixed_float16", initial_scale=2.0**10)
+    train("mixed_float16", tmp_path, model=back)
+    told = capsys.readouterr().out
+    assert "saved in float32, goes on in mixed_float16" in told and "starts at its initial value" in told
+    micro_batches = int(back.optimizer.inner_optimizer._iterations.numpy())
+    assert micro_batches == EPOCHS * STEPS - int(back.optimizer.skipped_steps.numpy())
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "emptied"])
+def test_a_damaged_newest_save_is_set_aside(damage, tmp_path, capsys):
+    whole = train("small", tmp_path / "whole")
+    crashed(tmp_path / "crashed", (1, 5))
+    newest = found(tmp_path / "crashed")[0]
+    content = bytearray(newest.read_bytes())
+    if damage == "flipped":
+        content[len(content) // 2] ^= 1
+    newest.write_bytes({"cut": content[: len(content) // 2], "flipped": content, "emptied": b""}[damage])
+    assert_same_training(whole, train("small", tmp_path / "crashed"))
+    told = capsys.readouterr().out
+    assert f"{newest} is damaged" in told and "taking the one before it" in told
+    assert newest.with_name(newest.name + ".damaged").exists()
+
+
+def test_where_every_save_is_damaged_it_says_so(tmp_path):
+    crashed(tmp_path, (1, 5))
+    for path in found(tmp_path):
+        path.write_bytes(b"PK")
+    with pytest.raises(CheckpointFileError, match="none of the 3 checkpoints in .* can be read"):
+        train("small", tmp_path)
+
+
+def test_the_newest_are_kept_and_nothing_half_written(tmp_path):
+    tmp_path.joinpath(".partial-epoch00000-step00000002.npz").write_bytes(b"half")
+    train("small", tmp_path, keep=2)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        "epoch00002-step00000006.npz",
+        "epoch00003-step00000000.npz",
+    ]
+
+
+def test_no_room_is_an_error_before_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=10_000))
+    with pytest.raises(OSError, match=r"there is no room for checkpoints in .*: 4 more of 0.00 GiB"):
+        train("small", tmp_path)
+
+
+def test_a_save_that_fails_is_a_warning_and_the_ones_before_it_are_kept(tmp_path, monkeypatch):
+    crashed(tmp_path, (0, 5))
+    kept = found(tmp_path)
+
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write", fail)
+    with pytest.warns(UserWarning, match="was not written .*No space left on device.*training goes on"):
+        train("small", tmp_path)
+    assert found(tmp_path) == kept
+
+
+def test_a_save_of_another_model_is_refused_by_name(tmp_path):
+    crashed(tmp_path, (1, 0))
+    wider = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(4)], name="wider")
+    wider.compile("adamw", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    before = values(wider)
+    with pytest.raises(MismatchError, match=r"of another model, 'small', than 'wider':\n  it has .* of shape"):
+        train("small", tmp_path, model=wider, force=True)
+    for name, value in before.items():
+        np.testing.assert_array_equal(values(wider)[name], value)
+
+
+def test_a_save_of_another_optimizer_is_refused_without_force(tmp_path, capsys):
+    crashed(tmp_path, (1, 0))
+
+    def other():
+        model = build("small")
+        model.compile(keras.optimizers.SGD(0.01, momentum=0.9), model.loss, metrics=["accuracy"])
+        return model
+
+    with pytest.raises(MismatchError, match="was trained with AdamW, and the model is compiled with SGD"):
+        train("small", tmp_path, model=other())
+    train("small", tmp_path, model=other(), force=True)
+    assert "_velocities of the checkpoint has no place here" in capsys.readouterr().out
+
+
+def test_other_settings_are_shown_and_need_force(tmp_path):
+    crashed(tmp_path, (1, 0), settings={"rate": 0.1, "name": "one"}, free=["name"])
+    with pytest.raises(SettingsError, match=r"other settings:\n  rate: 0.1 then, 0.2 now\nto go on .*force=True"):
+        train("small", tmp_path, settings={"rate": 0.2, "name": "two"}, free=["name"])
+    train("small", tmp_path, settings={"rate": 0.2, "name": "two"}, free=["name"], force=True)
+
+
+def test_other_data_is_shown(tmp_path):
+    crashed(tmp_path, (1, 0))
+    batches = keras_mp.ShuffledBatches(data().inputs, data().targets, batch_size=4, seed=5)
+    with pytest.raises(SettingsError, match="data: batch_size: 8 then, 4 now"):
+        build("small").fit(batches, verbose=0, callbacks=[keras_mp.TrainingCheckpoint(tmp_path, batches)])
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"keep": 0}, "keep must be a whole number, at least 1, got 0"),
+        ({"every": -1}, "every must be a whole number, at least 0, got -1"),
+        ({"every": 5}, "every=5 saves within an epoch, which needs batches="),
+        ({"batches": [1]}, "batches must be keras_mp.Batches, such as keras_mp.ShuffledBatches, got list"),
+    ],
+)
+def test_a_bad_argument_is_named(arguments, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        keras_mp.TrainingCheckpoint(tmp_path, **arguments)

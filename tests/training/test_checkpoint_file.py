@@ -1,0 +1,83 @@
+import json
+import zipfile
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from keras_mp.training import checkpoint_file
+from keras_mp.training.checkpoint_file import CheckpointFileError, Place, Reader, found, path_of, place_of, write
+
+DTYPES = ["float32", "float64", "float16", "int32", "uint32", "bool", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+
+
+def random_bits(dtype, shape):
+    """An array of random bits, so with NaN, infinities and subnormals."""
+    dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    generator = np.random.default_rng()
+    if dtype.kind == "b":
+        return generator.integers(0, 2, shape).astype(bool)
+    bits = generator.integers(0, 256, (*shape, dtype.itemsize), dtype=np.uint8)
+    return bits.view(dtype)[..., 0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5)])
+def test_every_bit_comes_back(dtype, shape, tmp_path):
+    array = random_bits(dtype, shape)
+    path = path_of(tmp_path, Place(2, 30))
+    write(path, [("weights/0", array), ("other", np.arange(3))], {"place": (2, 30)})
+    with Reader(path) as reader:
+        assert reader.names == {"weights/0", "other"} and reader.manifest["place"] == [2, 30]
+        back = reader["weights/0"]
+    assert back.dtype == array.dtype and back.shape == array.shape and back.tobytes() == array.tobytes()
+
+
+def test_numpy_alone_reads_it(tmp_path):
+    path = path_of(tmp_path, Place(0, 1))
+    write(path, [("weights/0", np.arange(4.0))], {})
+    with np.load(path) as arrays:
+        np.testing.assert_array_equal(arrays["weights/0"], np.arange(4.0))
+
+
+def test_the_newest_is_first_and_other_files_are_left_alone(tmp_path):
+    places = [Place(10, 0), Place(2, 11), Place(2, 9), Place(0, 100_000)]
+    for place in places[::-1]:
+        write(path_of(tmp_path, place), [], {})
+    (tmp_path / "mine.npz").touch()
+    assert [place_of(path) for path in found(tmp_path)] == places
+
+
+def test_a_file_that_ends_too_early_or_has_another_format_says_so(tmp_path):
+    path = path_of(tmp_path, Place(0, 0))
+    write(path, [("a", np.arange(1000))], {})
+    content = path.read_bytes()
+    for damaged in (content[:-1], content[:100], b"", content.replace(b"\x05", b"\x06", 1)):
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointFileError):
+            Reader(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("manifest.json", json.dumps({"format": 99, "dtypes": {}}))
+    with pytest.raises(CheckpointFileError, match="it has format 99, and this keras_mp reads 1"):
+        Reader(path)
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+    path = path_of(tmp_path, Place(0, 0))
+    write(path, [("a", np.arange(3))], {})
+    before = path.read_bytes()
+
+    def arrays():
+        yield "a", np.arange(4)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write(path, arrays(), {})
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    (tmp_path / ".partial-epoch00000-step00000001.npz").touch()
+    (tmp_path / "kept.npz").touch()
+    checkpoint_file.remove_partial(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.npz"]
