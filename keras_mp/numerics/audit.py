@@ -21,9 +21,10 @@ from keras_mp.numerics import verdict
 from keras_mp.numerics.batches import batches_of
 from keras_mp.numerics.checks import check_labels, check_model, trains_itself
 from keras_mp.numerics.flops import flops_of
-from keras_mp.numerics.observe import Call, ObservedStep, Record, unchanged
+from keras_mp.numerics.observe import Call, ObservedStep, Record
 from keras_mp.numerics.ranges import FLOAT16, FORMATS, Range, merged
 from keras_mp.numerics.sample import sampled
+from keras_mp.numerics.step import unchanged
 from keras_mp.numerics.verdict import Verdict
 from keras_mp.rebuild import own_variables
 from keras_mp.reporting.html import write_text
