@@ -13,6 +13,52 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
+class GpuDescription:
+    """What XLA's compiler for NVIDIA asks about a GPU that is not attached.
+
+    Sources: the target descriptions in XLA's repository (xla/backends/gpu/target_config/specs, as of 2026) for A100,
+    H100, H200 and B200; for T4 and L4 the output of deviceQuery for memory, clock and L2, and the table of compute
+    capabilities 7.5 and 8.9 in the CUDA C++ Programming Guide for the figures of a multiprocessor.
+
+    Args:
+        device_name: The name that the driver reports, without "NVIDIA".
+        cores: Multiprocessors.
+        lanes: Float32 lanes of a multiprocessor.
+        threads: Most threads of a multiprocessor.
+        shared_per_core: Shared memory of a multiprocessor, in bytes.
+        shared_per_block: Most shared memory that a block may ask for, in bytes.
+        l2: Size of the L2 cache, in bytes.
+        clock: In GHz.
+        memory: Device memory that the driver reports, in bytes.
+        bandwidth: Device memory bandwidth, in bytes per second.
+    """
+
+    device_name: str
+    cores: int
+    lanes: int
+    threads: int
+    shared_per_core: int
+    shared_per_block: int
+    l2: int
+    clock: float
+    memory: int
+    bandwidth: int
+
+
+@dataclass(frozen=True)
+class TpuSlices:
+    """What libtpu calls the slices of a TPU that is not attached.
+
+    Args:
+        family: libtpu's name of the chip, such as "tpu7x".
+        dimensions: In how many dimensions its chips are wired, 2 or 3.
+    """
+
+    family: str
+    dimensions: int
+
+
+@dataclass(frozen=True)
 class Chip:
     """One accelerator as it is sold: a whole chip or module.
 
@@ -27,6 +73,9 @@ class Chip:
         bandwidth: Device memory bandwidth in bytes per second.
         source: The document that each figure is from.
         devices: How many devices the runtime makes of one chip; a device then has that share of every figure.
+        compiler: How the compiler is told of the chip; None where no compiler that can be installed takes it.
+        device_kinds: Names that a runtime gives the chip and that do not hold `name`, in lower case; of TPUs those of
+            jax/_src/pallas/mosaic/tpu_info.py in JAX 0.10.
     """
 
     name: str
@@ -38,6 +87,8 @@ class Chip:
     bandwidth: float
     source: str
     devices: int = 1
+    compiler: GpuDescription | TpuSlices | None = None
+    device_kinds: tuple[str, ...] = ()
 
 
 def _chip(
@@ -50,10 +101,13 @@ def _chip(
     bandwidth: float,
     source: str,
     devices: int = 1,
+    compiler: GpuDescription | TpuSlices | None = None,
+    device_kinds: tuple[str, ...] = (),
 ) -> Chip:
     """Builds a row from the units that data sheets use: teraflops, GiB and GB/s."""
     rates = MappingProxyType({dtype: teraflops * TERA for dtype, teraflops in peak.items()})
-    return Chip(name, title, vendor, architecture, rates, memory * GIB, bandwidth * GIGA, source, devices)
+    size, speed = memory * GIB, bandwidth * GIGA
+    return Chip(name, title, vendor, architecture, rates, size, speed, source, devices, compiler, device_kinds)
 
 
 _GOOGLE = "Google Cloud documentation, https://docs.cloud.google.com/tpu/docs/"
@@ -71,22 +125,30 @@ _ROWS = (
         devices=2,
     ),
     _chip("v3", "TPU v3", "google", "v3", {"bfloat16": 123}, 32, 900, _GOOGLE + "v3", devices=2),
-    _chip("v4", "TPU v4", "google", "v4", {"bfloat16": 275}, 32, 1200, _GOOGLE + "v4"),
+    _chip(
+        "v4", "TPU v4", "google", "v4", {"bfloat16": 275}, 32, 1200,
+        _GOOGLE + "v4",
+        compiler=TpuSlices("v4", 3),
+    ),
     _chip(
         "v5e", "TPU v5e", "google", "v5e", {"bfloat16": 197}, 16, 819,
         _GOOGLE + "v5e (a later version of the page says 800 GiB/s)",
+        compiler=TpuSlices("v5e", 2), device_kinds=("tpu v5 lite",),
     ),
     _chip(
         "v5p", "TPU v5p", "google", "v5p", {"bfloat16": 459}, 95, 2765,
         _GOOGLE + "tpu7x, the table of three generations (its FP8 rate is the bfloat16 rate: no FP8 hardware)",
+        compiler=TpuSlices("v5p", 3), device_kinds=("tpu v5",),
     ),
     _chip(
         "v6e", "TPU v6e (Trillium)", "google", "v6e", {"bfloat16": 918}, 32, 1638,
         _GOOGLE + "v6e, and no FP8 hardware from tpu7x, where its FP8 rate is the bfloat16 rate",
+        compiler=TpuSlices("v6e", 2), device_kinds=("tpu v6 lite",),
     ),
     _chip(
         "v7x", "TPU7x (Ironwood)", "google", "v7x", {"bfloat16": 2307, "fp8": 4614}, 192, 7380, _GOOGLE + "tpu7x",
         devices=2,
+        compiler=TpuSlices("tpu7x", 3), device_kinds=("tpu7x",),
     ),
     _chip(
         "p100", "Tesla P100 SXM2", "nvidia", "6.0", {"float32": 10.6, "float16": 21.2}, 16, 732,
@@ -102,6 +164,9 @@ _ROWS = (
         "t4", "Tesla T4", "nvidia", "7.5", {"float32": 8.1, "float16": 65}, 16, 320,
         "NVIDIA T4 data sheet, https://www.nvidia.com/en-us/data-center/tesla-t4/ (some versions say 300 GB/s)"
         + _NOT_OPENED + "a deviceQuery of a T4: 40 SMs, 1590 MHz, 256 bits at 5001 MHz",
+        compiler=GpuDescription(
+            "Tesla T4", 40, 64, 1024, 65536, 65536, 4194304, 1.59, 15828320256, 320064 * 10**6,
+        ),
     ),
     _chip(
         "a100", "A100 SXM4 80GB", "nvidia", "8.0",
@@ -109,18 +174,27 @@ _ROWS = (
         "NVIDIA A100 data sheet, https://www.nvidia.com/en-us/data-center/a100/, the dense column"
         + _NOT_OPENED + "https://www.microway.com/knowledge-center-articles/"
         "in-depth-comparison-of-nvidia-ampere-gpu-accelerators/ for float32, bandwidth and memory",
+        compiler=GpuDescription(
+            "A100-SXM4-80GB", 108, 64, 2048, 167936, 166912, 41943040, 1.41, 85100068864, 2039040 * 10**6,
+        ),
     ),
     _chip(
         "l4", "L4", "nvidia", "8.9",
         {"float32": 30.3, "tfloat32": 60, "float16": 121, "bfloat16": 121, "fp8": 242.5}, 24, 300,
         "NVIDIA L4 product page, https://www.nvidia.com/en-us/data-center/l4/" + _SPARSE
         + _NOT_OPENED + "58 SMs x 2040 MHz only",
+        compiler=GpuDescription(
+            "L4", 58, 128, 1536, 102400, 101376, 50331648, 2.04, 23660331008, 300096 * 10**6,
+        ),
     ),
     _chip(
         "h100", "H100 SXM5", "nvidia", "9.0",
         {"float32": 67, "tfloat32": 494.7, "float16": 989.4, "bfloat16": 989.4, "fp8": 1978.9}, 80, 3350,
         "NVIDIA H100 product page, https://www.nvidia.com/en-us/data-center/h100/" + _SPARSE
         + _NOT_OPENED + "https://glennklockwood.com/garden/processors/h100",
+        compiler=GpuDescription(
+            "H100 80GB HBM3", 132, 128, 2048, 233472, 232448, 52428800, 1.98, 84942979072, 3352 * 10**9,
+        ),
     ),
     _chip(
         "h200", "H200 SXM", "nvidia", "9.0",
@@ -128,6 +202,9 @@ _ROWS = (
         "NVIDIA H200 product page, https://www.nvidia.com/en-us/data-center/h200/" + _SPARSE
         + _NOT_OPENED + "https://glennklockwood.com/garden/processors/h100 for the rates (those of the H100); "
         "the bandwidth could not be checked",
+        compiler=GpuDescription(
+            "H200", 132, 128, 2048, 233472, 232448, 52428800, 1.98, 151397597184, 4800 * 10**9,
+        ),
     ),
     _chip(
         "b200", "B200 (HGX, 1000 W)", "nvidia", "10.0",
@@ -135,6 +212,9 @@ _ROWS = (
         "NVIDIA Blackwell data sheet, HGX B200 column, https://resources.nvidia.com/en-us-blackwell-architecture/datasheet"
         + _SPARSE + _NOT_OPENED
         + "the copy of its table at https://zdszero.github.io/Computer/Artificial_Intelligence/Hardware.html",
+        compiler=GpuDescription(
+            "B200", 148, 128, 2048, 233472, 232448, 132644864, 1.965, 191514411008, 7672320 * 10**6,
+        ),
     ),
     _chip(
         "mi100", "Instinct MI100", "amd", "gfx908", {"float32": 46.1, "float16": 184.6, "bfloat16": 92.3}, 32, 1228.8,
@@ -157,13 +237,6 @@ _ROWS = (
 
 CHIPS: Mapping[str, Chip] = MappingProxyType({chip.name: chip for chip in _ROWS})
 
-# How JAX names TPUs in `device_kind`: jax/_src/pallas/mosaic/tpu_info.py of JAX 0.10.
-_TPU_KINDS = {
-    "tpu v5 lite": "v5e",
-    "tpu v5": "v5p",
-    "tpu v6 lite": "v6e",
-    "tpu7x": "v7x",
-}
 # Same name, other clocks or other memory than the row of the table.
 _OTHER_FORMS = {"pcie", "nvl", "mig", "40gb", "32gb", "lite"}
 
@@ -247,8 +320,9 @@ def identify_chip(device_name: str) -> Chip | None:
         40 GB A100, a slice of a GPU).
     """
     lowered = device_name.lower().strip()
-    if lowered in _TPU_KINDS:
-        return CHIPS[_TPU_KINDS[lowered]]
+    for chip in CHIPS.values():
+        if lowered in chip.device_kinds:
+            return chip
     words = set(re.findall(r"[a-z0-9]+", lowered))
     if words & _OTHER_FORMS:
         return None

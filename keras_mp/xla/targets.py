@@ -6,55 +6,19 @@ import importlib.util
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from keras_mp.precision.chips import CHIPS, Chip, chip_name, nearest_hint
+from keras_mp.precision.chips import CHIPS, Chip, GpuDescription, TpuSlices, chip_name, nearest_hint
 from keras_mp.precision.hardware import Support
 
 HOST_TITLE = "this machine's CPU"
 INSTALL = 'pip install "keras-mp[inspect]"'
 
-# The smallest slice of each TPU that libtpu describes. One device of it is compiled for.
-_TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "v7x": "tpu7x:2x2x1"}
-
-
-# Slices by their number of chips, as libtpu describes them: of chips wired in two dimensions, and in three.
+# Slices by their number of chips, as libtpu describes them: of chips wired in two dimensions, and in three. A step on
+# one device is compiled for the smallest.
 _SLICES = {
     2: {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"},
     3: {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8"},
 }
-
-
-@dataclass(frozen=True)
-class _Gpu:
-    """What XLA asks about a GPU. Sizes in bytes, the clock in GHz.
-
-    Sources: the target descriptions in XLA's repository (xla/backends/gpu/target_config/specs, as of 2026) for A100,
-    H100, H200 and B200; for T4 and L4 the output of deviceQuery for memory, clock and L2, and the table of compute
-    capabilities 7.5 and 8.9 in the CUDA C++ Programming Guide for what is a multiprocessor's.
-    """
-
-    title: str
-    capability: tuple[int, int]
-    cores: int
-    lanes: int
-    threads: int
-    shared_per_core: int
-    shared_per_block: int
-    l2: int
-    clock: float
-    memory: int
-    bandwidth: int
-
-
-# fmt: off
-_GPUS = {
-    "t4": _Gpu("Tesla T4", (7, 5), 40, 64, 1024, 65536, 65536, 4194304, 1.59, 15828320256, 320064 * 10**6),
-    "a100": _Gpu("A100-SXM4-80GB", (8, 0), 108, 64, 2048, 167936, 166912, 41943040, 1.41, 85100068864, 2039040 * 10**6),
-    "l4": _Gpu("L4", (8, 9), 58, 128, 1536, 102400, 101376, 50331648, 2.04, 23660331008, 300096 * 10**6),
-    "h100": _Gpu("H100 80GB HBM3", (9, 0), 132, 128, 2048, 233472, 232448, 52428800, 1.98, 84942979072, 3352 * 10**9),
-    "h200": _Gpu("H200", (9, 0), 132, 128, 2048, 233472, 232448, 52428800, 1.98, 151397597184, 4800 * 10**9),
-    "b200": _Gpu("B200", (10, 0), 148, 128, 2048, 233472, 232448, 132644864, 1.965, 191514411008, 7672320 * 10**6),
-}
-# fmt: on
+_SMALLEST_SLICE = 4
 
 
 @dataclass(frozen=True)
@@ -87,7 +51,7 @@ class Target:
 
 def target_names() -> list[str]:
     """Lists what `find_target` knows."""
-    return [*_TOPOLOGIES, *_GPUS, "host"]
+    return [*(name for name, chip in CHIPS.items() if chip.compiler is not None), "host"]
 
 
 def find_target(name: str) -> Target:
@@ -105,12 +69,14 @@ def find_target(name: str) -> Target:
     """
     text = str(name).strip().lower()
     key = "host" if text in ("host", "cpu", HOST_TITLE.lower()) else chip_name(text) or text
-    if key in _TOPOLOGIES:
-        return Target(key, "tpu", CHIPS[key], topology=_TOPOLOGIES[key])
-    if key in _GPUS:
+    chip = CHIPS.get(key)
+    if chip is not None and isinstance(chip.compiler, TpuSlices):
+        return Target(key, "tpu", chip, topology=_topology(chip.compiler, _SMALLEST_SLICE))
+    if chip is not None and isinstance(chip.compiler, GpuDescription):
         # Autotuning times kernels on the chip, which is not there.
         flags = {"xla_gpu_autotune_level": 0}
-        return Target(key, "cuda", CHIPS[key], configuration=_configuration(_GPUS[key]), flags=flags)
+        configuration = _configuration(chip.compiler, chip.architecture)
+        return Target(key, "cuda", chip, configuration=configuration, flags=flags)
     if key == "host":
         return Target(key, "cpu")
     known = target_names()
@@ -130,13 +96,12 @@ def slice_of(target: Target, chips: int) -> Target:
     Raises:
         ValueError: If it is no TPU, or there is no such slice.
     """
-    if target.platform != "tpu" or target.chip is None:
+    if target.chip is None or not isinstance(target.chip.compiler, TpuSlices):
         raise ValueError(f"target={target.name!r} is no TPU: a step on several devices is compiled for TPU slices only")
-    family, _, smallest = target.topology.partition(":")
-    sizes = _SLICES[smallest.count("x") + 1]
+    sizes = _SLICES[target.chip.compiler.dimensions]
     if chips not in sizes:
         raise ValueError(f"chips={chips!r} is not one of {', '.join(map(str, sizes))}, the slices of {target.title}")
-    return replace(target, topology=f"{family}:{sizes[chips]}", devices=chips * target.chip.devices)
+    return replace(target, topology=_topology(target.chip.compiler, chips), devices=chips * target.chip.devices)
 
 
 def availability(target: Target) -> Support:
@@ -150,8 +115,12 @@ def availability(target: Target) -> Support:
     return Support(True, f"The compiler for {target.title} is installed.")
 
 
-def _configuration(gpu: _Gpu) -> str:
-    major, minor = gpu.capability
+def _topology(tpu: TpuSlices, chips: int) -> str:
+    return f"{tpu.family}:{_SLICES[tpu.dimensions][chips]}"
+
+
+def _configuration(gpu: GpuDescription, capability: str) -> str:
+    major, minor = capability.split(".")
     return f"""\
 gpu_device_info {{
   threads_per_block_limit: 1024
@@ -176,5 +145,5 @@ gpu_device_info {{
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 8 patch: 0 }}
 runtime_version {{ major: 13 minor: 0 patch: 0 }}
-device_description_str: "NVIDIA {gpu.title}"
+device_description_str: "NVIDIA {gpu.device_name}"
 """

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mp.backend.tensorflow import dense
+from keras_mp.backend.tensorflow.gradients import dense
 
 Tap = Callable[[Any, bool], Any]
 
