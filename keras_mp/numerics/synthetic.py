@@ -29,7 +29,9 @@ def random_batches(model: Any, shapes: Any, steps: int) -> list[tuple]:
 
     def drawn(tensor: Any, below: int) -> Any:
         if tensor.dtype == "string":
-            raise ValueError(f"an input of model {model.name!r} takes strings, and no random ones are made up")
+            raise ValueError(
+                f"an input of model {model.name!r} takes strings, and no random ones are made up: give data"
+            )
         if keras.backend.is_float_dtype(tensor.dtype):
             return random.normal(size=tensor.shape).astype("float32")
         return random.integers(0, below, tensor.shape).astype("int32")

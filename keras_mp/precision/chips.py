@@ -267,12 +267,12 @@ def chip_name(text: str) -> str | None:
     words = _words(text)
     joined = " ".join(words)
     plain = " ".join(word for word in words if word not in _PLAIN_WORDS)
-    for name in (_TPU_KINDS.get(joined), _NICKNAMES.get(plain), _NICKNAMES.get(joined)):
-        if name is not None:
-            return name
+    if plain in _NICKNAMES:
+        return _NICKNAMES[plain]
     for chip in CHIPS.values():
-        told = {*_words(chip.title), f"{chip.memory_bytes // GIB}gb", *_PLAIN_WORDS, chip.name}
-        own = chip.name in words or joined == " ".join(_words(chip.title))
+        names = " ".join([chip.name, chip.title, *chip.device_kinds, f"{chip.memory_bytes // GIB}gb"])
+        told = {*_words(names), *_PLAIN_WORDS}
+        own = chip.name in words or joined in chip.device_kinds or joined == " ".join(_words(chip.title))
         if own and told.issuperset(words):
             return chip.name
     return None
