@@ -13,7 +13,7 @@ from keras import ops
 
 from keras_mp import backend
 from keras_mp.backend.common.calls import wrapped_methods
-from keras_mp.numerics.step import loss_of, step_failed
+from keras_mp.numerics.plain_step import explained, loss_of
 from keras_mp.rebuild import children_of, layers_by_path, operations_of
 
 Tap = Callable[[Any, bool], Any]
@@ -174,7 +174,7 @@ def layers_and_operations(model: Any) -> dict[str, Any]:
 
 
 class ObservedStep:
-    """A training step of a model, forward and backward, that changes no weight.
+    """A training step of a model, forward and backward, that changes no variable.
 
     Args:
         model: a built Keras model with a loss.
@@ -204,13 +204,13 @@ class ObservedStep:
             What finish returned, as numpy arrays.
 
         Raises:
-            ValueError: the batch does not fit the model or its loss.
+            ValueError: the batch does not fit the model or its loss, or Keras itself fails in the model's precision.
         """
         given = tuple(part for part in batch if part is not None)
         try:
             place, result = self._step((given, np.float32(scale)))
         except backend.step_errors() as error:
-            raise step_failed(self.model, batch, error) from error
+            raise explained(self.model, batch, error) from error
         self.record = self._records[int(place)]
         return keras.tree.map_structure(_numpy, result)
 

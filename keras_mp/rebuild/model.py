@@ -19,6 +19,9 @@ from keras.src.saving.serialization_lib import ObjectSharingScope
 from keras_mp import backend
 from keras_mp.precision.policy import restored_policy
 
+# What `keras_mp.tensor_rules` leaves on a model, and no config holds.
+RULES = "tensor_rules"
+
 Config = dict[str, Any]
 Rule = Callable[[Config, Any], Config]
 
@@ -309,6 +312,8 @@ def _carry_state(old: Any, new: Any) -> _Carried:
                 f"layer {path!r} ({type(new_layer).__name__}) was not built by rebuilding {old.name!r}: pass a batch "
                 "of inputs (verify= or sample=), or give the model a build_from_config() that builds it"
             )
+        if hasattr(old_layer, RULES):
+            setattr(new_layer, RULES, getattr(old_layer, RULES))
         pairs = _carry_layer(path, old_layer, new_layer)
         variables |= {id(old_variable): new_variable for old_variable, new_variable in pairs}
         arrived |= {id(new_variable) for _, new_variable in pairs}

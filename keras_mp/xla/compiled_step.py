@@ -12,6 +12,7 @@ from keras_mp import backend
 from keras_mp.backend.common.lowered import Lowered
 from keras_mp.loss_scaling.wrap_optimizer import compute_dtypes
 from keras_mp.parallel.plan import FLOAT16_ON_TPU, Plan
+from keras_mp.parallel.tensor_rules import with_rules_of
 from keras_mp.rebuild import layers_by_path, operations_of
 
 
@@ -39,6 +40,7 @@ def lower_step(model: Any, batch: Any, *, training: bool, platform: str, plan: P
         plan.check_rows(keras.tree.flatten(x)[0].shape[0])
         if platform == "tpu" and "float16" in compute_dtypes(model):
             raise ValueError(FLOAT16_ON_TPU)
+        plan = with_rules_of(plan, model)
     if training:
         with backend.no_allocation() if _has_no_values(model) else nullcontext():
             model._symbolic_build(data_batch=shapes)

@@ -231,7 +231,8 @@ def inspect(
         compare: other precisions to compile the same step in: "float32", "mixed_float16", "mixed_bfloat16", "fp8".
         flags: further options of XLA, such as `{"xla_gpu_enable_triton_gemm": False}`.
         strategy: for a slice of several TPUs, on JAX: "data", "fully_sharded" or "tensor" (as for
-            `keras_mp.distribute`), or a `keras_mp.parallel.plan.Plan`. The batch is then that of all devices.
+            `keras_mp.distribute`), or a `keras_mp.parallel.plan.Plan`. The batch is then that of all devices. The rules
+            of "tensor" are the Plan's, or those that the model has from `keras_mp.tensor_rules`.
         chips: of the slice: 4, 8, 16, 32, 64, 128 or 256. A Plan has as many devices as the slice.
 
     Returns:

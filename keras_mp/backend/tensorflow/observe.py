@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ def observed_step(
     """Compiles a step that computes a loss, its gradients, and those of every tensor on the way that was tapped.
 
     Args:
-        model: a built Keras model. Moving statistics, seeds and metrics do change.
+        model: a built Keras model; no variable of it changes.
         forward: `forward(tap, batch) -> (loss, kept)`. `tap(tensor, watch)` returns the tensor to go on with, or
             None where the tensor belongs to the body of a loop or a branch and cannot be seen; with watch=False it only
             tells that. `kept` are tensors of the forward
@@ -64,11 +65,14 @@ def observed_step(
                 functions.pop((specs, None), None)
                 probes[specs] = _compiled(partial(shapes_of, batch), specs)
         if specs not in probes:
-            return functions[specs, None](*flat)
-        shapes = tuple(tuple(shape.numpy().tolist()) for shape in probes[specs](*flat))
+            with _unchanged(model):
+                return functions[specs, None](*flat)
+        with _unchanged(model):
+            shapes = tuple(tuple(shape.numpy().tolist()) for shape in probes[specs](*flat))
         if (specs, shapes) not in functions:
             functions[specs, shapes] = _compiled(partial(step, batch, shapes, []), specs)
-        return functions[specs, shapes](*flat)
+        with _unchanged(model):
+            return functions[specs, shapes](*flat)
 
     return run
 
@@ -121,6 +125,18 @@ def _shapes_tap(shapes: list[tf.Tensor]) -> Tap:
         return tf.identity(x) if watch else x
 
     return tap
+
+
+@contextmanager
+def _unchanged(model: Any) -> Iterator[None]:
+    """Puts back what the forward pass changes: moving statistics, seeds, metrics."""
+    variables = [*model.non_trainable_variables, *model.metrics_variables]
+    before = [tf.identity(variable.value) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
 
 
 def step_errors() -> tuple[type[Exception], ...]:
