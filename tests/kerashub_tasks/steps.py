@@ -18,9 +18,10 @@ from keras_mp.fp8.layers import Float8Layer
 from keras_mp.numerics.nonfinite import LOWER_SCALE
 from keras_mp.rebuild import layers_by_path
 from kerashub_tasks.plain import failure, one_line, prepared
-from kerashub_tasks.task import BATCH, Task
+from kerashub_tasks.task import BATCH, Task, under
 
 POLICY = "mixed_float16"
+MOST_STEPS = 20
 TOO_LARGE = 2.0**60  # a loss scale that no gradient in float16 bears
 
 
@@ -69,11 +70,7 @@ class Subject:
 
 
 def build(subject: Subject) -> str:
-    keras.config.set_dtype_policy(POLICY)
-    try:
-        subject.model = subject.config.build()
-    finally:
-        keras.config.set_dtype_policy("float32")
+    subject.model = subject.config.build()
     subject.data = subject.config.data(subject.model)
     subject.batch = prepared(subject.model, subject.data)
     return f"{subject.model.count_params():,}"
@@ -94,11 +91,18 @@ def stabilize(subject: Subject) -> str:
 
 
 def fit(subject: Subject) -> str:
-    """Three steps: finite losses, finite weights, most of which have moved."""
+    """Three steps that are applied: finite losses, finite weights, most of which have moved.
+
+    Skipped ones, while the loss scale comes down from where it starts, are not counted.
+    """
     subject.compile(subject.model)
     weights = subject.model.trainable_variables
     before = [keras.ops.convert_to_numpy(weight) for weight in weights]
-    losses = subject.model.fit(*subject.data, batch_size=BATCH, epochs=3, shuffle=False, verbose=0).history["loss"]
+    losses: list[float] = []
+    skipped = 0
+    while len(losses) - skipped < 3 and len(losses) < MOST_STEPS:
+        losses += subject.model.fit(*subject.data, batch_size=BATCH, verbose=0).history["loss"]
+        skipped = int(keras.ops.convert_to_numpy(getattr(subject.model.optimizer, "skipped_steps", 0)))
     after = [keras.ops.convert_to_numpy(weight) for weight in weights]
     if not np.isfinite(losses).all():
         raise Missed(f"the losses are {losses}")
@@ -107,7 +111,8 @@ def fit(subject: Subject) -> str:
     moved = [weight for weight, old, new in zip(weights, before, after, strict=True) if np.any(old != new)]
     if len(moved) < len(weights) / 2:
         raise Missed(f"{len(moved)} of {len(weights)} weights have moved; the losses are {losses}")
-    return f"{losses[0]:.3g} to {losses[-1]:.3g}, {len(moved)} of {len(weights)} weights moved"
+    told = f", {skipped} steps skipped before" if skipped else ""
+    return f"{losses[0]:.3g} to {losses[-1]:.3g}, {len(moved)} of {len(weights)} weights moved{told}"
 
 
 def find_nonfinite(subject: Subject) -> str:
@@ -204,7 +209,8 @@ def row(config: Task, done: Callable[[dict[str, Any]], None] = lambda row: None)
         `{"family": ..., "cells": {step: cell}, "seconds": {step: seconds}}`.
     """
     made: dict[str, Any] = {"family": config.family, "cells": {}, "seconds": {}}
-    with tempfile.TemporaryDirectory() as folder:
+    # The policy is global, as in a program that sets it first: some layers of KerasHub take it wherever they are built.
+    with tempfile.TemporaryDirectory() as folder, under(POLICY):
         subject = Subject(config, Path(folder))
         for step in STEPS:
             made["running"] = step

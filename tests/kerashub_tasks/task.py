@@ -1,6 +1,7 @@
 """What a task of KerasHub is built from at a tiny size, and a batch for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import keras
@@ -34,6 +35,17 @@ class Task(NamedTuple):
         rng = np.random.default_rng()
         x = self.inputs(rng, task)
         return (x,) if self.labels is None else (x, self.labels(rng, task))
+
+
+@contextmanager
+def under(policy: str) -> Iterator[None]:
+    """Sets the global dtype policy, and then the one before."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def inputs_of(**known: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]) -> Callable[..., Any]:
