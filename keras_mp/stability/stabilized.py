@@ -36,8 +36,8 @@ def stabilize(model: Any) -> Any:
 
     Weights, names, shared layers, compile arguments and optimizer state are carried over; the original is left alone.
     Layers without a `get_config()`, or whose `__init__` takes no `**kwargs`, are rebuilt by the arguments that they keep
-    as attributes. What cannot be reached is named in a warning. The result is saved and loaded as usual, wherever `keras_mp` is
-    imported.
+    as attributes. What cannot be reached is named in a warning. The result is saved and loaded as usual, wherever
+    `keras_mp` is imported.
 
     Args:
         model: a built Keras model: functional, sequential, subclassed, nested; before or after training.
