@@ -1,14 +1,19 @@
 """What importing the kit costs, and that one backend is enough."""
 
+import ast
 import os
+import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import keras
 import pytest
 
 import keras_mp
 
+ROOT = Path(__file__).parents[1]
 BACKEND = keras.backend.backend()
 OTHER = "jax" if BACKEND == "tensorflow" else "tensorflow"
 HEAVY = {"jax", "tensorflow", "tensorflow_datasets", "matplotlib", "sklearn", "rich", "typer", "pandas", "scipy"}
@@ -36,11 +41,45 @@ def test_every_public_name_imports_nothing_heavy_that_keras_had_not():
     assert "keras_mp" in loaded and not HEAVY & set(loaded)
 
 
+@pytest.mark.once
+def test_the_library_names_neither_the_recipes_nor_the_models_of_the_repository():
+    for path in (ROOT / "keras_mp").rglob("*.py"):
+        named = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                named |= {node.module} if node.module and not node.level else set()
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                # What a process of its own is started with, or import_module is given.
+                named |= set(re.findall(r"\b(?:recipes|models)\.\w+|-m (?:recipes|models)\b", node.value))
+        assert not [name for name in named if name.split(".")[0].split()[-1] in ("recipes", "models")], path
+
+
+@pytest.mark.once
+def test_the_package_alone_as_a_wheel_holds_it_has_every_public_name(tmp_path):
+    shutil.copytree(ROOT / "keras_mp", tmp_path / "keras_mp")
+    printed = run(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.modules |= {{'recipes': None, 'models': None}}\n"
+        "import keras_mp; [getattr(keras_mp, name) for name in keras_mp.__all__]; print(keras_mp.__file__)"
+    )
+    assert printed == [str(tmp_path / "keras_mp" / "__init__.py")]
+
+
 def test_every_public_name_is_there():
     for name in keras_mp.__all__:
         assert getattr(keras_mp, name) is not None and name in dir(keras_mp)
     with pytest.raises(AttributeError, match="no attribute 'stabilise'; it has .*stabilize"):
         _ = keras_mp.stabilise
+
+
+@pytest.mark.once
+def test_type_checkers_see_the_public_names_and_no_other():
+    tree = ast.parse(Path(keras_mp.__file__).read_text())
+    [block] = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    seen = {alias.asname: node.module for node in block.body for alias in node.names}
+    assert seen.keys() == set(keras_mp.__all__)
+    assert {name: module for name, module in seen.items() if name in keras_mp._HOME} == keras_mp._HOME
 
 
 # None in sys.modules makes an import fail as if the package were not installed.

@@ -20,6 +20,9 @@ from keras_mp import backend
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild.arguments import by_arguments, configs_of_arguments, with_left_out
 
+# What `keras_mp.tensor_rules` leaves on a model, and no config holds.
+RULES = "tensor_rules"
+
 Config = dict[str, Any]
 Rule = Callable[[Config, Any], Config]
 
@@ -349,6 +352,9 @@ def custom_objects_of(model: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for layer in _with_self(model):
         for value in [layer, *vars(layer).values()]:
+            # Keras puts wrappers of a layer's methods, as of build, among its attributes.
+            if inspect.ismethod(getattr(value, "__wrapped__", None)):
+                continue
             for thing in [value] if inspect.isfunction(value) else type(value).__mro__:
                 serializable = inspect.isfunction(thing) or hasattr(thing, "from_config")
                 own = (thing.__module__ or "").partition(".")[0] not in ("keras", "keras_mp")
@@ -374,6 +380,8 @@ def _carry_state(old: Any, new: Any) -> _Carried:
                 f"layer {path!r} ({type(new_layer).__name__}) was not built by rebuilding {old.name!r}: pass a batch "
                 "of inputs (verify= or sample=), or give the model a build_from_config() that builds it"
             )
+        if hasattr(old_layer, RULES):
+            setattr(new_layer, RULES, getattr(old_layer, RULES))
         if new_layer.trainable != old_layer.trainable:
             new_layer.trainable = old_layer.trainable
         pairs = _carry_layer(path, old_layer, new_layer)

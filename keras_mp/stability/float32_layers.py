@@ -69,6 +69,13 @@ class Float32BatchNormalization(Float32Inside):
         return super().call(keras.ops.cast(inputs, "float32"), training=training, mask=mask)
 
 
+class Float32Losses:
+    """Losses that the layer's own code adds, in float32: on TensorFlow Keras cannot add a 16-bit one to the model's."""
+
+    def add_loss(self, loss: Any) -> None:
+        super().add_loss(keras.tree.map_structure(_widened, loss))  # type: ignore[misc]
+
+
 class Float32Operation:
     """An operation of a functional graph, which has no policy, in float32; the result in the input's dtype."""
 
@@ -261,6 +268,11 @@ ACTIVATION_ATTRIBUTES = ("activation", "recurrent_activation")
 def _last_axis_equation(rank: int) -> str:
     labels = string.ascii_lowercase[:rank]
     return f"{labels},{labels[-1]}z->{labels[:-1]}z"
+
+
+def _widened(x: Any) -> Any:
+    low = keras.ops.is_tensor(x) and keras.backend.standardize_dtype(x.dtype) in ("float16", "bfloat16")
+    return keras.ops.cast(x, "float32") if low else x
 
 
 def _is_float(x: Any) -> bool:

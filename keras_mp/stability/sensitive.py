@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
+from types import CodeType
 from typing import Any, NamedTuple
 
 import keras
 
-from keras_mp.rebuild import children_of, has_no_call, operations_of
+from keras_mp.rebuild import children_of, has_no_call, layers_below, operations_of
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
     FLOAT32_ACTIVATIONS,
@@ -62,8 +64,9 @@ def sensitive_layers(model: Any) -> list[SensitiveLayer]:
     """The layers of a model that compute in float16 or bfloat16 what needs float32.
 
     These are normalizations (Keras's, and custom layers whose class name ends in Norm or Normalization), softmax as a
-    layer, as an activation and inside attention, regularizers of activations, and the layers that compute the model's
-    outputs; also softmax as an operation of a functional graph. Operations in a layer's own `call()` are not seen.
+    layer, as an activation and inside attention, regularizers of activations, losses that a layer's own code adds, and
+    the layers that compute the model's outputs; also softmax as an operation of a functional graph. Operations in a
+    layer's own `call()` are not seen.
 
     Args:
         model: a built Keras model.
@@ -111,6 +114,10 @@ def _find(layer: Any, path: str, outputs: dict[int, str], seen: set[int]) -> Ite
 
 def _needs(layer: Any, output: str | None) -> Iterator[tuple[str, str]]:
     """The treatments that a layer needs, each with its reason; an empty one where nothing can be done."""
+    if _adds_losses(layer) and "losses" not in getattr(layer, "_treatments", ()):
+        dtypes = {each.compute_dtype for each in (layer, *layers_below(layer))}
+        for low in sorted(dtypes & set(LOW_PRECISION)):
+            yield "losses", f"its add_loss may add a loss in {low}, which does not add up with the model's in float32"
     low = layer.compute_dtype
     if low not in LOW_PRECISION:
         return
@@ -130,6 +137,18 @@ def _needs(layer: Any, output: str | None) -> Iterator[tuple[str, str]]:
         yield "float32", f"it sums attention scores and takes their softmax in {low}"
     elif _is_normalization(layer):
         yield "float32", f"it sums squares over many values in {low}"
+
+
+def _adds_losses(layer: Any) -> bool:
+    """Whether code in the layer's own class calls `add_loss`; Keras's calls it for regularizers only."""
+    own = [cls for cls in type(layer).__mro__ if not cls.__module__.startswith(("keras.", "keras_mp."))]
+    functions = [inspect.unwrap(value) for cls in own for value in vars(cls).values() if inspect.isfunction(value)]
+    return any("add_loss" in _names_in(function.__code__) for function in functions)
+
+
+def _names_in(code: CodeType) -> set[str]:
+    inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*inner)
 
 
 def _is_normalization(layer: Any) -> bool:

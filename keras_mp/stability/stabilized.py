@@ -17,6 +17,7 @@ from keras_mp.stability.float32_layers import (
     SCORES_MIXINS,
     Float32BatchNormalization,
     Float32Inside,
+    Float32Losses,
     Float32Operation,
     Float32Regularizer,
 )
@@ -32,11 +33,11 @@ def stabilize(model: Any) -> Any:
     - Normalization and softmax compute in float32 and return the 16-bit dtype that they returned before.
     - Attention adds up and normalizes its scores in float32; the products keep 16-bit operands.
     - The output layer keeps 16-bit operands and returns float32: bias, activation and the loss are in float32.
-    - Regularizers of activations add up in float32.
+    - Regularizers of activations add up in float32; what a layer's own code hands to `add_loss` becomes float32.
 
     Weights, names, shared layers, compile arguments and optimizer state are carried over; the original is left alone.
-    Layers without a `get_config()`, or whose `__init__` takes no `**kwargs`, are rebuilt by the arguments that they keep
-    as attributes. What cannot be reached is named in a warning. The result is saved and loaded as usual, wherever
+    Layers without a `get_config()`, or whose `__init__` takes no `**kwargs`, are rebuilt by the arguments that they
+    keep as attributes. What cannot be reached is named in a warning. The result is saved and loaded as usual, wherever
     `keras_mp` is imported.
 
     Args:
@@ -163,6 +164,7 @@ def stabilize_in_place(layer: Any, treatments: Sequence[str], precision: str) ->
             "result": products of 16-bit operands, everything after them in float32;
             "scores": of attention, in float32;
             "activation", "regularizer", "operation": those in float32;
+            "losses": what `add_loss` is given, as float32;
             "children": sublayers that no config shows, each as it needs;
             "outputs": and those of them that compute the model's outputs.
         precision: "float16" or "bfloat16", what the layer computed in; "float32" after an export.
@@ -200,6 +202,8 @@ def _extended(original: type, treatments: tuple[str, ...]) -> type:
             mixins.append(next(mixin for cls, mixin in RESULT_MIXINS.items() if issubclass(original, cls)))
         elif treatment == "scores":
             mixins.append(next(mixin for cls, mixin in SCORES_MIXINS.items() if issubclass(original, cls)))
+        elif treatment == "losses":
+            mixins.append(Float32Losses)
         elif treatment == "operation":
             mixins.append(Float32Operation)
         elif treatment == "children":

@@ -240,6 +240,59 @@ def test_activity_regularizers(how):
     assert not TENSORFLOW, "Keras has mended this: the treatment may be dropped"
 
 
+@keras.saving.register_keras_serializable("test_stabilize")
+class AddsLoss(layers.Layer):
+    """Adds a loss in the dtype of its input; the sublayer that does so, too, is in no config."""
+
+    def __init__(self, deep=True, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = AddsLoss(deep=False) if deep else None
+
+    def call(self, x):
+        self.add_loss(keras.ops.mean(keras.ops.square(x)))
+        return x if self.inner is None else self.inner(2 * x)
+
+
+@keras.saving.register_keras_serializable("test_stabilize")
+class AddsLossItself(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = layers.Dense(4, dtype="mixed_float16")
+        self.head = layers.Dense(1, dtype="float32")
+
+    def call(self, x):
+        x = self.dense(x)
+        self.add_loss([keras.ops.mean(keras.ops.square(x)), keras.ops.mean(keras.ops.square(2 * x))])
+        return self.head(x)
+
+
+@pytest.mark.parametrize("how, policy", [("layer", "mixed_float16"), ("model", "float32"), ("model", "mixed_float16")])
+def test_losses_that_a_layer_or_a_model_adds(how, policy, tmp_path):
+    keras.config.set_dtype_policy(policy)
+    if how == "layer":
+        model = keras.Sequential([keras.Input((3,)), layers.Dense(4), AddsLoss(), layers.Dense(1, dtype="float32")])
+    else:
+        model = AddsLossItself()
+    x, y = zoo.normal(8, 3), zoo.normal(8, 1)
+    model(x)
+    model.compile(keras.optimizers.SGD(1e-3), "mse")
+    new = stabilize(model)
+    assert not keras_mp.sensitive_layers(new)
+    dense = model.layers[0] if how == "layer" else model.dense
+    activation = x.astype("float64") @ np.asarray(dense.kernel, "float64")  # its bias is zero
+    error = np.square(numpy(new(x)).astype("float64") - y).mean()
+    expected = error + 5 * np.square(activation).mean()
+    assert new.evaluate(x, y, verbose=0) == pytest.approx(expected, rel=1e-2)
+    assert np.isfinite(new.fit(x, y, verbose=0).history["loss"][0])
+    new.save(tmp_path / "model.keras")
+    keras.saving.load_model(tmp_path / "model.keras").fit(x, y, verbose=0)
+    try:
+        model.fit(x, y, verbose=0)
+    except TypeError:
+        return
+    assert not TENSORFLOW, "Keras has mended this: the treatment may be dropped"
+
+
 def test_softmax_as_an_operation_of_the_graph(tmp_path):
     keras.config.set_dtype_policy("mixed_bfloat16")
     inputs = keras.Input((16,))

@@ -1,37 +1,8 @@
 """JAX: the functions of `keras_mp.backend`."""
 
-from keras_mp.backend.jax.core import (
-    all_finite,
-    any_replica,
-    as_tensor,
-    atomic_step,
-    barrier,
-    bitcast,
-    conditional,
-    dense,
-    einsum_float32,
-    fp8_dot,
-    full_float32,
-    fused,
-    fused_attention,
-    fused_attention_in_float32,
-    gradient_scope,
-    local_devices,
-    map_values,
-    max_over_replicas,
-    no_allocation,
-    normalize_batch,
-    overwrite,
-    peak_memory_bytes,
-    recompute,
-    replica_count,
-    scan,
-    sum_over_replicas,
-    sum_repeated_rows,
-    update_if,
-    values_of,
-    version,
-)
+from keras_mp.backend.jax.devices import local_devices, peak_memory_bytes, version
+from keras_mp.backend.jax.fp8_dot import fp8_dot
+from keras_mp.backend.jax.gradients import dense, map_values, sum_repeated_rows, values_of
 from keras_mp.backend.jax.lower import lower
 from keras_mp.backend.jax.observe import observed_step, step_errors
 from keras_mp.backend.jax.parallel import (
@@ -43,7 +14,21 @@ from keras_mp.backend.jax.parallel import (
     reduce_dtype,
     share_of_batch,
 )
+from keras_mp.backend.jax.products import einsum_float32, full_float32, fused_attention, fused_attention_in_float32
+from keras_mp.backend.jax.replicas import any_replica, max_over_replicas, replica_count, sum_over_replicas
+from keras_mp.backend.jax.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
 from keras_mp.backend.jax.steps import timed_steps
+from keras_mp.backend.jax.tensors import as_tensor, bitcast
+from keras_mp.backend.jax.transforms import (
+    barrier,
+    fused,
+    gradient_scope,
+    no_allocation,
+    normalize_batch,
+    recompute,
+    scan,
+)
+from keras_mp.backend.jax.update import all_finite, atomic_step, conditional, overwrite, update_if
 from keras_mp.backend.jax.workers import (
     COLLECTIVE_ERRORS,
     assign_parts,
@@ -56,6 +41,7 @@ from keras_mp.backend.jax.workers import (
 
 __all__ = [
     "COLLECTIVE_ERRORS",
+    "HAS_SPARSE_GRADIENTS",
     "HOW_TO_HAVE_MORE_DEVICES",
     "all_finite",
     "any_replica",
@@ -94,6 +80,7 @@ __all__ = [
     "replica_count",
     "scan",
     "share_of_batch",
+    "sparse_gradients",
     "step_errors",
     "steps_of",
     "sum_over_replicas",

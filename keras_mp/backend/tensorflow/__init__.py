@@ -1,37 +1,8 @@
 """TensorFlow: the functions of `keras_mp.backend`."""
 
-from keras_mp.backend.tensorflow.core import (
-    all_finite,
-    any_replica,
-    as_tensor,
-    atomic_step,
-    barrier,
-    bitcast,
-    conditional,
-    dense,
-    einsum_float32,
-    fp8_dot,
-    full_float32,
-    fused,
-    fused_attention,
-    fused_attention_in_float32,
-    gradient_scope,
-    local_devices,
-    map_values,
-    max_over_replicas,
-    no_allocation,
-    normalize_batch,
-    overwrite,
-    peak_memory_bytes,
-    recompute,
-    replica_count,
-    scan,
-    sum_over_replicas,
-    sum_repeated_rows,
-    update_if,
-    values_of,
-    version,
-)
+from keras_mp.backend.tensorflow.devices import local_devices, peak_memory_bytes, version
+from keras_mp.backend.tensorflow.fp8_dot import fp8_dot
+from keras_mp.backend.tensorflow.gradients import dense, map_values, sum_repeated_rows, values_of
 from keras_mp.backend.tensorflow.lower import lower
 from keras_mp.backend.tensorflow.observe import observed_step, step_errors
 from keras_mp.backend.tensorflow.parallel import (
@@ -41,8 +12,33 @@ from keras_mp.backend.tensorflow.parallel import (
     parallel_scope,
     reduce_dtype,
 )
-from keras_mp.backend.tensorflow.replicas import over_the_batch, share_of_batch
+from keras_mp.backend.tensorflow.products import (
+    einsum_float32,
+    full_float32,
+    fused_attention,
+    fused_attention_in_float32,
+)
+from keras_mp.backend.tensorflow.replicas import (
+    any_replica,
+    max_over_replicas,
+    over_the_batch,
+    replica_count,
+    share_of_batch,
+    sum_over_replicas,
+)
+from keras_mp.backend.tensorflow.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
 from keras_mp.backend.tensorflow.steps import timed_steps
+from keras_mp.backend.tensorflow.tensors import as_tensor, bitcast
+from keras_mp.backend.tensorflow.transforms import (
+    barrier,
+    fused,
+    gradient_scope,
+    no_allocation,
+    normalize_batch,
+    recompute,
+    scan,
+)
+from keras_mp.backend.tensorflow.update import all_finite, atomic_step, conditional, overwrite, update_if
 from keras_mp.backend.tensorflow.workers import (
     COLLECTIVE_ERRORS,
     assign_parts,
@@ -55,6 +51,7 @@ from keras_mp.backend.tensorflow.workers import (
 
 __all__ = [
     "COLLECTIVE_ERRORS",
+    "HAS_SPARSE_GRADIENTS",
     "HOW_TO_HAVE_MORE_DEVICES",
     "all_finite",
     "any_replica",
@@ -93,6 +90,7 @@ __all__ = [
     "replica_count",
     "scan",
     "share_of_batch",
+    "sparse_gradients",
     "step_errors",
     "steps_of",
     "sum_over_replicas",

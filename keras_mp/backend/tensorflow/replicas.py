@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from keras_mp.backend.common.keras_patches import patched
+from keras_mp.backend.tensorflow.gradients import sum_repeated_rows
 
 _step = threading.local()
 
@@ -61,21 +64,54 @@ def over_the_batch(count: Any) -> Any:
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, count) * share
 
 
-@contextmanager
-def _different_masks() -> Iterator[None]:
+def _different_masks() -> AbstractContextManager[None]:
     """Has each replica draw random numbers of its own, from seeds that are the same on all."""
-    original = keras.random.SeedGenerator.next
+    return patched({"keras.random.SeedGenerator.next": _own_draw})
 
+
+def _own_draw(draw: Callable[..., Any]) -> Callable[..., Any]:
     def following(generator: Any, ordered: bool = True) -> Any:
-        seed = original(generator, ordered)
+        seed = draw(generator, ordered)
         context = tf.distribute.get_replica_context()
         if context is None or context.num_replicas_in_sync == 1:
             return seed
         replica = tf.cast(context.replica_id_in_sync_group, seed.dtype)
         return tf.random.experimental.stateless_fold_in(seed, replica)
 
-    keras.random.SeedGenerator.next = following
-    try:
-        yield
-    finally:
-        keras.random.SeedGenerator.next = original
+    return following
+
+
+def replica_count() -> int:
+    """Returns how many replicas of a model the current distribution strategy trains."""
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def any_replica(flag: Any) -> Any:
+    """Tells whether a flag is true on any replica; call it in a replica context.
+
+    Args:
+        flag: a boolean tensor of shape (), of this replica.
+
+    Returns:
+        A boolean tensor of shape (), the same on every replica.
+    """
+    if replica_count() == 1:
+        return flag
+    # tf.distribute reduces by sum and mean only.
+    votes = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(flag, tf.float32))
+    return votes > 0
+
+
+def sum_over_replicas(tensors: list[Any]) -> list[Any]:
+    """Adds up tensors of each replica, sparse ones too; call it in a replica context."""
+    if replica_count() == 1 or not tensors:
+        return tensors
+    context = tf.distribute.get_replica_context()
+    return [sum_repeated_rows(tensor) for tensor in context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)]
+
+
+def max_over_replicas(tensor: Any) -> Any:
+    """Takes the maximum of a tensor over the replicas; call it in a replica context."""
+    if replica_count() == 1:
+        return tensor
+    return tf.reduce_max(tf.distribute.get_replica_context().all_gather(tensor[tf.newaxis], axis=0), axis=0)

@@ -1,0 +1,58 @@
+"""Matrix products and attention with float32 sums."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def fused_attention_in_float32(dtype: str) -> bool:
+    """Whether Keras's fused attention adds up and normalizes scores in float32, as jax.nn.dot_product_attention does.
+
+    On a CPU that function asks XLA for a product of float16 that it has not (jax 0.10): "F16_F16_F32 is not supported".
+    """
+    return not (dtype == "float16" and jax.default_backend() == "cpu")
+
+
+def fused_attention(query: Any, key: Any, value: Any, mask: Any, *, causal: bool, scale: float) -> Any:
+    """Attends with cuDNN's fused kernels, whose softmax is in float32, or returns None where they do not serve.
+
+    Args:
+        query: shape `(batch, rows, heads, features)`.
+        key, value: shape `(batch, columns, key heads, features)`.
+        mask: booleans, shape `(batch, columns)` or `(batch, rows or 1, columns)`, or None.
+        causal: whether row i sees only the columns 0 to i.
+        scale: of the scores.
+    """
+    # With a mask cuDNN reads it whole, as 16-bit numbers of size rows x columns a head.
+    if mask is not None or jax.default_backend() != "gpu" or query.dtype not in (jnp.float16, jnp.bfloat16):
+        return None
+    # cuDNN's own limits: features up to 128, in steps of 8 (JAX's documentation of dot_product_attention).
+    if query.shape[3] > 128 or query.shape[3] % 8 or (causal and query.shape[1] != key.shape[1]):
+        return None
+    capability = getattr(jax.devices("gpu")[0], "compute_capability", "0.0")
+    if "NVIDIA" not in jax.devices("gpu")[0].device_kind or float(capability) < 8:
+        return None
+    return jax.nn.dot_product_attention(query, key, value, is_causal=causal, scale=scale, implementation="cudnn")
+
+
+def einsum_float32(equation: str, left: Any, right: Any) -> Any:
+    """Contracts two 16-bit tensors and returns the float32 sums; see `keras_mp.stability.accumulate`."""
+
+    def product(left: Any, right: Any) -> Any:
+        return jnp.einsum(equation, left, right, preferred_element_type=jnp.float32)
+
+    if jax.__version_info__ >= (0, 8):
+        return product(left, right)
+
+    # jax 0.7 compiles some of them for a CPU, and then cannot run them. The product of two 16-bit numbers is exact in
+    # float32, so the operands can as well be float32.
+    def product_on_cpu(left: Any, right: Any) -> Any:
+        return product(left.astype(jnp.float32), right.astype(jnp.float32))
+
+    return jax.lax.platform_dependent(left, right, cpu=product_on_cpu, default=product)
+
+
+def full_float32() -> Any:
+    """Within it, products of float32 operands are float32 products: by default a TPU makes one bfloat16 pass of one."""
+    return jax.default_matmul_precision("highest")

@@ -1,0 +1,68 @@
+"""Functions that change how others are computed: in one kernel, again, in a loop, without memory."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import jax
+
+from keras_mp.backend.common.keras_patches import patched
+
+
+def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
+    """Returns the same tensors, with which the compiler may begin nothing before the others are there.
+
+    What is computed from them is not merged with the same computation elsewhere, so it is made anew.
+    """
+    return list(jax.lax.optimization_barrier((*tensors, *others))[: len(tensors)])
+
+
+def fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function of arrays as it is: whatever is jitted around it fuses it."""
+    return function
+
+
+def normalize_batch(x: Any, gamma: Any, beta: Any, epsilon: float) -> None:
+    """Returns None: whatever is jitted around it fuses what Keras's layer does."""
+    del x, gamma, beta, epsilon
+
+
+def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function that keeps its arguments for the backward pass, and there computes what else is needed.
+
+    Args:
+        function: from arrays to a tuple of arrays; it reads no variable and assigns to none.
+
+    Returns:
+        A function with the same results and gradients.
+    """
+    return jax.checkpoint(function)
+
+
+def scan(step: Callable[..., Any], carry: list[Any], slices: list[Any], dtype: str | None) -> tuple[list[Any], Any]:
+    """Calls `step(carry, slices at i) -> (carry, result)` for each i of the slices' first axis, in one loop.
+
+    Args:
+        step: keeps the shapes and dtypes of the carry; its result is of the shape of the first slice.
+        carry: what the first step begins with.
+        slices: arrays with the same first axis.
+        dtype: of the result; None where there is none.
+
+    Returns:
+        The last carry, and the results stacked, or None.
+    """
+    return jax.lax.scan(step, carry, slices)
+
+
+def gradient_scope() -> Callable[[], Any]:
+    """Makes a scope that does nothing: JAX names a backward pass after its forward pass."""
+    return nullcontext
+
+
+def no_allocation() -> AbstractContextManager[None]:
+    """A scope in which variables that have an initializer get a shape and a dtype, and no value."""
+
+    def without_value(variable: Any, initializer: Any) -> None:
+        variable._value, variable._initializer = None, initializer
+
+    return patched({"keras.Variable._initialize_with_initializer": lambda initialize: without_value})

@@ -1,0 +1,134 @@
+"""A step's update, or none."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from keras_mp.backend.common.device import platform_traced_for
+
+
+def all_finite(tensors: list[Any]) -> Any:
+    """Tells whether every value of some arrays is finite: a boolean array of shape ()."""
+    return jnp.stack([jnp.all(jnp.isfinite(tensor)) for tensor in tensors]).all()
+
+
+def conditional(
+    condition: Any,
+    then: Callable[[Any], None],
+    otherwise: Callable[[Any], None],
+    argument: Any,
+    variables: list[Any],
+    prepare: Callable[[Any], Any] | None = None,
+) -> None:
+    """Calls one of two functions, which may assign to variables.
+
+    Args:
+        condition: a boolean array of shape ().
+        then: called with the argument where the condition is true.
+        otherwise: the same, where it is false.
+        argument: a structure of arrays.
+        variables: the variables that either may change.
+        prepare: what is done to the argument before `then` takes it. It is done within the branch: XLA makes it part of
+            the loops there, and before the branch it would be a loop of its own, over all of memory.
+    """
+
+    def prepared(argument: Any) -> None:
+        then(argument if prepare is None else prepare(argument))
+
+    if not isinstance(condition, jax.core.Tracer):
+        (prepared if condition else otherwise)(argument)  # eagerly, as without a condition
+        return
+
+    def values_after(function: Callable[[Any], None], argument: Any, before: list[Any]) -> list[Any]:
+        with keras.StatelessScope(state_mapping=list(zip(variables, before, strict=True))) as scope:
+            function(argument)
+        return [scope.get_current_value(variable) for variable in variables]
+
+    branches = [partial(values_after, function) for function in (prepared, otherwise)]
+    after = jax.lax.cond(condition, *branches, argument, [variable.value for variable in variables])
+    for variable, value in zip(variables, after, strict=True):
+        variable.assign(value)
+
+
+def update_if(
+    condition: Any,
+    update: Callable[[Any], None],
+    argument: Any,
+    variables: list[Any],
+    prepare: Callable[[Any], Any] | None = None,
+) -> None:
+    """Calls a function that assigns to variables, and where the condition is false leaves them as they were.
+
+    In a step jitted for an accelerator the update is made in any case, and a variable takes its new value or its old
+    one within the same kernel. Behind a condition all gradients would wait in memory in float32, and a GPU would stop
+    to ask its host which branch to run. A clipping norm may then be rounded otherwise than without the condition, so a
+    CPU, which gains nothing, has the condition.
+
+    Args:
+        condition: a boolean array of shape ().
+        update: called with the argument.
+        argument: a structure of arrays.
+        variables: the variables that it may change.
+        prepare: what is done to the argument before.
+    """
+    if (platform_traced_for() or jax.default_backend()) == "cpu" or not isinstance(condition, jax.core.Tracer):
+        conditional(condition, update, lambda _: None, argument, variables, prepare)
+        return
+    with keras.StatelessScope(state_mapping=[(variable, variable.value) for variable in variables]) as scope:
+        update(argument if prepare is None else prepare(argument))
+    for variable in variables:
+        old, new = variable.value, scope.get_current_value(variable)
+        if new is not old:
+            variable.assign(jnp.where(condition, new, old))
+
+
+def overwrite(variables: list[Any], values: list[Any]) -> None:
+    """Assigns to each variable a value, or that of another variable."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value.value if isinstance(value, keras.Variable) else value)
+
+
+def atomic_step(
+    model: Any,
+    train_step: Callable[..., Any],
+    skips: Any,
+    variables: list[Any],
+    results: Callable[[], dict],
+    state: tuple,
+) -> Any:
+    """Makes a training step, and if its optimizer skipped it, puts back what else it had changed.
+
+    Args:
+        model: a compiled Keras model.
+        train_step: the step, from (state, batch) to (logs, state).
+        skips: the optimizer's count of skips in a row.
+        variables: what the forward pass changes.
+        results: gives the values of the metrics by name.
+        state: the arguments of the step: (values, batch), and of the values those of the model's trainable,
+            non-trainable, optimizer's and metrics' variables.
+
+    Returns:
+        (logs, state), metrics in the logs as they are after the step.
+    """
+    logs, new = train_step(*state)
+    _, passive, _, metrics = state[0]
+    trainable, new_passive, optimizer, new_metrics = new
+    place = next(i for i, variable in enumerate(model.optimizer.variables) if variable is skips)
+    skipped = optimizer[place] > 0
+    restored = {id(variable) for variable in variables}
+
+    def choose(kind: list[Any], before: list[Any], after: list[Any]) -> list[Any]:
+        return [
+            jnp.where(skipped, old, new) if id(variable) in restored else new
+            for variable, old, new in zip(kind, before, after, strict=True)
+        ]
+
+    passive = choose(model.non_trainable_variables, passive, new_passive)
+    metrics = choose(model.metrics_variables, metrics, new_metrics)
+    with keras.StatelessScope(state_mapping=list(zip(model.metrics_variables, metrics, strict=True))):
+        logs = logs | {name: value for name, value in results().items() if name in logs}
+    return logs, (trainable, passive, optimizer, metrics)

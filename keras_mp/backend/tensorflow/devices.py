@@ -1,0 +1,54 @@
+"""The devices of this machine."""
+
+import tensorflow as tf
+
+from keras_mp.backend.common.device import DeviceInfo, best_first
+from keras_mp.system.host import cpu_name, peak_process_bytes
+
+
+def local_devices() -> list[DeviceInfo]:
+    """Lists the devices that TensorFlow may use in this process, the best kind first.
+
+    Returns:
+        One entry per device. Devices hidden with `tf.config.set_visible_devices` are left out.
+
+    Raises:
+        RuntimeError: If TensorFlow cannot list its devices.
+    """
+    try:
+        return best_first(_describe(device) for device in tf.config.get_visible_devices())
+    except (RuntimeError, tf.errors.OpError) as error:
+        raise RuntimeError(f"TensorFlow {tf.__version__} could not list its devices: {error}") from error
+
+
+def _describe(device: tf.config.PhysicalDevice) -> DeviceInfo:
+    if device.device_type == "CPU":
+        return DeviceInfo("cpu", cpu_name(), "")
+    if device.device_type == "TPU":
+        # TensorFlow does not say which generation a TPU is of.
+        return DeviceInfo("tpu", "TPU", "")
+    details = tf.config.experimental.get_device_details(device)
+    capability = details.get("compute_capability")
+    architecture = ".".join(map(str, capability)) if capability else ""
+    return DeviceInfo("gpu", details.get("device_name", device.name), architecture)
+
+
+def peak_memory_bytes() -> int | None:
+    """Measures the most memory in use so far: on the fullest accelerator or, without one, by this process.
+
+    Returns:
+        Bytes, or None where the runtime does not tell (TPUs, Metal).
+    """
+    accelerators = [device for device in tf.config.list_logical_devices() if device.device_type != "CPU"]
+    if not accelerators:
+        return peak_process_bytes()
+    try:
+        # TensorFlow 2.21 answers 0 for a device that keeps no count.
+        return max(tf.config.experimental.get_memory_info(device.name)["peak"] for device in accelerators) or None
+    except (ValueError, RuntimeError, tf.errors.OpError):
+        return None
+
+
+def version() -> str:
+    """Returns TensorFlow's version."""
+    return str(tf.__version__)

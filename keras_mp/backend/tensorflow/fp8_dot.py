@@ -1,0 +1,106 @@
+"""Matrix products of FP8 operands."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+# Private: the way to hand StableHLO to TensorFlow.
+from tensorflow.compiler.tf2xla.python import xla as tfxla
+
+_MLIR_TYPES = {
+    "float8_e4m3fn": "f8E4M3FN",
+    "float8_e5m2": "f8E5M2",
+    "float32": "f32",
+    "bfloat16": "bf16",
+    "float16": "f16",
+}
+
+
+def fp8_dot(
+    left: Any,
+    right: Any,
+    axes: tuple[list[int], list[int]],
+    factor: Any,
+    dtype: str,
+    *,
+    precise: bool,
+    apart: bool,
+    name: str,
+) -> Any:
+    """Multiplies two FP8 tensors, adds up in float32, and scales the sums.
+
+    TensorFlow's own products refuse FP8, so this one is written in StableHLO, which XLA compiles in eager and graph
+    mode, too.
+
+    Args:
+        left: FP8, of any shape; sizes may be unknown.
+        right: FP8, of any shape; one of the two in E4M3.
+        axes: the axes of left and of right to sum over, in pairs.
+        factor: float32, of shape (), that the sums are multiplied by.
+        dtype: of the result.
+        precise: whether a GPU must add up in full float32.
+        apart: whether the compiler may not fuse what follows into the product.
+        name: of the operation in the compiled program, after the name scopes that it is in.
+
+    Returns:
+        A tensor: left's other axes, then right's.
+    """
+    shape = [
+        size
+        for operand, summed in zip((left, right), axes, strict=True)
+        for axis, size in enumerate(operand.shape)
+        if axis not in summed
+    ]
+    left_type, right_type = (_mlir_type(operand.shape, operand.dtype.name) for operand in (left, right))
+    sums_type, result_type = (_mlir_type(shape, each) for each in ("float32", dtype))
+    precision = "HIGHEST" if precise else "DEFAULT"
+    location = f"{tf.get_current_name_scope()}/{name}".replace("\\", "\\\\").replace('"', '\\"')
+    last = "apart" if apart else "result"
+    # Shape polymorphism: what is unknown here is filled in when the program is compiled.
+    module = f"""module @fp8_dot attributes {{jax.uses_shape_polymorphism = true}} {{
+      func.func public @main(%left: {left_type}, %right: {right_type}, %factor: tensor<f32>) -> {result_type} {{
+        %sums = stablehlo.dot_general %left, %right, contracting_dims = {axes[0]} x {axes[1]},
+          precision = [{precision}, {precision}] : ({left_type}, {right_type}) -> {sums_type} loc("{location}")
+        {_broadcast_factor(shape)}
+        %scaled = stablehlo.multiply %sums, %factors : {sums_type}
+        %result = stablehlo.convert %scaled : ({sums_type}) -> {result_type}
+        {f"%apart = stablehlo.optimization_barrier %result : {result_type}" if apart else ""}
+        return %{last} : {result_type}
+      }}
+    }}"""
+    return tfxla.call_module(
+        [left, right, factor],
+        version=9,
+        module=module.encode(),
+        Tout=[tf.as_dtype(dtype)],
+        Sout=[tf.TensorShape(shape)],
+        platforms=["CPU"],
+        disabled_checks=[tfxla.call_module_disable_check_platform()],  # nothing in it is a CPU's alone
+    )[0]
+
+
+def _broadcast_factor(shape: Sequence[int | None]) -> str:
+    """StableHLO for %factors: %factor in the shape of %sums."""
+    sums_type = _mlir_type(shape, "float32")
+    if None not in shape:
+        return f"%factors = stablehlo.broadcast_in_dim %factor, dims = [] : (tensor<f32>) -> {sums_type}"
+    lines = []
+    for axis in range(len(shape)):
+        lines.append(
+            f"%size{axis} = stablehlo.get_dimension_size %sums, dim = {axis} : ({sums_type}) -> tensor<i32>\n"
+            f"%length{axis} = stablehlo.reshape %size{axis} : (tensor<i32>) -> tensor<1xi32>"
+        )
+    sizes = ", ".join(f"%length{axis}" for axis in range(len(shape)))
+    types = ", ".join(["tensor<1xi32>"] * len(shape))
+    lines.append(
+        f"%shape = stablehlo.concatenate {sizes}, dim = 0 : ({types}) -> tensor<{len(shape)}xi32>\n"
+        f"%factors = stablehlo.dynamic_broadcast_in_dim %factor, %shape, dims = [] : "
+        f"(tensor<f32>, tensor<{len(shape)}xi32>) -> {sums_type}"
+    )
+    return "\n".join(lines)
+
+
+def _mlir_type(shape: Sequence[int | None], dtype: str) -> str:
+    sizes = ["?" if size is None else str(size) for size in shape]
+    return f"tensor<{'x'.join([*sizes, _MLIR_TYPES[dtype]])}>"

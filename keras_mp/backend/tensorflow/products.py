@@ -1,0 +1,58 @@
+"""Matrix products and attention with float32 sums."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+# Private, because the public tf.matmul takes an output dtype for integers alone.
+from tensorflow.compiler.tf2xla.python import xla as tfxla
+from tensorflow.compiler.xla import xla_data_pb2
+
+
+def fused_attention_in_float32(dtype: str) -> bool:
+    """Whether Keras's fused attention adds up and normalizes scores in float32: here it does so in their own dtype."""
+    return False
+
+
+def fused_attention(query: Any, key: Any, value: Any, mask: Any, *, causal: bool, scale: float) -> Any:
+    """Returns None: TensorFlow has no fused attention."""
+    return None
+
+
+def einsum_float32(equation: str, left: Any, right: Any) -> Any:
+    """Contracts two 16-bit tensors and returns the float32 sums; see `keras_mp.stability.accumulate`."""
+    operands, out = equation.split("->")
+    left_labels, right_labels = operands.split(",")
+    batch = [label for label in left_labels if label in right_labels and label in out]
+    summed = [label for label in left_labels if label in right_labels and label not in out]
+    left_free = [label for label in left_labels if label not in right_labels]
+    right_free = [label for label in right_labels if label not in left_labels]
+    # XLA's compiler for CPUs has no bfloat16 kernel for every layout, but has one for rows times columns.
+    left = _transposed(left, left_labels, [*batch, *left_free, *summed])
+    right = _transposed(right, right_labels, [*batch, *summed, *right_free])
+    first = range(len(batch))
+    dimensions = xla_data_pb2.DotDimensionNumbers(
+        lhs_batch_dimensions=first,
+        rhs_batch_dimensions=first,
+        lhs_contracting_dimensions=[len(batch) + len(left_free) + index for index in range(len(summed))],
+        rhs_contracting_dimensions=[len(batch) + index for index in range(len(summed))],
+    )
+    result = tfxla.dot_general(left, right, dimensions, preferred_element_type=tf.float32)
+    return _transposed(result, [*batch, *left_free, *right_free], out)
+
+
+def _transposed(x: Any, labels: Sequence[str], order: Sequence[str]) -> Any:
+    return x if list(labels) == list(order) else tf.transpose(x, [labels.index(label) for label in order])
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Within it, products of float32 operands are float32 products: by default a GPU rounds them to TF32."""
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        yield
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(before)
