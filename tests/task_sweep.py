@@ -13,6 +13,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -37,11 +38,13 @@ LIMIT = 600  # seconds for a task
 PRELOADED = ["tensorflow", "keras_hub.models"]  # imported once, before the process of each task is forked
 
 
-def state() -> str:
-    """A digest of the sources that a row depends on."""
-    folders = (ROOT / "keras_mp", Path(__file__).parent / "kerashub_tasks")
+def state(name: str) -> str:
+    """A digest of the sources that a row depends on: the kit's, the steps', and those that configure the task."""
+    here = Path(__file__).parent / "kerashub_tasks"
+    configured = sys.modules[TASKS[name].build.__module__].__file__
+    sources = [*sorted((ROOT / "keras_mp").rglob("*.py")), here / "task.py", here / "steps.py", here / "plain.py"]
     digest = hashlib.sha256(f"{keras.__version__} {keras_hub.__version__} {tf.__version__}".encode())
-    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
+    for path in (*sources, Path(configured)):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -96,20 +99,21 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for a task")
     arguments = parser.parse_args()
     arguments.results.mkdir(parents=True, exist_ok=True)
-    console, made_by = Console(width=160), state()
+    console = Console(width=160)
+    states = {name: state(name) for name in TASKS}
     kept = {path.stem: json.loads(path.read_text()) for path in arguments.results.glob("*.json")}
     for name in TASKS:
         wanted = any(part in name for part in arguments.only) if arguments.only else True
-        known = kept.get(name, {}).get("state") == made_by and not kept[name].get("running", True)
+        known = kept.get(name, {}).get("state") == states[name] and not kept[name].get("running", True)
         if wanted and (arguments.only or not known):
-            kept[name] = row_in_own_process(name, arguments.results / f"{name}.json", made_by, arguments.limit)
+            kept[name] = row_in_own_process(name, arguments.results / f"{name}.json", states[name], arguments.limit)
             console.print(_line(kept[name]), highlight=False)
     rows = [kept[name] for name in TASKS if name in kept]
     wrong = faults(rows)
     console.print("\n".join(["", *wrong]), markup=False, highlight=False)
     console.print(_summary(rows))
     if arguments.markdown:
-        _write(arguments.markdown, rows, made_by)
+        _write(arguments.markdown, rows, states)
     return 1 if wrong else 0
 
 
@@ -163,14 +167,14 @@ COLUMNS = ("task", "what it is", "parameters", "sensitive layers, none left", "f
            "fp8.convert", "reloaded: difference", "CPU seconds")  # fmt: skip
 
 
-def _write(path: Path, rows: list[dict[str, Any]], made_by: str) -> None:
+def _write(path: Path, rows: list[dict[str, Any]], states: dict[str, str]) -> None:
     notes = _Notes()
     table = []
     for made in rows:
         cells = [_cell(made["cells"].get(step, {"status": ""}), notes) for step in STEPS]
         seconds = f"{sum(made.get('seconds', {}).values()):.0f}"
         table.append("| " + " | ".join([made["name"], made["family"], *cells, seconds]) + " |")
-    older = sum(made["state"] != made_by for made in rows)
+    older = sum(made["state"] != states[made["name"]] for made in rows)
     lines = [
         "# Every task of KerasHub through the kit", "",
         f"`make tasks` on {time.strftime('%Y-%m-%d')}: keras {keras.__version__}, keras-hub {keras_hub.__version__}, "

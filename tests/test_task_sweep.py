@@ -132,7 +132,7 @@ def test_the_page_has_a_row_a_task_and_says_which_rows_are_older(tmp_path):
         {"name": name, "family": "small", "state": made_by, "cells": {"fit": works}, "seconds": {"fit": 2.0}}
         for name, made_by in (("One", "now"), ("Two", "before"))
     ]
-    task_sweep._write(tmp_path / "page.md", rows, "now")
+    task_sweep._write(tmp_path / "page.md", rows, {"One": "now", "Two": "now"})
     text = (tmp_path / "page.md").read_text()
     assert "| One | small |" in text and "| Two | small |" in text and text.count("1.0 to 0.9") == 2
     assert "1 rows were made by an earlier state of the kit" in text

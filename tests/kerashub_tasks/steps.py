@@ -58,6 +58,7 @@ class Subject:
     model: Any = None
     data: tuple[Any, ...] = ()
     batch: tuple[Any, ...] = ()
+    finite: bool = True  # whether the losses of fit were
     warning: str = ""
 
     @property
@@ -104,8 +105,9 @@ def fit(subject: Subject) -> str:
         losses += subject.model.fit(*subject.data, batch_size=BATCH, verbose=0).history["loss"]
         skipped = int(keras.ops.convert_to_numpy(getattr(subject.model.optimizer, "skipped_steps", 0)))
     after = [keras.ops.convert_to_numpy(weight) for weight in weights]
-    if not np.isfinite(losses).all():
-        raise Missed(f"the losses are {losses}")
+    subject.finite = bool(np.isfinite(losses).all())
+    if not subject.finite:
+        raise Missed(f"the losses are {', '.join(f'{loss:.3g}' for loss in losses[:5])}, ...")
     if not all(np.isfinite(value).all() for value in after):
         raise Missed("a weight is not finite after fit")
     moved = [weight for weight, old, new in zip(weights, before, after, strict=True) if np.any(old != new)]
@@ -116,8 +118,15 @@ def fit(subject: Subject) -> str:
 
 
 def find_nonfinite(subject: Subject) -> str:
-    """Nothing in a clean step; a loss scale that float16 does not bear is found in the backward pass."""
+    """Nothing in a clean step; a loss scale that float16 does not bear is found in the backward pass.
+
+    Where the losses of fit were not finite, no step is clean: then that is what must be found.
+    """
     clean = keras_mp.find_nonfinite(subject.model, subject.batch, loss_scale=1.0)
+    if not subject.finite:
+        if clean is None or clean.backward or not clean.path:
+            raise Missed(f"the losses of fit are not finite, and that is taken for {clean}")
+        return f"names {clean.path.rpartition('/')[2]}: {clean.kind} in the forward pass"
     if clean is not None:
         raise Missed(f"a clean step is blamed: {clean}")
     overflow = keras_mp.find_nonfinite(subject.model, subject.batch, loss_scale=TOO_LARGE)
