@@ -86,7 +86,7 @@ def chips() -> str:
     lines.append("| --- | --- |" + " ---: |" * (len(dtypes) + 1))
     for chip in CHIPS.values():
         device = Device("tpu" if chip.vendor == "google" else "gpu", chip.title, chip.architecture, chip)
-        rates = [f"{chip.peak[dtype] / TERA:,.4g}" if dtype in chip.peak else "" for dtype in dtypes]
+        rates = [_four_digits(chip.peak[dtype] / TERA) if dtype in chip.peak else "" for dtype in dtypes]
         cells = [
             f"{chip.title} (`{chip.name}`)",
             choose_policy(device).policy,
@@ -95,6 +95,10 @@ def chips() -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _four_digits(rate: float) -> str:
+    return f"{rate:,.4g}" if rate < 9999.5 else f"{rate:,.0f}"
 
 
 def gains() -> str:

@@ -73,6 +73,15 @@ def test_every_public_name_is_there():
         _ = keras_mp.stabilise
 
 
+@pytest.mark.once
+def test_type_checkers_see_the_public_names_and_no_other():
+    tree = ast.parse(Path(keras_mp.__file__).read_text())
+    [block] = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    seen = {alias.asname: node.module for node in block.body for alias in node.names}
+    assert seen.keys() == set(keras_mp.__all__)
+    assert {name: module for name, module in seen.items() if name in keras_mp._HOME} == keras_mp._HOME
+
+
 # None in sys.modules makes an import fail as if the package were not installed.
 WITHOUT = f"import sys; sys.modules['{OTHER}'] = None\n"
 TRAIN = """

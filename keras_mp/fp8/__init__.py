@@ -4,6 +4,7 @@ from keras_mp.fp8.convert import convert, explain, is_available, revert
 from keras_mp.fp8.formats import E4M3, E5M2
 from keras_mp.fp8.layers import Float8Dense, Float8EinsumDense
 from keras_mp.fp8.matmul import matmul
+from keras_mp.fp8.recipe import Recipe
 from keras_mp.fp8.roles import HYBRID, RoleFormats
 from keras_mp.fp8.scaling import CurrentScaling, DelayedScaling, RowwiseScaling, get_recipe
 
@@ -15,6 +16,7 @@ __all__ = [
     "DelayedScaling",
     "Float8Dense",
     "Float8EinsumDense",
+    "Recipe",
     "RoleFormats",
     "RowwiseScaling",
     "convert",

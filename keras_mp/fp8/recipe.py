@@ -34,7 +34,9 @@ class Quantized(NamedTuple):
 class Recipe:
     """What a recipe must answer.
 
-    A recipe is a value, a frozen dataclass: two that are equal do the same, and it is saved with the layer.
+    A recipe is a value, a frozen dataclass: two that are equal do the same, and it is saved with the layer. One of your
+    own is a subclass, of this class or of one of the kit's, that answers `quantize`; Keras finds it in a file by the
+    name that `keras.saving.register_keras_serializable` gives it.
 
     Attributes:
         format: the format of each role.
@@ -87,17 +89,30 @@ class Recipe:
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make an equal recipe, as Keras saves them."""
+        """The arguments that make an equal recipe, as Keras saves them: all fields, the formats by their names."""
         by_role = {role: getattr(self.format, role).name for role in ROLES}
-        return {"format": by_role, "power_of_two": self.power_of_two}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | {"format": by_role}  # type: ignore[arg-type]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Recipe:
         """The recipe of a config."""
         return cls(**config)
 
-    def _scaled(self, x: Any, role: str, amax: Any, margin: int = 0) -> Quantized:
-        """Brings an amax to the top of the role's format, less 2^margin."""
+    def scaled(self, x: Any, role: str, amax: Any, margin: int = 0) -> Quantized:
+        """Scales a tensor so that a magnitude comes to the top of the role's format, and rounds it.
+
+        Args:
+            x: floats of any shape.
+            role: "input", "kernel" or "gradient".
+            amax: the magnitude, float32 of shape (), or of one that broadcasts to x's.
+            margin: how many powers of two below the top it comes.
+
+        Returns:
+            The FP8 tensor and its scale, which is 1 where amax is 0, infinite or NaN, and at most 2^126.
+
+        Raises:
+            ValueError: there is no such role.
+        """
         format = self.format_of(role)
         scale = keras.ops.minimum(format.max * 2.0**-margin / amax, MAX_SCALE)
         if self.power_of_two:

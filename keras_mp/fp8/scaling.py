@@ -44,7 +44,7 @@ class CurrentScaling(Recipe):
     def quantize(self, x: Any, role: str, axes: tuple[int, ...] | None = None, history: Any = None) -> Quantized:
         # Of an empty batch, too.
         amax = keras.ops.cast(keras.ops.max(keras.ops.abs(x), initial=0), "float32")
-        return self._scaled(x, role, amax)
+        return self.scaled(x, role, amax)
 
 
 @keras.saving.register_keras_serializable("keras_mp")
@@ -105,16 +105,12 @@ class DelayedScaling(Recipe):
     def quantize(self, x: Any, role: str, axes: tuple[int, ...] | None = None, history: Any = None) -> Quantized:
         check_role(role)
         if history is None:
-            return self._scaled(x, role, amax_of(x), self.margin)
+            return self.scaled(x, role, amax_of(x), self.margin)
         known = keras.ops.max(history) if self.amax_compute == "max" else history[0]
         # The barrier: a compiler that sees the same maximum in the history's next entry computes it first, in every
         # step, and then reads x a second time.
         amax = keras.ops.cond(known > 0, lambda: known, lambda: amax_of(backend.barrier([x], [])[0]))
-        return self._scaled(x, role, amax, self.margin)
-
-    def get_config(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("margin", "amax_history_length", "amax_compute")}
-        return own | super().get_config()
+        return self.scaled(x, role, amax, self.margin)
 
 
 @keras.saving.register_keras_serializable("keras_mp")
@@ -150,7 +146,7 @@ class RowwiseScaling(Recipe):
     def quantize(self, x: Any, role: str, axes: tuple[int, ...] | None = None, history: Any = None) -> Quantized:
         axes = (-1,) if axes is None else axes
         amax = keras.ops.cast(keras.ops.max(keras.ops.abs(x), axis=axes, keepdims=True, initial=0), "float32")
-        return self._scaled(x, role, amax)
+        return self.scaled(x, role, amax)
 
 
 RECIPES: dict[str, type[Recipe]] = {"current": CurrentScaling, "delayed": DelayedScaling, "rowwise": RowwiseScaling}

@@ -157,8 +157,9 @@ def _tpu(dtype: str, device: Device) -> Support:
         return Support(True, f"{device.name} multiplies matrices in bfloat16.")
     if dtype == "float16":
         return Support(False, f"{device.name} has no float16 hardware; bfloat16 is its 16-bit format.")
-    if device.architecture.startswith("v7"):
-        return Support(True, f"{device.name} multiplies FP8 matrices at twice its bfloat16 rate.")
+    if device.chip is not None and "fp8" in device.chip.peak:
+        times = device.chip.peak["fp8"] / device.chip.peak["bfloat16"]
+        return Support(True, f"{device.name} multiplies FP8 matrices at {times:.3g} times its bfloat16 rate.")
     if not device.architecture:
         return Support(False, f"{device.name} is of an unknown generation; before TPU7x there is no FP8 hardware.")
     return Support(False, f"{device.name} has no FP8 hardware (TPU7x is the first); {_EMULATED}.")

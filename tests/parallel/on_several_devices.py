@@ -347,6 +347,17 @@ def test_a_batch_that_the_devices_cannot_divide():
         model, _ = vector_model(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
         with pytest.raises(ValueError, match=f"a batch of {ALL + 1} rows cannot be divided by {ALL} devices"):
             model.fit(x, x[:, :1], batch_size=ALL + 1, verbose=0)
+        with pytest.raises(ValueError, match=f"a batch of {ALL + 1} rows cannot be divided by {ALL} devices"):
+            model.evaluate(x, x[:, :1], batch_size=ALL + 1, verbose=0)
+
+
+@pytest.mark.skipif(not TENSORFLOW, reason="on JAX each device has as many rows")
+def test_predict_takes_a_batch_that_the_replicas_cannot_divide():
+    x = np.random.default_rng().integers(-8, 8, (2 * ALL + 1, 16)).astype("float32")
+    with keras_mp.distribute("data", ALL):
+        model, _ = vector_model(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
+        answers = model.predict(x, batch_size=ALL + 1, verbose=0)
+    np.testing.assert_array_equal(answers[:, 0], x.sum(1))  # the kernel is of ones
 
 
 def split_over(variable):

@@ -88,6 +88,7 @@ PODS = {
     "v6e": (256, 234.9e15),
     "v7x": (9216, 42.5e18),
 }
+FIGURES = {"rate": (SIXTEEN_BIT, FLOAT32, PODS), "bandwidth": (MEMORY_BUS, JAX_TPU), "memory": (PACKAGES, JAX_TPU)}
 
 GENERATIONS = (("v2", "v3", "v4", "v5p", "v7x"), ("v5e", "v6e"), ("p100", "v100", "a100", "h100", "b200"),
                ("t4", "l4"), ("mi100", "mi250x", "mi300x"))  # fmt: skip
@@ -170,8 +171,14 @@ def test_a_row_is_complete(chip):
     assert 0.01 < chip.memory_bytes / chip.bandwidth < 0.09
 
 
+@pytest.mark.parametrize("name", CHIPS)
+def test_a_row_is_held_against_figures_from_elsewhere(name):
+    without = [figure for figure, tables in FIGURES.items() if not any(name in table for table in tables)]
+    assert without == [], f"the tables at the top of this file need a source of their own for {name}"
+
+
 def test_the_targets_and_devices_of_the_kit_are_there():
-    assert set(CHIPS) == {
+    assert set(CHIPS) >= {
         *("v2", "v3", "v4", "v5e", "v5p", "v6e", "v7x"),
         *("p100", "v100", "t4", "a100", "l4", "h100", "h200", "b200"),
         *("mi100", "mi250x", "mi300x"),
@@ -239,3 +246,41 @@ def test_identify_chip(device_name, name):
 )
 def test_identify_chip_does_not_guess(device_name):
     assert identify_chip(device_name) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("NVIDIA H100", "h100"),
+        ("H100 SXM5", "h100"),
+        ("h100-80gb", "h100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("a100-80gb", "a100"),
+        ("A100-SXM4-80GB", "a100"),
+        ("Tesla T4", "t4"),
+        ("tpu v5e", "v5e"),
+        ("TPUv5e", "v5e"),
+        ("TPU v5 lite", "v5e"),
+        ("tpu_v5_lite", "v5e"),
+        ("v5litepod", "v5e"),
+        ("TPU v6e (Trillium)", "v6e"),
+        ("Trillium", "v6e"),
+        ("tpu7x", "v7x"),
+        ("TPU7x (Ironwood)", "v7x"),
+        ("AMD Instinct MI300X", "mi300x"),
+        *((chip.title, chip.name) for chip in CHIPS.values()),
+    ],
+)
+def test_chips_are_found_by_the_names_people_and_runtimes_write(text, name):
+    assert find_chip(text) is CHIPS[name]
+
+
+@pytest.mark.parametrize("text", ["H100 PCIe", "h100 nvl", "a100-40gb", "V100 32GB", "RTX 4090", "h100 a100", ""])
+def test_a_form_with_other_figures_is_not_taken_for_the_chip(text):
+    with pytest.raises(ValueError, match="is not a known chip"):
+        find_chip(text)
+
+
+def test_the_nearest_names_are_told():
+    with pytest.raises(ValueError, match="'a100-40gb' is not a known chip. Did you mean 'a100'"):
+        find_chip("a100-40gb")

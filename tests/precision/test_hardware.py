@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 from fake_devices import (
     A100,
@@ -104,6 +106,12 @@ def test_a_reason_says_why(dtype, device, said):
 def test_compute_capability_compares_as_numbers():
     assert support("fp8", Device("gpu", "NVIDIA Thor", "11.0")).ok
     assert support("bfloat16", B200).ok
+
+
+@pytest.mark.parametrize("peak", [{"bfloat16": 5e15, "fp8": 1e16}, {"bfloat16": 5e15}], ids=["fp8", "no fp8"])
+def test_a_tpu_of_a_new_generation_multiplies_in_what_its_row_says(peak):
+    chip = dataclasses.replace(CHIPS["v7x"], name="v9x", title="TPU9x", architecture="v9x", peak=peak)
+    assert support("fp8", Device("tpu", "TPU9x", "v9x", chip)).ok == ("fp8" in peak)
 
 
 def test_rocm_may_append_features_to_the_target():
