@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-
 Config = dict[str, Any]
 Rule = Callable[[Config, Any], Config]
 
