@@ -13,6 +13,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import time
 import warnings
@@ -68,12 +69,12 @@ def row_in_own_process(name: str, path: Path, made_by: str, limit: float) -> dic
     context.set_forkserver_preload(PRELOADED)
     process = context.Process(target=write_row, args=(name, path, made_by))
     process.start()
-    process.join(limit)
-    reason = f"the process ended with {process.exitcode}"
-    if process.is_alive():
+    try:
+        process.join(limit)
+        reason = f"not done within {limit:g} s" if process.is_alive() else f"the process ended with {process.exitcode}"
+    finally:
         process.kill()
         process.join()
-        reason = f"not done within {limit:g} s"
     made = json.loads(path.read_text()) if path.exists() else {"name": name, "state": made_by, "family": "", "cells": {}}
     if made.get("running", True):
         step = made.get("running") or "build"
@@ -98,6 +99,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder that the rows are kept in")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for a task")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the process of a task ends, too
     arguments.results.mkdir(parents=True, exist_ok=True)
     console = Console(width=160)
     states = {name: state(name) for name in TASKS}

@@ -14,5 +14,6 @@ OUTSIDE = {
         ),
         "abstract: it has no backbone",
     ),
+    "BASNetImageSegmenter": "not tiny: its decoder has 50 million weights whatever the arguments",
     "Gemma4AssistantCausalLM": "a draft model, which its target model calls: call() and fit() raise NotImplementedError",
 }  # fmt: skip

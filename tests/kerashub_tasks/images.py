@@ -126,10 +126,6 @@ def _segformer() -> Any:
     return hub.SegFormerImageSegmenter(backbone=backbone, num_classes=CLASSES)
 
 
-def _basnet() -> Any:
-    return hub.BASNetImageSegmenter(backbone=hub.BASNetBackbone(image_encoder=_resnet(1, 4), num_classes=1))
-
-
 def _sam() -> Any:
     encoder = hub.ViTDetBackbone(
         hidden_size=16, num_layers=2, intermediate_dim=32, num_heads=2, global_attention_layer_indices=[1],
@@ -222,10 +218,6 @@ def _photographs(rng: np.random.Generator, task: Any) -> np.ndarray:
     return rng.uniform(0, 1, (BATCH, *_IMAGE)).astype("float32")
 
 
-def _mask(rng: np.random.Generator, task: Any) -> np.ndarray:
-    return rng.integers(0, 2, (BATCH, *_IMAGE[:2], 1)).astype("float32")
-
-
 def _one_hot_mask(rng: np.random.Generator, task: Any) -> np.ndarray:
     return np.eye(CLASSES, dtype="float32")[rng.integers(0, CLASSES, (BATCH, SIDE, SIDE))]
 
@@ -252,7 +244,6 @@ TASKS = {
         )
         for family, make in BACKBONES.items()
     },
-    "BASNetImageSegmenter": Task("image segmenter", _basnet, _mask, _photographs),
     "DeepLabV3ImageSegmenter": Task("image segmenter", _deeplab, _one_hot_mask, _photographs),
     "SAMImageSegmenter": Task("image segmenter", _sam, like_outputs, _SAM_PROMPTS, {"loss": "mse"}),
     "SAM3PromptableConceptImageSegmenter": Task(
