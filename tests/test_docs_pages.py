@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parents[1]
 FIXED = (ROOT / "docs" / "what-we-fixed.md").read_text()
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 ROWS = re.findall(r"^\| (\d+b?) \|(.*)\|$", FIXED, re.MULTILINE)
 NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", FIXED)
 
@@ -94,3 +96,17 @@ def test_each_number_of_the_readme_is_on_the_page_that_it_names():
 def test_the_links_of_the_readme_lead_somewhere():
     links = re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text())
     assert len(links) > 20 and [link for link in links if not (ROOT / link).is_file()] == []
+
+
+def test_the_map_of_rooms_is_the_one_that_lint_holds():
+    layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
+    drawn = ARCHITECTURE.split("```\n")[1].splitlines()[1:]
+    assert [re.match(r" ?\w* +(\w+) {2,}\S", line)[1] for line in drawn] == layers
+
+
+@pytest.mark.parametrize("row", re.findall(r"^\| [^|]+ \| (`\w+/.*) \|$", ARCHITECTURE, re.MULTILINE))
+def test_the_functions_on_the_ways_are_in_the_files_that_the_map_names(row):
+    files, _, functions = row.partition(" | ")
+    trees = [ast.parse((ROOT / "keras_mp" / file).read_text()) for file in re.findall(r"`([\w/]+\.py)`", files)]
+    defined = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    assert trees and set(re.findall(r"`(\w+)`", functions)) <= defined
