@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from keras_mp.numerics.search import PolicySearch as PolicySearch
     from keras_mp.numerics.search import search_policy as search_policy
     from keras_mp.parallel.distribute import distribute as distribute
+    from keras_mp.parallel.tensor_rules import tensor_rules as tensor_rules
     from keras_mp.precision import chips as chips
     from keras_mp.precision import hardware as hardware
     from keras_mp.precision.policy import choose_policy as choose_policy
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
     from keras_mp.training.batches import Batches as Batches
     from keras_mp.training.batches import ShuffledBatches as ShuffledBatches
     from keras_mp.training.checkpoint import TrainingCheckpoint as TrainingCheckpoint
+    from keras_mp.xla.inspect import inspect as inspect
     from keras_mp.xla.report import CompileReport as CompileReport
-    from keras_mp.xla.report import inspect as inspect
 
 _HOME = {
     "AuditReport": "keras_mp.numerics.audit",
@@ -85,13 +86,14 @@ _HOME = {
     "export_litert": "keras_mp.export.litert",
     "export_onnx": "keras_mp.export.onnx",
     "find_nonfinite": "keras_mp.numerics.nonfinite",
-    "inspect": "keras_mp.xla.report",
+    "inspect": "keras_mp.xla.inspect",
     "policy_scope": "keras_mp.precision.policy",
     "remat": "keras_mp.lean.remat",
     "search_policy": "keras_mp.numerics.search",
     "sensitive_layers": "keras_mp.stability.sensitive",
     "set_global_policy": "keras_mp.precision.policy",
     "stabilize": "keras_mp.stability.stabilized",
+    "tensor_rules": "keras_mp.parallel.tensor_rules",
     "wrap_optimizer": "keras_mp.loss_scaling.wrap_optimizer",
 }
 # Public modules, under the names that they have outside.

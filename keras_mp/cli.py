@@ -13,6 +13,9 @@ import typer
 
 from keras_mp.system.quiet_import import import_keras, quiet_stderr
 
+MODEL_HELP = "A training recipe (a file, module:function, or a name in the folder recipes), or a .keras file."
+BATCH_HELP = "By default the training recipe's; 8 for a .keras file."
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -35,12 +38,14 @@ def doctor() -> None:
     add_help_option=False,
 )
 def train(context: typer.Context) -> None:
-    """Train a recipe, given by name or as a file: `keras-mp train digits --epochs 3`."""
-    sys.path.insert(0, os.getcwd())
-    _check_recipes()
-    from recipes.run import main as run
+    """Train as a training recipe says: `keras-mp train digits --epochs 3`.
 
-    raise typer.Exit(run(context.args))
+    It is the path of a file, module:function, or the name of a file in the folder recipes of the current one.
+    """
+    sys.path.insert(0, os.getcwd())
+    from keras_mp.training.run_recipe import run_recipe
+
+    raise typer.Exit(run_recipe(context.args))
 
 
 @app.command()
@@ -66,21 +71,23 @@ def targets() -> None:
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def inspect(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A recipe, by name or as a file, or a .keras file.")],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     target: Annotated[str, typer.Option(help="A chip of `keras-mp targets`, or host.")] = "host",
     compare: Annotated[str, typer.Option(help="Other precisions, with commas: float32,mixed_bfloat16.")] = "",
     html: Annotated[Path | None, typer.Option(help="Write the whole report as one HTML file.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="By default the recipe's; 8 for a .keras file.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="By default the training recipe's; 8 for a .keras file.")
+    ] = None,
     inference: Annotated[bool, typer.Option("--inference", help="Look at the forward pass alone.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Say what one training step runs in which precision on a chip that need not be attached.
 
-    What follows a recipe's name and is no option above goes to the recipe: `keras-mp inspect digits --width 64`.
+    Options that are not those above go to the training recipe: `keras-mp inspect digits --width 64`.
     """
     sys.path.insert(0, os.getcwd())
     import_keras()
-    from keras_mp.xla.report import inspect as inspect_step
+    from keras_mp.xla.inspect import inspect as inspect_step
 
     if _is_file(model, context):
         from keras_mp.conversion.saved_step import step_of_file
@@ -88,12 +95,9 @@ def inspect(
         built, batch, trains = step_of_file(Path(model), 8 if batch_size is None else batch_size)
         inference = inference or not trains
     else:
-        _check_recipes()
         with quiet_stderr():  # a recipe's data sets import TensorFlow on JAX too
-            from recipes.run import step
-
-            batch_option = [] if batch_size is None else ["--batch-size", str(batch_size)]
-            built, batch = step([model, *context.args, *batch_option])
+            recipe, config = _recipe(model, context, batch_size)
+            built, batch = recipe.step(config)
     report = inspect_step(
         built,
         batch[0] if inference else batch,
@@ -107,18 +111,20 @@ def inspect(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def audit(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A recipe, by name or as a file, or a .keras file.")],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     html: Annotated[
         Path | None, typer.Option(help="Write the whole report, with its picture, as one HTML file.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="For a .keras file: an .npz file with arrays x and y.")] = None,
     steps: Annotated[int, typer.Option(help="How many batches to look at.")] = 8,
-    batch_size: Annotated[int | None, typer.Option(help="By default the recipe's; 8 for a .keras file.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="By default the training recipe's; 8 for a .keras file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Run a model forward and backward in float32, and say which layers would not fit a lower precision.
 
-    What follows a recipe's name and is no option above goes to the recipe: `keras-mp audit digits --width 64`.
+    Options that are not those above go to the training recipe: `keras-mp audit digits --width 64`.
     """
     sys.path.insert(0, os.getcwd())
     import_keras()
@@ -138,30 +144,29 @@ def audit(
             batches = _batches_of_file(data, 8 if batch_size is None else batch_size)
     else:
         if data is not None:
-            raise ValueError("--data is for a .keras file: a recipe has data of its own")
-        _check_recipes()
+            raise ValueError("--data is for a .keras file: a training recipe has data of its own")
         with quiet_stderr():  # a recipe's data sets import TensorFlow on JAX too
-            from recipes.run import batches as batches_of_recipe
-            from recipes.run import step
-
-            arguments = [model, *context.args, *([] if batch_size is None else ["--batch-size", str(batch_size)])]
-            built, shapes = step(arguments)
-            batches = batches_of_recipe(arguments)
+            recipe, config = _recipe(model, context, batch_size)
+            built, shapes = recipe.step(config)
+            batches = recipe.batches(config)
     real = batches is not None
     report = audit_model(built, batches if real else random_batches(built, shapes, steps), steps)
     if not real:
-        report.notes.append("The batches were random numbers: ranges on real data differ. Give --data.")
+        remedy = "--data" if model.endswith(".keras") else "the training recipe a function batches(config)"
+        report.notes.append(f"The batches were random numbers: ranges on real data differ. Give {remedy}.")
     _show(report, html, as_json)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A recipe, by name or as a file, or a .keras file.")],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     precisions: Annotated[str, typer.Option(help="With commas; float32 is always among them.")] = (
         "float32,mixed_bfloat16"
     ),
-    batch_size: Annotated[int | None, typer.Option(help="By default the recipe's; 8 for a .keras file.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="By default the training recipe's; 8 for a .keras file.")
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Turns of each precision.")] = 20,
     seconds: Annotated[float, typer.Option(help="Of one turn, about; at least a step.")] = 0.5,
     find_batch: Annotated[bool, typer.Option("--find-batch", help="Find the largest batch that fits, too.")] = False,
@@ -174,7 +179,7 @@ def bench(
 ) -> None:
     """Measure a training step in several precisions on this machine, in turns, as ratios to float32.
 
-    What follows a recipe's name and is no option above goes to the recipe: `keras-mp bench digits --width 64`.
+    Options that are not those above go to the training recipe: `keras-mp bench digits --width 64`.
     """
     sys.path.insert(0, os.getcwd())
     import_keras()
@@ -189,7 +194,9 @@ def bench(
         function = "keras_mp.bench.keras_step:file"
         arguments |= {"path": model, "imports": imports or []}
     else:
-        _check_recipes()
+        with quiet_stderr():
+            recipe, config = _recipe(model, context, batch_size)
+            recipe.check_can_be_measured(config)
         function = "keras_mp.bench.keras_step:recipe"
         arguments |= {"arguments": [model, *context.args]}
     report = measure(
@@ -283,18 +290,19 @@ def _is_file(model: str, context: typer.Context) -> bool:
         return False
     if context.args:
         raise ValueError(
-            f"unknown after {model!r}: {' '.join(context.args)}. Only a recipe has options beside those of "
+            f"unknown after {model!r}: {' '.join(context.args)}. Only a training recipe has options beside those of "
             f"`keras-mp {context.command.name} --help`"
         )
     return True
 
 
-def _check_recipes() -> None:
-    if importlib.util.find_spec("recipes") is None:
-        raise FileNotFoundError(
-            f"there is no package `recipes` in {os.getcwd()!r}: the recipes live in the repository of keras-mp, "
-            "so run this from its root"
-        )
+def _recipe(given: str, context: typer.Context, batch_size: int | None) -> tuple[Any, Any]:
+    """The training recipe, and its config with the options of the command line."""
+    from keras_mp.training.find_recipe import find_recipe
+
+    recipe = find_recipe(given)
+    size = [] if batch_size is None else ["--batch-size", str(batch_size)]
+    return recipe, recipe.config([*context.args, *size], f"keras-mp {context.command.name} {given}")
 
 
 def main() -> None:

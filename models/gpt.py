@@ -7,12 +7,24 @@ import keras
 from keras import layers
 
 import keras_mp
-from models.transformer import Size, add_positions, block, check_positive, find_size, initializer
+from models.transformer import (
+    BLOCK_RULES,
+    EMBEDDING_RULES,
+    Size,
+    add_positions,
+    block,
+    check_positive,
+    find_size,
+    initializer,
+)
+
+TENSOR_RULES = (*BLOCK_RULES, *EMBEDDING_RULES)
 
 # "gpt2" is the smallest of GPT-2's table 2, with the heads of the code released with it. The others are ours.
 SIZES = {"micro": Size(4, 128, 2), "mini": Size(6, 384, 6), "gpt2": Size(12, 768, 12)}
 
 
+@keras_mp.tensor_rules(TENSOR_RULES)
 def gpt(
     size: str | Size = "gpt2",
     vocabulary: int = 50257,

@@ -7,8 +7,19 @@ each branch, and with the mean over the tokens where BERT takes its first one.
 import keras
 from keras import layers, ops
 
-from models.transformer import Size, add_positions, block, check_positive, find_size, initializer
+import keras_mp
+from models.transformer import (
+    BLOCK_RULES,
+    EMBEDDING_RULES,
+    Size,
+    add_positions,
+    block,
+    check_positive,
+    find_size,
+    initializer,
+)
 
+TENSOR_RULES = (*BLOCK_RULES, *EMBEDDING_RULES)
 PADDING = 0
 
 # Turc, Chang, Lee, Toutanova, "Well-Read Students Learn Better", 2019 (arXiv:1908.08962), table 1.
@@ -21,6 +32,7 @@ SIZES = {
 }
 
 
+@keras_mp.tensor_rules(TENSOR_RULES)
 def text_classifier(
     size: str | Size = "base",
     classes: int = 2,

@@ -18,6 +18,20 @@ from keras import layers, ops
 
 import keras_mp
 
+# Shoeybi et al., "Megatron-LM", 2019 (arXiv:1909.08053), section 3: of the two products of a branch the first is split
+# by columns and the second by rows, so that a branch needs one sum over the devices. The path of an optimizer's slot
+# has "_" where a variable's has "/".
+BLOCK_RULES = (
+    (r"block\d+_attention[/_]query_key_value[/_]kernel", (None, "model")),
+    (r"block\d+_attention[/_]query_key_value[/_]bias", ("model",)),
+    (r"block\d+_attention[/_]output[/_]kernel", ("model", None)),
+    (r"block\d+_dense_1[/_]kernel", (None, "model")),
+    (r"block\d+_dense_1[/_]bias", ("model",)),
+    (r"block\d+_dense_2[/_]kernel", ("model", None)),
+)
+# The embedding is split by words.
+EMBEDDING_RULES = ((r"tokens_embedding[/_]embeddings", ("model", None)),)
+
 
 class Size(NamedTuple):
     """How large a transformer is.

@@ -7,11 +7,14 @@ Touvron et al. 2021 (DeiT, arXiv:2012.12877, table 1) call Ti, S and B.
 import keras
 from keras import layers, ops
 
-from models.transformer import Size, add_positions, block, check_positive, find_size, initializer
+import keras_mp
+from models.transformer import BLOCK_RULES, Size, add_positions, block, check_positive, find_size, initializer
 
+TENSOR_RULES = BLOCK_RULES
 SIZES = {"tiny": Size(12, 192, 3), "small": Size(12, 384, 6), "base": Size(12, 768, 12)}
 
 
+@keras_mp.tensor_rules(TENSOR_RULES)
 def vit(
     size: str | Size = "base",
     classes: int = 1000,

@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def run(*arguments):
@@ -65,4 +65,4 @@ def test_bad_input_is_one_line(model_file, tmp_path):
 @pytest.mark.slow
 def test_a_recipe_takes_no_data(tmp_path):
     done = run("digits", "--data", tmp_path / "odd.npz")
-    assert done.returncode == 1 and "a recipe has data of its own" in done.stderr
+    assert done.returncode == 1 and "a training recipe has data of its own" in done.stderr

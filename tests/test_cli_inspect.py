@@ -62,9 +62,12 @@ def test_a_model_file(model_file, tmp_path):
 
 def test_mistakes_are_one_line(tmp_path):
     for arguments, said in (
-        (["no_such_recipe"], "unknown recipe no_such_recipe"),
+        (["no_such_recipe"], "unknown training recipe 'no_such_recipe'"),
         (["missing.keras"], "there is no file 'missing.keras'"),
-        (["missing.keras", "--widht", "8"], "unknown after 'missing.keras': --widht 8. Only a recipe has options"),
+        (
+            ["missing.keras", "--widht", "8"],
+            "unknown after 'missing.keras': --widht 8. Only a training recipe has",
+        ),
     ):
         done = run("inspect", *arguments, cache=tmp_path)
         assert done.returncode == 1 and done.stdout == ""

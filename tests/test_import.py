@@ -2,6 +2,8 @@
 
 import ast
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 import keras_mp
 
+ROOT = Path(__file__).parents[1]
 BACKEND = keras.backend.backend()
 OTHER = "jax" if BACKEND == "tensorflow" else "tensorflow"
 HEAVY = {"jax", "tensorflow", "tensorflow_datasets", "matplotlib", "sklearn", "rich", "typer", "pandas", "scipy"}
@@ -36,6 +39,31 @@ def test_every_public_name_imports_nothing_heavy_that_keras_had_not():
         "print(*{m.partition('.')[0] for m in set(sys.modules) - before})"
     )
     assert "keras_mp" in loaded and not HEAVY & set(loaded)
+
+
+@pytest.mark.once
+def test_the_library_names_neither_the_recipes_nor_the_models_of_the_repository():
+    for path in (ROOT / "keras_mp").rglob("*.py"):
+        named = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                named |= {node.module} if node.module and not node.level else set()
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                # What a process of its own is started with, or import_module is given.
+                named |= set(re.findall(r"\b(?:recipes|models)\.\w+|-m (?:recipes|models)\b", node.value))
+        assert not [name for name in named if name.split(".")[0].split()[-1] in ("recipes", "models")], path
+
+
+@pytest.mark.once
+def test_the_package_alone_as_a_wheel_holds_it_has_every_public_name(tmp_path):
+    shutil.copytree(ROOT / "keras_mp", tmp_path / "keras_mp")
+    printed = run(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.modules |= {{'recipes': None, 'models': None}}\n"
+        "import keras_mp; [getattr(keras_mp, name) for name in keras_mp.__all__]; print(keras_mp.__file__)"
+    )
+    assert printed == [str(tmp_path / "keras_mp" / "__init__.py")]
 
 
 def test_every_public_name_is_there():

@@ -19,7 +19,8 @@ from keras_mp.numerics.synthetic import random_batches
 from keras_mp.precision.hardware import Device
 from keras_mp.precision.policy import set_global_policy
 from keras_mp.system.versions import installed
-from keras_mp.xla.compiled_step import lower_step
+from keras_mp.training.find_recipe import find_recipe
+from keras_mp.xla.lower import lower_step
 
 # The dtype of a chip's peak rate that a precision is held against.
 _PEAK = {
@@ -31,18 +32,18 @@ _PEAK = {
 
 
 def recipe(arguments: Sequence[str], precision: str, batch_size: int | None = None) -> Subject:
-    """A step of a recipe, on random numbers of its shapes.
+    """A step of a training recipe, on random numbers of its shapes.
 
     Args:
-        arguments: the recipe, then its options, as on the command line.
+        arguments: the training recipe, then its options, as on the command line.
         precision: "float32", "mixed_float16", "mixed_bfloat16" or "fp8".
         batch_size: instead of the recipe's.
     """
-    from recipes.run import step
-
     check_can_run(precision)
+    given, *options = arguments
     size = [] if batch_size is None else ["--batch-size", str(batch_size)]
-    model, shapes = step([*arguments, "--policy", precision, *size])
+    found = find_recipe(given)
+    model, shapes = found.step(found.config([*options, "--policy", precision, *size], f"keras-mp bench {given}"))
     return of_model(model, random_batches(model, shapes, 1)[0], precision)
 
 

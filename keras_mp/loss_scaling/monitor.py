@@ -15,7 +15,9 @@ from keras_mp.loss_scaling.wrap_optimizer import compute_dtypes
 class PrecisionMonitor(keras.callbacks.Callback):
     """Adds what the loss scale does to the logs of `fit`: `History`, the progress bar, CSV, TensorBoard.
 
-    Put it before the callbacks that write logs. The names it adds:
+    Put it before the callbacks that write logs. Of a model with several optimizers, as a GAN has, it watches each that
+    is a `LossScaleOptimizer`, and puts the name of its attribute before the names, as in
+    `generator_optimizer_loss_scale`. The names it adds:
 
     - `loss_scale`: what the loss is multiplied by.
     - `skipped_steps`: steps skipped in all, because a gradient was not finite.
@@ -36,7 +38,7 @@ class PrecisionMonitor(keras.callbacks.Callback):
             between two reads are counted, and not judged.
 
     Raises:
-        ValueError: If an argument is out of its range, or the model's optimizer is not a `LossScaleOptimizer`.
+        ValueError: If an argument is out of its range, or no optimizer of the model is a `LossScaleOptimizer`.
         FloatingPointError: During training, with on_limit="raise".
     """
 
@@ -64,19 +66,22 @@ class PrecisionMonitor(keras.callbacks.Callback):
         self.every = every
 
     def set_model(self, model: Any) -> None:
-        """Makes the model's optimizer measure its gradients; Keras calls it before it compiles the step."""
+        """Makes the model's optimizers measure their gradients; Keras calls it before it compiles the step."""
         super().set_model(model)
-        optimizer = self._optimizer
-        if optimizer.measures_gradients != self.measure_gradients:
-            optimizer.measures_gradients = self.measure_gradients
-            model.train_function = None  # Keras's cached step
+        self._watched = [_Watched(name, optimizer) for name, optimizer in _scaling_optimizers(model).items()]
+        for watched in self._watched:
+            if watched.optimizer.measures_gradients != self.measure_gradients:
+                watched.optimizer.measures_gradients = self.measure_gradients
+                model.train_function = None  # Keras's cached step
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Notes where the scale starts."""
-        if "float16" not in (dtypes := compute_dtypes(self.model)) and "bfloat16" in dtypes:
-            warn_if_needless(f"model {self.model.name!r}", self._optimizer.loss_scale)
-        self._start = self._previous = self._read()
-        self._failed = self._at_limit = False
+        needless = "float16" not in (dtypes := compute_dtypes(self.model)) and "bfloat16" in dtypes
+        for watched in self._watched:
+            if needless:
+                warn_if_needless(f"model {self.model.name!r}", watched.optimizer.loss_scale)
+            watched.start = watched.previous = self._read(watched)
+            watched.failed = watched.at_limit = False
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Begins to count the steps."""
@@ -86,77 +91,132 @@ class PrecisionMonitor(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds to the logs, and looks for a failure."""
         self._unread = batch + 1 < self._due
-        if self._unread:
-            _add(logs, self._previous)
-            return
-        self._due = batch + 1 + self.every
-        now = self._read()
-        _add(logs, now)
-        self._judge(now)
-
-    def _judge(self, now: dict[str, Any]) -> None:
-        skips = int(self._optimizer.consecutive_skips.numpy())
-        if skips and self._previous["loss_scale"] == self._floor and not self._failed:
-            self._fail(f"a step overflowed while the loss scale was at its floor, {self._floor:g}", stop=False)
-        if skips >= self.max_consecutive_skips and not self._at_limit:
-            self._fail(f"{skips} steps in a row were skipped, and the loss scale is {now['loss_scale']:g}", stop=True)
-        self._at_limit = skips >= self.max_consecutive_skips
-        self._previous = now
+        if not self._unread:
+            self._due = batch + 1 + self.every
+        for watched in self._watched:
+            if self._unread:
+                watched.add_to(logs, watched.previous)
+                continue
+            now = self._read(watched)
+            watched.add_to(logs, now)
+            self._judge(watched, now)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds to the logs, and reports the calibration."""
-        now = self._read()
-        _add(logs, now)
-        if self._unread:
-            self._judge(now)
-        skipped = now["skipped_steps"] - self._start["skipped_steps"]
-        if skipped and not self._failed:
-            print(
-                f"PrecisionMonitor: {skipped} step{'s' if skipped > 1 else ''} skipped in this epoch while the loss "
-                f"scale went from {self._start['loss_scale']:g} to {now['loss_scale']:g}. That is calibration: the "
-                "scale starts high and backs off until the gradients fit."
-            )
-        self._start, self._failed = now, False
+        for watched in self._watched:
+            now = self._read(watched)
+            watched.add_to(logs, now)
+            if self._unread:
+                self._judge(watched, now)
+            skipped = now["skipped_steps"] - watched.start["skipped_steps"]
+            if skipped and not watched.failed:
+                print(
+                    f"PrecisionMonitor: {watched.says}{skipped} step{'s' if skipped > 1 else ''} skipped in this epoch "
+                    f"while the loss scale went from {watched.start['loss_scale']:g} to {now['loss_scale']:g}. That is "
+                    "calibration: the scale starts high and backs off until the gradients fit."
+                )
+            watched.start, watched.failed = now, False
 
-    @property
-    def _optimizer(self) -> LossScaleOptimizer:
-        optimizer = self.model.optimizer
-        if not isinstance(optimizer, LossScaleOptimizer):
-            raise ValueError(
-                f"the optimizer of model {self.model.name!r} is {type(optimizer).__name__}, which PrecisionMonitor "
-                "cannot watch: compile with keras_mp.LossScaleOptimizer(optimizer)"
-            )
-        return optimizer
+    def _read(self, watched: _Watched) -> dict[str, Any]:
+        _ = self.model  # on JAX, Keras writes a step's values into the variables when a callback asks for its model
+        return watched.read()
 
-    @property
-    def _floor(self) -> float | None:
-        loss_scale = self._optimizer.loss_scale
-        return loss_scale.min_scale if isinstance(loss_scale, LossScale) else None
+    def _judge(self, watched: _Watched, now: dict[str, Any]) -> None:
+        skips = int(watched.optimizer.consecutive_skips.numpy())
+        floor = watched.floor
+        if skips and watched.previous["loss_scale"] == floor and not watched.failed:
+            self._fail(watched, f"a step overflowed while the loss scale was at its floor, {floor:g}", stop=False)
+        too_many = skips >= self.max_consecutive_skips
+        if too_many and not watched.at_limit:
+            scale = now["loss_scale"]
+            self._fail(watched, f"{skips} steps in a row were skipped, and the loss scale is {scale:g}", stop=True)
+        watched.at_limit = too_many
+        watched.previous = now
 
-    def _read(self) -> dict[str, Any]:
-        optimizer = self._optimizer
-        values = {
-            "loss_scale": float(optimizer.dynamic_scale.numpy()),
-            "skipped_steps": int(optimizer.skipped_steps.numpy()),
-        }
-        if self.measure_gradients:
-            values["gradient_norm"] = float(optimizer.gradient_norm.numpy())
-            values["gradient_underflow"] = float(optimizer.gradient_underflow.numpy())
-        return values
-
-    def _fail(self, what: str, stop: bool) -> None:
-        self._failed = True
+    def _fail(self, watched: _Watched, what: str, stop: bool) -> None:
+        watched.failed = True
         message = (
-            f"{what}. That is no calibration: no scale helps where the values themselves are not finite. Look for NaN "
-            "or inf in the data and the weights, for layers that need float32 (keras_mp.stabilize), and for a "
-            "learning rate that is too high. keras_mp.find_nonfinite(model, batch) names the first such value, and "
-            "the callback keras_mp.NonFiniteFinder() does so during fit"
+            f"{watched.says}{what}. That is no calibration: no scale helps where the values themselves are not finite. "
+            "Look for NaN or inf in the data and the weights, for layers that need float32 (keras_mp.stabilize), and "
+            "for a learning rate that is too high. keras_mp.find_nonfinite(model, batch) names the first such value, "
+            "and the callback keras_mp.NonFiniteFinder() does so during fit"
         )
         if stop and self.on_limit == "raise":
             raise FloatingPointError(message)
         warnings.warn(message, stacklevel=2)
 
 
-def _add(logs: dict[str, Any] | None, values: dict[str, Any]) -> None:
-    if logs is not None:
-        logs.update(values)
+class _Watched:
+    """An optimizer, and what was read of it.
+
+    Args:
+        name: that it has among several; "" where it is the only one.
+        optimizer: the optimizer.
+    """
+
+    def __init__(self, name: str, optimizer: LossScaleOptimizer) -> None:
+        self.optimizer = optimizer
+        self.says = f"{name}: " if name else ""
+        self._prefix = f"{name}_" if name else ""
+        self.start: dict[str, Any] = {}
+        self.previous: dict[str, Any] = {}
+        self.failed = self.at_limit = False
+
+    @property
+    def floor(self) -> float | None:
+        loss_scale = self.optimizer.loss_scale
+        return loss_scale.min_scale if isinstance(loss_scale, LossScale) else None
+
+    def read(self) -> dict[str, Any]:
+        values = {
+            "loss_scale": float(self.optimizer.dynamic_scale.numpy()),
+            "skipped_steps": int(self.optimizer.skipped_steps.numpy()),
+        }
+        if self.optimizer.measures_gradients:
+            values["gradient_norm"] = float(self.optimizer.gradient_norm.numpy())
+            values["gradient_underflow"] = float(self.optimizer.gradient_underflow.numpy())
+        return values
+
+    def add_to(self, logs: dict[str, Any] | None, values: dict[str, Any]) -> None:
+        if logs is not None:
+            logs.update({f"{self._prefix}{name}": value for name, value in values.items()})
+
+
+def _scaling_optimizers(model: Any) -> dict[str, LossScaleOptimizer]:
+    """The optimizers of a model that scale the loss, by the name of their attribute; a single one by ""."""
+    optimizers = _optimizers(model)
+    scaling = {name: each for name, each in optimizers.items() if isinstance(each, LossScaleOptimizer)}
+    if len(scaling) == 1:
+        return {"": next(iter(scaling.values()))}
+    if scaling:
+        return scaling
+    others = {name: each for name, each in optimizers.items() if name != "optimizer"}
+    if others:  # the one that compile() was not given is Keras's default, and trains nothing
+        names = ", ".join(f"{name} ({type(each).__name__})" for name, each in others.items())
+        raise ValueError(
+            f"model {model.name!r} has several optimizers, and none of them scales the loss: {names}. PrecisionMonitor "
+            "watches those that are a keras_mp.LossScaleOptimizer(optimizer)"
+        )
+    raise ValueError(
+        f"the optimizer of model {model.name!r} is {type(model.optimizer).__name__}, which PrecisionMonitor cannot "
+        "watch: compile with keras_mp.LossScaleOptimizer(optimizer)"
+    )
+
+
+def _optimizers(model: Any) -> dict[str, Any]:
+    """Every optimizer that is an attribute of a model, or in a list or dict that is one; each once."""
+    found: dict[str, Any] = {}
+    for attribute, value in {"optimizer": getattr(model, "optimizer", None), **vars(model)}.items():
+        if attribute.startswith("_self_"):  # TensorFlow's own lists of what a checkpoint holds
+            continue
+        name = attribute.lstrip("_")
+        if isinstance(value, (list, tuple)):
+            pairs = [(f"{name}_{place}", each) for place, each in enumerate(value)]
+        elif isinstance(value, dict):
+            pairs = [(f"{name}_{key}", each) for key, each in value.items()]
+        else:
+            pairs = [(name, value)]
+        for key, each in pairs:
+            if isinstance(each, keras.optimizers.Optimizer) and all(each is not other for other in found.values()):
+                found[key] = each
+    return found

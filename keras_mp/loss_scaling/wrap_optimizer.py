@@ -8,19 +8,33 @@ from keras_mp import backend
 from keras_mp.loss_scaling.inner_optimizer import check_unscaled
 from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mp.loss_scaling.other_step import makes_another_step
 from keras_mp.rebuild import layers_by_path
 
 
 def wrap_optimizer(optimizer: Any, model: Any) -> Any:
-    """Wraps an optimizer in the loss scaling that a model needs.
+    """Wraps an optimizer in the loss scaling that a model needs, so that it makes the same step in every precision.
+
+    Keras's optimizers by themselves make another step than `LossScaleOptimizer`, which is wrapped around them in
+    float16, where
+
+    - TensorFlow keeps the gradient of a weight sparse, because its rows are looked up (Embedding, ReversibleEmbedding,
+      layers with such code of their own, sparse inputs), and the optimizer squares, clips or divides each occurrence
+      of a row by itself: every optimizer but SGD and Lion without clipping. `LossScaleOptimizer` sums them first.
+    - with `gradient_accumulation_steps`, weights are averaged (`use_ema`) or constrained: Keras does both at each
+      micro-batch, `LossScaleOptimizer` at each applied step.
+
+    There it is wrapped in every precision, as it is on several replicas.
 
     Args:
         optimizer: a Keras optimizer that does not scale the loss yet.
-        model: the model it is to train.
+        model: the model it is to train, built: of one that is not, nothing but its embeddings is known to give sparse
+            gradients.
 
     Returns:
         `LossScaleOptimizer(optimizer)` if a layer computes in float16, whatever the name of the model's policy or of
-        the global one; with `NoLossScale()` if none does and there are several replicas; else the optimizer itself.
+        the global one; `LossScaleOptimizer(optimizer, NoLossScale())`, which scales nothing, if none does and the
+        optimizer by itself would make another step, or there are several replicas; else the optimizer itself.
 
     Raises:
         TypeError: If optimizer is not a Keras optimizer.
@@ -29,7 +43,8 @@ def wrap_optimizer(optimizer: Any, model: Any) -> Any:
     check_unscaled("optimizer", optimizer)
     if "float16" in compute_dtypes(model):
         return LossScaleOptimizer(optimizer)
-    return LossScaleOptimizer(optimizer, NoLossScale()) if backend.replica_count() > 1 else optimizer
+    differs = backend.replica_count() > 1 or makes_another_step(optimizer, model)
+    return LossScaleOptimizer(optimizer, NoLossScale()) if differs else optimizer
 
 
 def compute_dtypes(model: Any) -> set[str]:

@@ -64,21 +64,3 @@ def check_labels(model: Any, batch: tuple) -> None:
             f"labels from {labels.min():g} to {labels.max():g} do not fit the loss {loss!r}: model {model.name!r} puts "
             f"out {classes} classes, so labels are 0 to {classes - 1}"
         )
-
-
-def does_not_fit(model: Any, batch: tuple, error: Exception) -> ValueError:
-    """The error for a step that could not be run: it says what was given to what."""
-    x, y, _ = batch
-    given = " and ".join(
-        f"{name} of shape {', '.join(str(leaf.shape) for leaf in keras.tree.flatten(part) if leaf is not None)}"
-        for name, part in (("x", x), ("y", y))
-        if part is not None
-    )
-    outputs = [tuple(output.shape) for output in keras.tree.flatten(getattr(model, "outputs", None) or [])]
-    takes = f", whose output has the shape {', '.join(map(str, outputs))}" if outputs else ""
-    loss = getattr(model, "loss", None)
-    first = str(error).strip().split("\n")[0][:500]
-    return ValueError(
-        f"data does not fit model {model.name!r}{takes}, or its loss {loss!r}: given {given}: "
-        f"{type(error).__name__}: {first}"
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from keras import ops
 from keras_mp.conversion.reference import computes_in_float32, in_float32
 from keras_mp.numerics.batches import batches_of
 from keras_mp.numerics.checks import check_labels, check_model
-from keras_mp.numerics.observe import Call, ObservedStep, Record, unchanged
+from keras_mp.numerics.observe import Call, ObservedStep, Record
 from keras_mp.numerics.ranges import FORMATS
 from keras_mp.rebuild import RebuildError, layers_by_path, own_variables
 
@@ -112,25 +113,41 @@ def find_nonfinite(model: Any, batch: Any, loss_scale: float | None = None) -> N
     check_labels(model, given)
     scale = _scale_of(model, loss_scale)
     step = _Step(model)
-    with unchanged(model):
-        first = step.run(given, scale)
-        if first.finite:
-            return None
-        found = _bad_record(given) or _bad_weight(model)
-        if found is not None:
-            found.scale = scale
-            return found
-        if scale != 1.0 and first.forward_finite:
-            lower = scale
-            while lower > 1.0:
-                lower = max(1.0, lower / 2)
-                if step.run(given, lower).finite:
-                    return _calibration(first, scale, lower)
-            first = step.run(given, 1.0)
-            scale = 1.0
+    first = step.run(given, scale)
+    if first.finite:
+        return None
+    found = _bad_record(given)
+    weights, states = _bad_variables(model)
+    if found is None and weights:
+        found = _bad_weight(*weights[0])
+    if found is not None:
+        found.scale = scale
+        return found
+    with _made_finite(states):
+        second = step.run(given, scale) if states else first
+        found = None if second.finite else _blamed_step(step, given, scale, second)
+    if found is not None:
+        found.advice += _ruined_before(states)
+        return found
+    path = first.blamed().path
+    found = _bad_weight(*next((state for state in states if state[0] == path), states[0]))
+    found.scale = scale
+    return found
+
+
+def _blamed_step(step: _Step, batch: tuple, scale: float, first: _Outcome) -> NonFinite:
+    """What a step brings about that began with finite data and weights."""
+    if scale != 1.0 and first.forward_finite:
+        lower = scale
+        while lower > 1.0:
+            lower = max(1.0, lower / 2)
+            if step.run(batch, lower).finite:
+                return _calibration(first, scale, lower)
+        first = step.run(batch, 1.0)
+        scale = 1.0
     found = first.blamed()
     found.scale = scale
-    _advise(found, model, given)
+    _advise(found, step.model, batch)
     return found
 
 
@@ -142,8 +159,7 @@ def first_nonfinite(model: Any, batch: tuple, scale: float) -> NonFinite | None:
         batch: `(x, y, sample_weight)`.
         scale: what to multiply the loss by.
     """
-    with unchanged(model):
-        outcome = _Step(model).run(batch, scale)
+    outcome = _Step(model).run(batch, scale)
     return None if outcome.finite else outcome.blamed()
 
 
@@ -317,32 +333,62 @@ def _bad_record(batch: tuple) -> NonFinite | None:
     return None
 
 
-def _bad_weight(model: Any) -> NonFinite | None:
+BadVariable = tuple[str, Any]  # the path of its layer, and the variable
+
+
+def _bad_variables(model: Any) -> tuple[list[BadVariable], list[BadVariable]]:
+    """The variables with a value that is not finite: those that are trained, and the others."""
+    trained = {id(variable) for variable in model.trainable_variables}
+    weights: list[BadVariable] = []
+    states: list[BadVariable] = []
     for path, layer in [*layers_by_path(model).items(), ("", model)]:
         for variable in own_variables(layer):
             values = _values(variable)
-            if values is None or np.isfinite(values).all():
-                continue
-            finite = np.isfinite(values)
-            place = tuple(int(each[0]) for each in np.nonzero(~finite))
-            good = values[finite]
-            given = {f"the rest of {variable.name}": (float(good.min()), float(good.max()))} if good.size else {}
-            advice = (
-                f"Element {place} is the first. Load a checkpoint from before it, and train on with "
-                "keras_mp.LossScaleOptimizer, which skips a step whose gradients are not finite"
-                + ("." if variable.trainable else "; keras_mp.atomic_skip keeps moving statistics finite too.")
-            )
-            return NonFinite(
-                path,
-                f"weight {variable.name}",
-                _kind(values),
-                int((~finite).sum()),
-                False,
-                given,
-                BAD_WEIGHT,
-                advice,
-            )
-    return None
+            if values is not None and not np.isfinite(values).all():
+                (weights if id(variable) in trained else states).append((path, variable))
+    return weights, states
+
+
+@contextmanager
+def _made_finite(states: list[BadVariable]) -> Iterator[None]:
+    """Variables have 1 for what is not finite: whether a step reads them at all, only a step can tell.
+
+    The moving statistics that a skipped step left NaN are read in inference; frozen weights in training, too.
+    """
+    before = [ops.copy(variable.value) for _, variable in states]
+    try:
+        for _, variable in states:
+            values = ops.cast(variable.value, "float32")
+            variable.assign(ops.where(ops.isfinite(values), values, 1.0))
+        yield
+    finally:
+        for (_, variable), value in zip(states, before, strict=True):
+            variable.assign(value)
+
+
+def _bad_weight(path: str, variable: Any) -> NonFinite:
+    values = np.asarray(ops.cast(variable.value, "float32"))
+    finite = np.isfinite(values)
+    place = tuple(int(each[0]) for each in np.nonzero(~finite))
+    good = values[finite]
+    given = {f"the rest of {variable.name}": (float(good.min()), float(good.max()))} if good.size else {}
+    advice = (
+        f"Element {place} is the first. Load a checkpoint from before it, and train on with "
+        "keras_mp.LossScaleOptimizer, which skips a step whose gradients are not finite"
+        + ("." if variable.trainable else "; keras_mp.atomic_skip keeps moving statistics finite too.")
+    )
+    count = int((~finite).sum())
+    return NonFinite(path, f"weight {variable.name}", _kind(values), count, False, given, BAD_WEIGHT, advice)
+
+
+def _ruined_before(states: list[BadVariable]) -> str:
+    if not states:
+        return ""
+    path, variable = states[0]
+    return (
+        f" Besides, weight {variable.name} of layer {path!r} is not finite: this step does not read it, but inference "
+        "does. Load a checkpoint from before it; keras_mp.atomic_skip keeps moving statistics finite."
+    )
 
 
 def _calibration(outcome: _Outcome, scale: float, fitting: float) -> NonFinite:
@@ -372,9 +418,7 @@ def _advise(found: NonFinite, model: Any, batch: tuple) -> None:
         return
     try:
         reference = in_float32(model, batch[0])
-        step = _Step(reference)
-        with unchanged(reference):
-            fits = step.run(batch, 1.0).finite
+        fits = _Step(reference).run(batch, 1.0).finite
     except RebuildError:
         fits = dtype != "float32"  # it cannot be tried, so that the layer's own dtype is all there is to go by
     if not fits:

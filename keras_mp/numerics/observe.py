@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,7 @@ from keras import ops
 
 from keras_mp import backend
 from keras_mp.backend.common.calls import wrapped_methods
-from keras_mp.numerics.checks import does_not_fit
+from keras_mp.numerics.plain_step import explained, loss_of
 from keras_mp.rebuild import children_of, layers_by_path, operations_of
 
 Tap = Callable[[Any, bool], Any]
@@ -175,7 +174,7 @@ def layers_and_operations(model: Any) -> dict[str, Any]:
 
 
 class ObservedStep:
-    """A training step of a model, forward and backward, that changes no weight.
+    """A training step of a model, forward and backward, that changes no variable.
 
     Args:
         model: a built Keras model with a loss.
@@ -205,13 +204,13 @@ class ObservedStep:
             What finish returned, as numpy arrays.
 
         Raises:
-            ValueError: the batch does not fit the model or its loss.
+            ValueError: the batch does not fit the model or its loss, or Keras itself fails in the model's precision.
         """
         given = tuple(part for part in batch if part is not None)
         try:
             result = self._step((given, np.float32(scale)))
         except backend.step_errors() as error:
-            raise does_not_fit(self.model, batch, error) from error
+            raise explained(self.model, batch, error) from error
         # The step is traced once for each shape of a batch, and a record belongs to its trace.
         signature = repr(keras.tree.map_structure(lambda x: (x.shape, str(x.dtype)), given))
         self.record = self._records.setdefault(signature, self.record)
@@ -238,27 +237,6 @@ class ObservedStep:
 
 def _numpy(x: Any) -> Any:
     return x if x is None else np.asarray(x)
-
-
-def loss_of(model: Any, x: Any, y: Any, sample_weight: Any) -> Any:
-    """The loss of a batch as Keras's own train_step computes it, in float32."""
-    training = {"training": True} if model._call_has_training_arg else {}
-    y_pred = model(x, **training)
-    # Private, as it is what Keras's own train_step calls: it knows older signatures of compute_loss.
-    loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
-    return ops.cast(loss, "float32")
-
-
-@contextmanager
-def unchanged(model: Any) -> Iterator[None]:
-    """Puts back what the steps within change: moving statistics, seeds, metrics."""
-    variables = [*model.non_trainable_variables, *model.metrics_variables]
-    before = [keras.ops.copy(variable.value) for variable in variables]
-    try:
-        yield
-    finally:
-        for variable, value in zip(variables, before, strict=True):
-            variable.assign(value)
 
 
 def is_leaf(layer: Any) -> bool:

@@ -13,9 +13,8 @@ import numpy as np
 from keras_mp import backend, fp8
 from keras_mp.conversion.reference import copy_of
 from keras_mp.conversion.to_float32 import to_float32
-from keras_mp.numerics.checks import does_not_fit
 from keras_mp.numerics.nonfinite import first_nonfinite
-from keras_mp.numerics.observe import loss_of, unchanged
+from keras_mp.numerics.plain_step import explained, loss_of
 from keras_mp.rebuild import children_of, layers_below, layers_by_path
 
 # A weight whose gradient is a smaller part of the whole is not missed where it vanishes: it may be rounding itself.
@@ -125,8 +124,7 @@ class Judge:
 
     def _steps(self, model: Any, scale: float) -> list[tuple[float, list[np.ndarray]]]:
         run = _gradient_step(model)
-        with unchanged(model):
-            results = [run(batch, scale) for batch in self._batches]
+        results = [run(batch, scale) for batch in self._batches]
         return [(loss, [gradient / scale for gradient in gradients]) for loss, gradients in results]
 
 
@@ -149,7 +147,7 @@ def _gradient_step(model: Any) -> Callable[[tuple, float], tuple[float, list[np.
         try:
             loss, gradients = step((given, np.float32(scale)))
         except backend.step_errors() as error:
-            raise does_not_fit(model, batch, error) from error
+            raise explained(model, batch, error) from error
         return float(loss), [np.asarray(keras.ops.cast(each, "float32")) for each in gradients]
 
     return run

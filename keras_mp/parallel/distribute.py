@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import keras
 
 from keras_mp import backend
-from keras_mp.parallel.plan import LAYOUTS, REDUCE_DTYPES, Plan
-from keras_mp.parallel.tensor_rules import TRANSFORMER, Rules
+from keras_mp.parallel.plan import LAYOUTS, REDUCE_DTYPES, Plan, Rules
+from keras_mp.parallel.tensor_rules import check_rules, takes_rules
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def distribute(
     *,
     mesh: tuple[int, int] | None = None,
     reduce_dtype: str = "float32",
-    rules: Rules = TRANSFORMER,
+    rules: Rules | None = None,
 ) -> Iterator[Plan]:
     """Makes a scope in which a model is built, compiled and trained over several devices of this host.
 
@@ -44,19 +44,20 @@ def distribute(
         mesh: for "tensor", the devices that share a batch times those that share a weight; by default (1, devices).
         reduce_dtype: what the gradients are summed over the devices in: "float32" or "bfloat16", which halves the
             bytes sent and rounds each summand to 8 bits.
-        rules: for "tensor", pairs of a regular expression of a weight's path and, for each dimension, "model" or None.
+        rules: for "tensor", pairs of a regular expression of a weight's path and, for each dimension, "model" or None;
+            by default those of the functions that build models in the scope (`keras_mp.tensor_rules`).
 
     Yields:
         The plan: which axis of each variable is split.
 
     Raises:
         ValueError: If a name is unknown, the devices are not there, the mesh does not match them, the backend has no
-            such layout, or the global policy computes in float16 on a TPU. In `fit`: if the devices do not divide a
-            batch.
+            such layout, a rule is none, or the global policy computes in float16 on a TPU. In `fit`: if the devices
+            do not divide a batch, or "tensor" splits no weight of the model.
     """
     plan = make_plan(layout, keras.distribution.list_devices(), devices, mesh, reduce_dtype, rules)
     plan.check_dtypes([keras.config.dtype_policy().compute_dtype])
-    with backend.parallel_scope(plan):
+    with takes_rules(plan), backend.parallel_scope(plan):
         yield plan
 
 
@@ -66,7 +67,7 @@ def make_plan(
     devices: int | Sequence[str] | None = None,
     mesh: tuple[int, int] | None = None,
     reduce_dtype: str = "float32",
-    rules: Rules = TRANSFORMER,
+    rules: Rules | None = None,
 ) -> Plan:
     """Checks what `distribute` is given.
 
@@ -97,6 +98,8 @@ def make_plan(
             f"mesh={mesh!r} must be two numbers whose product is the number of devices, {len(names)}: those that share "
             "a batch times those that share a weight"
         )
+    if rules is not None:
+        check_rules(rules)
     return Plan(layout, names, shape, reduce_dtype, rules)
 
 

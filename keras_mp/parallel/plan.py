@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from keras_mp.parallel.tensor_rules import TRANSFORMER, Rules
+Rules = tuple[tuple[str, tuple[str | None, ...]], ...]
 
 LAYOUTS = ("data", "fully_sharded", "tensor")
 REDUCE_DTYPES = ("float32", "bfloat16")
@@ -23,14 +23,17 @@ class Plan:
         devices: their names, as the backend writes them; empty where a step is only compiled.
         shape: of the mesh: the devices that share a batch, and with "tensor" those that share a weight.
         reduce_dtype: what gradients are summed over the devices in.
-        rules: for "tensor", which axis of a weight is split, by patterns of its path.
+        rules: for "tensor", which axis of a weight is split, by patterns of its path; None for those that the models
+            built in its scope have.
+        declared: these, as they come.
     """
 
     layout: str
     devices: tuple[str, ...]
     shape: tuple[int, ...]
     reduce_dtype: str = "float32"
-    rules: Rules = ()
+    rules: Rules | None = None
+    declared: list[tuple[str, tuple[str | None, ...]]] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -51,6 +54,11 @@ class Plan:
     def by_compiler(self) -> bool:
         """Whether XLA places the collectives, and not the kit."""
         return self.layout == "tensor"
+
+    @property
+    def rules_in_force(self) -> Rules:
+        """Its own rules, or those of the models that were built in its scope."""
+        return tuple(self.declared) if self.rules is None else self.rules
 
     def axes_of(self, path: str, shape: tuple[int, ...], dtype: str) -> tuple[str | None, ...]:
         """Says which axis of a variable is split over which axis of the mesh.
@@ -76,7 +84,7 @@ class Plan:
             divisible = [place for place, size in enumerate(shape) if size and size % self.replicas == 0]
             if divisible and self.replicas > 1:
                 axes[divisible[0]] = "batch"
-        for pattern, split in self.rules if self.layout == "tensor" else ():
+        for pattern, split in self.rules_in_force if self.layout == "tensor" else ():
             if len(split) == len(shape) and re.search(pattern, path):
                 self._check_split(path, shape, split)
                 return split
@@ -100,11 +108,19 @@ class Plan:
         Raises:
             ValueError: If there is none.
         """
-        if self.layout == "tensor" and not matched:
+        if self.layout != "tensor" or matched:
+            return
+        if not self.rules_in_force:
             raise ValueError(
-                "layout='tensor' splits no weight of this model: the kit's rules know its own GPT and ViT, built "
-                "within the scope; for another model pass rules=((pattern of the path, axes), ...)"
+                "layout='tensor' splits no weight of this model, because no rule says which: pass rules=((pattern of a "
+                "weight's path, (None, 'model')), ...), or put @keras_mp.tensor_rules(rules) on the function that "
+                "builds the model, and call it within the scope"
             )
+        patterns = ", ".join(repr(pattern) for pattern, _ in self.rules_in_force)
+        raise ValueError(
+            f"layout='tensor' splits no weight of this model: none has one of the patterns {patterns} in its path, and "
+            "as many dimensions as the rule has axes"
+        )
 
     def check_dtypes(self, dtypes: Iterable[str]) -> None:
         """Checks that the devices compute in the dtypes of a model's layers.
@@ -132,7 +148,7 @@ def plan_of(strategy: str | Plan, devices: int) -> Plan:
         devices: how many there would be.
 
     Returns:
-        The plan; for "tensor" the devices all share each weight.
+        The plan; for "tensor" the devices all share each weight, and the rules are the model's.
 
     Raises:
         ValueError: If the layout is unknown, or the plan is for another number of devices.
@@ -146,7 +162,7 @@ def plan_of(strategy: str | Plan, devices: int) -> Plan:
     if strategy not in LAYOUTS:
         raise ValueError(f"strategy={strategy!r} is not one of {', '.join(LAYOUTS)}, or a keras_mp.parallel.plan.Plan")
     if strategy == "tensor":
-        return Plan(strategy, (), (1, devices), rules=TRANSFORMER)
+        return Plan(strategy, (), (1, devices))
     return Plan(strategy, (), (devices,))
 
 

@@ -1,20 +1,107 @@
-"""Which axis of a weight is split in tensor parallelism: rules for the kit's GPT and ViT, by the paths of weights.
+"""Which axis of a weight is split in tensor parallelism, as the function that builds the model says.
 
-Shoeybi et al., "Megatron-LM", 2019 (arXiv:1909.08053), section 3: the first of two products is split by columns, the
-second by rows, so that a branch needs one sum over the devices; the embedding is split by words.
+A model's rules stand with the model: they hold for the names that it gives its layers, which mean nothing elsewhere.
 """
 
 from __future__ import annotations
 
-Rules = tuple[tuple[str, tuple[str | None, ...]], ...]
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
-# The path of an optimizer's slot has "_" where a variable's has "/".
-TRANSFORMER: Rules = (
-    (r"attention[/_]query_key_value[/_]kernel", (None, "model")),
-    (r"attention[/_]query_key_value[/_]bias", ("model",)),
-    (r"attention[/_]output[/_]kernel", ("model", None)),
-    (r"dense_1[/_]kernel", (None, "model")),
-    (r"dense_1[/_]bias", ("model",)),
-    (r"dense_2[/_]kernel", ("model", None)),
-    (r"tokens_embedding[/_]embeddings", ("model", None)),
-)
+import keras
+
+from keras_mp.parallel.plan import Plan, Rules
+from keras_mp.rebuild import layers_by_path
+
+Build = TypeVar("Build", bound=Callable[..., Any])
+
+_scopes: list[Plan] = []
+
+
+def tensor_rules(rules: Rules) -> Callable[[Build], Build]:
+    """Gives the function that builds a model the rules by which `distribute("tensor")` splits the model's weights.
+
+    ```
+    @keras_mp.tensor_rules(((r"hidden[/_]kernel", (None, "model")), (r"logits[/_]kernel", ("model", None))))
+    def build(): ...
+    ```
+
+    Within the scope of `distribute("tensor")` they hold from the call of the function to the end of the scope, so also
+    for what `stabilize` and `fp8.convert` make of the model, and for the optimizer. The model has them as its attribute
+    `tensor_rules`, and so have the models that are made of it: there `inspect(..., strategy="tensor")` reads them. A
+    model that is loaded from a file has none.
+
+    Args:
+        rules: pairs of a regular expression, which is searched in the path of a weight and of its slots in an
+            optimizer (where the path has `_` for `/`), and for each dimension "model", to split it, or None.
+
+    Returns:
+        A decorator.
+
+    Raises:
+        ValueError: a rule is no such pair.
+    """
+    check_rules(rules)
+
+    def decorate(build: Build) -> Build:
+        @functools.wraps(build)
+        def built(*args: Any, **kwargs: Any) -> Any:
+            if _scopes:
+                _scopes[-1].declared.extend(rule for rule in rules if rule not in _scopes[-1].declared)
+            model = build(*args, **kwargs)
+            if isinstance(model, keras.Model):
+                model.tensor_rules = rules
+            return model
+
+        return built  # type: ignore[return-value]
+
+    return decorate
+
+
+@contextmanager
+def takes_rules(plan: Plan) -> Iterator[None]:
+    """A scope in which a plan takes the rules of the models that are built."""
+    _scopes.append(plan)
+    try:
+        yield
+    finally:
+        _scopes.pop()
+
+
+def with_rules_of(plan: Plan, model: Any) -> Plan:
+    """A plan with the rules of a built model and of the models in it, where its caller gave none.
+
+    Raises:
+        ValueError: no weight of the model would be split.
+    """
+    if plan.layout != "tensor":
+        return plan
+    if plan.rules is None:
+        layers = [model, *layers_by_path(model).values()]
+        rules = dict.fromkeys(rule for layer in layers for rule in getattr(layer, "tensor_rules", ()))
+        plan = dataclasses.replace(plan, rules=tuple(rules))
+    plan.check_matched(any(any(plan.axes_of(v.path, tuple(v.shape), str(v.dtype))) for v in model.variables))
+    return plan
+
+
+def check_rules(rules: Rules) -> None:
+    """Checks rules.
+
+    Raises:
+        ValueError: names the one that is none.
+    """
+    for rule in rules:
+        try:
+            pattern, axes = rule
+            right = bool(re.compile(pattern)) and isinstance(axes, tuple) and set(axes) <= {None, "model"}
+        except (TypeError, ValueError, re.error):
+            right = False
+        if not right:
+            raise ValueError(
+                f"rules holds {rule!r}, which must be a regular expression and, for each dimension of a weight, "
+                "'model' or None: (r\"hidden[/_]kernel\", (None, 'model'))"
+            )

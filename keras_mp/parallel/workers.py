@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ from keras_mp.parallel.coordinator import BEAT_SECONDS, RollCall
 from keras_mp.system.versions import installed
 
 PACKAGES = ("keras", "tensorflow", "jax", "jaxlib", "numpy")
-OWN_CODE = ("keras_mp", "models", "recipes")
 
 _joined: list[RollCall] = []
 
 
 @contextmanager
-def join(cluster: Cluster | None, settings: Mapping[str, Any] | None = None, **options: Any) -> Iterator[None]:
+def join(
+    cluster: Cluster | None, settings: Mapping[str, Any] | None = None, code: Sequence[Path] = (), **options: Any
+) -> Iterator[None]:
     """A scope in which this process trains with others; begin the program with it, before any model or data.
 
     All must have the same versions, code and settings. When one of them is lost, dead or stopped, every other one ends
@@ -35,6 +36,8 @@ def join(cluster: Cluster | None, settings: Mapping[str, Any] | None = None, **o
     Args:
         cluster: what `find_cluster` returned; None for a process that trains alone, for which this does nothing.
         settings: what the training was asked for, the same on all.
+        code: folders whose modules and packages, where they have been imported, must be the same on all, beside the
+            kit's and those that lie where the program does.
         **options: of `RollCall`.
 
     Raises:
@@ -48,7 +51,7 @@ def join(cluster: Cluster | None, settings: Mapping[str, Any] | None = None, **o
     line = RollCall(cluster, **options)
     try:
         line.agree("versions", _versions())
-        line.agree("code", _code())
+        line.agree("code", _code([_program_folder(), *code]))
         line.agree("settings", dict(settings or {}))
         backend.connect(line.addresses, cluster.index)
     except BaseException:
@@ -104,18 +107,36 @@ def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), "backend": keras.backend.backend(), **installed(PACKAGES)}
 
 
-def _code() -> dict[str, str]:
-    """A digest of each source file that a training is likely to run: the kit, its recipes, the main program."""
-    digests = {}
-    for name in OWN_CODE:
-        module = sys.modules.get(name)
-        for folder in getattr(module, "__path__", ()):
-            for path in sorted(Path(folder).rglob("*.py")):
-                digests[f"{name}/{path.relative_to(folder)}"] = _digest(path)
+def _program_folder() -> Path:
+    return Path(sys.path[0] or os.getcwd())
+
+
+def _code(folders: Sequence[Path]) -> dict[str, str]:
+    """A digest of each source file that a training is likely to run: the kit, what lies in the folders, the program."""
+    digests: dict[str, str] = {}
+    for name, source in _imported_from(folders).items():
+        if source.is_dir():
+            digests |= {f"{name}/{path.relative_to(source)}": _digest(path) for path in sorted(source.rglob("*.py"))}
+        else:
+            digests[name] = _digest(source)
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     if main and os.path.isfile(main):
         digests["the main program"] = _digest(Path(main))
     return digests
+
+
+def _imported_from(folders: Sequence[Path]) -> dict[str, Path]:
+    """The kit and the packages and modules that were imported from some folders, by name: folders and .py files."""
+    inside = {folder.resolve() for folder in folders}
+    sources = {"keras_mp": Path(__file__).parents[1]}
+    for name, module in sorted(sys.modules.items()):
+        if "." in name or name == "__main__":
+            continue
+        for place in getattr(module, "__path__", None) or [getattr(module, "__file__", None) or ""]:
+            source = Path(place).resolve()
+            if source.parent in inside and (source.is_dir() or source.suffix == ".py"):
+                sources.setdefault(name, source)
+    return sources
 
 
 def _digest(path: Path) -> str:

@@ -21,9 +21,9 @@ BACKENDS = ("tensorflow", "jax")
 _EXTRAS = (
     ("tensorflow", ("tensorflow",), "the first backend; writes SavedModels"),
     ("jax", ("jax",), "the second backend; the one for TPUs"),
-    ("data", ("tensorflow_datasets", "sklearn"), "the data sets of the recipes"),
+    ("data", ("tensorflow_datasets", "sklearn"), "the data sets of the training recipes"),
     ("inspect", ("libtpu", "jax_cuda13_plugin"), "the compilers of chips that are not attached"),
-    ("plots", ("matplotlib",), "the pictures of the recipes"),
+    ("plots", ("matplotlib",), "the pictures of the training recipes"),
 )
 # What a driver leaves on the file system, the accelerator, and how each backend is made to see it.
 _DRIVERS = (

@@ -5,6 +5,7 @@ from keras_mp.rebuild.model import RebuildError as RebuildError
 from keras_mp.rebuild.model import Rebuilt as Rebuilt
 from keras_mp.rebuild.model import children_of as children_of
 from keras_mp.rebuild.model import custom_objects_of as custom_objects_of
+from keras_mp.rebuild.model import has_no_call as has_no_call
 from keras_mp.rebuild.model import layers_below as layers_below
 from keras_mp.rebuild.model import layers_by_path as layers_by_path
 from keras_mp.rebuild.model import operations_of as operations_of

@@ -18,6 +18,10 @@ from keras.src.saving.serialization_lib import ObjectSharingScope
 
 from keras_mp import backend
 from keras_mp.precision.policy import restored_policy
+from keras_mp.rebuild.arguments import by_arguments, configs_of_arguments, with_left_out
+
+# What `keras_mp.tensor_rules` leaves on a model, and no config holds.
+RULES = "tensor_rules"
 
 Config = dict[str, Any]
 Rule = Callable[[Config, Any], Config]
@@ -64,14 +68,15 @@ def rebuild(model: Any, rule: Rule, *, policy: Any = None, sample: Any = None, c
     Raises:
         RebuildError: the model is not built, a layer cannot be serialized or deserialized, or a weight changed shape.
     """
-    if not model.built:
+    if not is_built(model):
         raise RebuildError(
             f"model {model.name!r} is not built, so it has no weights to carry over: call it once on a batch, "
             "or model.build(input_shape)"
         )
-    custom_objects = custom_objects_of(model) | _lambdas(model)
+    custom_objects = custom_objects_of(model) | _lambdas(model) | _of_params(model)
     layers = {id(layer): layer for layer in [*_with_self(model), *operations_of(model)]}
-    config = _rewrite(_serialize(model), rule, layers)
+    serialized, kept = _serialize(model)
+    config = _rewrite(serialized, _Rewrite(rule, layers, kept))
     config, copied = _unshare_across_graphs(config, set())
     with restored_policy():
         keras.config.set_dtype_policy(policy or model.dtype_policy)
@@ -83,6 +88,18 @@ def rebuild(model: Any, rule: Rule, *, policy: Any = None, sample: Any = None, c
     if carry_compile and getattr(model, "compiled", False):
         unreached += _carry_compile(model, new, carried.variables)
     return Rebuilt(new, tuple(unreached), tuple(layers[key].name for key in copied))
+
+
+def is_built(model: Any) -> bool:
+    """Whether a model has its weights; one that only trains models, and has no `call()`, is built when they are."""
+    parts = children_of(model)
+    return model.built or (has_no_call(model) and bool(parts) and all(part.built for part in parts))
+
+
+def has_no_call(model: Any) -> bool:
+    """Whether a model has no `call()`, because its `train_step()` calls the models in it, as that of a GAN does."""
+    cls = getattr(model, "_original", type(model))  # the class that an extension, such as a stabilized one, extends
+    return isinstance(model, keras.Model) and cls.call is keras.Model.call
 
 
 def layers_by_path(model: Any) -> dict[str, Any]:
@@ -140,18 +157,30 @@ class _RecordsEverything(dict):
         return {}
 
 
-def _serialize(model: Any) -> Config:
+def _serialize(model: Any) -> tuple[Config, dict[int, tuple[str, ...]]]:
+    """The config of a model, and of its layers without one of their own the arguments that were read off them."""
     try:
-        with warnings.catch_warnings(), ObjectSharingScope():
-            global_state.set_global_attribute("shared_objects/id_to_config_map", _RecordsEverything())
-            warnings.filterwarnings("ignore", message="(?s).*includes a `lambda`.*")  # it never leaves this process
-            return keras.saving.serialize_keras_object(model)
+        return _serialize_as_is(model), {}
+    except Exception:
+        pass
+    by_depth = sorted(layers_by_path(model).items(), key=lambda item: -item[0].count("/"))
+    innermost_first = [layer for _, layer in by_depth]
+    try:
+        with configs_of_arguments([*innermost_first, model]) as kept:
+            return _serialize_as_is(model), kept
     except Exception as error:
         path, layer = _first_that_fails(model, lambda layer: keras.saving.serialize_keras_object(layer))
         raise RebuildError(
             f"layer {path!r} ({type(layer).__name__}) cannot be rebuilt, because it cannot be serialized: {error}. "
             f"Give {type(layer).__name__} a get_config() that returns the arguments of its __init__"
         ) from error
+
+
+def _serialize_as_is(model: Any) -> Config:
+    with warnings.catch_warnings(), ObjectSharingScope():
+        global_state.set_global_attribute("shared_objects/id_to_config_map", _RecordsEverything())
+        warnings.filterwarnings("ignore", message="(?s).*includes a `lambda`.*")  # it never leaves this process
+        return keras.saving.serialize_keras_object(model)
 
 
 def _first_that_fails(model: Any, check: Callable[[Any], Any]) -> tuple[str, Any]:
@@ -175,7 +204,9 @@ def _deserialize(config: Config, custom_objects: dict[str, Any], model: Any) -> 
     except Exception as error:
 
         def round_trip(layer: Any) -> None:
-            config = _rewrite(_serialize(layer), lambda node, _: node, {id(each): each for each in _with_self(layer)})
+            serialized, kept = _serialize(layer)
+            layers = {id(each): each for each in _with_self(layer)}
+            config = _rewrite(serialized, _Rewrite(lambda node, _: node, layers, kept))
             keras.saving.deserialize_keras_object(config, custom_objects=custom_objects, safe_mode=False)
 
         path, layer = _first_that_fails(model, round_trip)
@@ -188,20 +219,34 @@ def _deserialize(config: Config, custom_objects: dict[str, Any], model: Any) -> 
         ) from error
 
 
-def _rewrite(node: Any, rule: Rule, layers: dict[int, Any]) -> Any:
-    """Applies `rule` innermost first, and prepares what Keras needs to build the result; `layers` is by id."""
+class _Rewrite(NamedTuple):
+    """How a config is rewritten.
+
+    Attributes:
+        rule: as for `rebuild`.
+        layers: the live layers and operations, by id.
+        kept: names of the arguments that were read off layers without a config, by the layer's id.
+    """
+
+    rule: Rule
+    layers: dict[int, Any]
+    kept: dict[int, tuple[str, ...]]
+
+
+def _rewrite(node: Any, how: _Rewrite) -> Any:
+    """Applies the rule innermost first, and prepares what Keras needs to build the result."""
     if isinstance(node, (list, tuple)):
-        return type(node)(_rewrite(item, rule, layers) for item in node)
+        return type(node)(_rewrite(item, how) for item in node)
     if not isinstance(node, dict):
         return node
-    layer = layers.get(node.get("shared_object_id", 0))
+    layer = how.layers.get(node.get("shared_object_id", 0))
     if layer is None:  # something short-lived, whose id may have been used again
         ignored = {"shared_object_id"}
     else:
-        node, ignored = _with_lambda(_with_policy(node, layer), layer), {"compile_config"}  # carried as live objects
-    if layer is not None:
-        node = without_refused_dtype(node, type(layer))
-    return rule({key: _rewrite(value, rule, layers) for key, value in node.items() if key not in ignored}, layer)
+        node, ignored = _with_live_arguments(_with_policy(node, layer), layer), {"compile_config"}  # carried as objects
+    if isinstance(layer, keras.layers.Layer):
+        node = by_arguments(with_left_out(node, layer), type(layer), layer.name, how.kept.get(id(layer), ()))
+    return how.rule({key: _rewrite(value, how) for key, value in node.items() if key not in ignored}, layer)
 
 
 def _with_policy(node: Config, layer: Any) -> Config:
@@ -227,12 +272,40 @@ def _lambda_name(layer: Any) -> str:
     return f"lambda of layer {id(layer)}"
 
 
-def _with_lambda(node: Config, layer: Any) -> Config:
-    if not _is_lambda(layer):
-        return node
-    name = _lambda_name(layer)
-    function = {"module": None, "class_name": "function", "config": name, "registered_name": name}
-    return {**node, "config": {**node["config"], "function": function}}
+def _with_live_arguments(node: Config, layer: Any) -> Config:
+    """Puts in what a config does not hold: the function of a Lambda layer, the weights given to a JaxLayer."""
+    if _is_lambda(layer):
+        name = _lambda_name(layer)
+        function = {"module": None, "class_name": "function", "config": name, "registered_name": name}
+        return {**node, "config": {**node["config"], "function": function}}
+    if _is_of_params(layer):
+        return {**node, "module": None, "registered_name": _name_of_params(layer)}
+    return node
+
+
+class _OfParams:
+    """Makes a JaxLayer again whose weights were given to it, which its config leaves out."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+
+    def from_config(self, config: Config) -> Any:
+        import jax
+
+        weights = {name: jax.tree_util.tree_map(_host, getattr(self.layer, name)) for name in ("params", "state")}
+        return type(self.layer).from_config({**config, **weights})
+
+
+def _is_of_params(layer: Any) -> bool:
+    return isinstance(layer, keras.layers.JaxLayer) and layer.init_fn is None
+
+
+def _name_of_params(layer: Any) -> str:
+    return f"JaxLayer {id(layer)}"
+
+
+def _of_params(model: Any) -> dict[str, Any]:
+    return {_name_of_params(layer): _OfParams(layer) for layer in _with_self(model) if _is_of_params(layer)}
 
 
 def _unshare_across_graphs(node: Any, seen: set[int]) -> tuple[Any, list[int]]:
@@ -265,7 +338,8 @@ def original_config(layer: Any, original: type) -> Config:
     extended = type(layer)
     layer.__class__ = original  # Keras reads the class's name, module and constructor off the object
     try:
-        config = without_refused_dtype(keras.saving.serialize_keras_object(layer), extended)
+        config = with_left_out(keras.saving.serialize_keras_object(layer), layer)
+        config = by_arguments(config, original, layer.name)
     finally:
         layer.__class__ = extended
     for key in ("compile_config", "shared_object_id"):  # those of the config around this one count
@@ -273,23 +347,18 @@ def original_config(layer: Any, original: type) -> Config:
     return config
 
 
-def without_refused_dtype(node: Config, cls: type) -> Config:
-    """Drops the dtype from the config of a class whose `__init__` does not take it, as Keras's base class writes it."""
-    parameters = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
-    if any(p.name == "dtype" or p.kind is p.VAR_KEYWORD for p in parameters):
-        return node
-    return {**node, "config": {key: value for key, value in node["config"].items() if key != "dtype"}}
-
-
 def custom_objects_of(model: Any) -> dict[str, Any]:
     """Every class and function outside Keras that the live model uses, by the names its config may call it."""
     found: dict[str, Any] = {}
     for layer in _with_self(model):
         for value in [layer, *vars(layer).values()]:
+            # Keras puts wrappers of a layer's methods, as of build, among its attributes.
+            if inspect.ismethod(getattr(value, "__wrapped__", None)):
+                continue
             for thing in [value] if inspect.isfunction(value) else type(value).__mro__:
                 serializable = inspect.isfunction(thing) or hasattr(thing, "from_config")
                 own = (thing.__module__ or "").partition(".")[0] not in ("keras", "keras_mp")
-                if serializable and own and thing.__name__ != "<lambda>":
+                if serializable and (own or inspect.isfunction(thing)) and thing.__name__ != "<lambda>":
                     for name in (thing.__name__, keras.saving.get_registered_name(thing)):
                         found.setdefault(name, thing)
     return found
@@ -304,11 +373,17 @@ def _carry_state(old: Any, new: Any) -> _Carried:
     variables: dict[int, Any] = {}
     arrived: set[int] = set()
     for path, old_layer, new_layer in _pairs(old, new, old.name, set()):
-        if not new_layer.built and old_layer.built and old_layer.weights:
+        if has_no_call(new_layer):
+            new_layer.built = old_layer.built
+        if not new_layer.built and old_layer.built and old_layer.weights and not _build_as(old_layer, new_layer):
             raise RebuildError(
                 f"layer {path!r} ({type(new_layer).__name__}) was not built by rebuilding {old.name!r}: pass a batch "
                 "of inputs (verify= or sample=), or give the model a build_from_config() that builds it"
             )
+        if hasattr(old_layer, RULES):
+            setattr(new_layer, RULES, getattr(old_layer, RULES))
+        if new_layer.trainable != old_layer.trainable:
+            new_layer.trainable = old_layer.trainable
         pairs = _carry_layer(path, old_layer, new_layer)
         variables |= {id(old_variable): new_variable for old_variable, new_variable in pairs}
         arrived |= {id(new_variable) for _, new_variable in pairs}
@@ -323,6 +398,16 @@ def _carry_state(old: Any, new: Any) -> _Carried:
         if id(v) not in arrived and not _is_fp8_state(v)
     ]
     return _Carried(variables, lost + fresh)
+
+
+def _build_as(old: Any, new: Any) -> bool:
+    """Builds a layer for the shapes that another was built for, if that other knows them."""
+    shapes = old.get_build_config()
+    if not shapes:
+        return False
+    new._parent_path = old._parent_path  # private, and what Keras names weights by
+    new.build_from_config(shapes)
+    return len(own_variables(new)) == len(own_variables(old))
 
 
 def _is_fp8_state(variable: Any) -> bool:
@@ -373,7 +458,11 @@ def _carry_layer(path: str, old: Any, new: Any) -> list[tuple[Any, Any]]:
 def _copy(old: Any, new: Any) -> None:
     # A real copy: on JAX assigning would share the buffer, which training one of the two models donates and deletes.
     # By way of the host, because the two may lie on different devices.
-    new.assign(np.array(backend.to_numpy(old)))
+    new.assign(_host(old))
+
+
+def _host(variable: Any) -> Any:
+    return np.array(backend.to_numpy(variable))
 
 
 def own_variables(layer: Any) -> list[Any]:
@@ -396,39 +485,79 @@ def _pair_variables(olds: list[Any], news: list[Any]) -> list[tuple[Any, Any]]:
 
 
 def _carry_compile(old: Any, new: Any, variables: dict[int, Any]) -> list[str]:
-    if type(old).compile is not keras.Model.compile:
-        config = old.get_compile_config()
-        if not config or type(old).compile_from_config is keras.Model.compile_from_config:
+    own_compile = type(old).compile is not keras.Model.compile
+    config = old.get_compile_config() if own_compile else None
+    if config and type(old).compile_from_config is not keras.Model.compile_from_config:
+        new.compile_from_config(config)
+    elif own_compile:
+        arguments = _kept_compile_arguments(old)
+        if arguments is None:
             name = type(old).__name__
             return [
                 f"compile arguments: {name} overrides compile() without get_compile_config() and "
-                "compile_from_config(); compile the new model yourself"
+                "compile_from_config(), and keeps not every argument as an attribute; compile the new model yourself"
             ]
-        new.compile_from_config(config)
+        new.compile(**keras.tree.map_structure(_fresh, arguments))
+        scaler = keras.optimizers.LossScaleOptimizer
+        if isinstance(new.optimizer, scaler) and not isinstance(old.optimizer, scaler):
+            new.optimizer = new.optimizer.inner_optimizer  # auto_scale_loss=False, which Keras does not keep
     else:
         # Private, because the public get_compile_config() is already serialized and loses what is not registered.
-        arguments = dict(old._compile_config.config)
-        for name in ("metrics", "weighted_metrics"):
-            arguments[name] = keras.tree.map_structure(_fresh_metric, arguments[name])
-        optimizer = arguments["optimizer"]
-        if isinstance(optimizer, keras.optimizers.Optimizer):
-            arguments["optimizer"] = type(optimizer).from_config(optimizer.get_config())
+        arguments = keras.tree.map_structure(_fresh, dict(old._compile_config.config))
         if old.dtype_policy.name == "mixed_float16" and not isinstance(
             old.optimizer, keras.optimizers.LossScaleOptimizer
         ):
             arguments["auto_scale_loss"] = False  # asked for, but not among the arguments that Keras keeps
         new.compile(**arguments)
-    if old.optimizer is None or not old.optimizer.built:
-        return []
-    new.optimizer.build(new.trainable_variables)
-    return _carry_optimizer(
-        _unwrapped(old.optimizer, new.optimizer), _unwrapped(new.optimizer, old.optimizer), variables
-    )
+    lost: list[str] = []
+    for name, old_optimizer, new_optimizer in _optimizers(old, new):
+        if not old_optimizer.built:
+            continue
+        trained = getattr(old_optimizer, "inner_optimizer", old_optimizer)._trainable_variables
+        ours = [variables[id(weight)] for weight in trained if id(weight) in variables]
+        new_optimizer.build(new.trainable_variables if name == "optimizer" else ours)
+        lost += _carry_optimizer(
+            _unwrapped(old_optimizer, new_optimizer), _unwrapped(new_optimizer, old_optimizer), variables
+        )
+    return lost
 
 
-def _fresh_metric(metric: Any) -> Any:
-    # Metrics hold state, so two models must not share one; losses and functions hold none.
-    return type(metric).from_config(metric.get_config()) if isinstance(metric, keras.metrics.Metric) else metric
+def _kept_compile_arguments(model: Any) -> Config | None:
+    """The arguments that a `compile()` of the model's own was called with, if the model still has each.
+
+    Those that it hands on to Keras's are with Keras; the rest are attributes of the same name, where the usual
+    `self.d_optimizer = d_optimizer` keeps them.
+    """
+    handed_on = dict(model._compile_config.config)
+    _, *parameters = inspect.signature(type(model).compile).parameters.values()
+    named = {each.name for each in parameters}
+    arguments: Config = {}
+    for each in parameters:
+        if each.kind is each.VAR_KEYWORD:
+            arguments |= {name: value for name, value in handed_on.items() if name not in named}
+        elif each.name in handed_on:
+            arguments[each.name] = handed_on[each.name]
+        elif hasattr(model, each.name) and each.kind is not each.VAR_POSITIONAL:
+            arguments[each.name] = getattr(model, each.name)
+        else:
+            return None
+    return arguments
+
+
+def _fresh(value: Any) -> Any:
+    # Metrics and optimizers hold state, so two models must not share one; losses and functions hold none.
+    stateful = (keras.metrics.Metric, keras.optimizers.Optimizer)
+    return type(value).from_config(value.get_config()) if isinstance(value, stateful) else value
+
+
+def _optimizers(old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The optimizers of two models, such as a GAN's two, side by side, by the attributes that hold them."""
+    seen: set[int] = set()
+    for name in ("optimizer", *vars(old)):
+        pair = (getattr(old, name, None), getattr(new, name, None))
+        if all(isinstance(each, keras.optimizers.Optimizer) for each in pair) and id(pair[0]) not in seen:
+            seen.add(id(pair[0]))
+            yield (name, *pair)
 
 
 def _unwrapped(optimizer: Any, other: Any) -> Any:

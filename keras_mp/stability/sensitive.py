@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
+from types import CodeType
 from typing import Any, NamedTuple
 
 import keras
 
-from keras_mp.rebuild import children_of, operations_of
+from keras_mp.rebuild import children_of, has_no_call, layers_below, operations_of
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
     FLOAT32_ACTIVATIONS,
@@ -62,8 +64,9 @@ def sensitive_layers(model: Any) -> list[SensitiveLayer]:
     """The layers of a model that compute in float16 or bfloat16 what needs float32.
 
     These are normalizations (Keras's, and custom layers whose class name ends in Norm or Normalization), softmax as a
-    layer, as an activation and inside attention, regularizers of activations, and the layers that compute the model's
-    outputs; also softmax as an operation of a functional graph. Operations in a layer's own `call()` are not seen.
+    layer, as an activation and inside attention, regularizers of activations, losses that a layer's own code adds, and
+    the layers that compute the model's outputs; also softmax as an operation of a functional graph. Operations in a
+    layer's own `call()` are not seen.
 
     Args:
         model: a built Keras model.
@@ -111,6 +114,10 @@ def _find(layer: Any, path: str, outputs: dict[int, str], seen: set[int]) -> Ite
 
 def _needs(layer: Any, output: str | None) -> Iterator[tuple[str, str]]:
     """The treatments that a layer needs, each with its reason; an empty one where nothing can be done."""
+    if _adds_losses(layer) and "losses" not in getattr(layer, "_treatments", ()):
+        dtypes = {each.compute_dtype for each in (layer, *layers_below(layer))}
+        for low in sorted(dtypes & set(LOW_PRECISION)):
+            yield "losses", f"its add_loss may add a loss in {low}, which does not add up with the model's in float32"
     low = layer.compute_dtype
     if low not in LOW_PRECISION:
         return
@@ -132,6 +139,18 @@ def _needs(layer: Any, output: str | None) -> Iterator[tuple[str, str]]:
         yield "float32", f"it sums squares over many values in {low}"
 
 
+def _adds_losses(layer: Any) -> bool:
+    """Whether code in the layer's own class calls `add_loss`; Keras's calls it for regularizers only."""
+    own = [cls for cls in type(layer).__mro__ if not cls.__module__.startswith(("keras.", "keras_mp."))]
+    functions = [inspect.unwrap(value) for cls in own for value in vars(cls).values() if inspect.isfunction(value)]
+    return any("add_loss" in _names_in(function.__code__) for function in functions)
+
+
+def _names_in(code: CodeType) -> set[str]:
+    inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*inner)
+
+
 def _is_normalization(layer: Any) -> bool:
     if isinstance(layer, NORMALIZATIONS):
         return True
@@ -139,15 +158,24 @@ def _is_normalization(layer: Any) -> bool:
 
 
 def _output_treatment(layer: Any) -> str:
-    if isinstance(layer, tuple(RESULT_MIXINS)) and "..." not in getattr(layer, "equation", ""):
+    known = isinstance(layer, tuple(RESULT_MIXINS)) and _computes_plainly(layer)
+    if known and "..." not in getattr(layer, "equation", ""):
         return "result"
     return "" if children_of(layer) else "everywhere"
+
+
+def _computes_plainly(layer: Any) -> bool:
+    """Whether the layer's product is that of Keras's own class, which a subclass with a `call()` of its own changes."""
+    cls = getattr(layer, "_original", type(layer))
+    keras_own = next(base for base in RESULT_MIXINS if issubclass(cls, base))
+    return cls.call is keras_own.call or getattr(cls, "float32_sums", False)
 
 
 def output_layers(model: Any) -> dict[int, str]:
     """The layers that compute the model's outputs, by id, with a word for what they compute.
 
-    The model itself where it is subclassed, so that its layers do not say in which order they are called.
+    The model itself where it is subclassed, so that its layers do not say in which order they are called. Those of its
+    parts where it only trains models, as a GAN does its generator and its discriminator, and has no `call()`.
     """
     found: dict[int, str] = {}
 
@@ -165,4 +193,7 @@ def output_layers(model: Any) -> dict[int, str]:
 
     for output in keras.tree.flatten(getattr(model, "outputs", None) or []):
         trace(output)
+    if has_no_call(model):
+        for part in children_of(model):
+            found |= output_layers(part) if getattr(part, "outputs", None) else {}
     return found or {id(model): "its output"}

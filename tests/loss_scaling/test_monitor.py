@@ -140,6 +140,68 @@ def test_an_overflow_at_the_floor_is_a_failure():
         fit(build(scale), [BAD, GOOD, BAD])
 
 
+class Adversarial(keras.Model):
+    """Two networks with an optimizer each, as in Keras's examples; their gradients are the mean of what they read."""
+
+    def __init__(self, wrap):
+        super().__init__()
+        networks = [layers.Dense(1, use_bias=False, kernel_initializer="ones", dtype="float32") for _ in range(2)]
+        self.generator, self.discriminator = networks
+        self.generator_optimizer, self._d_optimizer = (wrap(keras.optimizers.SGD(0.0)) for _ in networks)
+
+    def call(self, x):
+        return self.generator(x) + self.discriminator(x)
+
+    def apply(self, of_generator, of_discriminator):
+        self.generator_optimizer.apply([of_generator], self.generator.trainable_variables)
+        self._d_optimizer.apply([of_discriminator], self.discriminator.trainable_variables)
+
+    def train_step(self, data):
+        x, *_ = keras.utils.unpack_x_y_sample_weight(data)
+        self.apply(keras.ops.transpose(x), keras.ops.ones((2, 1)))
+        return {"mean": keras.ops.mean(x)}
+
+
+def adversarial(wrap=keras_mp.LossScaleOptimizer):
+    model = Adversarial(wrap)
+    model(np.zeros((1, 2), "float32"))
+    model.compile(run_eagerly=True)  # compile() itself is given no optimizer
+    for optimizer, network in ((model.generator_optimizer, model.generator), (model._d_optimizer, model.discriminator)):
+        optimizer.build(network.trainable_variables)
+    return model
+
+
+def test_a_model_with_two_optimizers_is_watched_in_both():
+    model, monitor = adversarial(), keras_mp.PrecisionMonitor(max_consecutive_skips=2)
+    monitor.set_model(model)
+    monitor.on_train_begin()
+    monitor.on_epoch_begin(0)
+    logs = {}
+    scale = 2.0**15
+    for batch, value in enumerate([1.0, np.inf]):
+        model.apply(keras.ops.full((2, 1), scale), keras.ops.full((2, 1), scale * value))
+        monitor.on_train_batch_end(batch, logs)
+    assert (logs["generator_optimizer_loss_scale"], logs["d_optimizer_loss_scale"]) == (2.0**15, 2.0**14)
+    assert (logs["generator_optimizer_skipped_steps"], logs["d_optimizer_skipped_steps"]) == (0, 1)
+    assert logs["generator_optimizer_gradient_norm"] == pytest.approx(2**0.5)
+    with pytest.warns(UserWarning, match="d_optimizer: 2 steps in a row were skipped"):
+        model.apply(keras.ops.ones((2, 1)), keras.ops.full((2, 1), np.inf))
+        monitor.on_train_batch_end(2, logs)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="on JAX Keras hands a train_step other arguments")
+def test_fit_of_a_model_with_two_optimizers_shows_both(capsys):
+    x = np.array([GOOD, BAD], "float32")
+    history = adversarial().fit(x, batch_size=1, shuffle=False, verbose=0, callbacks=[keras_mp.PrecisionMonitor()])
+    assert history.history["generator_optimizer_skipped_steps"] == [1]
+    assert "generator_optimizer: 1 step skipped in this epoch" in capsys.readouterr().out
+
+
+def test_two_optimizers_of_which_none_scales_are_named():
+    with pytest.raises(ValueError, match=r"generator_optimizer \(SGD\), d_optimizer \(SGD\).*LossScaleOptimizer"):
+        keras_mp.PrecisionMonitor().set_model(adversarial(lambda optimizer: optimizer))
+
+
 def test_scaling_a_bfloat16_model_is_told_to_be_needless():
     model = build(policy="mixed_bfloat16")
     with pytest.warns(UserWarning, match="computes in bfloat16.*scaling the loss gains nothing"):

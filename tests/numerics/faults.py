@@ -105,3 +105,27 @@ def healthy(dtype="float32"):
         layers.Dense(8, activation="relu", dtype=dtype, name="first"), layers.Dense(8, dtype=dtype, name="second")
     )
     return model, (normal(16, 8), normal(16, 1))
+
+
+def normalized(dtype, overflowing):
+    """Three dense layers with a BatchNormalization behind each; the kernel of one makes sums past float16."""
+    middle = []
+    for place in range(3):
+        normalization = layers.BatchNormalization(dtype=dtype, name=f"normalization{place}")
+        middle += [layers.Dense(8, dtype=dtype, name=f"dense{place}"), normalization]
+    model = sequential(*middle)
+    model.get_layer(f"dense{overflowing}").kernel.assign(4e4 * np.sign(normal(8, 8)))
+    return model, (normal(16, 8), normal(16, 1))
+
+
+def first_overflow(model, x):
+    """The dense layer of `normalized` whose sums float16 cannot hold, by NumPy in float64, rounded after each layer."""
+    x = x.astype("float16").astype("float64")
+    for place in range(3):
+        dense, normalization = (model.get_layer(f"{name}{place}") for name in ("dense", "normalization"))
+        x = x @ np.asarray(dense.kernel).astype("float16").astype("float64") + np.asarray(dense.bias)
+        if np.abs(x).max() > 65504:
+            return dense.name
+        x = (x - x.mean(0)) / np.sqrt(x.var(0) + normalization.epsilon)
+        x = x.astype("float16").astype("float64")
+    return None

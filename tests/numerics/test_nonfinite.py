@@ -4,12 +4,14 @@ import pytest
 from faults import (
     backward_only,
     compiled,
+    first_overflow,
     healthy,
     large_activations,
     large_logits,
     nan_record,
     nan_weight,
     normal,
+    normalized,
     scale_only,
     sequential,
 )
@@ -17,6 +19,7 @@ from keras import layers, ops
 
 import keras_mp
 from keras_mp import find_nonfinite
+from keras_mp.numerics.observe import ObservedStep
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_float16", "mixed_bfloat16"])
@@ -151,6 +154,94 @@ def test_bad_input_is_named():
         find_nonfinite(model, (x, y), 0)
     with pytest.raises(ValueError, match="has no loss"):
         find_nonfinite(keras.Sequential([keras.Input((8,)), layers.Dense(1)]), (x, y))
+
+
+@pytest.mark.parametrize("stabilized", [False, True])
+@pytest.mark.parametrize("jit", [False, True])
+def test_an_overflow_before_a_batch_normalization_is_not_blamed_on_moving_statistics(jit, stabilized):
+    place = int(np.random.default_rng().integers(3))
+    model, (x, y) = normalized("mixed_float16", place)
+    model = keras_mp.stabilize(model) if stabilized else model
+    model.compile("sgd", "mse", jit_compile=jit)
+    assert first_overflow(model, x) == f"dense{place}"
+    found = find_nonfinite(model, (x, y))
+    assert (found.path, found.tensor, found.remedy) == (f"dense{place}", "output", "float32 for this layer")
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    model.get_layer(f"dense{place}").kernel.assign(normal(8, 8))
+    assert first_overflow(model, x) is None and find_nonfinite(model, (x, y)) is None
+    found = find_nonfinite(model, (1e6 * x, y))
+    assert (found.path, found.tensor) == ("dense0", "input")
+
+
+def test_moving_statistics_that_an_earlier_step_spoiled_are_not_the_culprit_but_are_mentioned():
+    model, batch = normalized("mixed_float16", 1)
+    for place in (0, 1):
+        model.get_layer(f"normalization{place}").moving_mean.assign(np.full(8, np.nan))
+    found = find_nonfinite(model, batch)
+    assert (found.path, found.tensor) == ("dense1", "output")
+    assert "weight moving_mean of layer 'normalization0' is not finite" in found.advice
+    assert np.isnan(model.get_layer("normalization0").moving_mean).all()  # as they were
+
+
+@pytest.mark.parametrize("frozen", ["normalization1", "dense1"])
+def test_a_frozen_weight_that_the_step_reads_is_the_culprit(frozen):
+    model, batch = normalized("mixed_bfloat16", 2)
+    model.get_layer("normalization0").moving_variance.assign(np.full(8, np.inf))  # not read
+    model.get_layer(frozen).trainable = False
+    weight = "moving_mean" if frozen == "normalization1" else "kernel"
+    variable = getattr(model.get_layer(frozen), weight)
+    variable.assign(np.full(variable.shape, np.nan))
+    found = find_nonfinite(model, batch)
+    assert (found.path, found.tensor, found.remedy) == (frozen, f"weight {weight}", "a bad weight")
+    assert found.count == variable.shape[0] * (1 if weight == "moving_mean" else 8)
+
+
+@keras.saving.register_keras_serializable("test_nonfinite")
+class Picky(layers.Layer):
+    """Has no kernel for float16, as MaxPooling3D on a CPU."""
+
+    def call(self, x, training=False):
+        if training and self.compute_dtype == "float16":
+            raise TypeError("no kernel for float16")
+        return x
+
+
+def test_a_failure_of_kerass_own_is_not_blamed_on_the_data():
+    model = sequential(layers.Dense(8, name="dense"), Picky(dtype="mixed_float16"))
+    batch = (normal(16, 8), normal(16, 1))
+    with pytest.raises(ValueError, match="in float16, though.*Keras fails alike: TypeError: .*no kernel") as failure:
+        find_nonfinite(model, batch)
+    assert "data does not fit" not in str(failure.value) and "stabilize" not in str(failure.value)
+    with pytest.raises(ValueError, match="data does not fit model"):
+        find_nonfinite(model, (normal(16, 5), normal(16, 1)))
+
+
+@keras.saving.register_keras_serializable("test_nonfinite")
+class AuxiliaryLoss(layers.Layer):
+    """Adds a loss in float16, as the routers of KerasHub's mixtures of experts do."""
+
+    def call(self, x):
+        self.add_loss(ops.mean(x * x))
+        return x
+
+
+def test_a_loss_in_float16_that_keras_cannot_add_is_named_with_what_mends_it():
+    model = sequential(layers.Dense(8, dtype="mixed_float16"), AuxiliaryLoss(dtype="mixed_float16"))
+    batch = (normal(16, 8), normal(16, 1))
+    if keras.backend.backend() == "tensorflow":
+        with pytest.raises(ValueError, match=r"keras_mp.stabilize\(model\) can in both.*plain Keras fails alike"):
+            find_nonfinite(model, batch)
+    assert find_nonfinite(keras_mp.stabilize(model), batch) is None
+
+
+def test_each_run_of_an_observed_step_begins_with_the_same_state():
+    inputs = layers.Dropout(0.5), layers.Dense(8), layers.BatchNormalization(momentum=0.5)
+    model, batch = sequential(*inputs), (normal(16, 8), normal(16, 1), None)
+    step = ObservedStep(model, lambda record, loss, *others: loss)
+    before = [np.copy(variable.value) for variable in model.variables]
+    assert step(batch) == step(batch)  # the same dropout
+    for old, variable in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(old, variable.value)
 
 
 def test_no_weight_changes():

@@ -3,7 +3,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
-from faults import large_activations, normal, scale_only
+from faults import first_overflow, large_activations, normal, normalized, scale_only
 from keras import layers
 
 import keras_mp
@@ -73,6 +73,25 @@ def test_weights_are_looked_at_as_they_were_before_the_step(tmp_path):
     with pytest.warns(UserWarning, match="float32 for this layer"):
         fit(model, x, y, finder)
     assert (finder.found.path, finder.found.tensor) == ("large", "output")
+
+
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("stabilized", [False, True])
+@pytest.mark.parametrize("jit", [False, True])
+def test_the_layer_that_overflows_is_named_and_not_the_batch_normalization_behind_it(tmp_path, jit, stabilized, skips):
+    place = int(np.random.default_rng().integers(3))
+    model, (x, y) = normalized("mixed_float16", place)
+    model = keras_mp.stabilize(model) if stabilized else model
+    optimizer = keras.optimizers.SGD(0.01)
+    # Without atomic_skip the first skipped step leaves NaN in the moving statistics.
+    optimizer = keras_mp.LossScaleOptimizer(optimizer) if skips else optimizer
+    model.compile(optimizer, "mse", jit_compile=jit, auto_scale_loss=False)
+    expected = first_overflow(model, x)
+    finder = keras_mp.NonFiniteFinder(tmp_path, max_consecutive_skips=3)
+    with pytest.warns(UserWarning, match="float32 for this layer"):
+        fit(model, x, y, finder, epochs=3)
+    assert (finder.found.path, finder.found.tensor) == (expected, "output")
+    assert ("moving_mean" in finder.found.advice) == skips
 
 
 def test_a_healthy_training_is_as_without_it(tmp_path):

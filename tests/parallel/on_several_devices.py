@@ -20,6 +20,7 @@ else:
 
 import keras_mp
 from keras_mp.system.versions import installed
+from models.gpt import TENSOR_RULES
 from recipes.language_model import Config, batches, build
 
 PRECISIONS = ["float32", "mixed_bfloat16", "mixed_float16"]
@@ -320,7 +321,8 @@ def test_a_checkpoint_of_any_layout_loads_into_any_other(tmp_path):
             model.save(file)
             saved, logits = values_of(model), model.predict(x, verbose=0)
         for other, count in layouts:
-            with scope_of(other, count):
+            # No builder is called before the file is loaded.
+            with scope_of(other, count, **({"rules": TENSOR_RULES} if other == "tensor" else {})):
                 loaded = keras.saving.load_model(file)
                 for one, two in zip(saved, values_of(loaded), strict=True):
                     np.testing.assert_array_equal(one, two)
@@ -345,6 +347,72 @@ def test_a_batch_that_the_devices_cannot_divide():
         model, _ = vector_model(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
         with pytest.raises(ValueError, match=f"a batch of {ALL + 1} rows cannot be divided by {ALL} devices"):
             model.fit(x, x[:, :1], batch_size=ALL + 1, verbose=0)
+        with pytest.raises(ValueError, match=f"a batch of {ALL + 1} rows cannot be divided by {ALL} devices"):
+            model.evaluate(x, x[:, :1], batch_size=ALL + 1, verbose=0)
+
+
+@pytest.mark.skipif(not TENSORFLOW, reason="on JAX each device has as many rows")
+def test_predict_takes_a_batch_that_the_replicas_cannot_divide():
+    x = np.random.default_rng().integers(-8, 8, (2 * ALL + 1, 16)).astype("float32")
+    with keras_mp.distribute("data", ALL):
+        model, _ = vector_model(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
+        answers = model.predict(x, batch_size=ALL + 1, verbose=0)
+    np.testing.assert_array_equal(answers[:, 0], x.sum(1))  # the kernel is of ones
+
+
+def split_over(variable):
+    """How many devices have a part of a variable, and not all of it."""
+    whole = np.prod(variable.shape)
+    return whole // np.prod(variable.value.addressable_shards[0].data.shape)
+
+
+@only_jax
+def test_tensor_rules_of_a_model_hold_for_what_is_made_of_it_and_for_the_optimizer():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    x, y = batches(CONFIG)[0]
+    with keras_mp.distribute("tensor", 4):
+        model = keras_mp.stabilize(build(CONFIG))
+        model = keras_mp.fp8.convert(model, select=lambda path, layer: "dense" in path)
+        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3), keras_mp.NoLossScale())
+        model.compile(optimizer, keras_mp.ChunkedCrossEntropy())
+        model.fit(x, y, batch_size=16, verbose=0)
+    split = {v.path: split_over(v) for v in (*model.variables, *model.optimizer.variables)}
+    for name in ("block1_dense_1", "block2_attention/query_key_value"):
+        assert split[f"{name}/kernel"] == split[f"{name}/bias"] == 4
+    slots = [count for path, count in split.items() if "block1_dense_1_kernel" in path]
+    assert slots == [4, 4]
+    assert split["normalization/gamma"] == split["block1_dense_2/bias"] == 1
+
+
+@only_jax
+def test_a_strangers_dense_1_is_not_split_because_keras_called_it_so():
+    with keras_mp.distribute("tensor", 4):
+        model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(8), keras.layers.Dense(8, name="dense_1")])
+        model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD(), keras_mp.NoLossScale()), "mse")
+        with pytest.raises(ValueError, match="splits no weight of this model, because no rule says which: pass rules="):
+            model.fit(np.zeros((4, 16)), np.zeros((4, 8)), verbose=0)
+    assert split_over(model.layers[1].kernel) == 1
+
+
+@only_jax
+def test_tensor_rules_of_a_builder_of_ones_own():
+    @keras_mp.tensor_rules(((r"hidden[/_]kernel", (None, "model")),))
+    def build_own():
+        return keras.Sequential([keras.Input((16,)), keras.layers.Dense(8, name="hidden"), keras.layers.Dense(1)])
+
+    x = np.random.default_rng().normal(size=(8, 16)).astype("float32")
+    predicted = {}
+    for layout in (None, "tensor"):
+        keras.utils.set_random_seed(1)
+        with scope_of(layout, 4):
+            model = build_own()
+            predicted[layout] = model.predict(x, verbose=0)
+            assert split_over(model.layers[0].kernel) == (2 if layout else 1)
+    np.testing.assert_allclose(predicted["tensor"], predicted[None], rtol=1e-5, atol=1e-6)
+    # What its caller gives counts instead.
+    with keras_mp.distribute("tensor", 4, rules=((r"dense\w*[/_]kernel", ("model", None)),)):
+        model = build_own()
+        assert [split_over(layer.kernel) for layer in model.layers] == [1, 4]
 
 
 @only_jax
@@ -352,9 +420,9 @@ def test_a_mesh_that_does_not_divide_a_weight_and_rules_that_match_nothing():
     with keras_mp.distribute("tensor", 3, mesh=(1, 3)):
         with pytest.raises(ValueError, match=r"splits .*over 3 devices, which do not divide 256"):
             build(CONFIG)
-    with keras_mp.distribute("tensor", 4):
+    with keras_mp.distribute("tensor", 4, rules=((r"no_such_layer", ("model",)),)):
         model, _ = vector_model(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
-        with pytest.raises(ValueError, match="splits no weight of this model"):
+        with pytest.raises(ValueError, match="splits no weight of this model: none has .* 'no_such_layer' in its path"):
             model.fit(np.zeros((4, 16)), np.zeros((4, 1)), verbose=0)
 
 

@@ -11,7 +11,7 @@ import pytest
 import keras_mp
 from keras_mp.parallel.distribute import make_plan
 from keras_mp.parallel.plan import Plan, plan_of
-from keras_mp.parallel.tensor_rules import TRANSFORMER
+from models.gpt import TENSOR_RULES
 
 EIGHT = [f"cpu:{index}" for index in range(8)]
 only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has data parallelism only")
@@ -50,11 +50,13 @@ def test_fully_sharded_splits_the_first_axis_that_divides():
 
 
 def test_tensor_rules_hold_for_a_weight_and_its_slots():
-    plan = Plan("tensor", (), (2, 4), rules=TRANSFORMER)
+    plan = Plan("tensor", (), (2, 4), rules=TENSOR_RULES)
     for path in ("block1_dense_1/kernel", "adamw/block1_dense_1_kernel_momentum"):
         assert plan.axes_of(path, (8, 32), "float32") == (None, "model")
     assert plan.axes_of("block1_attention/output/kernel", (8, 8), "float32") == ("model", None)
     assert plan.axes_of("normalization/gamma", (8,), "float32") == (None,)
+    # What Keras calls the layers of a stranger's model.
+    assert plan.axes_of("sequential/dense_1/kernel", (8, 32), "float32") == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Real processes on this machine that train together; every one is killed when it takes too long."""
 
+import importlib
 import json
 import os
 import signal
@@ -14,6 +15,8 @@ import keras
 import numpy as np
 import pytest
 import together
+
+from keras_mp.parallel import workers
 
 PROGRAM = Path(__file__).with_name("together.py")
 JAX_ENDS = "the JAX distributed service detected fatal errors"
@@ -189,3 +192,31 @@ def test_a_malformed_tf_config_is_told(tmp_path):
     with Processes(tmp_path, "float32", started=[0], environment={0: {"TF_CONFIG": "{"}}) as processes:
         ((status, errors),) = processes.end()
     assert status == 1 and "TF_CONFIG is not JSON" in errors
+
+
+@pytest.mark.once
+def test_code_beside_a_training_recipe_must_be_the_same_on_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    for name, text in (
+        ("helper_of_mine.py", "WIDTH = 1"),
+        ("models_of_mine/__init__.py", ""),
+        ("never_imported.py", ""),
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "models_of_mine" / "deep.py").write_text("")
+    for name in ("helper_of_mine", "models_of_mine"):
+        importlib.import_module(name)
+        monkeypatch.setitem(sys.modules, name, sys.modules[name])
+    before = workers._code([tmp_path])
+    assert {name for name in before if "mine" in name} == {
+        "helper_of_mine",
+        "models_of_mine/__init__.py",
+        "models_of_mine/deep.py",
+    }
+    assert "keras_mp/parallel/workers.py" in before and "never_imported" not in before
+    assert not any(name.startswith(("keras/", "numpy/")) for name in before)
+    (tmp_path / "helper_of_mine.py").write_text("WIDTH = 2")
+    assert [name for name, digest in workers._code([tmp_path]).items() if digest != before[name]] == ["helper_of_mine"]
+    assert not any("mine" in name for name in workers._code([tmp_path / "models_of_mine"]))

@@ -16,6 +16,7 @@ from keras_mp.backend.jax.parallel import (
 )
 from keras_mp.backend.jax.products import einsum_float32, full_float32, fused_attention, fused_attention_in_float32
 from keras_mp.backend.jax.replicas import any_replica, max_over_replicas, replica_count, sum_over_replicas
+from keras_mp.backend.jax.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
 from keras_mp.backend.jax.steps import timed_steps
 from keras_mp.backend.jax.tensors import as_tensor, bitcast
 from keras_mp.backend.jax.transforms import (
@@ -40,6 +41,7 @@ from keras_mp.backend.jax.workers import (
 
 __all__ = [
     "COLLECTIVE_ERRORS",
+    "HAS_SPARSE_GRADIENTS",
     "HOW_TO_HAVE_MORE_DEVICES",
     "all_finite",
     "any_replica",
@@ -78,6 +80,7 @@ __all__ = [
     "replica_count",
     "scan",
     "share_of_batch",
+    "sparse_gradients",
     "step_errors",
     "steps_of",
     "sum_over_replicas",

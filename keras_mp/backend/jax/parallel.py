@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -12,9 +12,7 @@ import keras
 import numpy as np
 from jax.sharding import PartitionSpec
 
-# Private: where Keras's trainer looks up how a batch is laid out.
-from keras.src.backend.jax import distribution_lib as keras_distribution
-
+from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.jax import workers as jax_workers
 
 HOW_TO_HAVE_MORE_DEVICES = "start with XLA_FLAGS=--xla_force_host_platform_device_count=8"
@@ -111,41 +109,35 @@ def lowering_scope(plan: Any) -> Iterator[Any]:
 
 @contextmanager
 def _in_force(plan: Any, mesh: Any) -> Iterator[None]:
-    # Replaced for the scope, because Keras has no hook between the loss of a step and its gradients.
-    original = keras.Model.compute_loss_and_updates
+    step = {} if plan.by_compiler else {"keras.Model.compute_loss_and_updates": _loss_and_updates}
     _active.append(_Active(plan, mesh))
-    if not plan.by_compiler:
-        keras.Model.compute_loss_and_updates = _loss_and_updates(original)
     try:
-        yield
+        with patched(step):
+            yield
     finally:
         _active.pop()
-        keras.Model.compute_loss_and_updates = original
 
 
-@contextmanager
-def _ragged_batches(plan: Any) -> Iterator[None]:
+def _ragged_batches(plan: Any) -> AbstractContextManager[None]:
     """Gives every device the whole of a last batch that they cannot divide.
 
     Keras would lay it out as the batches before it, which fails.
     """
-    original = keras_distribution.distribute_data_input
 
-    def distribute(batch: Any, layout: Any, batch_dim_name: Any) -> Any:
-        if batch is None or jax_workers.reads_share():
+    def dividing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def distribute(batch: Any, layout: Any, batch_dim_name: Any) -> Any:
+            if batch is None or jax_workers.reads_share():
+                return original(batch, layout, batch_dim_name)
+            layout = getattr(layout, "backend_layout", layout)
+            if batch.shape[0] % plan.replicas:
+                layout = jax.sharding.NamedSharding(layout.mesh, PartitionSpec())
+            if jax.process_count() > 1:
+                return jax.make_array_from_callback(batch.shape, layout, np.asarray(batch).__getitem__)
             return original(batch, layout, batch_dim_name)
-        layout = getattr(layout, "backend_layout", layout)
-        if batch.shape[0] % plan.replicas:
-            layout = jax.sharding.NamedSharding(layout.mesh, PartitionSpec())
-        if jax.process_count() > 1:
-            return jax.make_array_from_callback(batch.shape, layout, np.asarray(batch).__getitem__)
-        return original(batch, layout, batch_dim_name)
 
-    keras_distribution.distribute_data_input = distribute
-    try:
-        yield
-    finally:
-        keras_distribution.distribute_data_input = original
+        return distribute
+
+    return patched({"keras.src.backend.jax.distribution_lib.distribute_data_input": dividing})
 
 
 def _loss_and_updates(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -336,30 +328,39 @@ def _one_of_several(split: dict[int, _Part]) -> Iterator[None]:
     Args:
         split: the variables of which each device has a part, by id.
     """
-    draw, read, begin = keras.random.SeedGenerator.next, keras.Variable._maybe_autocast, keras.StatelessScope.__init__
 
-    def own_draw(generator: Any, ordered: bool = True) -> Any:
-        return jax.random.fold_in(draw(generator, ordered), jax.lax.axis_index(_BATCH))
+    def gathering(read: Callable[..., Any]) -> Callable[..., Any]:
+        def gathered(variable: Any, value: Any) -> Any:
+            part = split.get(id(variable))
+            if part is not None and tuple(value.shape) != part.shape:
+                value = part.gathered(value)
+            return read(variable, value)
 
-    # Private: what every reading of a variable passes through.
-    def gathering_read(variable: Any, value: Any) -> Any:
-        part = split.get(id(variable))
-        if part is not None and tuple(value.shape) != part.shape:
-            value = part.gathered(value)
-        return read(variable, value)
+        return gathered
 
-    # Keras refuses a value of another shape than the variable's.
-    def begin_with_parts(scope: Any, state_mapping: Any = None, **arguments: Any) -> None:
-        mapping = list(state_mapping or ())
-        begin(scope, [(variable, value) for variable, value in mapping if id(variable) not in split], **arguments)
-        scope.state_mapping |= {id(variable): value for variable, value in mapping if id(variable) in split}
+    def with_parts(begin: Callable[..., None]) -> Callable[..., None]:
+        def begin_with_parts(scope: Any, state_mapping: Any = None, **arguments: Any) -> None:
+            mapping = list(state_mapping or ())
+            begin(scope, [(variable, value) for variable, value in mapping if id(variable) not in split], **arguments)
+            scope.state_mapping |= {id(variable): value for variable, value in mapping if id(variable) in split}
 
-    keras.random.SeedGenerator.next, keras.Variable._maybe_autocast = own_draw, gathering_read
-    keras.StatelessScope.__init__ = begin_with_parts
+        return begin_with_parts
+
+    replacements = {
+        "keras.random.SeedGenerator.next": _own_draw,
+        "keras.Variable._maybe_autocast": gathering,
+        "keras.StatelessScope.__init__": with_parts,
+    }
     _inside.append(True)
     try:
-        yield
+        with patched(replacements):
+            yield
     finally:
         _inside.pop()
-        keras.random.SeedGenerator.next, keras.Variable._maybe_autocast = draw, read
-        keras.StatelessScope.__init__ = begin
+
+
+def _own_draw(draw: Callable[..., Any]) -> Callable[..., Any]:
+    def following(generator: Any, ordered: bool = True) -> Any:
+        return jax.random.fold_in(draw(generator, ordered), jax.lax.axis_index(_BATCH))
+
+    return following

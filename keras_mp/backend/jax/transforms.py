@@ -1,11 +1,12 @@
 """Functions that change how others are computed: in one kernel, again, in a loop, without memory."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
-import keras
+
+from keras_mp.backend.common.keras_patches import patched
 
 
 def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
@@ -58,17 +59,10 @@ def gradient_scope() -> Callable[[], Any]:
     return nullcontext
 
 
-@contextmanager
-def no_allocation() -> Iterator[None]:
+def no_allocation() -> AbstractContextManager[None]:
     """A scope in which variables that have an initializer get a shape and a dtype, and no value."""
 
     def without_value(variable: Any, initializer: Any) -> None:
         variable._value, variable._initializer = None, initializer
 
-    # Private, and not keras.StatelessScope, in which optimizers cannot be made: they start from values.
-    initialize = keras.Variable._initialize_with_initializer
-    keras.Variable._initialize_with_initializer = without_value
-    try:
-        yield
-    finally:
-        keras.Variable._initialize_with_initializer = initialize
+    return patched({"keras.Variable._initialize_with_initializer": lambda initialize: without_value})

@@ -26,6 +26,7 @@ from keras_mp.backend.tensorflow.replicas import (
     share_of_batch,
     sum_over_replicas,
 )
+from keras_mp.backend.tensorflow.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
 from keras_mp.backend.tensorflow.steps import timed_steps
 from keras_mp.backend.tensorflow.tensors import as_tensor, bitcast
 from keras_mp.backend.tensorflow.transforms import (
@@ -50,6 +51,7 @@ from keras_mp.backend.tensorflow.workers import (
 
 __all__ = [
     "COLLECTIVE_ERRORS",
+    "HAS_SPARSE_GRADIENTS",
     "HOW_TO_HAVE_MORE_DEVICES",
     "all_finite",
     "any_replica",
@@ -88,6 +90,7 @@ __all__ = [
     "replica_count",
     "scan",
     "share_of_batch",
+    "sparse_gradients",
     "step_errors",
     "steps_of",
     "sum_over_replicas",

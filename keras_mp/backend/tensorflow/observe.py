@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ def observed_step(
     """Compiles a step that computes a loss, its gradients, and those of every tensor on the way that was tapped.
 
     Args:
-        model: a built Keras model. Moving statistics, seeds and metrics do change.
+        model: a built Keras model; no variable of it changes.
         forward: `forward(tap, batch) -> (loss, kept)`. `tap(tensor, watch)` returns the tensor to go on with, or
             None where the tensor belongs to the body of a loop or a branch and cannot be seen; with watch=False it only
             tells that. `kept` are tensors of the forward
@@ -61,9 +62,22 @@ def observed_step(
             # trains on a CPU, and because some layers of a model may not compile for it.
             function = tf.function(partial(step, batch), autograph=False)
             functions[specs] = function.get_concrete_function(*specs)
-        return functions[specs](*flat)
+        with _unchanged(model):
+            return functions[specs](*flat)
 
     return run
+
+
+@contextmanager
+def _unchanged(model: Any) -> Iterator[None]:
+    """Puts back what the forward pass changes: moving statistics, seeds, metrics."""
+    variables = [*model.non_trainable_variables, *model.metrics_variables]
+    before = [tf.identity(variable.value) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
 
 
 def step_errors() -> tuple[type[Exception], ...]:

@@ -10,9 +10,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-# Private: how Keras's trainer reads batches, and makes one value of those of the replicas.
-from keras.src.backend.tensorflow.trainer import TFEpochIterator, reduce_per_replica
+# Private: how Keras's trainer makes one value of those of the replicas.
+from keras.src.backend.tensorflow.trainer import reduce_per_replica
 
+from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.tensorflow.replicas import OnReplicas
 from keras_mp.backend.tensorflow.workers import connected
 
@@ -35,6 +36,19 @@ class Replicas(OnReplicas, tf.distribute.MirroredStrategy):
         one_device = tf.distribute.ReductionToOneDevice() if plan.reduce_dtype == "bfloat16" else None
         super().__init__(list(plan.devices), cross_device_ops=one_device)
         self.plan = plan
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
+        """As in `tf.distribute.Strategy`.
+
+        Raises:
+            ValueError: If the replicas have different numbers of rows to add up. Keras's `fit` and `evaluate` do so
+                with an epoch's first batch.
+        """
+        for leaf in keras.tree.flatten(value) if axis is None else ():
+            rows = [part.shape[0] for part in self.experimental_local_results(leaf) if len(part.shape)]
+            if None not in rows and len(set(rows)) > 1:
+                self.plan.check_rows(sum(rows))
+        return super().reduce(reduce_op, value, axis)
 
 
 def can_jit() -> bool:
@@ -70,22 +84,8 @@ def parallel_scope(plan: Any) -> Iterator[Any]:
             yield together
         return
     strategy = Replicas(plan)
-    # Replaced for the scope: Keras's loop of several steps fails on replicas (keras#19246), and it divides a batch
-    # unevenly without a word.
-    original, begin = keras.Model._make_function, TFEpochIterator.__init__
-
-    def begin_checked(iterator: Any, *args: Any, **kwargs: Any) -> None:
-        begin(iterator, *args, **kwargs)
-        rows = iterator.data_adapter.batch_size
-        if rows is not None:
-            plan.check_rows(int(rows))
-
-    keras.Model._make_function, TFEpochIterator.__init__ = _make_function(original), begin_checked
-    try:
-        with strategy.scope():
-            yield strategy
-    finally:
-        keras.Model._make_function, TFEpochIterator.__init__ = original, begin
+    with patched({"keras.Model._make_function": _make_function}), strategy.scope():
+        yield strategy
 
 
 def _make_function(original: Callable[..., Any]) -> Callable[..., Any]:

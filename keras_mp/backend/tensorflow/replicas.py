@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.tensorflow.gradients import sum_repeated_rows
 
 _step = threading.local()
@@ -63,24 +64,21 @@ def over_the_batch(count: Any) -> Any:
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, count) * share
 
 
-@contextmanager
-def _different_masks() -> Iterator[None]:
+def _different_masks() -> AbstractContextManager[None]:
     """Has each replica draw random numbers of its own, from seeds that are the same on all."""
-    original = keras.random.SeedGenerator.next
+    return patched({"keras.random.SeedGenerator.next": _own_draw})
 
+
+def _own_draw(draw: Callable[..., Any]) -> Callable[..., Any]:
     def following(generator: Any, ordered: bool = True) -> Any:
-        seed = original(generator, ordered)
+        seed = draw(generator, ordered)
         context = tf.distribute.get_replica_context()
         if context is None or context.num_replicas_in_sync == 1:
             return seed
         replica = tf.cast(context.replica_id_in_sync_group, seed.dtype)
         return tf.random.experimental.stateless_fold_in(seed, replica)
 
-    keras.random.SeedGenerator.next = following
-    try:
-        yield
-    finally:
-        keras.random.SeedGenerator.next = original
+    return following
 
 
 def replica_count() -> int:

@@ -1,9 +1,10 @@
 import dataclasses
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Optional
 
 import pytest
 
-from recipes.common.options import parse
+from keras_mp.training.options import parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,3 +50,22 @@ def test_help_lists_the_fields_with_defaults_and_texts(capsys):
     printed = capsys.readouterr().out
     for text in ("--learning-rate", "the peak (default: 0.1)", "--no-export", "A recipe."):
         assert text in printed
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """Fields without a text, with a place, with typing's spelling, and one that no caller sets."""
+
+    epochs: int = 20
+    folder: Path = Path("here")
+    width: Optional[int] = None  # noqa: UP045 (the older spelling is what is tested)
+    made: int = dataclasses.field(default=0, init=False)
+
+
+def test_a_field_needs_no_text_and_may_be_a_path(capsys):
+    assert parsed("--epochs=3", "--folder", "there", "--width=8", config=Plain()) == Plain(3, Path("there"), 8)
+    with pytest.raises(ValueError, match="unknown option --made"):
+        parsed("--made=1", config=Plain())
+    with pytest.raises(SystemExit):
+        parsed("--help", config=Plain())
+    assert "default: 20" in capsys.readouterr().out

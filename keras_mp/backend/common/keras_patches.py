@@ -1,0 +1,185 @@
+"""Every attribute of Keras that the kit replaces, and the one way to do it: for a scope, and then put back."""
+
+from __future__ import annotations
+
+import pkgutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+Make = Callable[[Any], Any]
+"""Makes the replacement, given what it replaces."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """An attribute of Keras that is replaced for a while.
+
+    Attributes:
+        owner: the module, or `module:class`, that has it.
+        attribute: its name.
+        backends: those whose steps need it.
+        versions: of Keras, the first and the last, that it was tried with.
+        reason: the fault of Keras that it mends, or what Keras has no public way for.
+    """
+
+    owner: str
+    attribute: str
+    backends: tuple[str, ...]
+    versions: tuple[str, str]
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """The attribute with its owner, such as "keras.Variable._maybe_autocast"."""
+        return f"{self.owner.replace(':', '.')}.{self.attribute}"
+
+
+_VERSIONS = ("3.13", "3.15")
+PATCHES = (
+    Patch(
+        "keras:Variable",
+        "_initialize_with_initializer",
+        ("jax",),
+        _VERSIONS,
+        "A model is built from shapes alone. In keras.StatelessScope(initialize_variables=False) no optimizer can be "
+        "made: it reads the value of its learning rate.",
+    ),
+    Patch(
+        "keras:Variable",
+        "_maybe_autocast",
+        ("jax",),
+        _VERSIONS,
+        "Each reading of a variable passes through it: there a device's part is gathered, so that a block that is "
+        "recomputed gathers anew. A stateless scope would hand out, and remat keep, the whole.",
+    ),
+    Patch(
+        "keras:StatelessScope",
+        "__init__",
+        ("jax",),
+        _VERSIONS,
+        "It refuses a value of another shape than its variable's, as a device's part is.",
+    ),
+    Patch(
+        "keras.random:SeedGenerator",
+        "next",
+        ("tensorflow", "jax"),
+        _VERSIONS,
+        "Every replica draws the same dropout mask: the seed is the same on all.",
+    ),
+    Patch(
+        "keras:Model",
+        "compute_loss_and_updates",
+        ("jax",),
+        _VERSIONS,
+        "There is no hook between the loss of a step and its gradients, which the compiler sums in float32, whole.",
+    ),
+    Patch(
+        "keras.src.backend.jax.distribution_lib",
+        "distribute_data_input",
+        ("jax",),
+        _VERSIONS,
+        "A last batch that the devices cannot divide is laid out as the batches before it, which fails.",
+    ),
+    Patch(
+        "keras:Model",
+        "_make_function",
+        ("tensorflow",),
+        _VERSIONS,
+        "steps_per_execution above 1 fails on several replicas, even with plain SGD (keras#19246).",
+    ),
+)
+_BY_NAME = {patch.name: patch for patch in PATCHES}
+_INHERITED = object()
+_lock = threading.RLock()
+_replaced: dict[str, _Replaced] = {}
+
+
+@contextmanager
+def patched(replacements: Mapping[str, Make]) -> Iterator[None]:
+    """A scope in which attributes of Keras are replaced, in every thread.
+
+    A scope within another, or one of another thread, replaces what is there by then. Scopes may end in any order: each
+    takes its own replacement away, and with the last the attribute is Keras's again, also after an exception. Where two
+    scopes give the same function, it is applied once.
+
+    Args:
+        replacements: by name of a patch, a function of what is replaced that returns the replacement. It is called
+            again when a scope that was entered earlier ends first.
+
+    Raises:
+        ValueError: a name is not in `PATCHES`.
+        AttributeError: this version of Keras does not have the attribute; nothing is replaced.
+    """
+    places = [(_place(name), make) for name, make in replacements.items()]
+    entered: list[tuple[_Replaced, Make]] = []
+    try:
+        for place, make in places:
+            place.add(make)
+            entered.append((place, make))
+        yield
+    finally:
+        for place, make in reversed(entered):
+            place.remove(make)
+
+
+class _Replaced:
+    """An attribute of Keras, and what takes its place at the moment.
+
+    Args:
+        patch: the patch.
+
+    Raises:
+        AttributeError: Keras does not have it.
+    """
+
+    def __init__(self, patch: Patch) -> None:
+        self._patch = patch
+        self._makes: list[Make] = []
+        try:
+            self._owner = pkgutil.resolve_name(patch.owner)
+            self._keras_own = getattr(self._owner, patch.attribute)
+        except (ImportError, AttributeError) as error:
+            raise AttributeError(
+                f"Keras {keras.__version__} has no {patch.name}, which keras_mp replaces: {patch.reason} It was tried "
+                f"with Keras {' to '.join(patch.versions)}: install one of these"
+            ) from error
+
+    def add(self, make: Make) -> None:
+        """Replaces what is there by what `make` makes of it."""
+        with _lock:
+            if not self._makes:
+                self._before = vars(self._owner).get(self._patch.attribute, _INHERITED)
+                self._keras_own = getattr(self._owner, self._patch.attribute)
+            self._put([*self._makes, make])
+
+    def remove(self, make: Make) -> None:
+        """Takes the replacement away that `make` made, the newest of them; others stay."""
+        with _lock:
+            last = max(index for index, other in enumerate(self._makes) if other is make)
+            self._put([other for index, other in enumerate(self._makes) if index != last])
+
+    def _put(self, makes: list[Make]) -> None:
+        value = self._keras_own
+        for make in dict.fromkeys(makes):  # the same in two threads counts once
+            value = make(value)
+        self._makes = makes
+        if makes:
+            setattr(self._owner, self._patch.attribute, value)
+        elif self._before is _INHERITED:
+            delattr(self._owner, self._patch.attribute)
+        else:
+            setattr(self._owner, self._patch.attribute, self._before)
+
+
+def _place(name: str) -> _Replaced:
+    if name not in _BY_NAME:
+        raise ValueError(f"{name!r} is no patch of Keras: add it to PATCHES, with its reason, beside {list(_BY_NAME)}")
+    with _lock:
+        if name not in _replaced:
+            _replaced[name] = _Replaced(_BY_NAME[name])
+        return _replaced[name]

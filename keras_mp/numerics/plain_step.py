@@ -1,0 +1,106 @@
+"""A training step as Keras itself makes it, and whose fault it is where one fails."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_mp import backend
+from keras_mp.conversion.reference import computes_in_float32, in_float32
+from keras_mp.rebuild import RebuildError, layers_by_path
+from keras_mp.stability.stabilized import stabilize
+
+_STYLE = re.compile(r"\x1b\[\d*m")  # of a terminal
+
+
+def loss_of(model: Any, x: Any, y: Any, sample_weight: Any) -> Any:
+    """The loss of a batch as Keras's own train_step computes it, in float32."""
+    training = {"training": True} if model._call_has_training_arg else {}
+    y_pred = model(x, **training)
+    # Private, as it is what Keras's own train_step calls: it knows older signatures of compute_loss.
+    loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+    return ops.cast(loss, "float32")
+
+
+def explained(model: Any, batch: tuple, error: Exception) -> ValueError:
+    """The error for an observed step that could not be run: it tells faults of the data, of Keras and of this package.
+
+    Args:
+        model: a built model with a loss.
+        batch: `(x, y, sample_weight)`.
+        error: what the observed step raised.
+    """
+    plain = _error_of(model, batch)
+    if plain is None:
+        return ValueError(
+            f"plain Keras makes this step of model {model.name!r}, and keras_mp cannot look into it: "
+            f"{_first_line(error)}"
+        )
+    if _fits_in_float32(model, batch):
+        dtypes = {layer.compute_dtype for layer in [model, *layers_by_path(model).values()]} - {"float32"}
+        way_out = "; keras_mp.stabilize(model) can in both" if _fits_stabilized(model, batch) else ""
+        return ValueError(
+            f"model {model.name!r} cannot make a training step in {' and '.join(sorted(dtypes))}, though in float32 it "
+            f"can on the same data{way_out}. It is not the data, for plain Keras fails alike: {_first_line(plain)}"
+        )
+    return _does_not_fit(model, batch, error)
+
+
+def _error_of(model: Any, batch: tuple) -> Exception | None:
+    """What a step raises that nothing observes."""
+
+    def forward(tap: Any, structure: Any) -> tuple[Any, list[Any]]:
+        x, y, sample_weight = (*structure[0], None, None)[:3]
+        return loss_of(model, x, y, sample_weight) * structure[1], []
+
+    step = backend.observed_step(model, forward, lambda loss, kept, gradients, tapped: (loss, gradients))
+    try:
+        step((tuple(part for part in batch if part is not None), np.float32(1.0)))
+    except backend.step_errors() as error:
+        return error
+    return None
+
+
+def _fits_in_float32(model: Any, batch: tuple) -> bool:
+    if computes_in_float32(model):
+        return False
+    try:
+        return _error_of(in_float32(model, batch[0]), batch) is None
+    except RebuildError:
+        return False
+
+
+def _fits_stabilized(model: Any, batch: tuple) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _error_of(stabilize(model), batch) is None
+    except RebuildError:
+        return False
+
+
+def _does_not_fit(model: Any, batch: tuple, error: Exception) -> ValueError:
+    x, y, _ = batch
+    given = " and ".join(
+        f"{name} of shape {', '.join(str(leaf.shape) for leaf in keras.tree.flatten(part) if leaf is not None)}"
+        for name, part in (("x", x), ("y", y))
+        if part is not None
+    )
+    outputs = [tuple(output.shape) for output in keras.tree.flatten(getattr(model, "outputs", None) or [])]
+    takes = f", whose output has the shape {', '.join(map(str, outputs))}" if outputs else ""
+    loss = getattr(model, "loss", None)
+    return ValueError(
+        f"data does not fit model {model.name!r}{takes}, or its loss {loss!r}: given {given}: {_first_line(error)}"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = [_STYLE.sub("", line).strip() for line in str(error).splitlines()]
+    # Keras puts where it was before what was raised there.
+    said = [line for line in lines if line][: 2 if str(error).startswith("Exception encountered") else 1]
+    return f"{type(error).__name__}: {' '.join(said)[:500]}"

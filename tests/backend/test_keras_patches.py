@@ -1,0 +1,237 @@
+"""Each patch of Keras is still possible and still needed, all go through one place, and are taken away again."""
+
+import ast
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from keras_mp.backend.common.keras_patches import PATCHES, Patch, patched
+
+HERE = Path(__file__).parent
+PACKAGE = HERE.parents[1] / "keras_mp"
+BACKEND = keras.backend.backend()
+OWN = [patch for patch in PATCHES if BACKEND in patch.backends]
+only_jax = pytest.mark.skipif(BACKEND != "jax", reason="the patch is for JAX")
+HALF = "keras.Variable._maybe_autocast"
+
+
+def version(text):
+    return tuple(int(part) for part in text.split(".")[:2])
+
+
+def here(patch):
+    """The attribute as it is now."""
+    import pkgutil
+
+    owner = pkgutil.resolve_name(patch.owner)
+    return vars(owner).get(patch.attribute), getattr(owner, patch.attribute)
+
+
+def trained():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=BACKEND == "tensorflow")
+    model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
+
+
+def trained_on_devices():
+    with keras.distribution.DataParallel(devices=keras.distribution.list_devices()[:1]).scope():
+        trained()
+
+
+USES = {
+    "keras.Variable._initialize_with_initializer": lambda: keras.Variable("zeros", (2,)),
+    "keras.Variable._maybe_autocast": lambda: keras.Variable(1.0).value,
+    "keras.StatelessScope.__init__": lambda: keras.StatelessScope(),
+    "keras.random.SeedGenerator.next": lambda: keras.random.uniform((1,), seed=keras.random.SeedGenerator(1)),
+    "keras.Model.compute_loss_and_updates": trained,
+    "keras.src.backend.jax.distribution_lib.distribute_data_input": trained_on_devices,
+    "keras.Model._make_function": trained,
+}
+
+
+@pytest.mark.parametrize("patch", OWN, ids=lambda patch: patch.name)
+def test_keras_still_has_and_calls_what_is_replaced(patch):
+    calls = []
+
+    def counted(original):
+        def call(*args, **kwargs):
+            calls.append(1)
+            return original(*args, **kwargs)
+
+        return call
+
+    with patched({patch.name: counted}):
+        USES[patch.name]()
+    assert calls
+    first, last = patch.versions
+    assert version(first) <= version(keras.__version__) <= version(last), "not tried with this Keras"
+
+
+@pytest.mark.once
+def test_each_patch_says_why_and_is_of_the_versions_that_the_kit_supports():
+    import tomllib
+
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    (supported,) = [each for each in project["dependencies"] if each.startswith("keras>=")]
+    for patch in PATCHES:
+        assert patch.reason.endswith((".", ")."))
+        below = f"3.{version(patch.versions[1])[1] + 1}"
+        assert supported == f"keras>={patch.versions[0]},<{below}"
+    assert len(PATCHES) == len({patch.name for patch in PATCHES}) == len(USES)
+
+
+def assigned_to_others(source):
+    """The attributes of Keras, TensorFlow or JAX that a module assigns, as `file: line`."""
+    tree = ast.parse(source)
+    foreign = {"keras", "tensorflow", "jax"}
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname or alias.name.partition(".")[0]: alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {alias.asname or alias.name: node.module for alias in node.names}
+    theirs = {name for name, module in names.items() if module.partition(".")[0] in foreign}
+
+    def root(target):
+        while isinstance(target, (ast.Attribute, ast.Subscript)):
+            target = target.value
+        return getattr(target, "id", None)
+
+    lines = []
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        flat = [part for target in targets for part in getattr(target, "elts", [target])]
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("setattr", "delattr"):
+            lines += [node.lineno] if root(node.args[0]) in theirs else []
+        elif isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+            lines += [node.lineno for part in flat if isinstance(part, ast.Attribute) and root(part) in theirs]
+    return lines
+
+
+@pytest.mark.once
+def test_no_other_module_replaces_attributes_of_keras_tensorflow_or_jax():
+    sample = "import keras\nfrom keras.src import a as b\nb.c, keras.D.e = 1, 2\nsetattr(b, 'c', 1)\nself.keras = b.c"
+    assert assigned_to_others(sample) == [3, 3, 4]
+    where = {str(path.relative_to(PACKAGE)): assigned_to_others(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    assert {name: lines for name, lines in where.items() if lines} == {}
+    imported = [path.name for path in PACKAGE.rglob("*.py") if "unittest" in path.read_text()]
+    assert imported == []
+
+
+@pytest.mark.parametrize("patch", OWN, ids=lambda patch: patch.name)
+def test_after_an_exception_the_attribute_is_as_it_was(patch):
+    before = here(patch)
+    with pytest.raises(KeyError), patched({patch.name: lambda original: None}):
+        assert here(patch)[1] is None
+        raise KeyError
+    assert here(patch) == before
+
+
+def tagged(tag):
+    return lambda read: lambda variable, value: read(variable, value) + tag
+
+
+def test_scopes_nest_and_end_in_any_order():
+    v = keras.Variable(0.0)
+    ten, hundred = patched({HALF: tagged(10.0)}), patched({HALF: tagged(100.0)})
+    ten.__enter__()
+    assert float(v.value) == 10
+    hundred.__enter__()
+    assert float(v.value) == 110
+    ten.__exit__(None, None, None)
+    assert float(v.value) == 100
+    hundred.__exit__(None, None, None)
+    assert float(v.value) == 0
+
+
+def test_the_same_function_in_two_scopes_is_applied_once():
+    v, once = keras.Variable(0.0), tagged(10.0)
+    with patched({HALF: once}):
+        with patched({HALF: once}):
+            assert float(v.value) == 10
+        assert float(v.value) == 10
+    assert float(v.value) == 0
+
+
+def test_threads_leave_nothing_behind():
+    before, errors = vars(keras.Variable).get("_maybe_autocast"), []
+    start = threading.Barrier(8)
+
+    def enter_and_leave(tag):
+        start.wait()
+        for _ in range(200):
+            with patched({HALF: tagged(tag)}):
+                v = keras.Variable._maybe_autocast
+            if not callable(v):
+                errors.append(v)
+
+    threads = [threading.Thread(target=enter_and_leave, args=(float(index),)) for index in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not errors
+    assert vars(keras.Variable).get("_maybe_autocast") is before
+    assert float(keras.Variable(3.0).value) == 3
+
+
+def test_what_cannot_be_made_leaves_the_others_as_they_were():
+    def fails(original):
+        raise KeyError("no replacement")
+
+    v = keras.Variable(1.0)
+    with pytest.raises(KeyError), patched({HALF: tagged(5.0), "keras.StatelessScope.__init__": fails}):
+        pass
+    assert float(v.value) == 1
+    assert keras.StatelessScope().state_mapping == {}
+
+
+def test_an_attribute_that_keras_has_lost_is_named_with_the_versions_that_have_it(monkeypatch):
+    from keras_mp.backend.common import keras_patches
+
+    gone = Patch("keras:Variable", "_gone", ("jax",), ("3.13", "3.15"), "It was there.")
+    monkeypatch.setitem(keras_patches._BY_NAME, gone.name, gone)
+    with pytest.raises(AttributeError, match=r"has no keras\.Variable\._gone.*It was there\..*3\.13 to 3\.15"):
+        with patched({gone.name: tagged(1.0)}):
+            pass
+    with pytest.raises(ValueError, match="'keras.Variable.value' is no patch of Keras"):
+        with patched({"keras.Variable.value": tagged(1.0)}):
+            pass
+
+
+# What each patch mends, without it: a test that fails here says that the patch has become needless.
+
+
+@only_jax
+def test_keras_makes_no_optimizer_without_values():
+    with keras.StatelessScope(initialize_variables=False), pytest.raises(ValueError, match="variable"):
+        keras.optimizers.SGD(0.5)
+
+
+@only_jax
+def test_a_stateless_scope_refuses_a_part_of_a_variable():
+    v = keras.Variable(np.zeros(4, "float32"))
+    with pytest.raises(ValueError, match="shape"):
+        keras.StatelessScope([(v, keras.ops.zeros(2))])
+
+
+@only_jax
+def test_a_part_of_a_variable_is_read_as_a_part():
+    v = keras.Variable(np.zeros(4, "float32"))
+    scope = keras.StatelessScope()
+    scope.state_mapping[id(v)] = keras.ops.zeros(2)
+    with scope:
+        assert v.value.shape == (2,)
+
+
+def test_what_keras_does_on_several_devices_is_still_wrong():
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "NPROC": "8"}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    file = HERE / "keras_on_several_devices.py"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", str(file)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=HERE.parents[1])
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -1,0 +1,132 @@
+"""The rules of tensor parallelism stand with the models, and go with them."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_mp
+from keras_mp.parallel.plan import Plan
+from keras_mp.parallel.tensor_rules import check_rules, takes_rules, with_rules_of
+from keras_mp.xla.lower import lower_step
+from models.gpt import gpt
+from models.resnet import resnet_cifar
+from models.text_classifier import text_classifier
+from models.transformer import Size
+from models.vit import vit
+
+SMALL = Size(2, 16, 2)
+BUILDS = {
+    "gpt": lambda **options: gpt(SMALL, vocabulary=32, length=8, **options),
+    "text_classifier": lambda **options: text_classifier(SMALL, vocabulary=32, length=8, **options),
+    "vit": lambda **options: vit(SMALL, 10, (8, 8, 3), patch=4, **options),
+}
+PLAN = Plan("tensor", (), (1, 2))
+
+
+def split(model, plan=PLAN):
+    """The paths of the variables that are split, with the axes."""
+    plan = with_rules_of(plan, model)
+    axes = {v.path: plan.axes_of(v.path, tuple(v.shape), str(v.dtype)) for v in model.variables}
+    return {path: each for path, each in axes.items() if any(each)}
+
+
+def expected(model):
+    """What Megatron-LM splits: of a block four kernels and the biases of two, and the embedding of the words."""
+    axes = {}
+    for variable in model.variables:
+        name = "/".join(variable.path.split("/")[-3:])
+        if not variable.path.endswith(("kernel", "bias", "embeddings")) or "patches" in name or "logits" in name:
+            continue
+        if "query_key_value" in name or "dense_1/" in name:
+            axes[variable.path] = (None, "model") if name.endswith("kernel") else ("model",)
+        elif name.endswith("kernel") or "tokens_embedding" in name:
+            axes[variable.path] = ("model", None)
+    return axes
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("name", BUILDS)
+def test_the_transformers_of_the_repository_are_split_as_megatron_splits_them(name, remat):
+    model = BUILDS[name](remat=remat)
+    assert split(model) == expected(model)
+    assert len(split(model)) == 12 + (name != "vit")
+
+
+def test_rules_survive_stabilize_convert_and_a_model_around():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = BUILDS["vit"]()
+    before = split(model)
+    model = keras_mp.fp8.convert(keras_mp.stabilize(model), select=lambda path, layer: "dense" in path)
+    assert split(model) == before
+    around = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Rescaling(0.5), model])
+    assert split(around) == before
+    assert split(keras_mp.stabilize(around)) == before
+
+
+@pytest.mark.once
+def test_a_model_with_rules_is_saved_loaded_and_exported(tmp_path):
+    model = BUILDS["vit"]()
+    x = np.random.default_rng().normal(size=(2, 8, 8, 3)).astype("float32")
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+    with pytest.raises(ValueError, match=r"because no rule says which: pass rules=.* or put @keras_mp.tensor_rules"):
+        split(loaded)
+    report = keras_mp.export_float32(model, tmp_path / "saved_model", verify=x)
+    assert report.low_precision_ops == 0
+
+
+@pytest.mark.once
+def test_a_model_without_rules_is_told_what_to_give():
+    with pytest.raises(ValueError, match="layout='tensor' splits no weight of this model, because no rule says which"):
+        split(resnet_cifar(8, 10, (8, 8, 3), 4))
+    model = BUILDS["vit"]()
+    with pytest.raises(ValueError, match="none has one of the patterns 'hidden' in its path"):
+        split(model, Plan("tensor", (), (1, 2), rules=(("hidden", (None, "model")),)))
+
+
+@pytest.mark.once
+def test_rules_of_the_caller_count_instead_of_the_models():
+    model = BUILDS["vit"]()
+    rules = ((r"logits[/_]kernel", (None, "model")),)
+    assert split(model, Plan("tensor", (), (1, 2), rules=rules)) == {"logits/kernel": (None, "model")}
+
+
+@pytest.mark.once
+def test_a_scope_takes_the_rules_of_each_model_once_and_ends():
+    plan = Plan("tensor", (), (1, 2))
+    with takes_rules(plan):
+        BUILDS["vit"]()
+        BUILDS["vit"]()
+        BUILDS["gpt"]()
+    BUILDS["text_classifier"]()
+    assert plan.declared == [*dict.fromkeys(BUILDS["gpt"]().tensor_rules)]
+    assert plan == Plan("tensor", (), (1, 2)) and PLAN.declared == []
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has data parallelism only")
+def test_a_step_for_devices_that_are_not_there_is_split_by_the_models_rules():
+    def step_of(model):
+        model.compile("adamw", "sparse_categorical_crossentropy")
+        tensors = keras.KerasTensor((4, 8, 8, 3), "float32"), keras.KerasTensor((4,), "int32")
+        return lower_step(model, tensors, training=True, platform="cpu", plan=PLAN)
+
+    parts = {argument.path: argument.parts for argument in step_of(BUILDS["vit"]()).arguments}
+    slots = [count for path, count in parts.items() if "block1_dense_1_kernel" in path]
+    assert parts["block1_dense_1/kernel"] == 2 and slots == [2, 2]
+    assert parts["block1_dense_2/bias"] == 1
+    with pytest.raises(ValueError, match="because no rule says which"):
+        step_of(resnet_cifar(8, 10, (8, 8, 3), 4))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "rule", ["kernel", ("(", ("model",)), ("kernel", "model"), ("kernel", ("rows",)), ("kernel", ["model"]), 3]
+)
+def test_a_rule_that_is_none_is_named(rule):
+    for given in ((rule,), ((r"bias", ("model",)), rule)):
+        with pytest.raises(ValueError, match="rules holds .* must be a regular expression and, for each dimension"):
+            check_rules(given)
+    with pytest.raises(ValueError, match="rules holds"):
+        keras_mp.tensor_rules((rule,))
