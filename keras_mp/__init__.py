@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from keras_mp.loss_scaling.monitor import PrecisionMonitor as PrecisionMonitor
     from keras_mp.loss_scaling.optimizer import LossScaleOptimizer as LossScaleOptimizer
     from keras_mp.loss_scaling.wrap_optimizer import wrap_optimizer as wrap_optimizer
-    from keras_mp.numerics.audit import AuditReport as AuditReport
     from keras_mp.numerics.audit import audit as audit
+    from keras_mp.numerics.audit_report import AuditReport as AuditReport
     from keras_mp.numerics.compare_training import ParityReport as ParityReport
     from keras_mp.numerics.compare_training import compare_training as compare_training
     from keras_mp.numerics.nonfinite import NonFinite as NonFinite
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from keras_mp.xla.report import CompileReport as CompileReport
 
 _HOME = {
-    "AuditReport": "keras_mp.numerics.audit",
+    "AuditReport": "keras_mp.numerics.audit_report",
     "Batches": "keras_mp.training.batches",
     "BenchmarkReport": "keras_mp.bench.report",
     "ChunkedCrossEntropy": "keras_mp.lean.language_model",

@@ -79,12 +79,18 @@ def inspect(
         int | None, typer.Option(help="By default the training recipe's; 8 for a .keras file.")
     ] = None,
     inference: Annotated[bool, typer.Option("--inference", help="Look at the forward pass alone.")] = False,
+    imports: Annotated[
+        list[str] | None,
+        typer.Option("--import", help="For a .keras file: a module that defines its own layers; may be repeated."),
+    ] = None,
+    unsafe: Annotated[bool, typer.Option("--unsafe", help="Load Python lambdas, which can run any code.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Say what one training step runs in which precision on a chip that need not be attached.
 
     Options that are not those above go to the training recipe: `keras-mp inspect digits --width 64`.
     """
+    _check_writable(html=html)
     sys.path.insert(0, os.getcwd())
     import_keras()
     from keras_mp.xla.inspect import inspect as inspect_step
@@ -92,9 +98,11 @@ def inspect(
     if _is_file(model, context):
         from keras_mp.conversion.saved_step import step_of_file
 
-        built, batch, trains = step_of_file(Path(model), 8 if batch_size is None else batch_size)
+        size = 8 if batch_size is None else batch_size
+        built, batch, trains = step_of_file(Path(model), size, imports or (), unsafe=unsafe)
         inference = inference or not trains
     else:
+        _check_no_file_options(imports, unsafe)
         with quiet_stderr():  # a recipe's data sets import TensorFlow on JAX too
             recipe, config = _recipe(model, context, batch_size)
             built, batch = recipe.step(config)
@@ -115,17 +123,29 @@ def audit(
     html: Annotated[
         Path | None, typer.Option(help="Write the whole report, with its picture, as one HTML file.")
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="For a .keras file: an .npz file with arrays x and y.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="For a .keras file: an .npz file with arrays x and y; of several inputs, arrays named as they are; of "
+            "several outputs, y:NAME for each."
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(help="How many batches to look at.")] = 8,
     batch_size: Annotated[
         int | None, typer.Option(help="By default the training recipe's; 8 for a .keras file.")
     ] = None,
+    imports: Annotated[
+        list[str] | None,
+        typer.Option("--import", help="For a .keras file: a module that defines its own layers; may be repeated."),
+    ] = None,
+    unsafe: Annotated[bool, typer.Option("--unsafe", help="Load Python lambdas, which can run any code.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Run a model forward and backward in float32, and say which layers would not fit a lower precision.
 
     Options that are not those above go to the training recipe: `keras-mp audit digits --width 64`.
     """
+    _check_writable(html=html)
     sys.path.insert(0, os.getcwd())
     import_keras()
     from keras_mp.numerics.audit import audit as audit_model
@@ -133,18 +153,23 @@ def audit(
 
     batches: Any = None
     if _is_file(model, context):
-        from keras_mp.conversion.saved_step import step_of_file
+        from keras_mp.conversion.saved_step import model_of_file, shapes_of_step
+        from keras_mp.numerics.data_file import batches_of_file
 
-        built, shapes, trains = step_of_file(Path(model), 8 if batch_size is None else batch_size)
+        built, trains = model_of_file(Path(model), imports or (), unsafe=unsafe)
         if not trains:
             raise ValueError(
                 f"the model in {model!r} is not compiled for training: compile it with a loss, and save it"
             )
+        size = 8 if batch_size is None else batch_size
         if data is not None:
-            batches = _batches_of_file(data, 8 if batch_size is None else batch_size)
+            batches = batches_of_file(data, built, size)
+        else:
+            shapes = shapes_of_step(built, size, trains, "give some with --data")
     else:
         if data is not None:
             raise ValueError("--data is for a .keras file: a training recipe has data of its own")
+        _check_no_file_options(imports, unsafe)
         with quiet_stderr():  # a recipe's data sets import TensorFlow on JAX too
             recipe, config = _recipe(model, context, batch_size)
             built, shapes = recipe.step(config)
@@ -174,6 +199,7 @@ def bench(
     imports: Annotated[
         list[str] | None, typer.Option("--import", help="A module that defines custom layers; may be repeated.")
     ] = None,
+    unsafe: Annotated[bool, typer.Option("--unsafe", help="Load Python lambdas, which can run any code.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Write the picture to this .svg file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -181,19 +207,24 @@ def bench(
 
     Options that are not those above go to the training recipe: `keras-mp bench digits --width 64`.
     """
+    _check_writable(picture=picture)
     sys.path.insert(0, os.getcwd())
     import_keras()
     from keras_mp.bench.benchmark import BASE, measure
     from keras_mp.bench.report import check_precisions
     from keras_mp.conversion.in_precision import PRECISIONS
 
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     arguments: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
     if _is_file(model, context):
-        if not Path(model).is_file():
-            raise FileNotFoundError(f"there is no file {model!r}")
+        from keras_mp.conversion.model_file import check_model_file
+
+        check_model_file(model)
         function = "keras_mp.bench.keras_step:file"
-        arguments |= {"path": model, "imports": imports or []}
+        arguments |= {"path": model, "imports": imports or [], "unsafe": unsafe}
     else:
+        _check_no_file_options(imports, unsafe)
         with quiet_stderr():
             recipe, config = _recipe(model, context, batch_size)
             recipe.check_can_be_measured(config)
@@ -210,6 +241,8 @@ def bench(
         memory_limit=None if memory_limit is None else int(memory_limit * 2**30),
         say=lambda text: typer.echo(text, err=True),
     )
+    if not any(row.seconds for row in report.rows):
+        raise RuntimeError("; ".join(dict.fromkeys(row.reason for row in report.rows)))
     if picture is not None:
         report.to_svg(picture)
     _show(report, None, as_json)
@@ -262,6 +295,13 @@ def export(
     typer.echo(json.dumps(deployed.to_dict()) if as_json else str(deployed))
 
 
+def _check_writable(**files: Path | None) -> None:
+    """Refuses a place to write to before the work is done."""
+    for name, path in files.items():
+        if path is not None and path.is_dir():
+            raise IsADirectoryError(f"--{name} {str(path)!r} is a folder: name a file in it")
+
+
 def _show(report: Any, html: Path | None, as_json: bool) -> None:
     from rich.console import Console
 
@@ -273,20 +313,18 @@ def _show(report: Any, html: Path | None, as_json: bool) -> None:
         Console().print(report)
 
 
-def _batches_of_file(path: Path, size: int) -> list[tuple]:
-    import numpy as np
-
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {str(path)!r}")
-    with np.load(path) as arrays:
-        if not {"x", "y"} <= set(arrays):
-            raise ValueError(f"{str(path)!r} must hold arrays named x and y, and holds {', '.join(arrays) or 'none'}")
-        x, y = arrays["x"], arrays["y"]
-    return [(x[start : start + size], y[start : start + size]) for start in range(0, len(x), size)]
+# What other files are called that hold a model, or a part of one.
+_OTHER_SUFFIXES = {".h5", ".hdf5", ".json", ".pb", ".onnx", ".tflite", ".npz", ".npy", ".zip", ".safetensors", ".ckpt"}
 
 
 def _is_file(model: str, context: typer.Context) -> bool:
-    if not model.endswith(".keras"):
+    path = Path(model)
+    if path.suffix.lower() in _OTHER_SUFFIXES or (path / "saved_model.pb").exists():
+        from keras_mp.conversion.model_file import check_model_file
+
+        check_model_file(path)
+        raise ValueError(f"{model!r} is no .keras file: write one with model.save('model.keras')")
+    if path.suffix != ".keras":
         return False
     if context.args:
         raise ValueError(
@@ -294,6 +332,12 @@ def _is_file(model: str, context: typer.Context) -> bool:
             f"`keras-mp {context.command.name} --help`"
         )
     return True
+
+
+def _check_no_file_options(imports: list[str] | None, unsafe: bool = False) -> None:
+    for name, given in (("--import", imports), ("--unsafe", unsafe)):
+        if given:
+            raise ValueError(f"{name} is for a .keras file: a training recipe imports what it needs")
 
 
 def _recipe(given: str, context: typer.Context, batch_size: int | None) -> tuple[Any, Any]:

@@ -10,6 +10,8 @@ import keras
 import numpy as np
 import pytest
 
+from keras_mp.numerics.data_file import batches_of_file
+
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +43,97 @@ def test_a_file_with_data(model_file, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "small: 3 steps in float32" in done.stdout and "unsafe in float16: dense" in done.stdout
     assert "<svg" in (tmp_path / "out.html").read_text() and "random numbers" not in done.stdout
+
+
+def audited(model, tmp_path, *options, **arrays):
+    model.save(tmp_path / "model.keras")
+    np.savez(tmp_path / "data.npz", **arrays)
+    done = run(tmp_path / "model.keras", "--data", tmp_path / "data.npz", "--json", *options)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_text_of_open_length_is_looked_at(tmp_path):
+    tokens = keras.Input((None,), dtype="int32")
+    x = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(9, 4)(tokens))
+    model = keras.Model(tokens, keras.layers.Dense(1)(x))
+    model.compile("sgd", "mse")
+    rng = np.random.default_rng()
+    ids, y = rng.integers(0, 9, (8, 5)), rng.normal(size=(8, 1)).astype("float32")
+    report = audited(model, tmp_path, x=ids, y=y)
+    table, kernel, bias = model.get_weights()
+    expected = ((table[ids].astype("float64").mean(1) @ kernel + bias - y) ** 2).mean()
+    assert np.isclose(report["loss"], expected, rtol=1e-5)
+    assert not any("random" in note for note in report["notes"])
+
+
+@pytest.mark.parametrize("shape", [list, dict])
+def test_several_inputs_and_outputs_are_given_by_name(tmp_path, shape):
+    height, width = keras.Input((2,), name="height"), keras.Input((3,), name="width")
+    area = keras.layers.Dense(1, name="area")(keras.layers.Concatenate()([height, width]))
+    edge = keras.layers.Dense(2, name="edge")(width)
+    if shape is dict:
+        model = keras.Model({"height": height, "width": width}, {"edge": edge, "area": area})
+        model.compile("sgd", {"area": "mse", "edge": "mae"})
+    else:
+        model = keras.Model([width, height], [edge, area])
+        model.compile("sgd", ["mae", "mse"])
+    rng = np.random.default_rng()
+    arrays = {
+        name: rng.normal(size=(8, size)).astype("float32")
+        for name, size in (("height", 2), ("width", 3), ("y:area", 1), ("y:edge", 2))
+    }
+    weights = rng.uniform(1, 2, 8).astype("float32")
+    report = audited(model, tmp_path, **arrays, **({} if shape is dict else {"sample_weight": weights}))
+    inputs = np.concatenate([arrays["height"], arrays["width"]], 1).astype("float64")
+    kernel, bias = model.get_layer("area").get_weights()
+    of_area = ((inputs @ kernel + bias - arrays["y:area"]) ** 2).mean(1)
+    kernel, bias = model.get_layer("edge").get_weights()
+    of_edge = np.abs(arrays["width"].astype("float64") @ kernel + bias - arrays["y:edge"]).mean(1)
+    losses = of_area + of_edge if shape is dict else (of_area + of_edge) * weights
+    assert np.isclose(report["loss"], losses.mean(), rtol=1e-5)
+
+
+def test_an_input_or_output_that_the_data_lack_is_named(tmp_path):
+    first, second = keras.Input((2,), name="first"), keras.Input((2,), name="second")
+    added = keras.layers.Add()([first, second])
+    outputs = [keras.layers.Dense(1, name=name)(added) for name in ("left", "right")]
+    model = keras.Model([first, second], outputs, name="two")
+    array = np.ones((4, 2), "float32")
+    for arrays, said in (
+        (
+            {"first": array, "y": array},
+            "each input of model 'two' (first, second), and y, and holds first, y. It lacks second.",
+        ),
+        ({"first": array, "second": array, "y:left": array[:, :1]}, "as arrays y:left, y:right; it lacks y:right"),
+    ):
+        np.savez(tmp_path / "data.npz", **arrays)
+        with pytest.raises(ValueError) as error:
+            batches_of_file(tmp_path / "data.npz", model, 4)
+        assert said in str(error.value)
+
+
+def test_a_model_of_a_users_own_layers_is_loaded_with_their_module(tmp_path):
+    (tmp_path / "mix_layers.py").write_text(
+        "import keras\n\n\nclass Mix(keras.layers.Layer):\n    def call(self, x):\n        return 2 * x\n"
+    )
+    code = (
+        "import keras\nfrom mix_layers import Mix\n"
+        "model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), Mix()])\n"
+        "model.compile('sgd', 'mse')\nmodel.save('mix.keras')\n"
+    )
+    options = {"cwd": tmp_path, "capture_output": True, "text": True}
+    options["env"] = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    assert subprocess.run([sys.executable, "-c", code], **options).returncode == 0
+    for name in ("audit", "inspect"):
+        command = [sys.executable, "-m", "keras_mp.cli", name, "mix.keras"]
+        refused = subprocess.run(command, **options)
+        assert refused.returncode == 1 and refused.stderr == (
+            "error: 'mix.keras' does not load: it holds the class 'Mix', not registered with Keras: name the module "
+            "that defines it with --import MODULE\n"
+        )
+        done = subprocess.run([*command, "--import", "mix_layers"], **options)
+        assert done.returncode == 0 and "mix" in done.stdout, done.stderr
 
 
 def test_a_file_without_data_and_json(model_file):

@@ -111,6 +111,9 @@ def measure(
     environment = {"KERAS_BACKEND": keras.backend.backend()}
     tasks = [Task(name, function, {**arguments, "precision": name}, environment) for name in precisions]
     paths = [path or os.getcwd() for path in sys.path]
+    for name, value in (("rounds", rounds), ("seconds", seconds), ("memory_limit", memory_limit)):
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be above 0, got {value}")
     limit = memory_limit or available_bytes()
     rows = compare(tasks, rounds=rounds, seconds=seconds, paths=paths, memory_limit=limit, say=say)
     largest: dict[str, int] = {}

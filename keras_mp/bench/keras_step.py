@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +47,12 @@ def recipe(arguments: Sequence[str], precision: str, batch_size: int | None = No
 
 
 def file(
-    path: str, precision: str, batch_size: int | None = None, data: str | None = None, imports: Sequence[str] = ()
+    path: str,
+    precision: str,
+    batch_size: int | None = None,
+    data: str | None = None,
+    imports: Sequence[str] = (),
+    unsafe: bool = False,
 ) -> Subject:
     """A step of a model in a .keras file.
 
@@ -58,15 +62,15 @@ def file(
         batch_size: samples of a step, by default those of `data`, or 8; with `data`, its rows are repeated or left out.
         data: a pickled batch `(x, y)` or `(x, y, sample_weight)` of numpy arrays; by default random numbers.
         imports: modules that define custom layers.
+        unsafe: also load Python lambdas, which can run any code.
     """
     check_can_run(precision)
-    for module in imports:
-        importlib.import_module(module)
     if data is None:
-        model, shapes, trains = step_of_file(Path(path), batch_size or 8)
+        size = 8 if batch_size is None else batch_size
+        model, shapes, trains = step_of_file(Path(path), size, imports, unsafe=unsafe)
         batch = random_batches(model, shapes, 1)[0]
     else:
-        model, trains = model_of_file(Path(path))
+        model, trains = model_of_file(Path(path), imports, unsafe=unsafe)
         batch = pickle.loads(Path(data).read_bytes())
         rows = len(keras.tree.flatten(batch)[0])
         taken = [row % rows for row in range(batch_size or rows)]

@@ -43,13 +43,25 @@ def copy_of(model: Any, x: Any, rule: Any, policy: str | None = "float32") -> An
     Raises:
         RebuildError: as `rebuild`, or a weight could not be carried over.
     """
-    own_compile = type(model).compile is not keras.Model.compile
-    new, unreached, _ = rebuild(model, rule, policy=policy, sample=x, carry_compile=own_compile)
-    weights = [each for each in unreached if not each.startswith("optimizer variable")]
+    # A class that says how it is compiled again may keep more than a loss for its compute_loss.
+    own_config = type(model).compile_from_config is not keras.Model.compile_from_config
+    new, unreached, _ = rebuild(model, rule, policy=policy, sample=x, carry_compile=own_config)
+    weights = [sentence for sentence in unreached if not sentence.startswith("optimizer variable")]
     if weights:
         raise RebuildError(f"model {model.name!r} could not be rebuilt: {'; '.join(weights)}")
-    if getattr(model, "compiled", False) and not own_compile:
-        # Private, because the public get_compile_config() is serialized and loses what is not registered.
-        arguments = model._compile_config.config
-        new.compile("sgd", loss=arguments["loss"], loss_weights=arguments["loss_weights"], auto_scale_loss=False)
+    if getattr(model, "compiled", False) and not own_config:
+        _carry_loss(model, new)
     return new
+
+
+def _carry_loss(old: Any, new: Any) -> None:
+    """Compiles with the old model's loss alone, past a compile() of its class that wants more than that."""
+    # Private, because the public get_compile_config() is serialized and loses what is not registered.
+    arguments = old._compile_config.config
+    keras.Model.compile(
+        new, "sgd", loss=arguments["loss"], loss_weights=arguments["loss_weights"], auto_scale_loss=False
+    )
+    if type(old).compile is not keras.Model.compile:
+        # What such a compile() puts beside the loss, a compute_loss of the class may read.
+        for name in vars(old).keys() - vars(new).keys():
+            setattr(new, name, vars(old)[name])

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_mp.export.deployment import DeploymentReport
 from keras_mp.export.litert import export_litert
 from keras_mp.export.onnx import export_onnx
 from keras_mp.export.saved_model import load_batch, load_model
+from keras_mp.numerics.data_file import read_arrays
 
 FORMATS = ("onnx", "litert", "litert-int8")
 
@@ -70,7 +70,6 @@ def deploy_file(
 
 
 def _calibration_data(file: str | os.PathLike[str], model: Any) -> Any:
-    loaded = np.load(file, allow_pickle=False)
-    audits = not isinstance(loaded, np.ndarray) and set(loaded.files) == {"x", "y"}
+    arrays = read_arrays(file)
     one_input = len(keras.tree.flatten(getattr(model, "inputs", None) or [None])) == 1
-    return loaded["x"] if audits and one_input else load_batch(file, model)
+    return arrays["x"] if {"x", "y"} <= arrays.keys() and one_input else load_batch(file, model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import inspect
 import json
@@ -22,6 +21,7 @@ import keras
 import numpy as np
 
 from keras_mp import backend
+from keras_mp.conversion.model_file import ModelFileError, load_model_file
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.low_precision import LowPrecision, count_nodes, low_precision
 from keras_mp.export.self_check import self_check
@@ -35,8 +35,8 @@ from keras_mp.export.verification import (
     without_original,
 )
 from keras_mp.export.verification import relative_difference as relative_difference
+from keras_mp.numerics.data_file import read_arrays
 from keras_mp.rebuild import RebuildError, custom_objects_of, layers_by_path, rebuild
-from keras_mp.registration import register_classes
 from keras_mp.reporting.byte_size import byte_size
 from keras_mp.system.atomic_write import parents_made
 
@@ -338,27 +338,17 @@ def export_file(
 
 def load_model(model_path: str | os.PathLike[str], modules: Sequence[str], unsafe: bool) -> Any:
     """Loads a `.keras` file, as `export_file` describes."""
-    if not Path(model_path).is_file():
-        raise FileNotFoundError(f"there is no model file {str(model_path)!r}")
-    register_classes()
-    custom_objects: dict[str, Any] = {}
-    for name in modules:
-        custom_objects |= {key: value for key, value in vars(importlib.import_module(name)).items() if callable(value)}
     try:
-        return keras.saving.load_model(model_path, custom_objects=custom_objects, compile=False, safe_mode=not unsafe)
-    except (TypeError, ValueError) as error:
-        hint = (
-            "the file holds a Python lambda: if you trust it, pass --unsafe"
-            if "lambda" in str(error)
-            else ("if the model has layers or functions of your own, name the module that defines them with --import")
-        )
-        raise ExportError(f"{str(model_path)!r} does not load: {error}\n({hint})") from error
+        return load_model_file(model_path, modules, unsafe=unsafe, compile=False)
+    except ModelFileError as error:
+        raise ExportError(str(error)) from error
 
 
 def load_batch(file: str | os.PathLike[str], model: Any) -> Any:
     """Loads a batch of a model's inputs, as `export_file` describes."""
-    loaded = np.load(file, allow_pickle=False)
-    arrays = [loaded] if isinstance(loaded, np.ndarray) else [loaded[key] for key in loaded.files]
+    by_name = read_arrays(file)
+    names = [tensor.name for tensor in getattr(model, "inputs", None) or []]
+    arrays = [by_name[name] for name in names] if names and by_name.keys() >= {*names} else list(by_name.values())
     structure = getattr(model, "_inputs_struct", None)  # as in _input_signature
     if structure is None or len(arrays) == 1:
         return arrays[0] if len(arrays) == 1 else arrays

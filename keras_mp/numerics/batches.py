@@ -54,7 +54,7 @@ def _batch(batch: Any, name: str) -> tuple:
     if not isinstance(batch, tuple) or len(batch) not in (1, 2, 3):
         what = f"a tuple of {len(batch)}" if isinstance(batch, tuple) else f"a {type(batch).__name__}"
         raise TypeError(f"{name} is {what}: (x, y) or (x, y, sample_weight) is needed")
-    batch = keras.tree.map_structure(_array, batch)
+    batch = keras.tree.map_structure(_array, tuple(_strings_as_array(part) for part in batch))
     x, y, sample_weight = (*batch, None, None)[:3]
     arrays = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
     lengths = {len(array) for array in arrays if array.ndim}
@@ -64,6 +64,12 @@ def _batch(batch: Any, name: str) -> tuple:
     if 0 in lengths or not arrays:
         raise ValueError(f"{name} is empty: it has no record")
     return x, y, sample_weight
+
+
+def _strings_as_array(part: Any) -> Any:
+    """A list of strings is one array of them, not a structure of many."""
+    whole = isinstance(part, (list, tuple)) and part and all(isinstance(leaf, (str, bytes)) for leaf in part)
+    return np.asarray(part) if whole else part
 
 
 def _array(leaf: Any) -> Any:

@@ -190,7 +190,7 @@ class ObservedStep:
     def __init__(self, model: Any, finish: Callable[..., Any], *, tap_inputs: bool = False) -> None:
         self.model, self._finish, self._tap_inputs = model, finish, tap_inputs
         self.record = Record()
-        self._records: dict[Any, Record] = {}
+        self._records: list[Record] = []
         self._step = backend.observed_step(model, self._forward, self._end)
 
     def __call__(self, batch: tuple, scale: float = 1.0) -> Any:
@@ -208,12 +208,10 @@ class ObservedStep:
         """
         given = tuple(part for part in batch if part is not None)
         try:
-            result = self._step((given, np.float32(scale)))
+            place, result = self._step((given, np.float32(scale)))
         except backend.step_errors() as error:
             raise explained(self.model, batch, error) from error
-        # The step is traced once for each shape of a batch, and a record belongs to its trace.
-        signature = repr(keras.tree.map_structure(lambda x: (x.shape, str(x.dtype)), given))
-        self.record = self._records.setdefault(signature, self.record)
+        self.record = self._records[int(place)]
         return keras.tree.map_structure(_numpy, result)
 
     def _forward(self, tap: Tap, batch: Any) -> tuple[Any, list[Any]]:
@@ -231,8 +229,11 @@ class ObservedStep:
     def _end(self, loss: Any, kept: list[Any], gradients: list[Any], tapped: list[Any]) -> Any:
         own, *tensors = kept
         gradients_of = [None if place is None else tapped[place] for place in self.record.taps]
-        self.record.tensors = []
-        return self._finish(self.record, own, tensors, gradients_of, gradients)
+        record, self.record.tensors = self.record, []
+        # A record belongs to its trace, and batches decide which trace runs: the step itself tells.
+        self._records.append(record)
+        place = ops.convert_to_tensor(len(self._records) - 1, "int32")
+        return place, self._finish(record, own, tensors, gradients_of, gradients)
 
 
 def _numpy(x: Any) -> Any:

@@ -35,6 +35,12 @@ def explained(model: Any, batch: tuple, error: Exception) -> ValueError:
         batch: `(x, y, sample_weight)`.
         error: what the observed step raised.
     """
+    if _has_strings(batch) and keras.backend.backend() != "tensorflow":
+        return ValueError(
+            f"data holds strings, which no step on {keras.backend.backend()} takes; plain Keras fails alike. Look the "
+            "strings up before: batches of text_vectorization(strings), and a model without that layer; or use "
+            "KERAS_BACKEND=tensorflow"
+        )
     plain = _error_of(model, batch)
     if plain is None:
         return ValueError(
@@ -49,6 +55,11 @@ def explained(model: Any, batch: tuple, error: Exception) -> ValueError:
             f"can on the same data{way_out}. It is not the data, for plain Keras fails alike: {_first_line(plain)}"
         )
     return _does_not_fit(model, batch, error)
+
+
+def _has_strings(batch: tuple) -> bool:
+    leaves = (leaf for leaf in keras.tree.flatten(batch) if leaf is not None)
+    return any(np.asarray(leaf).dtype.kind in "USO" for leaf in leaves)
 
 
 def _error_of(model: Any, batch: tuple) -> Exception | None:

@@ -12,9 +12,11 @@ import keras
 from keras_mp.fp8.convert import convert
 from keras_mp.fp8.selection import decide
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mp.numerics.audit import PRECISIONS, AuditReport, LayerAudit, audit
+from keras_mp.numerics.audit import audit
+from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.batches import batches_of
 from keras_mp.numerics.checks import check_model
+from keras_mp.numerics.layer_audit import PRECISIONS, LayerAudit
 from keras_mp.numerics.trial import Assignment, Errors, Judge, is_closed, set_policies, units_of
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild import RebuildError, layers_below, rebuild
@@ -103,10 +105,7 @@ class PolicySearch:
         names = _same_layers(model, self.layers)
         units = {names[path]: precision for path, precision in self.restored.items()}
         set_policies(model, Assignment(self.base, units, frozenset()))
-        try:
-            model = rebuild(model, lambda node, layer: node, policy="float32").model
-        except RebuildError:
-            pass  # a model with code of its own that cannot be serialized keeps the policies it was given in place
+        model = _rebuilt_or_itself(model)
         if self.fp8_layers:
             wanted = _fp8_names(self.fp8_layers, names)
             model = convert(model, select=lambda path, layer: path in wanted)
@@ -175,6 +174,16 @@ def search_policy(
     audited = batches[: max(1, len(batches) - len(judged))]
     report = audit(model, audited, steps)
     return _Search(model, report, Judge(model, judged, report.loss_scale), candidates, float(tolerance)).run()
+
+
+def _rebuilt_or_itself(model: Any) -> Any:
+    """The model built anew under the policies it was given in place, where that loses nothing of it."""
+    try:
+        new = rebuild(model, lambda node, layer: node, policy="float32").model
+    except RebuildError:
+        return model  # code of its own that cannot be serialized
+    # A compile() of its own, as KerasHub's tasks have, may not be carried over.
+    return new if getattr(new, "compiled", False) or not getattr(model, "compiled", False) else model
 
 
 def _checked(candidates: Any) -> list[str]:

@@ -17,6 +17,9 @@ def random_batches(model: Any, shapes: Any, steps: int) -> list[tuple]:
         model: the model they are for.
         shapes: a batch `(x, y)` of `keras.KerasTensor`.
         steps: how many.
+
+    Raises:
+        ValueError: an input takes strings.
     """
     random = np.random.default_rng()
     outputs = keras.tree.flatten(getattr(model, "outputs", None) or [])
@@ -25,6 +28,10 @@ def random_batches(model: Any, shapes: Any, steps: int) -> list[tuple]:
     tokens = min([int(size) for size in embeddings if size], default=2)
 
     def drawn(tensor: Any, below: int) -> Any:
+        if tensor.dtype == "string":
+            raise ValueError(
+                f"an input of model {model.name!r} takes strings, and no random ones are made up: give data"
+            )
         if keras.backend.is_float_dtype(tensor.dtype):
             return random.normal(size=tensor.shape).astype("float32")
         return random.integers(0, below, tensor.shape).astype("int32")

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -241,11 +241,53 @@ CHIPS: Mapping[str, Chip] = MappingProxyType({chip.name: chip for chip in _ROWS}
 _OTHER_FORMS = {"pcie", "nvl", "mig", "40gb", "32gb", "lite"}
 
 
-def find_chip(name: str) -> Chip:
-    """Looks a chip up by its name in `CHIPS`.
+# What people call chips beside their names and titles, words only.
+_NICKNAMES = {
+    "trillium": "v6e",
+    "ironwood": "v7x",
+    "tpu7x": "v7x",
+    "v5 lite": "v5e",
+    "v5lite": "v5e",
+    "v5litepod": "v5e",
+}
+# Words of a name that change no figure.
+_PLAIN_WORDS = {"google", "cloud", "tpu", "nvidia", "tesla", "amd", "instinct", "gpu", "hbm2", "hbm2e", "hbm3", "hbm3e"}
+
+
+def chip_name(text: str) -> str | None:
+    """Reads a chip's name as people and runtimes write it.
 
     Args:
-        name: A key of `CHIPS`, such as "h100"; case does not matter.
+        text: Such as "H100", "NVIDIA H100 80GB HBM3", "a100-80gb", "TPU v5e" or "TPU v5 lite".
+
+    Returns:
+        The key in `CHIPS`, or None where no chip is called so, or the text names a form with other figures (a PCIe
+        card, a 40 GB A100).
+    """
+    words = _words(text)
+    joined = " ".join(words)
+    plain = " ".join(word for word in words if word not in _PLAIN_WORDS)
+    if plain in _NICKNAMES:
+        return _NICKNAMES[plain]
+    for chip in CHIPS.values():
+        names = " ".join([chip.name, chip.title, *chip.device_kinds, f"{chip.memory_bytes // GIB}gb"])
+        told = {*_words(names), *_PLAIN_WORDS}
+        own = chip.name in words or joined in chip.device_kinds or joined == " ".join(_words(chip.title))
+        if own and told.issuperset(words):
+            return chip.name
+    return None
+
+
+def _words(text: str) -> list[str]:
+    # "TPUv5e" is two words; "TPU7x" is a chip's name.
+    return re.findall(r"[a-z0-9]+", re.sub(r"tpu(?=v\d)", "tpu ", text.lower()))
+
+
+def find_chip(name: str) -> Chip:
+    """Looks a chip up by its name.
+
+    Args:
+        name: A key of `CHIPS`, such as "h100", or another spelling that `chip_name` reads.
 
     Returns:
         The chip.
@@ -253,12 +295,18 @@ def find_chip(name: str) -> Chip:
     Raises:
         ValueError: If there is no such chip; the message lists those there are, and the nearest.
     """
-    chip = CHIPS.get(str(name).lower())
-    if chip is None:
-        nearest = difflib.get_close_matches(str(name).lower(), CHIPS, n=1)
-        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-        raise ValueError(f"name={name!r} is not a known chip.{hint} Known: {', '.join(CHIPS)}.")
-    return chip
+    known = chip_name(str(name))
+    if known is None:
+        raise ValueError(f"name={name!r} is not a known chip.{nearest_hint(name, CHIPS)} Known: {', '.join(CHIPS)}.")
+    return CHIPS[known]
+
+
+def nearest_hint(text: str, names: Iterable[str]) -> str:
+    """The question whether a name was meant that a text, or a word of it, comes near to; "" where none is near."""
+    names = list(names)
+    wanted = [str(text).lower(), *_words(str(text))]
+    near = list(dict.fromkeys(name for word in wanted for name in difflib.get_close_matches(word, names, n=1)))
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def identify_chip(device_name: str) -> Chip | None:

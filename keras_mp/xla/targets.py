@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from keras_mp.precision.chips import CHIPS, Chip, GpuDescription, TpuSlices
+from keras_mp.precision.chips import CHIPS, Chip, GpuDescription, TpuSlices, chip_name, nearest_hint
 from keras_mp.precision.hardware import Support
 
+HOST_TITLE = "this machine's CPU"
 INSTALL = 'pip install "keras-mp[inspect]"'
 
 # Slices by their number of chips, as libtpu describes them: of chips wired in two dimensions, and in three. A step on
@@ -46,7 +46,7 @@ class Target:
     @property
     def title(self) -> str:
         """The name that people use."""
-        return self.chip.title if self.chip else "this machine's CPU"
+        return self.chip.title if self.chip else HOST_TITLE
 
 
 def target_names() -> list[str]:
@@ -58,7 +58,8 @@ def find_target(name: str) -> Target:
     """Looks a target up.
 
     Args:
-        name: a chip's name, such as "h100" or "v5e", or "host".
+        name: a chip's name, such as "h100" or "v5e", in any spelling that `keras_mp.precision.chips.chip_name` reads,
+            or "host".
 
     Returns:
         The target.
@@ -66,7 +67,8 @@ def find_target(name: str) -> Target:
     Raises:
         ValueError: If there is no such target; the message lists those there are, and the nearest.
     """
-    key = str(name).lower()
+    text = str(name).strip().lower()
+    key = "host" if text in ("host", "cpu", HOST_TITLE.lower()) else chip_name(text) or text
     chip = CHIPS.get(key)
     if chip is not None and isinstance(chip.compiler, TpuSlices):
         return Target(key, "tpu", chip, topology=_topology(chip.compiler, _SMALLEST_SLICE))
@@ -77,9 +79,8 @@ def find_target(name: str) -> Target:
         return Target(key, "cuda", chip, configuration=configuration, flags=flags)
     if key == "host":
         return Target(key, "cpu")
-    nearest = difflib.get_close_matches(key, target_names(), n=1)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    raise ValueError(f"target={name!r} is not known.{hint} Known: {', '.join(target_names())}.")
+    known = target_names()
+    raise ValueError(f"target={name!r} is not known.{nearest_hint(name, known)} Known: {', '.join(known)}.")
 
 
 def slice_of(target: Target, chips: int) -> Target:

@@ -246,3 +246,41 @@ def test_identify_chip(device_name, name):
 )
 def test_identify_chip_does_not_guess(device_name):
     assert identify_chip(device_name) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("NVIDIA H100", "h100"),
+        ("H100 SXM5", "h100"),
+        ("h100-80gb", "h100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("a100-80gb", "a100"),
+        ("A100-SXM4-80GB", "a100"),
+        ("Tesla T4", "t4"),
+        ("tpu v5e", "v5e"),
+        ("TPUv5e", "v5e"),
+        ("TPU v5 lite", "v5e"),
+        ("tpu_v5_lite", "v5e"),
+        ("v5litepod", "v5e"),
+        ("TPU v6e (Trillium)", "v6e"),
+        ("Trillium", "v6e"),
+        ("tpu7x", "v7x"),
+        ("TPU7x (Ironwood)", "v7x"),
+        ("AMD Instinct MI300X", "mi300x"),
+        *((chip.title, chip.name) for chip in CHIPS.values()),
+    ],
+)
+def test_chips_are_found_by_the_names_people_and_runtimes_write(text, name):
+    assert find_chip(text) is CHIPS[name]
+
+
+@pytest.mark.parametrize("text", ["H100 PCIe", "h100 nvl", "a100-40gb", "V100 32GB", "RTX 4090", "h100 a100", ""])
+def test_a_form_with_other_figures_is_not_taken_for_the_chip(text):
+    with pytest.raises(ValueError, match="is not a known chip"):
+        find_chip(text)
+
+
+def test_the_nearest_names_are_told():
+    with pytest.raises(ValueError, match="'a100-40gb' is not a known chip. Did you mean 'a100'"):
+        find_chip("a100-40gb")

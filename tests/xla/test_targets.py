@@ -46,3 +46,14 @@ def test_what_is_missing_is_said_with_the_command(monkeypatch, name, module):
 @pytest.mark.parametrize("name", ["h100", "v5e", "host"])
 def test_all_is_there(name):
     assert availability(find_target(name)).ok
+
+
+@pytest.mark.parametrize("name", target_names())
+def test_a_target_is_found_by_the_title_that_targets_prints(name):
+    title = find_target(name).title
+    assert find_target(title).name == find_target(title.lower()).name == name
+
+
+def test_a_chip_without_a_compiler_here_is_no_target():
+    with pytest.raises(ValueError, match="target='MI300X' is not known"):
+        find_target("MI300X")

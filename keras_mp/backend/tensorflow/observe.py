@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -32,40 +33,98 @@ def observed_step(
         `step(batch)`, whose batch is a structure of arrays, and which returns what finish returned.
     """
 
-    def step(structure: Any, *flat: Any) -> Any:
+    def step(structure: Any, shapes: Sequence[tuple], open_shapes: list[int], *flat: Any) -> Any:
         batch = tf.nest.pack_sequence_as(structure, flat)
-        graph = tf.compat.v1.get_default_graph()
         taps: list[tf.Tensor] = []
         with tf.GradientTape() as tape:
-
-            def tap(x: Any, watch: bool) -> Any:
-                if tf.compat.v1.get_default_graph() is not graph:
-                    return None
-                if not watch:
-                    return x
-                taps.append(tf.identity(x))
-                tape.watch(taps[-1])
-                return taps[-1]
-
+            tap = _tap(taps, tape, shapes, open_shapes)
             loss, kept = forward(tap, batch)
         weights = [variable.value for variable in model.trainable_variables]
         gradients = [None if g is None else dense(g) for g in tape.gradient(loss, weights + taps)]
         return finish(loss, kept, gradients[: len(weights)], gradients[len(weights) :])
 
+    def shapes_of(structure: Any, *flat: Any) -> list[tf.Tensor]:
+        shapes: list[tf.Tensor] = []
+        forward(_shapes_tap(shapes), tf.nest.pack_sequence_as(structure, flat))
+        return shapes
+
     functions: dict[Any, Any] = {}
+    probes: dict[Any, Any] = {}
 
     def run(batch: Any) -> Any:
         flat = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(batch)]
-        specs = tuple(tf.TensorSpec(each.shape, each.dtype) for each in flat)
-        if specs not in functions:
-            # Concrete functions, because many models in turn have TensorFlow warn of retracing. Without XLA, as Keras
-            # trains on a CPU, and because some layers of a model may not compile for it.
-            function = tf.function(partial(step, batch), autograph=False)
-            functions[specs] = function.get_concrete_function(*specs)
+        specs = tuple(tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in flat)
+        if (specs, None) not in functions and specs not in probes:
+            open_shapes: list[int] = []
+            try:
+                functions[specs, None] = _compiled(partial(step, batch, [], open_shapes), specs)
+            except Exception:
+                if not open_shapes:
+                    raise
+            if open_shapes:  # what looks at a tensor needs its size, which such a batch does not tell
+                functions.pop((specs, None), None)
+                probes[specs] = _compiled(partial(shapes_of, batch), specs)
+        if specs not in probes:
+            with _unchanged(model):
+                return functions[specs, None](*flat)
         with _unchanged(model):
-            return functions[specs](*flat)
+            shapes = tuple(tuple(shape.numpy().tolist()) for shape in probes[specs](*flat))
+        if (specs, shapes) not in functions:
+            functions[specs, shapes] = _compiled(partial(step, batch, shapes, []), specs)
+        with _unchanged(model):
+            return functions[specs, shapes](*flat)
 
     return run
+
+
+def _compiled(function: Callable[..., Any], specs: tuple) -> Any:
+    # Concrete functions, because many models in turn have TensorFlow warn of retracing. Without XLA, as Keras
+    # trains on a CPU, and because some layers of a model may not compile for it.
+    return tf.function(function, autograph=False).get_concrete_function(*specs)
+
+
+def _tap(taps: list[tf.Tensor], tape: tf.GradientTape, shapes: Sequence[tuple], open_shapes: list[int]) -> Tap:
+    """A tap that watches; it gives tensors their shapes, or notes which it has none for.
+
+    A tensor's shape is open in the graph where an operation makes it from values: TextVectorization does of any batch.
+
+    Args:
+        taps: gets the tensors that are watched.
+        tape: watches them.
+        shapes: of every tensor that is tapped, in order; empty where they are not known.
+        open_shapes: gets the places of those that are open.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    places = itertools.count()
+
+    def tap(x: Any, watch: bool) -> Any:
+        if tf.compat.v1.get_default_graph() is not graph:
+            return None
+        place = next(places)
+        if not x.shape.is_fully_defined():
+            if place < len(shapes):
+                x.set_shape(shapes[place])
+            else:
+                open_shapes.append(place)
+        if not watch:
+            return x
+        taps.append(tf.identity(x))
+        tape.watch(taps[-1])
+        return taps[-1]
+
+    return tap
+
+
+def _shapes_tap(shapes: list[tf.Tensor]) -> Tap:
+    graph = tf.compat.v1.get_default_graph()
+
+    def tap(x: Any, watch: bool) -> Any:
+        if tf.compat.v1.get_default_graph() is not graph:
+            return None
+        shapes.append(tf.shape(x))
+        return tf.identity(x) if watch else x
+
+    return tap
 
 
 @contextmanager

@@ -1,0 +1,125 @@
+"""Batches from an .npz file, its arrays named after what the model takes."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+
+def batches_of_file(path: str | os.PathLike[str], model: Any, batch_size: int) -> list[tuple]:
+    """Reads the batches of a file.
+
+    Args:
+        path: an `.npz` file: `x`, or for a model of several inputs an array named after each input; `y`, or for a model
+            of several outputs an array `y:NAME` for each; and `sample_weight`, which may be left out.
+        model: the model that they are for.
+        batch_size: records of a batch; the last may have fewer.
+
+    Returns:
+        A list of `(x, y, sample_weight)` in the structure of the model's inputs and outputs.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no `.npz` file, lacks an array, holds Python objects, text for a number or a number for text,
+            or no records or arrays of different lengths; or batch_size is below 1.
+    """
+    path = Path(path)
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    arrays = read_arrays(path)
+    if "" in arrays:
+        raise ValueError(f"{str(path)!r} is no .npz file: write one with numpy.savez('data.npz', x=x, y=y)")
+    labels = [name for name in arrays if name == "y" or name.startswith("y:")]
+    whole = _inputs(path, arrays, model), _labels(path, arrays, model) if labels else None, arrays.get("sample_weight")
+    used = [array for array in keras.tree.flatten(whole) if array is not None]
+    lengths = {len(array) if array.ndim else None for array in used}
+    if len(lengths) != 1 or not lengths - {0, None}:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise ValueError(f"the arrays of {str(path)!r} must have as many records each, 1 or more: {shapes}")
+    return [_records(whole, slice(start, start + batch_size)) for start in range(0, len(used[0]), batch_size)]
+
+
+def _records(whole: tuple, wanted: slice) -> tuple:
+    return keras.tree.map_structure(lambda array: None if array is None else array[wanted], whole)
+
+
+def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """The arrays of an `.npz` file by name, or of an `.npy` file, whose name is ""; raises as `batches_of_file`."""
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {str(path)!r}")
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a folder, and no .npz or .npy file")
+    name = ""
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return {"": loaded}
+        arrays = {}
+        with loaded:
+            for name in loaded.files:
+                arrays[name] = loaded[name]
+        return arrays
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        if "Object arrays" in str(error):
+            raise ValueError(
+                f"array {name!r} in {str(path)!r} holds Python objects, which are not read because they can run any "
+                "code: save numbers, and text as numpy.array(texts, dtype=str)"
+            ) from error
+        if name:
+            raise ValueError(f"array {name!r} in {str(path)!r} is damaged: {error}") from error
+        raise ValueError(
+            f"{str(path)!r} is no .npz or .npy file: write one with numpy.savez('data.npz', x=x, y=y)"
+        ) from error
+
+
+def _inputs(path: Path, arrays: dict[str, np.ndarray], model: Any) -> Any:
+    if not getattr(model, "inputs", None):  # a subclassed model takes what its call() is given
+        taken = {"y", "sample_weight"}
+        others = {name: array for name, array in arrays.items() if name not in taken and not name.startswith("y:")}
+        if not others:
+            raise ValueError(f"{str(path)!r} must hold arrays named x and y, and holds {', '.join(arrays) or 'none'}")
+        return others.get("x", others)
+    inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    tensors = keras.tree.flatten(inputs)
+    names = [tensor.name for tensor in tensors]
+    if len(tensors) == 1 and "x" in arrays:
+        names = ["x"]
+    if missing := [name for name in names if name not in arrays]:
+        wanted = (
+            "arrays named x and y"
+            if len(tensors) == 1
+            else f"an array named after each input of model {model.name!r} ({', '.join(names)}), and y"
+        )
+        lacks = "" if len(tensors) == 1 else f" It lacks {', '.join(missing)}."
+        raise ValueError(f"{str(path)!r} must hold {wanted}, and holds {', '.join(arrays) or 'none'}.{lacks}")
+    for name, tensor in zip(names, tensors, strict=True):
+        text = arrays[name].dtype.kind in "US"
+        if text != (tensor.dtype == "string"):
+            raise ValueError(
+                f"array {name!r} in {str(path)!r} is of dtype {arrays[name].dtype}, and input {tensor.name!r} of model "
+                f"{model.name!r} takes {tensor.dtype}"
+            )
+    return keras.tree.pack_sequence_as(inputs, [arrays[name] for name in names])
+
+
+def _labels(path: Path, arrays: dict[str, np.ndarray], model: Any) -> Any:
+    outputs = getattr(model, "outputs", None) or [None]
+    if len(outputs) == 1:
+        if "y" not in arrays:
+            raise ValueError(f"{str(path)!r} must hold the labels of model {model.name!r} as y: it has one output")
+        return arrays["y"]
+    structure = model.output
+    names = sorted(structure) if isinstance(structure, dict) else list(model.output_names)
+    if missing := [name for name in names if f"y:{name}" not in arrays]:
+        raise ValueError(
+            f"{str(path)!r} must hold labels for each output of model {model.name!r}, as arrays "
+            f"{', '.join(f'y:{name}' for name in names)}; it lacks {', '.join(f'y:{name}' for name in missing)}"
+        )
+    return keras.tree.pack_sequence_as(structure, [arrays[f"y:{name}"] for name in names])
