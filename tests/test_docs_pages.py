@@ -16,6 +16,7 @@ from benchmarks import results
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "keras_mp"
 FIXED = (ROOT / "docs" / "what-we-fixed.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 ROWS = re.findall(r"^\| (\d+b?) \|(.*)\|$", FIXED, re.MULTILINE)
@@ -126,3 +127,10 @@ def test_the_functions_on_the_ways_are_in_the_files_that_the_map_names(row):
     trees = [ast.parse((ROOT / "keras_mp" / file).read_text()) for file in re.findall(r"`([\w/]+\.py)`", files)]
     defined = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     assert trees and set(re.findall(r"`(\w+)`", functions)) <= defined
+
+
+def test_the_files_of_the_map_are_there():
+    files = re.findall(r"`((?:\w+/)+\w+\.py)`", ARCHITECTURE)
+    assert (
+        len(files) > 20 and [file for file in files if not any((at / file).is_file() for at in (ROOT, PACKAGE))] == []
+    )
