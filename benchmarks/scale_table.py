@@ -32,7 +32,7 @@ import keras_mp
 from keras_mp.parallel.plan import plan_of
 from keras_mp.reporting.html import write_text
 from keras_mp.system.versions import installed
-from keras_mp.xla.compiled_step import build_without_values
+from keras_mp.xla.lower import build_without_values
 from models.gpt import gpt
 from models.transformer import Size
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from keras_mp.loss_scaling.monitor import PrecisionMonitor as PrecisionMonitor
     from keras_mp.loss_scaling.optimizer import LossScaleOptimizer as LossScaleOptimizer
     from keras_mp.loss_scaling.wrap_optimizer import wrap_optimizer as wrap_optimizer
-    from keras_mp.numerics.audit import AuditReport as AuditReport
     from keras_mp.numerics.audit import audit as audit
+    from keras_mp.numerics.audit_report import AuditReport as AuditReport
     from keras_mp.numerics.compare_training import ParityReport as ParityReport
     from keras_mp.numerics.compare_training import compare_training as compare_training
     from keras_mp.numerics.nonfinite import NonFinite as NonFinite
@@ -52,11 +52,11 @@ if TYPE_CHECKING:
     from keras_mp.training.batches import Batches as Batches
     from keras_mp.training.batches import ShuffledBatches as ShuffledBatches
     from keras_mp.training.checkpoint import TrainingCheckpoint as TrainingCheckpoint
+    from keras_mp.xla.inspect import inspect as inspect
     from keras_mp.xla.report import CompileReport as CompileReport
-    from keras_mp.xla.report import inspect as inspect
 
 _HOME = {
-    "AuditReport": "keras_mp.numerics.audit",
+    "AuditReport": "keras_mp.numerics.audit_report",
     "Batches": "keras_mp.training.batches",
     "BenchmarkReport": "keras_mp.bench.report",
     "ChunkedCrossEntropy": "keras_mp.lean.language_model",
@@ -86,7 +86,7 @@ _HOME = {
     "export_litert": "keras_mp.export.litert",
     "export_onnx": "keras_mp.export.onnx",
     "find_nonfinite": "keras_mp.numerics.nonfinite",
-    "inspect": "keras_mp.xla.report",
+    "inspect": "keras_mp.xla.inspect",
     "policy_scope": "keras_mp.precision.policy",
     "remat": "keras_mp.lean.remat",
     "search_policy": "keras_mp.numerics.search",

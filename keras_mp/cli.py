@@ -93,7 +93,7 @@ def inspect(
     _check_writable(html=html)
     sys.path.insert(0, os.getcwd())
     import_keras()
-    from keras_mp.xla.report import inspect as inspect_step
+    from keras_mp.xla.inspect import inspect as inspect_step
 
     if _is_file(model, context):
         from keras_mp.conversion.saved_step import step_of_file

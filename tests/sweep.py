@@ -43,7 +43,7 @@ class Row(NamedTuple):
     low_precision_ops: int
     nodes: int
     max_difference: float
-    precision_gap: float
+    precision_gap: float | None  # None where a CPU has no float16 kernel for the model
     sensitive: int
     left: int  # of them, after stabilize
     stabilized_gap: float
@@ -221,9 +221,10 @@ COLUMNS = ("model", "parameters", "16-bit places, model.export()", "low-precisio
 
 
 def _cells(row: Row) -> tuple[str, ...]:
+    gap = "cannot run" if row.precision_gap is None else f"{row.precision_gap:.1e}"
     keras_places = "fails" if row.keras_places is None else f"{row.keras_places:,}"
     return (row.name, f"{row.parameters:,}", keras_places, str(row.low_precision_ops), f"{row.nodes:,}",
-            f"{row.max_difference:.1e}", f"{row.precision_gap:.1e}", str(row.sensitive), str(row.left),
+            f"{row.max_difference:.1e}", gap, str(row.sensitive), str(row.left),
             f"{row.stabilized_gap:.1e}", f"{row.seconds:.1f}")  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from keras_mp.precision.hardware import Device
 from keras_mp.precision.policy import set_global_policy
 from keras_mp.system.versions import installed
 from keras_mp.training.find_recipe import find_recipe
-from keras_mp.xla.compiled_step import lower_step
+from keras_mp.xla.lower import lower_step
 
 # The dtype of a chip's peak rate that a precision is held against.
 _PEAK = {

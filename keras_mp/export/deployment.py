@@ -15,13 +15,16 @@ import keras
 import numpy as np
 
 from keras_mp import backend
-from keras_mp.export.saved_model import (
+from keras_mp.conversion.to_float32 import to_float32
+from keras_mp.export.saved_model import check_model, check_path, export_float32
+from keras_mp.export.verification import (
+    NO_ORIGINAL,
     ExportError,
-    check_model,
-    check_path,
-    export_float32,
+    agreement,
+    check_batch,
+    inputs_of,
     relative_difference,
-    to_float32,
+    without_original,
 )
 from keras_mp.rebuild import RebuildError, rebuild
 
@@ -85,10 +88,12 @@ class DeploymentReport(NamedTuple):
         low_precision: how many tensors hold a 16- or 8-bit float: 0, or there is no report.
         max_difference: largest difference between what the file gives in its runtime and the model run in float32,
             divided by max(1, the largest magnitude of that output); None without `verify`.
-        precision_gap: the same between the model as it was, in its own precision, and the file; None without `verify`.
+        precision_gap: the same between the model as it was, in its own precision, and the file; None without `verify`,
+            or where the model cannot be run as it was.
         float_operators: of an int8 file, those that compute in float32 all the same, by kind.
         calibrated_on: of an int8 file, how many records set the ranges.
         layers: of an int8 file, what it does to each layer's output.
+        notes: sentences on what could not be run or compared, and why.
     """
 
     path: Path
@@ -101,12 +106,16 @@ class DeploymentReport(NamedTuple):
     float_operators: dict[str, int] = {}
     calibrated_on: int = 0
     layers: tuple[Int8Layer, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         text = f"{self.path}: {self.format}, {self.bytes:,} bytes, {sum(self.operators.values())} operators, "
         text += f"{self.low_precision} low-precision tensors"
         if self.max_difference is not None:
-            text += f"; {self.max_difference:.1e} from the model in float32, {self.precision_gap:.1e} from the original"
+            text += f"; {self.max_difference:.1e} from the model in float32"
+        if self.precision_gap is not None:
+            text += f", {self.precision_gap:.1e} from the original"
+        text = "\n  ".join([text, *self.notes])
         if self.format != "LiteRT int8":
             return text
         kinds = ", ".join(f"{count} {name}" for name, count in self.float_operators.items())
@@ -147,20 +156,11 @@ class Signature(NamedTuple):
         Raises:
             ExportError: it has another structure or shape, has no record, or is not finite.
         """
+        check_batch(batch, self.structure, argument)
         specs = keras.tree.flatten(self.structure)
-        try:
-            keras.tree.assert_same_structure(self.structure, batch)
-        except (TypeError, ValueError) as error:
-            raise ExportError(
-                f"{argument} must have the structure of the model's inputs, {self.structure}: {error}"
-            ) from error
         arrays = [np.asarray(x) for x in keras.tree.flatten(batch)]
         found = {}
         for name, spec, array in zip(self.inputs, specs, arrays, strict=True):
-            if not spec.shape.is_compatible_with(array.shape):
-                raise ExportError(
-                    f"{argument} has the shape {array.shape} for input {name!r}, which takes {tuple(spec.shape)}"
-                )
             with np.errstate(over="ignore", invalid="ignore"):
                 found[name] = array.astype(spec.dtype.as_numpy_dtype)
             finite = all(
@@ -168,20 +168,19 @@ class Signature(NamedTuple):
             )
             if not finite:
                 raise ExportError(f"{argument} holds NaN or infinity for input {name!r}, in {spec.dtype.name}")
-        lengths = {len(array) for array in arrays}
-        if lengths == {0} or len(lengths) > 1:
-            raise ExportError(f"{argument} must hold as many records, 1 or more, for each input: {sorted(lengths)}")
         return found
 
 
-def check(model: Any, path: Path, packages: Sequence[str]) -> None:
-    """Refuses what cannot be exported, before anything is computed.
+def check(model: Any, path: Path, verify: Any, packages: Sequence[str]) -> None:
+    """Refuses what cannot be exported, or compared, before anything is computed.
 
     Raises:
         TypeError, ExportError, FileExistsError, OSError: as `export_float32`.
         ImportError: a package is missing.
     """
     check_model(model)
+    if verify is not None:
+        check_batch(verify, inputs_of(model))
     size = sum(4 * int(np.prod(v.shape)) for v in model.weights)
     check_path(path, size, "file")
     if size > LARGEST_FILE:
@@ -195,14 +194,15 @@ def check(model: Any, path: Path, packages: Sequence[str]) -> None:
 
 
 @contextmanager
-def float32_saved_model(model: Any, verify: Any, tolerance: float) -> Iterator[tuple[Path, Signature]]:
-    """Gives a SavedModel that `export_float32` proved, for as long as the block runs, and how it is called."""
+def float32_saved_model(model: Any, verify: Any, tolerance: float) -> Iterator[tuple[Path, Signature, tuple[str, ...]]]:
+    """Gives a SavedModel that `export_float32` proved, for as long as the block runs, how it is called, and notes."""
     if keras.backend.backend() != "tensorflow":
         _leave_the_accelerator()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "saved_model"
-        export_float32(model, path, verify, tolerance=tolerance)
-        yield path, _signature(path)
+        report = export_float32(model, path, verify, tolerance=tolerance)
+        # Of the model as it was, `compared` tells.
+        yield path, _signature(path), tuple(note for note in report.notes if not note.startswith(NO_ORIGINAL))
 
 
 def _leave_the_accelerator() -> None:
@@ -262,22 +262,22 @@ def compared(
     with backend.full_float32():
         expected = _outputs(float32, verify)
     outputs = list(run(feed))
-    difference = relative_difference(outputs, expected)
-    if not difference <= tolerance:
-        raise ExportError(
-            f"the {report.format} file of model {model.name!r} differs from the model run in float32 by "
-            f"{difference:.2e} on the batch given as verify, more than tolerance={tolerance:.0e}"
-        )
+    subject = f"the {report.format} file of model {model.name!r}"
+    difference, notes = agreement(subject, outputs, expected, verify, float32, tolerance)
     for size in BATCH_SIZES:
         again = list(run({name: np.resize(x, (size, *x.shape[1:])) for name, x in feed.items()}))
         same = relative_difference(again, [np.resize(x, (size, *x.shape[1:])) for x in outputs])
         if not same <= min(tolerance, INT8_STEPS):
             raise ExportError(
-                f"the {report.format} file of model {model.name!r} gives other results in a batch of {size}: they "
+                f"{subject} gives other results in a batch of {size}: they "
                 f"differ by {same:.2e} from those in a batch of {len(outputs[0])}"
             )
+    try:
+        gap = relative_difference(outputs, _outputs(model, verify))
+    except Exception as error:  # the model runs in float32: its own precision has no kernel, or no room, here
+        gap, notes = None, [*notes, without_original(error)]
     return report._replace(
-        max_difference=difference, precision_gap=relative_difference(outputs, _outputs(model, verify))
+        max_difference=difference, precision_gap=gap, notes=tuple(dict.fromkeys([*report.notes, *notes]))
     )
 
 

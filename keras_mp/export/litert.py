@@ -16,9 +16,9 @@ from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export import calibration, int8
 from keras_mp.export.deployment import DeploymentReport, Signature, check, compared, counted, float32_saved_model
 from keras_mp.export.litert_file import LiteRTFile
-from keras_mp.export.saved_model import ExportError
+from keras_mp.export.verification import ExportError
 from keras_mp.rebuild import Config, RebuildError, layers_by_path, rebuild
-from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.atomic_write import parents_made, written_beside
 from keras_mp.system.quiet_import import quiet_stderr
 
 # Records on which the layers of an int8 file are compared with those of the model.
@@ -63,10 +63,10 @@ def export_litert(
             or is not finite. Else as `export_float32`.
     """
     path = Path(path)
-    check(model, path, ["tensorflow"])
+    check(model, path, verify, ["tensorflow"])
     flat = unrolled(model, verify)
     try:
-        with float32_saved_model(flat, verify, tolerance) as (folder, signature):
+        with float32_saved_model(flat, verify, tolerance) as (folder, signature, notes):
             if calibrate is None:
                 file, report = _converted(folder, model), DeploymentReport(path, "LiteRT", 0, {})
             else:
@@ -81,8 +81,8 @@ def export_litert(
     found = file.low_precision(quantized=calibrate is not None)
     if found:
         raise ExportError(f"model {model.name!r} was not exported: low precision would be left in {found[:5]}")
-    report = report._replace(path=path, bytes=len(file.content), operators=counted(file.operators()))
-    with written_beside(path) as partial:
+    report = report._replace(path=path, bytes=len(file.content), operators=counted(file.operators()), notes=notes)
+    with parents_made(path), written_beside(path) as partial:
         partial.write_bytes(file.content)
         if verify is not None:
             run = LiteRTFile(partial.read_bytes()).runner(signature.outputs)

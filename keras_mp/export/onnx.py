@@ -13,8 +13,8 @@ import keras
 import numpy as np
 
 from keras_mp.export.deployment import DeploymentReport, Signature, check, compared, counted, float32_saved_model
-from keras_mp.export.saved_model import ExportError
-from keras_mp.system.atomic_write import written_beside
+from keras_mp.export.verification import ExportError
+from keras_mp.system.atomic_write import parents_made, written_beside
 
 # The newest that tf2onnx writes; onnxruntime runs it since 1.14, of February 2023.
 OPSET = 18
@@ -48,16 +48,16 @@ def export_onnx(
             `export_float32`.
     """
     path = Path(path)
-    check(model, path, ["tensorflow", "tf2onnx", "onnx", "onnxruntime"])
-    with float32_saved_model(model, verify, tolerance) as (folder, signature):
+    check(model, path, verify, ["tensorflow", "tf2onnx", "onnx", "onnxruntime"])
+    with float32_saved_model(model, verify, tolerance) as (folder, signature, notes):
         proto = _converted(folder, signature, model)
     found = low_precision(proto)
     if found:
         raise ExportError(f"model {model.name!r} was not exported: low precision would be left in {found[:5]}")
-    with written_beside(path) as partial:
+    with parents_made(path), written_beside(path) as partial:
         partial.write_bytes(proto.SerializeToString())
         report = DeploymentReport(
-            path, "ONNX", partial.stat().st_size, counted([node.op_type for node in _nodes(proto.graph)])
+            path, "ONNX", partial.stat().st_size, counted([node.op_type for node in _nodes(proto.graph)]), notes=notes
         )
         if verify is not None:
             report = compared(report, _runner(partial, signature), signature, model, verify, tolerance)

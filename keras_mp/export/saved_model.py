@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,14 +24,23 @@ from keras_mp import backend
 from keras_mp.conversion.model_file import ModelFileError, load_model_file
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.low_precision import LowPrecision, count_nodes, low_precision
+from keras_mp.export.self_check import self_check
+from keras_mp.export.time_distributed import corrected_time_distributed
+from keras_mp.export.verification import (
+    NO_ORIGINAL,
+    ExportError,
+    agreement,
+    check_batch,
+    inputs_of,
+    without_original,
+)
+from keras_mp.export.verification import relative_difference as relative_difference
 from keras_mp.numerics.data_file import read_arrays
 from keras_mp.rebuild import RebuildError, custom_objects_of, layers_by_path, rebuild
+from keras_mp.reporting.byte_size import byte_size
+from keras_mp.system.atomic_write import parents_made
 
 INSTALL_TENSORFLOW = 'pip install "keras-mp[tensorflow]"'
-
-
-class ExportError(ValueError):
-    """A model cannot be exported in float32; the message names what is in the way and the way out."""
 
 
 class ExportReport(NamedTuple):
@@ -44,7 +53,9 @@ class ExportReport(NamedTuple):
         max_difference: largest difference between the loaded SavedModel and the model run in float32, divided by
             max(1, the largest magnitude of that output); None without `verify`.
         precision_gap: the same between the model as it was (in its own precision) and the SavedModel: what the low
-            precision cost on this batch; None without `verify`.
+            precision cost on this batch; None without `verify`, or where the model cannot be run as it was: a CPU has
+            no float16 kernel for some layers.
+        notes: sentences on what could not be run or compared, and why.
     """
 
     path: Path
@@ -52,12 +63,15 @@ class ExportReport(NamedTuple):
     low_precision_ops: int
     max_difference: float | None = None
     precision_gap: float | None = None
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         text = f"{self.path}: {self.low_precision_ops} low-precision ops in {self.nodes} nodes"
         if self.max_difference is not None:
-            text += f"; {self.max_difference:.1e} from the model in float32, {self.precision_gap:.1e} from the original"
-        return text
+            text += f"; {self.max_difference:.1e} from the model in float32"
+        if self.precision_gap is not None:
+            text += f", {self.precision_gap:.1e} from the original"
+        return "\n  ".join([text, *self.notes])
 
 
 def export_float32(
@@ -66,9 +80,12 @@ def export_float32(
     """Export a model, trained in any precision, as a SavedModel without one 16- or 8-bit float in it.
 
     The model's config is rewritten to float32 and rebuilt with the same weights; its inference-mode call is written
-    beside `path`, every node, attribute, constant and variable of it is looked at, and only then is it renamed into
-    place. The model itself stays as it is. On the JAX backend the same happens in a process of its own that runs
-    Keras on TensorFlow, which must be installed.
+    beside `path`, every node, attribute, constant and variable of it is looked at, it is loaded again and run on random
+    inputs of two batch sizes, and of two sizes of the axes that are open, beside the model in float32, and only then
+    is it renamed into place: on an error there is nothing. The model itself stays as it is. On the JAX backend the same
+    happens in a process of its own that runs Keras on TensorFlow, which must be installed.
+
+    For a while there are three copies of the float32 weights in memory: of the model, its rebuild, what was loaded.
 
     The SavedModel has one endpoint, `serve` (and `serving_default`), whose inputs have the names of the model's
     inputs and an unknown batch size.
@@ -77,9 +94,9 @@ def export_float32(
         model: a built Keras model.
         path: a folder that does not exist yet.
         verify: a batch of inputs (any structure of arrays, batch first, as `model(...)` takes it). When given, the
-            SavedModel is loaded again and compared on it with the model run in float32. For a subclassed model it
-            also tells the inputs' dtypes.
-        tolerance: largest difference allowed by `verify`, relative to max(1, the largest magnitude of each output).
+            SavedModel is compared on it, too, with the model run in float32. For a subclassed model it also tells the
+            inputs' dtypes.
+        tolerance: largest difference allowed, relative to max(1, the largest magnitude of each output).
 
     Returns:
         An `ExportReport`.
@@ -88,12 +105,15 @@ def export_float32(
         FileExistsError: `path` exists.
         OSError: there is no room for the SavedModel.
         ImportError: TensorFlow is not installed.
-        ExportError: the model is not built or is quantized to integers; low precision, or bytecode that cannot be
-            looked into, is left in the result; the results differ.
+        ExportError: the model is not built or is quantized to integers; verify is no batch of its inputs; low
+            precision, or bytecode that cannot be looked into, is left in the result; the results differ, or are NaN
+            or infinite, with which nothing can agree.
         RebuildError: a layer cannot be rebuilt.
     """
     path = Path(path)
     check_model(model)
+    if verify is not None:
+        check_batch(verify, inputs_of(model))
     check_path(path, bytes_needed=sum(4 * int(np.prod(v.shape)) for v in model.weights))
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError(
@@ -101,20 +121,31 @@ def export_float32(
             "save the model with model.save('model.keras') and run, where TensorFlow is installed, "
             f"`keras-mp export model.keras {path}`"
         )
-    if keras.backend.backend() != "tensorflow":
-        return _export_in_tensorflow_process(model, path, verify, tolerance)
+    with parents_made(path):
+        if keras.backend.backend() != "tensorflow":
+            return _export_in_tensorflow_process(model, path, verify, tolerance)
+        return _export(model, path, verify, tolerance)
+
+
+def _export(model: Any, path: Path, verify: Any, tolerance: float) -> ExportReport:
+    import tensorflow as tf
+
     float32, unreached, _ = rebuild(model, to_float32, policy="float32", sample=verify, carry_compile=False)
     if unreached:
         raise RebuildError(f"model {model.name!r} could not be carried over to float32: " + "; ".join(unreached))
     with _beside(path) as partial:
-        _write(float32, partial, verify)
+        signature = _input_signature(float32, verify)
+        _write(float32, partial, signature)
         findings = low_precision(partial)
         if findings:
             raise ExportError(_refusal(findings, float32))
         report = ExportReport(path, count_nodes(partial), len(findings))
+        loaded = tf.saved_model.load(str(partial))  # named, because its functions do not keep its variables alive
+        # First, because a layer that draws random numbers goes on from the seeds that were saved.
         if verify is not None:
-            report = _verified(report, partial, model, float32, verify, tolerance)
-    return report
+            report = _verified(report, loaded.serve, model, float32, _as_signature(verify, signature[0]), tolerance)
+        notes = self_check(loaded.serve, float32, signature[0], tolerance)
+        return report._replace(notes=(*report.notes, *notes))
 
 
 def check_model(model: Any) -> None:
@@ -136,16 +167,15 @@ def check_model(model: Any) -> None:
 
 
 def check_path(path: Path, bytes_needed: int, kind: str = "folder") -> None:
-    """Refuses a path that exists, or has no room for so many bytes; makes the folder that it is in."""
+    """Refuses a path that exists, or has no room for so many bytes."""
     if path.exists():
         raise FileExistsError(f"path {str(path)!r} exists: give a new {kind}, or remove it first")
-    parent = path.absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
     free = shutil.disk_usage(parent).free
     if free < bytes_needed:
         raise OSError(
-            f"no room for {str(path)!r}: the float32 weights take {bytes_needed:,} bytes, {free:,} are free in "
-            f"{str(parent)!r}"
+            f"no room for {str(path)!r}: the float32 weights take {byte_size(bytes_needed)}, {byte_size(free)} are "
+            f"free in {str(parent)!r}"
         )
 
 
@@ -160,19 +190,18 @@ def _beside(path: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write(model: Any, path: Path, sample: Any) -> None:
+def _write(model: Any, path: Path, signature: list[Any]) -> None:
     import tensorflow as tf
-
-    signature = _input_signature(model, sample)
 
     def serve(*args: Any) -> Any:
         return model(*args, training=False)
 
     archive = keras.export.ExportArchive()
     archive.track(model)
-    archive.add_endpoint("serve", serve, input_signature=signature)
     try:
-        archive.write_out(str(path), verbose=False)
+        with corrected_time_distributed(model):
+            archive.add_endpoint("serve", serve, input_signature=signature)
+            archive.write_out(str(path), verbose=False)
     except tf.errors.OpError as error:  # how TensorFlow's file system reports a full disk
         raise OSError(f"could not write the SavedModel to {str(path.parent)!r}: {error.message}") from error
 
@@ -186,9 +215,8 @@ def _input_signature(model: Any, sample: Any) -> list[Any]:
         dtype = "float32" if keras.backend.is_float_dtype(dtype) else dtype  # also of a batch in numpy's float64
         return tf.TensorSpec((None, *tensor.shape[1:]), dtype, name=name)
 
-    if getattr(model, "inputs", None):  # functional and sequential models know their inputs
-        # Private, because `Model.inputs` is flat, and a model that takes a dict must be served with one.
-        structure = getattr(model, "_inputs_struct", model.inputs[0])
+    structure = inputs_of(model)
+    if structure is not None:
         return [keras.tree.map_structure(lambda tensor: spec(tensor, tensor.name), structure)]
     name = next(iter(inspect.signature(model.call).parameters), "inputs")
     if sample is None:
@@ -226,61 +254,50 @@ def _refusal(findings: list[LowPrecision], model: Any) -> str:
     )
 
 
-def relative_difference(actual: Any, expected: Any) -> float:
-    """Largest difference of two structures of arrays, each divided by max(1, the largest magnitude of `expected`).
-
-    Returns inf where shapes differ or one is non-finite where the other is not.
-    """
-    actual, expected = (
-        [np.asarray(keras.ops.convert_to_numpy(x), "float64") for x in keras.tree.flatten(structure)]
-        for structure in (actual, expected)
-    )
-    if [x.shape for x in actual] != [x.shape for x in expected]:
-        return float("inf")
-    worst = 0.0
-    for a, e in zip(actual, expected, strict=True):
-        if not np.array_equal(np.isfinite(a), np.isfinite(e)):
-            return float("inf")
-        a, e = a[np.isfinite(a)], e[np.isfinite(e)]
-        if a.size:
-            worst = max(worst, float(np.max(np.abs(a - e)) / max(1.0, np.max(np.abs(e)))))
-    return worst
-
-
-def _verified(report: ExportReport, path: Path, model: Any, float32: Any, batch: Any, tolerance: float) -> ExportReport:
+def _verified(report: ExportReport, serve: Any, model: Any, float32: Any, batch: Any, tolerance: float) -> ExportReport:
     import tensorflow as tf
 
-    batch = _as_signature(batch, _input_signature(float32, batch)[0])
-    loaded = tf.saved_model.load(str(path))  # named, because its functions do not keep its variables alive
-    served = loaded.serve(batch)
-    # Both as graphs: a deep network's rounding in eager mode alone differs by more than the tolerance.
-    in_float32, original = (
-        tf.function(lambda x, m=m: m(x, training=False), autograph=False)(batch) for m in (float32, model)
-    )
-    return _compared(report, model, served, in_float32, original, tolerance)
+    def outputs(model: Any) -> Any:
+        # As graphs: a deep network's rounding in eager mode alone differs by more than the tolerance.
+        return tf.function(lambda x: model(x, training=False), autograph=False)(batch)
+
+    return _compared(report, model, float32, batch, serve(batch), outputs, tolerance)
 
 
 def _as_signature(batch: Any, signature: Any) -> Any:
     """The batch as tensors of the signature's dtypes."""
     import tensorflow as tf
 
-    try:
-        return keras.tree.map_structure(lambda spec, x: tf.cast(tf.convert_to_tensor(x), spec.dtype), signature, batch)
-    except (TypeError, ValueError) as error:
-        raise ExportError(f"verify must have the structure of the model's inputs, {signature}: {error}") from error
+    return keras.tree.map_structure(lambda spec, x: tf.cast(tf.convert_to_tensor(x), spec.dtype), signature, batch)
 
 
 def _compared(
-    report: ExportReport, model: Any, served: Any, in_float32: Any, original: Any, tolerance: float
+    report: ExportReport,
+    model: Any,
+    float32: Any,
+    batch: Any,
+    served: Any,
+    outputs: Callable[[Any], Any],
+    tolerance: float,
 ) -> ExportReport:
-    difference = relative_difference(served, in_float32)
-    if not difference <= tolerance:
-        raise ExportError(
-            f"the SavedModel of model {model.name!r} differs from the model run in float32 by {difference:.2e} on the "
-            f"batch given as verify, more than tolerance={tolerance:.0e}: a layer that is random at inference, or "
-            "whose call() depends on more than its inputs, does this; so do untrained weights that blow rounding up"
-        )
-    return report._replace(max_difference=difference, precision_gap=relative_difference(served, original))
+    """The report with the differences between what was served and the outputs of the model in float32 and as it was."""
+    difference, notes = agreement(
+        f"the SavedModel of model {model.name!r}",
+        served,
+        outputs(float32),
+        batch,
+        float32,
+        tolerance,
+        hint=(
+            ": a layer that is random at inference, or whose call() depends on more than its inputs, does this; so do "
+            "untrained weights that blow rounding up"
+        ),
+    )
+    try:
+        gap = relative_difference(served, outputs(model))
+    except Exception as error:  # the model runs in float32: its own precision has no kernel, or no room, here
+        gap, notes = None, [*notes, without_original(error)]
+    return report._replace(max_difference=difference, precision_gap=gap, notes=(*report.notes, *notes))
 
 
 def export_file(
@@ -345,11 +362,13 @@ def load_batch(file: str | os.PathLike[str], model: Any) -> Any:
 
 def _export_in_tensorflow_process(model: Any, path: Path, verify: Any, tolerance: float) -> ExportReport:
     """Saves the model, exports the file on TensorFlow, and compares with this backend's own float32 outputs."""
-    modules = {thing.__module__: thing.__name__ for thing in custom_objects_of(model).values()}
+    things = custom_objects_of(model).values()
+    modules = {thing.__module__ for thing in things}
     if "__main__" in modules:
+        names = ", ".join(dict.fromkeys(thing.__name__ for thing in things if thing.__module__ == "__main__"))
         raise ExportError(
-            f"{modules['__main__']} is defined in __main__, which the process that exports on TensorFlow cannot "
-            "import: move it to a module of its own"
+            f"{names} of model {model.name!r} is defined in __main__, which the process that exports on TensorFlow "
+            "cannot import: move it to a module of its own"
         )
     with tempfile.TemporaryDirectory() as folder, _beside(path) as partial:
         saved, inputs, outputs = (str(Path(folder) / name) for name in ("model.keras", "inputs.npz", "outputs.npz"))
@@ -369,13 +388,20 @@ def _export_in_tensorflow_process(model: Any, path: Path, verify: Any, tolerance
             message = done.stderr.rpartition("error: ")[2].strip()  # TensorFlow logs to the same stream, before
             raise ExportError(f"exporting in a process on TensorFlow failed: {message}")
         printed = json.loads(done.stdout)
-        report = ExportReport(path, printed["nodes"], printed["low_precision_ops"])
+        # Of the model as it was, this backend tells.
+        notes = tuple(note for note in printed["notes"] if not note.startswith(NO_ORIGINAL))
+        report = ExportReport(path, printed["nodes"], printed["low_precision_ops"], notes=notes)
         if verify is not None:
             float32 = rebuild(model, to_float32, policy="float32", sample=verify, carry_compile=False).model
-            original = keras.tree.flatten(model(verify, training=False))
-            # The SavedModel ran in float32 throughout: what it is compared with must not do with less on this device.
-            with backend.full_float32():
-                in_float32 = keras.tree.flatten(float32(verify, training=False))
+
+            def run(subject: Any) -> Any:
+                # The SavedModel ran in float32 throughout: what it is compared with must not do with less on this
+                # device.
+                exact = backend.full_float32() if subject is float32 else contextlib.nullcontext()
+                with exact:
+                    return keras.tree.flatten(subject(verify, training=False))
+
             with np.load(outputs) as served:
-                report = _compared(report, model, list(served.values()), in_float32, original, tolerance)
+                report = _compared(report, model, float32, verify, list(served.values()), run, tolerance)
+            report = report._replace(notes=tuple(dict.fromkeys(report.notes)))
     return report

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -18,167 +15,20 @@ from keras import ops
 from keras_mp.conversion.reference import in_float32
 from keras_mp.loss_scaling.loss_scale import LossScale
 from keras_mp.numerics import verdict
+from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.batches import batches_of
 from keras_mp.numerics.checks import check_labels, check_model, trains_itself
 from keras_mp.numerics.flops import flops_of
+from keras_mp.numerics.layer_audit import LayerAudit
 from keras_mp.numerics.observe import Call, ObservedStep, Record
 from keras_mp.numerics.ranges import FLOAT16, FORMATS, Range, merged
 from keras_mp.numerics.sample import sampled
-from keras_mp.numerics.verdict import Verdict
 from keras_mp.rebuild import own_variables
-from keras_mp.reporting.html import write_text
 
 SAMPLE = 8192
 # What a later, larger gradient has room to grow by before the recommended scale makes it overflow.
 HEADROOM = 16.0
 _GRADIENTS = ("output gradient", "kernel gradient")
-# What each precision rounds a layer's tensors to; FP8 rounds what goes into a product.
-PRECISIONS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "E4M3"}
-
-
-@dataclass
-class LayerAudit:
-    """What a run saw of a layer.
-
-    Attributes:
-        path: the names that lead to it, joined with `/`.
-        kind: its class.
-        calls: how often a step calls it.
-        flops: of its matrix products and convolutions in a forward pass.
-        ranges: by tensor: "input", "output", "kernel" (its weights), "kernel gradient", "output gradient", and those
-            inside: "before activation", "scores".
-        damage: by format, what rounding its output and its weights changes the loss by, as a share of the loss, to
-            first order: sqrt(sum (gradient . rounding error)^2), as if the errors were independent. Infinite where a
-            value overflows.
-        input_damage: by format, the same for rounding its inputs and its weights, as an FP8 product does.
-        gradient_error: by format, the size of the error of its gradients, of that of the gradients: float16 at the
-            recommended loss scale, the 8-bit formats at max / amax.
-        scales: the lowest and the highest loss scale, powers of two, at which at most 1% of its gradients become zero
-            in float16 and none overflows; None where it has no gradient.
-        verdicts: by precision: "mixed_float16", "mixed_bfloat16", "fp8".
-        layer: the live layer, of the float32 model.
-    """
-
-    path: str
-    kind: str
-    calls: int = 0
-    flops: int = 0
-    ranges: dict[str, Range] = field(default_factory=dict)
-    damage: dict[str, float] = field(default_factory=dict)
-    input_damage: dict[str, float] = field(default_factory=dict)
-    gradient_error: dict[str, float] = field(default_factory=dict)
-    scales: tuple[float, float] | None = None
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
-    layer: Any = field(default=None, repr=False)
-
-
-@dataclass
-class Suspect:
-    """A layer that a precision does not fit as it is.
-
-    Attributes:
-        path: the layer's.
-        tensor: which of its tensors.
-        reason: why, a sentence.
-        remedy: what to do.
-        safe: whether the remedy is the loss scale alone.
-    """
-
-    path: str
-    tensor: str
-    reason: str
-    remedy: str
-    safe: bool
-
-
-@dataclass
-class AuditReport:
-    """What `audit` found.
-
-    Attributes:
-        model: the model's name.
-        steps: how many batches were looked at.
-        loss: the mean loss in float32.
-        loss_scale: the recommended initial loss scale for float16: the largest power of two that leaves every gradient
-            a factor of 16 below float16's largest number, within `LossScale`'s floor and ceiling.
-        layers: in the order of their first call.
-        seconds: of each step, the first with its compilation.
-        notes: what else to know.
-    """
-
-    model: str
-    steps: int
-    loss: float
-    loss_scale: float
-    layers: list[LayerAudit]
-    seconds: list[float]
-    notes: list[str]
-
-    def suspects(self, precision: str = "mixed_float16") -> list[Suspect]:
-        """The layers that a precision does not fit as they are, worst first.
-
-        First those whose values overflow, in the order of the forward pass; then those whose values or gradients are
-        lost, by how much; last those that the loss scale saves.
-
-        Args:
-            precision: "mixed_float16", "mixed_bfloat16" or "fp8".
-
-        Raises:
-            ValueError: another precision.
-        """
-        if precision not in PRECISIONS:
-            raise ValueError(f"precision={precision!r} must be one of {', '.join(map(repr, PRECISIONS))}")
-        found = []
-        for place, each in enumerate(self.layers):
-            judged = each.verdicts[precision]
-            if judged.ok and not judged.remedy or precision == "fp8" and not judged.tensor:
-                continue
-            damage = each.damage[PRECISIONS[precision]]
-            error = each.gradient_error[PRECISIONS[precision]]
-            rank = (judged.ok, -damage if math.isinf(damage) else -max(damage, error), place)
-            found.append((rank, Suspect(each.path, judged.tensor, judged.reason, judged.remedy, judged.ok)))
-        return [suspect for _, suspect in sorted(found, key=lambda pair: pair[0])]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain Python values; infinities and NaN as strings."""
-        return {
-            "model": self.model,
-            "steps": self.steps,
-            "loss": _plain(self.loss),
-            "loss_scale": self.loss_scale,
-            "seconds": self.seconds,
-            "notes": self.notes,
-            "layers": [_layer_dict(each) for each in self.layers],
-        }
-
-    def to_json(self, path: str | Path | None = None) -> str:
-        """The report as JSON; also written to a file where a path is given."""
-        text = json.dumps(self.to_dict(), indent=1)
-        if path is not None:
-            write_text(text, Path(path))
-        return text
-
-    def to_html(self, path: str | Path) -> Path:
-        """Writes the report as one HTML file, with its picture inside, and returns the path."""
-        from keras_mp.numerics import audit_html
-
-        return audit_html.write(self, Path(path))
-
-    def to_svg(self, path: str | Path) -> Path:
-        """Writes the picture: layers down, formats across, colour by damage, forward beside backward."""
-        from keras_mp.numerics import audit_html
-
-        return write_text(audit_html.picture(self), Path(path))
-
-    def __str__(self) -> str:
-        from keras_mp.numerics import audit_table
-
-        return audit_table.text(self)
-
-    def __rich__(self) -> Any:
-        from keras_mp.numerics import audit_table
-
-        return audit_table.render(self)
 
 
 def audit(model: Any, data: Any, steps: int = 8, *, sample: int | None = SAMPLE) -> AuditReport:
@@ -402,35 +252,3 @@ def _notes(
     if sample is not None:
         notes.append(f"Of tensors with more than {sample:,} values a sample of about so many was rounded.")
     return notes
-
-
-def _plain(x: Any) -> Any:
-    if isinstance(x, (float, np.floating)) and not math.isfinite(x):
-        return str(x)
-    return float(x) if isinstance(x, np.floating) else x
-
-
-def _layer_dict(each: LayerAudit) -> dict[str, Any]:
-    numbers = {name: {k: _plain(v) for k, v in getattr(each, name).items()} for name in _BY_FORMAT}
-    return {
-        "path": each.path,
-        "kind": each.kind,
-        "calls": each.calls,
-        "flops": each.flops,
-        **numbers,
-        "scales": None if each.scales is None else [_plain(scale) for scale in each.scales],
-        "verdicts": {name: judged._asdict() for name, judged in each.verdicts.items()},
-        "tensors": {role: _range_dict(values) for role, values in each.ranges.items()},
-    }
-
-
-_BY_FORMAT = ("damage", "input_damage", "gradient_error")
-
-
-def _range_dict(values: Range) -> dict[str, Any]:
-    whole = {name: _plain(getattr(values, name)) for name in _OF_A_RANGE}
-    loss = {name: {k: _plain(v) for k, v in vars(values.loss(name)).items()} for name in FORMATS}
-    return {**whole, "formats": loss}
-
-
-_OF_A_RANGE = ("values", "zeros", "nan", "inf", "lowest", "highest", "smallest")

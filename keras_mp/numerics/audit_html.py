@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from keras_mp.numerics.audit_table import headline, share, span
+from keras_mp.numerics.layer_audit import LayerAudits
 from keras_mp.numerics.ranges import FORMATS
 from keras_mp.reporting.html import document, table, write_text
-
-if TYPE_CHECKING:
-    from keras_mp.numerics.audit import AuditReport
 
 # From no damage to all of it, light to dark, so that it reads in grey too; an overflow is black.
 _LIGHT, _DARK, _OVERFLOW, _ABSENT = (255, 247, 236), (153, 0, 13), "#000000", "#f3f4f6"
@@ -20,12 +17,12 @@ _LEAST, _MOST = -7.0, 0.0
 _ROW, _CELL, _NAME = 14, 62, 330
 
 
-def write(report: AuditReport, path: Path) -> Path:
+def write(report: LayerAudits, path: Path) -> Path:
     """Writes the page beside its place and then moves it there."""
     return write_text(page(report), path)
 
 
-def page(report: AuditReport) -> str:
+def page(report: LayerAudits) -> str:
     """The page as text."""
     suspects = report.suspects()
     parts = [
@@ -47,7 +44,7 @@ def page(report: AuditReport) -> str:
     return document(f"Audit of {report.model}", parts)
 
 
-def picture(report: AuditReport) -> str:
+def picture(report: LayerAudits) -> str:
     """The picture as SVG."""
     formats = list(FORMATS)
     top, gap = 62, 16
@@ -95,7 +92,7 @@ def _text(x: float, y: float, words: str, *, end: bool = False, bold: bool = Fal
     return f'<text x="{x}" y="{y}"{extra}>{escape(words)}</text>'
 
 
-def _tensors(report: AuditReport) -> str:
+def _tensors(report: LayerAudits) -> str:
     rows = []
     for each in report.layers:
         for role, values in each.ranges.items():

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.text import Text
 
+from keras_mp.numerics.layer_audit import LayerAudit, LayerAudits
 from keras_mp.numerics.ranges import Range
 from keras_mp.reporting.table import ColumnTable, plain_text
-
-if TYPE_CHECKING:
-    from keras_mp.numerics.audit import AuditReport, LayerAudit
 
 _ROWS = 40
 _SUSPECTS = 12
 COLUMNS = ("layer", "output", "kernel", "output gradient", "float16", "damage float16", "bfloat16", "E4M3")
 
 
-def text(report: AuditReport) -> str:
+def text(report: LayerAudits) -> str:
     """The report as plain text, 140 columns wide."""
     return plain_text(render(report), 140)
 
 
-def render(report: AuditReport) -> Group:
+def render(report: LayerAudits) -> Group:
     """The report for rich: what to worry about first, then the layers, worst first."""
     parts: list = [Text(headline(report), style="bold")]
     suspects = report.suspects()
@@ -48,7 +45,7 @@ def render(report: AuditReport) -> Group:
     return Group(*parts, table, *(Text(f"Note: {note}") for note in report.notes))
 
 
-def headline(report: AuditReport) -> str:
+def headline(report: LayerAudits) -> str:
     """What was run, and the verdict in a sentence."""
     suspects = [suspect for suspect in report.suspects() if not suspect.safe]
     count = len(report.layers)

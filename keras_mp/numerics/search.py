@@ -12,9 +12,11 @@ import keras
 from keras_mp.fp8.convert import convert
 from keras_mp.fp8.selection import decide
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mp.numerics.audit import PRECISIONS, AuditReport, LayerAudit, audit
+from keras_mp.numerics.audit import audit
+from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.batches import batches_of
 from keras_mp.numerics.checks import check_model
+from keras_mp.numerics.layer_audit import PRECISIONS, LayerAudit
 from keras_mp.numerics.trial import Assignment, Errors, Judge, is_closed, set_policies, units_of
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild import RebuildError, layers_below, rebuild

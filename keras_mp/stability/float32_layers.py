@@ -9,6 +9,9 @@ from typing import Any
 
 import keras
 
+# Private, because Keras has no public way to read and to set a tensor's mask.
+from keras.src.backend import get_keras_mask, set_keras_mask
+
 from keras_mp import backend
 from keras_mp.stability.accumulate import einsum_float32
 
@@ -108,9 +111,18 @@ class Float32ResultEinsumDense(Float32Result):
 class Float32ResultReversibleEmbedding(Float32Result):
     def call(self, inputs: Any, reverse: bool = False) -> Any:
         if not reverse:
-            return keras.ops.cast(super().call(inputs), self._precision)  # type: ignore[misc]
+            rows = super().call(inputs)  # type: ignore[misc]
+            low = keras.ops.cast(rows, self._precision)
+            if get_keras_mask(rows) is not None:
+                set_keras_mask(low, get_keras_mask(rows))
+            return low
         kernel = keras.ops.transpose(self.embeddings) if self.tie_weights else self.reverse_embeddings  # type: ignore[attr-defined]
-        logits = self._product(_last_axis_equation(len(inputs.shape)), inputs, kernel)
+        equation = _last_axis_equation(len(inputs.shape))
+        if self.reverse_dtype == "float32":  # type: ignore[attr-defined]
+            wide = (keras.ops.cast(inputs, "float32"), keras.ops.cast(kernel, "float32"))
+            logits = keras.ops.einsum(equation, *wide)
+        else:
+            logits = self._product(equation, inputs, kernel)
         cap = self.logit_soft_cap  # type: ignore[attr-defined]
         return logits if cap is None else cap * keras.ops.tanh(logits / cap)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_mp.rebuild import children_of, layers_below, operations_of
+from keras_mp.rebuild import children_of, has_no_call, layers_below, operations_of
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
     FLOAT32_ACTIVATIONS,
@@ -158,15 +158,24 @@ def _is_normalization(layer: Any) -> bool:
 
 
 def _output_treatment(layer: Any) -> str:
-    if isinstance(layer, tuple(RESULT_MIXINS)) and "..." not in getattr(layer, "equation", ""):
+    known = isinstance(layer, tuple(RESULT_MIXINS)) and _computes_plainly(layer)
+    if known and "..." not in getattr(layer, "equation", ""):
         return "result"
     return "" if children_of(layer) else "everywhere"
+
+
+def _computes_plainly(layer: Any) -> bool:
+    """Whether the layer's product is that of Keras's own class, which a subclass with a `call()` of its own changes."""
+    cls = getattr(layer, "_original", type(layer))
+    keras_own = next(base for base in RESULT_MIXINS if issubclass(cls, base))
+    return cls.call is keras_own.call or getattr(cls, "float32_sums", False)
 
 
 def output_layers(model: Any) -> dict[int, str]:
     """The layers that compute the model's outputs, by id, with a word for what they compute.
 
-    The model itself where it is subclassed, so that its layers do not say in which order they are called.
+    The model itself where it is subclassed, so that its layers do not say in which order they are called. Those of its
+    parts where it only trains models, as a GAN does its generator and its discriminator, and has no `call()`.
     """
     found: dict[int, str] = {}
 
@@ -184,4 +193,7 @@ def output_layers(model: Any) -> dict[int, str]:
 
     for output in keras.tree.flatten(getattr(model, "outputs", None) or []):
         trace(output)
+    if has_no_call(model):
+        for part in children_of(model):
+            found |= output_layers(part) if getattr(part, "outputs", None) else {}
     return found or {id(model): "its output"}

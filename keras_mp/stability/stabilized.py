@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.rebuild import Config, layers_below, original_config, rebuild
+from keras_mp.rebuild import Config, RebuildError, layers_below, original_config, rebuild
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
     FLOAT32_ACTIVATIONS,
@@ -22,6 +22,7 @@ from keras_mp.stability.float32_layers import (
     Float32Regularizer,
 )
 from keras_mp.stability.sensitive import find, output_layers
+from keras_mp.stability.way_out import way_out
 
 REGISTERED_NAME = "keras_mp>Stabilized"
 
@@ -35,8 +36,9 @@ def stabilize(model: Any) -> Any:
     - Regularizers of activations add up in float32; what a layer's own code hands to `add_loss` becomes float32.
 
     Weights, names, shared layers, compile arguments and optimizer state are carried over; the original is left alone.
-    What cannot be reached is named in a warning. The result is saved and loaded as usual, wherever `keras_mp` is
-    imported.
+    Layers without a `get_config()`, or whose `__init__` takes no `**kwargs`, are rebuilt by the arguments that they
+    keep as attributes. What cannot be reached is named in a warning. The result is saved and loaded as usual, wherever
+    `keras_mp` is imported.
 
     Args:
         model: a built Keras model: functional, sequential, subclassed, nested; before or after training.
@@ -45,24 +47,32 @@ def stabilize(model: Any) -> Any:
         The new model. Each layer that was changed is still an instance of its class.
 
     Raises:
-        RebuildError: the model is not built, or has a layer that cannot be rebuilt; the message names it.
+        RebuildError: the model is not built, or has a layer that cannot be rebuilt; the message names it, and prints
+            the policies that protect part of such a model.
 
     Warns:
         UserWarning: names what could not be made float32 or not be carried over, and what to do.
     """
-    found = find(model, output_layers(model))
+    outputs = output_layers(model)
+    found = find(model, outputs)
     needed = {id(each.layer): each.treatments for each in found if each.treatments}
     reached: set[int] = set()
+    left_to_code: set[int] = set()
 
     def rule(node: Config, layer: Any) -> Config:
         if layer is None or node["registered_name"] == REGISTERED_NAME:
             return node
         reached.add(id(layer))
+        left_to_code.discard(id(layer))
         hidden = {id(each) for each in layers_below(layer)} & needed.keys() - reached
         reached.update(hidden)
+        left_to_code.update(hidden)
         treatments = [*needed.get(id(layer), ())]
-        if hidden:
-            treatments += ["children", "outputs"] if layer is model else ["children"]
+        if layer is model and (hidden or left_to_code & outputs.keys()):
+            # A layer inside another, such as a backbone's embedding, may compute what is an output of the model alone.
+            treatments += ["children", "outputs"]
+        elif hidden:
+            treatments.append("children")
         if isinstance(layer, Stabilized) or not treatments:
             return node
         inner = {key: value for key, value in node.items() if key not in ("shared_object_id", "inbound_nodes", "name")}
@@ -71,7 +81,10 @@ def stabilize(model: Any) -> Any:
         name = {"module": __name__, "class_name": node["class_name"], "registered_name": REGISTERED_NAME}
         return {**name, "config": config, **kept}
 
-    new, unreached, _ = rebuild(model, rule)
+    try:
+        new, unreached, _ = rebuild(model, rule)
+    except RebuildError as error:
+        raise RebuildError(f"{error}{way_out(model, found) if model.built else ''}") from error
     missed = [f"{each.path!r}: {each.reason}" for each in found if not each.treatments] + list(unreached)
     if missed:
         warnings.warn(f"stabilize({model.name!r}) could not reach everything: {'; '.join(missed)}", stacklevel=2)
@@ -117,9 +130,27 @@ class StabilizedChildren:
         return super().call(*args, **kwargs)  # type: ignore[misc]
 
     def treat_children(self) -> None:
+        treated = set()
         for each in find(self, output_layers(self) if "outputs" in self._treatments else {}):
             if each.layer is not self and each.treatments:
-                stabilize_in_place(each.layer, each.treatments, each.layer.compute_dtype)
+                treated.add(id(stabilize_in_place(each.layer, each.treatments, each.layer.compute_dtype)))
+        if treated:
+            _infer_again(self, treated)
+
+
+def _infer_again(model: Any, treated: set[int]) -> None:
+    """Gives the tensors of a functional graph that was made before its layers were treated the dtypes of now."""
+    changed: set[int] = set()
+    # Private, as a graph's tensors have no public way to say that they are wider than when they were made.
+    by_depth = getattr(model, "_nodes_by_depth", {})
+    for node in (node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]):
+        if node.is_input or not (id(node.operation) in treated or changed & {id(x) for x in node.input_tensors}):
+            continue
+        spec = node.operation.compute_output_spec(*node.arguments.args, **node.arguments.kwargs)
+        for old, new in zip(node.output_tensors, keras.tree.flatten(spec), strict=True):
+            if old.dtype != new.dtype:
+                old._dtype = new.dtype
+                changed.add(id(old))
 
 
 def stabilize_in_place(layer: Any, treatments: Sequence[str], precision: str) -> Any:

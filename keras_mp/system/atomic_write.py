@@ -14,3 +14,19 @@ def written_beside(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def parents_made(path: Path) -> Iterator[None]:
+    """Makes the folders that a path is in, and removes those that it made when the block does not end well."""
+    missing = [folder for folder in path.absolute().parents if not folder.exists()]
+    path.absolute().parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for folder in missing:
+            try:
+                folder.rmdir()
+            except OSError:  # another's file is in it
+                break
+        raise

@@ -16,6 +16,7 @@ import numpy as np
 
 from keras_mp.conversion.in_precision import precision_of
 from keras_mp.parallel import workers
+from keras_mp.reporting.byte_size import byte_size
 from keras_mp.training import callback_state, training_state
 from keras_mp.training.batches import Batches
 from keras_mp.training.checkpoint_file import (
@@ -233,8 +234,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         free = shutil.disk_usage(self.folder).free
         if more * size > free:
             raise OSError(
-                f"there is no room for checkpoints in {str(self.folder)!r}: {more} more of {size / 2**30:.2f} GiB are "
-                f"to be written, and {free / 2**30:.2f} GiB are free. Give a folder with more room, or keep fewer than "
+                f"there is no room for checkpoints in {str(self.folder)!r}: {more} more of {byte_size(size)} are to "
+                f"be written, and {byte_size(free)} are free. Give a folder with more room, or keep fewer than "
                 f"keep={self.keep}"
             )
 

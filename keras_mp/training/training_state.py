@@ -173,8 +173,20 @@ def _pairs(saved: dict[str, Any], live: list[Any], name: str) -> tuple[dict[int,
     if differences := _differences(list(old.values()), rest):
         shown = "\n  ".join(differences[:SHOWN])
         more = f"\n  and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
-        raise MismatchError(f"the checkpoint is of another model, {saved['model']!r}, than {name!r}:\n  {shown}{more}")
+        there = _sizes(saved["model"], {each["path"]: each["shape"] for each in old.values()})
+        here = _sizes(name, {variable.path: variable.shape for variable in rest})
+        raise MismatchError(f"the checkpoint is of another model:\n  it has {there}\n  here is {here}\n  {shown}{more}")
     return pairs | dict(zip(old, rest, strict=True)), notes
+
+
+def _sizes(name: str, shapes: dict[str, Any]) -> str:
+    """A model by what a name does not tell: its layers with weights, and how many values those have."""
+    layers = list(dict.fromkeys(path.rpartition("/")[0] or path for path in shapes))
+    more = f" and {len(layers) - SHOWN} more" if len(layers) > SHOWN else ""
+    values = sum(int(np.prod(shape)) for shape in shapes.values())
+    return (
+        f"{name!r} with {values:,} values in {len(shapes)} weights of {', '.join(layers[:SHOWN]) or 'no layer'}{more}"
+    )
 
 
 def _differences(old: list[dict[str, Any]], live: list[Any]) -> list[str]:

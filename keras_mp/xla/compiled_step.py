@@ -1,136 +1,182 @@
-"""Prepares a model and a batch for lowering: checks them, and finds the shapes that a step sees."""
+"""What the compiler of a chip made of one step, as data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any
+import dataclasses
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-import keras
-
-from keras_mp import backend
-from keras_mp.backend.common.lowered import Lowered
-from keras_mp.loss_scaling.wrap_optimizer import compute_dtypes
-from keras_mp.parallel.plan import FLOAT16_ON_TPU, Plan
-from keras_mp.parallel.tensor_rules import with_rules_of
-from keras_mp.rebuild import layers_by_path, operations_of
+from keras_mp.xla.advice import Advice, asks_fp8, runs_fp8
+from keras_mp.xla.collectives import Collective
+from keras_mp.xla.estimate import Roofline
+from keras_mp.xla.findings import Casts, Float32Work, Sensitive
+from keras_mp.xla.matmuls import Matmul, dtype_pair
+from keras_mp.xla.memory import Memory
 
 
-def lower_step(model: Any, batch: Any, *, training: bool, platform: str, plan: Plan | None = None) -> Lowered:
-    """Lowers one step of a model as `fit` or `predict` would run it; nothing is executed.
+class CheckError(AssertionError):
+    """A compiled step is not as a test wants it; the message lists the operations that are not."""
 
-    What `fit` creates before its first step, the optimizer's variables and the metrics', is created here too.
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """What the compiler of a chip made of one step of a model.
 
     Args:
-        model: a built model, compiled if `training`.
-        batch: what `fit` takes a batch to be, (x, y) or (x, y, sample_weight); without `training`, x. Arrays, or
-            anything that has a shape and a dtype.
-        training: a training step, otherwise inference.
-        platform: "cpu", "cuda" or "tpu".
-        plan: for a step on several devices; its `batch` is that of all.
-
-    Raises:
-        ValueError: If the model is not built or not compiled, or the batch does not fit it or the devices.
+        model: the model's name.
+        target: the chip's name, such as "h100".
+        title: the name that people use.
+        backend: "tensorflow" or "jax".
+        precision: the model's precision.
+        training: whether it is a training step.
+        batch: shape and dtype of each array of the batch.
+        matmuls: every dot and convolution.
+        sensitive: exponentials and sums asked for in 16 bits.
+        casts: the casts that are asked for, by dtypes.
+        cast_kernels: how many kernels only cast and move, and the bytes that they read and write.
+        float32_work: the float32 arrays written, by layer.
+        memory: what the step needs.
+        roofline: what the chip's rates allow; None for the host.
+        advice: what to change.
+        notes: what to know about the figures.
+        versions: of the packages that compiled.
+        seconds: how long the compiler took, now or when the result that was kept was made.
+        log: the file with what the compiler printed.
+        layout: how several devices share the step: "data", "fully_sharded" or "tensor"; "" on one.
+        devices: how many share it. `memory`, and with the first two layouts `matmuls`, are those of one of them.
+        collectives: what they send to each other.
+        compared: the same step in other precisions, by their names.
     """
-    _check_model(model, training)
-    shapes = _shapes(batch)
-    x = _inputs(model, shapes, training)
-    _check_inputs(model, x)
-    if plan is not None:
-        plan.check_rows(keras.tree.flatten(x)[0].shape[0])
-        if platform == "tpu" and "float16" in compute_dtypes(model):
-            raise ValueError(FLOAT16_ON_TPU)
-        plan = with_rules_of(plan, model)
-    if training:
-        with backend.no_allocation() if _has_no_values(model) else nullcontext():
-            model._symbolic_build(data_batch=shapes)
-    operations = {operation.name: operation for operation in operations_of(model)}
-    parts = {**operations, **layers_by_path(model), "": model}
-    return backend.lower(model, shapes, parts, training=training, platform=platform, plan=plan)
 
+    model: str
+    target: str
+    title: str
+    backend: str
+    precision: str
+    training: bool
+    batch: tuple[str, ...]
+    matmuls: tuple[Matmul, ...]
+    sensitive: tuple[Sensitive, ...]
+    casts: tuple[Casts, ...]
+    cast_kernels: tuple[int, int]
+    float32_work: tuple[Float32Work, ...]
+    memory: Memory
+    roofline: Roofline | None
+    advice: tuple[Advice, ...]
+    notes: tuple[str, ...]
+    versions: dict[str, str]
+    seconds: float
+    log: str
+    layout: str = ""
+    devices: int = 1
+    collectives: tuple[Collective, ...] = ()
+    compared: Mapping[str, CompiledStep] = dataclasses.field(default_factory=dict)
 
-def build_without_values(build: Callable[[], Any]) -> Any:
-    """Calls a function that builds and compiles a model; on JAX no variable of the model gets a value."""
-    with backend.no_allocation():
-        model = build()
-    if not isinstance(model, keras.Model):
-        raise TypeError(f"build() must return a keras.Model, got {type(model).__name__}")
-    return model
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of all dots and convolutions in one step; a multiply-add is two."""
+        return sum(matmul.flops for matmul in self.matmuls)
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of the operations by operand dtypes as compiled, the largest first."""
+        flops: dict[str, int] = defaultdict(int)
+        for matmul in self.matmuls:
+            flops[matmul.operands] += matmul.flops
+        return {dtype: count / self.flops for dtype, count in sorted(flops.items(), key=lambda item: -item[1])}
 
-def _check_model(model: Any, training: bool) -> None:
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            f"model must be a keras.Model, or a function without arguments that builds one; got {type(model).__name__}"
-        )
-    if not model.built:
-        raise ValueError(f"model {model.name!r} is not built: call it once on a batch, or give it an Input")
-    if training and (not model.compiled or model.optimizer is None):
-        raise ValueError(
-            f"model {model.name!r} is not compiled with an optimizer: call compile(), or pass training=False to look "
-            "at inference"
-        )
-
-
-def _shapes(batch: Any) -> Any:
-    def one(leaf: Any) -> Any:
-        if leaf is None:
-            return None
-        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-            raise ValueError(
-                f"batch holds {leaf!r} of type {type(leaf).__name__}, which has no shape and dtype: pass arrays, or "
-                "keras.KerasTensor(shape, dtype)"
+    @property
+    def asked_and_compiled(self) -> list[str]:
+        """A sentence for each dtype that is asked for: how many products, and in what they run."""
+        sentences = []
+        for wanted in dict.fromkeys(_family(matmul.asked) for matmul in self.matmuls):
+            group = [matmul for matmul in self.matmuls if _family(matmul.asked) == wanted]
+            kept = sum(_family(matmul.compiled) == wanted for matmul in group)
+            others: dict[str, int] = defaultdict(int)
+            for matmul in group:
+                if _family(matmul.compiled) != wanted:
+                    others[_family(matmul.compiled)] += 1
+            changed = "".join(
+                f"; {count} {'in ' + dtype if dtype != 'none' else 'in none'}" for dtype, count in others.items()
             )
-        if any(size is None for size in leaf.shape):
-            raise ValueError(f"batch holds the shape {tuple(leaf.shape)}: a compiled step has fixed sizes, give all")
-        return keras.KerasTensor(tuple(leaf.shape), _as_fed(keras.backend.standardize_dtype(leaf.dtype)))
-
-    return keras.tree.map_structure(one, tuple(batch) if isinstance(batch, list) else batch)
-
-
-def _as_fed(dtype: str) -> str:
-    """The dtype in which Keras feeds an array to a step."""
-    if dtype == "float64":
-        return str(keras.backend.floatx())
-    if keras.backend.backend() == "jax":
-        return {"int64": "int32", "uint64": "uint32"}.get(dtype, dtype)
-    return dtype
-
-
-def _inputs(model: Any, batch: Any, training: bool) -> Any:
-    if not training:
-        return batch
-    if not isinstance(batch, tuple) or len(batch) not in (2, 3):
-        raise ValueError(
-            f"batch must be (x, y) or (x, y, sample_weight) to train model {model.name!r}, got {_outline(batch)}"
-        )
-    return batch[0]
-
-
-def _check_inputs(model: Any, x: Any) -> None:
-    expected = getattr(model, "inputs", None)
-    if not expected:
-        return
-    given = keras.tree.flatten(x)
-    if len(given) != len(expected):
-        raise ValueError(f"batch gives model {model.name!r} {len(given)} inputs, and it takes {len(expected)}")
-    for tensor, spec in zip(given, expected, strict=True):
-        same = len(tensor.shape) == len(spec.shape) and all(
-            want is None or want == have for want, have in zip(spec.shape, tensor.shape, strict=True)
-        )
-        # Keras adds a last dimension of 1 where it is left out.
-        if not same and (*tensor.shape, 1) != (tensor.shape[0], *spec.shape[1:]):
-            raise ValueError(
-                f"batch gives the shape {tuple(tensor.shape)} for input {spec.name!r} of model {model.name!r}, which "
-                f"takes {tuple(spec.shape)}"
+            sentences.append(
+                f"{len(group)} of {len(self.matmuls)} matmuls asked for {wanted}; {kept} run in {wanted}{changed}"
             )
+        return sentences
+
+    def check(
+        self,
+        *,
+        fp8_share: float | None = None,
+        fp8_kept: bool = False,
+        low_precision_share: float | None = None,
+        no_low_precision_softmax: bool = False,
+        fits: bool = False,
+    ) -> None:
+        """Raises unless the step is as wanted; for tests.
+
+        Args:
+            fp8_share: at least this share of the operations, 0 to 1, runs with FP8 operands.
+            fp8_kept: every product asked for in FP8 runs in FP8.
+            low_precision_share: at least this share of the operations runs with operands of 16 or 8 bits.
+            no_low_precision_softmax: no softmax is asked for in 16 bits.
+            fits: the chip's memory holds the step.
+
+        Raises:
+            CheckError: If something is not so; the message lists the operations.
+            ValueError: If a share is not from 0 to 1.
+        """
+        wrong = []
+        for name, share, holds in (
+            ("fp8_share", fp8_share, runs_fp8),
+            ("low_precision_share", low_precision_share, _runs_low),
+        ):
+            if share is None:
+                continue
+            if not 0 <= share <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, got {share}")
+            others = [matmul for matmul in self.matmuls if not holds(matmul)]
+            have = 1 - sum(matmul.flops for matmul in others) / max(1, self.flops)
+            if have < share:
+                wrong.append(f"{name} is {have:.3f}, below {share}:\n{_listed(others)}")
+        lost = [matmul for matmul in self.matmuls if asks_fp8(matmul) and not runs_fp8(matmul)]
+        if fp8_kept and lost:
+            wrong.append(f"{len(lost)} products asked for in FP8 do not run in FP8:\n{_listed(lost)}")
+        softmax = [entry for entry in self.sensitive if entry.kind == "softmax"]
+        if no_low_precision_softmax and softmax:
+            layers = "\n".join(
+                f"  {entry.layer}: softmax of {entry.elements} values in {entry.dtype}" for entry in softmax
+            )
+            wrong.append(f"softmax in 16 bits:\n{layers}")
+        if fits and not self.memory.fits:
+            need, have_memory = self.memory.peak / 2**30, self.memory.capacity / 2**30
+            wrong.append(f"the step needs {need:.2f} GiB, and {self.title} has {have_memory:.2f}")
+        if wrong:
+            raise CheckError(f"the step of {self.model!r} on {self.title}: " + "\n".join(wrong))
+
+    def to_json(self) -> str:
+        """The whole report as JSON."""
+        return json.dumps(dataclasses.asdict(self))
 
 
-def _outline(batch: Any) -> str:
-    if isinstance(batch, tuple):
-        return f"a tuple of {len(batch)}"
-    return f"one array of shape {tuple(batch.shape)}" if hasattr(batch, "shape") else f"a {type(batch).__name__}"
+def _family(dtypes: Sequence[str]) -> str:
+    if dtypes and all(dtype.startswith("float8") for dtype in dtypes):
+        return "FP8"
+    return dtype_pair(dtypes)
 
 
-def _has_no_values(model: Any) -> bool:
-    return any(getattr(variable, "_value", 0) is None for variable in model.variables)
+def _runs_low(matmul: Matmul) -> bool:
+    return bool(matmul.compiled) and all(
+        dtype.startswith("float8") or dtype in ("float16", "bfloat16") for dtype in matmul.compiled
+    )
+
+
+def _listed(matmuls: Sequence[Matmul]) -> str:
+    lines = [
+        f"  {matmul.layer} ({matmul.role}): {' x '.join(map(str, matmul.sizes))} in {matmul.operands}"
+        for matmul in sorted(matmuls, key=lambda matmul: -matmul.flops)
+    ]
+    more = [f"  and {len(lines) - 20} more"] if len(lines) > 20 else []
+    return "\n".join(lines[:20] + more)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from keras_mp.reporting.html import COLOURS, document, table, write_text
+from keras_mp.xla.compiled_step import CompiledStep
 from keras_mp.xla.table import (
     compiled_as,
     headline,
@@ -20,19 +20,16 @@ from keras_mp.xla.table import (
     worded,
 )
 
-if TYPE_CHECKING:
-    from keras_mp.xla.report import CompileReport
-
 _WIDTH = 800
 _LABEL = 230
 
 
-def write(report: CompileReport, path: Path) -> Path:
+def write(report: CompiledStep, path: Path) -> Path:
     """Writes the page beside its place and then moves it there."""
     return write_text(page(report), path)
 
 
-def page(report: CompileReport) -> str:
+def page(report: CompiledStep) -> str:
     """The page as text."""
     parts = [
         f"<h1>{escape(report.model)} on {escape(report.title)}</h1>",
@@ -80,7 +77,7 @@ def page(report: CompileReport) -> str:
     return document(f"{report.model} on {report.title}", parts)
 
 
-def _memory_parts(report: CompileReport) -> dict[str, float]:
+def _memory_parts(report: CompiledStep) -> dict[str, float]:
     memory = report.memory
     rest = max(0, memory.peak - memory.parameters - memory.optimizer - memory.other - memory.activations)
     parts = {
@@ -95,7 +92,7 @@ def _memory_parts(report: CompileReport) -> dict[str, float]:
     return {name: size / 2**20 for name, size in parts.items() if size}
 
 
-def picture(report: CompileReport) -> str:
+def picture(report: CompiledStep) -> str:
     """Memory at the peak and operations by dtype, a bar for each precision that was compiled, as SVG."""
     reports = {report.precision: report, **report.compared}
     memory = {
@@ -162,7 +159,7 @@ def _bar(parts: dict[str, float], form: str | None) -> str:
     return f'<svg {size} role="img">{"".join(drawn + legend)}</svg>'
 
 
-def _advice(report: CompileReport) -> str:
+def _advice(report: CompiledStep) -> str:
     if not report.advice:
         return "<p>Nothing to change.</p>"
     items = []
@@ -171,7 +168,7 @@ def _advice(report: CompileReport) -> str:
     return f"<ol>{''.join(items)}</ol>"
 
 
-def _compared(report: CompileReport) -> str:
+def _compared(report: CompiledStep) -> str:
     if not report.compared:
         return ""
     rows = (
@@ -188,7 +185,7 @@ def _compared(report: CompileReport) -> str:
     return "<h2>In other precisions</h2>" + table(names, rows, numbers=(1, 2, 4))
 
 
-def _matmuls(report: CompileReport) -> str:
+def _matmuls(report: CompiledStep) -> str:
     names = ("layer", "call", "role", "rows x sum x columns", "asked", "compiled", "summed in", "kernel", "FLOP", "off")
     rows = (
         (

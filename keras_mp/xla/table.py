@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.table import Table
@@ -11,20 +10,18 @@ from rich.text import Text
 
 from keras_mp.reporting.table import ColumnTable, plain_text
 from keras_mp.xla.advice import Advice
+from keras_mp.xla.compiled_step import CompiledStep
 from keras_mp.xla.matmuls import Matmul
-
-if TYPE_CHECKING:
-    from keras_mp.xla.report import CompileReport
 
 _ROWS = 40
 
 
-def text(report: CompileReport) -> str:
+def text(report: CompiledStep) -> str:
     """The report as plain text, 120 columns wide."""
     return plain_text(render(report), 120)
 
 
-def render(report: CompileReport) -> Group:
+def render(report: CompiledStep) -> Group:
     """The report for rich."""
     parts: list = [Text(headline(report), style="bold"), *map(Text, report.asked_and_compiled), _matmuls(report)]
     if report.sensitive:
@@ -42,7 +39,7 @@ def render(report: CompileReport) -> Group:
     return Group(*parts)
 
 
-def headline(report: CompileReport) -> str:
+def headline(report: CompiledStep) -> str:
     """What was compiled, for what, by what."""
     step = "training step" if report.training else "inference step"
     batch = ", ".join(report.batch)
@@ -50,7 +47,7 @@ def headline(report: CompileReport) -> str:
     return f"{report.model}: a {step} on {batch} in {report.precision}, lowered by {report.backend}, for {where}"
 
 
-def _matmuls(report: CompileReport) -> ColumnTable:
+def _matmuls(report: CompiledStep) -> ColumnTable:
     groups: dict[tuple, list[Matmul]] = defaultdict(list)
     for matmul in report.matmuls:
         key = (matmul.role, matmul.kind, matmul.sizes, matmul.asked, matmul.compiled, matmul.kernel, matmul.note)
@@ -92,7 +89,7 @@ def misaligned(matmul: Matmul) -> str:
     return "; ".join(found)
 
 
-def _sensitive(report: CompileReport) -> Table:
+def _sensitive(report: CompiledStep) -> Table:
     table = Table(title="Asked for in 16 bits: exponentials and sums", title_justify="left")
     for name in ("layer", "what", "asked", "compiled", "values"):
         table.add_column(name, justify="right" if name == "values" else "left", overflow="fold")
@@ -103,7 +100,7 @@ def _sensitive(report: CompileReport) -> Table:
     return table
 
 
-def _precision(report: CompileReport) -> Table:
+def _precision(report: CompiledStep) -> Table:
     table = Table(title="Casts, and float32 arrays written", title_justify="left")
     table.add_column("what", overflow="fold")
     table.add_column("count", justify="right")
@@ -117,7 +114,7 @@ def _precision(report: CompileReport) -> Table:
     return table
 
 
-def _memory(report: CompileReport) -> Table:
+def _memory(report: CompiledStep) -> Table:
     table = Table(title="Memory of one device" if report.layout else "Memory", title_justify="left")
     table.add_column("what")
     table.add_column("MiB", justify="right")
@@ -131,7 +128,7 @@ def _memory(report: CompileReport) -> Table:
     return table
 
 
-def memory_rows(report: CompileReport) -> list[tuple[str, int]]:
+def memory_rows(report: CompiledStep) -> list[tuple[str, int]]:
     """What takes memory, in bytes."""
     memory = report.memory
     return [
@@ -144,7 +141,7 @@ def memory_rows(report: CompileReport) -> list[tuple[str, int]]:
     ]
 
 
-def _collectives(report: CompileReport) -> Table:
+def _collectives(report: CompiledStep) -> Table:
     table = Table(title="Collectives a step, whole arrays", title_justify="left")
     for name in ("kind", "dtype", "arrays", "MiB"):
         table.add_column(name, justify="right" if name in ("arrays", "MiB") else "left")
@@ -153,7 +150,7 @@ def _collectives(report: CompileReport) -> Table:
     return table
 
 
-def _buffers(report: CompileReport) -> Table:
+def _buffers(report: CompiledStep) -> Table:
     table = Table(
         title="The largest arrays when memory is fullest (estimate, from the order of kernels)", title_justify="left"
     )
@@ -164,7 +161,7 @@ def _buffers(report: CompileReport) -> Table:
     return table
 
 
-def _compared(report: CompileReport) -> ColumnTable:
+def _compared(report: CompiledStep) -> ColumnTable:
     names = (
         "16- or 8-bit share",
         "temporary MiB",
@@ -189,7 +186,7 @@ def _compared(report: CompileReport) -> ColumnTable:
     return table
 
 
-def speed(report: CompileReport) -> str:
+def speed(report: CompiledStep) -> str:
     """The estimates of time, in a sentence."""
     if report.roofline is None:
         return "No estimate of time: the rates of this machine are not known."
@@ -201,7 +198,7 @@ def speed(report: CompileReport) -> str:
     )
 
 
-def _advice(report: CompileReport) -> Group:
+def _advice(report: CompiledStep) -> Group:
     if not report.advice:
         return Group(Text("Advice: nothing to change."))
     lines = []

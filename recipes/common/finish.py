@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 import keras_mp
+from keras_mp.export.verification import ExportError
 from keras_mp.parallel import workers
 from keras_mp.precision.policy import PolicyChoice
 from keras_mp.system.atomic_write import written_beside
@@ -169,4 +170,7 @@ def _export(model, folder, verify, console):
             highlight=False,
             markup=False,
         )
+        return None
+    except ExportError as error:  # as of weights that are NaN: what was trained and measured is still written
+        console.print(f"There is no SavedModel: {error}", soft_wrap=True, highlight=False, markup=False)
         return None

@@ -218,7 +218,7 @@ def test_a_failure_of_kerass_own_is_not_blamed_on_the_data():
 
 @keras.saving.register_keras_serializable("test_nonfinite")
 class AuxiliaryLoss(layers.Layer):
-    """Adds a loss in float16, as the routers of KerasHub's mixtures of experts do."""
+    """Adds a loss in the dtype of its input."""
 
     def call(self, x):
         self.add_loss(ops.mean(x * x))

@@ -7,7 +7,7 @@ import pytest
 import keras_mp
 from keras_mp.parallel.plan import Plan
 from keras_mp.parallel.tensor_rules import check_rules, takes_rules, with_rules_of
-from keras_mp.xla.compiled_step import lower_step
+from keras_mp.xla.lower import lower_step
 from models.gpt import gpt
 from models.resnet import resnet_cifar
 from models.text_classifier import text_classifier

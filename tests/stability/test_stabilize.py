@@ -338,3 +338,75 @@ def test_layer_that_cannot_be_rebuilt_is_named():
     model = keras.Sequential([keras.Input((4,)), zoo.NoConfig(object(), name="odd")])
     with pytest.raises(RebuildError, match="(?s)layer 'odd' \\(NoConfig\\).*get_config"):
         keras_mp.stabilize(model)
+
+
+class Doubled(layers.Dense):
+    """A subclass that computes something else than its base."""
+
+    def call(self, inputs, training=None):
+        return 2.0 * super().call(inputs, training=training)
+
+
+def test_an_output_layer_with_a_call_of_its_own_still_computes_it():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = keras.Sequential([keras.Input((8,)), Doubled(4)])
+    new, batch = stabilize(model), zoo.normal(3, 8)
+    assert keras_mp.sensitive_layers(new) == []
+    np.testing.assert_allclose(numpy(new(batch)), 2.0 * batch @ numpy(model.layers[0].kernel), rtol=2e-2, atol=2e-2)
+    assert keras.backend.standardize_dtype(new(batch).dtype) == "float32"
+
+
+def test_a_tied_embedding_keeps_its_mask_and_its_reverse_dtype():
+    keras.config.set_dtype_policy("mixed_float16")
+    embedding = layers.ReversibleEmbedding(12, 8, mask_zero=True, reverse_dtype="float32", name="embedding")
+    inputs = keras.Input((4,), dtype="int32")
+    model = keras.Model(inputs, embedding(layers.Dense(8)(embedding(inputs)), reverse=True))
+    new = stabilize(model)
+    tokens = np.array([[3, 1, 0, 0]])
+    mask = new.get_layer("embedding")(tokens)._keras_mask
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(mask), tokens != 0)
+    features = zoo.normal(1, 4, 8).astype("float16")
+    exact = features.astype("float64") @ numpy(embedding.embeddings).astype("float64").T
+    logits = numpy(new.get_layer("embedding")(features, reverse=True))
+    np.testing.assert_allclose(logits, exact, rtol=1e-5, atol=1e-6)
+
+
+def test_a_jax_layer_with_params_and_no_init_fn():
+    pytest.importorskip("jax")
+    keras.config.set_dtype_policy("mixed_float16")
+
+    def affine(params, inputs):
+        return inputs @ params["w"].astype(inputs.dtype) + params["b"][0].astype(inputs.dtype)
+
+    params = {"w": zoo.normal(6, 4), "b": [zoo.normal(4)]}
+    inputs = keras.Input((6,))
+    x = layers.LayerNormalization()(layers.JaxLayer(affine, params=params)(inputs))
+    model = keras.Model(inputs, layers.Dense(2)(x))
+    next(w for w in model.weights if w.shape == (6, 4)).assign(zoo.normal(6, 4))  # trained since
+    new, batch = stabilize(model), zoo.normal(5, 6)
+    assert keras_mp.sensitive_layers(new) == []
+    for old, weight in zip(model.weights, new.weights, strict=True):
+        np.testing.assert_array_equal(numpy(old), numpy(weight))
+    assert relative_difference(new(batch), model(batch)) < 1e-2
+
+
+@pytest.mark.parametrize("name", ["Llama3Backbone", "DebertaV3Backbone"])
+def test_a_model_around_the_tensors_of_a_kerashub_backbone(name):
+    """Llama's decoder has a get_config() that fails, DeBERTa's relative embedding does not build what it holds."""
+    hub = pytest.importorskip("keras_hub")
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    sizes = {"vocabulary_size": 20, "num_layers": 1, "hidden_dim": 8, "intermediate_dim": 16}
+    own = {
+        "Llama3Backbone": {"num_query_heads": 2, "num_key_value_heads": 1, "rope_frequency_adjustment_factor": None},
+        "DebertaV3Backbone": {"num_heads": 2, "max_sequence_length": 6, "bucket_size": 4},
+    }
+    backbone = getattr(hub.models, name)(**sizes, **own[name])
+    model = keras.Model(backbone.input, layers.Dense(3)(backbone.output))
+    new = stabilize(model)
+    assert keras_mp.sensitive_layers(new) == []
+    for old, weight in zip(model.weights, new.weights, strict=True):
+        assert old.path == weight.path
+        np.testing.assert_array_equal(numpy(old), numpy(weight))
+    tokens = zoo.rng().integers(1, 20, (3, 6))
+    batch = {"token_ids": tokens, "padding_mask": np.ones_like(tokens)}
+    assert relative_difference(new(batch), model(batch)) < 5e-2

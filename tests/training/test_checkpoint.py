@@ -224,7 +224,9 @@ def test_the_newest_are_kept_and_nothing_half_written(tmp_path):
 
 def test_no_room_is_an_error_before_training(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=10_000))
-    with pytest.raises(OSError, match=r"there is no room for checkpoints in .*: 4 more of 0.00 GiB"):
+    with pytest.raises(
+        OSError, match=r"no room for checkpoints in .*: 4 more of [1-9][\d.]* KiB .*, and 9.8 KiB are free"
+    ):
         train("small", tmp_path)
 
 
@@ -246,10 +248,26 @@ def test_a_save_of_another_model_is_refused_by_name(tmp_path):
     wider = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(4)], name="wider")
     wider.compile("adamw", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     before = values(wider)
-    with pytest.raises(MismatchError, match=r"of another model, 'small', than 'wider':\n  it has .* of shape"):
+    described = (
+        r"of another model:\n  it has 'small' with [\d,]+ values in [^\n]*"
+        r"\n  here is 'wider' with 260 values in 2 weights of [^\n]*dense[^\n]*\n  it has .* of shape"
+    )
+    with pytest.raises(MismatchError, match=described):
         train("small", tmp_path, model=wider, force=True)
     for name, value in before.items():
         np.testing.assert_array_equal(values(wider)[name], value)
+
+
+def test_a_save_of_another_model_of_the_same_name_tells_them_apart(tmp_path):
+    """The message was: the checkpoint is of another model, 'sequential', than 'sequential'."""
+    crashed(tmp_path, (1, 0))
+    other = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(5)], name="small")
+    other.compile("adamw", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    with pytest.raises(MismatchError) as caught:
+        train("small", tmp_path, model=other)
+    there, here = str(caught.value).splitlines()[1:3]
+    assert "262 values in 3 weights of " in there and "325 values in 2 weights of " in here
+    assert "seed_generator" in there and "seed_generator" not in here
 
 
 def test_a_save_of_another_optimizer_is_refused_without_force(tmp_path, capsys):

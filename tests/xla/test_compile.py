@@ -8,7 +8,7 @@ from steps import tensor
 
 from keras_mp.xla import compile as compiling
 from keras_mp.xla.compile import CompileError, compile_step
-from keras_mp.xla.compiled_step import lower_step
+from keras_mp.xla.lower import lower_step
 from keras_mp.xla.targets import Target, find_target
 
 

@@ -10,8 +10,8 @@ from steps import tensor
 from keras_mp.fp8 import Float8Dense
 from keras_mp.system.versions import installed
 from keras_mp.xla.compile import compile_step
-from keras_mp.xla.compiled_step import lower_step
 from keras_mp.xla.hlo import parse
+from keras_mp.xla.lower import lower_step
 from keras_mp.xla.targets import find_target
 
 ROWS, INPUTS, OUTPUTS = 1024, 512, 2048

@@ -14,7 +14,7 @@ PROGRAM = """
 import json, time
 import keras
 from keras_mp.backend import peak_memory_bytes
-from keras_mp.xla.compiled_step import build_without_values, lower_step
+from keras_mp.xla.lower import build_without_values, lower_step
 from models.gpt import gpt
 from models.transformer import Size
 

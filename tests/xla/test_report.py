@@ -13,7 +13,7 @@ import pytest
 from steps import BATCH, LENGTH, convolutional, gpt_flops, planted, tensor, tiny_gpt
 
 import keras_mp
-from keras_mp.xla.report import CheckError
+from keras_mp.xla.compiled_step import CheckError
 
 CHIPS = ["h100", "v5e", "host"]
 

@@ -1,0 +1,182 @@
+"""When a comparison of an export with its model proves something, and how large the difference is."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import keras
+import numpy as np
+
+# How a report says that the model could not be run as it was, in its own precision.
+NO_ORIGINAL = "the original cannot be run here in its own precision, to compare with"
+
+
+class ExportError(ValueError):
+    """A model cannot be exported in float32; the message names what is in the way and the way out."""
+
+
+def inputs_of(model: Any) -> Any:
+    """The structure of a functional or sequential model's inputs, as KerasTensors; None where they are not known."""
+    if not getattr(model, "inputs", None):
+        return None
+    # Private, because `Model.inputs` is flat, and a model that takes a dict must be served with one.
+    return getattr(model, "_inputs_struct", model.inputs[0])
+
+
+def check_batch(batch: Any, structure: Any = None, argument: str = "verify") -> None:
+    """Refuses a batch that is not one of the model's inputs.
+
+    Args:
+        batch: any structure of arrays, batch first.
+        structure: of the model's inputs: what has a shape and a name, as a KerasTensor or a TensorSpec has. Their
+            batch size is not looked at. None where it is not known.
+        argument: what the batch is called in messages.
+
+    Raises:
+        ExportError: it has another structure or shape, no records, or not as many for each input.
+    """
+    arrays = [np.asarray(x) for x in keras.tree.flatten(batch)]
+    names = [f"array {index}" for index in range(len(arrays))]
+    if structure is not None:
+        try:
+            keras.tree.assert_same_structure(structure, batch)
+        except (TypeError, ValueError) as error:
+            raise ExportError(
+                f"{argument} must have the structure of the model's inputs, {_described(structure)}, and is "
+                f"{_described(batch)}"
+            ) from error
+        tensors = keras.tree.flatten(structure)
+        names = [f"input {tensor.name!r}" for tensor in tensors]
+        for tensor, name, array in zip(tensors, names, arrays, strict=True):
+            right = (None, *tuple(tensor.shape)[1:])
+            if len(right) != array.ndim or any(s not in (None, n) for s, n in zip(right, array.shape, strict=True)):
+                raise ExportError(f"{argument} has the shape {array.shape} for {name}, which takes {right}")
+    counts = {name: len(array) if array.ndim else 0 for name, array in zip(names, arrays, strict=True)}
+    if len(set(counts.values())) != 1 or 0 in counts.values():
+        told = ", ".join(f"{count} for {name}" for name, count in list(counts.items())[:5]) or "none"
+        raise ExportError(f"{argument} must hold as many records, 1 or more, for each input, and holds {told}")
+
+
+def _described(structure: Any) -> str:
+    """A structure with the shapes of its leaves in their place, where arrays would fill pages."""
+    shapes = [tuple(x.shape) if hasattr(x, "shape") else np.asarray(x).shape for x in keras.tree.flatten(structure)]
+    return str(keras.tree.pack_sequence_as(structure, [_Shape(shape) for shape in shapes]))
+
+
+class _Shape:
+    """A shape that keras.tree takes for a leaf."""
+
+    def __init__(self, shape: tuple[int | None, ...]) -> None:
+        self.shape = shape
+
+    def __repr__(self) -> str:
+        return f"array of shape {self.shape}"
+
+
+def relative_difference(actual: Any, expected: Any) -> float:
+    """Largest difference of two structures of arrays, each divided by max(1, the largest magnitude of `expected`).
+
+    Returns inf where shapes differ, where one is NaN or infinite and the other is not the same, or where what is no
+    number, such as text, differs.
+    """
+    actual, expected = (_values(structure) for structure in (actual, expected))
+    if [x.shape for x in actual] != [x.shape for x in expected]:
+        return float("inf")
+    worst = 0.0
+    for a, e in zip(actual, expected, strict=True):
+        if "O" in (a.dtype.kind, e.dtype.kind):
+            if not np.array_equal(a, e):
+                return float("inf")
+            continue
+        finite = np.isfinite(e)
+        if not np.array_equal(a[~finite], e[~finite], equal_nan=True) or not np.isfinite(a[finite]).all():
+            return float("inf")
+        if finite.any():
+            worst = max(worst, float(np.max(np.abs(a[finite] - e[finite])) / max(1.0, np.max(np.abs(e[finite])))))
+    return worst
+
+
+def _values(structure: Any) -> list[np.ndarray]:
+    """Arrays of float64; of complex numbers real and imaginary parts; of text objects."""
+    arrays = [np.asarray(keras.ops.convert_to_numpy(x)) for x in keras.tree.flatten(structure)]
+    return [
+        x.astype(object)
+        if x.dtype.kind in "OSU"
+        else np.stack([x.real, x.imag], -1).astype("float64")
+        if x.dtype.kind == "c"
+        else x.astype("float64")
+        for x in arrays
+    ]
+
+
+def agreement(
+    subject: str, actual: Any, expected: Any, batch: Any, model: Any, tolerance: float, hint: str = ""
+) -> tuple[float, list[str]]:
+    """Compares the outputs of an export with those of the model in float32.
+
+    Args:
+        subject: how messages call the export.
+        actual: its outputs.
+        expected: those of the model.
+        batch: what they are computed from.
+        model: in float32; its weights are looked at where its outputs are not numbers.
+        tolerance: largest difference allowed, as `relative_difference` has it.
+        hint: added to the message where it is larger.
+
+    Returns:
+        (The difference, sentences on what could not be compared.)
+
+    Raises:
+        ExportError: the difference is larger; or there is NaN, or no finite value, in an output of the model, with
+            which nothing can agree.
+    """
+    outputs = [x for x in _values(expected) if x.dtype.kind != "O"]
+    nan = sum(int(np.isnan(x).sum()) for x in outputs)
+    infinite = sum(int(np.isinf(x).sum()) for x in outputs)
+    total = sum(x.size for x in outputs)
+    if nan or any(x.size and not np.isfinite(x).any() for x in outputs):
+        raise ExportError(
+            f"{subject} cannot be verified: {nan + infinite:,} of the {total:,} values that the model in float32 gives "
+            f"for the batch given as verify are NaN or infinite, and prove nothing{_cause(batch, model)}"
+        )
+    difference = relative_difference(actual, expected)
+    if not difference <= tolerance:
+        raise ExportError(
+            f"{subject} differs from the model run in float32 by {difference:.2e} on the batch given as verify, more "
+            f"than tolerance={tolerance:.0e}{hint}"
+        )
+    if not infinite:
+        return difference, []
+    note = f"{infinite:,} of the {total:,} values compared are infinite, in the model too: they prove nothing"
+    return difference, [note]
+
+
+def _cause(batch: Any, model: Any) -> str:
+    floats = [x for x in map(np.asarray, keras.tree.flatten(batch)) if x.dtype.kind == "f"]
+    if not all(np.isfinite(x).all() for x in floats):
+        return ": the batch itself holds NaN or infinity"
+    bad = [
+        weight.path
+        for weight in model.weights
+        if keras.backend.is_float_dtype(weight.dtype) and not np.isfinite(keras.ops.convert_to_numpy(weight)).all()
+    ]
+    if not bad:
+        return ": give a batch like those that the model was trained on"
+    more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+    return f": NaN or infinity is in the weights {', '.join(bad[:3])}{more}. Load a checkpoint from before"
+
+
+def without_original(error: Exception) -> str:
+    """A sentence on an original that could not be run, so that nothing says what its precision cost."""
+    return f"{NO_ORIGINAL}: {reason(error)}"
+
+
+def reason(error: Exception) -> str:
+    """The line of an error that says why, without the arrays and stacks that frameworks add."""
+    text = re.sub(r"\x1b\[\d*m", "", str(error))
+    text = re.sub(r"\{\{function_node [^}]*\}\} ?", "", text)
+    text = re.sub(r"\{\{node ([^}]*)\}\}", r"\1", text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = [line for line in lines if not line.startswith("Exception encountered")] or lines or [""]
+    return f"{type(error).__name__}: {told[0][:200]}"

@@ -1,0 +1,130 @@
+"""The arguments of `compile` and the optimizer's state, carried over."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from keras_mp.rebuild.rule import Config
+from keras_mp.rebuild.state import copy_value
+
+
+def carry_compiled(old: Any, new: Any, variables: dict[int, Any]) -> list[str]:
+    own_compile = type(old).compile is not keras.Model.compile
+    config = old.get_compile_config() if own_compile else None
+    if config and type(old).compile_from_config is not keras.Model.compile_from_config:
+        new.compile_from_config(config)
+    elif own_compile:
+        arguments = _kept_compile_arguments(old)
+        if arguments is None:
+            name = type(old).__name__
+            return [
+                f"compile arguments: {name} overrides compile() without get_compile_config() and "
+                "compile_from_config(), and keeps not every argument as an attribute; compile the new model yourself"
+            ]
+        new.compile(**keras.tree.map_structure(_fresh, arguments))
+        scaler = keras.optimizers.LossScaleOptimizer
+        if isinstance(new.optimizer, scaler) and not isinstance(old.optimizer, scaler):
+            new.optimizer = new.optimizer.inner_optimizer  # auto_scale_loss=False, which Keras does not keep
+    else:
+        # Private, because the public get_compile_config() is already serialized and loses what is not registered.
+        arguments = keras.tree.map_structure(_fresh, dict(old._compile_config.config))
+        if old.dtype_policy.name == "mixed_float16" and not isinstance(
+            old.optimizer, keras.optimizers.LossScaleOptimizer
+        ):
+            arguments["auto_scale_loss"] = False  # asked for, but not among the arguments that Keras keeps
+        new.compile(**arguments)
+    lost: list[str] = []
+    for name, old_optimizer, new_optimizer in _optimizers(old, new):
+        if not old_optimizer.built:
+            continue
+        trained = getattr(old_optimizer, "inner_optimizer", old_optimizer)._trainable_variables
+        ours = [variables[id(weight)] for weight in trained if id(weight) in variables]
+        new_optimizer.build(new.trainable_variables if name == "optimizer" else ours)
+        lost += _carry_optimizer(
+            _unwrapped(old_optimizer, new_optimizer), _unwrapped(new_optimizer, old_optimizer), variables
+        )
+    return lost
+
+
+def _kept_compile_arguments(model: Any) -> Config | None:
+    """The arguments that a `compile()` of the model's own was called with, if the model still has each.
+
+    Those that it hands on to Keras's are with Keras; the rest are attributes of the same name, where the usual
+    `self.d_optimizer = d_optimizer` keeps them.
+    """
+    handed_on = dict(model._compile_config.config)
+    _, *parameters = inspect.signature(type(model).compile).parameters.values()
+    named = {each.name for each in parameters}
+    arguments: Config = {}
+    for each in parameters:
+        if each.kind is each.VAR_KEYWORD:
+            arguments |= {name: value for name, value in handed_on.items() if name not in named}
+        elif each.name in handed_on:
+            arguments[each.name] = handed_on[each.name]
+        elif hasattr(model, each.name) and each.kind is not each.VAR_POSITIONAL:
+            arguments[each.name] = getattr(model, each.name)
+        else:
+            return None
+    return arguments
+
+
+def _fresh(value: Any) -> Any:
+    # Metrics and optimizers hold state, so two models must not share one; losses and functions hold none.
+    stateful = (keras.metrics.Metric, keras.optimizers.Optimizer)
+    return type(value).from_config(value.get_config()) if isinstance(value, stateful) else value
+
+
+def _optimizers(old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The optimizers of two models, such as a GAN's two, side by side, by the attributes that hold them."""
+    seen: set[int] = set()
+    for name in ("optimizer", *vars(old)):
+        pair = (getattr(old, name, None), getattr(new, name, None))
+        if all(isinstance(each, keras.optimizers.Optimizer) for each in pair) and id(pair[0]) not in seen:
+            seen.add(id(pair[0]))
+            yield (name, *pair)
+
+
+def _unwrapped(optimizer: Any, other: Any) -> Any:
+    """The inner optimizer where only one of the two is a loss-scaling wrapper."""
+    wrapper = keras.optimizers.LossScaleOptimizer
+    return optimizer.inner_optimizer if isinstance(optimizer, wrapper) and not isinstance(other, wrapper) else optimizer
+
+
+def _carry_optimizer(old: Any, new: Any, variables: dict[int, Any]) -> list[str]:
+    """Copies optimizer state; slots follow their weight, whatever its place in the new model's order."""
+    reached = _copy_optimizer(old, new, variables)
+    return [f"optimizer variable {v.path!r} was not carried over" for v in old.variables if id(v) not in reached]
+
+
+def _copy_optimizer(old: Any, new: Any, variables: dict[int, Any]) -> set[int]:
+    reached: set[int] = set()
+
+    def copy(old_variable: Any, new_variable: Any) -> None:
+        if new_variable is not None and tuple(old_variable.shape) == tuple(new_variable.shape):
+            copy_value(old_variable, new_variable)
+            reached.add(id(old_variable))
+
+    # Private, because optimizers publish their variables only as one flat list. A slot is kept in a list with a place
+    # for each weight, in the order of `_trainable_variables`.
+    old_weights = list(old._trainable_variables)
+    place = {id(variable): index for index, variable in enumerate(new._trainable_variables)}
+    for name, value in vars(old).items():
+        other = getattr(new, name, None)
+        if isinstance(value, keras.Variable):
+            copy(value, other)
+        elif isinstance(value, keras.optimizers.Optimizer):
+            reached |= _copy_optimizer(value, other, variables)
+        elif isinstance(value, (list, tuple)) and isinstance(other, (list, tuple)) and name != "_trainable_variables":
+            if any(isinstance(item, keras.optimizers.Optimizer) for item in value):
+                for old_inner, new_inner in zip(value, other, strict=True):
+                    reached |= _copy_optimizer(old_inner, new_inner, variables)
+            elif name != "_variables" and len(value) == len(old_weights) and len(other) == len(place):
+                for weight, slot in zip(old_weights, value, strict=True):
+                    index = place.get(id(variables.get(id(weight))))
+                    if isinstance(slot, keras.Variable) and index is not None:
+                        copy(slot, other[index])
+    return reached

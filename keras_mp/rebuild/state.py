@@ -1,0 +1,131 @@
+"""Weights, states of layers and assets, carried over from one model to another."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_mp import backend
+from keras_mp.rebuild.rule import RebuildError
+from keras_mp.rebuild.walk import children_of, has_no_call, own_variables
+
+# What `keras_mp.tensor_rules` leaves on a model, and no config holds.
+RULES = "tensor_rules"
+
+
+class _Carried(NamedTuple):
+    variables: dict[int, Any]  # id of the old variable -> the new variable
+    unreached: list[str]
+
+
+def carry_state(old: Any, new: Any) -> _Carried:
+    variables: dict[int, Any] = {}
+    arrived: set[int] = set()
+    for path, old_layer, new_layer in _pairs(old, new, old.name, set()):
+        if has_no_call(new_layer):
+            new_layer.built = old_layer.built
+        if not new_layer.built and old_layer.built and old_layer.weights and not _build_as(old_layer, new_layer):
+            raise RebuildError(
+                f"layer {path!r} ({type(new_layer).__name__}) was not built by rebuilding {old.name!r}: pass a batch "
+                "of inputs (verify= or sample=), or give the model a build_from_config() that builds it"
+            )
+        if hasattr(old_layer, RULES):
+            setattr(new_layer, RULES, getattr(old_layer, RULES))
+        if new_layer.trainable != old_layer.trainable:
+            new_layer.trainable = old_layer.trainable
+        pairs = _carry_layer(path, old_layer, new_layer)
+        variables |= {id(old_variable): new_variable for old_variable, new_variable in pairs}
+        arrived |= {id(new_variable) for _, new_variable in pairs}
+    lost = [
+        f"weight {v.path!r} of the original has no place in the new model"
+        for v in old.weights
+        if id(v) not in variables and not _is_fp8_state(v)
+    ]
+    fresh = [
+        f"weight {v.path!r} of the new model still has its initial value"
+        for v in new.weights
+        if id(v) not in arrived and not _is_fp8_state(v)
+    ]
+    return _Carried(variables, lost + fresh)
+
+
+def _build_as(old: Any, new: Any) -> bool:
+    """Builds a layer for the shapes that another was built for, if that other knows them."""
+    shapes = old.get_build_config()
+    if not shapes:
+        return False
+    new._parent_path = old._parent_path  # private, and what Keras names weights by
+    new.build_from_config(shapes)
+    return len(own_variables(new)) == len(own_variables(old))
+
+
+def _is_fp8_state(variable: Any) -> bool:
+    # Keras marks scales and amax histories so; they mean nothing outside the FP8 layer that made them.
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def _pairs(old: Any, new: Any, path: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, Any, Any]]:
+    """Walks two models side by side: by name where names agree, else (automatic names) in order."""
+    if (id(old), id(new)) in seen:
+        return
+    seen.add((id(old), id(new)))
+    yield path, old, new
+    olds, news = children_of(old), children_of(new)
+    by_name = {layer.name: layer for layer in news}
+    if {layer.name for layer in olds} <= by_name.keys():
+        couples = [(layer, by_name[layer.name]) for layer in olds]
+    else:
+        couples = list(zip(olds, news, strict=False))  # what is left over is reported as unreached
+    for old_child, new_child in couples:
+        yield from _pairs(old_child, new_child, f"{path}/{old_child.name}", seen)
+
+
+def _carry_layer(path: str, old: Any, new: Any) -> list[tuple[Any, Any]]:
+    pairs = _pair_variables(own_variables(old), own_variables(new))
+    if isinstance(new, type(old)) and len(pairs) == len(own_variables(old)) == len(own_variables(new)):
+        # The layer's own way first: custom layers keep more than variables there, and Normalization recomputes from it.
+        store: dict[str, Any] = {}
+        old.save_own_variables(store)
+        new.load_own_variables(store)
+    for old_variable, new_variable in pairs:
+        if _is_fp8_state(new_variable) and isinstance(new, type(old)):
+            continue  # its layer has carried over what fits
+        if tuple(old_variable.shape) != tuple(new_variable.shape):
+            raise RebuildError(
+                f"weight {old_variable.name!r} of layer {path!r} has shape {tuple(old_variable.shape)}, "
+                f"rebuilt {tuple(new_variable.shape)}: the layer's config does not describe what it built"
+            )
+        copy_value(old_variable, new_variable)
+    if hasattr(old, "save_assets") and hasattr(new, "load_assets"):
+        with tempfile.TemporaryDirectory() as folder:
+            old.save_assets(folder)
+            if any(Path(folder).iterdir()):
+                new.load_assets(folder)
+    return pairs
+
+
+def copy_value(old: Any, new: Any) -> None:
+    # A real copy: on JAX assigning would share the buffer, which training one of the two models donates and deletes.
+    # By way of the host, because the two may lie on different devices.
+    new.assign(value_on_host(old))
+
+
+def value_on_host(variable: Any) -> Any:
+    return np.array(backend.to_numpy(variable))
+
+
+def _pair_variables(olds: list[Any], news: list[Any]) -> list[tuple[Any, Any]]:
+    """Pairs by name, the nth of several with one name with the nth; the rest (automatic names) in order."""
+    waiting: dict[str, list[Any]] = {}
+    for variable in news:
+        waiting.setdefault(variable.name, []).append(variable)
+    pairs = [(variable, waiting[variable.name].pop(0)) for variable in olds if waiting.get(variable.name)]
+    paired = {id(variable) for pair in pairs for variable in pair}
+    rest = [[variable for variable in side if id(variable) not in paired] for side in (olds, news)]
+    if [tuple(variable.shape) for variable in rest[0]] == [tuple(variable.shape) for variable in rest[1]]:
+        pairs += zip(*rest, strict=True)
+    return pairs

@@ -1,0 +1,168 @@
+"""Compile a step for a chip and report what the compiler made of it: `inspect`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from keras_mp.backend.common.lowered import UNATTRIBUTED
+from keras_mp.conversion.in_precision import FP8, check_precision, in_precision, precision_of
+from keras_mp.parallel.plan import Plan, plan_of
+from keras_mp.precision.policy import policy_scope
+from keras_mp.xla import findings
+from keras_mp.xla.advice import advise
+from keras_mp.xla.collectives import collectives
+from keras_mp.xla.compile import compile_step
+from keras_mp.xla.estimate import estimate
+from keras_mp.xla.hlo import parse
+from keras_mp.xla.lower import build_without_values, lower_step
+from keras_mp.xla.matmuls import Matmul, join
+from keras_mp.xla.memory import measure
+from keras_mp.xla.report import CompileReport
+from keras_mp.xla.targets import Target, find_target, slice_of
+
+
+def inspect(
+    model: Any,
+    batch: Any,
+    target: str = "host",
+    *,
+    training: bool = True,
+    compare: Sequence[str] = (),
+    flags: dict[str, Any] | None = None,
+    strategy: str | Plan | None = None,
+    chips: int = 4,
+) -> CompileReport:
+    """Compiles one step of a model for a chip that need not be attached, and reports what the compiler made of it.
+
+    Nothing is executed, and no weight changes. What `fit` creates before its first step, the optimizer's variables and
+    the metrics', is created here too.
+
+    Args:
+        model: a built keras.Model, compiled where a training step is asked for; or a function without arguments that
+            builds one. On JAX the function's variables get shapes and no values, so that a model larger than memory
+            can be looked at.
+        batch: what `fit` takes a batch to be, (x, y) or (x, y, sample_weight); for inference x. Arrays, or anything
+            with a shape and a dtype, such as `keras.KerasTensor`.
+        target: a chip, such as "h100" or "v5e" (`keras-mp targets` lists them), or "host".
+        training: a whole training step, with loss, backward pass and optimizer; otherwise inference.
+        compare: other precisions to compile the same step in: "float32", "mixed_float16", "mixed_bfloat16", "fp8".
+        flags: further options of XLA, such as `{"xla_gpu_enable_triton_gemm": False}`.
+        strategy: for a slice of several TPUs, on JAX: "data", "fully_sharded" or "tensor" (as for
+            `keras_mp.distribute`), or a `keras_mp.parallel.plan.Plan`. The batch is then that of all devices. The rules
+            of "tensor" are the Plan's, or those that the model has from `keras_mp.tensor_rules`.
+        chips: of the slice: 4, 8, 16, 32, 64, 128 or 256. A Plan has as many devices as the slice.
+
+    Returns:
+        The report. A step that does not fit the chip's memory is reported too.
+
+    Raises:
+        ValueError: If the model is not built or compiled, the batch does not fit it or the slice's devices, a name or
+            the slice is not known, or a float16 model is to run on TPUs.
+        ImportError: If the target's compiler is not installed; the message is the command that installs it.
+        keras_mp.xla.compile.CompileError: If the compiler fails; the message says at what.
+    """
+    chip = find_target(target)
+    plan = None
+    if strategy is not None:
+        chip = slice_of(chip, chips)
+        plan = plan_of(strategy, chip.devices)
+    precisions = [check_precision(name) for name in ([compare] if isinstance(compare, str) else compare)]
+    build: Callable[[], Any] | None = None
+    if not isinstance(model, keras.Model) and callable(model):
+        build = model
+        model = build_without_values(build)
+    report = _report(model, batch, chip, training, flags, plan)
+    compared = {}
+    for precision in precisions:
+        if precision == report.precision:
+            compared[precision] = report
+        else:
+            other = _rebuilt(build, precision) if build else in_precision(model, precision)
+            compared[precision] = dataclasses.replace(
+                _report(other, batch, chip, training, flags, plan), precision=precision
+            )
+    return dataclasses.replace(report, compared=compared)
+
+
+def _rebuilt(build: Callable[[], Any], precision: str) -> Any:
+    if precision == FP8:
+        raise ValueError("compare='fp8' needs a model: a function that builds one in FP8 can be inspected by itself")
+    with policy_scope(precision):
+        return build_without_values(build)
+
+
+def _report(
+    model: Any, batch: Any, target: Target, training: bool, flags: dict[str, Any] | None, plan: Plan | None
+) -> CompileReport:
+    lowered = lower_step(model, batch, training=training, platform=target.platform, plan=plan)
+    compiled = compile_step(lowered, target, flags)
+    module = parse(compiled.hlo)
+    described = compiled.described
+    matmuls = join(lowered, described, module, target.platform)
+    chip = target.chip
+    memory = measure(lowered, described, module, chip.memory_bytes // chip.devices if chip else 0)
+    sensitive = findings.sensitive(lowered, described, module)
+    precision = precision_of(model)
+    arguments = [argument for argument in lowered.arguments if argument.kind == "batch"]
+    return CompileReport(
+        model=model.name,
+        target=target.name,
+        title=target.title,
+        backend=lowered.backend,
+        precision=precision,
+        training=training,
+        batch=tuple(f"{argument.dtype}{list(argument.shape)}" for argument in arguments),
+        matmuls=tuple(matmuls),
+        sensitive=tuple(sensitive),
+        casts=tuple(findings.casts(described)),
+        cast_kernels=findings.cast_kernels(module),
+        float32_work=tuple(findings.float32_work(lowered, described, module)),
+        memory=memory,
+        # Of a step that the compiler divides, the products are known whole, and not as each device runs them.
+        roofline=estimate(matmuls, module, chip) if chip and not (plan and plan.by_compiler) else None,
+        advice=tuple(advise(matmuls, sensitive, memory, target, precision)),
+        notes=(*_notes(target, matmuls, lowered.backend, plan), *filter(None, [compiled.note])),
+        versions=dict(compiled.versions),
+        seconds=compiled.seconds,
+        log=compiled.log,
+        layout=plan.layout if plan else "",
+        devices=plan.size if plan else 1,
+        collectives=tuple(collectives(module)),
+    )
+
+
+def _notes(target: Target, matmuls: Sequence[Matmul], backend: str, plan: Plan | None) -> list[str]:
+    notes = []
+    if plan is not None:
+        notes.append(
+            "Bytes of collectives are those of the whole arrays. Estimates of time leave out what the links between "
+            "the chips take."
+        )
+        if plan.by_compiler:
+            notes.append("The products are listed as asked for; the compiler divides them over the devices.")
+    if target.platform == "cuda":
+        notes.append(
+            "Compiled without autotuning, which times kernels on the chip: there the choice between cuBLAS, cuDNN and "
+            "Triton, and the tile sizes, can differ."
+        )
+        if backend == "jax":
+            notes.append(
+                "On JAX, Keras takes cuDNN's fused attention where it finds a GPU when the step is traced; here it "
+                "found none."
+            )
+    if target.chip is not None and target.chip.devices > 1 and plan is None:
+        notes.append(f"One of the {target.chip.devices} devices that the runtime makes of one {target.title}.")
+    if target.platform == "tpu" and any("float32" in matmul.compiled for matmul in matmuls):
+        notes.append("A TPU multiplies float32 operands in one bfloat16 pass unless a higher precision is asked for.")
+    if target.platform == "cuda" and target.chip is not None and "tfloat32" in target.chip.peak:
+        if any("float32" in matmul.compiled for matmul in matmuls):
+            notes.append("Products of float32 operands run as TensorFloat-32, with 10 bits of mantissa, by default.")
+    if any(not matmul.counted for matmul in matmuls):
+        notes.append("Products in loops of unknown length are counted once.")
+    if any(UNATTRIBUTED in (matmul.layer, matmul.role) for matmul in matmuls):
+        notes.append("A product is unattributed where neither its name nor its operands tell which layer's it is.")
+    return notes

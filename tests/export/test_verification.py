@@ -1,0 +1,211 @@
+"""What `verify` proves, and what it refuses to call a proof."""
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import zoo
+from keras import layers
+
+import keras_mp
+from keras_mp.export.verification import ExportError, agreement, check_batch, reason, relative_difference
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="writing a SavedModel needs TensorFlow installed"
+)
+TENSORFLOW = keras.backend.backend() == "tensorflow"
+only_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="each export from JAX starts a process: one test has it")
+
+
+def dense(**options):
+    return keras.Sequential([keras.Input((4,), name="features"), layers.Dense(3, **options)], name="m")
+
+
+def ruined():
+    model = dense()
+    model.set_weights([np.full(w.shape, np.nan) for w in model.get_weights()])
+    return model
+
+
+def export_onnx(*arguments, **options):
+    if any(importlib.util.find_spec(name) is None for name in ("tf2onnx", "onnxruntime")):
+        pytest.skip('pip install "keras-mp[export]"')
+    return keras_mp.export_onnx(*arguments, **options)
+
+
+EXPORTS = [
+    keras_mp.export_float32,
+    pytest.param(export_onnx, marks=only_tensorflow),
+    pytest.param(keras_mp.export_litert, marks=only_tensorflow),
+]
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+def test_a_batch_without_a_record_is_refused(export, tmp_path):
+    """The report was: 0.0e+00 from the model in float32."""
+    with pytest.raises(ExportError, match="verify must hold .* 1 or more.*holds 0 for input 'features'"):
+        export(dense(), tmp_path / "new" / "out", verify=np.zeros((0, 4), "float32"))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+def test_a_batch_of_nan_proves_nothing(export, tmp_path):
+    batch = zoo.normal(2, 4)
+    batch[1, 2] = np.nan
+    with pytest.raises(ExportError, match="3 of the 6 values .* NaN or infinite.*the batch itself holds NaN"):
+        export(dense(), tmp_path / "out", verify=batch)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+def test_weights_that_are_all_nan_prove_nothing(export, tmp_path):
+    with pytest.raises(ExportError, match="6 of the 6 values .* in the weights .*kernel.*bias.*checkpoint from before"):
+        export(ruined(), tmp_path / "out", verify=zoo.normal(2, 4))
+    assert os.listdir(tmp_path) == []
+
+
+@only_tensorflow
+def test_weights_that_are_all_nan_are_said_without_verify(tmp_path):
+    report = keras_mp.export_float32(ruined(), tmp_path / "out")
+    assert report.notes and all(note.startswith("nothing is finite of what the model gives") for note in report.notes)
+    assert report.notes[0] in str(report)
+
+
+@only_tensorflow
+def test_a_model_that_fills_in_missing_values_is_verified_on_nan(tmp_path):
+    filled = layers.Lambda(lambda x: keras.ops.where(keras.ops.isnan(x), keras.ops.zeros_like(x), x))
+    model = keras.Sequential([keras.Input((4,)), filled, layers.Dense(3)])
+    batch = zoo.normal(3, 4)
+    batch[:, 1] = np.nan
+    report = keras_mp.export_float32(model, tmp_path / "out", verify=batch)
+    assert report.max_difference <= 1e-5 and report.notes == ()
+
+
+@only_tensorflow
+def test_outputs_that_are_infinite_in_both_are_said(tmp_path):
+    masked = layers.Lambda(lambda x: keras.ops.where(keras.ops.arange(3) == 1, -np.inf, x))
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3), masked])
+    report = keras_mp.export_float32(model, tmp_path / "out", verify=zoo.normal(2, 4))
+    assert report.max_difference <= 1e-5
+    assert report.notes == ("2 of the 6 values compared are infinite, in the model too: they prove nothing",)
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+def test_a_batch_of_a_wrong_shape_is_one_line(export, tmp_path):
+    """The message was TensorFlow's, of how it binds inputs, with whole arrays."""
+    with pytest.raises(ExportError) as caught:
+        export(dense(), tmp_path / "out", verify=np.zeros((2, 5), "float32"))
+    assert str(caught.value) == "verify has the shape (2, 5) for input 'features', which takes (None, 4)"
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.once
+def test_the_batch_must_have_the_structure_of_the_inputs():
+    a, b = (keras.KerasTensor((None, size), name=name) for name, size in (("a", 4), ("b", 6)))
+    structure, one, two = {"a": a, "b": b}, np.ones((2, 4)), np.ones((2, 6))
+    check_batch({"a": one, "b": two}, structure)
+    with pytest.raises(ExportError, match=r"structure of the model's inputs, \{'a': array of shape \(None, 4\), 'b'"):
+        check_batch(one, structure)
+    with pytest.raises(ExportError, match="calibrate has the shape"):
+        check_batch({"a": two, "b": two}, structure, "calibrate")
+    with pytest.raises(ExportError, match="holds 2 for input 'a', 1 for input 'b'"):
+        check_batch({"a": one, "b": two[:1]}, structure)
+    with pytest.raises(ExportError, match="verify must hold as many records"):
+        check_batch(np.float32(3.0))
+    check_batch(np.ones((5, 4)), keras.KerasTensor((2, 4), name="of_two"))  # the SavedModel leaves the batch open
+
+
+def test_an_original_that_cannot_run_here_is_no_reason_to_stop(tmp_path):
+    """A CPU has no float16 kernel for MaxPool3D on TensorFlow; JAX has."""
+    model = keras.Sequential([keras.Input((4, 4, 4, 2)), layers.MaxPooling3D(dtype="mixed_float16")])
+    report = keras_mp.export_float32(model, tmp_path / "out", verify=zoo.normal(2, 4, 4, 4, 2))
+    assert report.max_difference <= 1e-5
+    if TENSORFLOW:
+        assert report.precision_gap is None and "from the original" not in str(report)
+        assert "cannot be run here in its own precision" in str(report) and "MaxPool3D" in str(report)
+    else:
+        assert report.precision_gap < 1e-2 and report.notes == ()
+
+
+@only_tensorflow
+@pytest.mark.parametrize("export", EXPORTS[1:2])
+def test_an_original_that_cannot_run_here_is_no_reason_to_stop_deploying(export, tmp_path):
+    model = keras.Sequential([keras.Input((4, 4, 4, 2)), layers.MaxPooling3D(dtype="mixed_float16")])
+    report = export(model, tmp_path / "out", verify=zoo.normal(2, 4, 4, 4, 2))
+    assert report.max_difference <= 1e-5 and report.precision_gap is None
+    assert len(report.notes) == 1 and report.notes[0] in str(report) and json.dumps(report.to_dict())
+
+
+@only_tensorflow
+@pytest.mark.slow
+def test_the_command_line_refuses_an_empty_batch_and_goes_on_without_the_original(tmp_path):
+    model = keras.Sequential([keras.Input((4, 4, 4, 2)), layers.MaxPooling3D(dtype="mixed_float16")])
+    model.save(tmp_path / "model.keras")
+    np.save(tmp_path / "empty.npy", np.zeros((0, 4, 4, 4, 2), "float32"))
+    np.save(tmp_path / "batch.npy", zoo.normal(2, 4, 4, 4, 2))
+
+    def export(verify):
+        command = [sys.executable, "-m", "keras_mp.cli", "export", "model.keras", "out", "--verify", verify]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    refused = export("empty.npy")
+    assert refused.returncode == 1 and "holds 0 for input" in refused.stderr and "Traceback" not in refused.stderr
+    assert not (tmp_path / "out").exists()
+    done = export("batch.npy")
+    assert done.returncode == 0 and "cannot be run here in its own precision" in done.stdout, done.stderr
+
+
+@pytest.mark.once
+def test_the_difference_is_that_of_float64():
+    rng = np.random.default_rng()
+    a, b = rng.normal(size=(4, 5)).astype("float32"), rng.normal(size=(4, 5)).astype("float32")
+    a64, b64 = a.astype("float64"), b.astype("float64")
+    assert relative_difference(a, b) == np.abs(a64 - b64).max() / max(1.0, np.abs(b64).max())
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("actual", "expected"),
+    [([np.inf], [-np.inf]), ([np.nan], [np.inf]), ([1.0], [np.inf]), ([np.inf], [1.0]), (["a"], ["b"])],
+)
+def test_what_is_not_the_same_and_not_finite_is_infinitely_different(actual, expected):
+    assert relative_difference(np.array(actual), np.array(expected)) == math.inf
+    assert relative_difference(np.array(expected), np.array(expected)) == 0.0
+
+
+@pytest.mark.once
+def test_a_difference_is_refused_and_told():
+    with pytest.raises(ExportError, match=r"the file differs from the model run in float32 by 5.00e-01 .*: because"):
+        agreement("the file", np.ones(2), np.full(2, 2.0), np.ones(2), dense(), 1e-5, hint=": because")
+    assert agreement("the file", np.ones(2), np.ones(2), np.ones(2), dense(), 1e-5) == (0.0, [])
+
+
+@pytest.mark.once
+def test_the_reason_of_an_error_is_one_line_of_it():
+    error = ValueError("Exception encountered when calling Dense.call().\n\n\x1b[1mtoo wide\x1b[0m\n\nArguments: ...")
+    assert reason(error) == "ValueError: too wide"
+
+
+@pytest.mark.skipif(TENSORFLOW, reason="on TensorFlow the model is exported by the same process")
+def test_a_layer_defined_in_the_script_itself_is_named(tmp_path, monkeypatch):
+    """The message was: build is defined in __main__."""
+
+    class Mix(layers.Layer):
+        def build(self, input_shape):
+            self.amount = self.add_weight(shape=(input_shape[-1],))
+
+        def call(self, inputs):
+            return inputs * self.amount
+
+    monkeypatch.setattr(Mix, "__module__", "__main__")
+    monkeypatch.setattr(Mix.build, "__module__", "__main__")
+    model = keras.Sequential([keras.Input((4,)), Mix()])
+    with pytest.raises(ExportError, match="^Mix of model .* is defined in __main__"):
+        keras_mp.export_float32(model, tmp_path / "out")
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,164 @@
+"""KerasHub's language models, whose logits come from an embedding inside the backbone, called the other way round."""
+
+import warnings
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+
+import keras_mp
+from keras_mp.fp8.layers import Float8Layer
+from keras_mp.rebuild import layers_by_path
+
+pytest.importorskip("keras_hub")
+
+import causal_models
+
+TENSORFLOW = keras.backend.backend() == "tensorflow"
+SOFT_CAP = {"GemmaCausalLM": 3.0, "Gemma4CausalLM": 3.0}
+
+
+@pytest.fixture(autouse=True)
+def mixed_float16(float32_policy):
+    keras.config.set_dtype_policy("mixed_float16")
+
+
+def numpy(x):
+    return keras.ops.convert_to_numpy(keras.ops.cast(x, "float32"))
+
+
+def stabilized(model):
+    """The stabilized model, which nothing must be missing from."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="(?s).*could not reach.*")
+        return keras_mp.stabilize(model)
+
+
+def spread(model):
+    """Moves the weights so far from where they begin that logits rounded to float16 are not the exact ones."""
+    for weight in model.weights:
+        if keras.backend.is_float_dtype(weight.dtype):
+            noise = np.random.default_rng().normal(0, 0.3, tuple(weight.shape))
+            weight.assign(keras.ops.convert_to_numpy(weight) + noise.astype("float32"))
+
+
+def rounded(x, precision):
+    return x.astype(ml_dtypes.bfloat16 if precision == "bfloat16" else np.float16)
+
+
+def logits_in_float64(model, x, cap, precision):
+    """The product of the 16-bit features and the 16-bit embeddings, exactly."""
+    embedding = model.backbone.token_embedding
+    kernel = numpy(embedding.embeddings).T if embedding.tie_weights else numpy(embedding.reverse_embeddings)
+    logits = numpy(model.backbone(x)).astype("float64") @ rounded(kernel, precision).astype("float64")
+    return logits if cap is None else cap * np.tanh(logits / cap)
+
+
+# On JAX, KerasHub's Llama does not run in float16 on a CPU: jax.nn has no such attention there.
+@pytest.mark.parametrize(
+    "name,precision",
+    [
+        ("GPT2CausalLM", "float16"),
+        ("Llama3CausalLM", "bfloat16"),
+        ("GemmaCausalLM", "float16"),
+        pytest.param("Gemma4CausalLM", "bfloat16", marks=pytest.mark.slow),
+    ],
+)
+def test_the_logits_of_a_causal_language_model_are_float32(name, precision):
+    keras.config.set_dtype_policy(f"mixed_{precision}")
+    model = causal_models.build(name)
+    spread(model)
+    x = causal_models.batch(model)
+    assert any("token_embedding" in each.path for each in keras_mp.sensitive_layers(model))
+    new = stabilized(model)
+    assert keras_mp.sensitive_layers(new) == []
+    assert new.output.dtype == "float32"
+    assert new.predict(x, verbose=0).dtype == "float32"
+    # Eagerly, as the features of the reference: a compiled program rounds these elsewhere.
+    exact = logits_in_float64(new, x, SOFT_CAP.get(name), precision)
+    np.testing.assert_allclose(numpy(new(x)), exact, rtol=1e-5, atol=1e-5)
+    assert np.abs(numpy(model(x)) - logits_in_float64(model, x, SOFT_CAP.get(name), precision)).max() > 1e-4
+    embedding = new.backbone.token_embedding
+    assert embedding._precision == precision, "the operands of the product"
+    if embedding.tie_weights:
+        assert [weight.path.split("/")[-1] for weight in embedding.weights] == ["embeddings"]
+    for old, weight in zip(model.weights, new.weights, strict=True):
+        np.testing.assert_array_equal(numpy(old), numpy(weight))
+
+
+def test_a_tied_llama_stays_tied():
+    """Its get_config() forgets tie_word_embeddings, so that Keras's own copy has a second matrix of random numbers."""
+    model = causal_models.build("Llama3CausalLM")
+    assert model.backbone.token_embedding.tie_weights
+    copy = type(model).from_config(model.get_config())
+    assert not copy.backbone.token_embedding.tie_weights, "KerasHub has mended this: with_left_out may be dropped"
+    assert stabilized(model).backbone.token_embedding.tie_weights
+
+
+def test_it_trains_is_saved_generates_and_is_exported(tmp_path):
+    model = stabilized(causal_models.build("GPT2CausalLM"))
+    x = causal_models.batch(model)
+    model.compile(
+        optimizer=keras_mp.wrap_optimizer(keras.optimizers.Adam(1e-2), model),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        sampler="greedy",
+    )
+    losses = model.fit(x, x["token_ids"], epochs=4, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    prompt = {**x, "padding_mask": np.repeat([[1] * 4 + [0] * 4], 4, axis=0)}
+    generated = model.generate(prompt, stop_token_ids=None)["token_ids"]
+    # Greedy: each token is the one with the largest logit after those before it.
+    again = model.predict({**x, "token_ids": generated}, verbose=0)
+    ranks = (again[:, 3:-1] > np.take_along_axis(again[:, 3:-1], generated[:, 4:, None], -1)).sum(-1)
+    assert ranks.max() <= 1, "largest, but for a tie in the cached path's 16-bit attention"
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert keras_mp.sensitive_layers(loaded) == [] and loaded.output.dtype == "float32"
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+    if TENSORFLOW:
+        report = keras_mp.export_float32(loaded, tmp_path / "saved", verify=x)
+        assert report.low_precision_ops == 0 and report.max_difference <= 1e-5
+
+
+def test_converted_to_fp8_after_it_was_stabilized(tmp_path):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    plain = stabilized(causal_models.build("LlamaCausalLM"))
+    x = causal_models.batch(plain)
+    model = keras_mp.fp8.convert(plain, select=lambda path, layer: True)
+    assert sum(isinstance(layer, Float8Layer) for layer in layers_by_path(model).values()) == 14
+    assert keras_mp.sensitive_layers(model) == [] and model.output.dtype == "float32"
+    before, after = plain.predict(x, verbose=0), model.predict(x, verbose=0)
+    assert 0 < np.linalg.norm(after - before) <= 0.2 * np.linalg.norm(before)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert keras_mp.sensitive_layers(loaded) == []
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), after)
+
+
+FAILS_IN_KERAS = {"MixtralCausalLM", "Qwen3MoeCausalLM", "QwenMoeCausalLM"} if TENSORFLOW else set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*causal_models.DECODERS, *causal_models.TWO_SIDED])
+def test_every_language_model_of_kerashub(name, tmp_path):
+    precision = "float16" if TENSORFLOW else "bfloat16"
+    keras.config.set_dtype_policy(f"mixed_{precision}")
+    model = causal_models.build(name)
+    x = causal_models.batch(model)
+    new = stabilized(model)
+    assert keras_mp.sensitive_layers(new) == []
+    logits = new.predict(x, verbose=0)
+    assert logits.dtype == "float32" and np.mean(logits == rounded(logits, precision)) < 0.1
+    plain = model.predict(x, verbose=0).astype("float32")
+    np.testing.assert_allclose(logits, plain, rtol=2e-2, atol=2e-2 if TENSORFLOW else 5e-2)
+    targets = np.zeros(logits.shape[:2], "int32")
+    if name in FAILS_IN_KERAS:
+        with pytest.raises(TypeError, match="type float32 that does not match type float16"):
+            model.fit(x, targets, verbose=0)
+    else:
+        assert np.isfinite(new.fit(x, targets, verbose=0).history["loss"][0])
+    new.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert keras_mp.sensitive_layers(loaded) == []
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), new.predict(x, verbose=0))

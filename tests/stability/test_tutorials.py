@@ -1,0 +1,193 @@
+"""Models as tutorials write them, stabilized: trained in mixed_float16, saved and reloaded where plain Keras can."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tutorials
+from keras import layers
+
+import keras_mp
+from keras_mp.rebuild import RebuildError
+
+
+@pytest.fixture(autouse=True)
+def mixed_float16(float32_policy):
+    keras.config.set_dtype_policy("mixed_float16")
+
+
+def numpy(x):
+    return keras.ops.convert_to_numpy(keras.ops.cast(x, "float32"))
+
+
+def assert_equal_weights(model, other):
+    for weight, others in zip(model.weights, other.weights, strict=True):
+        np.testing.assert_array_equal(numpy(weight), numpy(others))
+
+
+def stabilized(model):
+    """The stabilized model, which nothing must be missing from but the output of a model that shows no order."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="(?s).*could not reach.*(weight|compile)")
+        return keras_mp.stabilize(model)
+
+
+@pytest.mark.parametrize("name", tutorials.MODELS)
+def test_a_tutorials_model_is_stabilized_and_trained(name):
+    if not tutorials.TENSORFLOW and name in tutorials.ONLY_ON_TENSORFLOW:
+        pytest.skip("its train_step takes TensorFlow's tape")
+    model, x, y = tutorials.MODELS[name]()
+    model.fit(x, y, batch_size=8, verbose=0)
+    new = stabilized(model)
+    assert keras_mp.sensitive_layers(model) and keras_mp.sensitive_layers(new) == []
+    assert type(new).__name__ == type(model).__name__ and new.name == model.name and new.compiled
+    assert_equal_weights(model, new)
+    # Long enough for a loss scale that begins too high: each step that overflows halves it and changes nothing else.
+    history = new.fit(x, y, batch_size=8, epochs=6, verbose=0).history
+    assert np.isfinite([value for values in history.values() for value in values]).all()
+    assert any(np.any(numpy(a) != numpy(b)) for a, b in zip(model.weights, new.weights, strict=True))
+
+
+def test_the_two_optimizers_of_a_gan_are_carried_over():
+    if not tutorials.TENSORFLOW:
+        pytest.skip("its train_step takes TensorFlow's tape")
+    model, x, _ = tutorials.adversarial()
+    model.fit(x, batch_size=8, verbose=0)
+    new = stabilized(model)
+    for name in ("d_optimizer", "g_optimizer"):
+        old_optimizer, optimizer = getattr(model, name), getattr(new, name)
+        assert optimizer is not old_optimizer and int(optimizer.iterations) == 2
+        for old, variable in zip(old_optimizer.variables, optimizer.variables, strict=True):
+            np.testing.assert_array_equal(numpy(old), numpy(variable))
+    assert new.generator(np.ones((2, 4), "float32")).dtype == "float32"
+    assert new.discriminator(x).dtype == "float32"
+
+
+@pytest.mark.parametrize("name", ["own_train_step", "subclassed"])
+def test_a_tutorials_model_is_reloaded(name, tmp_path):
+    if not tutorials.TENSORFLOW and name in tutorials.ONLY_ON_TENSORFLOW:
+        pytest.skip("its train_step takes TensorFlow's tape")
+    model, x, _ = tutorials.MODELS[name]()
+    new = stabilized(model)
+    new.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects=tutorials.CLASSES)
+    assert loaded.name == model.name and loaded.dtype_policy.name == "mixed_float16"
+    assert_equal_weights(new, loaded)
+    np.testing.assert_array_equal(numpy(loaded(x)), numpy(new(x)))
+
+
+def test_a_block_without_kwargs_is_reloaded_though_keras_cannot(tmp_path):
+    inputs = keras.Input((5, 16))
+    model = keras.Model(inputs, layers.Dense(2, "softmax")(tutorials.TransformerBlock(16, 2, 32)(inputs)))
+    new = stabilized(model)
+    model.save(tmp_path / "plain.keras")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'trainable'"):
+        keras.saving.load_model(tmp_path / "plain.keras", custom_objects=tutorials.CLASSES)
+    new.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects=tutorials.CLASSES)
+    assert_equal_weights(new, loaded)
+    x = np.random.default_rng().normal(size=(3, 5, 16)).astype("float32")
+    np.testing.assert_array_equal(numpy(loaded(x)), numpy(new(x)))
+
+
+class Halves(layers.Layer):
+    """Keeps half of what it is given, so how it was made cannot be read off it."""
+
+    def __init__(self, rate, function):
+        super().__init__()
+        self.rate = rate / 2
+        self.function = function
+        self.norm = layers.LayerNormalization()
+
+    def call(self, x):
+        return self.norm(self.function(x) * self.rate)
+
+
+class Times(layers.Layer):
+    """As Halves, but what it is given is kept."""
+
+    def __init__(self, rate, function):
+        super().__init__()
+        self.rate, self.function = rate, function
+        self.norm = layers.LayerNormalization()
+
+    def call(self, x):
+        return self.norm(self.function(x) * self.rate)
+
+
+def around(layer):
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, layers.Dense(2, name="head")(layer(inputs)))
+
+
+def test_arguments_are_read_off_a_layer_only_where_it_keeps_them():
+    model = around(Times(0.25, keras.ops.square))
+    new = stabilized(model)
+    x = np.random.default_rng().normal(size=(3, 4)).astype("float32")
+    np.testing.assert_allclose(numpy(new(x)), numpy(model(x)), rtol=2e-2, atol=2e-3)
+    with pytest.raises(RebuildError, match="(?s)layer 'halves.*rate=0.25. keeps 0.125 as its rate.*get_config"):
+        keras_mp.stabilize(around(Halves(0.5, keras.ops.square)))
+
+
+def test_a_frozen_layer_inside_another_stays_frozen():
+    block = tutorials.TransformerBlock(16, 2, 32)
+    inputs = keras.Input((5, 16))
+    model = keras.Model(inputs, layers.Dense(2)(block(inputs)))
+    block.att.trainable = False
+    new = stabilized(model)
+    assert [weight.trainable for weight in new.weights] == [weight.trainable for weight in model.weights]
+    assert len(new.trainable_weights) == 10 and len(new.weights) - 10 >= 8
+
+
+class Opaque(layers.Layer):
+    """Cannot be rebuilt: it keeps nothing of what it is given."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.scale = float(table.sum())
+        self.norm = layers.LayerNormalization(name="inner_norm")
+        self.attention = layers.MultiHeadAttention(2, 4, name="inner_attention")
+
+    def call(self, x):
+        return keras.ops.add(self.norm(x), self.attention(x, x)) * self.scale
+
+
+def opaque():
+    inputs = keras.Input((3, 8))
+    x = layers.BatchNormalization(momentum=0.5, name="batch_norm")(Opaque(np.ones(1))(inputs))
+    return keras.Model(inputs, layers.Dense(2, name="head")(x))
+
+
+def test_the_error_prints_policies_that_protect_what_policies_can():
+    keras.utils.clear_session()
+    keras.config.set_dtype_policy("mixed_float16")
+    model = opaque()
+    with pytest.raises(RebuildError) as raised:
+        keras_mp.stabilize(model)
+    message = str(raised.value)
+    lines = message.splitlines()
+    assert "No policy protects the scores inside attention" in message and "inner_attention'" in message
+    assert "No policy gives a 16-bit product with a float32 result: " in message and "/head' " in message
+    assert "No policy takes float32 statistics of 16-bit inputs" in message and "/batch_norm'." in message
+    pasted = "\n".join(line[4:] for line in lines if line.startswith("    "))
+    keras.utils.clear_session()
+    exec(pasted, {"keras": keras})  # what the message says to paste
+    protected = opaque()
+    left = [each for each in keras_mp.sensitive_layers(protected)]
+    assert [each.path.split("/")[-1] for each in left] == ["inner_attention"]
+    assert [each.treatments for each in left] == [("scores",)]
+
+
+def test_policies_protect_moving_statistics():
+    """One step: the statistics after it, against NumPy in float64."""
+    keras.utils.clear_session()
+    float32 = {"norm": keras.DTypePolicy("float32")}
+    keras.config.set_dtype_policy(keras.dtype_policies.DTypePolicyMap("mixed_float16", float32))
+    model = keras.Sequential([keras.Input((4,)), layers.BatchNormalization(momentum=0.99, name="norm")])
+    start = np.float32(1.0) + np.float32(1e-4) * np.arange(1, 5, dtype="float32")
+    model.layers[0].moving_mean.assign(start)
+    x = np.random.default_rng().integers(-8, 8, (64, 4)).astype("float32") / 8
+    model(x, training=True)
+    exact = start.astype("float64") * 0.99 + x.astype("float64").mean(0) * 0.01
+    np.testing.assert_allclose(numpy(model.layers[0].moving_mean), exact, rtol=0, atol=1e-6)
