@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from keras_mp.registration import register_classes
+from keras_mp.conversion.registration import register_classes
 
 if TYPE_CHECKING:
     from keras_mp import backend as backend
@@ -96,14 +96,7 @@ _HOME = {
     "tensor_rules": "keras_mp.parallel.tensor_rules",
     "wrap_optimizer": "keras_mp.loss_scaling.wrap_optimizer",
 }
-# Public modules, under the names that they have outside.
-_MODULES = {
-    "backend": "keras_mp.backend",
-    "chips": "keras_mp.precision.chips",
-    "fp8": "keras_mp.fp8",
-    "hardware": "keras_mp.precision.hardware",
-}
-_WITHOUT_LAYERS = ("backend", "chips", "hardware")
+_MODULES = ("backend", "chips", "fp8", "hardware")
 
 __all__ = [*_HOME, *_MODULES]
 
@@ -113,9 +106,9 @@ def __getattr__(name: str) -> Any:
         register_classes()
         value = getattr(import_module(_HOME[name]), name)
     elif name in _MODULES:
-        if name not in _WITHOUT_LAYERS:
+        if name == "fp8":
             register_classes()
-        value = import_module(_MODULES[name])
+        value = import_module(f"keras_mp.{name}")
     else:
         raise AttributeError(f"module 'keras_mp' has no attribute {name!r}; it has {', '.join(__all__)}")
     globals()[name] = value

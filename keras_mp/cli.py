@@ -54,6 +54,7 @@ def targets() -> None:
     import_keras()
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from keras_mp.xla.targets import availability, find_target, target_names
 
@@ -64,7 +65,7 @@ def targets() -> None:
         target = find_target(name)
         memory = f"{target.chip.memory_bytes // target.chip.devices / 2**30:.0f} GiB" if target.chip else ""
         available = availability(target)
-        table.add_row(name, target.title, memory, "yes" if available.ok else available.reason)
+        table.add_row(name, target.title, memory, Text("yes" if available.ok else available.reason))
     Console().print(table)
 
 

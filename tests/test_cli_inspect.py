@@ -1,5 +1,6 @@
 """`keras-mp inspect` and `keras-mp targets`, as a user types them."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import keras
 import pytest
 
+from keras_mp import cli
 from keras_mp.conversion.saved_step import step_of_file
 
 pytestmark = pytest.mark.once
@@ -41,6 +43,14 @@ def test_targets(tmp_path):
     done = run("targets", cache=tmp_path)
     assert done.returncode == 0 and done.stderr == ""
     assert "h100" in done.stdout and "TPU v5e" in done.stdout
+
+
+def test_targets_print_the_whole_command_that_installs_a_compiler(monkeypatch, capsys):
+    installed = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "libtpu" else installed(name))
+    cli.targets()
+    cells = [line.split("│")[4].strip() for line in capsys.readouterr().out.splitlines() if line.count("│") == 5]
+    assert 'pip install "keras-mp[inspect]"' in " ".join(cells)
 
 
 def test_a_recipe(tmp_path):

@@ -164,7 +164,7 @@ def test_data_that_is_none(command, files, file):
         (["inspect", "model.keras", "--compare", "float8"], "float8"),
         (
             ["audit", "model.keras", "--widht", "8"],
-            "unknown after .*model.keras': --widht 8. Only a recipe",
+            "unknown after .*model.keras': --widht 8. Only a training recipe",
         ),
         (["audit", "mix.keras", "--import", "no_such_module"], "No module named 'no_such_module'"),
         (["audit", "mix.keras", "--import", "layers.py"], "takes a module's name, not a file's: --import layers"),
@@ -189,7 +189,7 @@ def test_wrong_options(command, files, monkeypatch, arguments, said):
     "arguments", [["inspekt"], ["audit"], ["audit", "model.keras", "--steps", "many"], ["targets", "--x"]]
 )
 def test_what_the_command_line_itself_refuses(command, arguments):
-    status, _, err = command(*arguments.split())
+    status, _, err = command(*arguments)
     assert status == 2 and "Traceback" not in err and "Usage" in err
 
 

@@ -108,3 +108,12 @@ def test_export_without_tensorflow_says_what_to_install(tmp_path):
     )
     message = " ".join(run(code))
     assert 'pip install "keras-mp[tensorflow]"' in message and "keras-mp export model.keras" in message
+
+
+def test_public_modules_import_under_their_names():
+    code = (
+        "import keras_mp.chips; from keras_mp.hardware import support; from keras_mp import chips, hardware; "
+        "import keras_mp.precision.hardware as private; "
+        "print(hardware is private, keras_mp.hardware is private, 'h100' in keras_mp.chips.CHIPS)"
+    )
+    assert run(code) == ["True", "True", "True"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.registration import register_classes
+from keras_mp.conversion.registration import register_classes
 
 
 class ModelFileError(ValueError):

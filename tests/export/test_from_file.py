@@ -76,7 +76,7 @@ def test_onnx_and_litert_files_of_several_inputs(tmp_path):
         ({"format": "onnx", "calibrate": "data.npz"}, ValueError, "calibrate is for format='litert-int8', not 'onnx'"),
         ({"format": "litert-int8", "calibrate": "none.npz"}, FileNotFoundError, "no file calibrate='none.npz'"),
         ({"format": "onnx", "verify": "none.npz"}, FileNotFoundError, "no file verify='none.npz'"),
-        ({"format": "onnx"}, FileNotFoundError, "there is no model file 'model.keras'"),
+        ({"format": "onnx"}, FileNotFoundError, "there is no file 'model.keras'"),
     ],
 )
 def test_bad_input(options, error, message, tmp_path, monkeypatch):

@@ -267,7 +267,7 @@ def test_command_line_with_layers_of_ones_own(tmp_path):
     model = keras.Sequential([keras.Input((4,)), zoo.RegisteredScale(3.0)])
     model.save(tmp_path / "model.keras")
     missing = run_cli("export", "model.keras", "out", cwd=tmp_path)
-    assert missing.returncode == 1 and "name the module that defines them with --import" in missing.stderr
+    assert missing.returncode == 1 and "name the module that defines it with --import" in missing.stderr
     done = run_cli("export", "model.keras", "out", "--import", "zoo", cwd=tmp_path)
     assert done.returncode == 0 and "0 low-precision ops" in done.stdout, done.stderr
 
