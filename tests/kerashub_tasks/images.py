@@ -208,9 +208,8 @@ def _depth_anything() -> Any:
 
 
 def _boxes(rng: np.random.Generator, task: Any) -> dict[str, np.ndarray]:
-    """Two boxes an image, as rows of top, left, bottom, right, in pixels."""
-    corners = np.sort(rng.uniform(2, SIDE - 2, (BATCH, 2, 2, 2)), axis=2).reshape(BATCH, 2, 4)
-    corners[..., 2:] += 1.0  # none is empty
+    """Two boxes an image, as rows of top, left, bottom, right in pixels, as large as RetinaNet's anchors."""
+    corners = rng.uniform((0, 0, SIDE - 4, SIDE - 4), (4, 4, SIDE, SIDE), (BATCH, 2, 4))
     return {"boxes": corners.astype("float32"), "labels": rng.integers(0, CLASSES, (BATCH, 2)).astype("int32")}
 
 
