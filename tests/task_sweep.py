@@ -34,6 +34,7 @@ from kerashub_tasks.plain import Failure
 from kerashub_tasks.steps import STEPS, row
 
 ROOT = Path(__file__).parent.parent
+CONFIGURED = ROOT / "tests/kerashub_tasks"
 RESULTS = ROOT / "build/kerashub-tasks"
 LIMIT = 600  # seconds for a task
 PRELOADED = ["tensorflow", "keras_hub.models"]  # imported once, before the process of each task is forked
@@ -41,13 +42,28 @@ PRELOADED = ["tensorflow", "keras_hub.models"]  # imported once, before the proc
 
 def state(name: str) -> str:
     """A digest of the sources that a row depends on: the kit's, the steps', and those that configure the task."""
-    here = Path(__file__).parent / "kerashub_tasks"
-    configured = sys.modules[TASKS[name].build.__module__].__file__
-    sources = [*sorted((ROOT / "keras_mp").rglob("*.py")), here / "task.py", here / "steps.py", here / "plain.py"]
+    kit = sorted((ROOT / "keras_mp").rglob("*.py"))
+    configured = Path(sys.modules[TASKS[name].build.__module__].__file__)
+    return _digest([*kit, CONFIGURED / "task.py", CONFIGURED / "steps.py", configured])
+
+
+def state_of_plain() -> str:
+    """A digest of what plain Keras is given to do, which a row in which all works does not depend on."""
+    return _digest([CONFIGURED / "plain.py"])
+
+
+def _digest(sources: list[Path]) -> str:
     digest = hashlib.sha256(f"{keras.__version__} {keras_hub.__version__} {tf.__version__}".encode())
-    for path in (*sources, Path(configured)):
+    for path in sources:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def is_current(made: dict[str, Any], made_by: str) -> bool:
+    """Whether a row holds all steps, and is of this state of its sources."""
+    works = all(cell["status"] == "works" for cell in made["cells"].values())
+    whole = set(made["cells"]) == set(STEPS) and not made.get("running")
+    return whole and made["state"] == made_by and (works or made["plain"] == state_of_plain())
 
 
 def write_row(name: str, path: Path, made_by: str) -> None:
@@ -56,7 +72,7 @@ def write_row(name: str, path: Path, made_by: str) -> None:
 
     def done(made: dict[str, Any]) -> None:
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"name": name, "state": made_by, **made}, indent=1))
+        partial.write_text(json.dumps({"name": name, "state": made_by, "plain": state_of_plain(), **made}, indent=1))
         partial.rename(path)
 
     row(TASKS[name], done)
@@ -75,7 +91,8 @@ def row_in_own_process(name: str, path: Path, made_by: str, limit: float) -> dic
     finally:
         process.kill()
         process.join()
-    made = json.loads(path.read_text()) if path.exists() else {"name": name, "state": made_by, "family": "", "cells": {}}
+    nothing = {"name": name, "state": made_by, "plain": state_of_plain(), "family": TASKS[name].family, "cells": {}}
+    made = json.loads(path.read_text()) if path.exists() else nothing
     if made.get("running", True):
         step = made.get("running") or "build"
         made["cells"][step] = {"status": "fault", "error": reason, "note": "", "plain": None, "warning": ""}
@@ -106,7 +123,7 @@ def main() -> int:
     kept = {path.stem: json.loads(path.read_text()) for path in arguments.results.glob("*.json")}
     for name in TASKS:
         wanted = any(part in name for part in arguments.only) if arguments.only else True
-        known = kept.get(name, {}).get("state") == states[name] and not kept[name].get("running", True)
+        known = name in kept and is_current(kept[name], states[name])
         if wanted and (arguments.only or not known):
             kept[name] = row_in_own_process(name, arguments.results / f"{name}.json", states[name], arguments.limit)
             console.print(_line(kept[name]), highlight=False)
@@ -176,12 +193,12 @@ def _write(path: Path, rows: list[dict[str, Any]], states: dict[str, str]) -> No
         cells = [_cell(made["cells"].get(step, {"status": ""}), notes) for step in STEPS]
         seconds = f"{sum(made.get('seconds', {}).values()):.0f}"
         table.append("| " + " | ".join([made["name"], made["family"], *cells, seconds]) + " |")
-    older = sum(made["state"] != states[made["name"]] for made in rows)
+    older = sum(not is_current(made, states[made["name"]]) for made in rows)
     lines = [
         "# Every task of KerasHub through the kit", "",
         f"`make tasks` on {time.strftime('%Y-%m-%d')}: keras {keras.__version__}, keras-hub {keras_hub.__version__}, "
         f"tensorflow {tf.__version__}."
-        + (f" {older} rows were made by an earlier state of the kit." if older else ""), "",
+        + (f" {older} row{'s were' if older > 1 else ' was'} made by an earlier state of the kit." if older else ""), "",
         "Each task is built under mixed_float16 at a tiny size without pretrained weights, and goes through",
         "`stabilize`; `fit` of three steps with `wrap_optimizer` (finite losses, weights that moved); `find_nonfinite`,",
         "which finds nothing in a clean step and the overflow of a loss scale of 2^60; `audit`; `export_float32` with",

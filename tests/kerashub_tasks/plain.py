@@ -13,9 +13,12 @@ from kerashub_tasks.task import Task, under
 SHOWN = 300  # characters of a message
 
 CALLED = "outputs = tf.function(task)(x)"
-MADE = "rebuilt = type(task).from_config(task.get_config())"
+MADE = (
+    "rebuilt = type(task).from_config(task.get_config())",
+    "assert [a.compute_dtype for a in rebuilt.layers] == [a.compute_dtype for a in task.layers], 'other policies'",
+)
 REBUILT = (
-    MADE,
+    *MADE,
     CALLED,
     "rebuilt.set_weights(task.get_weights())",
     "task, again = rebuilt, tf.function(rebuilt)(x)",
@@ -37,9 +40,9 @@ LINES: dict[str, dict[str, tuple[str, ...]]] = {
     "stabilize": {"mixed_float16": REBUILT},
     "fit": {"mixed_float16": ("COMPILE", BEFORE, FITTED, MOVED)},
     "find_nonfinite": {"mixed_float16": ("COMPILE", BEFORE, *TRAINED, MOVED)},
-    "audit": {"mixed_float16": (MADE,), "float32": (*REBUILT, "COMPILE", BEFORE, *TRAINED, MOVED)},
+    "audit": {"mixed_float16": MADE, "float32": (*REBUILT, "COMPILE", BEFORE, *TRAINED, MOVED)},
     "export_float32": {
-        "mixed_float16": (MADE,),
+        "mixed_float16": MADE,
         "float32": (
             *REBUILT,
             "task.export(str(folder / 'plain'), verbose=False)",
