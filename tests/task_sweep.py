@@ -2,10 +2,10 @@
 
     python tests/task_sweep.py [--only NAME ...] [--markdown docs/kerashub-tasks.md]
 
-Tasks are built under mixed_float16 without pretrained weights, at tiny sizes. Where a step of the kit fails, plain Keras
-is run on a fresh task, and what it fails at is shown; a step that fails where plain Keras works is a fault. Each task
-has a process of its own, and a time limit. Rows are kept: a call without --only makes those that are missing, or were
-made by another state of the kit; --only makes the rows that it names anew.
+Tasks are built under mixed_float16 without pretrained weights, at tiny sizes. Where a step of the kit fails, plain
+Keras is run on a fresh task, and what it fails at is shown; a step that fails where plain Keras works is a fault. Each
+task has a process of its own, and a time limit. Rows are kept in build/kerashub-tasks: a call without --only makes those
+that are missing, or were made by another state of the sources; --only makes those that it names anew.
 """
 
 import argparse
@@ -27,11 +27,10 @@ warnings.simplefilter("ignore")  # of the tasks' own, about masks and overflows 
 import keras
 import keras_hub
 import tensorflow as tf
-from rich.console import Console
-
 from kerashub_tasks import OUTSIDE, TASKS
 from kerashub_tasks.plain import Failure
 from kerashub_tasks.steps import STEPS, row
+from rich.console import Console
 
 ROOT = Path(__file__).parent.parent
 CONFIGURED = ROOT / "tests/kerashub_tasks"
@@ -194,17 +193,18 @@ def _write(path: Path, rows: list[dict[str, Any]], states: dict[str, str]) -> No
         seconds = f"{sum(made.get('seconds', {}).values()):.0f}"
         table.append("| " + " | ".join([made["name"], made["family"], *cells, seconds]) + " |")
     older = sum(not is_current(made, states[made["name"]]) for made in rows)
+    told = f" {older} row{'s were' if older > 1 else ' was'} made by an earlier state of the sources." if older else ""
     lines = [
         "# Every task of KerasHub through the kit", "",
         f"`make tasks` on {time.strftime('%Y-%m-%d')}: keras {keras.__version__}, keras-hub {keras_hub.__version__}, "
-        f"tensorflow {tf.__version__}."
-        + (f" {older} row{'s were' if older > 1 else ' was'} made by an earlier state of the kit." if older else ""), "",
-        "Each task is built under mixed_float16 at a tiny size without pretrained weights, and goes through",
-        "`stabilize`; `fit` of three steps with `wrap_optimizer` (finite losses, weights that moved); `find_nonfinite`,",
-        "which finds nothing in a clean step and the overflow of a loss scale of 2^60; `audit`; `export_float32` with",
-        "`verify`; `fp8.convert` of every product that can be; and `save` and `load_model`, with the same outputs.",
-        "Where a step fails, the same is done in plain Keras, and the note has the line of Python that was run, and its",
-        "error. A step that fails where plain Keras works is a fault.", "",
+        f"tensorflow {tf.__version__}, on a CPU.{told}", "",
+        "Each task is built under mixed_float16 at a tiny size, without pretrained weights. It goes through `stabilize`;",
+        "`fit` of three steps with `wrap_optimizer` (finite losses, weights that moved); `find_nonfinite`, which finds",
+        "nothing in a clean step, and the overflow of a loss scale of 2^60; `audit`; `export_float32` with `verify`;",
+        "`fp8.convert` of every product that can be; `save` and `load_model`, with the same outputs.", "",
+        "Where a step fails, the same is done in plain Keras on a fresh task. If that fails too, the note has the policy,",
+        "the line of Python that was run, and its error. A step that fails where plain Keras works is a fault. Notes on",
+        "cells that work are warnings of the kit.", "",
         f"{_summary(rows)}.", "",
         "| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS), *table, "",
         "## Notes", "", *notes.lines(), "",

@@ -136,7 +136,7 @@ def test_the_page_has_a_row_a_task_and_says_which_rows_are_older(tmp_path):
     task_sweep._write(tmp_path / "page.md", rows, {"One": "now", "Two": "now"})
     text = (tmp_path / "page.md").read_text()
     assert "| One | small |" in text and "| Two | small |" in text and text.count("1.0 to 0.9") == 2 * len(cells)
-    assert "1 row was made by an earlier state of the kit" in text
+    assert "1 row was made by an earlier state of the sources" in text
 
 
 def test_a_row_is_made_again_where_its_sources_changed():

@@ -15,5 +15,5 @@ OUTSIDE = {
         "abstract: it has no backbone",
     ),
     "BASNetImageSegmenter": "not tiny: its decoder has 50 million weights whatever the arguments",
-    "Gemma4AssistantCausalLM": "a draft model, which its target model calls: call() and fit() raise NotImplementedError",
+    "Gemma4AssistantCausalLM": "a draft model, which its target model calls: its call() raises NotImplementedError",
 }  # fmt: skip

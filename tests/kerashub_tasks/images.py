@@ -138,9 +138,7 @@ def _sam() -> Any:
         num_layers=1, hidden_size=16, intermediate_dim=32, num_heads=2, embedding_dim=16, num_multimask_outputs=3,
         iou_head_depth=2, iou_head_hidden_dim=8,
     )  # fmt: skip
-    return hub.SAMImageSegmenter(
-        hub.SAMBackbone(image_encoder=encoder, prompt_encoder=prompts, mask_decoder=decoder)
-    )
+    return hub.SAMImageSegmenter(hub.SAMBackbone(image_encoder=encoder, prompt_encoder=prompts, mask_decoder=decoder))
 
 
 def _sam3() -> Any:
@@ -245,9 +243,7 @@ TASKS = {
     },
     "DeepLabV3ImageSegmenter": Task("image segmenter", _deeplab, _one_hot_mask, _photographs),
     "SAMImageSegmenter": Task("image segmenter", _sam, like_outputs, _SAM_PROMPTS, {"loss": "mse"}),
-    "SAM3PromptableConceptImageSegmenter": Task(
-        "image segmenter", _sam3, like_outputs, _SAM3_PROMPTS, {"loss": "mse"}
-    ),
+    "SAM3PromptableConceptImageSegmenter": Task("image segmenter", _sam3, like_outputs, _SAM3_PROMPTS, {"loss": "mse"}),
     "SegFormerImageSegmenter": Task("image segmenter", _segformer, one_hot, _photographs),
     "DFineObjectDetector": Task("object detector", _d_fine, _boxes, _photographs),
     "RetinaNetObjectDetector": Task("object detector", _retinanet, _boxes, _photographs),

@@ -46,13 +46,17 @@ LINES: dict[str, dict[str, tuple[str, ...]]] = {
         "float32": (
             *REBUILT,
             "task.export(str(folder / 'plain'), verbose=False)",
-            "served = tf.saved_model.load(str(folder / 'plain')).serve(keras.tree.map_structure(tf.constant, x))",
+            "module = tf.saved_model.load(str(folder / 'plain'))",
+            "served = module.serve(keras.tree.map_structure(tf.constant, x))",
             "keras.tree.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), served, again)",
         ),
     },
     "fp8.convert": {"mixed_float16": (*REBUILT, "COMPILE", BEFORE, *TRAINED, MOVED)},
     "save": {
         "mixed_float16": (
+            # As if trained.
+            "moved = [w + 0.01 * np.random.random(w.shape) if w.dtype.kind == 'f' else w for w in task.get_weights()]",
+            "task.set_weights(moved)",
             "task.save(folder / 'plain.keras')",
             "loaded = tf.function(keras.saving.load_model(folder / 'plain.keras'))(x)",
             CALLED,
@@ -119,6 +123,7 @@ def one_line(error: BaseException) -> str:
     text = re.sub(r"\x1b\[\d+m", "", str(error)).partition("Arguments received by")[0]
     if text.startswith("in user code:"):  # of a tf.function: frames, and then the error itself
         text = re.split(r"^ *\w*(?:Error|Exception): ", text, flags=re.MULTILINE)[-1]
+    text = re.sub(r"'\{\{node \S+\}\} = (\w+)\[[^\]]*\]\([^)]*\)'", r"\1", text)  # TensorFlow's name of an operation
     text = " ".join(text.split())
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."

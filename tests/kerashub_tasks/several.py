@@ -39,9 +39,7 @@ def _blip2_causal() -> Any:
 
 
 def _blip2_sequences() -> Any:
-    t5 = hub.BLIP2FlanT5(
-        **_TEXT, num_heads=2, key_value_dim=8, num_query_tokens=4, qformer_hidden_dim=16, dropout=0.0
-    )
+    t5 = hub.BLIP2FlanT5(**_TEXT, num_heads=2, key_value_dim=8, num_query_tokens=4, qformer_hidden_dim=16, dropout=0.0)
     return hub.BLIP2Seq2SeqLM(preprocessor=None, backbone=_blip2(t5))
 
 
