@@ -4,8 +4,8 @@
 
 Tasks are built under mixed_float16 without pretrained weights, at tiny sizes. Where a step of the kit fails, plain
 Keras is run on a fresh task, and what it fails at is shown; a step that fails where plain Keras works is a fault. Each
-task has a process of its own, and a time limit. Rows are kept in build/kerashub-tasks: a call without --only makes those
-that are missing, or were made by another state of the sources; --only makes those that it names anew.
+task has a process of its own, and a time limit. Rows are kept in build/kerashub-tasks: a call without --only makes
+those that are missing, or were made by another state of the sources; --only makes those that it names anew.
 """
 
 import argparse
@@ -198,13 +198,14 @@ def _write(path: Path, rows: list[dict[str, Any]], states: dict[str, str]) -> No
         "# Every task of KerasHub through the kit", "",
         f"`make tasks` on {time.strftime('%Y-%m-%d')}: keras {keras.__version__}, keras-hub {keras_hub.__version__}, "
         f"tensorflow {tf.__version__}, on a CPU.{told}", "",
-        "Each task is built under mixed_float16 at a tiny size, without pretrained weights. It goes through `stabilize`;",
-        "`fit` of three steps with `wrap_optimizer` (finite losses, weights that moved); `find_nonfinite`, which finds",
-        "nothing in a clean step, and the overflow of a loss scale of 2^60; `audit`; `export_float32` with `verify`;",
+        "Each task is built under mixed_float16 at a tiny size, without pretrained weights. It goes through",
+        "`stabilize`; `fit` of three steps with `wrap_optimizer` (finite losses, weights that moved);",
+        "`find_nonfinite`, which finds nothing in a clean step, and an overflow at a loss scale of 2^60; `audit`;",
+        "`export_float32` with `verify`;",
         "`fp8.convert` of every product that can be; `save` and `load_model`, with the same outputs.", "",
-        "Where a step fails, the same is done in plain Keras on a fresh task. If that fails too, the note has the policy,",
-        "the line of Python that was run, and its error. A step that fails where plain Keras works is a fault. Notes on",
-        "cells that work are warnings of the kit.", "",
+        "Where a step fails, the same is done in plain Keras on a fresh task. If that fails too, the note has the",
+        "policy, the line of Python that was run, and its error. A step that fails where plain Keras works is a fault.",
+        "Notes on cells that work are warnings of the kit.", "",
         f"{_summary(rows)}.", "",
         "| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS), *table, "",
         "## Notes", "", *notes.lines(), "",
