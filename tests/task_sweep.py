@@ -180,9 +180,9 @@ def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
 
 
-COLUMNS = ("task", "what it is", "parameters", "sensitive layers, none left", "fit: losses of three steps",
+COLUMNS = ("task", "what it is", "parameters", "stabilize: layers treated", "fit: losses of three steps",
            "find_nonfinite: where 2^60 overflows", "audit", "export_float32: low-precision nodes, difference",
-           "fp8.convert", "reloaded: difference", "CPU seconds")  # fmt: skip
+           "fp8.convert: products, output", "reloaded: difference", "CPU seconds")  # fmt: skip
 
 
 def _write(path: Path, rows: list[dict[str, Any]], states: dict[str, str]) -> None:
@@ -201,8 +201,8 @@ def _write(path: Path, rows: list[dict[str, Any]], states: dict[str, str]) -> No
         "Each task is built under mixed_float16 at a tiny size, without pretrained weights. It goes through",
         "`stabilize`; `fit` of three steps with `wrap_optimizer` (finite losses, weights that moved);",
         "`find_nonfinite`, which finds nothing in a clean step, and an overflow at a loss scale of 2^60; `audit`;",
-        "`export_float32` with `verify`;",
-        "`fp8.convert` of every product that can be; `save` and `load_model`, with the same outputs.", "",
+        "`export_float32` with `verify`; `fp8.convert` of every product that can be; `save` and `load_model`, with the",
+        "same outputs.", "",
         "Where a step fails, the same is done in plain Keras on a fresh task. If that fails too, the note has the",
         "policy, the line of Python that was run, and its error. A step that fails where plain Keras works is a fault.",
         "Notes on cells that work are warnings of the kit.", "",
