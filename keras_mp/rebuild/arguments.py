@@ -92,7 +92,7 @@ def by_arguments(node: Config, cls: type, name: str, kept: tuple[str, ...] = ())
 
 
 def _is_sequential(cls: type) -> bool:
-    """Whether Keras makes the class again by its name alone, and adds the layers, which rules look for in the config."""
+    """Whether Keras makes it again by its name alone, and then adds the layers, which rules look for in its config."""
     return issubclass(cls, keras.Sequential)
 
 
