@@ -87,15 +87,6 @@ def test_a_model_without_rules_is_told_what_to_give():
 
 
 @pytest.mark.once
-@pytest.mark.once
-def test_rules_may_be_lists():
-    @keras_mp.tensor_rules([["up[/_]kernel", (None, "model")]])
-    def build():
-        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="up")])
-
-    assert with_rules_of(Plan("tensor", (), (1, 2)), build()).rules == (("up[/_]kernel", (None, "model")),)
-
-
 def test_rules_of_the_caller_count_instead_of_the_models():
     model = BUILDS["vit"]()
     rules = ((r"logits[/_]kernel", (None, "model")),)
