@@ -25,8 +25,9 @@ def wrap_optimizer(optimizer: Any, model: Any) -> Any:
     - with `gradient_accumulation_steps`, weights are averaged (`use_ema`) or constrained: Keras does both at each
       micro-batch, `LossScaleOptimizer` at each applied step.
 
-    There it is wrapped in every precision, as it is on several replicas. On TensorFlow a model with layers whose code is
-    neither Keras's nor this package's is traced once to find out, without computing anything: seconds for a large one.
+    There it is wrapped in every precision, as it is on several replicas. On TensorFlow a model with layers whose code
+    is neither Keras's nor this package's is traced once to find out, which computes nothing and takes a large model
+    seconds.
 
     Args:
         optimizer: a Keras optimizer that does not scale the loss yet.
