@@ -113,6 +113,31 @@ def test_an_input_or_output_that_the_data_lack_is_named(tmp_path):
         assert said in str(error.value)
 
 
+class Two(keras.Model):
+    """A subclassed model, whose outputs are not known from it."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return {"left": self.dense(x), "right": 2 * self.dense(x)}
+
+
+def test_labels_of_a_subclassed_model_are_given_by_name(tmp_path):
+    arrays = {"x": np.ones((3, 2)), "y:right": np.ones((3, 1)), "y:left": np.zeros((3, 1))}
+    np.savez(tmp_path / "data.npz", **arrays)
+    (x, y, _), (rest, _, _) = batches_of_file(tmp_path / "data.npz", Two(), 2)
+    assert x.shape == (2, 2) and rest.shape == (1, 2)
+    assert (y["left"] == 0).all() and (y["right"] == 1).all() and len(y) == 2
+
+
+def test_an_npy_file_of_python_objects_is_refused(tmp_path):
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object))
+    with pytest.raises(ValueError, match="^the array in .*objects.npy' holds Python objects"):
+        batches_of_file(tmp_path / "objects.npy", Two(), 2)
+
+
 def test_a_model_of_a_users_own_layers_is_loaded_with_their_module(tmp_path):
     (tmp_path / "mix_layers.py").write_text(
         "import keras\n\n\nclass Mix(keras.layers.Layer):\n    def call(self, x):\n        return 2 * x\n"

@@ -157,7 +157,7 @@ def test_data_that_is_none(command, files, file):
         (["inspect", "model.keras", "--batch-size", "0"], "batch_size must be at least 1, got 0"),
         (["bench", "model.keras", "--batch-size", "-2"], "batch_size must be at least 1, got -2"),
         (["bench", "model.keras", "--rounds", "0"], "rounds must be above 0, got 0"),
-        (["bench", "model.keras", "--seconds", "-1"], "seconds must be above 0, got -1"),
+        (["bench", "model.keras", "--seconds", "-1"], "seconds must be 0 or above, got -1"),
         (["bench", "model.keras", "--precisions", "float8"], "float8"),
         (["bench", "model.keras", "--memory-limit", "-1"], "memory_limit must be above 0"),
         (["inspect", "model.keras", "--target", "h10"], "target='h10' is not known. Did you mean 'h100'"),

@@ -111,7 +111,9 @@ def measure(
     environment = {"KERAS_BACKEND": keras.backend.backend()}
     tasks = [Task(name, function, {**arguments, "precision": name}, environment) for name in precisions]
     paths = [path or os.getcwd() for path in sys.path]
-    for name, value in (("rounds", rounds), ("seconds", seconds), ("memory_limit", memory_limit)):
+    if not seconds >= 0:  # 0 is one step a turn
+        raise ValueError(f"seconds must be 0 or above, got {seconds}")
+    for name, value in (("rounds", rounds), ("memory_limit", memory_limit)):
         if value is not None and not value > 0:
             raise ValueError(f"{name} must be above 0, got {value}")
     limit = memory_limit or available_bytes()

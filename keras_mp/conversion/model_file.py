@@ -47,7 +47,7 @@ def load_model_file(
     try:
         return keras.saving.load_model(path, custom_objects=custom_objects, compile=compile, safe_mode=not unsafe)
     except Exception as error:  # whatever the code of a layer raises
-        raise ModelFileError(f"{str(path)!r} does not load: {_cause(error, modules)}") from error
+        raise ModelFileError(f"{str(path)!r} does not load: {_cause(error, modules, unsafe)}") from error
 
 
 def check_model_file(path: str | os.PathLike[str]) -> Path:
@@ -76,7 +76,7 @@ def _imported(name: str) -> Any:
         raise
 
 
-def _cause(error: Exception, modules: Sequence[str]) -> str:
+def _cause(error: Exception, modules: Sequence[str], unsafe: bool) -> str:
     """The cause in a line: Keras writes the whole config of the layer behind it, once a level."""
     text = str(error)
     missing = re.search(r"Could not locate (class|function) '([^']*)'", text)
@@ -87,7 +87,7 @@ def _cause(error: Exception, modules: Sequence[str]) -> str:
             f"it holds the {missing[1]} {missing[2]!r}{imported}, not registered with Keras: name the module that "
             "defines it with --import MODULE"
         )
-    if "lambda" in text:
+    if not unsafe and re.search("Python `?lambda", text):
         return "it holds a Python lambda, which can run any code: if you trust the file, pass --unsafe"
     cause = text.rpartition("Exception encountered: ")[2].partition("Full object config:")[0].strip()
     first = next((line.strip() for line in cause.splitlines() if line.strip()), type(error).__name__)

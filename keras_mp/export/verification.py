@@ -29,15 +29,18 @@ def check_batch(batch: Any, structure: Any = None, argument: str = "verify") -> 
 
     Args:
         batch: any structure of arrays, batch first.
-        structure: of the model's inputs: what has a shape and a name, as a KerasTensor or a TensorSpec has. Their
-            batch size is not looked at. None where it is not known.
+        structure: of the model's inputs: what has a shape and a name, as a KerasTensor or a TensorSpec has. An
+            input whose batch has a size of its own there may have that. None where it is not known.
         argument: what the batch is called in messages.
 
     Raises:
-        ExportError: it has another structure or shape, no records, or not as many for each input.
+        ExportError: it has another structure or shape, no records, or not as many for each input of an open batch.
     """
     arrays = [np.asarray(x) for x in keras.tree.flatten(batch)]
     names = [f"array {index}" for index in range(len(arrays))]
+    own_sizes: dict[
+        str, int
+    ] = {}  # of a batch that the model gives an input, such as 1 for what is added to each record
     if structure is not None:
         try:
             keras.tree.assert_same_structure(structure, batch)
@@ -48,12 +51,14 @@ def check_batch(batch: Any, structure: Any = None, argument: str = "verify") -> 
             ) from error
         tensors = keras.tree.flatten(structure)
         names = [f"input {tensor.name!r}" for tensor in tensors]
+        own_sizes = {name: tensor.shape[0] for tensor, name in zip(tensors, names, strict=True)}
         for tensor, name, array in zip(tensors, names, arrays, strict=True):
             right = (None, *tuple(tensor.shape)[1:])
             if len(right) != array.ndim or any(s not in (None, n) for s, n in zip(right, array.shape, strict=True)):
                 raise ExportError(f"{argument} has the shape {array.shape} for {name}, which takes {right}")
     counts = {name: len(array) if array.ndim else 0 for name, array in zip(names, arrays, strict=True)}
-    if len(set(counts.values())) != 1 or 0 in counts.values():
+    shared = {count for name, count in counts.items() if count != own_sizes.get(name)}
+    if len(shared) > 1 or 0 in counts.values() or not counts:
         told = ", ".join(f"{count} for {name}" for name, count in list(counts.items())[:5]) or "none"
         raise ExportError(f"{argument} must hold as many records, 1 or more, for each input, and holds {told}")
 

@@ -57,7 +57,7 @@ class Recipe:
 
     def __repr__(self) -> str:
         """The call that makes an equal recipe, without what is the default."""
-        different = [field for field in dataclasses.fields(self) if getattr(self, field.name) != field.default]  # type: ignore[arg-type]
+        different = [field for field in _arguments(self) if getattr(self, field.name) != field.default]
         written = [f"{field.name}={_written(getattr(self, field.name))}" for field in different]
         return f"{type(self).__name__}({', '.join(written)})"
 
@@ -89,9 +89,9 @@ class Recipe:
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make an equal recipe, as Keras saves them: all fields, the formats by their names."""
+        """The arguments that make an equal recipe, as Keras saves them, the formats by their names."""
         by_role = {role: getattr(self.format, role).name for role in ROLES}
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | {"format": by_role}  # type: ignore[arg-type]
+        return {field.name: getattr(self, field.name) for field in _arguments(self)} | {"format": by_role}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Recipe:
@@ -127,3 +127,7 @@ def _written(value: Any) -> str:
         return repr(value)
     names = {role: getattr(value, role).name for role in ROLES}
     return "'hybrid'" if value == HYBRID else repr(names["input"] if len(set(names.values())) == 1 else names)
+
+
+def _arguments(recipe: Recipe) -> list[dataclasses.Field]:
+    return [field for field in dataclasses.fields(recipe) if field.init]  # type: ignore[arg-type]

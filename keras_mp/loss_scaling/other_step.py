@@ -64,8 +64,10 @@ def _sums_rows(leaf: Any) -> bool:
 def _sparse_variables(model: Any) -> list[Any]:
     """The variables whose gradients are sparse, or may be."""
     embeddings, unclear = [], []
-    reads_sparse = any(getattr(each, "sparse", False) for each in getattr(model, "inputs", None) or [])
-    for layer in [model, *layers_by_path(model).values()]:
+    layers = [model, *layers_by_path(model).values()]
+    # Inputs, and layers that encode as sparse tensors, such as CategoryEncoding.
+    reads_sparse = any(getattr(each, "sparse", False) for each in [*(getattr(model, "inputs", None) or []), *layers])
+    for layer in layers:
         own = [variable for variable in own_variables(layer) if variable.trainable]
         if _is_embedding(layer):
             embeddings += own

@@ -19,12 +19,15 @@ def wrap_optimizer(optimizer: Any, model: Any) -> Any:
     float16, where
 
     - TensorFlow keeps the gradient of a weight sparse, because its rows are looked up (Embedding, ReversibleEmbedding,
-      layers with such code of their own, sparse inputs), and the optimizer squares, clips or divides each occurrence
-      of a row by itself: every optimizer but SGD and Lion without clipping. `LossScaleOptimizer` sums them first.
+      layers with such code of their own, sparse inputs, layers that encode as sparse tensors), and the optimizer
+      squares, clips or divides each occurrence of a row by itself: every optimizer but SGD and Lion without clipping.
+      `LossScaleOptimizer` sums them first.
     - with `gradient_accumulation_steps`, weights are averaged (`use_ema`) or constrained: Keras does both at each
       micro-batch, `LossScaleOptimizer` at each applied step.
 
-    There it is wrapped in every precision, as it is on several replicas.
+    There it is wrapped in every precision, as it is on several replicas. On TensorFlow a model with layers whose code
+    is neither Keras's nor this package's is traced once to find out, which computes nothing and takes a large model
+    seconds.
 
     Args:
         optimizer: a Keras optimizer that does not scale the loss yet.

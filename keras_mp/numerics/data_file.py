@@ -68,8 +68,9 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         return arrays
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         if "Object arrays" in str(error):
+            array = f"array {name!r} in" if name else "the array in"
             raise ValueError(
-                f"array {name!r} in {str(path)!r} holds Python objects, which are not read because they can run any "
+                f"{array} {str(path)!r} holds Python objects, which are not read because they can run any "
                 "code: save numbers, and text as numpy.array(texts, dtype=str)"
             ) from error
         if name:
@@ -110,8 +111,10 @@ def _inputs(path: Path, arrays: dict[str, np.ndarray], model: Any) -> Any:
 
 
 def _labels(path: Path, arrays: dict[str, np.ndarray], model: Any) -> Any:
-    outputs = getattr(model, "outputs", None) or [None]
-    if len(outputs) == 1:
+    outputs = getattr(model, "outputs", None) or []
+    if not outputs and "y" not in arrays:  # a subclassed model, which puts out a dict
+        return {name.removeprefix("y:"): array for name, array in arrays.items() if name.startswith("y:")}
+    if len(outputs) < 2:
         if "y" not in arrays:
             raise ValueError(f"{str(path)!r} must hold the labels of model {model.name!r} as y: it has one output")
         return arrays["y"]

@@ -125,7 +125,8 @@ def find_nonfinite(model: Any, batch: Any, loss_scale: float | None = None) -> N
         return found
     with _made_finite(states):
         second = step.run(given, scale) if states else first
-        found = None if second.finite else _blamed_step(step, given, scale, second)
+        spoiled = second.finite or second.culprit != first.culprit
+        found = None if spoiled else _blamed_step(step, given, scale, second)
     if found is not None:
         found.advice += _ruined_before(states)
         return found
@@ -230,6 +231,12 @@ class _Outcome:
         """Whether the loss and the gradients of all weights are: what an optimizer looks at."""
         gradients = (seen for (kind, _), seen in self._seen.items() if kind == "weight")
         return self.forward_finite and not any(seen.bad for seen in gradients)
+
+    @property
+    def culprit(self) -> tuple[str, str, str]:
+        """The layer and its tensor that are to blame, and whether with an infinity or with NaN."""
+        blamed = self.blamed()
+        return blamed.path, blamed.tensor, blamed.kind
 
     def blamed(self) -> NonFinite:
         forward = self._first(self._forward()) if not self.forward_finite else None
@@ -386,8 +393,8 @@ def _ruined_before(states: list[BadVariable]) -> str:
         return ""
     path, variable = states[0]
     return (
-        f" Besides, weight {variable.name} of layer {path!r} is not finite: this step does not read it, but inference "
-        "does. Load a checkpoint from before it; keras_mp.atomic_skip keeps moving statistics finite."
+        f" Besides, weight {variable.name} of layer {path!r} is not finite, which is not what spoils this step: load a "
+        "checkpoint from before it. keras_mp.atomic_skip keeps moving statistics finite."
     )
 
 

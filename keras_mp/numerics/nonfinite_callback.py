@@ -119,7 +119,7 @@ class NonFiniteFinder(keras.callbacks.Callback):
             leaves = keras.tree.flatten(part)
             for place, leaf in enumerate(leaves):
                 if leaf is not None:
-                    arrays[name if len(leaves) == 1 else f"{name}_{place}"] = np.asarray(leaf)
+                    arrays[name if len(leaves) == 1 else f"{name}_{place}"] = _storable(leaf)
         with written_beside(path) as partial, partial.open("wb") as file:
             np.savez(file, **arrays)
         return path
@@ -130,3 +130,12 @@ def _taken(iterator: Iterator[Any], count: int) -> list[Any]:
     if not batches:
         raise StopIteration
     return batches
+
+
+def _storable(leaf: Any) -> np.ndarray:
+    """An array that numpy.load reads: TensorFlow's strings are Python objects."""
+    array = np.asarray(leaf)
+    if array.dtype != object:
+        return array
+    texts = [text.decode(errors="replace") if isinstance(text, bytes) else str(text) for text in array.flat]
+    return np.array(texts, dtype=str).reshape(array.shape)

@@ -46,6 +46,7 @@ def tensor_rules(rules: Rules) -> Callable[[Build], Build]:
         ValueError: a rule is no such pair.
     """
     check_rules(rules)
+    rules = tuple((pattern, axes) for pattern, axes in rules)  # as given, a list is not hashable
 
     def decorate(build: Build) -> Build:
         @functools.wraps(build)

@@ -43,7 +43,7 @@ class ByArguments:
             node = {**node, "config": arguments}
         layer = keras.saving.deserialize_keras_object(node)
         for name in kept:
-            if not _same(getattr(layer, name, None), node["config"][name]):
+            if not same(getattr(layer, name, None), node["config"][name]):
                 raise TypeError(
                     f"{type(layer).__name__}(..., {name}={_short(node['config'][name])}) keeps "
                     f"{_short(getattr(layer, name, None))} as its {name}, so how the layer was made cannot be read off "
@@ -77,7 +77,7 @@ def by_arguments(node: Config, cls: type, name: str, kept: tuple[str, ...] = ())
         The same, without the entries of Keras's base class that `__init__` does not take; they are given to the layer
         after it is made. The node itself where the class takes all.
     """
-    if node["registered_name"] == REGISTERED_NAME or "from_config" in _defined_below_keras(cls):
+    if node["registered_name"] == REGISTERED_NAME or "from_config" in _defined_below_keras(cls) or _is_sequential(cls):
         return _without_dtype(node, cls)
     whole = {"name": name, **node["config"]}  # Keras itself leaves out a name that the class does not take
     given = {key: whole[key] for key in _OF_THE_BASE if key in whole and not _takes(cls, key)}
@@ -89,6 +89,11 @@ def by_arguments(node: Config, cls: type, name: str, kept: tuple[str, ...] = ())
     outside = {key: node[key] for key in _OUTSIDE if key in node}
     named = {"module": __name__, "class_name": node["class_name"], "registered_name": REGISTERED_NAME}
     return {**named, "config": config, **outside}
+
+
+def _is_sequential(cls: type) -> bool:
+    """Whether Keras makes it again by its name alone, and then adds the layers, which rules look for in its config."""
+    return issubclass(cls, keras.Sequential)
 
 
 def _without_dtype(node: Config, cls: type) -> Config:
@@ -121,6 +126,8 @@ def with_left_out(node: Config, layer: Any) -> Config:
     cls = type(layer)
     if cls.__module__.partition(".")[0] in ("keras", "keras_mp") or "get_config" not in _defined_below_keras(cls):
         return node
+    if _reads_its_own_config(cls):
+        return node
     left_out: Config = {}
     for parameter in inspect.signature(cls.__init__).parameters.values():
         name, value = parameter.name, getattr(layer, parameter.name, None)
@@ -129,6 +136,14 @@ def with_left_out(node: Config, layer: Any) -> Config:
         if type(value) is type(parameter.default) and isinstance(value, (bool, int, float, str)):
             left_out |= {name: value} if value != parameter.default else {}
     return {**node, "config": {**node["config"], **left_out}} if left_out else node
+
+
+def _reads_its_own_config(cls: type) -> bool:
+    """Whether a class defines a `from_config()` with its `get_config()`: what it writes need not be arguments then."""
+    for base in cls.__mro__:
+        if "from_config" in vars(base) or "get_config" in vars(base):
+            return "from_config" in vars(base)
+    return False
 
 
 @contextlib.contextmanager
@@ -201,14 +216,15 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _same(kept: Any, given: Any) -> bool:
+def same(kept: Any, given: Any) -> bool:
+    """Whether an object keeps an argument as it was given."""
     if kept is given:
         return True
     if isinstance(given, dict):
-        return isinstance(kept, dict) and kept.keys() == given.keys() and all(_same(kept[k], given[k]) for k in given)
+        return isinstance(kept, dict) and kept.keys() == given.keys() and all(same(kept[k], given[k]) for k in given)
     if isinstance(given, (list, tuple)):
         pairs = zip(kept, given, strict=False)
-        return isinstance(kept, (list, tuple)) and len(kept) == len(given) and all(_same(*pair) for pair in pairs)
+        return isinstance(kept, (list, tuple)) and len(kept) == len(given) and all(same(*pair) for pair in pairs)
     plain = isinstance(given, (bool, int, float, str, type(None), np.ndarray, np.generic))
     return plain and type(kept) is type(given) and bool(np.all(kept == given))
 

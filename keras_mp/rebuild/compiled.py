@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from keras_mp.rebuild.arguments import same
 from keras_mp.rebuild.rule import Config
 from keras_mp.rebuild.state import copy_value
 
@@ -18,14 +19,12 @@ def carry_compiled(old: Any, new: Any, variables: dict[int, Any]) -> list[str]:
     if config and type(old).compile_from_config is not keras.Model.compile_from_config:
         new.compile_from_config(config)
     elif own_compile:
-        arguments = _kept_compile_arguments(old)
-        if arguments is None:
+        if not _compiled_by_arguments(old, new):
             name = type(old).__name__
             return [
                 f"compile arguments: {name} overrides compile() without get_compile_config() and "
-                "compile_from_config(), and keeps not every argument as an attribute; compile the new model yourself"
+                "compile_from_config(), and keeps not every argument as it was given; compile the new model yourself"
             ]
-        new.compile(**keras.tree.map_structure(_fresh, arguments))
         scaler = keras.optimizers.LossScaleOptimizer
         if isinstance(new.optimizer, scaler) and not isinstance(old.optimizer, scaler):
             new.optimizer = new.optimizer.inner_optimizer  # auto_scale_loss=False, which Keras does not keep
@@ -48,6 +47,28 @@ def carry_compiled(old: Any, new: Any, variables: dict[int, Any]) -> list[str]:
             _unwrapped(old_optimizer, new_optimizer), _unwrapped(new_optimizer, old_optimizer), variables
         )
     return lost
+
+
+def _compiled_by_arguments(old: Any, new: Any) -> bool:
+    """Compiles with the arguments that a `compile()` of the model's own kept; whether the new model keeps the same.
+
+    One that hands on or keeps what it made of an argument, such as a loss with a weight, would make it of that again.
+    """
+    arguments = _kept_compile_arguments(old)
+    if arguments is None:
+        return False
+    arguments = keras.tree.map_structure(_fresh, arguments)
+    try:
+        new.compile(**arguments)
+    except Exception:  # whatever it raises on what it made itself
+        new.compiled = False
+        return False
+    handed_on = new._compile_config.config
+    new.compiled = all(
+        same(handed_on[name] if name in handed_on else getattr(new, name, None), value)
+        for name, value in arguments.items()
+    )
+    return new.compiled
 
 
 def _kept_compile_arguments(model: Any) -> Config | None:

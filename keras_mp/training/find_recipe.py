@@ -37,6 +37,8 @@ def find_recipe(given: str, folder: Path | None = None) -> TrainingRecipe:
     if given.endswith(".py"):
         return TrainingRecipe(given, import_file(_existing(Path(given))), Path(given).stem)
     if colon:
+        if not place or not function:
+            raise ValueError(f"training recipe {given!r} must have a name on both sides of the colon: module:function")
         module = import_file(_existing(Path(place))) if place.endswith(".py") else _import_module(place, given)
         return TrainingRecipe(given, module, function)
     path = folder / f"{given}.py"
@@ -48,12 +50,17 @@ def find_recipe(given: str, folder: Path | None = None) -> TrainingRecipe:
 def recipes_in(folder: Path | None = None) -> dict[str, str]:
     """Lists the training recipes of a folder: each file that defines a function of its own name.
 
+    A file that is no Python is left out: it says what is wrong with it when it is run.
+
     Returns:
         The first line of each one's docstring, by its name; empty where there is no such folder.
     """
     recipes = {}
     for path in sorted((FOLDER if folder is None else folder).glob("*.py")):
-        tree = ast.parse(path.read_text())
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):
+            continue
         if any(isinstance(node, ast.FunctionDef) and node.name == path.stem for node in tree.body):
             recipes[path.stem] = (ast.get_docstring(tree) or "").split("\n")[0]
     return recipes

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_mp.reporting.html import write_text
+from keras_mp.xla.compiled_step import CheckError as CheckError
 from keras_mp.xla.compiled_step import CompiledStep
 
 

@@ -80,6 +80,11 @@ def find_target(name: str) -> Target:
     if key == "host":
         return Target(key, "cpu")
     known = target_names()
+    if chip is not None:
+        raise ValueError(
+            f"target={name!r} is not known: no compiler that can be installed takes {chip.title}. Known: "
+            f"{', '.join(known)}."
+        )
     raise ValueError(f"target={name!r} is not known.{nearest_hint(name, known)} Known: {', '.join(known)}.")
 
 

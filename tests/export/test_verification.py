@@ -14,7 +14,7 @@ import zoo
 from keras import layers
 
 import keras_mp
-from keras_mp.export.verification import ExportError, agreement, check_batch, reason, relative_difference
+from keras_mp.export.verification import ExportError, agreement, check_batch, inputs_of, reason, relative_difference
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="writing a SavedModel needs TensorFlow installed"
@@ -119,6 +119,17 @@ def test_the_batch_must_have_the_structure_of_the_inputs():
     with pytest.raises(ExportError, match="verify must hold as many records"):
         check_batch(np.float32(3.0))
     check_batch(np.ones((5, 4)), keras.KerasTensor((2, 4), name="of_two"))  # the SavedModel leaves the batch open
+
+
+@only_tensorflow
+def test_an_input_with_a_batch_of_its_own_need_not_have_as_many_records(tmp_path):
+    x, of_each = keras.Input((4,)), keras.Input(batch_shape=(1, 4))
+    model = keras.Model([x, of_each], keras.layers.Dense(2)(x + of_each))
+    batch = np.random.default_rng().normal(size=(8, 4)).astype("float32")
+    report = keras_mp.export_float32(model, tmp_path / "saved_model", [batch, batch[:1]])
+    assert report.max_difference is not None and report.max_difference < 1e-5
+    with pytest.raises(ExportError, match="as many records"):
+        check_batch([batch, batch[:2]], inputs_of(model))
 
 
 def test_an_original_that_cannot_run_here_is_no_reason_to_stop(tmp_path):

@@ -1,5 +1,6 @@
 """A recipe written outside the package: in a product, through convert, and in a file."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -49,6 +50,26 @@ def test_convert_keeps_the_arguments_of_a_recipe_of_ones_own():
     assert [layer.recipe for layer in model.layers] == [recipe, recipe]
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(recipe))
     assert again == recipe and type(again) is Headroom
+
+
+@keras.saving.register_keras_serializable("test_own_recipe")
+@dataclasses.dataclass(frozen=True, repr=False)
+class Derived(fp8.CurrentScaling):
+    """Has a field that is no argument."""
+
+    margin: int = 1
+    factor: float = dataclasses.field(init=False, default=0.0)
+
+    def __post_init__(self):
+        super().__post_init__()
+        object.__setattr__(self, "factor", 2.0**-self.margin)
+
+
+def test_a_field_that_is_no_argument_is_not_saved():
+    recipe = Derived(margin=3)
+    assert recipe.factor == 0.125 and str(recipe) == "Derived(margin=3)"
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(recipe))
+    assert again == recipe and again.factor == 0.125
 
 
 LOAD = """

@@ -168,6 +168,41 @@ def test_sparse_inputs_give_sparse_gradients():
     assert is_wrapped(keras.optimizers.Adam(), keras.Model(inputs, layers.Dense(2)(inputs)))
 
 
+@pytest.mark.skipif(not TENSORFLOW, reason="JAX has no such inputs to Dense here")
+@pytest.mark.parametrize("sparse", [True, False])
+def test_a_layer_that_encodes_categories_as_a_sparse_tensor_gives_sparse_gradients(sparse):
+    import tensorflow as tf
+
+    inputs = keras.Input((3,), dtype="int32")
+    encoded = layers.CategoryEncoding(20, "multi_hot", sparse=sparse)(inputs)
+    model = keras.Model(inputs, layers.Dense(2)(encoded))
+    with tf.GradientTape() as tape:
+        total = ops.sum(model(np.array([[1, 2, 3], [2, 3, 4]])))
+    kernel = model.layers[-1].kernel.value
+    assert isinstance(tape.gradient(total, kernel), tf.IndexedSlices) == sparse
+    assert is_wrapped(keras.optimizers.Adam(), model) == sparse
+
+
+class Penalty(Table):
+    """Rows that are looked up for a loss alone, and a weight that makes the output."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.bias = self.add_weight(shape=(1,), name="bias")
+
+    def call(self, tokens):
+        self.add_loss(ops.mean(super().call(tokens)))
+        return ops.cast(tokens, "float32") + self.bias
+
+
+@pytest.mark.parametrize("looks_up", [True, False])
+def test_a_loss_that_a_layer_adds_is_seen_and_not_left_in_the_model(looks_up):
+    tokens = keras.Input((4,), dtype="int32")
+    model = keras.Model(tokens, Penalty(looks_up)(tokens))
+    assert is_wrapped(keras.optimizers.Adam(), model) == (TENSORFLOW and looks_up)
+    assert not model.losses
+
+
 @pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="this release of Keras has none")
 def test_of_several_optimizers_only_the_one_that_takes_the_embedding_decides():
     def several(of_embedding, other):

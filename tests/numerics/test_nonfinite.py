@@ -196,6 +196,19 @@ def test_a_frozen_weight_that_the_step_reads_is_the_culprit(frozen):
     assert found.count == variable.shape[0] * (1 if weight == "moving_mean" else 8)
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_frozen_backbone_of_nan_in_float16_is_not_blamed_on_the_precision(count):
+    dense = [layers.Dense(64, use_bias=False, dtype="mixed_float16", name=f"dense{place}") for place in range(4)]
+    model = keras.Sequential([keras.Input((64,)), *dense, layers.Dense(1, dtype="float32")])
+    for layer in dense[:count]:
+        layer.trainable = False
+        layer.kernel.assign(np.full((64, 64), np.nan))
+    model.compile("sgd", "mse")
+    found = find_nonfinite(model, (np.full((2, 64), 3e3, "float32"), np.zeros((2, 1))))
+    assert (found.path, found.tensor, found.remedy) == ("dense0", "weight kernel", "a bad weight")
+    assert np.isnan(dense[0].kernel).all()  # as it was
+
+
 @keras.saving.register_keras_serializable("test_nonfinite")
 class Picky(layers.Layer):
     """Has no kernel for float16, as MaxPooling3D on a CPU."""

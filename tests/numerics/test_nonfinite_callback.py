@@ -116,3 +116,20 @@ def test_the_monitor_points_to_it():
     x, y = np.full((64, 4), np.nan, "float32"), normal(64, 1)
     with pytest.warns(UserWarning, match="keras_mp.find_nonfinite"):
         fit(model, x, y, keras_mp.PrecisionMonitor(max_consecutive_skips=2))
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="JAX has no strings")
+def test_a_batch_of_strings_is_kept_so_that_numpy_reads_it(tmp_path):
+    import tensorflow as tf
+
+    words = np.array([["häuser am see"], ["c"]])
+    vectors = layers.TextVectorization(output_sequence_length=4, vocabulary=["am", "see"])
+    inputs = keras.Input((1,), dtype="string")
+    model = keras.Model(inputs, layers.Dense(1)(layers.Flatten()(layers.Embedding(9, 3)(vectors(inputs)))))
+    model.compile("sgd", "mse")
+    finder = keras_mp.NonFiniteFinder(tmp_path)
+    data = tf.data.Dataset.from_tensors((words, np.full((2, 1), np.inf, "float32")))
+    with pytest.warns(UserWarning, match="first in y"):
+        model.fit(data, verbose=0, callbacks=[finder])
+    with np.load(finder.path) as batch:
+        assert batch["x"].tolist() == words.tolist()

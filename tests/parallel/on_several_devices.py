@@ -351,6 +351,19 @@ def test_a_batch_that_the_devices_cannot_divide():
             model.evaluate(x, x[:, :1], batch_size=ALL + 1, verbose=0)
 
 
+@pytest.mark.skipif(not TENSORFLOW, reason="a strategy of TensorFlow's")
+def test_a_loop_of_ones_own_reduces_numbers_and_arrays_of_unknown_rank():
+    with keras_mp.distribute("data"):
+        strategy = tf.distribute.get_strategy()
+
+        @tf.function(input_signature=[tf.TensorSpec(None)])
+        def total(x):
+            return strategy.reduce("SUM", strategy.run(lambda: 2.0 * x), axis=None)
+
+        assert strategy.reduce("MEAN", 2.0, axis=None) == 2.0
+        assert total(np.ones(3, "float32")).numpy().tolist() == [4.0] * 3
+
+
 @pytest.mark.skipif(not TENSORFLOW, reason="on JAX each device has as many rows")
 def test_predict_takes_a_batch_that_the_replicas_cannot_divide():
     x = np.random.default_rng().integers(-8, 8, (2 * ALL + 1, 16)).astype("float32")

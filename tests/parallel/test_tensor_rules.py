@@ -105,6 +105,14 @@ def test_a_scope_takes_the_rules_of_each_model_once_and_ends():
     assert plan == Plan("tensor", (), (1, 2)) and PLAN.declared == []
 
 
+@pytest.mark.once
+def test_rules_may_be_lists():
+    build = keras_mp.tensor_rules([["hidden[/_]kernel", (None, "model")]])(
+        lambda: keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, name="hidden")])
+    )
+    assert with_rules_of(Plan("tensor", (), (1, 2)), build()).rules == (("hidden[/_]kernel", (None, "model")),)
+
+
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has data parallelism only")
 def test_a_step_for_devices_that_are_not_there_is_split_by_the_models_rules():
     def step_of(model):

@@ -192,6 +192,64 @@ def test_overridden_compile_is_named():
     assert "OwnCompile overrides compile()" in rebuild(model, unchanged).unreached[0]
 
 
+class WeightedLoss(keras.Model):
+    """Its compile() hands on what it made of an argument, and keeps the weight as it was given."""
+
+    def call(self, x):
+        return x
+
+    def compile(self, optimizer, loss, weight=10.0):
+        self.weight = weight
+        given = keras.losses.get(loss)
+        super().compile(optimizer, loss=lambda y, prediction: weight * given(y, prediction))
+
+
+class DoubledAttribute(keras.Model):
+    """Its compile() keeps twice what it was given."""
+
+    def call(self, x):
+        return x
+
+    def compile(self, optimizer, loss, weight=10.0):
+        self.weight = 2 * weight
+        super().compile(optimizer, loss=loss)
+
+
+@pytest.mark.parametrize("cls", [WeightedLoss, DoubledAttribute])
+def test_a_compile_that_changes_its_arguments_is_not_applied_twice(cls):
+    model = cls()
+    model(np.ones((2, 3), "float32"))
+    model.compile("sgd", "mse")
+    new, unreached, _ = rebuild(model, unchanged)
+    assert not new.compiled
+    assert len(unreached) == 1 and "compile the new model yourself" in unreached[0]
+
+
+@keras.saving.register_keras_serializable("test_rebuild")
+class Percent(layers.Layer):
+    """Its config has another name and unit for its argument than its __init__."""
+
+    def __init__(self, rate=0.1, **kwargs):
+        super().__init__(**kwargs)
+        self.rate = rate
+
+    def get_config(self):
+        return {**super().get_config(), "percent": self.rate * 100}
+
+    @classmethod
+    def from_config(cls, config):
+        config = dict(config)
+        return cls(rate=config.pop("percent") / 100, **config)
+
+    def call(self, x):
+        return self.rate * x
+
+
+def test_a_from_config_that_reads_other_names_than_arguments():
+    model = keras.Sequential([layers.Input((3,)), Percent(0.5)])
+    assert rebuild(model, unchanged).model.layers[0].rate == 0.5
+
+
 def test_losses_and_metrics_without_registration_are_carried():
     def own_loss(y, prediction):
         return keras.ops.mean(keras.ops.abs(y - prediction))

@@ -61,6 +61,22 @@ def test_a_bare_name_is_a_file_in_the_folder_recipes_of_the_current_one(here):
     assert find_recipe("thin_training").file == here / "recipes" / "thin_training.py"
 
 
+def test_a_file_that_is_no_python_does_not_hide_the_others(here):
+    recipe_file(here / "recipes", "thin_training")
+    (here / "recipes" / "half_written.py").write_text("def half_written(:")
+    (here / "recipes" / "binary.py").write_bytes(b"\x00\xff")
+    assert list(recipes_in()) == ["thin_training"]
+    with pytest.raises(ValueError, match="did you mean thin_training"):
+        find_recipe("thin_trainings")
+
+
+@pytest.mark.parametrize("given", [":wide", "thin_training:", "thin_training.py:"])
+def test_half_of_module_and_function(here, given):
+    recipe_file(here, "thin_training")
+    with pytest.raises(ValueError, match="must have a name on both sides of the colon"):
+        find_recipe(given)
+
+
 def test_a_file_of_a_package_is_imported_as_part_of_it(here):
     recipe_file(here / "trainings_of_mine", "thin_training")
     (here / "trainings_of_mine" / "__init__.py").touch()

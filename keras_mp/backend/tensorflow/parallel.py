@@ -45,7 +45,9 @@ class Replicas(OnReplicas, tf.distribute.MirroredStrategy):
                 with an epoch's first batch.
         """
         for leaf in keras.tree.flatten(value) if axis is None else ():
-            rows = [part.shape[0] for part in self.experimental_local_results(leaf) if len(part.shape)]
+            # A number has no shape, and an array of unknown rank none that tells.
+            shapes = [tf.TensorShape(getattr(part, "shape", None)) for part in self.experimental_local_results(leaf)]
+            rows = [shape[0] for shape in shapes if shape.rank]
             if None not in rows and len(set(rows)) > 1:
                 self.plan.check_rows(sum(rows))
         return super().reduce(reduce_op, value, axis)

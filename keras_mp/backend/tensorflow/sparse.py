@@ -35,8 +35,9 @@ def _traced(model: Any, variables: list[Any]) -> list[Any]:
 
     def step(*flat: Any) -> None:
         inputs = flat[0] if len(flat) == 1 else keras.tree.pack_sequence_as(model.input, list(flat))
-        with tf.GradientTape() as tape:
-            outputs = keras.tree.flatten(model(inputs, training=True))
+        # The scope, so that the model does not keep the losses that its layers add here.
+        with tf.GradientTape() as tape, keras.StatelessScope(collect_losses=True) as scope:
+            outputs = [*keras.tree.flatten(model(inputs, training=True)), *scope.losses]
             floats = [tf.reduce_sum(tf.cast(each, tf.float32)) for each in outputs if each.dtype.is_floating]
         gradients = tape.gradient(floats, [variable.value for variable in variables])
         pairs = zip(variables, gradients, strict=True)
