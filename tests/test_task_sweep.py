@@ -152,4 +152,5 @@ def test_a_row_is_made_again_where_its_sources_changed():
 @pytest.mark.slow
 def test_a_task_that_takes_too_long_does_not_end_the_table(tmp_path):
     made = task_sweep.row_in_own_process("BertTextClassifier", tmp_path / "row.json", "now", limit=0.5)
-    assert task_sweep.faults([made]) == ["BertTextClassifier, build: not done within 0.5 s"]
+    (fault,) = task_sweep.faults([made])  # in whichever step it was
+    assert fault.startswith("BertTextClassifier, ") and fault.endswith(": not done within 0.5 s")
