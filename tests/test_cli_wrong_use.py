@@ -207,3 +207,16 @@ def test_a_pipe_that_is_closed_early_ends_it_quietly(files, arguments):
     program.stdout.close()  # as `| head -0`
     err = program.stderr.read()
     assert program.wait(timeout=120) in (0, 1, 141) and err == ""
+
+
+@pytest.mark.parametrize("arguments", [["targets"], ["train", "mine.py"], ["inspect", "model.keras"]])
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_without_a_backend_a_command_says_what_to_install(tmp_path, backend, arguments):
+    code = f"import sys; sys.modules[{backend!r}] = None; from keras_mp import cli; cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )  # fmt: skip
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert f"{backend} is not installed" in done.stderr and f'pip install "keras-mp[{backend}]"' in done.stderr

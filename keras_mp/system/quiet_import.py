@@ -1,5 +1,6 @@
 """Import Keras and what needs it without the lines that C++ writes before any log level applies."""
 
+import importlib.util
 import os
 import sys
 import tempfile
@@ -15,14 +16,24 @@ def import_keras() -> None:
     """Imports Keras, and with it the backend, quietly; if that fails, what was written is shown.
 
     Raises:
-        ImportError: as `import keras`.
+        ImportError: as `import keras`; where the backend is not installed, the message says what to install.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if sys.platform == "linux" and not any(Path(place).exists() for place in _CHIPS):
         # With the compilers of [inspect] installed, JAX would look for their chips and write pages when it finds none.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    with quiet_stderr():
-        import keras  # noqa: F401
+    try:
+        with quiet_stderr():
+            import keras  # noqa: F401
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        other = {"tensorflow": "jax", "jax": "tensorflow"}.get(name)
+        if other is None or importlib.util.find_spec(name) is not None:
+            raise
+        raise ImportError(
+            f'{name} is not installed, on which Keras is to run here: pip install "keras-mp[{name}]", or set '
+            f"KERAS_BACKEND={other} where {other} is installed"
+        ) from error
 
 
 @contextmanager
