@@ -41,7 +41,7 @@ def renamed_arguments(**new_names: str) -> Callable[[Callable[P, R]], Callable[P
 
         @functools.wraps(function)
         def with_new_names(*args: Any, **kwargs: Any) -> R:
-            for old in new_names.keys() & kwargs.keys():
+            for old in [name for name in kwargs if name in new_names]:
                 new = new_names[old]
                 if new in kwargs:
                     raise TypeError(f"{called}() got {new!r} and {old!r}, two names of one argument: give {new!r} only")
