@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import keras
 
 from keras_mp import backend
-from keras_mp.fp8.formats import E4M3
 from keras_mp.fp8.recipe import Quantized, Recipe
 from keras_mp.fp8.roles import HYBRID, RoleFormats, check_role
+from keras_mp.precision.formats import E4M3
 
 AMAX_RULES = ("max", "most_recent")
 
