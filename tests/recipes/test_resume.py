@@ -1,6 +1,5 @@
 """A recipe that is stopped, and goes on with --resume, from the command line."""
 
-import random
 import signal
 
 import keras
@@ -36,7 +35,7 @@ def weights(folder):
 def test_ctrl_c_saves_and_resume_ends_with_the_same_bits_and_history(policy, tmp_path, corpus, monkeypatch, capsys):
     assert run(tmp_path / "whole", corpus, "--policy", policy) == 0
     read = ShuffledBatches.batch
-    stop = random.SystemRandom().randrange(3, 30)
+    stop = int(np.random.default_rng().integers(3, 30))
     asked = []
 
     def interrupted(self, epoch, step):
