@@ -195,7 +195,6 @@ def test_augmentation_is_jitted_on_jax():
             layers.RandomRotation(0.1),
             layers.RandomZoom(0.1),
             layers.RandomPerspective(0.1),
-            layers.RandomCrop(4, 4),
             layers.Flatten(),
             layers.Dense(2),
         ]
