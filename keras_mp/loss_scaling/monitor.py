@@ -42,7 +42,7 @@ class PrecisionMonitor(keras.callbacks.Callback):
         FloatingPointError: During training, with on_limit="raise".
     """
 
-    works_together = True
+    supports_multiprocess = True
 
     def __init__(
         self,
