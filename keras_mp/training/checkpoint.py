@@ -79,6 +79,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     """
 
     supports_multiprocess = True
+    works_together = RenamedAttribute("supports_multiprocess")
     keep = RenamedAttribute("max_to_keep")
     free = RenamedAttribute("ignore_settings")
 
