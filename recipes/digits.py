@@ -15,7 +15,7 @@ import keras
 from keras import layers
 
 import keras_mp
-from keras_mp.parallel.gather import alone
+from keras_mp.parallel.gather import gather
 from keras_mp.precision.policy import PolicyChoice
 from keras_mp.training.batches import ShuffledBatches
 from models.resnet import resnet_cifar
@@ -105,6 +105,6 @@ def train(config: Config) -> TrainingResult:
         model = model_to_train(config, choice, config.epochs * data.steps)
         folder = run_folder(config)
         training = fit(model, data, config, folder, (test_images, test_labels), len(test_images))
-    model = alone(model)
+    model = gather(model)
     accuracy = training.history.rows[-1]["test_accuracy"]
     return finish(model, config, folder, choice, training, "test accuracy", accuracy, verify=test_images[:64])

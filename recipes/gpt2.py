@@ -23,7 +23,7 @@ import numpy as np
 
 import keras_mp
 from keras_mp.parallel import workers
-from keras_mp.parallel.gather import alone
+from keras_mp.parallel.gather import gather
 from keras_mp.precision.policy import PolicyChoice
 from keras_mp.system.atomic_write import written_beside
 from models.gpt import SIZES, gpt
@@ -121,7 +121,7 @@ def train(config: Config) -> TrainingResult:
         # Without it, nobody can use the model.
         corpus.tokenizer.save(str(folder / "tokenizer.json"))
         training = fit(model, data, config, folder, (inputs, targets), config.batch_size)
-    model = alone(model)
+    model = gather(model)
     # The loss is the mean cross-entropy of all tokens in nats, reduced in float32; a bit is log(2) nats. By the byte,
     # because tokens of different vocabularies are not the same amount of text.
     bits = training.history.rows[-1]["test_loss"] / math.log(2) * targets.size

@@ -19,7 +19,7 @@ import numpy as np
 from keras import layers
 
 import keras_mp
-from keras_mp.parallel.gather import alone
+from keras_mp.parallel.gather import gather
 from keras_mp.precision.policy import PolicyChoice
 from keras_mp.training.batches import Batches
 from models.resnet import resnet_imagenet
@@ -139,7 +139,7 @@ def train(config: Config) -> TrainingResult:
         model = model_to_train(config, choice, config.epochs * data.steps)
         folder = run_folder(config)
         training = fit(model, data, config, folder, test)
-    model = alone(model)
+    model = gather(model)
     accuracy = training.history.rows[-1]["test_accuracy"]
     verify = np.asarray(next(iter(test))[0])[:8]
     return finish(model, config, folder, choice, training, "test accuracy", accuracy, verify=verify)

@@ -15,7 +15,7 @@ from typing import Annotated
 import keras
 
 import keras_mp
-from keras_mp.parallel.gather import alone
+from keras_mp.parallel.gather import gather
 from keras_mp.precision.policy import PolicyChoice
 from keras_mp.training.batches import ShuffledBatches
 from models.text_classifier import SIZES, text_classifier
@@ -106,7 +106,7 @@ def train(config: Config) -> TrainingResult:
         # Without it, nobody can use the model.
         tokenizer.save(str(folder / "tokenizer.json"))
         training = fit(model, data, config, folder, (test_tokens, test_labels), config.batch_size)
-    model = alone(model)
+    model = gather(model)
     accuracy = training.history.rows[-1]["test_accuracy"]
     return finish(model, config, folder, choice, training, "test accuracy", accuracy, verify=test_tokens[:8])
 

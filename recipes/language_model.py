@@ -17,7 +17,7 @@ import keras
 
 import keras_mp
 from keras_mp.parallel import workers
-from keras_mp.parallel.gather import alone
+from keras_mp.parallel.gather import gather
 from keras_mp.precision.policy import PolicyChoice
 from keras_mp.system.atomic_write import written_beside
 from keras_mp.training.batches import ShuffledBatches
@@ -111,7 +111,7 @@ def train(config: Config) -> TrainingResult:
         model = model_to_train(config, choice, config.epochs * data.steps)
         folder = run_folder(config)
         training = fit(model, data, config, folder, (validation_inputs, validation_targets), config.batch_size)
-    model = alone(model)
+    model = gather(model)
     # The loss is the mean cross-entropy of all bytes in nats, reduced in float32; a bit is log(2) nats.
     bits_per_byte = training.history.rows[-1]["test_loss"] / math.log(2)
     text = generate(model, config.prompt.encode(), config.generate, config.temperature, config.seed)

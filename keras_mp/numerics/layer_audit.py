@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_mp.numerics.ranges import FORMATS, Range
+from keras_mp.numerics.ranges import Range
 from keras_mp.numerics.verdict import Verdict
+from keras_mp.precision.formats import FORMATS
 from keras_mp.reporting.html import write_text
 
 # What each precision rounds a layer's tensors to; FP8 rounds what goes into a product.
