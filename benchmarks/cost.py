@@ -126,19 +126,19 @@ def measured(workload: str, backend: str, rounds: int) -> list[list[str]]:
     def task(name: str, function: str, **arguments: str) -> Task:
         return Task(name, f"cost:{function}", {"workload": workload, **arguments}, environment)
 
-    say = lambda text: print(f"{workload}, {backend}: {text}", file=sys.stderr)  # noqa: E731
+    log = lambda text: print(f"{workload}, {backend}: {text}", file=sys.stderr)  # noqa: E731
     paths = [str(HERE), str(HERE.parent)]
     tasks = [task(STEP, "step", features=""), *(task(name, "step", features=name) for name in FEATURES)]
-    steps = compare(tasks, rounds=rounds, seconds=0.3, paths=paths, say=say)
+    steps = compare(tasks, rounds=rounds, seconds=0.3, paths=paths, log=log)
     tasks = [task(FIT, "fit", callback=""), *(task(name, "fit", callback=name) for name in CALLBACKS)]
-    fits = compare(tasks, rounds=rounds, seconds=1.0, paths=paths, say=say)
+    fits = compare(tasks, rounds=rounds, seconds=1.0, paths=paths, log=log)
     moved = {}
     for name in ("", *FEATURES):
-        say(f"bytes of {name or STEP}")
+        log(f"bytes of {name or STEP}")
         try:
             moved[name] = answer(task(name, "compiled_bytes", features=name), paths)
         except SubjectError as error:
-            say(f"no bytes of {name or STEP}: {error}")
+            log(f"no bytes of {name or STEP}: {error}")
             moved[name] = None
     rows = []
     for base, group in ((steps[0], steps[1:]), (fits[0], fits[1:])):

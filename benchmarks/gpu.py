@@ -145,7 +145,7 @@ def main() -> None:
                 rounds=options.rounds,
                 seconds=options.seconds,
                 paths=[str(HERE), *filter(None, sys.path)],
-                say=lambda text: print(text, file=sys.stderr),
+                log=lambda text: print(text, file=sys.stderr),
             )
             kind = next((row.details["kind"] for row in rows if row.details), "cpu")
             platform = "cuda" if kind == "gpu" else kind

@@ -84,7 +84,7 @@ def main() -> None:
             rounds=options.rounds,
             seconds=options.seconds,
             paths=[str(HERE), *filter(None, sys.path)],
-            say=lambda text: print(text, file=sys.stderr),
+            log=lambda text: print(text, file=sys.stderr),
         )
         device = device_of(rows)
         what = f"{TITLES.get(workload, workload)}, AdamW, mixed_bfloat16 but where said"

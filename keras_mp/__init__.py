@@ -1,4 +1,4 @@
-"""Mixed-precision training for Keras 3 that you can prove.
+"""Mixed-precision training for Keras 3 on TensorFlow and JAX, with every claim checked.
 
 The public names below are imported when they are first used, so that `import keras_mp` itself costs nothing and
 imports neither TensorFlow nor JAX.
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from keras_mp.training.batches import Batches as Batches
     from keras_mp.training.batches import ShuffledBatches as ShuffledBatches
     from keras_mp.training.checkpoint import TrainingCheckpoint as TrainingCheckpoint
+    from keras_mp.training.prepare import prepare as prepare
     from keras_mp.xla.inspect import inspect as inspect
     from keras_mp.xla.report import CompileReport as CompileReport
 
@@ -88,6 +89,7 @@ _HOME = {
     "find_nonfinite": "keras_mp.numerics.nonfinite",
     "inspect": "keras_mp.xla.inspect",
     "policy_scope": "keras_mp.precision.policy",
+    "prepare": "keras_mp.training.prepare",
     "remat": "keras_mp.lean.remat",
     "search_policy": "keras_mp.numerics.search",
     "sensitive_layers": "keras_mp.stability.sensitive",

@@ -20,7 +20,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Mixed-precision training for Keras 3 that you can prove.",
+    help="Mixed-precision training for Keras 3 on TensorFlow and JAX, with every claim checked.",
 )
 
 
@@ -239,7 +239,7 @@ def bench(
         seconds=seconds,
         find_batch=find_batch,
         memory_limit=None if memory_limit is None else int(memory_limit * 2**30),
-        say=lambda text: typer.echo(text, err=True),
+        log=lambda text: typer.echo(text, err=True),
     )
     if not any(row.seconds for row in report.rows):
         raise RuntimeError("; ".join(dict.fromkeys(row.reason for row in report.rows)))

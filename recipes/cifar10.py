@@ -17,11 +17,10 @@ import keras
 from keras import layers
 
 import keras_mp
-from keras_mp.parallel.gather import alone
+from keras_mp.parallel.gather import gather
 from keras_mp.precision.policy import PolicyChoice
 from keras_mp.training.batches import ShuffledBatches
 from models.resnet import resnet_cifar
-from recipes.common.compiled import compiled
 from recipes.common.config import TrainingConfig, above_zero
 from recipes.common.devices import over_devices
 from recipes.common.finish import TrainingResult, finish
@@ -86,7 +85,7 @@ def model_to_train(config: Config, choice: PolicyChoice, steps: int, augment: bo
         gradient_accumulation_steps=config.accumulate if config.accumulate > 1 else None,
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return compiled(build(config, augment), choice, optimizer, loss, ["accuracy"])
+    return keras_mp.prepare(build(config, augment), optimizer, loss, ["accuracy"])
 
 
 def step(config: Config) -> tuple[keras.Model, tuple]:
@@ -116,6 +115,6 @@ def train(config: Config) -> TrainingResult:
         model = model_to_train(config, choice, config.epochs * data.steps)
         folder = run_folder(config)
         training = fit(model, data, config, folder, (test_images, test_labels), config.batch_size)
-    model = alone(model)
+    model = gather(model)
     accuracy = training.history.rows[-1]["test_accuracy"]
     return finish(model, config, folder, choice, training, "test accuracy", accuracy, verify=test_images[:64])

@@ -19,16 +19,16 @@ import numpy as np
 from keras import layers
 
 import keras_mp
-from keras_mp.parallel.gather import alone
+from keras_mp.parallel.gather import gather
 from keras_mp.precision.policy import PolicyChoice
 from keras_mp.training.batches import Batches
 from models.resnet import resnet_imagenet
 from models.vit import SIZES, vit
-from recipes.common.compiled import compiled
 from recipes.common.config import TransformerConfig, above_zero
 from recipes.common.devices import over_devices
 from recipes.common.finish import TrainingResult, finish
 from recipes.common.fit import fit
+from recipes.common.fp8 import every_product
 from recipes.common.run_folder import run_folder
 from recipes.common.schedule import warmup_then_cosine
 from recipes.datasets.imagenet import CLASSES, test_batches, training_batches
@@ -112,7 +112,7 @@ def model_to_train(config: Config, choice: PolicyChoice, steps: int) -> keras.Mo
             rate, weight_decay=config.weight_decay, global_clipnorm=1.0, gradient_accumulation_steps=accumulate
         )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return compiled(build(config), choice, optimizer, loss, ["accuracy"], config.fp8)
+    return keras_mp.prepare(build(config), optimizer, loss, ["accuracy"], every_product(choice, config.fp8))
 
 
 def step(config: Config) -> tuple[keras.Model, tuple]:
@@ -139,7 +139,7 @@ def train(config: Config) -> TrainingResult:
         model = model_to_train(config, choice, config.epochs * data.steps)
         folder = run_folder(config)
         training = fit(model, data, config, folder, test)
-    model = alone(model)
+    model = gather(model)
     accuracy = training.history.rows[-1]["test_accuracy"]
     verify = np.asarray(next(iter(test))[0])[:8]
     return finish(model, config, folder, choice, training, "test accuracy", accuracy, verify=verify)

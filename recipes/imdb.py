@@ -15,15 +15,15 @@ from typing import Annotated
 import keras
 
 import keras_mp
-from keras_mp.parallel.gather import alone
+from keras_mp.parallel.gather import gather
 from keras_mp.precision.policy import PolicyChoice
 from keras_mp.training.batches import ShuffledBatches
 from models.text_classifier import SIZES, text_classifier
-from recipes.common.compiled import compiled
 from recipes.common.config import TransformerConfig, above_zero
 from recipes.common.devices import over_devices
 from recipes.common.finish import TrainingResult, finish
 from recipes.common.fit import fit
+from recipes.common.fp8 import every_product
 from recipes.common.run_folder import run_folder
 from recipes.common.schedule import warmup_then_cosine
 from recipes.datasets.imdb import CLASSES, load
@@ -77,7 +77,7 @@ def model_to_train(config: Config, choice: PolicyChoice, steps: int) -> keras.Mo
         gradient_accumulation_steps=config.accumulate if config.accumulate > 1 else None,
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return compiled(build(config), choice, optimizer, loss, ["accuracy"], config.fp8)
+    return keras_mp.prepare(build(config), optimizer, loss, ["accuracy"], every_product(choice, config.fp8))
 
 
 def step(config: Config) -> tuple[keras.Model, tuple]:
@@ -106,7 +106,7 @@ def train(config: Config) -> TrainingResult:
         # Without it, nobody can use the model.
         tokenizer.save(str(folder / "tokenizer.json"))
         training = fit(model, data, config, folder, (test_tokens, test_labels), config.batch_size)
-    model = alone(model)
+    model = gather(model)
     accuracy = training.history.rows[-1]["test_accuracy"]
     return finish(model, config, folder, choice, training, "test accuracy", accuracy, verify=test_tokens[:8])
 

@@ -19,11 +19,13 @@ from keras_mp.bench.report import BenchmarkReport, check_precisions
 from keras_mp.conversion.in_precision import PRECISIONS
 from keras_mp.numerics.batches import batches_of
 from keras_mp.rebuild import layers_by_path
+from keras_mp.system.deprecated import renamed_arguments
 from keras_mp.system.host import available_bytes
 
 BASE = "float32"
 
 
+@renamed_arguments(say="log")
 def benchmark(
     model: Any,
     batch: Any,
@@ -33,7 +35,7 @@ def benchmark(
     seconds: float = 0.5,
     find_batch: bool = False,
     memory_limit: int | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> BenchmarkReport:
     """Measures a training step of a model in several precisions, side by side on this machine.
 
@@ -50,7 +52,7 @@ def benchmark(
         seconds: of one turn, about; it has at least one step.
         find_batch: also find the largest batch that fits into memory in each.
         memory_limit: for CPUs, the most bytes that a process may hold; by default what is free now.
-        say: is told what goes on.
+        log: is called with a line of text for each thing that begins.
 
     Returns:
         The report. A precision that this device cannot run, or that ran out of memory, is a row with the reason.
@@ -84,7 +86,7 @@ def benchmark(
             seconds=seconds,
             find_batch=find_batch,
             memory_limit=memory_limit,
-            say=say,
+            log=log,
         )
 
 
@@ -98,7 +100,7 @@ def measure(
     seconds: float = 0.5,
     find_batch: bool = False,
     memory_limit: int | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> BenchmarkReport:
     """As `benchmark`, of what a function makes in a process of its own: see `keras_mp.bench.keras_step`.
 
@@ -117,17 +119,17 @@ def measure(
         if value is not None and not value > 0:
             raise ValueError(f"{name} must be above 0, got {value}")
     limit = memory_limit or available_bytes()
-    rows = compare(tasks, rounds=rounds, seconds=seconds, paths=paths, memory_limit=limit, say=say)
+    rows = compare(tasks, rounds=rounds, seconds=seconds, paths=paths, memory_limit=limit, log=log)
     largest: dict[str, int] = {}
     if find_batch:
         for task, row in zip(tasks, rows, strict=True):
             if row.problem not in ("", "out of memory"):
                 continue
-            say(f"{task.name}: looks for the largest batch")
+            log(f"{task.name}: looks for the largest batch")
             try:
                 largest[task.name] = largest_batch(task, row.details.get("batch", 1), paths, limit)
             except SubjectError as error:  # of the search; what was measured counts all the same
-                say(f"{task.name}: no largest batch: {error}")
+                log(f"{task.name}: no largest batch: {error}")
     return BenchmarkReport(f"{title} on {device_of(rows)}, {keras.backend.backend()}", BASE, rows, largest)
 
 

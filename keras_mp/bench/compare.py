@@ -61,7 +61,7 @@ def compare(
     seconds: float = 0.5,
     paths: Sequence[str] = (),
     memory_limit: int | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> list[Measured]:
     """Measures subjects in turns. One that fails is marked, and the others go on.
 
@@ -74,7 +74,7 @@ def compare(
         seconds: of one turn, about; it has at least one step.
         paths: folders that the processes import from.
         memory_limit: the most bytes that one of them may hold.
-        say: is told what goes on.
+        log: is called with a line of text for each thing that begins.
 
     Returns:
         What was measured, in the order of the tasks.
@@ -101,7 +101,7 @@ def compare(
 
     try:
         for task in tasks:
-            say(f"{task.name}: builds and compiles")
+            log(f"{task.name}: builds and compiles")
             process = shared or Process(task.environment, paths, memory_limit)
             if process is not shared:
                 started.append(process)
@@ -123,7 +123,7 @@ def compare(
         ways = {name: way(name) for name in processes}
         warm = {name: _warm(run) for name, run in ways.items()}
         steps = {name: steps_of_a_turn(each, seconds) for name, each in warm.items() if not measured[name].problem}
-        say(f"{rounds} rounds of {', '.join(f'{count} x {name}' for name, count in steps.items())}")
+        log(f"{rounds} rounds of {', '.join(f'{count} x {name}' for name, count in steps.items())}")
         times = take_turns({name: ways[name] for name in steps}, steps, rounds)
         for name, each in times.items():
             if measured[name].problem:

@@ -8,12 +8,9 @@ from typing import Any, ClassVar, NamedTuple
 import keras
 
 from keras_mp import backend
-from keras_mp.fp8 import formats
-from keras_mp.fp8.formats import Float8Format
 from keras_mp.fp8.roles import HYBRID, ROLES, RoleFormats, check_role, role_formats
-
-# The largest power of two whose reciprocal is a normal float32: a smaller one would be flushed to zero.
-MAX_SCALE = 2.0**126
+from keras_mp.precision import formats
+from keras_mp.precision.formats import MAX_SCALE, Format
 
 # Sign and exponent of a float32.
 _EXPONENT_BITS = -1 << 23
@@ -65,7 +62,7 @@ class Recipe:
     def history_length(self) -> int:
         return 0
 
-    def format_of(self, role: str) -> Float8Format:
+    def format_of(self, role: str) -> Format:
         """The format of a role."""
         check_role(role)
         return getattr(self.format, role)

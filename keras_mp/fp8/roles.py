@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from keras_mp.fp8 import formats
-from keras_mp.fp8.formats import E4M3, E5M2, Float8Format, format_named
+from keras_mp.precision.formats import E4M3, E5M2, FLOAT8_FORMATS, Format, format_named
 
 ROLES = ("input", "kernel", "gradient")
 
@@ -25,13 +24,13 @@ class RoleFormats:
             E5M2 with E5M2 (NVIDIA, cuBLAS documentation, cublasLtMatmul, supported FP8 types).
     """
 
-    input: Float8Format = E4M3
-    kernel: Float8Format = E4M3
-    gradient: Float8Format = E5M2
+    input: Format = E4M3
+    kernel: Format = E4M3
+    gradient: Format = E5M2
 
     def __post_init__(self) -> None:
         for role in ROLES:
-            object.__setattr__(self, role, format_named(getattr(self, role)))
+            object.__setattr__(self, role, format_named(getattr(self, role), FLOAT8_FORMATS))
         wide = [role for role in ROLES if getattr(self, role) == E5M2]
         if len(wide) > 1:
             raise ValueError(
@@ -71,7 +70,7 @@ def role_formats(format: Any) -> RoleFormats:
         return RoleFormats(**format)
     if isinstance(format, str) and format.lower() == "hybrid":
         return HYBRID
-    if isinstance(format, Float8Format) or (isinstance(format, str) and format.upper() in formats.FORMATS):
-        each = format_named(format)
-        return RoleFormats(each, each, each)
+    if isinstance(format, Format) or (isinstance(format, str) and format.upper() in FLOAT8_FORMATS):
+        everywhere = format_named(format, FLOAT8_FORMATS)
+        return RoleFormats(everywhere, everywhere, everywhere)
     raise ValueError(f"format={format!r} is unknown: use 'hybrid', 'E4M3', or a format for each role")

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import keras
 
 from keras_mp import backend
-from keras_mp.fp8.formats import E4M3
 from keras_mp.fp8.recipe import Quantized, Recipe
 from keras_mp.fp8.roles import HYBRID, RoleFormats, check_role
+from keras_mp.precision.formats import E4M3
 
 AMAX_RULES = ("max", "most_recent")
 
@@ -61,8 +61,8 @@ class DelayedScaling(Recipe):
 
     XLA's maximum for CPUs leaves NaNs out: there, the amax of a tensor with a NaN is that of the rest.
 
-    A step of which nothing is applied (a skipped one, or a micro-batch within a window) leaves the amaxes as they are.
-    They are saved with the layer.
+    A step of which nothing is applied (a skipped one, or a micro-batch that is only accumulated) leaves the amaxes as
+    they are. They are saved with the layer.
 
     A layer that is not trainable keeps no amaxes and scales just in time. In inference the scales are those of the
     amaxes so far. Where a loss is scaled, the gradient's amaxes are those of the scaled loss: when the loss scale

@@ -124,7 +124,7 @@ class ChunkedCrossEntropy(keras.losses.Loss):
         if self.reduction != "sum":
             # Rows that do not count may be more on one replica than on another.
             if weights is not counts or mask is not None or self.ignore_class is not None:
-                divisor = backend.over_the_batch(divisor)
+                divisor = backend.global_mean(divisor)
             divisor = keras.ops.where(divisor == 0, 1.0, divisor)  # the sum is 0 as well
         return targets, weights, divisor
 

@@ -1,4 +1,4 @@
-"""The sums of a window: what the gradients of its micro-batches have come to so far, one sum for each variable."""
+"""Gradient accumulation: the sum of the gradients of the micro-batches so far, one for each variable."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def add(grads: list[Any], sums: list[Any], variables: list[Any]) -> None:
             total.assign(new)
 
 
-def close(grads: list[Any], sums: list[Any], variables: list[Any], size: int) -> list[Any]:
-    """Adds the last micro-batch, and begins anew.
+def mean_and_reset(grads: list[Any], sums: list[Any], variables: list[Any], steps: int) -> list[Any]:
+    """Adds the last micro-batch, takes the mean, and sets the sums to zero.
 
     Args:
         grads: a gradient for each variable, or None; dense.
         sums: the sum for each variable.
         variables: the variables.
-        size: how many micro-batches the window held.
+        steps: how many micro-batches were accumulated.
 
     Returns:
-        The mean gradients of the window.
+        The mean gradients of the micro-batches.
     """
     means = [
-        total if total is None or is_overwritten(variable) else total / size
+        total if total is None or is_overwritten(variable) else total / steps
         for total, variable in zip(_added(grads, sums, variables), variables, strict=True)
     ]
     for total in sums:

@@ -1,6 +1,7 @@
 """Makes a Keras optimizer clip, decay, update and average once, and nothing else: the rest of a step is done by then.
 
-An optimizer's own way adds up windows and replicas after clipping, in branches that a distribution strategy refuses.
+A Keras optimizer by itself accumulates gradients, and sums them over replicas, after clipping, in branches that a
+distribution strategy refuses.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def leaves(optimizer: Any) -> list[Any]:
     return list(getattr(optimizer, "optimizers", [optimizer]))
 
 
-def window(optimizer: Any) -> int:
+def accumulation_steps(optimizer: Any) -> int:
     """Returns how many micro-batches an optimizer accumulates.
 
     Args:
@@ -52,13 +53,13 @@ def window(optimizer: Any) -> int:
     Raises:
         ValueError: If several inner optimizers accumulate over different numbers of steps.
     """
-    windows = {leaf.gradient_accumulation_steps or 1 for leaf in leaves(optimizer) if leaf.built}
-    if len(windows) > 1:
+    steps = {leaf.gradient_accumulation_steps or 1 for leaf in leaves(optimizer) if leaf.built}
+    if len(steps) > 1:
         raise ValueError(
-            f"gradient_accumulation_steps is {sorted(windows)} in the optimizers inside {optimizer.name!r}: under one "
+            f"gradient_accumulation_steps is {sorted(steps)} in the optimizers inside {optimizer.name!r}: under one "
             "loss scale it must be the same in all"
         )
-    return windows.pop() if windows else 1
+    return steps.pop() if steps else 1
 
 
 def build(optimizer: Any, variables: list[Any]) -> None:
@@ -68,20 +69,20 @@ def build(optimizer: Any, variables: list[Any]) -> None:
         optimizer: the optimizer.
         variables: the model's trainable variables.
     """
-    windows = [leaf.gradient_accumulation_steps for leaf in leaves(optimizer)]
+    steps_of_leaves = [leaf.gradient_accumulation_steps for leaf in leaves(optimizer)]
     for leaf in leaves(optimizer):
         leaf.gradient_accumulation_steps = None
     try:
         optimizer.build(variables)
     finally:
-        for leaf, steps in zip(leaves(optimizer), windows, strict=True):
+        for leaf, steps in zip(leaves(optimizer), steps_of_leaves, strict=True):
             leaf.gradient_accumulation_steps = steps
 
 
 def count(optimizer: Any) -> None:
     """Adds one to the iterations of an optimizer and of those inside."""
-    for each in {id(each): each for each in (optimizer, *leaves(optimizer))}.values():
-        each._iterations.assign_add(1)
+    for counted in {id(counted): counted for counted in (optimizer, *leaves(optimizer))}.values():
+        counted._iterations.assign_add(1)
 
 
 def apply(optimizer: Any, grads: list[Any], variables: list[Any], changing: list[Any]) -> None:
@@ -89,7 +90,7 @@ def apply(optimizer: Any, grads: list[Any], variables: list[Any], changing: list
 
     Args:
         optimizer: the optimizer.
-        grads: the gradients of the whole window, on all replicas.
+        grads: the mean gradients of the micro-batches, summed over all replicas.
         variables: their variables.
         changing: all variables that a step may change.
     """

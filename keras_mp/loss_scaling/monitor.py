@@ -10,6 +10,7 @@ import keras
 from keras_mp.loss_scaling.loss_scale import LossScale, warn_if_needless
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.wrap_optimizer import compute_dtypes
+from keras_mp.system.deprecated import RenamedAttribute
 
 
 class PrecisionMonitor(keras.callbacks.Callback):
@@ -42,7 +43,8 @@ class PrecisionMonitor(keras.callbacks.Callback):
         FloatingPointError: During training, with on_limit="raise".
     """
 
-    works_together = True
+    supports_multiprocess = True
+    works_together = RenamedAttribute("supports_multiprocess")
 
     def __init__(
         self,

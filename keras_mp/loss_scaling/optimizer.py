@@ -9,8 +9,7 @@ import keras
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.loss_scaling import accumulation as window
-from keras_mp.loss_scaling import gradients
+from keras_mp.loss_scaling import accumulation, gradients
 from keras_mp.loss_scaling import inner_optimizer as inner
 from keras_mp.loss_scaling.loss_scale import (
     AnyLossScale,
@@ -33,15 +32,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     a step:  finite = every gradient value is finite, on every replica
              scale = loss_scale.next_state(scale, finite)
              if finite:
-                 window += gradients * (1 / old scale), in float32
-                 if the window holds gradient_accumulation_steps of them:
-                     gradients = sum over the replicas of (window / gradient_accumulation_steps)
+                 accumulated += gradients * (1 / old scale), in float32
+                 if this is the last of gradient_accumulation_steps micro-batches:
+                     gradients = sum over the replicas of (accumulated / gradient_accumulation_steps)
                      clip once, decay weights, update, average weights
-                     window = 0
+                     accumulated = 0
     ```
 
     Learning rate, clipping, weight decay, moving averages and accumulation are settings of the inner optimizer. A
-    micro-batch that overflows leaves no trace in the window, and `iterations` advances only on applied steps.
+    micro-batch that overflows leaves no trace in the accumulated gradients, and `iterations` advances only on applied
+    steps.
 
     Args:
         inner_optimizer: the Keras optimizer that makes the update.
@@ -77,7 +77,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             warn_if_needless("the global dtype policy", loss_scale)
 
     def build(self, variables: list[Any]) -> None:
-        """Creates the sums of a window and the inner optimizer's variables.
+        """Creates the variables that accumulate gradients and the inner optimizer's variables.
 
         Args:
             variables: the model's trainable variables.
@@ -89,7 +89,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             return
         inner.build(self.inner_optimizer, variables)
         with keras.name_scope(self.name):
-            self._sums = window.empty_sums(variables) if self._window > 1 else []
+            self._sums = accumulation.empty_sums(variables) if self._accumulation_steps > 1 else []
         # Not Keras's LossScaleOptimizer.build, which would make the state once more.
         keras.optimizers.Optimizer.build(self, variables)
 
@@ -273,8 +273,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return cls(**config)
 
     @property
-    def _window(self) -> int:
-        return inner.window(self.inner_optimizer)
+    def _accumulation_steps(self) -> int:
+        return inner.accumulation_steps(self.inner_optimizer)
 
     def _variables_for(self, grads: list[Any], trainable_variables: list[Any] | None) -> list[Any]:
         if trainable_variables is None and not self.built:
@@ -304,11 +304,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         inverse = self._inverse_scale() if scaled else None
         self._move_scale(finite)
         unscale = partial(gradients.multiply, variables=variables)
-        if self._window == 1:
+        if self._accumulation_steps == 1:
             update = partial(self._update, variables=variables)
             backend.update_if(finite, update, (grads, inverse), self._changing, unscale)
-        else:  # most micro-batches only add to the window, and must not read and write the slots for it
-            add = partial(self._add_or_update, variables=variables)
+        else:  # most micro-batches are only accumulated, and must not read and write the slots for it
+            add = partial(self._accumulate_or_update, variables=variables)
             self._if(finite, add, lambda _: None, (grads, inverse), unscale)
 
     def _inverse_scale(self) -> Any:
@@ -341,22 +341,23 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             if new is not old:
                 variable.assign(new)
 
-    def _add_or_update(self, grads: list[Any], variables: list[Any]) -> None:
-        place = inner.leaves(self.inner_optimizer)[0]._iterations % self._window
+    def _accumulate_or_update(self, grads: list[Any], variables: list[Any]) -> None:
+        micro_batch = inner.leaves(self.inner_optimizer)[0]._iterations % self._accumulation_steps
         grads = [gradient if gradient is None else backend.dense(gradient) for gradient in grads]
         self._if(
-            ops.equal(place, self._window - 1),
-            partial(self._close_window, variables=variables),
-            partial(self._add_to_window, variables=variables),
+            ops.equal(micro_batch, self._accumulation_steps - 1),
+            partial(self._update_with_mean, variables=variables),
+            partial(self._accumulate, variables=variables),
             grads,
         )
 
-    def _add_to_window(self, grads: list[Any], variables: list[Any]) -> None:
-        window.add(grads, self._sums_of(variables), variables)
+    def _accumulate(self, grads: list[Any], variables: list[Any]) -> None:
+        accumulation.add(grads, self._sums_of(variables), variables)
         inner.count(self.inner_optimizer)
 
-    def _close_window(self, grads: list[Any], variables: list[Any]) -> None:
-        self._update(window.close(grads, self._sums_of(variables), variables, self._window), variables)
+    def _update_with_mean(self, grads: list[Any], variables: list[Any]) -> None:
+        means = accumulation.mean_and_reset(grads, self._sums_of(variables), variables, self._accumulation_steps)
+        self._update(means, variables)
 
     def _sums_of(self, variables: list[Any]) -> list[Any]:
         return [self._sums[self._get_variable_index(variable)] for variable in variables]

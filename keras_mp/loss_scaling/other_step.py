@@ -56,7 +56,7 @@ def _accumulates_otherwise(leaf: Any, variables: list[Any]) -> bool:
 def _sums_rows(leaf: Any) -> bool:
     """Whether an optimizer's step is that of the summed rows of a sparse gradient."""
     if leaf.gradient_accumulation_steps:
-        return True  # the sums of a window are dense
+        return True  # accumulated gradients are dense
     rescales = leaf.clipnorm or leaf.global_clipnorm or leaf.clipvalue or leaf.loss_scale_factor
     return type(leaf).update_step in _SUMMING and not rescales
 
@@ -66,7 +66,9 @@ def _sparse_variables(model: Any) -> list[Any]:
     embeddings, unclear = [], []
     layers = [model, *layers_by_path(model).values()]
     # Inputs, and layers that encode as sparse tensors, such as CategoryEncoding.
-    reads_sparse = any(getattr(each, "sparse", False) for each in [*(getattr(model, "inputs", None) or []), *layers])
+    reads_sparse = any(
+        getattr(source, "sparse", False) for source in [*(getattr(model, "inputs", None) or []), *layers]
+    )
     for layer in layers:
         own = [variable for variable in own_variables(layer) if variable.trainable]
         if _is_embedding(layer):

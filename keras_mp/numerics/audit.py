@@ -21,8 +21,9 @@ from keras_mp.numerics.checks import check_labels, check_model, trains_itself
 from keras_mp.numerics.flops import flops_of
 from keras_mp.numerics.layer_audit import LayerAudit
 from keras_mp.numerics.observe import Call, ObservedStep, Record
-from keras_mp.numerics.ranges import FLOAT16, FORMATS, Range, merged
+from keras_mp.numerics.ranges import Range, merged
 from keras_mp.numerics.sample import sampled
+from keras_mp.precision.formats import FLOAT16, FORMATS
 from keras_mp.rebuild import own_variables
 
 SAMPLE = 8192

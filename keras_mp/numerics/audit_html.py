@@ -7,7 +7,7 @@ from html import escape
 
 from keras_mp.numerics.audit_table import headline, share, span
 from keras_mp.numerics.layer_audit import LayerAudits
-from keras_mp.numerics.ranges import FORMATS
+from keras_mp.precision.formats import FORMATS
 from keras_mp.reporting.html import document, table
 
 # From no damage to all of it, light to dark, so that it reads in grey too; an overflow is black.

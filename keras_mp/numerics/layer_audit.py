@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_mp.numerics.ranges import FORMATS, Range
+from keras_mp.numerics.ranges import Range
 from keras_mp.numerics.verdict import Verdict
+from keras_mp.precision.formats import FORMATS
 from keras_mp.reporting.plain_values import plain_values
 
 # What each precision rounds a layer's tensors to; FP8 rounds what goes into a product.

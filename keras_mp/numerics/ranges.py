@@ -7,100 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
+
+from keras_mp.precision.formats import FORMATS, Format, current_scale, format_named
 
 # math.frexp's exponents of float32's values: 2**-149, the smallest subnormal one, to just below 2**128.
 _LOWEST_EXPONENT, _HIGHEST_EXPONENT = -148, 128
-
-
-@dataclass(frozen=True)
-class Format:
-    """A floating-point format that float32 values are rounded to.
-
-    Source: IEEE 754-2019, table 3.5 (float16); Micikevicius et al. 2022 (arXiv:2209.05433), table 1 (E4M3, E5M2);
-    bfloat16 is float32 with 7 bits of mantissa. The numbers are read from ml_dtypes.
-
-    Attributes:
-        name: "float16", "bfloat16", "E4M3" or "E5M2".
-        dtype: the name of ml_dtypes or numpy for it.
-        saturates: whether this kit's cast to it clips what is too large: true of the 8-bit formats.
-    """
-
-    name: str
-    dtype: str
-    saturates: bool = False
-
-    @property
-    def max(self) -> float:
-        """The largest finite number."""
-        return float(self._finfo.max)
-
-    @property
-    def smallest_normal(self) -> float:
-        """The smallest number with all bits of the mantissa."""
-        return float(self._finfo.smallest_normal)
-
-    @property
-    def smallest(self) -> float:
-        """The smallest number above zero, a subnormal one."""
-        return float(self._finfo.smallest_subnormal)
-
-    @property
-    def numpy_dtype(self) -> np.dtype:
-        """The dtype for numpy."""
-        return np.dtype(self.dtype if self.dtype == "float16" else getattr(ml_dtypes, self.dtype))
-
-    @property
-    def _finfo(self) -> Any:
-        return ml_dtypes.finfo(self.numpy_dtype)
-
-    def overflows(self, value: float) -> bool:
-        """Whether a finite number rounds to more than the largest one."""
-        return math.isfinite(value) and not np.isfinite(_bare_cast(np.float32(value), self))
-
-    def round(self, x: np.ndarray) -> np.ndarray:
-        """Rounds float32 values to the nearest number of the format, ties to even.
-
-        Args:
-            x: float32, of any shape.
-
-        Returns:
-            float32 of x's shape. Past the largest number it is infinite, or that number where the format saturates.
-        """
-        if self.saturates:
-            x = np.clip(x, np.float32(-self.max), np.float32(self.max))
-        return _bare_cast(x, self)
-
-
-def _bare_cast(x: Any, format: Format) -> Any:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.asarray(x, "float32").astype(format.numpy_dtype).astype("float32")
-
-
-FLOAT16 = Format("float16", "float16")
-BFLOAT16 = Format("bfloat16", "bfloat16")
-E4M3 = Format("E4M3", "float8_e4m3fn", saturates=True)
-E5M2 = Format("E5M2", "float8_e5m2", saturates=True)
-
-FORMATS = {each.name: each for each in (FLOAT16, BFLOAT16, E4M3, E5M2)}
-
-
-def format_named(name: Any) -> Format:
-    """Finds a format by its name.
-
-    Args:
-        name: "float16", "bfloat16", "E4M3" or "E5M2", in any case; a `Format` is returned as it is.
-
-    Raises:
-        ValueError: there is none of that name.
-    """
-    if isinstance(name, Format):
-        return name
-    found = {each.name.lower(): each for each in FORMATS.values()}.get(name.lower() if isinstance(name, str) else name)
-    if found is None:
-        raise ValueError(f"format={name!r} is not known: use one of {', '.join(map(repr, FORMATS))}")
-    return found
 
 
 @dataclass(frozen=True)
@@ -143,7 +55,7 @@ class Range:
 
     Attributes:
         scales: what values are multiplied by before they are rounded, by the format's name; 1 where it is not given;
-            None stands for max / amax of each part, as in `keras_mp.fp8.CurrentScaling`.
+            None stands for `current_scale` of each part, as in `keras_mp.fp8.CurrentScaling`.
         values: how many there were; zeros and those that are not finite among them.
         lowest: the lowest finite value; infinity before the first.
         highest: the highest finite value.
@@ -222,16 +134,18 @@ class Range:
         with np.errstate(over="ignore", invalid="ignore"):
             scaled = x if scale == 1.0 else x * factor
             # A scaled value past float32's own range has overflowed any format.
+            top = np.abs(scaled).max()
             rounded = format.round(scaled)
             # In float64 where it was scaled: the division would add errors of its own. The difference itself is exact.
             error = rounded - x if scale == 1.0 else rounded / np.float64(factor) - x
+        if not np.isfinite(top):
+            error = np.where(np.isnan(error), np.inf, error)  # NaN in the 8-bit formats, which have no use for infinity
         small = np.abs(rounded) < format.smallest_normal
         counts.zeroed += weight * (nonzero & (rounded == 0)).sum()
         counts.subnormal += weight * (small & (rounded != 0)).sum()
-        top = np.abs(scaled).max()
         if not np.isfinite(top) or format.overflows(float(top)):
             with np.errstate(over="ignore"):
-                counts.overflow += weight * (~np.isfinite(_bare_cast(scaled, format))).sum()
+                counts.overflow += weight * (~np.isfinite(format.round_unclipped(scaled))).sum()
         elif not np.isfinite(largest * scale) or format.overflows(largest * scale):
             counts.overflow += 1  # outside the sample
             if not format.saturates:
@@ -299,20 +213,13 @@ def merged(ranges: Iterable[Range]) -> Range:
     return whole
 
 
-def current_scale(largest: float, format: Format) -> float:
-    """The scale of `keras_mp.fp8.CurrentScaling`: max / amax, finite in float32; 1 where amax is 0."""
-    if not largest:
-        return 1.0
-    return min(format.max / largest, float(np.finfo("float32").max))
-
-
 def measure(x: Any, format: Any, scale: float | None = 1.0) -> FormatLoss:
     """What a format loses of a tensor.
 
     Args:
         x: floats of any shape, or what numpy makes an array of; also empty.
         format: "float16", "bfloat16", "E4M3" or "E5M2".
-        scale: what x is multiplied by before it is rounded; None for max / amax.
+        scale: x is multiplied by it before it is rounded; None for `current_scale` of x.
 
     Returns:
         The shares that overflow, become zero, become subnormal, and the SQNR. Values that are infinite or NaN count

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_mp.numerics.ranges import BFLOAT16, E4M3, E5M2, FLOAT16, Format, Range
+from keras_mp.numerics.ranges import Range
+from keras_mp.precision.formats import BFLOAT16, E4M3, E5M2, FLOAT16, Format
 from keras_mp.rebuild import own_variables
 
 # Below this signal-to-noise ratio a tenth of the signal, by size, is noise: 10^(-20 dB / 20).

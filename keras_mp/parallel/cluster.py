@@ -57,7 +57,7 @@ def find_cluster(
     """
     environment = os.environ if environment is None else environment
     if hosts:
-        addresses = tuple(each.strip() for each in hosts.split(","))
+        addresses = tuple(address.strip() for address in hosts.split(","))
         cluster = _checked(addresses, _own_index(addresses) if index is None else index, "--hosts")
     elif index is not None:
         raise ClusterError(f"--host-index {index} says which of --hosts this is, and there are no --hosts")
@@ -88,7 +88,7 @@ def _from_tf_config(text: str) -> Cluster:
         )
     chiefs, workers = (cluster.get(kind, []) for kind in ("chief", "worker"))
     for kind, addresses in (("chief", chiefs), ("worker", workers)):
-        if not isinstance(addresses, list) or not all(isinstance(each, str) for each in addresses):
+        if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
             raise ClusterError(f"TF_CONFIG: cluster.{kind} must be a list of 'host:port', got {addresses!r}")
     if not chiefs and not workers:
         raise ClusterError(f"TF_CONFIG: cluster.worker lists no worker: it must look like {TF_CONFIG_LOOKS}")

@@ -1,4 +1,4 @@
-"""The line between the processes of a training: who is there, do all train the same, is everyone alive."""
+"""The coordinator of several processes: their rendezvous, the check that all train the same, and their heartbeats."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any
 
 from keras_mp.parallel.cluster import Cluster, split_address
 
-BEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 1.0
 SILENCE_SECONDS = 20.0
 JOIN_SECONDS = 300.0
 
 
 class LostWorkerError(RuntimeError):
-    """A process of the training did not come, or is gone; the message names it."""
+    """A process of the training did not join, or is lost; the message names it."""
 
 
 class DisagreementError(RuntimeError):
@@ -34,23 +34,24 @@ def end_process(message: str) -> None:
     os._exit(1)
 
 
-class RollCall:
-    """A line from each process to the first, on which all sign in, compare, and beat until they sign off.
+class Coordinator:
+    """Connects each process to the first one, the coordinator, until it leaves.
 
     ```
-    join:   the others connect to the first; when all have, each learns the addresses of all
-    agree:  each says what it has; the first compares, and all go on or all raise
-    alive:  each sends a beat a second to its neighbour on the line. One that is silent for 20 seconds, or whose
-            connection breaks before it signs off, is lost: the first tells all, and every process ends itself
+    rendezvous:  the others connect to the first; when all have, each learns the addresses of all
+    agree:       each sends its value; the first compares, and all go on or all raise
+    heartbeat:   sent once a second, by the first to all others and by each of them to the first. A process that sends
+                 none for 20 seconds, or whose connection breaks before it leaves, is lost: the first tells all, and
+                 every process ends itself
     ```
 
-    A process that is stopped (SIGSTOP) keeps its connections, so only silence tells.
+    A process that is stopped (SIGSTOP) keeps its connections, so only a missing heartbeat tells.
 
     Args:
         cluster: the processes.
-        join_seconds: how long to wait for all to come.
-        silence_seconds: how long a process may be silent.
-        on_lost: what to do when one is lost, given the message.
+        join_seconds: how long the rendezvous waits for all.
+        silence_seconds: how long a process may send no heartbeat.
+        on_lost: called with the message when a process is lost.
     """
 
     def __init__(
@@ -68,15 +69,15 @@ class RollCall:
         own_port = _free_port()
         try:
             if cluster.index == 0:
-                self.addresses = self._welcome_all(deadline, own_port, join_seconds)
+                self.addresses = self._host_rendezvous(deadline, own_port, join_seconds)
             else:
-                self.addresses = self._sign_in(deadline, own_port, join_seconds)
+                self.addresses = self._join_rendezvous(deadline, own_port, join_seconds)
         except BaseException:
             self.close()
             raise
         for peer in self._peers.values():
             threading.Thread(target=self._listen, args=(peer,), daemon=True).start()
-        threading.Thread(target=self._beat, daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, daemon=True).start()
 
     def agree(self, name: str, value: Any) -> None:
         """Makes sure that all processes have the same value; all must call it, in the same order.
@@ -88,23 +89,23 @@ class RollCall:
         Raises:
             DisagreementError: on all of them, where one differs; names it and the difference.
         """
-        said = json.loads(json.dumps(value, default=str))
+        own = json.loads(json.dumps(value, default=str))
         if self.cluster.index == 0:
             others = {index: self._heard(peer) for index, peer in sorted(self._peers.items())}
             text = "".join(
                 f"\n  {self.cluster.name(index)}: {line}"
                 for index, other in others.items()
-                for line in differences(said, other["value"])
+                for line in differences(own, other["value"])
             )
             verdict = f"the workers differ in {name}; beside worker 0{text}" if text else ""
             for peer in self._peers.values():
                 peer.send({"kind": "verdict", "text": verdict})
         else:
             first = self._peers[0]
-            first.send({"kind": "value", "value": said})
+            first.send({"kind": "value", "value": own})
             verdict = self._heard(first)["text"]
         if verdict:
-            self.sign_off()
+            self.leave()
             raise DisagreementError(verdict)
 
     def any(self, flag: bool) -> bool:
@@ -113,10 +114,11 @@ class RollCall:
             first = self._peers[0]
             first.send({"kind": "value", "value": bool(flag)})
             return bool(self._heard(first)["value"])
-        found = any([self._heard(peer)["value"] for _, peer in sorted(self._peers.items())]) or bool(flag)
+        others = [self._heard(peer)["value"] for _, peer in sorted(self._peers.items())]
+        is_set = any(others) or bool(flag)
         for peer in self._peers.values():
-            peer.send({"kind": "value", "value": found})
-        return found
+            peer.send({"kind": "value", "value": is_set})
+        return is_set
 
     def from_first(self, value: Any) -> Any:
         """Gives all processes the value that the first one has; all must call it.
@@ -133,13 +135,13 @@ class RollCall:
             return value
         return self._heard(self._peers[0])["value"]
 
-    def sign_off(self) -> None:
-        """Ends the line: from here on, nobody is missed."""
+    def leave(self) -> None:
+        """Leaves: from here on the others do not expect its heartbeats, nor it theirs."""
         for peer in self._peers.values():
-            peer.send({"kind": "bye"})
+            peer.send({"kind": "leave"})
         self.close()
 
-    def _welcome_all(self, deadline: float, own_port: int, join_seconds: float) -> tuple[str, ...]:
+    def _host_rendezvous(self, deadline: float, own_port: int, join_seconds: float) -> tuple[str, ...]:
         host, port = split_address(self.cluster.addresses[0])
         server = _listening(port, self.cluster.name(0))
         ports = {0: own_port}
@@ -151,12 +153,12 @@ class RollCall:
                     connection, _ = server.accept()
                 except TimeoutError:
                     missing = ", ".join(map(self.cluster.name, sorted(expected - self._peers.keys())))
-                    text = f"{missing} did not come within {join_seconds:.0f} s"
+                    text = f"{missing} did not join within {join_seconds:.0f} s"
                     self._tell_lost(text)
                     raise LostWorkerError(text) from None
                 peer = _Peer(connection)
-                hello = peer.receive(timeout=10.0)
-                index = hello.get("index") if hello and hello.get("kind") == "hello" else None
+                joining = peer.receive(timeout=10.0)
+                index = joining.get("index") if joining and joining.get("kind") == "join" else None
                 if index not in expected or index in self._peers:
                     peer.send(
                         {"kind": "lost", "text": f"{self.cluster.name(0)} expects no worker {index} (or no second)"}
@@ -165,7 +167,7 @@ class RollCall:
                     continue
                 peer.index = index
                 self._peers[index] = peer
-                ports[index] = hello["port"]
+                ports[index] = joining["port"]
         finally:
             server.close()
         hosts = [split_address(address)[0] for address in self.cluster.addresses]
@@ -174,7 +176,7 @@ class RollCall:
             peer.send({"kind": "welcome", "addresses": addresses})
         return addresses
 
-    def _sign_in(self, deadline: float, own_port: int, join_seconds: float) -> tuple[str, ...]:
+    def _join_rendezvous(self, deadline: float, own_port: int, join_seconds: float) -> tuple[str, ...]:
         host, port = split_address(self.cluster.addresses[0])
         while True:
             try:
@@ -189,10 +191,10 @@ class RollCall:
                 time.sleep(0.2)
         first = _Peer(connection, index=0)
         self._peers[0] = first
-        first.send({"kind": "hello", "index": self.cluster.index, "port": own_port})
+        first.send({"kind": "join", "index": self.cluster.index, "port": own_port})
         answer = first.receive(timeout=max(1.0, deadline - time.monotonic()) + 5.0)
         if answer is None or answer["kind"] != "welcome":
-            raise LostWorkerError(answer["text"] if answer else f"{self.cluster.name(0)} ended before all had come")
+            raise LostWorkerError(answer["text"] if answer else f"{self.cluster.name(0)} ended before all had joined")
         return tuple(answer["addresses"])
 
     def _listen(self, peer: _Peer) -> None:
@@ -202,26 +204,26 @@ class RollCall:
                 self._lose(peer.index, "has ended, or its connection broke")
                 return
             peer.last_heard = time.monotonic()
-            if message["kind"] == "bye":
-                peer.said_bye = True
+            if message["kind"] == "leave":
+                peer.has_left = True
                 return
             if message["kind"] == "lost":
                 self._end(message["text"])
-            elif message["kind"] != "beat":
+            elif message["kind"] != "heartbeat":
                 peer.inbox.put(message)
 
-    def _beat(self) -> None:
-        last_beat = time.monotonic()
-        while not self._over.wait(BEAT_SECONDS):
+    def _send_heartbeats(self) -> None:
+        last_sent = time.monotonic()
+        while not self._over.wait(HEARTBEAT_SECONDS):
             now = time.monotonic()
             # After this process itself was stopped, it cannot tell who else was silent.
-            was_stopped, last_beat = now - last_beat > BEAT_SECONDS + self.silence_seconds / 2, now
+            was_stopped, last_sent = now - last_sent > HEARTBEAT_SECONDS + self.silence_seconds / 2, now
             for peer in list(self._peers.values()):
-                if peer.said_bye:
+                if peer.has_left:
                     continue
                 if was_stopped:
                     peer.last_heard = now
-                peer.send({"kind": "beat"})
+                peer.send({"kind": "heartbeat"})
                 if now - peer.last_heard > self.silence_seconds:
                     self._lose(peer.index, f"has been silent for {self.silence_seconds:.0f} s: is it stopped?")
 
@@ -232,7 +234,7 @@ class RollCall:
         return message
 
     def _lose(self, index: int, how: str) -> None:
-        if not self._over.is_set() and not self._peers[index].said_bye:
+        if not self._over.is_set() and not self._peers[index].has_left:
             text = f"{self.cluster.name(index)} {how}"
             self._tell_lost(text)
             self._end(text)
@@ -250,7 +252,7 @@ class RollCall:
             self.on_lost(f"{text}. The training ends here; run it again with --resume to go on")
 
     def close(self) -> None:
-        """Ends the line without a farewell: the others learn that this process has ended."""
+        """Closes the connections without leaving: the others learn that this process has ended."""
         self._over.set()
         for peer in self._peers.values():
             peer.close()
@@ -261,7 +263,7 @@ class _Peer:
 
     def __init__(self, connection: socket.socket, index: int = -1) -> None:
         connection.settimeout(None)
-        self.index, self.last_heard, self.said_bye = index, time.monotonic(), False
+        self.index, self.last_heard, self.has_left = index, time.monotonic(), False
         self.inbox: queue.Queue[Any] = queue.Queue()
         self._connection, self._file = connection, connection.makefile("rb")
         self._lock = threading.Lock()

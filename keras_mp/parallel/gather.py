@@ -6,9 +6,12 @@ from typing import Any
 
 from keras_mp import backend
 from keras_mp.rebuild import rebuild
+from keras_mp.system.deprecated import renamed_names
+
+__getattr__ = renamed_names(__name__, {"alone": "gather"})
 
 
-def alone(model: Any) -> Any:
+def gather(model: Any) -> Any:
     """A copy of a model on one device of this process, to save, export and predict with; call it outside the scope.
 
     Where several processes trained the model, all of them must call it.

@@ -16,12 +16,12 @@ import keras
 
 from keras_mp import backend
 from keras_mp.parallel.cluster import Cluster
-from keras_mp.parallel.coordinator import BEAT_SECONDS, RollCall
+from keras_mp.parallel.coordinator import HEARTBEAT_SECONDS, Coordinator
 from keras_mp.system.versions import installed
 
 PACKAGES = ("keras", "tensorflow", "jax", "jaxlib", "numpy")
 
-_joined: list[RollCall] = []
+_joined: list[Coordinator] = []
 
 
 @contextmanager
@@ -38,36 +38,36 @@ def join(
         settings: what the training was asked for, the same on all.
         code: folders whose modules and packages, where they have been imported, must be the same on all, beside the
             kit's and those that lie where the program does.
-        **options: of `RollCall`.
+        **options: of `Coordinator`.
 
     Raises:
-        LostWorkerError: another process did not come.
+        LostWorkerError: another process did not join.
         DisagreementError: the processes differ; names the difference.
         OSError: the port of the first process is in use.
     """
     if cluster is None:
         yield
         return
-    line = RollCall(cluster, **options)
+    coordinator = Coordinator(cluster, **options)
     try:
-        line.agree("versions", _versions())
-        line.agree("code", _code([_program_folder(), *code]))
-        line.agree("settings", dict(settings or {}))
-        backend.connect(line.addresses, cluster.index)
+        coordinator.agree("versions", _versions())
+        coordinator.agree("code", _code([_program_folder(), *code]))
+        coordinator.agree("settings", dict(settings or {}))
+        backend.connect(coordinator.addresses, cluster.index)
     except BaseException:
-        line.close()
+        coordinator.close()
         raise
-    _joined.append(line)
+    _joined.append(coordinator)
     try:
         yield
     except BaseException as error:
         if isinstance(error, backend.COLLECTIVE_ERRORS):
-            # It is likely that another process is gone, and the line will soon say which, and end this one.
-            time.sleep(line.silence_seconds + 2 * BEAT_SECONDS)
-        line.close()  # without a farewell: the others learn that this one has ended
+            # Probably another process is lost: the coordinator will soon name it, and end this one.
+            time.sleep(coordinator.silence_seconds + 2 * HEARTBEAT_SECONDS)
+        coordinator.close()  # without leaving: the others learn that this one has ended
         raise
     else:
-        line.sign_off()
+        coordinator.leave()
     finally:
         _joined.pop()
 
@@ -88,7 +88,7 @@ def is_first() -> bool:
 
 
 def agree(name: str, value: Any) -> None:
-    """Makes sure that all processes have the same value; see `RollCall.agree`. Nothing to do for a process alone."""
+    """Makes sure that all processes have the same value; see `Coordinator.agree`. Nothing to do for a process alone."""
     if _joined:
         _joined[-1].agree(name, value)
 

@@ -41,7 +41,7 @@ def renamed_arguments(**new_names: str) -> Callable[[Callable[P, R]], Callable[P
 
         @functools.wraps(function)
         def with_new_names(*args: Any, **kwargs: Any) -> R:
-            for old in new_names.keys() & kwargs.keys():
+            for old in [name for name in kwargs if name in new_names]:
                 new = new_names[old]
                 if new in kwargs:
                     raise TypeError(f"{called}() got {new!r} and {old!r}, two names of one argument: give {new!r} only")
@@ -73,6 +73,8 @@ class RenamedAttribute:
         self.old_name = name
 
     def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None and not hasattr(owner, self.new_name):
+            return self  # as a property: only instances have the attribute
         self._warn(owner)
         return getattr(owner if instance is None else instance, self.new_name)
 

@@ -17,13 +17,14 @@ import numpy as np
 from keras_mp.conversion.in_precision import precision_of
 from keras_mp.parallel import workers
 from keras_mp.reporting.byte_size import byte_size
+from keras_mp.system.deprecated import RenamedAttribute, renamed_arguments
 from keras_mp.training import callback_state, training_state
 from keras_mp.training.batches import Batches
 from keras_mp.training.checkpoint_file import (
     CheckpointFileError,
     Place,
     Reader,
-    found,
+    checkpoints_in,
     path_of,
     place_of,
     remove_partial,
@@ -40,9 +41,9 @@ class SettingsError(ValueError):
 class TrainingCheckpoint(keras.callbacks.Callback):
     """Saves all that a training depends on, and goes on from the newest save when `fit` is called again.
 
-    A save holds the weights, the optimizer with its slots, the loss scale, the sums of an unfinished accumulation
-    window, FP8 amax histories, the state of every seed generator and of Python's and NumPy's own, the metrics, and the
-    place in the data. A training that was killed and resumed ends with the weights of one that was not, bit for bit,
+    A save holds the weights, the optimizer with its slots, the loss scale, the gradients accumulated so far,
+    FP8 amax histories, the state of every seed generator and of Python's and NumPy's own, the metrics, and the place
+    in the data. A training that was killed and resumed ends with the weights of one that was not, bit for bit,
     where the device computes the same bits twice.
 
     A save in one precision goes on in another: a message says what is left out or begins anew.
@@ -60,10 +61,10 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         batches: the training data given to `fit`, to save and resume within an epoch; it is told each epoch's number.
             Without it a save is made at the end of each epoch, and the data must come in the same order each time.
         every: also save after each so many steps of an epoch; 0 for the ends of epochs alone. A training that is
-            stopped within an epoch, as by ctrl-C in a recipe, saves as well.
-        keep: how many saves to keep, the newest.
+            stopped within an epoch, as by ctrl-C in a training recipe, saves as well.
+        max_to_keep: how many saves to keep, the newest.
         settings: what the training was asked for, by name; a resumed one must be asked for the same.
-        free: names of settings that may differ.
+        ignore_settings: names of settings that may differ.
         force: go on with other settings, and with an optimizer that keeps other variables.
         callbacks: other callbacks whose counters, best values and histories are saved too, such as `EarlyStopping`.
 
@@ -77,22 +78,26 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         OSError: in `fit`, there is no room for the saves.
     """
 
-    works_together = True
+    supports_multiprocess = True
+    works_together = RenamedAttribute("supports_multiprocess")
+    keep = RenamedAttribute("max_to_keep")
+    free = RenamedAttribute("ignore_settings")
 
+    @renamed_arguments(keep="max_to_keep", free="ignore_settings")
     def __init__(
         self,
         folder: str | os.PathLike[str],
         batches: Batches | None = None,
         *,
         every: int = 0,
-        keep: int = 3,
+        max_to_keep: int = 3,
         settings: Mapping[str, Any] | None = None,
-        free: Collection[str] = (),
+        ignore_settings: Collection[str] = (),
         force: bool = False,
         callbacks: Collection[Any] = (),
     ) -> None:
         super().__init__()
-        for name, value, lowest in (("every", every, 0), ("keep", keep, 1)):
+        for name, value, lowest in (("every", every, 0), ("max_to_keep", max_to_keep, 1)):
             if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
                 raise ValueError(f"{name} must be a whole number, at least {lowest}, got {value!r}")
         if batches is not None and not isinstance(batches, Batches):
@@ -102,9 +107,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             )
         if every and batches is None:
             raise ValueError(f"every={every} saves within an epoch, which needs batches=, the data given to fit")
-        self.folder, self.batches, self.every, self.keep = Path(folder), batches, every, keep
+        self.folder, self.batches, self.every, self.max_to_keep = Path(folder), batches, every, max_to_keep
         self.settings = json.loads(json.dumps(dict(settings or {}), default=str))
-        self.free, self.force, self.callbacks = frozenset(free), force, tuple(callbacks)
+        self.ignore_settings, self.force, self.callbacks = frozenset(ignore_settings), force, tuple(callbacks)
         self.resumed_from: Path | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -116,12 +121,12 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         workers.from_first(None)
         workers.agree(
             f"the checkpoints in {str(self.folder)!r}, a folder that all must share",
-            {"newest": next((path.name for path in found(self.folder)), None)},
+            {"newest": next((path.name for path in checkpoints_in(self.folder)), None)},
         )
         self._start = Place(0, 0)
         self._quiet: Any = None
         self._before = [callback_state.snapshot(callback) for callback in self.callbacks]
-        if found(self.folder):
+        if checkpoints_in(self.folder):
             training_state.build(self.model, None if self.batches is None else self.batches.batch(0, 0))
             self._resume()
         if self.model.built:
@@ -203,7 +208,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             print("\n  ".join([*lines, *notes]))
 
     def _newest(self) -> Path:
-        paths = found(self.folder)
+        paths = checkpoints_in(self.folder)
         for path in paths:
             try:
                 with Reader(path):
@@ -220,7 +225,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     def _check_settings(self, path: Path, manifest: dict[str, Any]) -> None:
         was = {**manifest["settings"], **_of_data(manifest["data"])}
         now = {**self.settings, **_of_data(self._data())}
-        names = [name for name in dict.fromkeys([*was, *now]) if name not in self.free]
+        names = [name for name in dict.fromkeys([*was, *now]) if name not in self.ignore_settings]
         different = [name for name in names if was.get(name) != now.get(name)]
         if different and not self.force:
             lines = "".join(f"\n  {name}: {was.get(name)!r} then, {now.get(name)!r} now" for name in different)
@@ -230,13 +235,13 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def _check_room(self) -> None:
         size = training_state.byte_count(self.model)
-        more = max(1, self.keep + 1 - len(found(self.folder)))
+        more = max(1, self.max_to_keep + 1 - len(checkpoints_in(self.folder)))
         free = shutil.disk_usage(self.folder).free
         if more * size > free:
             raise OSError(
                 f"there is no room for checkpoints in {str(self.folder)!r}: {more} more of {byte_size(size)} are to "
                 f"be written, and {byte_size(free)} are free. Give a folder with more room, or keep fewer than "
-                f"keep={self.keep}"
+                f"max_to_keep={self.max_to_keep}"
             )
 
     def _save(self, place: Place, ended: bool) -> None:
@@ -270,7 +275,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 stacklevel=2,
             )
             return
-        for path in found(self.folder)[self.keep :]:
+        for path in checkpoints_in(self.folder)[self.max_to_keep :]:
             if place_of(path) < place:
                 path.unlink(missing_ok=True)
 

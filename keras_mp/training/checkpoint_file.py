@@ -34,7 +34,7 @@ def path_of(folder: Path, place: Place) -> Path:
     return folder / f"epoch{place.epoch:05}-step{place.step:08}.npz"
 
 
-def found(folder: Path) -> list[Path]:
+def checkpoints_in(folder: Path) -> list[Path]:
     """The checkpoints of a folder, the newest first."""
     names = [path for path in folder.glob("*.npz") if _NAME.fullmatch(path.name)]
     return sorted(names, key=lambda path: path.name, reverse=True)
@@ -43,7 +43,7 @@ def found(folder: Path) -> list[Path]:
 def place_of(path: Path) -> Place:
     """The place that a file's name says."""
     match = _NAME.fullmatch(path.name)
-    assert match, "only files that found() returned"
+    assert match, "only files that checkpoints_in() returned"
     return Place(int(match[1]), int(match[2]))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from keras_mp import backend
 from keras_mp.conversion.in_precision import precision_of
 from keras_mp.parallel import workers
+from keras_mp.system.deprecated import warn_renamed
 from keras_mp.training.batches import Batches
 from keras_mp.training.training_state import build, describe
 
@@ -46,7 +47,7 @@ def fit(
         validation_data: inputs and targets, as arrays, or a `keras.utils.PyDataset`; the same on all processes.
         validation_batch_size: rows of a test batch, of arrays.
         callbacks: the kit's, and Keras's CSVLogger, EarlyStopping, History, LambdaCallback, ReduceLROnPlateau
-            and TensorBoard; classes of your own that define `works_together = True`.
+            and TensorBoard; classes of your own that define `supports_multiprocess = True`.
 
     Returns:
         Keras's History.
@@ -87,27 +88,37 @@ class _Shares(keras.callbacks.Callback):
         self._model.stop_training = workers.any_process(bool(self._model.stop_training))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        backend.reads_share(True)
+        backend.shards_input(True)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        backend.reads_share(False)
+        backend.shards_input(False)
 
     def on_test_end(self, logs: Any = None) -> None:
-        backend.reads_share(True)
+        backend.shards_input(True)
 
     def on_train_end(self, logs: Any = None) -> None:
-        backend.reads_share(False)
+        backend.shards_input(False)
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
     """Raises a ValueError that names the first callback that the kit's loop does not know to work."""
     for callback in callbacks:
-        if not isinstance(callback, SUPPORTED) and not getattr(callback, "works_together", False):
-            names = ", ".join(each.__name__ for each in SUPPORTED)
+        if not isinstance(callback, SUPPORTED) and not _supports_multiprocess(callback):
+            names = ", ".join(supported.__name__ for supported in SUPPORTED)
             raise ValueError(
                 f"callbacks holds a {type(callback).__name__}, which is not supported when several processes train on "
-                f"TensorFlow. Supported: keras_mp's, {names}, and classes that define works_together = True"
+                f"TensorFlow. Supported: keras_mp's, {names}, and classes that define supports_multiprocess = True"
             )
+
+
+def _supports_multiprocess(callback: Any) -> bool:
+    if hasattr(callback, "supports_multiprocess"):
+        return bool(callback.supports_multiprocess)
+    if getattr(callback, "works_together", False):
+        owner = type(callback).__name__
+        warn_renamed(f"{owner}.works_together", f"{owner}.supports_multiprocess", stacklevel=4)
+        return True
+    return False
 
 
 def _fit_together(

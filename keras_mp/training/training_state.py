@@ -17,7 +17,7 @@ from keras_mp.training.checkpoint_file import Reader
 
 WEIGHT, SEED, FP8 = "weight", "seed", "fp8"
 SHOWN = 5
-PARTS = "|parts"
+REPLICA_VALUES = "|parts"
 
 
 class MismatchError(ValueError):
@@ -209,7 +209,7 @@ def _matched_slots(
     """Pairs the optimizer's variables with the names of saved arrays; what only one side has of a scale is told."""
     live = {(slot.name, id(slot.weight)): slot for slot in _slots(optimizer)}
     assignments, lost = [], []
-    for name in sorted({name.removesuffix(PARTS) for name in reader.names if name.startswith("optimizer/")}):
+    for name in sorted({name.removesuffix(REPLICA_VALUES) for name in reader.names if name.startswith("optimizer/")}):
         own, _, index = name.removeprefix("optimizer/").partition("@")
         if index and int(index) not in pairs:
             continue
@@ -306,9 +306,9 @@ def _global_seed() -> Any:
 
 def _named(name: str, variable: Any) -> tuple[str, np.ndarray]:
     """The value of a variable under its name; of a sum over replicas what each replica holds, under another."""
-    parts = backend.parts_of(variable)
-    if parts is not None:
-        return name + PARTS, parts
+    values = backend.replica_values(variable)
+    if values is not None:
+        return name + REPLICA_VALUES, values
     return name, backend.to_numpy(variable)
 
 
@@ -316,7 +316,7 @@ def _assign(variable: Any, reader: Reader, name: str) -> None:
     if name in reader.names:
         variable.assign(reader[name])
     else:
-        backend.assign_parts(variable, reader[name + PARTS])
+        backend.assign_replica_values(variable, reader[name + REPLICA_VALUES])
 
 
 def _numpy_dtype(variable: Any) -> str:

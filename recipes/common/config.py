@@ -7,7 +7,7 @@ import keras_mp
 from keras_mp.precision.policy import POLICIES
 
 # What a resumed run may be asked for differently: it changes nothing, or TrainingCheckpoint says what it changes.
-FREE = frozenset(
+MAY_DIFFER = frozenset(
     "policy eval_policy fp8 name output resume force checkpoint_every tensorboard export data_dir download "
     "layout devices hosts host_index prompt generate temperature".split()
 )

@@ -11,7 +11,7 @@ from keras_mp.conversion.in_precision import in_precision
 from keras_mp.parallel import workers
 from keras_mp.training.batches import Batches
 from keras_mp.training.fit import fit as fit_model
-from recipes.common.config import FREE, TrainingConfig
+from recipes.common.config import MAY_DIFFER, TrainingConfig
 from recipes.common.history import HistoryFile
 from recipes.common.interrupt import StopOnInterrupt
 from recipes.common.progress import ProgressBar
@@ -61,9 +61,9 @@ def fit(
         folder / "checkpoints",
         batches,
         every=config.checkpoint_every,
-        keep=2,
+        max_to_keep=2,
         settings=dataclasses.asdict(config),
-        free=FREE,
+        ignore_settings=MAY_DIFFER,
         force=config.force,
         callbacks=[history],
     )

@@ -16,7 +16,7 @@ class HistoryFile(keras.callbacks.Callback):
         path: the CSV file.
     """
 
-    works_together = True
+    supports_multiprocess = True
 
     def __init__(self, path: Path):
         super().__init__()

@@ -12,7 +12,7 @@ class StopOnInterrupt(keras.callbacks.Callback):
     An exception from within a step would leave the weights of a JAX model in buffers that are gone.
     """
 
-    works_together = True
+    supports_multiprocess = True
 
     def __init__(self):
         super().__init__()

@@ -25,7 +25,7 @@ class ProgressBar(keras.callbacks.Callback):
         console: where to write; the standard output by default, of the first of several processes.
     """
 
-    works_together = True
+    supports_multiprocess = True
 
     def __init__(self, batches: Batches, timer: StepTimer, console: Console | None = None):
         super().__init__()

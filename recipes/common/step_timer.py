@@ -13,7 +13,7 @@ class StepTimer(keras.callbacks.Callback):
     runs ahead would be timed at handing over the work, not at doing it.
     """
 
-    works_together = True
+    supports_multiprocess = True
 
     def __init__(self):
         super().__init__()

@@ -29,9 +29,9 @@ def small_model():
 def test_a_model_in_three_precisions_with_a_row_for_what_cannot_run(tmp_path):
     model = small_model()
     before = [weight.copy() for weight in model.get_weights()]
-    said = []
+    logged = []
     report = keras_mp.benchmark(
-        model, (X, Y), ["mixed_bfloat16", "fp8"], rounds=3, seconds=0.005, find_batch=False, say=said.append
+        model, (X, Y), ["mixed_bfloat16", "fp8"], rounds=3, seconds=0.005, find_batch=False, log=logged.append
     )
     assert [row.name for row in report.rows] == ["float32", "mixed_bfloat16", "fp8"]
     assert all(np.array_equal(*pair) for pair in zip(before, model.get_weights(), strict=True))
@@ -50,7 +50,7 @@ def test_a_model_in_three_precisions_with_a_row_for_what_cannot_run(tmp_path):
         assert report.row("fp8").reason == hardware.support("fp8").reason
         assert report.step("fp8") is None and report.ratio("fp8") is None
         assert report.row("fp8").reason in " ".join(str(report).split())
-    assert "samples/s" in str(report) and any("mixed_bfloat16" in line for line in said)
+    assert "samples/s" in str(report) and any("mixed_bfloat16" in line for line in logged)
     if hardware.current_device().kind == "cpu":
         assert report.utilization("float32") is None  # nobody publishes a CPU's peak
     saved = json.loads(report.to_json(tmp_path / "report.json"))

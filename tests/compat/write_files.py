@@ -107,7 +107,7 @@ def fp8_delayed():
 
 
 def loss_scaled():
-    """Float16 behind a dynamic loss scale: a step that overflows, two that do not, and one of a window's two."""
+    """Float16 behind a dynamic loss scale: a step that overflows, two that do not, and half an accumulation."""
     keras.config.set_dtype_policy("mixed_float16")
     inputs = keras.Input((4,), name="features")
     x = LAYERS.Dense(4, "relu", name="dense")(inputs)

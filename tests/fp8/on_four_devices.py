@@ -29,11 +29,11 @@ def test_four_devices_share_one_scale():
     assert_same(kernels_of(model), kernels)
 
 
-@pytest.mark.parametrize("window", [1, 3])
-def test_delayed_scaling_on_four_devices_is_that_of_the_whole_batch(window):
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_delayed_scaling_on_four_devices_is_that_of_the_whole_batch(accumulate):
     recipe = trajectory.RECIPES["margin"]
-    model = trajectory.build(recipe, window)
-    trajectory.run(model, trajectory.Reference(recipe, window), trajectory.steps(50))
+    model = trajectory.build(recipe, accumulate)
+    trajectory.run(model, trajectory.Reference(recipe, accumulate), trajectory.steps(50))
     shards = model.get_layer("shared").amax_history.slots.value.addressable_shards
     assert len(shards) == 4
     for shard in shards[1:]:

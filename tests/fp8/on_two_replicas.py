@@ -67,13 +67,13 @@ class Planted(keras.callbacks.Callback):
         np.testing.assert_array_equal(first, second)
 
 
-@pytest.mark.parametrize("window", [1, 3])
-def test_delayed_scaling_on_both_replicas_is_that_of_the_whole_batch(window):
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_delayed_scaling_on_both_replicas_is_that_of_the_whole_batch(accumulate):
     plan = trajectory.steps(50)
     recipe = trajectory.RECIPES["margin"]
     with strategy.scope():
-        model = trajectory.build(recipe, window, jit_compile=False)
+        model = trajectory.build(recipe, accumulate, jit_compile=False)
     a, b, c = (np.concatenate([step[i] for step in plan]) for i in range(3))
     data = tf.data.Dataset.from_tensor_slices(((a, b), c)).batch(trajectory.ROWS)
-    planted = Planted(plan, trajectory.Reference(recipe, window))
+    planted = Planted(plan, trajectory.Reference(recipe, accumulate))
     model.fit(data, verbose=0, shuffle=False, callbacks=[planted])

@@ -25,17 +25,17 @@ def test_trajectory(name, mode, checks):
 
 
 @pytest.mark.parametrize("mode", COMPILED, ids=str)
-def test_micro_batches_move_the_history_once_a_window(mode):
+def test_micro_batches_move_the_history_once_an_update(mode):
     recipe = DelayedScaling(amax_history_length=4)
-    model = build(recipe, window=3, **mode)
-    run(model, Reference(recipe, window=3), steps(50), True)
+    model = build(recipe, accumulate=3, **mode)
+    run(model, Reference(recipe, accumulate=3), steps(50), True)
 
 
-@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("mode", COMPILED, ids=str)
-def test_a_reload_in_the_middle(window, mode, tmp_path):
+def test_a_reload_in_the_middle(accumulate, mode, tmp_path):
     recipe = DelayedScaling(amax_history_length=5)
-    model, reference, plan = build(recipe, window=window, **mode), Reference(recipe, window), steps(50)
+    model, reference, plan = build(recipe, accumulate=accumulate, **mode), Reference(recipe, accumulate), steps(50)
     run(model, reference, plan[:25], True)
     model.save(tmp_path / "model.keras")
     model = keras.models.load_model(tmp_path / "model.keras")

@@ -117,7 +117,7 @@ def test_bad_recipes():
         CurrentScaling().quantize(keras.ops.ones((2, 2)), "output")
     with pytest.raises(ValueError, match="format='E8' is unknown: use 'hybrid', 'E4M3'"):
         CurrentScaling("E8")
-    with pytest.raises(ValueError, match="format='E8' is no 8-bit"):
+    with pytest.raises(ValueError, match="format='E8' must be one of 'E4M3', 'E5M2'"):
         CurrentScaling({"input": "E8"})
     with pytest.raises(ValueError, match="power_of_two=2 must be True or False"):
         CurrentScaling(power_of_two=2)

@@ -51,8 +51,8 @@ def steps(count, bad=BAD):
 class Reference:
     """The amaxes of the steps before, and the scales that they make."""
 
-    def __init__(self, recipe, window=1):
-        self.recipe, self.window = recipe, window
+    def __init__(self, recipe, accumulate=1):
+        self.recipe, self.accumulate = recipe, accumulate
         self.history = np.zeros((3, recipe.amax_history_length), "float32")
         self.pending, self.held = np.zeros(3, "float32"), 0
         self.scales = compiled(
@@ -92,7 +92,7 @@ class Reference:
         amaxes = [max(_amax(a), _amax(b)), _amax(kernel), _amax(c / np.float32(ROWS))]
         self.pending = np.maximum(self.pending, np.array(amaxes, "float32"))
         self.held += 1
-        if self.held == self.window:
+        if self.held == self.accumulate:
             self.history = np.concatenate([self.pending[:, None], self.history[:, :-1]], axis=1)
             self.pending, self.held = np.zeros(3, "float32"), 0
 
@@ -102,12 +102,12 @@ def _amax(x):
     return amax if np.isfinite(amax) else np.float32(0)
 
 
-def build(recipe, window=1, checks=True, **compile_arguments):
+def build(recipe, accumulate=1, checks=True, **compile_arguments):
     """The model of one shared layer, compiled with an optimizer that changes no weight."""
     layer = Float8Dense(WIDTH, use_bias=False, recipe=recipe, name="shared")
     a, b = keras.Input((WIDTH,)), keras.Input((WIDTH,))
     model = keras.Model([a, b], layer(a) + layer(b))
-    optimizer = keras.optimizers.SGD(0.0, gradient_accumulation_steps=window if window > 1 else None)
+    optimizer = keras.optimizers.SGD(0.0, gradient_accumulation_steps=accumulate if accumulate > 1 else None)
     if checks:
         optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale())
     model.compile(optimizer, dot_loss, **compile_arguments)

@@ -66,7 +66,7 @@ def test_accumulation_by_4_with_a_bad_micro_batch(loss_scale, clip):
     assert number(optimizer.iterations) == 1
 
 
-def test_a_checkpoint_holds_the_window_of_all_replicas():
+def test_a_checkpoint_holds_the_accumulated_gradients_of_all_replicas():
     def inner():
         return keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
 

@@ -49,7 +49,7 @@ def test_gradients_are_not_measured_when_not_asked_for():
     assert fit(build(), [GOOD], measure_gradients=False).keys() == {"loss", "loss_scale", "skipped_steps"}
 
 
-def test_the_norm_is_that_of_a_window():
+def test_the_norm_is_that_of_the_mean_of_micro_batches():
     inner = keras.optimizers.SGD(0.0, gradient_accumulation_steps=2)
     assert fit(build(inner=inner), [[3.0, 0.0], [3.0, 8.0]])["gradient_norm"] == [5.0]
 

@@ -106,8 +106,8 @@ def test_accumulation_by_4_with_a_bad_micro_batch_is_that_without_it(mode):
         step(value * float(optimizer.dynamic_scale))
     reference = weight_of(1.0, 2.0)
     alone = keras.optimizers.Adam(0.1, clipnorm=1.0)
-    for window in (values[:4], values[4:]):
-        mean = sum(value.astype("float32") for value in window) / np.float32(4)
+    for accumulated in (values[:4], values[4:]):
+        mean = sum(value.astype("float32") for value in accumulated) / np.float32(4)
         alone.apply([keras.ops.convert_to_tensor(mean, "float32")], [reference])
     # Compiled, Adam's own arithmetic differs in the last bit.
     np.testing.assert_allclose(weight.numpy(), reference.numpy(), rtol=0 if mode == "eager" else 1e-6)
@@ -198,12 +198,12 @@ def test_some_gradients_may_be_none_but_not_all():
         optimizer.apply([None, None], weights)
 
 
-@pytest.mark.parametrize("window", [None, 2])
-def test_variables_marked_to_be_overwritten_are_not_unscaled(window):
+@pytest.mark.parametrize("steps", [None, 2])
+def test_variables_marked_to_be_overwritten_are_not_unscaled(steps):
     weight, amax = weight_of(1.0), weight_of(0.0)
     amax.overwrite_with_gradient = True
-    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0, gradient_accumulation_steps=window))
-    for value in (7.0, 5.0) if window else (7.0,):
+    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0, gradient_accumulation_steps=steps))
+    for value in (7.0, 5.0) if steps else (7.0,):
         gradients = [keras.ops.convert_to_tensor([0.25 * 2.0**15]), keras.ops.convert_to_tensor([value])]
         optimizer.apply(gradients, [weight, amax])
     assert [float(weight.numpy()[0]), float(amax.numpy()[0])] == [0.75, 7.0]
@@ -227,12 +227,12 @@ def test_state_is_not_read_in_16_bits():
 
 @pytest.mark.skipif(not TENSORFLOW, reason="JAX has no sparse gradients here")
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("window", [None, 2])
-def test_sparse_rows_are_summed_before_the_check(mode, window):
+@pytest.mark.parametrize("steps", [None, 2])
+def test_sparse_rows_are_summed_before_the_check(mode, steps):
     import tensorflow as tf
 
     weight = keras.Variable(np.zeros((4, 1), "float32"))
-    inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=window)
+    inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=steps)
     optimizer = keras_mp.LossScaleOptimizer(inner, initial_scale=1.0)
     optimizer.build([weight])
 
@@ -242,7 +242,7 @@ def test_sparse_rows_are_summed_before_the_check(mode, window):
     step = apply if mode == "eager" else tf.function(apply, jit_compile=mode == "jit")
     step(tf.constant([[3e38], [1.0], [3e38]]))  # finite, each of them
     assert int(optimizer.skipped_steps) == 1
-    for _ in range(window or 1):
+    for _ in range(steps or 1):
         step(tf.constant([[3.0], [1.0], [5.0]]))
     np.testing.assert_array_equal(weight.numpy().ravel(), [-1.0, 0.0, -8.0, 0.0])
 
@@ -278,14 +278,14 @@ def test_a_schedule_counts_applied_steps():
 
 
 @pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="this release of Keras has none")
-@pytest.mark.parametrize("window", [None, 2])
-def test_several_optimizers_under_one_scale(window):
+@pytest.mark.parametrize("steps", [None, 2])
+def test_several_optimizers_under_one_scale(steps):
     weights = [keras.Variable(np.ones(1, "float32"), name=name) for name in ("slow", "fast")]
-    settings = {"gradient_accumulation_steps": window}
+    settings = {"gradient_accumulation_steps": steps}
     chosen = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.5, **settings))
     chosen["fast"] = keras.optimizers.SGD(1.0, **settings)
     optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.MultiOptimizer(chosen), initial_scale=1.0)
-    for gradient in (0.5, math.inf, 0.5)[: 3 if window else 2]:
+    for gradient in (0.5, math.inf, 0.5)[: 3 if steps else 2]:
         optimizer.apply([keras.ops.convert_to_tensor([gradient])] * 2, weights)
     assert [float(weight.numpy()[0]) for weight in weights] == [0.75, 0.5]
 
@@ -324,7 +324,7 @@ def test_a_saved_model_keeps_its_scaler_under_another_global_policy(tmp_path):
         losses = [each.fit(x, y, shuffle=False, verbose=0).history["loss"] for each in (model, loaded)]
         assert losses[0] == losses[1]
     for first, second in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(first.numpy(), second.numpy())  # the place in the window too
+        np.testing.assert_array_equal(first.numpy(), second.numpy())  # the micro-batch too
 
 
 def test_rebuilding_carries_the_scaler_over():

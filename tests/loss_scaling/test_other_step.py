@@ -213,6 +213,6 @@ def test_of_several_optimizers_only_the_one_that_takes_the_embedding_decides():
     sgd, adam = keras.optimizers.SGD, keras.optimizers.Adam
     assert not is_wrapped(several(sgd(), adam()), model_of("float32"))
     assert is_wrapped(several(adam(), sgd()), model_of("float32")) == TENSORFLOW
-    # LossScaleOptimizer refuses different windows, so these stay as they are.
+    # LossScaleOptimizer refuses different numbers of micro-batches, so these stay as they are.
     different = several(adam(gradient_accumulation_steps=2, use_ema=True), sgd(gradient_accumulation_steps=3))
     assert not is_wrapped(different, model_of("float32"))

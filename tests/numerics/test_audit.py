@@ -18,7 +18,8 @@ from keras import layers, ops
 
 import keras_mp
 from keras_mp import audit
-from keras_mp.numerics.ranges import FORMATS, measure
+from keras_mp.numerics.ranges import measure
+from keras_mp.precision.formats import FORMATS
 
 
 def by_path(report):

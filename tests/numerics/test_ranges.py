@@ -4,7 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from keras_mp.numerics.ranges import FORMATS, Range, current_scale, format_named, measure, merged
+from keras_mp.numerics.ranges import Range, measure, merged
+from keras_mp.precision.formats import FORMATS, current_scale, format_named
 
 # Bits of mantissa, exponent of the smallest normal number, largest number: from the standards, not from ml_dtypes.
 CONSTANTS = {
@@ -73,6 +74,7 @@ def test_hard_values_one_by_one_and_together(name):
         check(value[None], name)
     check(hard[np.isfinite(hard)], name)
     check(np.zeros((4, 4), "float32"), name)
+    check(np.array([1e20, 1e-28], "float32"), name, 1e30)  # infinite once it is scaled, NaN in an 8-bit format
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -139,7 +141,7 @@ def test_current_scaling_lets_nothing_overflow():
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="format='int8' is not known.*'E4M3'"):
+    with pytest.raises(ValueError, match="format='int8' must be one of .*'E4M3'"):
         measure([1.0], "int8")
     for scale in (0, -1.0, math.inf, math.nan, "2"):
         with pytest.raises(ValueError, match="scale=.* must be a positive finite number"):

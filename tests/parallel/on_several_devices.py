@@ -152,7 +152,7 @@ def test_overflow_on_each_device_in_turn_skips_on_all(layout, bad):
 
 @pytest.mark.parametrize("layout", ["data"] if TENSORFLOW else ["data", "fully_sharded", "tensor"])
 def test_clipping_accumulation_and_averages(layout):
-    """One clip of the mean over the window and the devices, by hand; then with averages, as on one device."""
+    """One clip of the mean over micro-batches and devices, by hand; then with averages, as on one device."""
     x = np.random.default_rng().integers(-8, 8, (8 * ALL, 16)).astype("float32")
     averages = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 4}
     rules = {"rules": ((r"kernel", ("model", None)),)} if layout == "tensor" else {}

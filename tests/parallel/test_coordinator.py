@@ -1,4 +1,4 @@
-"""The line between processes, with threads for processes; what kills real ones is in test_workers.py."""
+"""The coordinator of several processes, with threads for processes; what kills real ones is in test_workers.py."""
 
 import socket
 import threading
@@ -7,7 +7,7 @@ import time
 import pytest
 
 from keras_mp.parallel.cluster import Cluster
-from keras_mp.parallel.coordinator import DisagreementError, LostWorkerError, RollCall, differences
+from keras_mp.parallel.coordinator import Coordinator, DisagreementError, LostWorkerError, differences
 
 
 def free_port():
@@ -17,13 +17,13 @@ def free_port():
 
 
 def together(count, act, addresses=None, **options):
-    """Runs `act(line)` for each process of a cluster in a thread, and returns what each returned or raised."""
+    """Runs `act(coordinator)` for each process of a cluster in a thread, and returns what each returned or raised."""
     addresses = addresses or tuple(f"localhost:{free_port()}" for _ in range(count))
     outcomes = [None] * count
 
     def run(index):
         try:
-            outcomes[index] = act(RollCall(Cluster(addresses, index, "test"), **options))
+            outcomes[index] = act(Coordinator(Cluster(addresses, index, "test"), **options))
         except Exception as error:  # noqa: BLE001 - it is what is tested
             outcomes[index] = error
 
@@ -37,10 +37,10 @@ def together(count, act, addresses=None, **options):
 
 
 def test_all_come_and_learn_one_another_s_addresses():
-    def act(line):
-        line.agree("settings", {"rate": 0.1, "nested": {"a": [1, 2]}})
-        line.sign_off()
-        return line.addresses
+    def act(coordinator):
+        coordinator.agree("settings", {"rate": 0.1, "nested": {"a": [1, 2]}})
+        coordinator.leave()
+        return coordinator.addresses
 
     outcomes = together(3, act)
     assert outcomes[0] == outcomes[1] == outcomes[2] and len(set(outcomes[0])) == 3
@@ -48,9 +48,9 @@ def test_all_come_and_learn_one_another_s_addresses():
 
 
 def test_a_difference_is_told_to_all():
-    def act(line):
-        line.agree("versions", {"keras": "3.15.1"})
-        line.agree("settings", {"rate": 0.1, "seed": line.cluster.index // 2})
+    def act(coordinator):
+        coordinator.agree("versions", {"keras": "3.15.1"})
+        coordinator.agree("settings", {"rate": 0.1, "seed": coordinator.cluster.index // 2})
 
     outcomes = together(3, act)
     for outcome in outcomes:
@@ -62,28 +62,31 @@ def test_a_difference_is_told_to_all():
 
 def test_what_the_first_says_reaches_all():
     assert (
-        together(3, lambda line: (line.from_first({"folder": line.cluster.index}), line.sign_off())[0])
+        together(
+            3,
+            lambda coordinator: (coordinator.from_first({"folder": coordinator.cluster.index}), coordinator.leave())[0],
+        )
         == [{"folder": 0}] * 3
     )
 
 
 @pytest.mark.parametrize("wants", [None, 0, 2])
 def test_one_that_wants_to_stop_is_heard_by_all(wants):
-    def act(line):
-        answers = [line.any(False), line.any(line.cluster.index == wants)]
-        line.sign_off()
+    def act(coordinator):
+        answers = [coordinator.any(False), coordinator.any(coordinator.cluster.index == wants)]
+        coordinator.leave()
         return answers
 
     assert together(3, act) == [[False, wants is not None]] * 3
 
 
-def test_one_that_never_comes_is_named():
+def test_one_that_never_joins_is_named():
     addresses = tuple(f"localhost:{free_port()}" for _ in range(3))
     outcomes = []
 
     def run(index):
         try:
-            RollCall(Cluster(addresses, index, "test"), join_seconds=1)
+            Coordinator(Cluster(addresses, index, "test"), join_seconds=1)
         except LostWorkerError as error:
             outcomes.append(str(error))
 
@@ -93,13 +96,13 @@ def test_one_that_never_comes_is_named():
     for thread in threads:
         thread.join(20)
     assert len(outcomes) == 2
-    assert all(f"worker 2 ({addresses[2]}) did not come within 1 s" in text for text in outcomes)
+    assert all(f"worker 2 ({addresses[2]}) did not join within 1 s" in text for text in outcomes)
 
 
-def test_a_first_that_never_comes_is_named():
+def test_a_first_that_never_joins_is_named():
     cluster = Cluster((f"localhost:{free_port()}", "localhost:1"), 1, "test")
     with pytest.raises(LostWorkerError, match=r"worker 0 \(localhost:\d+\) does not answer within 1 s"):
-        RollCall(cluster, join_seconds=0.5 + 0.5)
+        Coordinator(cluster, join_seconds=0.5 + 0.5)
 
 
 def test_a_port_in_use_is_named():
@@ -108,32 +111,32 @@ def test_a_port_in_use_is_named():
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=rf"port {port} of worker 0 .* is in use"):
-            RollCall(Cluster((f"localhost:{port}", "localhost:1"), 0, "test"), join_seconds=1)
+            Coordinator(Cluster((f"localhost:{port}", "localhost:1"), 0, "test"), join_seconds=1)
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 @pytest.mark.parametrize("way", ["ends", "stops"])
 def test_one_that_is_lost_is_named_by_all_others(lost, way):
     told = [threading.Event() for _ in range(3)]
-    kept = []  # a line that is collected closes its connections
+    kept = []  # one that is collected closes its connections
     texts = [None] * 3
 
-    def act(line):
-        index = line.cluster.index
-        kept.append(line)
+    def act(coordinator):
+        index = coordinator.cluster.index
+        kept.append(coordinator)
 
         def on_lost(text):
             texts[index] = text
             told[index].set()
 
-        line.on_lost = on_lost
-        line.agree("nothing", {})
+        coordinator.on_lost = on_lost
+        coordinator.agree("nothing", {})
         if index == lost:
-            line.on_lost = lambda text: None
+            coordinator.on_lost = lambda text: None
             if way == "ends":
-                line.close()
+                coordinator.close()
             else:
-                line._over.set()  # no more beats, and the connection stays
+                coordinator._over.set()  # no more heartbeats, and the connection stays
             return
         assert told[index].wait(20)
         return texts[index]
@@ -147,16 +150,16 @@ def test_one_that_is_lost_is_named_by_all_others(lost, way):
             assert ("silent for 2 s" if way == "stops" else "ended") in outcome
 
 
-def test_one_that_signs_off_is_not_missed():
+def test_one_that_leaves_is_not_missed():
     lost = []
 
-    def act(line):
-        line.on_lost = lost.append
-        if line.cluster.index:
-            line.sign_off()
+    def act(coordinator):
+        coordinator.on_lost = lost.append
+        if coordinator.cluster.index:
+            coordinator.leave()
         else:
             time.sleep(3)
-            line.sign_off()
+            coordinator.leave()
 
     together(2, act, silence_seconds=1.0)
     assert not lost

@@ -62,7 +62,7 @@ class Planted(keras_mp.ShuffledBatches):
 
 
 class Pause(keras.callbacks.Callback):
-    works_together = True
+    supports_multiprocess = True
 
     def __init__(self, seconds):
         super().__init__()

@@ -16,7 +16,7 @@ from resumable import EPOCHS, PRECISIONS, STEPS, Act, Crash, build, data, train,
 import keras_mp
 from keras_mp.training import checkpoint
 from keras_mp.training.checkpoint import SettingsError
-from keras_mp.training.checkpoint_file import CheckpointFileError, found
+from keras_mp.training.checkpoint_file import CheckpointFileError, checkpoints_in
 from keras_mp.training.training_state import MismatchError
 
 
@@ -90,7 +90,7 @@ def test_it_can_crash_again_and_again(tmp_path):
     whole = train("small", tmp_path / "whole")
     for place in [(0, 3), (0, 5), (2, 1)]:
         # The batches of an epoch that is gone on with are counted from its first.
-        first = next((int(path.stem[-8:]) for path in found(tmp_path / "crashed")), 0) if place[0] == 0 else 0
+        first = next((int(path.stem[-8:]) for path in checkpoints_in(tmp_path / "crashed")), 0) if place[0] == 0 else 0
         crashed(tmp_path / "crashed", (place[0], place[1] - first))
     assert_same_training(whole, train("small", tmp_path / "crashed"))
 
@@ -107,7 +107,7 @@ def test_without_batches_it_saves_at_the_ends_of_epochs(tmp_path):
     whole = fit(tmp_path / "whole")
     with pytest.raises(Crash):
         fit(tmp_path / "crashed", Act((2, 1), crash))
-    assert found(tmp_path / "crashed")[0].name == "epoch00002-step00000000.npz"
+    assert checkpoints_in(tmp_path / "crashed")[0].name == "epoch00002-step00000000.npz"
     assert_same_training((whole, 0), (fit(tmp_path / "crashed"), 0))
 
 
@@ -128,7 +128,7 @@ def test_a_training_that_is_stopped_saves_at_that_step_and_goes_on(step, newest,
 
     whole = train("small", tmp_path / "whole", every=0)
     train("small", tmp_path / "stopped", Act((1, step), stop), every=0)
-    assert found(tmp_path / "stopped")[0].name == newest
+    assert checkpoints_in(tmp_path / "stopped")[0].name == newest
     assert_same_training(whole, train("small", tmp_path / "stopped", every=0))
 
 
@@ -180,7 +180,7 @@ def test_float16_goes_on_in_float32_and_back_in_the_middle_of_a_window(tmp_path,
     plain = build("float32", gradient_accumulation_steps=3)
     crashed(tmp_path, (0, 1), model=plain, every=1)  # its second step: the sixth of the epoch
     assert "the loss scale is left out" in capsys.readouterr().out
-    assert found(tmp_path)[0].name == "epoch00000-step00000005.npz"
+    assert checkpoints_in(tmp_path)[0].name == "epoch00000-step00000005.npz"
     assert int(plain.optimizer._iterations.numpy()) == 6
     back = build("mixed_float16", initial_scale=2.0**10)
     train("mixed_float16", tmp_path, model=back)
@@ -194,7 +194,7 @@ def test_float16_goes_on_in_float32_and_back_in_the_middle_of_a_window(tmp_path,
 def test_a_damaged_newest_save_is_set_aside(damage, tmp_path, capsys):
     whole = train("small", tmp_path / "whole")
     crashed(tmp_path / "crashed", (1, 5))
-    newest = found(tmp_path / "crashed")[0]
+    newest = checkpoints_in(tmp_path / "crashed")[0]
     content = bytearray(newest.read_bytes())
     if damage == "flipped":
         content[len(content) // 2] ^= 1
@@ -207,7 +207,7 @@ def test_a_damaged_newest_save_is_set_aside(damage, tmp_path, capsys):
 
 def test_where_every_save_is_damaged_it_says_so(tmp_path):
     crashed(tmp_path, (1, 5))
-    for path in found(tmp_path):
+    for path in checkpoints_in(tmp_path):
         path.write_bytes(b"PK")
     with pytest.raises(CheckpointFileError, match="none of the 3 checkpoints in .* can be read"):
         train("small", tmp_path)
@@ -215,7 +215,7 @@ def test_where_every_save_is_damaged_it_says_so(tmp_path):
 
 def test_the_newest_are_kept_and_nothing_half_written(tmp_path):
     tmp_path.joinpath(".partial-epoch00000-step00000002.npz").write_bytes(b"half")
-    train("small", tmp_path, keep=2)
+    train("small", tmp_path, max_to_keep=2)
     assert [path.name for path in sorted(tmp_path.iterdir())] == [
         "epoch00002-step00000006.npz",
         "epoch00003-step00000000.npz",
@@ -232,7 +232,7 @@ def test_no_room_is_an_error_before_training(tmp_path, monkeypatch):
 
 def test_a_save_that_fails_is_a_warning_and_the_ones_before_it_are_kept(tmp_path, monkeypatch):
     crashed(tmp_path, (0, 5))
-    kept = found(tmp_path)
+    kept = checkpoints_in(tmp_path)
 
     def fail(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -240,7 +240,7 @@ def test_a_save_that_fails_is_a_warning_and_the_ones_before_it_are_kept(tmp_path
     monkeypatch.setattr(checkpoint, "write", fail)
     with pytest.warns(UserWarning, match="was not written .*No space left on device.*training goes on"):
         train("small", tmp_path)
-    assert found(tmp_path) == kept
+    assert checkpoints_in(tmp_path) == kept
 
 
 def test_a_save_of_another_model_is_refused_by_name(tmp_path):
@@ -285,10 +285,10 @@ def test_a_save_of_another_optimizer_is_refused_without_force(tmp_path, capsys):
 
 
 def test_other_settings_are_shown_and_need_force(tmp_path):
-    crashed(tmp_path, (1, 0), settings={"rate": 0.1, "name": "one"}, free=["name"])
+    crashed(tmp_path, (1, 0), settings={"rate": 0.1, "name": "one"}, ignore_settings=["name"])
     with pytest.raises(SettingsError, match=r"other settings:\n  rate: 0.1 then, 0.2 now\nto go on .*force=True"):
-        train("small", tmp_path, settings={"rate": 0.2, "name": "two"}, free=["name"])
-    train("small", tmp_path, settings={"rate": 0.2, "name": "two"}, free=["name"], force=True)
+        train("small", tmp_path, settings={"rate": 0.2, "name": "two"}, ignore_settings=["name"])
+    train("small", tmp_path, settings={"rate": 0.2, "name": "two"}, ignore_settings=["name"], force=True)
 
 
 def test_other_data_is_shown(tmp_path):
@@ -301,7 +301,7 @@ def test_other_data_is_shown(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"keep": 0}, "keep must be a whole number, at least 1, got 0"),
+        ({"max_to_keep": 0}, "max_to_keep must be a whole number, at least 1, got 0"),
         ({"every": -1}, "every must be a whole number, at least 0, got -1"),
         ({"every": 5}, "every=5 saves within an epoch, which needs batches="),
         ({"batches": [1]}, "batches must be keras_mp.Batches, such as keras_mp.ShuffledBatches, got list"),
@@ -310,3 +310,20 @@ def test_other_data_is_shown(tmp_path):
 def test_a_bad_argument_is_named(arguments, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         keras_mp.TrainingCheckpoint(tmp_path, **arguments)
+
+
+@pytest.mark.once
+def test_the_names_of_0_1_work_and_warn(tmp_path):
+    with pytest.warns(DeprecationWarning) as caught:
+        checkpoint = keras_mp.TrainingCheckpoint(tmp_path, keep=5, free=["name"])
+        assert (checkpoint.keep, checkpoint.free) == (5, frozenset(["name"]))
+        checkpoint.keep = 2
+    assert checkpoint.max_to_keep == 2 and checkpoint.ignore_settings == {"name"}
+    assert [str(warning.message).partition(";")[0] for warning in caught] == [
+        "TrainingCheckpoint(keep=...) is now TrainingCheckpoint(max_to_keep=...)",
+        "TrainingCheckpoint(free=...) is now TrainingCheckpoint(ignore_settings=...)",
+        "TrainingCheckpoint.keep is now TrainingCheckpoint.max_to_keep",
+        "TrainingCheckpoint.free is now TrainingCheckpoint.ignore_settings",
+        "TrainingCheckpoint.keep is now TrainingCheckpoint.max_to_keep",
+    ]
+    assert {warning.filename for warning in caught} == {__file__}

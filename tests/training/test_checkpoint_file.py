@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from keras_mp.training import checkpoint_file
-from keras_mp.training.checkpoint_file import CheckpointFileError, Place, Reader, found, path_of, place_of, write
+from keras_mp.training.checkpoint_file import (
+    CheckpointFileError,
+    Place,
+    Reader,
+    checkpoints_in,
+    path_of,
+    place_of,
+    write,
+)
 
 DTYPES = ["float32", "float64", "float16", "int32", "uint32", "bool", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 
@@ -45,7 +53,7 @@ def test_the_newest_is_first_and_other_files_are_left_alone(tmp_path):
     for place in places[::-1]:
         write(path_of(tmp_path, place), [], {})
     (tmp_path / "mine.npz").touch()
-    assert [place_of(path) for path in found(tmp_path)] == places
+    assert [place_of(path) for path in checkpoints_in(tmp_path)] == places
 
 
 def test_a_file_that_ends_too_early_or_has_another_format_says_so(tmp_path):

@@ -52,7 +52,7 @@ class Layout(keras.distribution.ModelParallel):
         return keras.distribution.TensorLayout(axes, self.device_mesh)
 
     def get_data_layout(self, data_shape: Any) -> Any:
-        self.plan.check_rows(data_shape[0] * (jax.process_count() if jax_workers.reads_share() else 1))
+        self.plan.check_rows(data_shape[0] * (jax.process_count() if jax_workers.shards_input() else 1))
         self.plan.check_matched(self._matched)
         return keras.distribution.TensorLayout([_BATCH] + [None] * (len(data_shape) - 1), self.device_mesh)
 
@@ -74,8 +74,8 @@ def share_of_batch() -> None:
     """Returns None: on JAX the devices have as many rows each, and a batch that they cannot divide, all of them."""
 
 
-def over_the_batch(count: Any) -> Any:
-    """What a device divides its sum by, for the mean over all that counts on all devices: the mean of the counts."""
+def global_mean(count: Any) -> Any:
+    """The number that a device divides its sum by, for the mean over the global batch: the mean count."""
     return jax.lax.pmean(count, _BATCH) if _inside else count
 
 
@@ -126,7 +126,7 @@ def _ragged_batches(plan: Any) -> AbstractContextManager[None]:
 
     def dividing(original: Callable[..., Any]) -> Callable[..., Any]:
         def distribute(batch: Any, layout: Any, batch_dim_name: Any) -> Any:
-            if batch is None or jax_workers.reads_share():
+            if batch is None or jax_workers.shards_input():
                 return original(batch, layout, batch_dim_name)
             layout = getattr(layout, "backend_layout", layout)
             if batch.shape[0] % plan.replicas:

@@ -12,7 +12,7 @@ COLLECTIVE_ERRORS = (jax.errors.JaxRuntimeError,)
 """What a step raises when another process is gone."""
 
 
-_reads_share = [False]
+_shards_input = [False]
 
 
 def connect(addresses: Sequence[str], index: int) -> None:
@@ -39,11 +39,11 @@ def steps_of(model: Any) -> Any:
     """Returns None: Keras's own `fit` trains over several processes."""
 
 
-def reads_share(now: bool | None = None) -> bool:
-    """Whether each process feeds its own rows of a batch, or all feed all rows; sets it where that is given."""
+def shards_input(now: bool | None = None) -> bool:
+    """Whether each process feeds its shard of a batch, its own rows, or all of it; sets it where that is given."""
     if now is not None:
-        _reads_share[0] = now
-    return _reads_share[0]
+        _shards_input[0] = now
+    return _shards_input[0]
 
 
 def to_numpy(variable: Any) -> np.ndarray:
@@ -56,10 +56,10 @@ def to_numpy(variable: Any) -> np.ndarray:
     return np.asarray(value)
 
 
-def parts_of(variable: Any) -> None:
+def replica_values(variable: Any) -> None:
     """Returns None: JAX's arrays are whole, wherever they lie."""
 
 
-def assign_parts(variable: Any, parts: np.ndarray) -> None:
+def assign_replica_values(variable: Any, values: np.ndarray) -> None:
     """Gives a variable the sum of what replicas on TensorFlow held of it."""
-    variable.assign(parts.sum(axis=0))
+    variable.assign(values.sum(axis=0))

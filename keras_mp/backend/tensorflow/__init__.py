@@ -20,8 +20,8 @@ from keras_mp.backend.tensorflow.products import (
 )
 from keras_mp.backend.tensorflow.replicas import (
     any_replica,
+    global_mean,
     max_over_replicas,
-    over_the_batch,
     replica_count,
     share_of_batch,
     sum_over_replicas,
@@ -41,10 +41,10 @@ from keras_mp.backend.tensorflow.transforms import (
 from keras_mp.backend.tensorflow.update import all_finite, atomic_step, conditional, overwrite, update_if
 from keras_mp.backend.tensorflow.workers import (
     COLLECTIVE_ERRORS,
-    assign_parts,
+    assign_replica_values,
     connect,
-    parts_of,
-    reads_share,
+    replica_values,
+    shards_input,
     steps_of,
     to_numpy,
 )
@@ -56,7 +56,7 @@ __all__ = [
     "all_finite",
     "any_replica",
     "as_tensor",
-    "assign_parts",
+    "assign_replica_values",
     "atomic_step",
     "barrier",
     "bitcast",
@@ -79,12 +79,12 @@ __all__ = [
     "no_allocation",
     "normalize_batch",
     "observed_step",
-    "over_the_batch",
+    "global_mean",
     "overwrite",
     "parallel_scope",
-    "parts_of",
+    "replica_values",
     "peak_memory_bytes",
-    "reads_share",
+    "shards_input",
     "recompute",
     "reduce_dtype",
     "replica_count",

@@ -48,11 +48,11 @@ def share_of_batch() -> Any:
     return own * strategy.num_replicas_in_sync / total
 
 
-def over_the_batch(count: Any) -> Any:
-    """What a replica divides its sum by, for the mean over all that counts on all replicas.
+def global_mean(count: Any) -> Any:
+    """The number that a replica divides its sum by, so that the mean over the replicas is that over the global batch.
 
     Args:
-        count: of what counts on this replica, a float32 tensor of shape ().
+        count: of the elements that count on this replica, a float32 tensor of shape ().
 
     Returns:
         The mean of the counts times `share_of_batch`, which the loss is multiplied by later; the count itself outside

@@ -100,14 +100,16 @@ def steps_of(model: Any) -> Steps:
 
     def train(rows: Any, stop: bool) -> tuple[dict[str, float], bool]:
         logs, stops = train_on(_per_replica(strategy, rows), tf.constant(float(stop)))
-        logs, stops = keras.tree.map_structure(lambda each: strategy.experimental_local_results(each)[0], (logs, stops))
+        logs, stops = keras.tree.map_structure(
+            lambda value: strategy.experimental_local_results(value)[0], (logs, stops)
+        )
         return _floats(logs), float(stops) > 0
 
     return Steps(train, lambda rows: test_on(_per_replica(strategy, rows)), lambda: _floats(model.get_metrics_result()))
 
 
-def reads_share(now: bool | None = None) -> bool:
-    """Does nothing: here each process always feeds its own rows."""
+def shards_input(now: bool | None = None) -> bool:
+    """Returns True, and sets nothing: here each process always feeds its shard of a batch, its own rows."""
     return True
 
 
@@ -116,7 +118,7 @@ def to_numpy(variable: Any) -> np.ndarray:
     return np.asarray(keras.ops.convert_to_numpy(variable))
 
 
-def parts_of(variable: Any) -> np.ndarray | None:
+def replica_values(variable: Any) -> np.ndarray | None:
     """Reads what each replica holds of a variable whose value is a sum over them; all processes must call it.
 
     The sum itself would lose how it was made, and with it the last bit of what is added later.
@@ -136,22 +138,27 @@ def parts_of(variable: Any) -> np.ndarray | None:
     return np.asarray(strategy.gather(values, axis=0))
 
 
-def assign_parts(variable: Any, parts: np.ndarray) -> None:
-    """Gives a variable what `parts_of` read, or where it has not as many replicas, the sum."""
+def assign_replica_values(variable: Any, values: np.ndarray) -> None:
+    """Gives each replica's part of a variable the value that `replica_values` read; where it has not as many, the sum.
+
+    Args:
+        variable: a Keras variable.
+        values: shape (replicas, *shape of the variable).
+    """
     held = variable._value
     if not isinstance(held, SyncOnReadVariable):
-        variable.assign(parts.sum(axis=0))
+        variable.assign(values.sum(axis=0))
         return
     strategy = held.distribute_strategy
-    if len(parts) != strategy.num_replicas_in_sync:
-        total = np.zeros((strategy.num_replicas_in_sync, *parts.shape[1:]), parts.dtype)
-        total[0] = parts.sum(axis=0)
-        parts = total
+    if len(values) != strategy.num_replicas_in_sync:
+        total = np.zeros((strategy.num_replicas_in_sync, *values.shape[1:]), values.dtype)
+        total[0] = values.sum(axis=0)
+        values = total
     own = strategy.experimental_distribute_values_from_function(
-        lambda context: tf.constant(parts[context.replica_id_in_sync_group])
+        lambda context: tf.constant(values[context.replica_id_in_sync_group])
     )
-    for component, part in zip(held.values, strategy.experimental_local_results(own), strict=True):
-        component.assign(part)
+    for component, value in zip(held.values, strategy.experimental_local_results(own), strict=True):
+        component.assign(value)
 
 
 def _per_replica(strategy: Any, rows: Any) -> Any:

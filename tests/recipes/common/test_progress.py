@@ -61,7 +61,7 @@ def test_the_live_line_has_the_step_and_the_time_left():
 
 def test_an_epoch_that_is_resumed_goes_on_at_its_step_and_counts_only_what_is_left(tmp_path):
     def saving(batches):
-        return keras_mp.TrainingCheckpoint(tmp_path, batches, every=1, keep=9)
+        return keras_mp.TrainingCheckpoint(tmp_path, batches, every=1, max_to_keep=9)
 
     printed(terminal=False, epochs=1, callbacks=[saving])
     for path in tmp_path.iterdir():
