@@ -1,4 +1,4 @@
-"""Mixed-precision training for Keras 3 that you can prove.
+"""Mixed-precision training for Keras 3 on TensorFlow and JAX, with every claim checked.
 
 The public names are those of `__init__.pyi`, which type checkers read. Each is imported when it is first used, so that
 `import keras_mp` itself costs nothing and imports neither TensorFlow nor JAX.

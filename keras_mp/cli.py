@@ -21,7 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Mixed-precision training for Keras 3 that you can prove.",
+    help="Mixed-precision training for Keras 3 on TensorFlow and JAX, with every claim checked.",
 )
 
 
