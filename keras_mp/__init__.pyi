@@ -49,9 +49,9 @@ from keras_mp.training.checkpoint import SettingsError as SettingsError
 from keras_mp.training.checkpoint import TrainingCheckpoint as TrainingCheckpoint
 from keras_mp.training.checkpoint_file import CheckpointFileError as CheckpointFileError
 from keras_mp.training.options import FieldError as FieldError
+from keras_mp.training.prepare import prepare as prepare
 from keras_mp.training.training_state import MismatchError as MismatchError
 from keras_mp.xla.compile import CompileError as CompileError
 from keras_mp.xla.compiled_step import CheckError as CheckError
-from keras_mp.training.prepare import prepare as prepare
 from keras_mp.xla.inspect import inspect as inspect
 from keras_mp.xla.report import CompileReport as CompileReport
