@@ -15,7 +15,6 @@ sys.path.insert(0, str(HERE))  # the helpers beside the tests: zoo, fake_devices
 
 import random_seed
 
-
 SEED = f"{random_seed.VARIABLE}={random_seed.of_this_run()}"
 
 

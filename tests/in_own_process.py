@@ -1,7 +1,7 @@
 """Runs a test file in a process of its own, for tests that must configure devices before anything has used them.
 
-Such a file is not called test_*.py; a test beside it starts it, part by part, with `PARTS`. Marks of its tests choose the
-part that they are in, as marks do everywhere.
+Such a file is not called test_*.py; a test beside it starts it, once for each of the parts QUICK, REST and SLOW. The
+marks of a test in the file say which part it is in, as everywhere.
 """
 
 import os
@@ -18,10 +18,13 @@ SLOW = pytest.param("slow", id="slow", marks=[pytest.mark.slow, pytest.mark.time
 
 
 def run(file: Path, part: str, devices: int) -> None:
-    """Runs the tests of `file` that the mark expression `part` selects, with `devices` devices where JAX counts them."""
+    """Runs the tests of `file` that the marks `part` select, on so many devices where JAX makes them."""
     # XLA has a thread for each device. All wait for each other in a sum, and one may wait for a thread to compute in:
     # NPROC is how many threads it makes at least.
-    environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "NPROC": str(4 * devices)}
+    environment = os.environ | {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "NPROC": str(4 * devices),
+    }
     environment.pop("PYTEST_XDIST_WORKER", None)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", str(file), "-m", part]
     limit = ["--timeout", "3000"] if part == "slow" else []

@@ -1,7 +1,7 @@
 """Fresh random numbers in every run, and the seed that repeats them.
 
-A run has one seed, drawn anew or taken from KERAS_MP_TEST_SEED; it is printed at the start. Each test draws from a stream
-of its own, made of that seed and the test's name: it sees the same numbers alone, in any order, and in any worker.
+A run has one seed, drawn anew or taken from KERAS_MP_TEST_SEED. A test that fails prints it. Each test draws from a
+stream of its own, made of that seed and the test's name: the same numbers alone, in any order, and in any worker.
 """
 
 import functools
@@ -36,7 +36,7 @@ def of_a_test(name: str) -> list[int]:
 
 
 def start(name: str) -> None:
-    """Makes all random numbers of the test `name` its own: NumPy's, Python's, Keras's, and TensorFlow's where it is there.
+    """Makes all random numbers of the test `name` its own: NumPy's, Python's, Keras's, TensorFlow's if imported.
 
     `numpy.random.default_rng()` without a seed gives a new generator at each call, as ever, of the test's stream.
     """

@@ -15,7 +15,10 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).parents[1]
 # Files that other tests start in a process of their own.
 STARTED_BY = {
-    "tests/loss_scaling/on_replicas.py": ("tests/loss_scaling/test_optimizer_replicas.py", "test_several_replicas_do_as_one"),
+    "tests/loss_scaling/on_replicas.py": (
+        "tests/loss_scaling/test_optimizer_replicas.py",
+        "test_several_replicas_do_as_one",
+    ),
     "tests/fp8/on_two_replicas.py": ("tests/fp8/test_replicas.py", "test_several_replicas_equal_the_reference"),
     "tests/parallel/on_several_devices.py": ("tests/parallel/test_distribute.py", "test_several_devices_do_as_one"),
 }
@@ -33,7 +36,9 @@ def test_draws():
 
 def run_pytest(*arguments, seed=None):
     """Output of pytest in a process of its own, on files that use this conftest."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "KERAS_MP_TEST"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "KERAS_MP_TEST"))
+    }
     if seed is not None:
         environment[random_seed.VARIABLE] = str(seed)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *map(str, arguments)]

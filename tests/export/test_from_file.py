@@ -3,10 +3,8 @@
 import importlib.util
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
+import command_line
 import keras
 import numpy as np
 import pytest
@@ -27,14 +25,7 @@ only_tensorflow = pytest.mark.skipif(
 
 
 def command(*arguments, cwd):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.run(
-        [sys.executable, "-m", "keras_mp.cli", "export", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=environment,
-    )
+    return command_line.run("export", *arguments, cwd=cwd, backend="tensorflow")
 
 
 def test_the_command_with_the_data_of_an_audit(tmp_path):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import command_line
 import keras
 import numpy as np
 import pytest
@@ -253,16 +254,17 @@ def test_command_line(tmp_path):
     model.save(tmp_path / "model.keras")
     np.savez(tmp_path / "batch.npz", a=batch["a"], b=batch["b"])
     files = ["model.keras", "out", "--verify", "batch.npz", "--outputs", "outputs.npz"]
-    done = run_cli("export", *files, "--json", cwd=tmp_path)
+    done = command_line.run("export", *files, "--json", cwd=tmp_path, backend="tensorflow")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["low_precision_ops"] == 0 and report["max_difference"] <= 1e-5
     with np.load(tmp_path / "outputs.npz") as outputs:
         assert relative_difference(list(outputs.values()), list(keras.tree.flatten(in_float32(model, batch)))) <= 1e-5
-    again = run_cli("export", *files[:2], cwd=tmp_path)
+    again = command_line.run("export", *files[:2], cwd=tmp_path, backend="tensorflow")
     assert again.returncode == 1 and "error: path 'out' exists" in again.stderr and "Traceback" not in again.stderr
 
 
+@pytest.mark.ci
 def test_command_line_with_layers_of_ones_own(tmp_path):
     model = keras.Sequential([keras.Input((4,)), zoo.RegisteredScale(3.0)])
     model.save(tmp_path / "model.keras")
