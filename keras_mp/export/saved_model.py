@@ -289,8 +289,8 @@ def _compared(
         float32,
         tolerance,
         hint=(
-            ": a layer that is random at inference, or whose call() depends on more than its inputs, does this; so do "
-            "untrained weights that blow rounding up"
+            ". Possible causes: a layer that is random at inference, a call() that depends on more than its inputs, "
+            "and untrained weights, which amplify rounding"
         ),
     )
     try:

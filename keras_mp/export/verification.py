@@ -143,7 +143,7 @@ def agreement(
     if nan or any(x.size and not np.isfinite(x).any() for x in outputs):
         raise ExportError(
             f"{subject} cannot be verified: {nan + infinite:,} of the {total:,} values that the model in float32 gives "
-            f"for the batch given as verify are NaN or infinite, and prove nothing{_cause(batch, model)}"
+            f"for the batch given as verify are NaN or infinite, and cannot be compared{_cause(batch, model)}"
         )
     difference = relative_difference(actual, expected)
     if not difference <= tolerance:
@@ -153,7 +153,7 @@ def agreement(
         )
     if not infinite:
         return difference, []
-    note = f"{infinite:,} of the {total:,} values compared are infinite, in the model too: they prove nothing"
+    note = f"{infinite:,} of the {total:,} values are infinite in both, and could not be compared"
     return difference, [note]
 
 

@@ -34,7 +34,7 @@ def batches_of_file(path: str | os.PathLike[str], model: Any, batch_size: int) -
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     arrays = read_arrays(path)
     if "" in arrays:
-        raise ValueError(f"{str(path)!r} is no .npz file: write one with numpy.savez('data.npz', x=x, y=y)")
+        raise ValueError(f"{str(path)!r} is not an .npz file: write one with numpy.savez('data.npz', x=x, y=y)")
     labels = [name for name in arrays if name == "y" or name.startswith("y:")]
     whole = _inputs(path, arrays, model), _labels(path, arrays, model) if labels else None, arrays.get("sample_weight")
     used = [array for array in keras.tree.flatten(whole) if array is not None]
@@ -55,7 +55,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     if not path.exists():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     if path.is_dir():
-        raise ValueError(f"{str(path)!r} is a folder, and no .npz or .npy file")
+        raise ValueError(f"{str(path)!r} is a folder, not an .npz or .npy file")
     name = ""
     try:
         loaded = np.load(path, allow_pickle=False)
@@ -76,7 +76,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         if name:
             raise ValueError(f"array {name!r} in {str(path)!r} is damaged: {error}") from error
         raise ValueError(
-            f"{str(path)!r} is no .npz or .npy file: write one with numpy.savez('data.npz', x=x, y=y)"
+            f"{str(path)!r} is not an .npz or .npy file: write one with numpy.savez('data.npz', x=x, y=y)"
         ) from error
 
 
