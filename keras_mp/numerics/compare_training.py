@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+from rich.console import Group
+from rich.text import Text
 
 from keras_mp.fp8.convert import convert
 from keras_mp.numerics.batches import batches_of
 from keras_mp.precision.policy import POLICIES, restored_policy
-from keras_mp.reporting.html import COLOURS, document, table, write_text
+from keras_mp.reporting.html import document, table
+from keras_mp.reporting.plain_values import plain_values
+from keras_mp.reporting.report import PicturedReport
+from keras_mp.reporting.svg import Axes, Picture, colours_of
+from keras_mp.reporting.table import ColumnTable
 
 REFERENCE = "float32"
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 760, 380, 60, 40
 
 
 @dataclass
-class ParityReport:
-    """What `compare_training` saw.
+class ParityReport(PicturedReport):
+    """What `compare_training` saw. The picture has the loss by step, a line a seed, a colour a precision.
 
     Attributes:
         steps: of each training.
@@ -78,56 +81,55 @@ class ParityReport:
         return f"{said}, and {spread}: {word}."
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain Python values; what is not finite as strings."""
-        plain = {name: [[_plain(loss) for loss in seed] for seed in curves] for name, curves in self.curves.items()}
-        return {
-            "steps": self.steps,
-            "seeds": self.seeds,
-            "final_is": self.final_is,
-            "final": {name: list(map(_plain, values)) for name, values in self.final.items()},
-            "verdicts": {name: self.verdict(name) for name in self._others},
-            "curves": plain,
-        }
-
-    def to_json(self, path: str | Path | None = None) -> str:
-        """The report as JSON; also written to a file where a path is given."""
-        text = json.dumps(self.to_dict(), indent=1)
-        if path is not None:
-            write_text(text, Path(path))
-        return text
+        """The report as plain Python values; infinities and NaN as strings."""
+        verdicts = {name: self.verdict(name) for name in self._others}
+        return plain_values(
+            {
+                "steps": self.steps,
+                "seeds": self.seeds,
+                "final_is": self.final_is,
+                "final": self.final,
+                "verdicts": verdicts,
+                "curves": self.curves,
+            }
+        )
 
     def to_markdown(self) -> str:
         """The final losses as a Markdown table, a column a seed, and the verdicts."""
-        lines = ["| precision | " + " | ".join(f"seed {seed}" for seed in self.seeds) + " | mean | less float32 |"]
-        lines.append("| --- |" + " ---: |" * (len(self.seeds) + 2))
-        for name in self.final:
-            cells = [*self._row(name)[1:]]
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        names, rows = self._table()
+        lines = ["| " + " | ".join(names) + " |", "| --- |" + " ---: |" * (len(names) - 1)]
+        lines += ["| " + " | ".join(cells) + " |" for cells in rows]
         return "\n".join([*lines, "", *(self.verdict(name) for name in self._others)]) + "\n"
 
-    def to_svg(self, path: str | Path) -> Path:
-        """Writes the picture: the loss by step, a line a seed, a colour a precision."""
-        return write_text(picture(self), Path(path))
+    def _svg(self) -> str:
+        return picture(self)
 
-    def to_html(self, path: str | Path) -> Path:
-        """Writes the report as one HTML file, with its picture inside, and returns the path."""
-        names = ["precision", *(f"seed {seed}" for seed in self.seeds), "mean", "less float32"]
-        rows = [self._row(name) for name in self.final]
+    def _html(self) -> str:
+        names, rows = self._table()
         parts = [
             "<h1>The same training in several precisions</h1>",
             *(f"<p>{escape(self.verdict(name))}</p>" for name in self._others),
-            picture(self),
+            picture(self, inside_html=True),
             f"<h2>Final loss: {escape(self.final_is)}</h2>",
             table(names, rows, numbers=range(1, len(names))),
         ]
-        return write_text(document("Parity", parts), Path(path))
+        return document("Parity", parts)
 
-    def __str__(self) -> str:
-        return self.to_markdown().rstrip()
+    def __rich__(self) -> Group:
+        names, rows = self._table()
+        shown = ColumnTable(f"Final loss: {self.final_is}", names, narrow=names, right=names[1:])
+        for cells in rows:
+            shown.add_row(*cells)
+        return Group(shown, *(Text(self.verdict(name)) for name in self._others))
 
     @property
     def _others(self) -> list[str]:
         return [name for name in self.final if name != REFERENCE]
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """The names of the columns, and the cells of each row."""
+        names = ["precision", *(f"seed {seed}" for seed in self.seeds), "mean", "less float32"]
+        return names, [self._row(name) for name in self.final]
 
     def _row(self, name: str) -> list[str]:
         final = self.final[name]
@@ -279,46 +281,25 @@ def _final(model: Any, losses: list[float], tests: list[tuple] | None) -> float:
     return total / count
 
 
-def picture(report: ParityReport) -> str:
+def picture(report: ParityReport, *, inside_html: bool = False) -> str:
     """The curves as SVG, each the moving mean over a fiftieth of the steps."""
-    window = max(1, report.steps // 50)
-    smooth = {
-        name: [np.convolve(curve, np.full(window, 1 / window), "valid") for curve in curves]
-        for name, curves in report.curves.items()
-    }
+    width = max(1, report.steps // 50)
+    smooth = {name: [_moving_mean(curve, width) for curve in curves] for name, curves in report.curves.items()}
     values = np.concatenate([curve for curves in smooth.values() for curve in curves])
     values = values[np.isfinite(values)]
     low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
-    high = high if high > low else low + 1.0
-    drawn = []
-    for place, (name, curves) in enumerate(smooth.items()):
-        colour = COLOURS[place % len(COLOURS)]
+    drawing = Picture(760, 420)
+    axes = Axes(60, 28, 750, 376, (width, max(report.steps, width + 1)), (low, high if high > low else low + 1.0))
+    drawing.axes(axes, "step; a line a seed", "loss")
+    colours = colours_of(list(smooth))
+    for name, curves in smooth.items():
         for curve in curves:
-            points = [
-                f"{_LEFT + (_WIDTH - _LEFT - 10) * index / max(1, len(curve) - 1):.1f},"
-                f"{10 + (_HEIGHT - 20) * (1 - (value - low) / (high - low)):.1f}"
-                for index, value in enumerate(curve)
-                if math.isfinite(value)
-            ]
-            drawn.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="1.2"/>')
-        y = 26 + 18 * place
-        drawn.append(f'<rect x="{_WIDTH - 190}" y="{y - 10}" width="12" height="12" fill="{colour}"/>')
-        drawn.append(f'<text x="{_WIDTH - 172}" y="{y}">{escape(name)}</text>')
-    bottom = _HEIGHT - 10
-    drawn.append(f'<path d="M{_LEFT} 10V{bottom}H{_WIDTH - 10}" fill="none" stroke="#666"/>')
-    for share in (0.0, 0.5, 1.0):
-        height = 14 + (_HEIGHT - 20) * (1 - share)
-        drawn.append(
-            f'<text x="{_LEFT - 6}" y="{height:.1f}" text-anchor="end">{low + share * (high - low):.3g}</text>'
-        )
-        x = _LEFT + (_WIDTH - _LEFT - 10) * share
-        drawn.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{share * report.steps:.0f}</text>')
-    drawn.append(f'<text x="{_WIDTH / 2}" y="{bottom + 32}" text-anchor="middle">step; a line a seed: loss</text>')
-    size = f'viewBox="0 0 {_WIDTH} {_HEIGHT + _BOTTOM}" width="{_WIDTH}" height="{_HEIGHT + _BOTTOM}"'
-    font = 'font-family="system-ui, sans-serif" font-size="12"'
-    background = f'<rect width="{_WIDTH}" height="{_HEIGHT + _BOTTOM}" fill="#fff"/>'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img">{background}{"".join(drawn)}</svg>'
+            steps = range(width, width + len(curve))
+            points = [axes.place(step, loss) for step, loss in zip(steps, curve, strict=True) if math.isfinite(loss)]
+            drawing.curve(points, colours[name])
+    drawing.legend(570, 44, colours)
+    return drawing.svg(inside_html=inside_html)
 
 
-def _plain(x: float) -> Any:
-    return x if math.isfinite(x) else str(x)
+def _moving_mean(curve: list[float], width: int) -> np.ndarray:
+    return np.convolve(curve, np.full(width, 1 / width), "valid")
