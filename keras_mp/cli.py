@@ -252,7 +252,7 @@ def bench(
 @app.command()
 def export(
     model: Annotated[Path, typer.Argument(help="A .keras file, trained in any precision on any backend.")],
-    path: Annotated[Path, typer.Argument(help="The SavedModel's folder, or the file; must not exist yet.")],
+    path: Annotated[Path, typer.Argument(help="The SavedModel's folder, or the file.")],
     format: Annotated[str, typer.Option(help="savedmodel, onnx, litert or litert-int8.")] = "savedmodel",
     calibrate: Annotated[
         Path | None, typer.Option(help="For litert-int8: inputs like those to be served, .npy or .npz, hundreds.")
@@ -265,6 +265,9 @@ def export(
     ] = None,
     outputs: Annotated[Path | None, typer.Option(help="Write the SavedModel's outputs on that batch, .npz.")] = None,
     tolerance: Annotated[float, typer.Option(help="Largest relative difference that --verify allows.")] = 1e-5,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what is there, once the new is proven.")
+    ] = False,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Load Python lambdas, which can run any code.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -284,14 +287,29 @@ def export(
         from keras_mp.export.saved_model import export_file
 
         report = export_file(
-            model, path, verify, modules=imports or (), unsafe=unsafe, outputs=outputs, tolerance=tolerance
+            model,
+            path,
+            verify,
+            modules=imports or (),
+            unsafe=unsafe,
+            outputs=outputs,
+            tolerance=tolerance,
+            overwrite=overwrite,
         )
         typer.echo(json.dumps(report._asdict(), default=str) if as_json else str(report))
         return
     from keras_mp.export.from_file import deploy_file
 
     deployed = deploy_file(
-        model, path, format, verify, calibrate, modules=imports or (), unsafe=unsafe, tolerance=tolerance
+        model,
+        path,
+        format,
+        verify,
+        calibrate,
+        modules=imports or (),
+        unsafe=unsafe,
+        tolerance=tolerance,
+        overwrite=overwrite,
     )
     typer.echo(json.dumps(deployed.to_dict()) if as_json else str(deployed))
 
