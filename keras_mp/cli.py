@@ -257,7 +257,7 @@ def bench(
 @app.command()
 def export(
     model: Annotated[Path, typer.Argument(help="A .keras file, trained in any precision on any backend.")],
-    path: Annotated[Path, typer.Argument(help="The folder or file to write; it must not exist yet.")],
+    path: Annotated[Path, typer.Argument(help="The folder or file to write.")],
     format: Annotated[str, typer.Option(help="savedmodel, onnx, litert or litert-int8.")] = "savedmodel",
     calibrate: Annotated[
         Path | None, typer.Option(help="For litert-int8: an .npy or .npz file with hundreds of typical inputs.")
@@ -272,6 +272,9 @@ def export(
         Path | None, typer.Option(help="Write the SavedModel's outputs on that batch to this .npz file.")
     ] = None,
     tolerance: Annotated[float, typer.Option(help="Largest relative difference that --verify allows.")] = 1e-5,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing export, after the new one was checked.")
+    ] = False,
     unsafe: Annotated[
         bool, typer.Option("--unsafe", help="Load Python lambdas, which can run arbitrary code.")
     ] = False,
@@ -293,14 +296,29 @@ def export(
         from keras_mp.export.saved_model import export_file
 
         report = export_file(
-            model, path, verify, modules=imports or (), unsafe=unsafe, outputs=outputs, tolerance=tolerance
+            model,
+            path,
+            verify,
+            modules=imports or (),
+            unsafe=unsafe,
+            outputs=outputs,
+            tolerance=tolerance,
+            overwrite=overwrite,
         )
         _show(report, None, as_json)
         return
     from keras_mp.export.from_file import deploy_file
 
     deployed = deploy_file(
-        model, path, format, verify, calibrate, modules=imports or (), unsafe=unsafe, tolerance=tolerance
+        model,
+        path,
+        format,
+        verify,
+        calibrate,
+        modules=imports or (),
+        unsafe=unsafe,
+        tolerance=tolerance,
+        overwrite=overwrite,
     )
     _show(deployed, None, as_json)
 
