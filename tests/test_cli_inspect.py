@@ -78,7 +78,7 @@ def test_mistakes_are_one_line():
         (["missing.keras"], "there is no file 'missing.keras'"),
         (
             ["missing.keras", "--widht", "8"],
-            "unknown after 'missing.keras': --widht 8. Only a training recipe has",
+            "unknown after 'missing.keras': --widht 8. `keras-mp inspect --help` lists",
         ),
     ):
         done = command_line.run("inspect", *arguments)
