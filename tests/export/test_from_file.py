@@ -46,6 +46,7 @@ def test_the_command_with_the_data_of_an_audit(tmp_path):
 
 
 @only_tensorflow
+@pytest.mark.ci
 def test_onnx_and_litert_files_of_several_inputs(tmp_path):
     model, batch = zoo.build("dict_of_inputs", "mixed_float16")
     model.save(tmp_path / "model.keras")

@@ -22,6 +22,7 @@ def data_dir(tmp_path_factory):
     return str(tmp_path_factory.mktemp("data"))
 
 
+@pytest.mark.ci
 def test_a_short_training_leaves_whole_files(tmp_path, data_dir, capsys):
     config = dataclasses.replace(QUICK, policy="mixed_bfloat16", output=str(tmp_path), data_dir=data_dir)
     result = recipe.train(config)

@@ -57,6 +57,7 @@ def test_a_short_training_leaves_whole_files(tmp_path, corpus, capsys):
         assert result.low_precision_ops == 0 and result.max_difference <= 1e-5
 
 
+@pytest.mark.ci
 def test_two_micro_batches_are_a_batch_and_remat_changes_nothing(tmp_path, corpus, monkeypatch):
     # At a rate that changes within a window, the two would take different ones.
     monkeypatch.setattr(recipe, "warmup_then_cosine", lambda peak, steps: 1e-3)

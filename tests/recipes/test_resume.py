@@ -60,6 +60,7 @@ def test_ctrl_c_saves_and_resume_ends_with_the_same_bits_and_history(policy, tmp
     assert (resumed / "generated.txt").read_bytes() == (whole / "generated.txt").read_bytes()
 
 
+@pytest.mark.ci
 def test_resume_with_other_settings_shows_them_and_takes_force(tmp_path, corpus, capsys):
     assert run(tmp_path, corpus, "--policy", "float32") == 0
     capsys.readouterr()
