@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import keras
+import psutil
 import pytest
 
 HERE = Path(__file__).parent
@@ -15,6 +16,7 @@ sys.path.insert(0, str(HERE))  # the helpers beside the tests: zoo, fake_devices
 
 import random_seed
 
+GROWN = 2 * 2**30  # bytes that a worker may hold from one file to the next
 SEED = f"{random_seed.VARIABLE}={random_seed.of_this_run()}"
 
 
@@ -52,9 +54,10 @@ def float32_policy():
 
 @pytest.fixture(autouse=True, scope="module")
 def memory():
-    """What a file's tests compiled is let go of after it, so that a worker does not grow."""
+    """A worker that has grown lets go, after a file, of what the file's tests compiled."""
     yield
-    keras.backend.clear_session(free_memory=False)
-    if "jax" in sys.modules:
-        sys.modules["jax"].clear_caches()
-    gc.collect()
+    if psutil.Process().memory_info().rss > GROWN:
+        keras.backend.clear_session(free_memory=False)
+        if "jax" in sys.modules:
+            sys.modules["jax"].clear_caches()
+        gc.collect()

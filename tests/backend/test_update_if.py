@@ -60,6 +60,7 @@ def branches(model, platform):
     return len(re.findall(r"stablehlo\.(?:case|if)\b", str(module)))
 
 
+@pytest.mark.ci
 def test_no_branch_but_that_of_an_accumulation():
     assert branches(build("clip, decay"), "cuda") == branches(build("clip, decay"), "tpu") == 0
     assert branches(build("clip, decay"), "cpu") > 0

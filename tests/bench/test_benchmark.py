@@ -26,6 +26,7 @@ def small_model():
     return model
 
 
+@pytest.mark.ci
 def test_a_model_in_three_precisions_with_a_row_for_what_cannot_run(tmp_path):
     model = small_model()
     before = [weight.copy() for weight in model.get_weights()]

@@ -137,6 +137,7 @@ def test_recurrent_layers(tmp_path):
 
 
 @only_tensorflow
+@pytest.mark.ci
 def test_what_was_trained_keeps_its_accuracy(tmp_path):
     from sklearn.datasets import load_digits
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
+from marks import few
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
@@ -41,7 +42,10 @@ RECURRENT = pytest.param("recurrent", marks=pytest.mark.slow)
 PLAIN = [name for name in zoo.names() if name not in ("adapted_text", "recurrent")]
 
 
-@pytest.mark.parametrize("name", [*PLAIN, RECURRENT] if TENSORFLOW else ["dict_of_inputs"])
+@pytest.mark.parametrize(
+    "name",
+    [*few(PLAIN, "functional"), RECURRENT] if TENSORFLOW else [pytest.param("dict_of_inputs", marks=pytest.mark.ci)],
+)
 def test_every_kind_of_model(name, tmp_path):
     model, batch = zoo.build(name, "mixed_float16")
     batch = keras.tree.map_structure(lambda x: x.astype("int32") if x.dtype == "int64" else x, batch)

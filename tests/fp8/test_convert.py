@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import zoo
+from marks import few
 from reference import to_numpy
 
 import keras_mp
@@ -57,7 +58,7 @@ def no_warnings():
         yield
 
 
-@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("name", few(zoo.names(), "attention", "nested_and_shared"))
 def test_every_kind_of_model(name, no_warnings):
     model, batch = zoo.build(name, "mixed_bfloat16")
     before = outputs(model, batch)

@@ -100,7 +100,7 @@ def results(folder):
 @pytest.mark.parametrize(
     "runs, epochs",
     [
-        pytest.param(RUNS[-1:], 2, id="10 steps"),
+        pytest.param(RUNS[:1], 2, id="10 steps", marks=pytest.mark.once),
         pytest.param(RUNS[::3], 8, id="40 steps", marks=pytest.mark.ci),
         pytest.param(RUNS, 40, id="200 steps", marks=pytest.mark.slow),  # an epoch has 5
     ],
