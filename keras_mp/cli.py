@@ -192,9 +192,12 @@ def bench(
     batch_size: Annotated[
         int | None, typer.Option(help="By default the training recipe's; 8 for a .keras file.")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Turns of each precision.")] = 20,
-    seconds: Annotated[float, typer.Option(help="Of one turn, about; at least a step.")] = 0.5,
-    find_batch: Annotated[bool, typer.Option("--find-batch", help="Find the largest batch that fits, too.")] = False,
+    rounds: Annotated[int, typer.Option(help="How often each precision is measured.")] = 20,
+    seconds: Annotated[float, typer.Option(help="That each runs in a round, about; at least a step.")] = 0.5,
+    find_max_batch_size: Annotated[
+        bool, typer.Option("--find-max-batch-size", help="Find the largest batch that fits, too.")
+    ] = False,
+    find_batch: Annotated[bool, typer.Option("--find-batch", hidden=True)] = False,
     memory_limit: Annotated[float | None, typer.Option(help="GiB a process may hold on a CPU.")] = None,
     imports: Annotated[
         list[str] | None, typer.Option("--import", help="A module that defines custom layers; may be repeated.")
@@ -203,7 +206,7 @@ def bench(
     picture: Annotated[Path | None, typer.Option(help="Write the picture to this .svg file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Measure a training step in several precisions on this machine, in turns, as ratios to float32.
+    """Measure a training step in several precisions on this machine, interleaved, as ratios to float32.
 
     Options that are not those above go to the training recipe: `keras-mp bench digits --width 64`.
     """
@@ -214,6 +217,8 @@ def bench(
     from keras_mp.bench.report import check_precisions
     from keras_mp.conversion.in_precision import PRECISIONS
 
+    if find_batch:
+        typer.echo("--find-batch is now --find-max-batch-size; the old name works in this version", err=True)
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     arguments: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
@@ -237,7 +242,7 @@ def bench(
         f"{model}: a training step",
         rounds=rounds,
         seconds=seconds,
-        find_batch=find_batch,
+        find_max_batch_size=find_max_batch_size or find_batch,
         memory_limit=None if memory_limit is None else int(memory_limit * 2**30),
         log=lambda text: typer.echo(text, err=True),
     )
