@@ -88,15 +88,17 @@ def sum_over_replicas(grads: list[Any], variables: list[Any]) -> list[Any]:
 def norm(grads: list[Any], variables: list[Any]) -> Any:
     """Returns the L2 norm over all gradients, a float32 tensor of shape ()."""
     values = [ops.cast(backend.values_of(gradient), "float32") for gradient in _without_overwritten(grads, variables)]
-    return ops.sqrt(sum(ops.sum(ops.square(each)) for each in values))
+    return ops.sqrt(sum(ops.sum(ops.square(value)) for value in values))
 
 
 def share_below(threshold: Any, grads: list[Any], variables: list[Any]) -> Any:
     """Returns which share of the nonzero gradient values is smaller than a threshold, a float32 tensor of shape ()."""
     values = [backend.values_of(gradient) for gradient in _without_overwritten(grads, variables)]
-    magnitudes = [ops.abs(ops.cast(each, "float32")) for each in values]
-    nonzero = sum(ops.sum(ops.cast(each > 0, "float32")) for each in magnitudes)
-    below = sum(ops.sum(ops.cast(ops.logical_and(each > 0, each < threshold), "float32")) for each in magnitudes)
+    magnitudes = [ops.abs(ops.cast(value, "float32")) for value in values]
+    nonzero = sum(ops.sum(ops.cast(magnitude > 0, "float32")) for magnitude in magnitudes)
+    below = sum(
+        ops.sum(ops.cast(ops.logical_and(magnitude > 0, magnitude < threshold), "float32")) for magnitude in magnitudes
+    )
     return below / ops.maximum(nonzero, 1.0)
 
 

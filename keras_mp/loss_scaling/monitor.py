@@ -187,14 +187,14 @@ class _Watched:
 def _scaling_optimizers(model: Any) -> dict[str, LossScaleOptimizer]:
     """The optimizers of a model that scale the loss, by the name of their attribute; a single one by ""."""
     optimizers = _optimizers(model)
-    scaling = {name: each for name, each in optimizers.items() if isinstance(each, LossScaleOptimizer)}
+    scaling = {name: optimizer for name, optimizer in optimizers.items() if isinstance(optimizer, LossScaleOptimizer)}
     if len(scaling) == 1:
         return {"": next(iter(scaling.values()))}
     if scaling:
         return scaling
-    others = {name: each for name, each in optimizers.items() if name != "optimizer"}
+    others = {name: optimizer for name, optimizer in optimizers.items() if name != "optimizer"}
     if others:  # the one that compile() was not given is Keras's default, and trains nothing
-        names = ", ".join(f"{name} ({type(each).__name__})" for name, each in others.items())
+        names = ", ".join(f"{name} ({type(optimizer).__name__})" for name, optimizer in others.items())
         raise ValueError(
             f"model {model.name!r} has several optimizers, and none of them scales the loss: {names}. PrecisionMonitor "
             "watches those that are a keras_mp.LossScaleOptimizer(optimizer)"
@@ -207,18 +207,18 @@ def _scaling_optimizers(model: Any) -> dict[str, LossScaleOptimizer]:
 
 def _optimizers(model: Any) -> dict[str, Any]:
     """Every optimizer that is an attribute of a model, or in a list or dict that is one; each once."""
-    found: dict[str, Any] = {}
+    optimizers: dict[str, Any] = {}
     for attribute, value in {"optimizer": getattr(model, "optimizer", None), **vars(model)}.items():
         if attribute.startswith("_self_"):  # TensorFlow's own lists of what a checkpoint holds
             continue
         name = attribute.lstrip("_")
         if isinstance(value, (list, tuple)):
-            pairs = [(f"{name}_{place}", each) for place, each in enumerate(value)]
+            named = [(f"{name}_{index}", item) for index, item in enumerate(value)]
         elif isinstance(value, dict):
-            pairs = [(f"{name}_{key}", each) for key, each in value.items()]
+            named = [(f"{name}_{key}", item) for key, item in value.items()]
         else:
-            pairs = [(name, value)]
-        for key, each in pairs:
-            if isinstance(each, keras.optimizers.Optimizer) and all(each is not other for other in found.values()):
-                found[key] = each
-    return found
+            named = [(name, value)]
+        for key, item in named:
+            if isinstance(item, keras.optimizers.Optimizer) and all(item is not other for other in optimizers.values()):
+                optimizers[key] = item
+    return optimizers

@@ -194,10 +194,11 @@ def _has_config(layer: Any) -> bool:
 def _kept_arguments(layer: Any) -> tuple[str, ...] | None:
     """The arguments of a layer's `__init__`, if the layer has an attribute of the name of each."""
     _, *parameters = inspect.signature(type(layer).__init__).parameters.values()
-    own = [each for each in parameters if each.kind is not each.VAR_KEYWORD and each.name not in _OF_THE_BASE]
-    if any(each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY) for each in own):
+    own = [parameter for parameter in parameters if parameter.name not in _OF_THE_BASE]
+    own = [parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]
+    if any(parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY) for parameter in own):
         return None
-    names = tuple(each.name for each in own)
+    names = tuple(parameter.name for parameter in own)
     return names if all(hasattr(layer, name) for name in names) else None
 
 

@@ -79,15 +79,15 @@ def _kept_compile_arguments(model: Any) -> Config | None:
     """
     handed_on = dict(model._compile_config.config)
     _, *parameters = inspect.signature(type(model).compile).parameters.values()
-    named = {each.name for each in parameters}
+    named = {parameter.name for parameter in parameters}
     arguments: Config = {}
-    for each in parameters:
-        if each.kind is each.VAR_KEYWORD:
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_KEYWORD:
             arguments |= {name: value for name, value in handed_on.items() if name not in named}
-        elif each.name in handed_on:
-            arguments[each.name] = handed_on[each.name]
-        elif hasattr(model, each.name) and each.kind is not each.VAR_POSITIONAL:
-            arguments[each.name] = getattr(model, each.name)
+        elif parameter.name in handed_on:
+            arguments[parameter.name] = handed_on[parameter.name]
+        elif hasattr(model, parameter.name) and parameter.kind is not parameter.VAR_POSITIONAL:
+            arguments[parameter.name] = getattr(model, parameter.name)
         else:
             return None
     return arguments
@@ -104,7 +104,7 @@ def _optimizers(old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
     seen: set[int] = set()
     for name in ("optimizer", *vars(old)):
         pair = (getattr(old, name, None), getattr(new, name, None))
-        if all(isinstance(each, keras.optimizers.Optimizer) for each in pair) and id(pair[0]) not in seen:
+        if all(isinstance(optimizer, keras.optimizers.Optimizer) for optimizer in pair) and id(pair[0]) not in seen:
             seen.add(id(pair[0]))
             yield (name, *pair)
 

@@ -145,7 +145,7 @@ def original_config(layer: Any, original: type) -> Config:
 
 def custom_objects_of(model: Any) -> dict[str, Any]:
     """Every class and function outside Keras that the live model uses, by the names its config may call it."""
-    found: dict[str, Any] = {}
+    custom_objects: dict[str, Any] = {}
     for layer in with_self(model):
         for value in [layer, *vars(layer).values()]:
             # Keras puts wrappers of a layer's methods, as of build, among its attributes.
@@ -156,5 +156,5 @@ def custom_objects_of(model: Any) -> dict[str, Any]:
                 own = (thing.__module__ or "").partition(".")[0] not in ("keras", "keras_mp")
                 if serializable and (own or inspect.isfunction(thing)) and thing.__name__ != "<lambda>":
                     for name in (thing.__name__, keras.saving.get_registered_name(thing)):
-                        found.setdefault(name, thing)
-    return found
+                        custom_objects.setdefault(name, thing)
+    return custom_objects

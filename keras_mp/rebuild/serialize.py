@@ -79,7 +79,7 @@ def deserialize(config: Config, custom_objects: dict[str, Any], model: Any) -> A
 
         def round_trip(layer: Any) -> None:
             serialized, kept = serialize(layer)
-            layers = {id(each): each for each in with_self(layer)}
+            layers = {id(inner): inner for inner in with_self(layer)}
             config = rewrite(serialized, Rewrite(lambda node, _: node, layers, kept))
             keras.saving.deserialize_keras_object(config, custom_objects=custom_objects, safe_mode=False)
 

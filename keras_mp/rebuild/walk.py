@@ -22,7 +22,7 @@ def has_no_call(model: Any) -> bool:
 
 def layers_by_path(model: Any) -> dict[str, Any]:
     """Every layer below `model`, depth first, by the `/`-joined names that lead to it; a shared layer appears once."""
-    found: dict[str, Any] = {}
+    layers: dict[str, Any] = {}
     seen: set[int] = set()
 
     def visit(layer: Any, path: str) -> None:
@@ -30,17 +30,17 @@ def layers_by_path(model: Any) -> dict[str, Any]:
             if id(child) not in seen:
                 seen.add(id(child))
                 child_path = f"{path}/{child.name}" if path else child.name
-                found[child_path] = child
+                layers[child_path] = child
                 visit(child, child_path)
 
     visit(model, "")
-    return found
+    return layers
 
 
 def operations_of(model: Any) -> list[Any]:
     """The operations that are no layers, such as keras.ops.softmax, in the graphs of a model and its submodels."""
-    found = [operation for layer in with_self(model) for operation in getattr(layer, "operations", [])]
-    return [operation for operation in found if not isinstance(operation, keras.layers.Layer)]
+    operations = [operation for layer in with_self(model) for operation in getattr(layer, "operations", [])]
+    return [operation for operation in operations if not isinstance(operation, keras.layers.Layer)]
 
 
 def with_self(model: Any) -> list[Any]:

@@ -158,22 +158,22 @@ def _pairs(saved: dict[str, Any], live: list[Any], name: str) -> tuple[dict[int,
     old = dict(enumerate(saved["weights"]))
     pairs: dict[int, Any] = {}
     notes = []
-    histories = [index for index, each in old.items() if each["kind"] == FP8]
+    histories = [index for index, weight in old.items() if weight["kind"] == FP8]
     live_histories = [variable for variable in live if _kind(variable) == FP8]
     if [old[index]["shape"] for index in histories] == [list(v.shape) for v in live_histories]:
         pairs |= zip(histories, live_histories, strict=True)
     else:
         notes += [f"the FP8 amax history {old[index]['path']} is left out" for index in histories]
         notes += [f"the FP8 amax history {variable.path} begins anew" for variable in live_histories]
-    old = {index: each for index, each in old.items() if each["kind"] != FP8}
+    old = {index: weight for index, weight in old.items() if weight["kind"] != FP8}
     rest = [variable for variable in live if _kind(variable) != FP8]
     by_path = {variable.path: variable for variable in rest}
-    if {each["path"] for each in old.values()} == by_path.keys() and len(by_path) == len(rest) == len(old):
-        rest = [by_path[each["path"]] for each in old.values()]
+    if {weight["path"] for weight in old.values()} == by_path.keys() and len(by_path) == len(rest) == len(old):
+        rest = [by_path[weight["path"]] for weight in old.values()]
     if differences := _differences(list(old.values()), rest):
         shown = "\n  ".join(differences[:SHOWN])
         more = f"\n  and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
-        there = _sizes(saved["model"], {each["path"]: each["shape"] for each in old.values()})
+        there = _sizes(saved["model"], {weight["path"]: weight["shape"] for weight in old.values()})
         here = _sizes(name, {variable.path: variable.shape for variable in rest})
         raise MismatchError(f"the checkpoint is of another model:\n  it has {there}\n  here is {here}\n  {shown}{more}")
     return pairs | dict(zip(old, rest, strict=True)), notes
@@ -190,17 +190,17 @@ def _sizes(name: str, shapes: dict[str, Any]) -> str:
 
 
 def _differences(old: list[dict[str, Any]], live: list[Any]) -> list[str]:
-    found = []
-    for each, variable in zip(old, live, strict=False):
-        same_name = each["path"].rpartition("/")[2] == variable.path.rpartition("/")[2]
-        if not same_name or each["shape"] != list(variable.shape):
-            found.append(
-                f"it has {each['path']} of shape {tuple(each['shape'])}, the model {variable.path} of shape "
+    differences = []
+    for weight, variable in zip(old, live, strict=False):
+        same_name = weight["path"].rpartition("/")[2] == variable.path.rpartition("/")[2]
+        if not same_name or weight["shape"] != list(variable.shape):
+            differences.append(
+                f"it has {weight['path']} of shape {tuple(weight['shape'])}, the model {variable.path} of shape "
                 f"{tuple(variable.shape)}"
             )
-    found += [f"it has {each['path']}, which the model has not" for each in old[len(live) :]]
-    found += [f"the model has {variable.path}, which it has not" for variable in live[len(old) :]]
-    return found
+    differences += [f"it has {weight['path']}, which the model has not" for weight in old[len(live) :]]
+    differences += [f"the model has {variable.path}, which it has not" for variable in live[len(old) :]]
+    return differences
 
 
 def _matched_slots(
@@ -263,23 +263,23 @@ def _own_slots(optimizer: Any, prefix: str = "") -> list[_Slot]:
     # Private, because optimizers publish their variables only as one flat list. A slot is kept in a list with a place
     # for each weight, in the order of `_trainable_variables`.
     weights = list(getattr(optimizer, "_trainable_variables", ()))
-    found = []
+    slots = []
     for attribute, value in vars(optimizer).items():
         if attribute in ("_variables", "_trainable_variables") or attribute.startswith("_self_"):
             continue
         name = prefix + ("gradient_sums" if attribute in ("_sums", "_accumulated_gradients") else attribute)
         if isinstance(value, keras.Variable):
-            found.append(_Slot(name, None, value))
+            slots.append(_Slot(name, None, value))
         elif isinstance(value, keras.optimizers.Optimizer):
-            found += _own_slots(value, f"{name}.")
+            slots += _own_slots(value, f"{name}.")
         elif isinstance(value, (list, tuple)):
             for index, item in enumerate(value):
                 if isinstance(item, keras.Variable):
                     paired = len(value) == len(weights)
-                    found.append(_Slot(name if paired else f"{name}.{index}", weights[index] if paired else None, item))
+                    slots.append(_Slot(name if paired else f"{name}.{index}", weights[index] if paired else None, item))
                 elif isinstance(item, keras.optimizers.Optimizer):
-                    found += _own_slots(item, f"{name}.{index}.")
-    return list({id(slot.variable): slot for slot in found}.values())
+                    slots += _own_slots(item, f"{name}.{index}.")
+    return list({id(slot.variable): slot for slot in slots}.values())
 
 
 def _unwrapped(optimizer: Any) -> Any:

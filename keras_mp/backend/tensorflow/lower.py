@@ -85,13 +85,13 @@ def _arguments(model: Any, concrete: Any, leaves: list[Any]) -> list[Argument]:
     if getattr(model, "optimizer", None) is not None:
         kinds += [("optimizer", model.optimizer.variables), ("metrics", model.metrics_variables)]
     known = {id(v.value.handle): (kind, v.path) for kind, variables in kinds for v in variables}
-    found = [Argument("batch", f"[{i}]", tuple(leaf.shape), leaf.dtype) for i, leaf in enumerate(leaves)]
+    arguments = [Argument("batch", f"[{i}]", tuple(leaf.shape), leaf.dtype) for i, leaf in enumerate(leaves)]
     values = {id(v.handle): v for v in concrete.variables}
     for captured in concrete.captured_inputs:
         variable = values.get(id(captured))
         kind, path = known.get(id(captured), ("state", getattr(variable, "name", "constant")))
         if variable is None:
-            found.append(Argument(kind, path, tuple(captured.shape), captured.dtype.name))
+            arguments.append(Argument(kind, path, tuple(captured.shape), captured.dtype.name))
         else:
-            found.append(Argument(kind, path, tuple(variable.shape), variable.dtype.name))
-    return found
+            arguments.append(Argument(kind, path, tuple(variable.shape), variable.dtype.name))
+    return arguments

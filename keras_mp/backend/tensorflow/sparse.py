@@ -38,7 +38,7 @@ def _traced(model: Any, variables: list[Any]) -> list[Any]:
         # The scope, so that the model does not keep the losses that its layers add here.
         with tf.GradientTape() as tape, keras.StatelessScope(collect_losses=True) as scope:
             outputs = [*keras.tree.flatten(model(inputs, training=True)), *scope.losses]
-            floats = [tf.reduce_sum(tf.cast(each, tf.float32)) for each in outputs if each.dtype.is_floating]
+            floats = [tf.reduce_sum(tf.cast(output, tf.float32)) for output in outputs if output.dtype.is_floating]
         gradients = tape.gradient(floats, [variable.value for variable in variables])
         pairs = zip(variables, gradients, strict=True)
         sparse.extend(variable for variable, gradient in pairs if isinstance(gradient, tf.IndexedSlices))
