@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from keras_mp.system.arguments import whole_number
 from keras_mp.system.quiet_import import import_keras, quiet_stderr
 
 MODEL_HELP = "A training recipe (a file, module:function, or a name in the folder recipes), or a .keras file."
@@ -214,9 +215,7 @@ def bench(
     from keras_mp.bench.report import check_precisions
     from keras_mp.conversion.in_precision import PRECISIONS
 
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    arguments: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
+    arguments: dict[str, Any] = {} if batch_size is None else {"batch_size": whole_number("batch_size", batch_size)}
     if _is_file(model, context):
         from keras_mp.conversion.model_file import check_model_file
 

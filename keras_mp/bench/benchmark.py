@@ -19,6 +19,7 @@ from keras_mp.bench.report import BenchmarkReport, check_precisions
 from keras_mp.conversion.in_precision import PRECISIONS
 from keras_mp.numerics.batches import batches_of
 from keras_mp.rebuild import layers_by_path
+from keras_mp.system.arguments import whole_number
 from keras_mp.system.deprecated import renamed_arguments
 from keras_mp.system.host import available_bytes
 
@@ -115,9 +116,9 @@ def measure(
     paths = [path or os.getcwd() for path in sys.path]
     if not seconds >= 0:  # 0 is one step a turn
         raise ValueError(f"seconds must be 0 or above, got {seconds}")
-    for name, value in (("rounds", rounds), ("memory_limit", memory_limit)):
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be above 0, got {value}")
+    whole_number("rounds", rounds)
+    if memory_limit is not None:
+        whole_number("memory_limit", memory_limit, unit="bytes")
     limit = memory_limit or available_bytes()
     rows = compare(tasks, rounds=rounds, seconds=seconds, paths=paths, memory_limit=limit, log=log)
     largest: dict[str, int] = {}

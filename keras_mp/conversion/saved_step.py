@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_mp.conversion.model_file import load_model_file
+from keras_mp.system.arguments import whole_number
 
 
 def model_of_file(path: Path, modules: Sequence[str] = (), *, unsafe: bool = False) -> tuple[Any, bool]:
@@ -35,8 +36,7 @@ def step_of_file(
         FileNotFoundError: If there is no such file.
         ValueError: If it does not load, has an input whose size it leaves open, or its inputs are not known.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    whole_number("batch_size", batch_size)
     model, trains = model_of_file(path, modules, unsafe=unsafe)
     return model, shapes_of_step(model, batch_size, trains), trains
 
@@ -59,8 +59,7 @@ def shapes_of_step(
     Raises:
         ValueError: If the model has an input whose size it leaves open, or its inputs are not known.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    whole_number("batch_size", batch_size)
     if not getattr(model, "inputs", None):
         raise ValueError(
             f"the inputs of model {model.name!r} are not known from its file, so no batch can be made up: {otherwise}"

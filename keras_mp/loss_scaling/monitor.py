@@ -10,6 +10,7 @@ import keras
 from keras_mp.loss_scaling.loss_scale import LossScale, warn_if_needless
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.wrap_optimizer import compute_dtypes
+from keras_mp.system.arguments import whole_number
 from keras_mp.system.deprecated import RenamedAttribute
 
 
@@ -55,17 +56,12 @@ class PrecisionMonitor(keras.callbacks.Callback):
         every: int = 1,
     ) -> None:
         super().__init__()
-        for name, value in (("max_consecutive_skips", max_consecutive_skips), ("every", every)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise ValueError(f"{name}={value!r} must be a whole number of steps")
-            if value < 1:
-                raise ValueError(f"{name}={value!r} must be 1 or more")
         if on_limit not in ("warn", "raise"):
             raise ValueError(f"on_limit={on_limit!r} must be 'warn' or 'raise'")
-        self.max_consecutive_skips = max_consecutive_skips
+        self.max_consecutive_skips = whole_number("max_consecutive_skips", max_consecutive_skips, unit="steps")
         self.on_limit = on_limit
         self.measure_gradients = measure_gradients
-        self.every = every
+        self.every = whole_number("every", every, unit="steps")
 
     def set_model(self, model: Any) -> None:
         """Makes the model's optimizers measure their gradients; Keras calls it before it compiles the step."""
