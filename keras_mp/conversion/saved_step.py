@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_mp.conversion.model_file import load_model_file
+from keras_mp.lean.sparse_loss import is_sparse_crossentropy
 from keras_mp.system.arguments import whole_number
 
 
@@ -78,7 +79,10 @@ def shapes_of_step(
     alone = isinstance(model, keras.Sequential)
     inputs, outputs = (model.inputs[0], model.outputs[0]) if alone else (model.input, model.output)
     x = keras.tree.map_structure(sized, inputs)
-    sparse = trains and "sparse" in str(getattr(model.loss, "name", model.loss)).lower()
+    losses = keras.tree.flatten(model.loss) if trains else []
+    sparse = any(
+        is_sparse_crossentropy(loss) or "sparse" in str(getattr(loss, "name", loss)).lower() for loss in losses
+    )
 
     def target(output: Any) -> Any:
         shape = (batch_size, *output.shape[1:])
