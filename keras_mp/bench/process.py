@@ -101,7 +101,7 @@ class Process:
     def _ended(self) -> SubjectError:
         status = self._process.wait()
         if self._over:
-            return SubjectError("out of memory", "it held more than the limit")
+            return SubjectError("out of memory", "it used more memory than the limit")
         if status == -9:
             return SubjectError("out of memory", "the system ended its process, most often because memory ran out")
         self._errors.seek(0)

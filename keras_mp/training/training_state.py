@@ -198,8 +198,8 @@ def _differences(old: list[dict[str, Any]], live: list[Any]) -> list[str]:
                 f"it has {weight['path']} of shape {tuple(weight['shape'])}, the model {variable.path} of shape "
                 f"{tuple(variable.shape)}"
             )
-    differences += [f"it has {weight['path']}, which the model has not" for weight in old[len(live) :]]
-    differences += [f"the model has {variable.path}, which it has not" for variable in live[len(old) :]]
+    differences += [f"it has {weight['path']}, which the model does not have" for weight in old[len(live) :]]
+    differences += [f"the model has {variable.path}, which it does not have" for variable in live[len(old) :]]
     return differences
 
 

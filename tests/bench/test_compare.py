@@ -71,7 +71,7 @@ def test_a_process_that_holds_more_than_the_limit_is_ended():
         rounds=200, seconds=0.001, paths=HERE, memory_limit=1500 * 2**20,
     )  # fmt: skip
     assert [row.problem for row in rows] == ["", "out of memory"]
-    assert rows[1].reason == "it held more than the limit"
+    assert rows[1].reason == "it used more memory than the limit"
 
 
 def test_on_a_chip_that_allows_one_process_all_live_in_it():
