@@ -19,7 +19,8 @@ def run_recipe(arguments: Sequence[str], program: str = "keras-mp train", folder
     """Trains as a command line says.
 
     Args:
-        arguments: the recipe, then its options: `["digits", "--epochs", "3"]`; none, or `--help`, lists the recipes.
+        arguments: the training recipe, then its options: `["digits", "--epochs", "3"]`; none, or `--help`,
+            lists them all.
         program: what the user typed before them, for the help.
         folder: where bare names are looked up; by default `recipes` in the current folder.
 
