@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from keras_mp.system.arguments import whole_number
 from keras_mp.system.quiet_import import import_keras, quiet_stderr
+from keras_mp.system.whole_number import whole_number
 
 MODEL_HELP = "A training recipe (a file, module:function, or a name in the folder recipes), or a .keras file."
 BATCH_HELP = "By default the training recipe's; 8 for a .keras file."
@@ -221,7 +221,7 @@ def bench(
     sys.path.insert(0, os.getcwd())
     import_keras()
     from keras_mp.bench.benchmark import BASE, measure
-    from keras_mp.bench.report import check_precisions
+    from keras_mp.bench.benchmark_report import check_precisions
     from keras_mp.conversion.in_precision import PRECISIONS
 
     if find_batch:

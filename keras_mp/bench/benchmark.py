@@ -12,16 +12,16 @@ from typing import Any
 
 import keras
 
+from keras_mp.bench.benchmark_report import BenchmarkReport, check_precisions
 from keras_mp.bench.compare import Task, compare, device_of
 from keras_mp.bench.largest_batch import largest_batch
 from keras_mp.bench.process import WorkloadError
-from keras_mp.bench.report import BenchmarkReport, check_precisions
 from keras_mp.conversion.in_precision import PRECISIONS
-from keras_mp.numerics.batches import batches_of
+from keras_mp.numerics.read_batches import batches_of
 from keras_mp.rebuild import layers_by_path
-from keras_mp.system.arguments import whole_number
 from keras_mp.system.deprecated import renamed_arguments
 from keras_mp.system.host import available_bytes
+from keras_mp.system.whole_number import whole_number
 
 BASE = "float32"
 

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from keras_mp.system.arguments import whole_number
+from keras_mp.system.whole_number import whole_number
 
 
 class Spread(NamedTuple):

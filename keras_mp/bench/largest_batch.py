@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from keras_mp.bench.compare import Task
 from keras_mp.bench.process import Process, WorkloadError
-from keras_mp.system.arguments import whole_number
+from keras_mp.system.whole_number import whole_number
 
 # Nobody trains with more; where nothing limits the memory, the search ends here.
 MOST = 2**20

@@ -10,7 +10,7 @@ import keras
 
 from keras_mp.conversion.model_file import load_model_file
 from keras_mp.lean.sparse_loss import is_sparse_crossentropy
-from keras_mp.system.arguments import whole_number
+from keras_mp.system.whole_number import whole_number
 
 
 def model_of_file(path: Path, modules: Sequence[str] = (), *, unsafe: bool = False) -> tuple[Any, bool]:

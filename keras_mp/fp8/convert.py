@@ -9,13 +9,13 @@ from typing import Any
 from keras_mp.fp8.converted import converted_node, places_below, plain_node
 from keras_mp.fp8.history import AmaxHistory
 from keras_mp.fp8.layers import Config, Float8Layer
-from keras_mp.fp8.recipe import Recipe
 from keras_mp.fp8.scaling import get_recipe
+from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.fp8.selection import Decision, Select, Target, decide
 from keras_mp.precision.hardware import Support, support
 from keras_mp.rebuild import layers_below, layers_by_path, rebuild
 from keras_mp.stability.stabilized import Stabilized
-from keras_mp.system.arguments import whole_number
+from keras_mp.system.whole_number import whole_number
 
 
 def is_available() -> Support:

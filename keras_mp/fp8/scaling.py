@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import keras
 
 from keras_mp import backend
-from keras_mp.fp8.recipe import Quantized, Recipe
 from keras_mp.fp8.roles import HYBRID, RoleFormats, check_role
+from keras_mp.fp8.scaling_recipe import Quantized, Recipe
 from keras_mp.precision.formats import E4M3
-from keras_mp.system.arguments import whole_number
+from keras_mp.system.whole_number import whole_number
 
 AMAX_RULES = ("max", "most_recent")
 

@@ -9,7 +9,7 @@ import keras
 
 from keras_mp import backend
 from keras_mp.stability.accumulate import product_float32
-from keras_mp.system.arguments import whole_number
+from keras_mp.system.whole_number import whole_number
 
 # Rows of queries that are attended to at once: at least as many, so that matrix units are kept busy.
 BLOCK = 128

@@ -8,7 +8,7 @@ import keras
 
 from keras_mp import backend
 from keras_mp.stability.accumulate import product_float32
-from keras_mp.system.arguments import whole_number
+from keras_mp.system.whole_number import whole_number
 
 # Logits of one chunk: 256 MiB in float32.
 CHUNK = 2**26

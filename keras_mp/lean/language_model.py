@@ -15,7 +15,7 @@ from keras.src.losses.loss import scale_loss_for_distribution
 from keras_mp import backend
 from keras_mp.lean.cross_entropy import chunked_cross_entropy
 from keras_mp.stability.sensitive import PASSING_ON
-from keras_mp.system.arguments import whole_number
+from keras_mp.system.whole_number import whole_number
 
 Config = dict[str, Any]
 _REDUCTIONS = ("sum_over_batch_size", "mean_with_sample_weight", "sum")

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_mp.lean.attention import attention
-from keras_mp.system.arguments import whole_number
+from keras_mp.system.whole_number import whole_number
 
 Config = dict[str, Any]
 

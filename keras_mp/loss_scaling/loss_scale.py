@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_mp.system.arguments import whole_number
+from keras_mp.system.whole_number import whole_number
 
 # A scale and its reciprocal must both be normal float32 numbers, because gradients are multiplied by the latter.
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**126

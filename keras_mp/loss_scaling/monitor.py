@@ -10,8 +10,8 @@ import keras
 from keras_mp.loss_scaling.loss_scale import LossScale, warn_if_needless
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.wrap_optimizer import compute_dtypes
-from keras_mp.system.arguments import whole_number
 from keras_mp.system.deprecated import RenamedAttribute
+from keras_mp.system.whole_number import whole_number
 
 
 class PrecisionMonitor(keras.callbacks.Callback):

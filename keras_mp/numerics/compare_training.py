@@ -15,14 +15,14 @@ from rich.console import Group
 from rich.text import Text
 
 from keras_mp.fp8.convert import convert
-from keras_mp.numerics.batches import batches_of
+from keras_mp.numerics.read_batches import batches_of
 from keras_mp.precision.policy import POLICIES, restored_policy
 from keras_mp.reporting.html import document, table
 from keras_mp.reporting.plain_values import plain_values
 from keras_mp.reporting.report import PicturedReport
 from keras_mp.reporting.svg import Axes, Picture, colours_of
 from keras_mp.reporting.table import ColumnTable
-from keras_mp.system.arguments import whole_number
+from keras_mp.system.whole_number import whole_number
 
 REFERENCE = "float32"
 

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from keras_mp.conversion.input_names import input_names
-from keras_mp.system.arguments import whole_number
+from keras_mp.system.whole_number import whole_number
 
 
 def batches_of_file(path: str | os.PathLike[str], model: Any, batch_size: int) -> list[tuple]:

@@ -14,8 +14,8 @@ import numpy as np
 
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.numerics.nonfinite import NonFinite, find_nonfinite
-from keras_mp.system.arguments import whole_number
 from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.whole_number import whole_number
 
 
 class NonFiniteFinder(keras.callbacks.Callback):

@@ -16,15 +16,15 @@ from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.numerics import search_html
 from keras_mp.numerics.audit import audit
 from keras_mp.numerics.audit_report import AuditReport
-from keras_mp.numerics.batches import batches_of
 from keras_mp.numerics.checks import check_model
 from keras_mp.numerics.layer_audit import PRECISIONS, LayerAudit
+from keras_mp.numerics.read_batches import batches_of
 from keras_mp.numerics.trial import Assignment, Errors, Judge, is_closed, set_policies, units_of
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild import RebuildError, layers_below, rebuild
 from keras_mp.reporting.plain_values import plain_values
 from keras_mp.reporting.report import Report
-from keras_mp.system.arguments import whole_number
+from keras_mp.system.whole_number import whole_number
 
 CANDIDATES = ("fp8", "mixed_float16", "mixed_bfloat16", "float32")
 # Lowering restored layers again, one by one, costs a trial each.

@@ -17,8 +17,8 @@ import numpy as np
 from keras_mp.conversion.in_precision import precision_of
 from keras_mp.parallel import workers
 from keras_mp.reporting.byte_size import byte_size
-from keras_mp.system.arguments import whole_number
 from keras_mp.system.deprecated import RenamedAttribute, renamed_arguments
+from keras_mp.system.whole_number import whole_number
 from keras_mp.training import callback_state, training_state
 from keras_mp.training.batches import Batches
 from keras_mp.training.checkpoint_file import (

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from keras_mp.training.options import nearest
-from keras_mp.training.recipe import WHAT, TrainingRecipe
+from keras_mp.training.training_recipe import WHAT, TrainingRecipe
 
 FOLDER = Path("recipes")
 WHERE = "keras-mp's own are in the folder recipes/ of its repository, and are run from a clone of it"

@@ -9,7 +9,7 @@ import keras
 
 from keras_mp import backend
 from keras_mp.fp8.convert import convert
-from keras_mp.fp8.recipe import Recipe
+from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.loss_scaling.atomic_skip import atomic_skip
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.wrap_optimizer import wrap_optimizer

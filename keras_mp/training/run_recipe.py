@@ -12,7 +12,7 @@ from keras_mp.parallel.cluster import find_cluster
 from keras_mp.parallel.coordinator import DisagreementError, LostWorkerError
 from keras_mp.system.quiet_import import import_keras
 from keras_mp.training.find_recipe import WHERE, find_recipe, module_name, recipes_in
-from keras_mp.training.recipe import TrainingRecipe
+from keras_mp.training.training_recipe import TrainingRecipe
 
 
 def run_recipe(arguments: Sequence[str], program: str = "keras-mp train", folder: Path | None = None) -> int:

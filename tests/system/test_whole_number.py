@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_mp.system.arguments import whole_number
+from keras_mp.system.whole_number import whole_number
 
 pytestmark = pytest.mark.once
 
