@@ -63,7 +63,7 @@ class PrecisionMonitor(keras.callbacks.Callback):
         self.measure_gradients = measure_gradients
         self.every = whole_number("every", every, unit="steps")
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: keras.Model) -> None:
         """Makes the model's optimizers measure their gradients; Keras calls it before it compiles the step."""
         super().set_model(model)
         self._watched = [_Watched(name, optimizer) for name, optimizer in _scaling_optimizers(model).items()]
@@ -180,7 +180,7 @@ class _Watched:
             logs.update({f"{self._prefix}{name}": value for name, value in values.items()})
 
 
-def _scaling_optimizers(model: Any) -> dict[str, LossScaleOptimizer]:
+def _scaling_optimizers(model: keras.Model) -> dict[str, LossScaleOptimizer]:
     """The optimizers of a model that scale the loss, by the name of their attribute; a single one by ""."""
     optimizers = _optimizers(model)
     scaling = {name: optimizer for name, optimizer in optimizers.items() if isinstance(optimizer, LossScaleOptimizer)}
@@ -201,9 +201,9 @@ def _scaling_optimizers(model: Any) -> dict[str, LossScaleOptimizer]:
     )
 
 
-def _optimizers(model: Any) -> dict[str, Any]:
+def _optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
     """Every optimizer that is an attribute of a model, or in a list or dict that is one; each once."""
-    optimizers: dict[str, Any] = {}
+    optimizers: dict[str, keras.optimizers.Optimizer] = {}
     for attribute, value in {"optimizer": getattr(model, "optimizer", None), **vars(model)}.items():
         if attribute.startswith("_self_"):  # TensorFlow's own lists of what a checkpoint holds
             continue

@@ -6,12 +6,13 @@ import copy
 import inspect
 from typing import Any
 
+import keras
 import numpy as np
 
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def snapshot(callback: Any) -> dict[str, Any]:
+def snapshot(callback: keras.callbacks.Callback) -> dict[str, Any]:
     """Copies the attributes that are numbers, texts, arrays, or lists and dicts of such; not the settings.
 
     Settings are what has the name of an argument of `__init__`: some callbacks turn their sign as training begins.
@@ -30,7 +31,7 @@ def snapshot(callback: Any) -> dict[str, Any]:
     }
 
 
-def changed(callback: Any, before: dict[str, Any]) -> dict[str, Any]:
+def changed(callback: keras.callbacks.Callback, before: dict[str, Any]) -> dict[str, Any]:
     """Returns the plain attributes that have other values than in a snapshot."""
     return {name: value for name, value in snapshot(callback).items() if not _same(value, before.get(name, before))}
 

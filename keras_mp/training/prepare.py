@@ -21,14 +21,14 @@ from keras_mp.training.prepared_lines import computes_in_fp8, prepared_lines
 
 
 def prepare(
-    model: Any,
-    optimizer: Any,
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer | str,
     loss: Any,
     metrics: Sequence[Any] | None = None,
     fp8: bool | str | Recipe | Mapping[str, Any] = False,
     verbose: bool = False,
     **compile_arguments: Any,
-) -> Any:
+) -> keras.Model:
     """Makes a model ready for `fit` in the precision that it was built in.
 
     It stands for these calls, each of which can be used alone:
@@ -97,7 +97,7 @@ def _convert_arguments(fp8: Any) -> dict[str, Any] | None:
     raise TypeError(f"fp8={fp8!r} must be a bool, a scaling recipe or its name, or a dict of arguments of fp8.convert")
 
 
-def _jit(model: Any, compile_arguments: Mapping[str, Any]) -> Support:
+def _jit(model: keras.Model, compile_arguments: Mapping[str, Any]) -> Support:
     """Whether to jit the step, and why: the reason begins behind the colon."""
     if "jit_compile" in compile_arguments:
         return Support(compile_arguments["jit_compile"], f"Jit: jit_compile={compile_arguments['jit_compile']!r}.")

@@ -13,7 +13,7 @@ Tap = Callable[[Any, bool], Any]
 
 
 def observed_step(
-    model: Any, forward: Callable[[Tap, Any], tuple[Any, list[Any]]], finish: Callable[..., Any]
+    model: keras.Model, forward: Callable[[Tap, Any], tuple[Any, list[Any]]], finish: Callable[..., Any]
 ) -> Callable[[Any], Any]:
     """Compiles a step that computes a loss, its gradients, and those of every tensor on the way that was tapped.
 
@@ -72,7 +72,7 @@ def observed_step(
     return with_state
 
 
-def _others(model: Any) -> list[Any]:
+def _others(model: keras.Model) -> list[Any]:
     trainable = {id(variable) for variable in model.trainable_variables}
     variables = [*model.non_trainable_variables, *model.metrics_variables]
     return list({id(variable): variable for variable in variables if id(variable) not in trainable}.values())

@@ -17,7 +17,7 @@ _HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 def lower(
-    model: Any,
+    model: keras.Model,
     batch: Any,
     layers: Mapping[str, Any],
     *,
@@ -67,7 +67,7 @@ def lower(
     return Lowered(module, tuple(_arguments(model, concrete, leaves)), tuple(calls), "tensorflow", model.name)
 
 
-def _explain(model: Any, error: str, calls: list[LayerCall]) -> str:
+def _explain(model: keras.Model, error: str, calls: list[LayerCall]) -> str:
     start = f"TensorFlow cannot compile the step of model {model.name!r} for XLA: "
     unsupported = re.search(r"unsupported operations.*?: (\w+)", error)
     call = call_of(error)
@@ -81,7 +81,7 @@ def _explain(model: Any, error: str, calls: list[LayerCall]) -> str:
     )
 
 
-def _arguments(model: Any, concrete: Any, leaves: list[Any]) -> list[Argument]:
+def _arguments(model: keras.Model, concrete: Any, leaves: list[Any]) -> list[Argument]:
     kinds = [("parameters", model.trainable_variables), ("state", model.non_trainable_variables)]
     if getattr(model, "optimizer", None) is not None:
         kinds += [("optimizer", model.optimizer.variables), ("metrics", model.metrics_variables)]

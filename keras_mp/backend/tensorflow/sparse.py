@@ -10,7 +10,7 @@ import tensorflow as tf
 HAS_SPARSE_GRADIENTS = True
 
 
-def sparse_gradients(model: Any, embeddings: list[Any], unclear: list[Any]) -> list[Any]:
+def sparse_gradients(model: keras.Model, embeddings: list[Any], unclear: list[Any]) -> list[Any]:
     """Tells which variables have a gradient that is `tf.IndexedSlices`.
 
     Args:
@@ -30,7 +30,7 @@ def sparse_gradients(model: Any, embeddings: list[Any], unclear: list[Any]) -> l
         return [*embeddings, *unclear]
 
 
-def _traced(model: Any, variables: list[Any]) -> list[Any]:
+def _traced(model: keras.Model, variables: list[keras.Variable]) -> list[Any]:
     sparse: list[Any] = []
 
     def step(*flat: Any) -> None:
