@@ -7,7 +7,7 @@ Hardware: a GPU or TPU with FP8 units. Time: some minutes. Beside it run Keras's
 CUDA is installed, its scaled matrix product with a scale a tensor. To beat, at (8192, 4096, 16384) on an H200,
 Transformer Engine's 1.69 with delayed and 1.58 with current scaling (its documentation).
 
-Ways take turns, one step each, and medians are compared: what else the machine does meets all of them. A step is a
+Single steps are interleaved, and medians are compared: other load on the machine meets all of them. A step is a
 jitted call; the gradients it returns keep the compiler from leaving anything out.
 """
 
@@ -79,7 +79,7 @@ def pytorch(shape: tuple[int, int, int]) -> dict[str, Step]:
         return {}
     if not torch.cuda.is_available():
         return {}
-    x, w, g = (torch.from_numpy(np.asarray(each, "float32")).cuda() for each in arrays(shape))
+    x, w, g = (torch.from_numpy(np.asarray(array, "float32")).cuda() for array in arrays(shape))
     x, g = x.bfloat16(), g.bfloat16()
 
     def quantize(x, dtype):
@@ -96,7 +96,7 @@ def pytorch(shape: tuple[int, int, int]) -> dict[str, Step]:
     def fp8():
         x8, w8 = quantize(x, torch.float8_e4m3fn), quantize(w, torch.float8_e4m3fn)
         g8 = quantize(g, torch.float8_e5m2)
-        turned = [(each.t(), scale) for each, scale in (x8, w8)]
+        turned = [(values.t(), scale) for values, scale in (x8, w8)]
         return (
             product(x8, w8, torch.bfloat16),
             product(g8, turned[1], torch.bfloat16),
@@ -119,7 +119,7 @@ def pytorch(shape: tuple[int, int, int]) -> dict[str, Step]:
 
 
 def median_seconds(steps: dict[str, Step], repeats: int) -> dict[str, float]:
-    """Times the steps in turns."""
+    """Times the steps, interleaved."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
         for _ in range(3):
@@ -129,31 +129,31 @@ def median_seconds(steps: dict[str, Step], repeats: int) -> dict[str, float]:
             started = time.perf_counter()
             step()
             seconds[name].append(time.perf_counter() - started)
-    return {name: statistics.median(each) for name, each in seconds.items()}
+    return {name: statistics.median(measured) for name, measured in seconds.items()}
 
 
-def ways(shape: tuple[int, int, int]) -> dict[str, Step]:
+def compared_steps(shape: tuple[int, int, int]) -> dict[str, Step]:
     """All that is compared, bfloat16 first."""
     tensors = arrays(shape)
-    found = {"bfloat16": ours("bfloat16", *tensors)} | {f"fp8, {recipe}": ours(recipe, *tensors) for recipe in RECIPES}
-    return found | {"Keras float8": keras_float8(*tensors)} | pytorch(shape)
+    steps = {"bfloat16": ours("bfloat16", *tensors)} | {f"fp8, {recipe}": ours(recipe, *tensors) for recipe in RECIPES}
+    return steps | {"Keras float8": keras_float8(*tensors)} | pytorch(shape)
 
 
 def main(arguments: list[str]) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--shapes", default=SHAPES, help="M,K,N with blanks between (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=50, help="steps of each way (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=50, help="steps of each (default: %(default)s)")
     known = parser.parse_args(arguments)
     device = jax.devices()[0]
     print(f"{device.device_kind}, jax {jax.__version__}, keras {keras.__version__}. {is_available().reason}\n")
-    print("| (M, K, N) | way | ms | times as fast as bfloat16 |\n| --- | --- | ---: | ---: |")
+    print("| (M, K, N) | step | ms | times as fast as bfloat16 |\n| --- | --- | ---: | ---: |")
     for text in known.shapes.split():
         shape = tuple(map(int, text.split(",")))
-        seconds = median_seconds(ways(shape), known.repeats)
-        for name, each in seconds.items():
+        seconds = median_seconds(compared_steps(shape), known.repeats)
+        for name, median in seconds.items():
             base = seconds["PyTorch bfloat16" if name.startswith("PyTorch") else "bfloat16"]
-            print(f"| {shape} | {name} | {1e3 * each:.3f} | {base / each:.2f} |", flush=True)
+            print(f"| {shape} | {name} | {1e3 * median:.3f} | {base / median:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

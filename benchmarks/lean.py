@@ -49,10 +49,10 @@ def memory(options: argparse.Namespace) -> None:
     tokens = keras.KerasTensor((8, 1024), "int32")
     sizes = (12, 768, 12, 50304, 1024)
     report = keras_mp.inspect(lambda: compiled(options.model, sizes, options.remat, True), (tokens, tokens), "h100")
-    found = report.memory
+    memory_used = report.memory
     print(f"| {options.model}{' with remat' if options.remat else ''} | {report.backend} | {options.precision} | "
-          f"{found.temporary / 2**30:.2f} | {found.peak / 2**30:.2f} |")  # fmt: skip
-    for buffer in found.largest[: options.buffers]:
+          f"{memory_used.temporary / 2**30:.2f} | {memory_used.peak / 2**30:.2f} |")  # fmt: skip
+    for buffer in memory_used.largest[: options.buffers]:
         print(f"  {buffer.bytes / 2**20:.0f} MiB {buffer.dtype}{list(buffer.shape)} {buffer.what} of {buffer.layer}")
 
 
@@ -91,19 +91,19 @@ def step_time(options: argparse.Namespace) -> None:
     text = np.random.default_rng().integers(0, 256, (8, 257))
     batch = tf.constant(text[:, :-1], tf.int32), tf.constant(text[:, 1:], tf.int32)
     models = {name: compiled(name, sizes, False, False) for name in ("plain", "lean")}
-    ways = {name: partial(model.train_on_batch, *batch) for name, model in models.items()}
+    runs = {name: partial(model.train_on_batch, *batch) for name, model in models.items()}
     pytorch = pytorch_step(sizes, text)
     if pytorch:
-        ways["PyTorch autocast"] = pytorch
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+        runs["PyTorch autocast"] = pytorch
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
     for step in range(options.steps + 3):
-        for name, way in ways.items():
+        for name, run in runs.items():
             started = time.perf_counter()
-            way()
+            run()
             if step >= 3:
                 seconds[name].append(time.perf_counter() - started)
-    for name, each in seconds.items():
-        print(f"{name}: median {statistics.median(each) * 1e3:.0f} ms, least {min(each) * 1e3:.0f} ms")
+    for name, measured in seconds.items():
+        print(f"{name}: median {statistics.median(measured) * 1e3:.0f} ms, least {min(measured) * 1e3:.0f} ms")
     for name in seconds.keys() - {"lean"}:
         # Steps that ran one after the other met the same load.
         ratio = statistics.median(lean / other for lean, other in zip(seconds["lean"], seconds[name], strict=True))

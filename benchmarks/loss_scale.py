@@ -3,9 +3,9 @@
     KERAS_BACKEND=tensorflow python benchmarks/loss_scale.py
     KERAS_BACKEND=jax python benchmarks/loss_scale.py
 
-Float32 dense models and Adam, on synthetic data; the three optimizers take turns within one run, so that a busy machine
-slows all of them. Prints, for a small and a 20-million-parameter model, jitted and not, the median step in milliseconds
-and the median over the rounds of the ratios. A few minutes on 2 cores.
+Float32 dense models and Adam, on synthetic data; the three optimizers are interleaved within one run, so that a busy
+machine slows all of them. Prints, for a small and a 20-million-parameter model, jitted and not, the median step in
+milliseconds and the median over the rounds of the ratios. A few minutes on 2 cores.
 """
 
 import argparse
@@ -96,21 +96,21 @@ def measure(width, hidden, batch, jit, rounds, steps):
     names = list(runs)
     times = []
     for index in range(rounds):
-        turn = names[index % len(names) :] + names[: index % len(names)]  # nobody always comes first
-        times.append({name: runs[name](steps) for name in turn})
+        order = names[index % len(names) :] + names[: index % len(names)]  # nobody always comes first
+        times.append({name: runs[name](steps) for name in order})
     return times
 
 
 def ratio(times, name, base):
     """The median over the rounds, and the middle half of them."""
-    low, middle, high = statistics.quantiles([each[name] / each[base] for each in times], n=4)
+    low, middle, high = statistics.quantiles([round_times[name] / round_times[base] for round_times in times], n=4)
     return f"{middle:.3f} ({low:.3f}-{high:.3f})"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--seconds", type=float, default=0.1, help="of one optimizer's turn in a round")
+    parser.add_argument("--seconds", type=float, default=0.1, help="of one optimizer in a round")
     parser.add_argument("--only", choices=[*SIZES], help="one of the two models")
     arguments = parser.parse_args()
     backend = keras.backend.backend()
@@ -122,12 +122,12 @@ def main():
         if arguments.only not in (None, size):
             continue
         for jit in (True, False):
-            once = statistics.median(each["none"] for each in measure(width, hidden, batch, jit, 2, 3))
+            once = statistics.median(round_times["none"] for round_times in measure(width, hidden, batch, jit, 2, 3))
             times = measure(width, hidden, batch, jit, arguments.rounds, max(1, round(arguments.seconds / once)))
             table.add_row(
                 size,
                 "jit" if jit else UNJITTED[backend],
-                f"{1000 * statistics.median(each['none'] for each in times):.3f}",
+                f"{1000 * statistics.median(round_times['none'] for round_times in times):.3f}",
                 ratio(times, "ours", "none"),
                 ratio(times, "keras", "none"),
                 ratio(times, "ours", "keras"),

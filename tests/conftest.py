@@ -3,6 +3,7 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import ctypes
 import gc
 import sys
 from pathlib import Path
@@ -61,3 +62,5 @@ def memory():
         if "jax" in sys.modules:
             sys.modules["jax"].clear_caches()
         gc.collect()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)

@@ -15,8 +15,8 @@ import keras
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export import calibration, int8
 from keras_mp.export.deployment import Signature, check, compared, counted, float32_saved_model
+from keras_mp.export.export_report import DeploymentReport
 from keras_mp.export.litert_file import LiteRTFile
-from keras_mp.export.report import DeploymentReport
 from keras_mp.export.verification import ExportError
 from keras_mp.rebuild import Config, RebuildError, layers_by_path, rebuild
 from keras_mp.system.atomic_write import parents_made, written_beside
@@ -81,9 +81,9 @@ def export_litert(
                 "a fixed number of steps"
             ) from error
         raise
-    found = file.low_precision(quantized=calibrate is not None)
-    if found:
-        raise ExportError(f"model {model.name!r} was not exported: low precision would be left in {found[:5]}")
+    remaining = file.low_precision(quantized=calibrate is not None)
+    if remaining:
+        raise ExportError(f"model {model.name!r} was not exported: low precision would be left in {remaining[:5]}")
     report = report._replace(path=path, bytes=len(file.content), operators=counted(file.operators()), notes=notes)
     with parents_made(path), written_beside(path) as partial:
         partial.write_bytes(file.content)

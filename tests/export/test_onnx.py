@@ -71,6 +71,7 @@ def test_the_numbers_are_those_of_float64(tmp_path):
 
 
 @only_tensorflow
+@pytest.mark.ci
 def test_recurrent_layers_of_any_number_of_steps(tmp_path):
     keras.config.set_dtype_policy("mixed_float16")
     inputs = keras.Input((None, 3), name="steps")
@@ -83,6 +84,7 @@ def test_recurrent_layers_of_any_number_of_steps(tmp_path):
 
 
 @only_tensorflow
+@pytest.mark.ci
 def test_jitted_functions_are_inlined(tmp_path):
     """The kit's own attention has one, which tf2onnx would leave a call."""
     from models.text_classifier import text_classifier
@@ -155,6 +157,7 @@ def test_more_than_ten_outputs_of_a_dict_keep_their_names(tmp_path):
 
 
 @only_tensorflow
+@pytest.mark.ci
 def test_stabilized_and_fp8_models(tmp_path):
     keras_mp.set_global_policy("mixed_float16")
     model = keras.Sequential(

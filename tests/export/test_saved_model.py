@@ -293,6 +293,7 @@ except OSError as error:
 
 
 @only_tensorflow
+@pytest.mark.ci
 def test_a_write_that_fails_half_way_leaves_nothing(tmp_path):
     done = subprocess.run([sys.executable, "-c", DISK_FULL, str(tmp_path / "out")], capture_output=True, text=True)
     assert "OSError could not write the SavedModel" in done.stdout, done.stdout + done.stderr

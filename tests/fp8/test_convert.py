@@ -116,7 +116,7 @@ class _policy:
         keras.config.set_dtype_policy(self.before)
 
 
-@pytest.mark.parametrize("name", ["functional", "attention", "subclass_inside_functional", "tokens"])
+@pytest.mark.parametrize("name", few(["functional", "attention", "subclass_inside_functional", "tokens"], "attention"))
 def test_saved_cloned_and_trained_like_any_model(name, tmp_path):
     model, batch = zoo.build(name, "mixed_bfloat16")
     fp8 = convert(model, CurrentScaling(power_of_two=True), select=everything)
@@ -155,6 +155,7 @@ def test_weights_files_are_those_of_the_plain_model(tmp_path):
     assert_equal(outputs(model, batch), before)
 
 
+@pytest.mark.ci
 def test_compile_arguments_and_optimizer_state_are_carried_over():
     model, batch = zoo.build("functional", "mixed_bfloat16")
     model.compile(keras.optimizers.Adam(0.01), "mse")
@@ -167,7 +168,7 @@ def test_compile_arguments_and_optimizer_state_are_carried_over():
     fp8.fit(batch, targets, verbose=0)
 
 
-@pytest.mark.parametrize("name", ["attention", "subclassed", "functional"])
+@pytest.mark.parametrize("name", few(["attention", "subclassed", "functional"], "functional"))
 def test_exported_as_plain_float32_layers(name, tmp_path):
     pytest.importorskip("tensorflow", reason="a SavedModel needs TensorFlow")
     model, batch = zoo.build(name, "mixed_bfloat16")
