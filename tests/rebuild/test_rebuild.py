@@ -20,6 +20,10 @@ def weights_of(model):
     return [keras.ops.convert_to_numpy(keras.ops.cast(w, "float32")) for w in model.weights]
 
 
+OPTIMIZERS = ["SGD", "Adagrad", "Adafactor", "Nadam", "Lion", "Ftrl", "RMSprop", "Muon"]
+PLAIN = pytest.param({}, marks=pytest.mark.ci)
+
+
 @pytest.mark.parametrize("name", zoo.names())
 def test_unchanged_rebuild_computes_the_same(name):
     model, batch = zoo.build(name, "mixed_bfloat16")
