@@ -1,5 +1,6 @@
 """The tests' own frame: seeds that repeat a run, tests that hang, and the selection of `make test`."""
 
+import ast
 import os
 import re
 import subprocess
@@ -13,14 +14,12 @@ import random_seed
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parents[1]
-# Files that other tests start in a process of their own.
+# Files that other tests start in a process of their own, and who starts them.
+SCALING = "tests/loss_scaling"
 STARTED_BY = {
-    "tests/loss_scaling/on_replicas.py": (
-        "tests/loss_scaling/test_optimizer_replicas.py",
-        "test_several_replicas_do_as_one",
-    ),
-    "tests/fp8/on_two_replicas.py": ("tests/fp8/test_replicas.py", "test_several_replicas_equal_the_reference"),
-    "tests/parallel/on_several_devices.py": ("tests/parallel/test_distribute.py", "test_several_devices_do_as_one"),
+    f"{SCALING}/on_replicas.py": f"{SCALING}/test_optimizer_replicas.py::test_several_replicas_do_as_one",
+    "tests/fp8/on_two_replicas.py": "tests/fp8/test_replicas.py::test_several_replicas_equal_the_reference",
+    "tests/parallel/on_several_devices.py": "tests/parallel/test_distribute.py::test_several_devices_do_as_one",
 }
 FIXED = (ROOT / "docs" / "what-we-fixed.md").read_text()
 DRAWS = """
@@ -87,13 +86,22 @@ def test_a_test_that_hangs_in_compiled_code_is_ended_and_named(file_beside_the_t
     assert "in test_hangs" in output and "Timeout" in output
 
 
+def started(file):
+    """The tests of a file in STARTED_BY that its quick part runs, if that part is in `make test`."""
+    functions = [node for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)]
+    marks = {"pytest.mark.ci", "pytest.mark.slow"}
+    return {
+        f"{file}::{function.name}"
+        for function in functions
+        if not marks.intersection(ast.unparse(decorator) for decorator in function.decorator_list)
+    }
+
+
 def test_each_fault_that_was_fixed_has_a_test_in_make_test():
-    quick = ["--collect-only", "-m", "not ci and not slow"]
-    # Each file of STARTED_BY is collected by itself, too: its name is none that pytest looks for.
-    chosen = run_pytest(*quick, "tests", *STARTED_BY)
-    here = {re.sub(r"\[.*", "", line) for line in chosen.splitlines() if "::" in line}
-    assert len(here) > 500 and not set(STARTED_BY) - {name.partition("::")[0] for name in here}, chosen[-2000:]
-    assert all(f"{starter}::{name}" in here for starter, name in STARTED_BY.values())
+    collected = run_pytest("--collect-only", "-m", "not ci and not slow", "tests")
+    here = {re.sub(r"\[.*", "", line) for line in collected.splitlines() if "::" in line}
+    assert len(here) > 500 and set(STARTED_BY.values()) <= here, collected[-2000:]
+    here = here.union(*map(started, STARTED_BY))
     rows = re.findall(r"^\| (\d+\w?) \|(.*)\|$", FIXED, re.MULTILINE)
     named = {number: re.findall(r"`(tests/[\w/]+\.py::\w+)`", row) for number, row in rows}
-    assert [number for number, tests in named.items() if not here.intersection(tests)] == []
+    assert len(rows) >= 24 and [number for number, tests in named.items() if not here.intersection(tests)] == []

@@ -20,7 +20,6 @@ def temporary(model, loss):
     return keras_mp.inspect(model, (tokens, tokens), "h100").memory.temporary
 
 
-@pytest.mark.ci
 def test_a_mixed_precision_gpt_takes_half_of_kerass_memory():
     keras.config.set_dtype_policy("mixed_bfloat16")
     of_logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
