@@ -18,7 +18,6 @@ from keras_mp.numerics import verdict
 from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.batches import batches_of
 from keras_mp.numerics.checks import check_labels, check_model, trains_itself
-from keras_mp.numerics.flops import flops_of
 from keras_mp.numerics.layer_audit import LayerAudit
 from keras_mp.numerics.observe import Call, ObservedStep, Record
 from keras_mp.numerics.ranges import Range, merged
@@ -139,18 +138,15 @@ class _Run:
             if not isinstance(call.layer, keras.Model) and (call.outputs or call.inputs):
                 calls.setdefault(call.path, []).append(call)
         for path, made in calls.items():
-            layers[path] = self._layer(path, made, record, scale)
+            layers[path] = self._layer(path, made, scale)
         notes = _notes(original, self.model, self.losses, self.ranges, self.sample)
         loss = float(np.mean(self.losses))
         return AuditReport(original.name, len(self.losses), loss, scale, list(layers.values()), self.seconds, notes)
 
-    def _layer(self, path: str, calls: list[Call], record: Record, scale: float) -> LayerAudit:
+    def _layer(self, path: str, calls: list[Call], scale: float) -> LayerAudit:
         layer = calls[0].layer
         found = LayerAudit(path, type(layer).__name__, len(calls), layer=layer)
-        for call in calls:
-            inner = {name: record.shapes[place] for name, place in call.inner.items()}
-            ins, outs = ([record.shapes[place] for place in places] for places in (call.inputs, call.outputs))
-            found.flops += flops_of(layer, ins, outs, inner)
+        found.flops = sum(call.flops for call in calls)
         tensors = {
             "input": [place for call in calls for place in call.inputs],
             "output": [place for call in calls for place in call.outputs],
