@@ -19,7 +19,7 @@ from models.gpt import gpt
 from models.resnet import resnet_imagenet
 from models.transformer import Size
 from models.vit import vit
-from recipes.common.compiled import compiled
+from recipes.common.fp8 import every_product
 
 
 def kit(workload: str, precision: str, fp8: str = "current") -> Subject:
@@ -34,7 +34,7 @@ def kit_compiled(workload: str, precision: str, fp8: str = "current") -> keras.M
     keras.utils.set_random_seed(0)
     choice = keras_mp.set_global_policy(precision)
     loss = keras_mp.ChunkedCrossEntropy() if chosen.kind == "gpt" else cross_entropy()
-    return compiled(kit_model(chosen), choice, optimizer(), loss, fp8=fp8)
+    return keras_mp.prepare(kit_model(chosen), optimizer(), loss, fp8=every_product(choice, fp8))
 
 
 def plain(workload: str, policy: str, jit: bool | str = "auto", float8: bool = False) -> Subject:

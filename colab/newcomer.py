@@ -12,7 +12,7 @@
 # %% [markdown]
 # # From a fresh clone to a model of your own
 #
-# The walk that README.md writes down, with what it prints: data and a model that are not the repository's, trained in
+# The walk of docs/index.md, with its output: data and a model that are not the repository's, trained in
 # mixed precision, audited, compiled for an H100, and exported to a SavedModel that is float32 throughout. A laptop is
 # enough.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Mixed-precision training for Keras 3 that you can prove.",
+    help="Mixed-precision training for Keras 3 on TensorFlow and JAX, with every claim checked.",
 )
 
 
@@ -286,14 +285,14 @@ def export(
         report = export_file(
             model, path, verify, modules=imports or (), unsafe=unsafe, outputs=outputs, tolerance=tolerance
         )
-        typer.echo(json.dumps(report._asdict(), default=str) if as_json else str(report))
+        _show(report, None, as_json)
         return
     from keras_mp.export.from_file import deploy_file
 
     deployed = deploy_file(
         model, path, format, verify, calibrate, modules=imports or (), unsafe=unsafe, tolerance=tolerance
     )
-    typer.echo(json.dumps(deployed.to_dict()) if as_json else str(deployed))
+    _show(deployed, None, as_json)
 
 
 def _check_writable(**files: Path | None) -> None:
@@ -311,7 +310,8 @@ def _show(report: Any, html: Path | None, as_json: bool) -> None:
     if as_json:
         typer.echo(report.to_json())
     else:
-        Console().print(report)
+        console = Console()
+        console.print(report, soft_wrap=not console.is_terminal)  # a file or a pipe gets whole lines
 
 
 # What other files are called that hold a model, or a part of one.

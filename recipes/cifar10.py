@@ -21,7 +21,6 @@ from keras_mp.parallel.gather import gather
 from keras_mp.precision.policy import PolicyChoice
 from keras_mp.training.batches import ShuffledBatches
 from models.resnet import resnet_cifar
-from recipes.common.compiled import compiled
 from recipes.common.config import TrainingConfig, above_zero
 from recipes.common.devices import over_devices
 from recipes.common.finish import TrainingResult, finish
@@ -86,7 +85,7 @@ def model_to_train(config: Config, choice: PolicyChoice, steps: int, augment: bo
         gradient_accumulation_steps=config.accumulate if config.accumulate > 1 else None,
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return compiled(build(config, augment), choice, optimizer, loss, ["accuracy"])
+    return keras_mp.prepare(build(config, augment), optimizer, loss, ["accuracy"])
 
 
 def step(config: Config) -> tuple[keras.Model, tuple]:

@@ -24,11 +24,11 @@ from keras_mp.precision.policy import PolicyChoice
 from keras_mp.training.batches import Batches
 from models.resnet import resnet_imagenet
 from models.vit import SIZES, vit
-from recipes.common.compiled import compiled
 from recipes.common.config import TransformerConfig, above_zero
 from recipes.common.devices import over_devices
 from recipes.common.finish import TrainingResult, finish
 from recipes.common.fit import fit
+from recipes.common.fp8 import every_product
 from recipes.common.run_folder import run_folder
 from recipes.common.schedule import warmup_then_cosine
 from recipes.datasets.imagenet import CLASSES, test_batches, training_batches
@@ -112,7 +112,7 @@ def model_to_train(config: Config, choice: PolicyChoice, steps: int) -> keras.Mo
             rate, weight_decay=config.weight_decay, global_clipnorm=1.0, gradient_accumulation_steps=accumulate
         )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return compiled(build(config), choice, optimizer, loss, ["accuracy"], config.fp8)
+    return keras_mp.prepare(build(config), optimizer, loss, ["accuracy"], every_product(choice, config.fp8))
 
 
 def step(config: Config) -> tuple[keras.Model, tuple]:

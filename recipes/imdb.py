@@ -19,11 +19,11 @@ from keras_mp.parallel.gather import gather
 from keras_mp.precision.policy import PolicyChoice
 from keras_mp.training.batches import ShuffledBatches
 from models.text_classifier import SIZES, text_classifier
-from recipes.common.compiled import compiled
 from recipes.common.config import TransformerConfig, above_zero
 from recipes.common.devices import over_devices
 from recipes.common.finish import TrainingResult, finish
 from recipes.common.fit import fit
+from recipes.common.fp8 import every_product
 from recipes.common.run_folder import run_folder
 from recipes.common.schedule import warmup_then_cosine
 from recipes.datasets.imdb import CLASSES, load
@@ -77,7 +77,7 @@ def model_to_train(config: Config, choice: PolicyChoice, steps: int) -> keras.Mo
         gradient_accumulation_steps=config.accumulate if config.accumulate > 1 else None,
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return compiled(build(config), choice, optimizer, loss, ["accuracy"], config.fp8)
+    return keras_mp.prepare(build(config), optimizer, loss, ["accuracy"], every_product(choice, config.fp8))
 
 
 def step(config: Config) -> tuple[keras.Model, tuple]:

@@ -23,11 +23,11 @@ from keras_mp.system.atomic_write import written_beside
 from keras_mp.training.batches import ShuffledBatches
 from models.gpt import gpt
 from models.transformer import Size
-from recipes.common.compiled import compiled
 from recipes.common.config import TransformerConfig, above_zero, at_least_zero
 from recipes.common.devices import over_devices
 from recipes.common.finish import TrainingResult, finish
 from recipes.common.fit import fit
+from recipes.common.fp8 import every_product
 from recipes.common.generate import generate, readable
 from recipes.common.run_folder import run_folder
 from recipes.common.schedule import warmup_then_cosine
@@ -81,7 +81,9 @@ def model_to_train(config: Config, choice: PolicyChoice, steps: int) -> keras.Mo
         global_clipnorm=1.0,
         gradient_accumulation_steps=config.accumulate if config.accumulate > 1 else None,
     )
-    return compiled(build(config), choice, optimizer, keras_mp.ChunkedCrossEntropy(), fp8=config.fp8)
+    return keras_mp.prepare(
+        build(config), optimizer, keras_mp.ChunkedCrossEntropy(), fp8=every_product(choice, config.fp8)
+    )
 
 
 def step(config: Config) -> tuple[keras.Model, tuple]:

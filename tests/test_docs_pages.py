@@ -83,19 +83,40 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert pages >= {path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")}
 
 
-def test_each_number_of_the_readme_is_on_the_page_that_it_names():
-    table = (ROOT / "README.md").read_text().split("## Measured")[1].split("\n## ")[0]
-    rows = [row.strip("|").split("|") for row in table.splitlines() if row.startswith("|")][2:]
-    assert rows
-    for what, result, where in rows:
-        page = re.search(r"\]\((docs/[\w-]+\.md)", where)
-        assert page, f"{what}: no page"
-        text = (ROOT / page[1]).read_text()
-        missing = [number for number in re.findall(r"\d[\d,.]*\d|\d{2,}", result) if number not in text]
-        assert not missing, f"{what}: {missing} are not in {page[1]}"
+def tables_of(text):
+    """The rows of all tables of a text, as lists of cells, without headings and rules."""
+    tables = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
+    return [[row.strip("|").split("|") for row in table.splitlines()[2:]] for table in tables]
 
 
-@pytest.mark.parametrize("page, least", [("README.md", 20), ("CONTRIBUTING.md", 3), ("CHANGELOG.md", 3)])
+def numbers_in(text):
+    return re.findall(r"\d[\d,.]*\d|\d{2,}", text)
+
+
+def test_each_main_result_is_on_the_page_that_its_row_names():
+    results_page = (ROOT / "docs" / "results.md").read_text()
+    (rows,) = tables_of(results_page.split("## Main results")[1].split("\n## ")[0])
+    assert len(rows) > 10
+    for measurement, result, command, page in rows:
+        assert "`" in command or "](" in command, f"{measurement}: no command"
+        text = (ROOT / "docs" / re.search(r"\]\(([\w-]+\.md)", page)[1]).read_text()
+        missing = [number for number in numbers_in(result) if number not in text]
+        assert not missing, f"{measurement}: {missing} are not in {page}"
+
+
+def test_each_ratio_to_plain_keras_and_pytorch_is_on_the_page_of_benchmarks():
+    section = (ROOT / "docs" / "results.md").read_text().split("## A training step compared")[1].split("\n## ")[0]
+    (rows,) = tables_of(section)
+    benchmark = (ROOT / "docs" / "benchmark.md").read_text()
+    ratios = [cell.strip() for row in rows for cell in row[1:]]
+    assert len(ratios) == 12 and [ratio for ratio in ratios if ratio not in benchmark] == []
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= 450
+
+
+@pytest.mark.parametrize("page, least", [("README.md", 6), ("CONTRIBUTING.md", 3), ("CHANGELOG.md", 3)])
 def test_the_links_of_a_page_at_the_root_lead_somewhere(page, least):
     links = re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text())
     assert len(links) >= least and [link for link in links if not (ROOT / link).is_file()] == []

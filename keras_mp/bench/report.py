@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group
@@ -16,15 +14,18 @@ from rich.text import Text
 
 from keras_mp.bench.compare import Measured
 from keras_mp.bench.interleave import Spread, ratio, spread
-from keras_mp.reporting.html import COLOURS, write_text
-from keras_mp.reporting.table import ColumnTable, plain_text
+from keras_mp.reporting.html import COLOURS, document
+from keras_mp.reporting.html import table as html_table
+from keras_mp.reporting.plain_values import plain_values
+from keras_mp.reporting.report import PicturedReport
+from keras_mp.reporting.table import ColumnTable
 
 _COLUMNS = ("", "step, ms", "of the base's", "a second", "compile, s", "MiB", "of peak", "batch")
 
 
 @dataclass
-class BenchmarkReport:
-    """What `keras_mp.benchmark` measured.
+class BenchmarkReport(PicturedReport):
+    """What `keras_mp.benchmark` measured. The picture has the time of a step, a bar a row, with its quartiles.
 
     Attributes:
         title: what was measured, and where.
@@ -86,21 +87,8 @@ class BenchmarkReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values, with every measurement."""
-        rows = []
-        for row in self.rows:
-            each = {key: value for key, value in dataclasses.asdict(row).items() if key != "details"}
-            each["first"] = None if math.isnan(row.first) else row.first
-            of_base = self.ratio(row.name)
-            found = {"of_base": of_base and of_base.median, "utilization": self.utilization(row.name)}
-            rows.append(each | found | row.details)
+        rows = [self._row_dict(row) for row in self.rows]
         return {"title": self.title, "base": self.base, "rows": rows, "largest_batch": self.largest}
-
-    def to_json(self, path: str | Path | None = None) -> str:
-        """The report as JSON; also written to a file where a path is given."""
-        text = json.dumps(self.to_dict(), indent=1)
-        if path is not None:
-            write_text(text + "\n", Path(path))
-        return text
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """The names of the columns that hold something, and the cells of each row."""
@@ -122,11 +110,21 @@ class BenchmarkReport:
         lines += ["| " + " | ".join(cells) + " |" for cells in rows]
         return "\n".join([*lines, "", *self.problems, *([""] if self.problems else [])])
 
-    def to_svg(self, path: str | Path) -> Path:
-        """Writes the picture: the time of a step, a bar a row, with its quartiles."""
-        return write_text(picture(self), Path(path))
+    def _svg(self) -> str:
+        return picture(self)
 
-    def __rich__(self) -> Any:
+    def _html(self) -> str:
+        names, rows = self.table()
+        parts = [
+            f"<h1>{escape(self.title)}</h1>",
+            picture(self),
+            html_table(names, rows, numbers=range(1, len(names))),
+            *(f"<p>{escape(problem)}</p>" for problem in self.problems),
+            f"<p>{escape(', '.join(f'{name} {version}' for name, version in self.versions.items()))}</p>",
+        ]
+        return document(self.title, parts)
+
+    def __rich__(self) -> Group:
         names, rows = self.table()
         # On a narrow terminal: what ran, how long, of the base's time, and how many a second.
         table = ColumnTable(self.title, names, narrow=names[:4], right=names[1:])
@@ -134,8 +132,13 @@ class BenchmarkReport:
             table.add_row(*cells)
         return Group(table, *map(Text, self.problems))
 
-    def __str__(self) -> str:
-        return plain_text(self.__rich__(), 120)
+    def _row_dict(self, row: Measured) -> dict[str, Any]:
+        measured = dataclasses.asdict(row)
+        details = measured.pop("details")
+        of_base = self.ratio(row.name)
+        derived = {"of_base": of_base and of_base.median, "utilization": self.utilization(row.name)}
+        first = None if math.isnan(row.first) else row.first
+        return plain_values(measured | {"first": first} | derived | details)
 
     def _cells(self, row: Measured) -> list[str]:
         step = self.step(row.name)

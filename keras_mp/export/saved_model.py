@@ -15,7 +15,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -24,6 +24,7 @@ from keras_mp import backend
 from keras_mp.conversion.model_file import ModelFileError, load_model_file
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.low_precision import LowPrecision, count_nodes, low_precision
+from keras_mp.export.report import ExportReport
 from keras_mp.export.self_check import self_check
 from keras_mp.export.time_distributed import corrected_time_distributed
 from keras_mp.export.verification import (
@@ -41,37 +42,6 @@ from keras_mp.reporting.byte_size import byte_size
 from keras_mp.system.atomic_write import parents_made
 
 INSTALL_TENSORFLOW = 'pip install "keras-mp[tensorflow]"'
-
-
-class ExportReport(NamedTuple):
-    """What `export_float32` wrote.
-
-    Attributes:
-        path: the SavedModel's folder.
-        nodes: how many graph nodes were looked at, over all functions.
-        low_precision_ops: how many of them compute, hold or pass on a 16- or 8-bit float: 0, or there is no report.
-        max_difference: largest difference between the loaded SavedModel and the model run in float32, divided by
-            max(1, the largest magnitude of that output); None without `verify`.
-        precision_gap: the same between the model as it was (in its own precision) and the SavedModel: what the low
-            precision cost on this batch; None without `verify`, or where the model cannot be run as it was: a CPU has
-            no float16 kernel for some layers.
-        notes: sentences on what could not be run or compared, and why.
-    """
-
-    path: Path
-    nodes: int
-    low_precision_ops: int
-    max_difference: float | None = None
-    precision_gap: float | None = None
-    notes: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        text = f"{self.path}: {self.low_precision_ops} low-precision ops in {self.nodes} nodes"
-        if self.max_difference is not None:
-            text += f"; {self.max_difference:.1e} from the model in float32"
-        if self.precision_gap is not None:
-            text += f", {self.precision_gap:.1e} from the original"
-        return "\n  ".join([text, *self.notes])
 
 
 def export_float32(

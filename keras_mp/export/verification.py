@@ -184,4 +184,4 @@ def reason(error: Exception) -> str:
     text = re.sub(r"\{\{node ([^}]*)\}\}", r"\1", text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = [line for line in lines if not line.startswith("Exception encountered")] or lines or [""]
-    return f"{type(error).__name__}: {told[0][:200]}"
+    return f"{type(error).__name__}: {told[0][:200].rstrip()}"

@@ -10,6 +10,7 @@ import keras
 from keras_mp.loss_scaling.loss_scale import LossScale, warn_if_needless
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.wrap_optimizer import compute_dtypes
+from keras_mp.system.deprecated import RenamedAttribute
 
 
 class PrecisionMonitor(keras.callbacks.Callback):
@@ -43,6 +44,7 @@ class PrecisionMonitor(keras.callbacks.Callback):
     """
 
     supports_multiprocess = True
+    works_together = RenamedAttribute("supports_multiprocess")
 
     def __init__(
         self,

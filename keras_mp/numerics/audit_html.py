@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import math
 from html import escape
-from pathlib import Path
 
 from keras_mp.numerics.audit_table import headline, share, span
 from keras_mp.numerics.layer_audit import LayerAudits
 from keras_mp.precision.formats import FORMATS
-from keras_mp.reporting.html import document, table, write_text
+from keras_mp.reporting.html import document, table
 
 # From no damage to all of it, light to dark, so that it reads in grey too; an overflow is black.
 _LIGHT, _DARK, _OVERFLOW, _ABSENT = (255, 247, 236), (153, 0, 13), "#000000", "#f3f4f6"
 _LEAST, _MOST = -7.0, 0.0
 _ROW, _CELL, _NAME = 14, 62, 330
-
-
-def write(report: LayerAudits, path: Path) -> Path:
-    """Writes the page beside its place and then moves it there."""
-    return write_text(page(report), path)
 
 
 def page(report: LayerAudits) -> str:

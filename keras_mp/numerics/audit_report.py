@@ -1,35 +1,25 @@
-"""The report of `audit`: what it saw of each layer, that can be printed and written as HTML or SVG."""
+"""The report of `audit`: what it saw of each layer, that can be printed and written as JSON, HTML or SVG."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from rich.console import Group
 
+from keras_mp.numerics import audit_html, audit_table
 from keras_mp.numerics.layer_audit import LayerAudits
-from keras_mp.reporting.html import write_text
+from keras_mp.reporting.report import PicturedReport
 
 
-class AuditReport(LayerAudits):
-    """What `audit` found; the attributes are those of `LayerAudits`."""
+class AuditReport(LayerAudits, PicturedReport):
+    """What `audit` found; the attributes are those of `LayerAudits`.
 
-    def to_html(self, path: str | Path) -> Path:
-        """Writes the report as one HTML file, with its picture inside, and returns the path."""
-        from keras_mp.numerics import audit_html
+    The picture has layers down, formats across, colour by damage, forward beside backward.
+    """
 
-        return audit_html.write(self, Path(path))
+    def _html(self) -> str:
+        return audit_html.page(self)
 
-    def to_svg(self, path: str | Path) -> Path:
-        """Writes the picture: layers down, formats across, colour by damage, forward beside backward."""
-        from keras_mp.numerics import audit_html
+    def _svg(self) -> str:
+        return audit_html.picture(self)
 
-        return write_text(audit_html.picture(self), Path(path))
-
-    def __str__(self) -> str:
-        from keras_mp.numerics import audit_table
-
-        return audit_table.text(self)
-
-    def __rich__(self) -> Any:
-        from keras_mp.numerics import audit_table
-
+    def __rich__(self) -> Group:
         return audit_table.render(self)

@@ -9,16 +9,11 @@ from rich.text import Text
 
 from keras_mp.numerics.layer_audit import LayerAudit, LayerAudits
 from keras_mp.numerics.ranges import Range
-from keras_mp.reporting.table import ColumnTable, plain_text
+from keras_mp.reporting.table import ColumnTable
 
 _ROWS = 40
 _SUSPECTS = 12
 COLUMNS = ("layer", "output", "kernel", "output gradient", "float16", "damage float16", "bfloat16", "E4M3")
-
-
-def text(report: LayerAudits) -> str:
-    """The report as plain text, 140 columns wide."""
-    return plain_text(render(report), 140)
 
 
 def render(report: LayerAudits) -> Group:

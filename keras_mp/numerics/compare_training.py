@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+from rich.console import Group
+from rich.text import Text
 
 from keras_mp.fp8.convert import convert
 from keras_mp.numerics.batches import batches_of
 from keras_mp.precision.policy import POLICIES, restored_policy
-from keras_mp.reporting.html import COLOURS, document, table, write_text
+from keras_mp.reporting.html import COLOURS, document, table
+from keras_mp.reporting.plain_values import plain_values
+from keras_mp.reporting.report import PicturedReport
+from keras_mp.reporting.table import ColumnTable
 
 REFERENCE = "float32"
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 760, 380, 60, 40
 
 
 @dataclass
-class ParityReport:
-    """What `compare_training` saw.
+class ParityReport(PicturedReport):
+    """What `compare_training` saw. The picture has the loss by step, a line a seed, a colour a precision.
 
     Attributes:
         steps: of each training.
@@ -78,41 +81,31 @@ class ParityReport:
         return f"{said}, and {spread}: {word}."
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain Python values; what is not finite as strings."""
-        plain = {name: [[_plain(loss) for loss in seed] for seed in curves] for name, curves in self.curves.items()}
-        return {
-            "steps": self.steps,
-            "seeds": self.seeds,
-            "final_is": self.final_is,
-            "final": {name: list(map(_plain, values)) for name, values in self.final.items()},
-            "verdicts": {name: self.verdict(name) for name in self._others},
-            "curves": plain,
-        }
-
-    def to_json(self, path: str | Path | None = None) -> str:
-        """The report as JSON; also written to a file where a path is given."""
-        text = json.dumps(self.to_dict(), indent=1)
-        if path is not None:
-            write_text(text, Path(path))
-        return text
+        """The report as plain Python values; infinities and NaN as strings."""
+        verdicts = {name: self.verdict(name) for name in self._others}
+        return plain_values(
+            {
+                "steps": self.steps,
+                "seeds": self.seeds,
+                "final_is": self.final_is,
+                "final": self.final,
+                "verdicts": verdicts,
+                "curves": self.curves,
+            }
+        )
 
     def to_markdown(self) -> str:
         """The final losses as a Markdown table, a column a seed, and the verdicts."""
-        lines = ["| precision | " + " | ".join(f"seed {seed}" for seed in self.seeds) + " | mean | less float32 |"]
-        lines.append("| --- |" + " ---: |" * (len(self.seeds) + 2))
-        for name in self.final:
-            cells = [*self._row(name)[1:]]
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        names, rows = self._table()
+        lines = ["| " + " | ".join(names) + " |", "| --- |" + " ---: |" * (len(names) - 1)]
+        lines += ["| " + " | ".join(cells) + " |" for cells in rows]
         return "\n".join([*lines, "", *(self.verdict(name) for name in self._others)]) + "\n"
 
-    def to_svg(self, path: str | Path) -> Path:
-        """Writes the picture: the loss by step, a line a seed, a colour a precision."""
-        return write_text(picture(self), Path(path))
+    def _svg(self) -> str:
+        return picture(self)
 
-    def to_html(self, path: str | Path) -> Path:
-        """Writes the report as one HTML file, with its picture inside, and returns the path."""
-        names = ["precision", *(f"seed {seed}" for seed in self.seeds), "mean", "less float32"]
-        rows = [self._row(name) for name in self.final]
+    def _html(self) -> str:
+        names, rows = self._table()
         parts = [
             "<h1>The same training in several precisions</h1>",
             *(f"<p>{escape(self.verdict(name))}</p>" for name in self._others),
@@ -120,14 +113,23 @@ class ParityReport:
             f"<h2>Final loss: {escape(self.final_is)}</h2>",
             table(names, rows, numbers=range(1, len(names))),
         ]
-        return write_text(document("Parity", parts), Path(path))
+        return document("Parity", parts)
 
-    def __str__(self) -> str:
-        return self.to_markdown().rstrip()
+    def __rich__(self) -> Group:
+        names, rows = self._table()
+        shown = ColumnTable(f"Final loss: {self.final_is}", names, narrow=names, right=names[1:])
+        for cells in rows:
+            shown.add_row(*cells)
+        return Group(shown, *(Text(self.verdict(name)) for name in self._others))
 
     @property
     def _others(self) -> list[str]:
         return [name for name in self.final if name != REFERENCE]
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """The names of the columns, and the cells of each row."""
+        names = ["precision", *(f"seed {seed}" for seed in self.seeds), "mean", "less float32"]
+        return names, [self._row(name) for name in self.final]
 
     def _row(self, name: str) -> list[str]:
         final = self.final[name]
@@ -318,7 +320,3 @@ def picture(report: ParityReport) -> str:
     font = 'font-family="system-ui, sans-serif" font-size="12"'
     background = f'<rect width="{_WIDTH}" height="{_HEIGHT + _BOTTOM}" fill="#fff"/>'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img">{background}{"".join(drawn)}</svg>'
-
-
-def _plain(x: float) -> Any:
-    return x if math.isfinite(x) else str(x)

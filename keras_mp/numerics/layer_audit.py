@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from keras_mp.numerics.ranges import Range
 from keras_mp.numerics.verdict import Verdict
 from keras_mp.precision.formats import FORMATS
-from keras_mp.reporting.html import write_text
+from keras_mp.reporting.plain_values import plain_values
 
 # What each precision rounds a layer's tensors to; FP8 rounds what goes into a product.
 PRECISIONS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "E4M3"}
-_BY_FORMAT = ("damage", "input_damage", "gradient_error")
-_OF_A_RANGE = ("values", "zeros", "nan", "inf", "lowest", "highest", "smallest")
 
 
 @dataclass
@@ -126,45 +120,18 @@ class LayerAudits:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values; infinities and NaN as strings."""
-        return {
-            "model": self.model,
-            "steps": self.steps,
-            "loss": _plain(self.loss),
-            "loss_scale": self.loss_scale,
-            "seconds": self.seconds,
-            "notes": self.notes,
-            "layers": [_layer_dict(each) for each in self.layers],
-        }
-
-    def to_json(self, path: str | Path | None = None) -> str:
-        """The report as JSON; also written to a file where a path is given."""
-        text = json.dumps(self.to_dict(), indent=1)
-        if path is not None:
-            write_text(text, Path(path))
-        return text
+        names = ("model", "steps", "loss", "loss_scale", "seconds", "notes")
+        layers = [_layer_dict(audited) for audited in self.layers]
+        return plain_values({name: getattr(self, name) for name in names} | {"layers": layers})
 
 
-def _plain(x: Any) -> Any:
-    if isinstance(x, (float, np.floating)) and not math.isfinite(x):
-        return str(x)
-    return float(x) if isinstance(x, np.floating) else x
-
-
-def _layer_dict(each: LayerAudit) -> dict[str, Any]:
-    numbers = {name: {k: _plain(v) for k, v in getattr(each, name).items()} for name in _BY_FORMAT}
-    return {
-        "path": each.path,
-        "kind": each.kind,
-        "calls": each.calls,
-        "flops": each.flops,
-        **numbers,
-        "scales": None if each.scales is None else [_plain(scale) for scale in each.scales],
-        "verdicts": {name: judged._asdict() for name, judged in each.verdicts.items()},
-        "tensors": {role: _range_dict(values) for role, values in each.ranges.items()},
-    }
+def _layer_dict(audited: LayerAudit) -> dict[str, Any]:
+    names = ("path", "kind", "calls", "flops", "damage", "input_damage", "gradient_error", "scales", "verdicts")
+    tensors = {role: _range_dict(values) for role, values in audited.ranges.items()}
+    return {name: getattr(audited, name) for name in names} | {"tensors": tensors}
 
 
 def _range_dict(values: Range) -> dict[str, Any]:
-    whole = {name: _plain(getattr(values, name)) for name in _OF_A_RANGE}
-    loss = {name: {k: _plain(v) for k, v in vars(values.loss(name)).items()} for name in FORMATS}
-    return {**whole, "formats": loss}
+    names = ("values", "zeros", "nan", "inf", "lowest", "highest", "smallest")
+    formats = {name: vars(values.loss(name)) for name in FORMATS}
+    return {name: getattr(values, name) for name in names} | {"formats": formats}

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import keras
+from rich.text import Text
 
 from keras_mp.fp8.convert import convert
 from keras_mp.fp8.selection import decide
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mp.numerics import search_html
 from keras_mp.numerics.audit import audit
 from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.batches import batches_of
@@ -20,6 +22,8 @@ from keras_mp.numerics.layer_audit import PRECISIONS, LayerAudit
 from keras_mp.numerics.trial import Assignment, Errors, Judge, is_closed, set_policies, units_of
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild import RebuildError, layers_below, rebuild
+from keras_mp.reporting.plain_values import plain_values
+from keras_mp.reporting.report import Report
 
 CANDIDATES = ("fp8", "mixed_float16", "mixed_bfloat16", "float32")
 # Lowering restored layers again, one by one, costs a trial each.
@@ -45,7 +49,7 @@ class Trial(NamedTuple):
 
 
 @dataclass
-class PolicySearch:
+class PolicySearch(Report):
     """What `search_policy` found.
 
     Attributes:
@@ -114,12 +118,24 @@ class PolicySearch:
                 model.optimizer = LossScaleOptimizer(model.optimizer, initial_scale=self.loss_scale)
         return model
 
-    def __str__(self) -> str:
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain Python values, without `policy`, which base and restored define, and `audit`."""
+        names = ("message", "base", "restored", "fp8_layers", "work", "loss_scale", "tolerance", "tried", "layers")
+        return plain_values({name: getattr(self, name) for name in names})
+
+    def _html(self) -> str:
+        return search_html.page(self.to_dict())
+
+    def __rich__(self) -> Text:
         lines = [self.message]
         lines += [f"  {path}: {precision}" for path, precision in self.restored.items()]
-        shares = ", ".join(f"{share:.1%} in {name}" for name, share in self.work.items() if share)
-        lines.append(f"Operations: {shares or 'no products'}; {len(self.tried)} mixes tried")
-        return "\n".join(lines)
+        lines.append(f"Operations: {self.shares or 'no products'}; {len(self.tried)} mixes tried")
+        return Text("\n".join(lines))
+
+    @property
+    def shares(self) -> str:
+        """The share of the operations in each precision, in words."""
+        return ", ".join(f"{share:.1%} in {name}" for name, share in self.work.items() if share)
 
 
 def search_policy(

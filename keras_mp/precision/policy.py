@@ -53,6 +53,19 @@ def choose_policy(device: Device | None = None) -> PolicyChoice:
     return PolicyChoice(policy, jit.ok, f"{reason} {jit.reason}")
 
 
+def choose_jit(policy: str = "", device: Device | None = None) -> Support:
+    """Says whether to compile a training step with XLA.
+
+    Args:
+        policy: as `PolicyChoice` has it; of those only "fp8" makes a difference.
+        device: The device; by default the one that Keras computes on.
+
+    Returns:
+        `Support(ok, reason)`; the reason is "Jit is on: ..." or "Jit is off: ...".
+    """
+    return _jit(device or current_device(), keras.backend.backend(), policy)
+
+
 def set_global_policy(name: str = "auto") -> PolicyChoice:
     """Sets Keras's global dtype policy.
 

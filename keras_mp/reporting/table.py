@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import io
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 WIDE = 120  # characters; most terminals open with 80
 
 
 def plain_text(renderable: RenderableType, width: int) -> str:
-    """What rich would print on so many columns without colours, as text."""
+    """What rich would print on so many columns without colours, as text; lines of prose are not wrapped."""
     # In a notebook rich shows its output by itself, beside the text, unless it is told not to.
     console = Console(file=io.StringIO(), width=width, no_color=True, force_terminal=False, force_jupyter=False)
-    console.print(renderable)
+    console.print(renderable, soft_wrap=True)
     return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
 
 
@@ -43,7 +45,13 @@ class ColumnTable:
         shown = [place for place, name in enumerate(self.names) if wide or name in self.narrow]
         hidden = [name for name in self.names if not wide and name not in self.narrow]
         captions = [self.caption, f"on {WIDE} columns also: {', '.join(hidden)}" if hidden else ""]
-        table = Table(title=self.title, title_justify="left", caption="; ".join(filter(None, captions)) or None)
+        caption = "; ".join(filter(None, captions))
+        wrapped: dict[str, Any] = {"no_wrap": False, "overflow": "fold"}  # also where lines of prose are not
+        table = Table(
+            title=Text(self.title, "table.title", **wrapped),
+            title_justify="left",
+            caption=Text(caption, "table.caption", **wrapped) if caption else None,
+        )
         for place in shown:
             name = self.names[place]
             table.add_column(name, justify="right" if name in self.right else "left", overflow="fold")

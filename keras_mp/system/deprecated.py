@@ -73,6 +73,8 @@ class RenamedAttribute:
         self.old_name = name
 
     def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None and not hasattr(owner, self.new_name):
+            return self  # as a property: only instances have the attribute
         self._warn(owner)
         return getattr(owner if instance is None else instance, self.new_name)
 

@@ -73,12 +73,13 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     Raises:
         ValueError: an argument is out of its range; every without batches.
         SettingsError: in `fit`, the settings or the data differ from those of the save.
-        keras_mp.training.training_state.MismatchError: in `fit`, the save is of another model or optimizer.
-        keras_mp.training.checkpoint_file.CheckpointFileError: in `fit`, none of the saves can be read.
+        MismatchError: in `fit`, the save is of another model or optimizer.
+        CheckpointFileError: in `fit`, none of the saves can be read.
         OSError: in `fit`, there is no room for the saves.
     """
 
     supports_multiprocess = True
+    works_together = RenamedAttribute("supports_multiprocess")
     keep = RenamedAttribute("max_to_keep")
     free = RenamedAttribute("ignore_settings")
 

@@ -112,11 +112,13 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
 
 
 def _supports_multiprocess(callback: Any) -> bool:
+    if hasattr(callback, "supports_multiprocess"):
+        return bool(callback.supports_multiprocess)
     if getattr(callback, "works_together", False):
         owner = type(callback).__name__
         warn_renamed(f"{owner}.works_together", f"{owner}.supports_multiprocess", stacklevel=4)
         return True
-    return bool(getattr(callback, "supports_multiprocess", False))
+    return False
 
 
 def _fit_together(

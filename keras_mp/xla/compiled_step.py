@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -155,10 +154,6 @@ class CompiledStep:
             wrong.append(f"the step needs {need:.2f} GiB, and {self.title} has {have_memory:.2f}")
         if wrong:
             raise CheckError(f"the step of {self.model!r} on {self.title}: " + "\n".join(wrong))
-
-    def to_json(self) -> str:
-        """The whole report as JSON."""
-        return json.dumps(dataclasses.asdict(self))
 
 
 def _family(dtypes: Sequence[str]) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from html import escape
-from pathlib import Path
 
-from keras_mp.reporting.html import COLOURS, document, table, write_text
+from keras_mp.reporting.html import COLOURS, document, table
 from keras_mp.xla.compiled_step import CompiledStep
 from keras_mp.xla.table import (
     compiled_as,
@@ -22,11 +21,6 @@ from keras_mp.xla.table import (
 
 _WIDTH = 800
 _LABEL = 230
-
-
-def write(report: CompiledStep, path: Path) -> Path:
-    """Writes the page beside its place and then moves it there."""
-    return write_text(page(report), path)
 
 
 def page(report: CompiledStep) -> str:

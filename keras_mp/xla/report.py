@@ -1,43 +1,33 @@
-"""The report of `inspect`: a compiled step that can be printed and written as HTML or SVG."""
+"""The report of `inspect`: a compiled step that can be printed and written as JSON, HTML or SVG."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from keras_mp.reporting.html import write_text
+from rich.console import Group
+
+from keras_mp.reporting.plain_values import plain_values
+from keras_mp.reporting.report import PicturedReport
+from keras_mp.xla import html, table
 from keras_mp.xla.compiled_step import CheckError as CheckError
 from keras_mp.xla.compiled_step import CompiledStep
 
 
-class CompileReport(CompiledStep):
-    """What the compiler of a chip made of one step of a model; the attributes are those of `CompiledStep`."""
+class CompileReport(CompiledStep, PicturedReport):
+    """What the compiler of a chip made of one step of a model; the attributes are those of `CompiledStep`.
 
-    def to_html(self, path: str | Path) -> Path:
-        """Writes the report as one HTML file, pictures inside.
+    The picture has memory and operations by dtype, a bar for each precision.
+    """
 
-        Args:
-            path: the file; an existing one is replaced.
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain Python values; infinities and NaN as strings."""
+        return plain_values(self)
 
-        Returns:
-            The path.
-        """
-        from keras_mp.xla.html import write
+    def _html(self) -> str:
+        return html.page(self)
 
-        return write(self, Path(path))
+    def _svg(self) -> str:
+        return html.picture(self)
 
-    def to_svg(self, path: str | Path) -> Path:
-        """Writes the picture: memory and operations by dtype, a bar for each precision; and returns the path."""
-        from keras_mp.xla.html import picture
-
-        return write_text(picture(self), Path(path))
-
-    def __rich__(self) -> Any:
-        from keras_mp.xla.table import render
-
-        return render(self)
-
-    def __str__(self) -> str:
-        from keras_mp.xla.table import text
-
-        return text(self)
+    def __rich__(self) -> Group:
+        return table.render(self)

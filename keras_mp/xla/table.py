@@ -8,17 +8,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from keras_mp.reporting.table import ColumnTable, plain_text
+from keras_mp.reporting.table import ColumnTable
 from keras_mp.xla.advice import Advice
 from keras_mp.xla.compiled_step import CompiledStep
 from keras_mp.xla.matmuls import Matmul
 
 _ROWS = 40
-
-
-def text(report: CompiledStep) -> str:
-    """The report as plain text, 120 columns wide."""
-    return plain_text(render(report), 120)
 
 
 def render(report: CompiledStep) -> Group:

@@ -1,0 +1,92 @@
+"""What `prepare` did with a model, and why, in five lines of at most 80 characters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_mp.fp8.layers import Float8Layer
+from keras_mp.loss_scaling.loss_scale import NoLossScale
+from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mp.precision.hardware import Support
+from keras_mp.rebuild import layers_by_path
+from keras_mp.reporting.shorten import listed, shorten_middle
+from keras_mp.stability.sensitive import LOW_PRECISION, sensitive_layers
+
+_LABEL, _TEXT = 11, 69  # characters
+
+
+def prepared_lines(model: Any, prepared: Any, jit: Support) -> list[str]:
+    """The lines.
+
+    Args:
+        model: what `prepare` was given.
+        prepared: what it returns, compiled.
+        jit: whether to jit, and why.
+    """
+    return [
+        f"{label:<{_LABEL}}{shorten_middle(text, _TEXT)}"
+        for label, text in (
+            ("precision", _precision(model)),
+            ("float32", _float32(model)),
+            ("fp8", _fp8(prepared)),
+            ("optimizer", _optimizer(prepared.optimizer)),
+            ("jit", _jit(prepared, jit)),
+        )
+    ]
+
+
+def computes_in_fp8(model: Any) -> bool:
+    """Whether a layer of the model computes in FP8."""
+    return bool(_fp8_layers(model))
+
+
+def _fp8_layers(model: Any) -> list[str]:
+    return [layer.name for layer in layers_by_path(model).values() if isinstance(layer, Float8Layer)]
+
+
+def _low(model: Any) -> list[str]:
+    return sorted({layer.compute_dtype for layer in layers_by_path(model).values()} & set(LOW_PRECISION))
+
+
+def _precision(model: Any) -> str:
+    low = _low(model)
+    policy = keras.config.dtype_policy().name
+    if low:
+        return f"{' and '.join(low)}, weights in float32: the model was built so"
+    if policy != "float32":
+        return f"float32: the model was built before the policy {policy}"
+    return "float32: the model was built so"
+
+
+def _float32(model: Any) -> str:
+    low = " and ".join(_low(model))
+    if not low:
+        return "everything"
+    needed = [sensitive.layer.name for sensitive in sensitive_layers(model)]
+    reason = f", whole or in part: {low} would lose digits"
+    return f"{listed(needed, _TEXT - len(reason), 'layers')}{reason}" if needed else "no layer needs it"
+
+
+def _fp8(prepared: Any) -> str:
+    layers = _fp8_layers(prepared)
+    if not layers:
+        return "no layer"
+    return f"products of {listed(layers, _TEXT - len('products of '), 'layers')}"
+
+
+def _optimizer(optimizer: Any) -> str:
+    if not isinstance(optimizer, LossScaleOptimizer):
+        return f"{type(optimizer).__name__}, loss not scaled: no layer computes in float16"
+    name = type(optimizer.inner_optimizer).__name__
+    if isinstance(optimizer.loss_scale, NoLossScale):
+        return f"{name}, loss not scaled; wrapped, to step as it would in float16"
+    scale = optimizer.loss_scale.initial_state().scale
+    return f"{name}, loss scale {scale:g}, for float16; an overflow changes nothing"
+
+
+def _jit(prepared: Any, jit: Support) -> str:
+    if jit.ok and not prepared.jit_compile:
+        return "off: Keras says that this model does not support it"
+    return f"{'on' if prepared.jit_compile else 'off'}: {jit.reason.partition(': ')[2].rstrip('.')}"

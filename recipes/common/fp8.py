@@ -1,0 +1,21 @@
+"""All matrix products of a recipe in FP8."""
+
+from typing import Any
+
+from keras_mp.precision.policy import PolicyChoice
+
+
+def every_product(choice: PolicyChoice, recipe: str) -> dict[str, Any] | bool:
+    """Which products run in FP8, as `keras_mp.prepare` takes it.
+
+    At a recipe's sizes FP8 gains no speed, so none would be chosen by size: what is to be seen is what it does to the
+    training.
+
+    Args:
+        choice: what `keras_mp.set_global_policy` returned.
+        recipe: how products are scaled: "current", "delayed" or "rowwise".
+
+    Returns:
+        For the policy "fp8" all of them, else False.
+    """
+    return {"recipe": recipe, "select": lambda path, layer: True} if choice.policy == "fp8" else False

@@ -1,0 +1,123 @@
+"""A report of each class, with text that must be escaped in HTML and numbers that JSON does not have."""
+
+import math
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from keras_mp.bench.compare import Measured
+from keras_mp.bench.report import BenchmarkReport
+from keras_mp.export.report import DeploymentReport, ExportReport, Int8Layer
+from keras_mp.numerics.audit import audit
+from keras_mp.numerics.audit_report import AuditReport
+from keras_mp.numerics.compare_training import ParityReport
+from keras_mp.numerics.search import PolicySearch, search_policy
+from keras_mp.xla.advice import Advice
+from keras_mp.xla.collectives import Collective
+from keras_mp.xla.estimate import Roofline
+from keras_mp.xla.findings import Casts, Float32Work, Sensitive
+from keras_mp.xla.matmuls import Matmul
+from keras_mp.xla.memory import Buffer, Memory
+from keras_mp.xla.report import CompileReport
+
+MARKUP = "<b>'&\""
+
+
+def _small_model():
+    layers = [keras.Input((4,)), keras.layers.Dense(4, name="first"), keras.layers.Dense(1, name="second")]
+    model = keras.Sequential(layers, name="small")
+    model.compile("sgd", "mse")
+    return model
+
+
+def _batch():
+    return np.ones((4, 4), "float32"), np.zeros((4, 1), "float32")
+
+
+def audited() -> AuditReport:
+    """An audit with a note, and a layer of which everything overflows."""
+    report = audit(_small_model(), _batch())
+    report.model, report.notes = f"small {MARKUP}", [f"a note {MARKUP}"]
+    report.layers[0].damage["float16"] = math.inf
+    return report
+
+
+def searched() -> PolicySearch:
+    """A search that restored a layer."""
+    search = search_policy(_small_model(), [_batch()], ("mixed_bfloat16", "float32"), tolerance=0.0)
+    search.message += MARKUP
+    return search
+
+
+def parity() -> ParityReport:
+    """Three precisions, of which one diverged."""
+    curves = {name: [[3.0, 2.0, 1.0], [3.0, 2.5, last]] for name, last in (("float32", 1.2), (MARKUP, math.nan))}
+    return ParityReport(3, [0, 1], curves, {name: [1.0, seeds[1][-1]] for name, seeds in curves.items()}, MARKUP)
+
+
+def benchmarked() -> BenchmarkReport:
+    """Two rows that ran, and one that did not."""
+    details = {"units": 32, "unit": "samples", "batch": 32, "device": "a CPU", "versions": {"keras": "3.15"}}
+    rows = [
+        Measured("float32", seconds=[0.2, 0.21], first=1.5, peak=2**28, details=details),
+        Measured("mixed_bfloat16", seconds=[0.1, 0.15], first=1.0, details=details),
+        Measured("fp8", "failed", f"no room {MARKUP}"),
+    ]
+    return BenchmarkReport(f"a model {MARKUP}", "float32", rows, {"float32": 64})
+
+
+def compiled(precision: str = "mixed_bfloat16", *, compare: bool = True) -> CompileReport:
+    """A step with an entry in each of its lists."""
+    low = ("bfloat16", "bfloat16")
+    product = Matmul(f"dense {MARKUP}", 1, "forward", "dot", (4, 130, 8), low, low, "float32", "float32", 10, 1, "k", 0)
+    lost = Matmul("head", 1, "forward", "dot", (4, 130, 8), low, ("float32",) * 2, "float32", "float32", 20, 2, "k", 0)
+    largest = (Buffer("dense", "activation", "bfloat16", (4, 8), 64),)
+    sizes = (2**20, 2**21, 2**10, 2**19, 2**22, 2**21, 2**20, 2**20, 2**10, 2**23, 2**30)
+    return CompileReport(
+        model=f"gpt {MARKUP}",
+        target="h100",
+        title="NVIDIA H100",
+        backend="jax",
+        precision=precision,
+        training=True,
+        batch=("int32 (4, 8)",),
+        matmuls=(product, lost),
+        sensitive=(Sensitive("dense", "softmax", "bfloat16", 100, ""),),
+        casts=(Casts("float32", "bfloat16", 3, 100),),
+        cast_kernels=(2, 200),
+        float32_work=(Float32Work("dense", 300),),
+        memory=Memory(*sizes, largest),
+        roofline=Roofline(1e-3, 1e-3, math.inf, 5),
+        advice=(Advice(f"wide {MARKUP}", f"code {MARKUP}", 1e-4),),
+        notes=(f"a note {MARKUP}",),
+        versions={"jax": "0.10"},
+        seconds=1.0,
+        log="log.txt",
+        collectives=(Collective("all-reduce", "float32", 1, 4),),
+        compared={"float32": compiled("float32", compare=False)} if compare else {},
+    )
+
+
+def exported() -> ExportReport:
+    """A SavedModel that differs by an infinity."""
+    return ExportReport(Path("folder") / f"saved {MARKUP}", 203, 0, math.inf, 1e-4, (f"a note {MARKUP}",))
+
+
+def deployed() -> DeploymentReport:
+    """An int8 file with a layer that has no tensor of its own."""
+    layers = (Int8Layer(f"dense {MARKUP}", -1.0, 1.0, 40.0), Int8Layer("head", -1.0, 1.0, 40.0, -4.0, 4.0, 21.0))
+    operators = {"ADD": 2, "CONV": 1}
+    path = Path("folder") / "model.tflite"
+    return DeploymentReport(path, "LiteRT int8", 10, operators, 0, 0.1, None, {"ADD": 1}, 8, layers, (MARKUP,))
+
+
+EXAMPLES = {
+    AuditReport: audited,
+    BenchmarkReport: benchmarked,
+    CompileReport: compiled,
+    DeploymentReport: deployed,
+    ExportReport: exported,
+    ParityReport: parity,
+    PolicySearch: searched,
+}

@@ -1,0 +1,118 @@
+"""Every report has the same methods, and writes files that a stranger's program reads."""
+
+import importlib
+import json
+import pkgutil
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+import keras_mp
+from keras_mp.export.report import ExportReport
+from keras_mp.reporting.report import PicturedReport, Report
+from tests.reporting.report_examples import EXAMPLES, MARKUP
+
+pytestmark = pytest.mark.once
+
+_VOID = {"meta", "br"}
+
+
+@pytest.fixture(scope="module")
+def reports():
+    return {kind: build() for kind, build in EXAMPLES.items()}
+
+
+def subclasses(kind):
+    below = set(kind.__subclasses__())
+    return below.union(*map(subclasses, below))
+
+
+def test_every_report_of_the_package_is_tested_here():
+    for module in pkgutil.walk_packages(keras_mp.__path__, "keras_mp."):
+        if module.name.rpartition(".")[2] in ("report", "audit_report", "search", "compare_training"):
+            importlib.import_module(module.name)
+    assert subclasses(Report) - {PicturedReport} == set(EXAMPLES)
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed in order, and collects the text."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.text = [], ""
+
+    def handle_starttag(self, tag, attrs):
+        assert tag != "b", "text was not escaped"
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
+class TestEveryReport:
+    def test_json_is_the_dict_and_holds_no_number_that_json_has_not(self, kind, reports, tmp_path):
+        report = reports[kind]
+
+        def refuse(constant):
+            raise AssertionError(constant)
+
+        text = report.to_json(tmp_path / "new" / "report.json")
+        assert json.loads(text, parse_constant=refuse) == report.to_dict()
+        assert (tmp_path / "new" / "report.json").read_text() == text + "\n"
+        assert report.to_json() == text and MARKUP in json.dumps(report.to_dict()).replace('\\"', '"')
+
+    def test_html_is_a_whole_page_with_its_text_escaped(self, kind, reports, tmp_path):
+        path = tmp_path / "new" / "report.html"
+        assert reports[kind].to_html(str(path)) == path
+        page = Page()
+        page.feed(path.read_text(encoding="utf-8"))
+        assert page.open == [] and MARKUP in page.text
+
+    def test_the_picture_is_an_svg_file(self, kind, reports, tmp_path):
+        report = reports[kind]
+        assert hasattr(report, "to_svg") == isinstance(report, PicturedReport)
+        if not isinstance(report, PicturedReport):
+            pytest.skip("it has no picture")
+        path = report.to_svg(str(tmp_path / "picture.svg"))
+        assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+        assert path == tmp_path / "picture.svg"
+
+    def test_printing_is_what_rich_prints(self, kind, reports):
+        console = Console(width=120, no_color=True)
+        with console.capture() as captured:
+            console.print(reports[kind], soft_wrap=True)
+        assert str(reports[kind]) == captured.get().rstrip() and MARKUP in str(reports[kind])
+
+    @pytest.mark.parametrize("method", ["to_json", "to_html", "to_svg"])
+    def test_a_file_that_cannot_be_written_leaves_the_old_one(self, kind, method, reports, tmp_path, monkeypatch):
+        if not hasattr(reports[kind], method):
+            pytest.skip("it has no picture")
+        path = tmp_path / "file"
+        path.write_text("before")
+
+        def full(self, text, **kwargs):
+            with self.open("w") as file:
+                file.write(text[:10])
+            raise OSError("no space left on device")
+
+        monkeypatch.setattr("pathlib.Path.write_text", full)
+        with pytest.raises(OSError, match="no space"):
+            getattr(reports[kind], method)(path)
+        assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
+
+
+def test_an_export_report_is_still_a_named_tuple():
+    report = ExportReport("folder", 3, 0)
+    path, nodes, *_ = report
+    assert (path, nodes) == ("folder", 3) and report._asdict()["nodes"] == 3
+    assert isinstance(report._replace(nodes=4), ExportReport)

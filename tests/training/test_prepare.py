@@ -1,0 +1,204 @@
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_mp
+from keras_mp.precision.policy import choose_policy
+from keras_mp.rebuild import layers_by_path
+
+JAX = keras.backend.backend() == "jax"
+LOSS = "sparse_categorical_crossentropy"
+EVERYTHING = {"recipe": "current", "select": lambda path, layer: True}
+PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16", "fp8")
+
+
+def set_policy(precision):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not the fastest here
+        return keras_mp.set_global_policy(precision)
+
+
+def build():
+    return keras.Sequential(
+        [
+            keras.Input((16,)),
+            layers.Dense(32, "gelu", name="first"),
+            layers.BatchNormalization(name="norm"),
+            layers.Dropout(0.2, name="dropout"),
+            layers.Dense(16, "softmax", name="classes"),
+        ]
+    )
+
+
+def data():
+    x = np.random.default_rng().normal(size=(48, 16)).astype("float32")
+    return x, (x.argmax(axis=1)).astype("int32")
+
+
+def by_hand(precision):
+    choice = set_policy(precision)
+    model = keras_mp.stabilize(build())
+    if precision == "fp8":
+        model = keras_mp.fp8.convert(model, **EVERYTHING)
+    optimizer = keras_mp.wrap_optimizer(keras.optimizers.Adam(0.01), model)
+    model.compile(optimizer, LOSS, metrics=["accuracy"], jit_compile=choice.jit_compile)
+    return keras_mp.atomic_skip(model) if isinstance(optimizer, keras_mp.LossScaleOptimizer) else model
+
+
+def by_prepare(precision):
+    set_policy(precision)
+    fp8 = EVERYTHING if precision == "fp8" else False
+    return keras_mp.prepare(build(), keras.optimizers.Adam(0.01), LOSS, metrics=["accuracy"], fp8=fp8)
+
+
+def trained(make, precision, x, y):
+    keras.utils.set_random_seed(7)
+    model = make(precision)
+    history = model.fit(x, y, batch_size=16, epochs=2, verbose=0).history
+    variables = [*model.variables, *model.optimizer.variables]
+    return model, history, [keras.ops.convert_to_numpy(variable) for variable in variables]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_same_bits_as_the_calls_that_it_stands_for(precision):
+    x, y = data()
+    hand, hand_history, expected = trained(by_hand, precision, x, y)
+    model, history, variables = trained(by_prepare, precision, x, y)
+    assert history == hand_history
+    assert type(model.optimizer) is type(hand.optimizer) and model.jit_compile == hand.jit_compile
+    assert len(variables) == len(expected)
+    for actual, value in zip(variables, expected, strict=True):
+        assert actual.dtype == value.dtype
+        np.testing.assert_array_equal(actual, value)
+
+
+def test_the_model_that_is_given_stays_as_it_was():
+    set_policy("mixed_float16")
+    model = build()
+    before = [keras.ops.convert_to_numpy(weight) for weight in model.weights]
+    prepared = keras_mp.prepare(model, "sgd", LOSS)
+    prepared.fit(*data(), verbose=0)
+    assert prepared is not model and not model.compiled and len(keras_mp.sensitive_layers(model)) == 2
+    for weight, value in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+
+
+def test_a_step_that_overflows_changes_nothing():
+    set_policy("mixed_float16")
+    x, y = data()
+    model = keras_mp.prepare(build(), "adam", LOSS)
+    model.fit(x, y, epochs=1, verbose=0)
+    before = [keras.ops.convert_to_numpy(weight) for weight in model.weights if weight.dtype == "float32"]
+    model.train_on_batch(np.full_like(x, 1e30), y)
+    after = [keras.ops.convert_to_numpy(weight) for weight in model.weights if weight.dtype == "float32"]
+    assert len(before) == 8
+    for value, changed in zip(before, after, strict=True):
+        np.testing.assert_array_equal(value, changed)
+
+
+def test_an_optimizer_with_a_loss_scale_of_its_own_is_used_as_it_is():
+    set_policy("mixed_float16")
+    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(), keras_mp.StaticLossScale(4.0))
+    assert keras_mp.prepare(build(), optimizer, LOSS).optimizer is optimizer
+
+
+def test_the_arguments_of_compile_are_passed_on_and_win():
+    choice = set_policy("float32")
+    model = keras_mp.prepare(
+        build(), "sgd", LOSS, steps_per_execution=3, jit_compile=not choice.jit_compile, weighted_metrics=["accuracy"]
+    )
+    assert model.jit_compile is not choice.jit_compile and model.steps_per_execution == 3
+    logs = model.evaluate(*data(), verbose=0, return_dict=True)
+    assert logs.keys() == {"loss", "accuracy"}
+    assert keras_mp.prepare(build(), "sgd", LOSS, run_eagerly=True).jit_compile is False
+
+
+def test_fp8_of_a_model_that_computes_in_fp8_already_stays():
+    set_policy("fp8")
+    model = keras_mp.fp8.convert(build(), "delayed", select=lambda path, layer: layer.name == "first")
+    prepared = keras_mp.prepare(model, "sgd", LOSS)
+    assert [type(layer.recipe).__name__ for layer in layers_by_path(prepared).values() if hasattr(layer, "recipe")] == [
+        "DelayedScaling"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fp8", "error", "message"),
+    [("fast", ValueError, "fast"), (3, TypeError, "fp8=3"), ({"recipes": "current"}, TypeError, "recipes")],
+)
+def test_wrong_fp8(fp8, error, message):
+    set_policy("fp8")
+    with pytest.raises(error, match=message):
+        keras_mp.prepare(build(), "sgd", LOSS, fp8=fp8)
+
+
+def test_a_model_that_is_not_built():
+    with pytest.raises(ValueError, match="not built"):
+        keras_mp.prepare(keras.Sequential([layers.Dense(2)]), "sgd", LOSS)
+
+
+def said(capsys, model, **arguments):
+    keras_mp.prepare(model, keras.optimizers.Adam(), LOSS, verbose=True, **arguments)
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert len(lines) == 5 and max(map(len, lines)) <= 80
+    labels = [line.split(maxsplit=1) for line in lines]
+    assert [label for label, _ in labels] == ["precision", "float32", "fp8", "optimizer", "jit"]
+    return dict(labels)
+
+
+def test_it_says_in_five_lines_what_it_did(capsys):
+    set_policy("mixed_float16")
+    lines = said(capsys, build())
+    assert lines["precision"] == "float16, weights in float32: the model was built so"
+    assert lines["float32"] == "norm and classes, whole or in part: float16 would lose digits"
+    assert lines["fp8"] == "no layer"
+    assert lines["optimizer"] == "Adam, loss scale 32768, for float16; an overflow changes nothing"
+    assert lines["jit"].startswith("on: " if choose_policy().jit_compile else "off: ")
+
+
+def test_it_says_what_it_did_in_bfloat16_float32_and_fp8(capsys):
+    set_policy("float32")
+    lines = said(capsys, build(), run_eagerly=True)
+    assert lines["precision"] == "float32: the model was built so" and lines["float32"] == "everything"
+    assert lines["optimizer"] == "Adam, loss not scaled: no layer computes in float16"
+    assert lines["jit"] == "off: run_eagerly=True"
+    set_policy("mixed_bfloat16")
+    lines = said(capsys, build(), fp8=EVERYTHING)
+    assert lines["fp8"] == "products of first and classes"
+
+
+def test_a_model_of_long_names_is_told_in_80_columns(capsys):
+    set_policy("mixed_bfloat16")
+    inputs = x = keras.Input((16,))
+    for index in range(12):
+        x = layers.LayerNormalization(name=f"a_normalization_with_a_very_long_name_of_its_own_{index}")(x)
+    lines = said(capsys, keras.Model(inputs, x))
+    assert "12 layers" in lines["float32"]
+
+
+def test_a_model_built_before_the_policy_was_set_is_named(capsys):
+    model = build()
+    set_policy("mixed_bfloat16")
+    assert "built before" in said(capsys, model)["precision"]
+
+
+@pytest.mark.skipif(not JAX, reason="TensorFlow has no jitted kernels for it")
+def test_augmentation_is_jitted_on_jax():
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            layers.RandomTranslation(0.1, 0.1),
+            layers.RandomRotation(0.1),
+            layers.RandomZoom(0.1),
+            layers.RandomPerspective(0.1),
+            layers.Flatten(),
+            layers.Dense(2),
+        ]
+    )
+    prepared = keras_mp.prepare(model, "sgd", "mse")
+    assert prepared.jit_compile is True
+    prepared.fit(np.ones((4, 8, 8, 3), "float32"), np.ones((4, 2), "float32"), verbose=0)
