@@ -212,7 +212,7 @@ def bench(
     import_keras()
     from keras_mp.bench.benchmark import BASE, measure
     from keras_mp.bench.report import check_precisions
-    from keras_mp.conversion.in_precision import PRECISIONS
+    from keras_mp.precision.policy import PRECISIONS
 
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")

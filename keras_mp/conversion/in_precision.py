@@ -8,12 +8,11 @@ from typing import Any
 import keras
 
 from keras_mp.fp8.layers import Float8Layer
-from keras_mp.precision.policy import POLICIES
+from keras_mp.precision.policy import PRECISIONS
 from keras_mp.rebuild import Config, layers_by_path, rebuild
 from keras_mp.stability.stabilized import stabilize
 
 FP8 = "fp8"
-PRECISIONS = (*(policy for policy in POLICIES if policy != "auto"), FP8)
 
 
 def precision_of(model: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp import backend
-from keras_mp.stability.accumulate import product_float32
+from keras_mp.stability.accumulate import MASKED_SCORE, product_float32
 
 # Rows of queries that are attended to at once: at least as many, so that matrix units are kept busy.
 BLOCK = 128
@@ -150,12 +150,14 @@ def _blocks(rows: int | None, columns: int | None, causal: bool, block: int | No
     if rows is None or columns is None:
         return [_Rows(0, None, None, 0 if causal else -1)]
     block = block or max(BLOCK, -(-rows // BLOCKS))
-    return [
-        _Rows(
-            start, stop := min(start + block, rows), min(stop, columns) if causal else columns, start if causal else -1
-        )
-        for start in range(0, rows, block)
-    ]
+    blocks = []
+    for start in range(0, rows, block):
+        stop = min(start + block, rows)
+        if causal:
+            blocks.append(_Rows(start, stop, seen=min(stop, columns), first=start))
+        else:
+            blocks.append(_Rows(start, stop, seen=columns, first=-1))
+    return blocks
 
 
 def _times_columns(rows: Any, columns: Any) -> Any:
@@ -218,7 +220,7 @@ def _probabilities(scores: Any, mask: Any, first: int, scale: float) -> Any:
 @backend.fused
 def _masked(scores: Any, mask: Any, first: int, scale: float) -> Any:
     seen = _seen(keras.ops.shape(scores), mask, first)
-    return scores * scale if seen is None else keras.ops.where(seen, scores * scale, _LOWEST)
+    return scores * scale if seen is None else keras.ops.where(seen, scores * scale, MASKED_SCORE)
 
 
 @backend.fused
@@ -259,7 +261,3 @@ def _fits(shape: tuple[int | None, ...], wanted: tuple[int | None, ...]) -> bool
         have is None or want is None or have == want or (axis == 0 and have == 1)
         for axis, (have, want) in enumerate(zip(shape, wanted, strict=True))
     )
-
-
-# Finite, so that the difference of two is 0 and not NaN.
-_LOWEST = -0.7 * 3.4e38

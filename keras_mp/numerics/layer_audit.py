@@ -12,7 +12,7 @@ from keras_mp.precision.formats import FORMATS
 from keras_mp.reporting.plain_values import plain_values
 
 # What each precision rounds a layer's tensors to; FP8 rounds what goes into a product.
-PRECISIONS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "E4M3"}
+FORMAT_OF = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "E4M3"}
 
 
 @dataclass
@@ -105,15 +105,15 @@ class LayerAudits:
         Raises:
             ValueError: another precision.
         """
-        if precision not in PRECISIONS:
-            raise ValueError(f"precision={precision!r} must be one of {', '.join(map(repr, PRECISIONS))}")
+        if precision not in FORMAT_OF:
+            raise ValueError(f"precision={precision!r} must be one of {', '.join(map(repr, FORMAT_OF))}")
         found = []
         for place, each in enumerate(self.layers):
             judged = each.verdicts[precision]
             if judged.ok and not judged.remedy or precision == "fp8" and not judged.tensor:
                 continue
-            damage = each.damage[PRECISIONS[precision]]
-            error = each.gradient_error[PRECISIONS[precision]]
+            damage = each.damage[FORMAT_OF[precision]]
+            error = each.gradient_error[FORMAT_OF[precision]]
             rank = (judged.ok, -damage if math.isinf(damage) else -max(damage, error), place)
             found.append((rank, Suspect(each.path, judged.tensor, judged.reason, judged.remedy, judged.ok)))
         return [suspect for _, suspect in sorted(found, key=lambda pair: pair[0])]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from typing import Any
 
@@ -13,9 +12,8 @@ from keras import ops
 from keras_mp import backend
 from keras_mp.conversion.reference import computes_in_float32, in_float32
 from keras_mp.rebuild import RebuildError, layers_by_path
+from keras_mp.reporting.error_line import error_line
 from keras_mp.stability.stabilized import stabilize
-
-_STYLE = re.compile(r"\x1b\[\d*m")  # of a terminal
 
 
 def loss_of(model: Any, x: Any, y: Any, sample_weight: Any) -> Any:
@@ -45,14 +43,14 @@ def explained(model: Any, batch: tuple, error: Exception) -> ValueError:
     if plain is None:
         return ValueError(
             f"plain Keras makes this step of model {model.name!r}, and keras_mp cannot look into it: "
-            f"{_first_line(error)}"
+            f"{error_line(error)}"
         )
     if _fits_in_float32(model, batch):
         dtypes = {layer.compute_dtype for layer in [model, *layers_by_path(model).values()]} - {"float32"}
         way_out = "; keras_mp.stabilize(model) can in both" if _fits_stabilized(model, batch) else ""
         return ValueError(
             f"model {model.name!r} cannot make a training step in {' and '.join(sorted(dtypes))}, though in float32 it "
-            f"can on the same data{way_out}. It is not the data, for plain Keras fails alike: {_first_line(plain)}"
+            f"can on the same data{way_out}. It is not the data, for plain Keras fails alike: {error_line(plain)}"
         )
     return _does_not_fit(model, batch, error)
 
@@ -106,12 +104,5 @@ def _does_not_fit(model: Any, batch: tuple, error: Exception) -> ValueError:
     takes = f", whose output has the shape {', '.join(map(str, outputs))}" if outputs else ""
     loss = getattr(model, "loss", None)
     return ValueError(
-        f"data does not fit model {model.name!r}{takes}, or its loss {loss!r}: given {given}: {_first_line(error)}"
+        f"data does not fit model {model.name!r}{takes}, or its loss {loss!r}: given {given}: {error_line(error)}"
     )
-
-
-def _first_line(error: Exception) -> str:
-    lines = [_STYLE.sub("", line).strip() for line in str(error).splitlines()]
-    # Keras puts where it was before what was raised there.
-    said = [line for line in lines if line][: 2 if str(error).startswith("Exception encountered") else 1]
-    return f"{type(error).__name__}: {' '.join(said)[:500]}"

@@ -18,7 +18,7 @@ from keras_mp.numerics.audit import audit
 from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.batches import batches_of
 from keras_mp.numerics.checks import check_model
-from keras_mp.numerics.layer_audit import PRECISIONS, LayerAudit
+from keras_mp.numerics.layer_audit import FORMAT_OF, LayerAudit
 from keras_mp.numerics.trial import Assignment, Errors, Judge, is_closed, set_policies, units_of
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild import RebuildError, layers_below, rebuild
@@ -345,7 +345,7 @@ class _Search:
         return inside if is_closed(self.units[path]) else [each for each in inside if each.path == path]
 
     def _damage(self, path: str) -> float:
-        name = PRECISIONS[self.base]
+        name = FORMAT_OF[self.base]
         return max((max(each.damage[name], each.gradient_error[name]) for each in self._members(path)), default=0.0)
 
     def _fp8_damage(self, path: str) -> float:
