@@ -33,8 +33,8 @@ class EinsumDense(Float8EinsumDense):
 
 CONVERTED: dict[type, type] = {keras.layers.Dense: Dense, keras.layers.EinsumDense: EinsumDense}
 _PLAIN = {
-    keras.saving.get_registered_name(each): plain
-    for each, plain in [
+    keras.saving.get_registered_name(layer_class): plain
+    for layer_class, plain in [
         (Dense, keras.layers.Dense),
         (EinsumDense, keras.layers.EinsumDense),
         (Float8Dense, keras.layers.Dense),
@@ -75,7 +75,7 @@ class Float8Children:
     @classmethod
     def from_config(cls, config: Config) -> Any:
         layer = keras.saving.deserialize_keras_object(config["layer"])
-        places = {tuple(each["place"]): get_recipe(each["recipe"]) for each in config["float8"]}
+        places = {tuple(entry["place"]): get_recipe(entry["recipe"]) for entry in config["float8"]}
         layer.__class__ = _with_children(type(layer))  # type: ignore[arg-type]
         object.__setattr__(layer, "_float8", places)  # a value, which Keras need not track
         layer.convert_children()
@@ -109,7 +109,7 @@ def convert_in_place(layer: Any, recipe: Recipe) -> None:
 
 def places_below(layer: Any, wanted: dict[int, Recipe]) -> dict[Place, Recipe]:
     """Finds where the sublayers with the wanted ids stand."""
-    return {place: wanted[id(each)] for place, each in _places(layer) if id(each) in wanted}
+    return {place: wanted[id(sublayer)] for place, sublayer in _places(layer) if id(sublayer) in wanted}
 
 
 def _places(layer: Any) -> Iterator[tuple[Place, Any]]:

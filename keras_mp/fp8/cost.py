@@ -61,7 +61,7 @@ def step_cost(rows: int, inputs: int, outputs: int, chip: Chip, recipe: Recipe) 
         forward, to_inputs = size * (x + w) + _HALF * g, size * (g + w) + _HALF * x
         to_kernel = size * (x + g) + _MASTER * w
         moved = (forward, to_inputs, to_kernel)
-        return sum(max(2 * rows * inputs * outputs / rate, each / bandwidth) for each in moved)
+        return sum(max(2 * rows * inputs * outputs / rate, bytes_moved / bandwidth) for bytes_moved in moved)
 
     def quantized(elements: int, size: int) -> int:
         reads = 1 if recipe.history_length else 2
@@ -91,7 +91,7 @@ def chip_for(target: str) -> Chip:
     """
     chip = find_chip(target)
     if "fp8" not in chip.peak:
-        having = ", ".join(name for name, each in CHIPS.items() if "fp8" in each.peak)
+        having = ", ".join(name for name, chip in CHIPS.items() if "fp8" in chip.peak)
         raise ValueError(f"target={target!r}: {chip.title} has no FP8 units, so FP8 never pays there. With: {having}")
     return chip
 

@@ -167,7 +167,7 @@ def _recomputed(
     outer, autocast = get_stateless_scope(), get_autocast_scope()
     # A copy, because layers that are called later change it.
     context = copy.copy(global_state.get_global_attribute(_CALL_CONTEXT))
-    found: dict[str, Any] = {}
+    traced: dict[str, Any] = {}
 
     def pure(known: tuple[Any, ...], *tensors: Any) -> tuple[Any, ...]:
         values, rest = tensors[: len(known)], list(tensors[len(known) :])
@@ -182,16 +182,16 @@ def _recomputed(
             results = function(*inner_args, **inner_kwargs)
         if scope.unknown:
             raise _UnknownVariables(list(scope.unknown.values()))
-        for each in [] if layer is None else [layer, *layers_below(layer)]:
+        for member in [] if layer is None else [layer, *layers_below(layer)]:
             # Keras knows a loss by its id, which another may have once this one is gone.
-            each._loss_ids.difference_update(map(id, scope.losses))
+            member._loss_ids.difference_update(map(id, scope.losses))
         flat = keras.tree.flatten(results)
-        out_masks = [get_keras_mask(each) for each in flat]
+        out_masks = [get_keras_mask(result) for result in flat]
         assigned = list(scope.assigned.values())
-        found.update(results=results, masks=[mask is not None for mask in out_masks], assigned=assigned)
+        traced.update(results=results, masks=[mask is not None for mask in out_masks], assigned=assigned)
         updates = [scope.state_mapping[id(variable)] for variable in assigned]
         given = [mask for mask in out_masks if mask is not None]
-        return tuple(backend.as_tensor(each) for each in [*flat, *given, *updates, *scope.losses])
+        return tuple(backend.as_tensor(tensor) for tensor in [*flat, *given, *updates, *scope.losses])
 
     while True:
         known = tuple(variables)
@@ -199,19 +199,19 @@ def _recomputed(
         given = [leaves[place] for place in places] + [mask for mask in masks if mask is not None]
         try:
             recomputed = backend.recompute(functools.partial(pure, known))
-            made = list(recomputed(*[backend.as_tensor(each) for each in [*values, *given]]))
+            made = list(recomputed(*[backend.as_tensor(tensor) for tensor in [*values, *given]]))
             break
         except _UnknownVariables as unknown:
             # What is computed from a variable that is no argument would be no part of the gradient, or not be the same
             # again. Nothing has been assigned: begin anew with them as arguments.
             variables += unknown.args[0]
-    outputs = [made.pop(0) for _ in found["masks"]]
-    for output, has_mask in zip(outputs, found["masks"], strict=True):
+    outputs = [made.pop(0) for _ in traced["masks"]]
+    for output, has_mask in zip(outputs, traced["masks"], strict=True):
         if has_mask:
             set_keras_mask(output, made.pop(0))
-    for variable in found["assigned"]:
+    for variable in traced["assigned"]:
         variable.assign(made.pop(0))
-    return keras.tree.pack_sequence_as(found["results"], outputs), made
+    return keras.tree.pack_sequence_as(traced["results"], outputs), made
 
 
 def _value(variable: Any, outer: Any) -> Any:

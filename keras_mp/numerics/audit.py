@@ -145,8 +145,8 @@ class _Run:
 
     def _layer(self, path: str, calls: list[Call], scale: float) -> LayerAudit:
         layer = calls[0].layer
-        found = LayerAudit(path, type(layer).__name__, len(calls), layer=layer)
-        found.flops = sum(call.flops for call in calls)
+        audited = LayerAudit(path, type(layer).__name__, len(calls), layer=layer)
+        audited.flops = sum(call.flops for call in calls)
         tensors = {
             "input": [place for call in calls for place in call.inputs],
             "output": [place for call in calls for place in call.outputs],
@@ -161,24 +161,25 @@ class _Run:
         for role, wanted in keys.items():
             there = [self.ranges[key] for key in wanted if key in self.ranges]
             if there:
-                found.ranges[role] = merged(there) if len(there) > 1 else there[0]
-        found.verdicts = {
-            "mixed_float16": verdict.float16(layer, found.ranges, scale),
-            "mixed_bfloat16": verdict.bfloat16(found.ranges),
-            "fp8": verdict.fp8(layer, found.ranges),
+                audited.ranges[role] = merged(there) if len(there) > 1 else there[0]
+        audited.verdicts = {
+            "mixed_float16": verdict.float16(layer, audited.ranges, scale),
+            "mixed_bfloat16": verdict.bfloat16(audited.ranges),
+            "fp8": verdict.fp8(layer, audited.ranges),
         }
         base = max(abs(float(np.mean(self.losses))), float(np.finfo("float32").tiny))
         for name in FORMATS:
-            found.damage[name] = self._damage([*keys["output"], *keys["kernel"]], name) / base
-            found.input_damage[name] = self._damage([*keys["input"], *keys["kernel"]], name) / base
-            found.gradient_error[name] = max(
-                (_error(found.ranges[role].loss(name).sqnr) for role in _GRADIENTS if role in found.ranges), default=0.0
+            audited.damage[name] = self._damage([*keys["output"], *keys["kernel"]], name) / base
+            audited.input_damage[name] = self._damage([*keys["input"], *keys["kernel"]], name) / base
+            audited.gradient_error[name] = max(
+                (_error(audited.ranges[role].loss(name).sqnr) for role in _GRADIENTS if role in audited.ranges),
+                default=0.0,
             )
-        judged = found.verdicts["mixed_float16"]
+        judged = audited.verdicts["mixed_float16"]
         if not judged.ok and "gradient" not in judged.tensor and "past float16" in judged.reason:
-            found.damage["float16"] = math.inf
-        found.scales = _scales([found.ranges[role] for role in _GRADIENTS if role in found.ranges])
-        return found
+            audited.damage["float16"] = math.inf
+        audited.scales = _scales([audited.ranges[role] for role in _GRADIENTS if role in audited.ranges])
+        return audited
 
     def _damage(self, keys: list[tuple[str, int]], name: str) -> float:
         return math.sqrt(sum(self.squares.get(key, {}).get(name, 0.0) for key in keys) / max(1, len(self.losses)))
@@ -222,13 +223,13 @@ def _power_below(x: float) -> float:
 
 
 def _scales(gradients: list[Range]) -> tuple[float, float] | None:
-    gradients = [each for each in gradients if each.largest]
+    gradients = [gradient for gradient in gradients if gradient.largest]
     if not gradients:
         return None
     lowest = -126
-    while lowest < 127 and max(each.share_below(-25 - lowest) for each in gradients) > 0.01:
+    while lowest < 127 and max(gradient.share_below(-25 - lowest) for gradient in gradients) > 0.01:
         lowest += 1
-    return 2.0**lowest, _power_below(FLOAT16.max / max(each.largest for each in gradients))
+    return 2.0**lowest, _power_below(FLOAT16.max / max(gradient.largest for gradient in gradients))
 
 
 def _error(sqnr: float) -> float:
@@ -244,7 +245,7 @@ def _notes(
         notes.append("The model was rebuilt in float32; the original is as it was.")
     if trains_itself(original):
         notes.append("The model has a train_step of its own, which was not run: compute_loss was differentiated.")
-    if not all(map(math.isfinite, losses)) or any(each.nonfinite for each in ranges.values()):
+    if not all(map(math.isfinite, losses)) or any(values.nonfinite for values in ranges.values()):
         notes.append("Values are infinite or NaN in float32 already, and were left out: see keras_mp.find_nonfinite.")
     if sample is not None:
         notes.append(f"Of tensors with more than {sample:,} values a sample of about so many was rounded.")

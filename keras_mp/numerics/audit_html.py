@@ -26,7 +26,7 @@ def page(report: LayerAudits) -> str:
         "<h2>Suspects for float16, the first first</h2>",
         table(
             ("layer", "tensor", "why", "remedy"),
-            ((each.path, each.tensor, each.reason, each.remedy) for each in suspects),
+            ((suspect.path, suspect.tensor, suspect.reason, suspect.remedy) for suspect in suspects),
         )
         if suspects
         else "<p>None.</p>",
@@ -54,13 +54,13 @@ def picture(report: LayerAudits) -> str:
         x = _NAME + place * 80
         drawn.append(f'<rect x="{x}" y="24" width="12" height="12" fill="{_colour(value)}"/>')
         drawn.append(_text(x + 16, 34, word))
-    for index, each in enumerate(report.layers):
+    for index, layer in enumerate(report.layers):
         y = top + index * _ROW
-        drawn.append(_text(_NAME - 6, y + 11, each.path[-52:], end=True))
-        backward = "output gradient" in each.ranges or "kernel gradient" in each.ranges
-        for start, values, there in ((_NAME, each.damage, True), (right, each.gradient_error, backward)):
+        drawn.append(_text(_NAME - 6, y + 11, layer.path[-52:], end=True))
+        backward = "output gradient" in layer.ranges or "kernel gradient" in layer.ranges
+        for start, values, there in ((_NAME, layer.damage, True), (right, layer.gradient_error, backward)):
             for place, name in enumerate(formats):
-                title = f"{each.path}, {name}: {share(values[name])}" if there else f"{each.path} has no gradient"
+                title = f"{layer.path}, {name}: {share(values[name])}" if there else f"{layer.path} has no gradient"
                 fill = _colour(values[name]) if there else _ABSENT
                 drawn.append(
                     f'<rect x="{start + place * _CELL}" y="{y}" width="{_CELL - 2}" height="{_ROW - 1}" fill="{fill}">'
@@ -78,7 +78,7 @@ def _colour(value: float) -> str:
     depth = (math.log10(value) - _LEAST) / (_MOST - _LEAST) if value > 0 else 0.0
     depth = min(max(depth, 0.0), 1.0)
     mixed = (round(light + depth * (dark - light)) for light, dark in zip(_LIGHT, _DARK, strict=True))
-    return "#" + "".join(f"{each:02x}" for each in mixed)
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)
 
 
 def _text(x: float, y: float, words: str, *, end: bool = False, bold: bool = False) -> str:
@@ -88,12 +88,12 @@ def _text(x: float, y: float, words: str, *, end: bool = False, bold: bool = Fal
 
 def _tensors(report: LayerAudits) -> str:
     rows = []
-    for each in report.layers:
-        for role, values in each.ranges.items():
+    for layer in report.layers:
+        for role, values in layer.ranges.items():
             losses = [values.loss(name) for name in FORMATS]
             half = losses[0]
             shares = [f"{lost:.2g}" for lost in (half.overflow, half.zeroed, half.subnormal)]
             decibels = ["" if math.isnan(loss.sqnr) else f"{loss.sqnr:.1f}" for loss in losses]
-            rows.append([each.path, role, span(values), f"{values.smallest:.2g}", *shares, *decibels])
+            rows.append([layer.path, role, span(values), f"{values.smallest:.2g}", *shares, *decibels])
     names = ("layer", "tensor", "range", "smallest", "overflow in float16", "zeroed", "subnormal")
     return table((*names, *(f"{name}, dB" for name in FORMATS)), rows, numbers=range(3, 7 + len(FORMATS)))

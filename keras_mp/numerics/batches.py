@@ -28,10 +28,10 @@ def batches_of(data: Any, steps: int, name: str = "data") -> list[tuple]:
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps={steps!r} must be a whole number of batches, 1 or more")
-    found = [_batch(each, f"batch {place} of {name}") for place, each in enumerate(_taken(data, steps, name))]
-    if not found:
+    batches = [_batch(part, f"batch {place} of {name}") for place, part in enumerate(_taken(data, steps, name))]
+    if not batches:
         raise ValueError(f"{name} is empty: at least one batch (x, y) is needed")
-    return found
+    return batches
 
 
 def _taken(data: Any, steps: int, name: str) -> Iterator[Any]:

@@ -213,7 +213,7 @@ def _builders(build: Any, precisions: Any) -> dict[str, Callable[[], Any]]:
         elif way in POLICIES and way != "auto":
             builders[name] = _in_fp8(build) if way == "fp8" else _under(way, build)
         else:
-            known = ", ".join(repr(each) for each in POLICIES if each != "auto")
+            known = ", ".join(repr(policy) for policy in POLICIES if policy != "auto")
             raise ValueError(f"precisions names {way!r}: use {known}, or a function that builds the model")
     return builders
 
@@ -237,7 +237,7 @@ def _seeds(seeds: Any) -> list[int]:
     if not isinstance(numbers, Iterable) or isinstance(numbers, str):
         raise ValueError(f"seeds={seeds!r} must be how many, or a list of whole numbers")
     numbers = list(numbers)
-    if not numbers or not all(isinstance(each, int) and each >= 0 for each in numbers):
+    if not numbers or not all(isinstance(seed, int) and seed >= 0 for seed in numbers):
         raise ValueError(f"seeds={seeds!r} must be how many, 1 or more, or a list of whole numbers")
     return numbers
 

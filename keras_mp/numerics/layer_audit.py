@@ -107,16 +107,16 @@ class LayerAudits:
         """
         if precision not in FORMAT_OF:
             raise ValueError(f"precision={precision!r} must be one of {', '.join(map(repr, FORMAT_OF))}")
-        found = []
-        for place, each in enumerate(self.layers):
-            judged = each.verdicts[precision]
+        ranked = []
+        for place, layer in enumerate(self.layers):
+            judged = layer.verdicts[precision]
             if judged.ok and not judged.remedy or precision == "fp8" and not judged.tensor:
                 continue
-            damage = each.damage[FORMAT_OF[precision]]
-            error = each.gradient_error[FORMAT_OF[precision]]
+            damage = layer.damage[FORMAT_OF[precision]]
+            error = layer.gradient_error[FORMAT_OF[precision]]
             rank = (judged.ok, -damage if math.isinf(damage) else -max(damage, error), place)
-            found.append((rank, Suspect(each.path, judged.tensor, judged.reason, judged.remedy, judged.ok)))
-        return [suspect for _, suspect in sorted(found, key=lambda pair: pair[0])]
+            ranked.append((rank, Suspect(layer.path, judged.tensor, judged.reason, judged.remedy, judged.ok)))
+        return [suspect for _, suspect in sorted(ranked, key=lambda pair: pair[0])]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values; infinities and NaN as strings."""

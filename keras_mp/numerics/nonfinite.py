@@ -116,24 +116,24 @@ def find_nonfinite(model: Any, batch: Any, loss_scale: float | None = None) -> N
     first = step.run(given, scale)
     if first.finite:
         return None
-    found = _bad_record(given)
+    nonfinite = _bad_record(given)
     weights, states = _bad_variables(model)
-    if found is None and weights:
-        found = _bad_weight(*weights[0])
-    if found is not None:
-        found.scale = scale
-        return found
+    if nonfinite is None and weights:
+        nonfinite = _bad_weight(*weights[0])
+    if nonfinite is not None:
+        nonfinite.scale = scale
+        return nonfinite
     with _made_finite(states):
         second = step.run(given, scale) if states else first
         spoiled = second.finite or second.culprit != first.culprit
-        found = None if spoiled else _blamed_step(step, given, scale, second)
-    if found is not None:
-        found.advice += _ruined_before(states)
-        return found
+        nonfinite = None if spoiled else _blamed_step(step, given, scale, second)
+    if nonfinite is not None:
+        nonfinite.advice += _ruined_before(states)
+        return nonfinite
     path = first.blamed().path
-    found = _bad_weight(*next((state for state in states if state[0] == path), states[0]))
-    found.scale = scale
-    return found
+    nonfinite = _bad_weight(*next((state for state in states if state[0] == path), states[0]))
+    nonfinite.scale = scale
+    return nonfinite
 
 
 def _blamed_step(step: _Step, batch: tuple, scale: float, first: _Outcome) -> NonFinite:
@@ -146,10 +146,10 @@ def _blamed_step(step: _Step, batch: tuple, scale: float, first: _Outcome) -> No
                 return _calibration(first, scale, lower)
         first = step.run(batch, 1.0)
         scale = 1.0
-    found = first.blamed()
-    found.scale = scale
-    _advise(found, step.model, batch)
-    return found
+    nonfinite = first.blamed()
+    nonfinite.scale = scale
+    _advise(nonfinite, step.model, batch)
+    return nonfinite
 
 
 def first_nonfinite(model: Any, batch: tuple, scale: float) -> NonFinite | None:
@@ -202,7 +202,7 @@ def _finish(record: Record, loss: Any, tensors: list[Any], tapped: list[Any], gr
 def _look(x: Any) -> Any:
     x = ops.cast(x, "float32")
     finite = ops.isfinite(x)
-    bad = (ops.sum(ops.cast(each, "float32")) for each in (ops.isnan(x), ops.isinf(x)))
+    bad = (ops.sum(ops.cast(kind, "float32")) for kind in (ops.isnan(x), ops.isinf(x)))
     return ops.stack([*bad, ops.min(ops.where(finite, x, math.inf)), ops.max(ops.where(finite, x, -math.inf))])
 
 
@@ -264,7 +264,7 @@ class _Outcome:
                 source = call.inputs if tensor == "output" else []
                 given = self._ends("input", source) if source else self._ends("the rest of the input", places)
                 given |= self._weight_ends(call) if tensor == "output" else {}
-                count = sum(each.nan + each.inf for each in bad)
+                count = sum(record.nan + record.inf for record in bad)
                 yield when, NonFinite(call.path, tensor, bad[0].kind, count, False, given, "", "")
 
     def _harmless(self, place: int, readers: list[Call]) -> bool:
@@ -288,9 +288,9 @@ class _Outcome:
                     events.append((name, "weight", [places[id(variable)]], 2 * -call.began + 1))
             for tensor, kind, where, when in events:
                 bad = [self._seen[kind, place] for place in where if (kind, place) in self._seen]
-                bad = [each for each in bad if each.bad]
+                bad = [record for record in bad if record.bad]
                 if bad:
-                    count = sum(each.nan + each.inf for each in bad)
+                    count = sum(record.nan + record.inf for record in bad)
                     yield when, NonFinite(call.path, tensor, bad[0].kind, count, True, given, "", "")
 
     def _tensor(self, place: int) -> _Seen:
@@ -298,17 +298,20 @@ class _Outcome:
 
     def _ends(self, name: str, places: list[int], kind: str = "tensor") -> dict[str, tuple[float, float]]:
         seen = [self._seen[kind, place] for place in places if (kind, place) in self._seen]
-        low, high = min((each.low for each in seen), default=math.inf), max((each.high for each in seen), default=0.0)
+        low, high = (
+            min((record.low for record in seen), default=math.inf),
+            max((record.high for record in seen), default=0.0),
+        )
         return {name: (low, high)} if math.isfinite(low) else {}
 
     @staticmethod
     def _weight_ends(call: Call) -> dict[str, tuple[float, float]]:
-        found = {}
+        extremes = {}
         for variable in own_variables(call.layer) if isinstance(call.layer, keras.layers.Layer) else []:
             values = _values(variable)
             if values is not None and values.size:
-                found[variable.name] = (float(values.min()), float(values.max()))
-        return found
+                extremes[variable.name] = (float(values.min()), float(values.max()))
+        return extremes
 
 
 def _values(variable: Any) -> np.ndarray | None:
@@ -376,7 +379,7 @@ def _made_finite(states: list[BadVariable]) -> Iterator[None]:
 def _bad_weight(path: str, variable: Any) -> NonFinite:
     values = np.asarray(ops.cast(variable.value, "float32"))
     finite = np.isfinite(values)
-    place = tuple(int(each[0]) for each in np.nonzero(~finite))
+    place = tuple(int(axis[0]) for axis in np.nonzero(~finite))
     good = values[finite]
     given = {f"the rest of {variable.name}": (float(good.min()), float(good.max()))} if good.size else {}
     advice = (
@@ -399,29 +402,34 @@ def _ruined_before(states: list[BadVariable]) -> str:
 
 
 def _calibration(outcome: _Outcome, scale: float, fitting: float) -> NonFinite:
-    found = outcome.blamed()
+    nonfinite = outcome.blamed()
     halvings = round(math.log2(scale / fitting))
-    found.remedy, found.scale, found.fitting_scale, found.calibration = LOWER_SCALE, scale, fitting, True
-    found.advice = (
+    nonfinite.remedy, nonfinite.scale, nonfinite.fitting_scale, nonfinite.calibration = (
+        LOWER_SCALE,
+        scale,
+        fitting,
+        True,
+    )
+    nonfinite.advice = (
         f"This is calibration, not trouble: at a loss scale of {fitting:g} all is finite, at {scale:g} it is not. A "
         f"dynamic scale gets there by itself in {halvings} skipped step{'s' if halvings > 1 else ''}; a static one is "
         "too high."
     )
-    return found
+    return nonfinite
 
 
-def _advise(found: NonFinite, model: Any, batch: tuple) -> None:
+def _advise(nonfinite: NonFinite, model: Any, batch: tuple) -> None:
     """Says whether the precision or the arithmetic is at fault: the same step in float32 tells."""
-    layer = layers_by_path(model).get(found.path)
+    layer = layers_by_path(model).get(nonfinite.path)
     dtype = getattr(layer, "compute_dtype", "float32" if computes_in_float32(model) else "")
-    where = "" if found.backward else " before it"
+    where = "" if nonfinite.backward else " before it"
     arithmetic = (
         f"It is not finite in float32 either: look for a division by zero, a logarithm or root of 0, or an exponential "
         f"of a large number{where}, and keep its argument away from there: an epsilon, keras.ops.clip, "
         "keras.ops.maximum. A square root, a norm and a power below 1 have an infinite derivative at 0"
     )
     if computes_in_float32(model):
-        found.remedy, found.advice = ARITHMETIC, arithmetic + "."
+        nonfinite.remedy, nonfinite.advice = ARITHMETIC, arithmetic + "."
         return
     try:
         reference = in_float32(model, batch[0])
@@ -429,12 +437,12 @@ def _advise(found: NonFinite, model: Any, batch: tuple) -> None:
     except RebuildError:
         fits = dtype != "float32"  # it cannot be tried, so that the layer's own dtype is all there is to go by
     if not fits:
-        found.remedy, found.advice = ARITHMETIC, arithmetic + "."
+        nonfinite.remedy, nonfinite.advice = ARITHMETIC, arithmetic + "."
         return
-    found.remedy = FLOAT32
+    nonfinite.remedy = FLOAT32
     limit = f", whose largest number is {FORMATS[dtype].max:g}" if dtype in FORMATS else ""
-    lower = " (or a loss scale below 1)" if found.backward else ""
-    found.advice = (
+    lower = " (or a loss scale below 1)" if nonfinite.backward else ""
+    nonfinite.advice = (
         f"In float32 the step is finite. Give the layer dtype='float32'{lower}, or make its values smaller"
         + (f": it computes in {dtype}{limit}" if dtype and dtype != "float32" else "")
         + "; keras_mp.audit shows which other layers come close."

@@ -126,7 +126,7 @@ class Range:
         extremes: tuple[float, float] | None,
     ) -> np.ndarray:
         counts = self._counts[format.name]
-        largest = max([abs(each) for each in extremes or () if math.isfinite(each)] + [float(magnitude.max())])
+        largest = max([abs(end) for end in extremes or () if math.isfinite(end)] + [float(magnitude.max())])
         scale = self.scales.get(format.name, 1.0)
         if scale is None:
             scale = current_scale(largest, format)
@@ -200,14 +200,14 @@ class Range:
 def merged(ranges: Iterable[Range]) -> Range:
     """The range of several tensors together."""
     whole = Range()
-    for each in ranges:
-        whole.scales = each.scales
+    for part in ranges:
+        whole.scales = part.scales
         for name in ("values", "zeros", "nan", "inf"):
-            setattr(whole, name, getattr(whole, name) + getattr(each, name))
-        whole.lowest, whole.highest = min(whole.lowest, each.lowest), max(whole.highest, each.highest)
-        whole.smallest = min(whole.smallest, each.smallest)
-        whole._exponents = whole._exponents + each._exponents
-        for name, counts in each._counts.items():
+            setattr(whole, name, getattr(whole, name) + getattr(part, name))
+        whole.lowest, whole.highest = min(whole.lowest, part.lowest), max(whole.highest, part.highest)
+        whole.smallest = min(whole.smallest, part.smallest)
+        whole._exponents = whole._exponents + part._exponents
+        for name, counts in part._counts.items():
             for key, value in vars(counts).items():
                 setattr(whole._counts[name], key, getattr(whole._counts[name], key) + value)
     return whole

@@ -203,7 +203,7 @@ def _rebuilt_or_itself(model: Any) -> Any:
 
 
 def _checked(candidates: Any) -> list[str]:
-    if isinstance(candidates, str) or not all(each in CANDIDATES for each in candidates) or not candidates:
+    if isinstance(candidates, str) or not all(name in CANDIDATES for name in candidates) or not candidates:
         raise ValueError(
             f"candidates={candidates!r} must be some of {', '.join(map(repr, CANDIDATES))}, cheapest first"
         )
@@ -218,16 +218,16 @@ class _Search:
     def __init__(self, model: Any, report: AuditReport, judge: Judge, candidates: list[str], tolerance: float) -> None:
         self.model, self.report, self.judge, self.tolerance = model, report, judge, tolerance
         self.units = units_of(model)
-        self.audits = {each.path: each for each in report.layers}
-        convertible = [each.path for each in decide(model, lambda path, layer: True) if each.possible]
+        self.audits = {layer.path: layer for layer in report.layers}
+        convertible = [decision.path for decision in decide(model, lambda path, layer: True) if decision.possible]
         self.fp8 = convertible if candidates[0] == "fp8" else []
-        lower = [each for each in candidates if each != "fp8"]
+        lower = [name for name in candidates if name != "fp8"]
         if candidates[0] == "fp8" and self.fp8:
             self.base = "mixed_bfloat16"
         else:
             self.base = lower[0] if lower else "mixed_bfloat16"
         self.above = lower[lower.index(self.base) + 1 :] if self.base in lower else []
-        self.above = [each for each in self.above if each != "float32" and not self.fp8]
+        self.above = [name for name in self.above if name != "float32" and not self.fp8]
         self.tried: list[Trial] = []
 
     def run(self) -> PolicySearch:
@@ -341,19 +341,19 @@ class _Search:
         return self._assignment(restored, order[:low])
 
     def _members(self, path: str) -> list[LayerAudit]:
-        inside = [each for name, each in self.audits.items() if name == path or name.startswith(f"{path}/")]
-        return inside if is_closed(self.units[path]) else [each for each in inside if each.path == path]
+        inside = [layer for name, layer in self.audits.items() if name == path or name.startswith(f"{path}/")]
+        return inside if is_closed(self.units[path]) else [layer for layer in inside if layer.path == path]
 
     def _damage(self, path: str) -> float:
         name = FORMAT_OF[self.base]
-        return max((max(each.damage[name], each.gradient_error[name]) for each in self._members(path)), default=0.0)
+        return max((max(layer.damage[name], layer.gradient_error[name]) for layer in self._members(path)), default=0.0)
 
     def _fp8_damage(self, path: str) -> float:
-        each = self.audits.get(path)
-        return max(each.input_damage["E4M3"], each.gradient_error["E5M2"]) if each else math.inf
+        layer = self.audits.get(path)
+        return max(layer.input_damage["E4M3"], layer.gradient_error["E5M2"]) if layer else math.inf
 
     def _safe(self, path: str) -> bool:
-        return all(each.verdicts[self.base].ok for each in self._members(path))
+        return all(layer.verdicts[self.base].ok for layer in self._members(path))
 
     def _nearest(self) -> str:
         nearest = min(self.tried, key=lambda trial: max(trial.loss_error, trial.gradient_error))
@@ -384,16 +384,16 @@ class _Search:
         policies: dict[str, Any] = {}
         for path, precision in assignment.units.items():
             layer = self.units[path]
-            for each in [layer, *(layers_below(layer) if is_closed(layer) else ())]:
-                policies[each.path or each.name] = keras.DTypePolicy(precision)
+            for member in [layer, *(layers_below(layer) if is_closed(layer) else ())]:
+                policies[member.path or member.name] = keras.DTypePolicy(precision)
         return keras.dtype_policies.DTypePolicyMap(assignment.base, policies)
 
     def _work(self, assignment: Assignment) -> dict[str, float]:
         work = dict.fromkeys(CANDIDATES, 0)
-        for path, each in self.audits.items():
+        for path, layer in self.audits.items():
             unit = self._unit_of(path)
             precision = "fp8" if path in assignment.fp8 else assignment.precision(unit)
-            work[precision] += each.flops
+            work[precision] += layer.flops
         total = sum(work.values()) or 1
         return {name: count / total for name, count in work.items()}
 
@@ -411,10 +411,10 @@ def _same_layers(model: Any, expected: tuple[str, ...]) -> dict[str, str]:
 
 
 def _fp8_names(paths: Sequence[str], names: dict[str, str]) -> set[str]:
-    found = set()
+    renamed = set()
     for path in paths:
         unit = path
         while unit and unit not in names:
             unit = unit.rpartition("/")[0]
-        found.add(names.get(unit, unit) + path[len(unit) :])
-    return found
+        renamed.add(names.get(unit, unit) + path[len(unit) :])
+    return renamed

@@ -65,17 +65,17 @@ def units_of(model: Any) -> dict[str, Any]:
 
     What is inside one of Keras's own composite layers, such as MultiHeadAttention, goes with it.
     """
-    found: dict[str, Any] = {}
+    units: dict[str, Any] = {}
     closed: list[str] = []
     for path, layer in layers_by_path(model).items():
-        if any(path.startswith(f"{each}/") for each in closed):
+        if any(path.startswith(f"{parent}/") for parent in closed):
             continue
         if isinstance(layer, (keras.Model, keras.layers.InputLayer)):
             continue
-        found[path] = layer
+        units[path] = layer
         if type(layer).__module__.startswith("keras.") and children_of(layer):
             closed.append(path)
-    return found
+    return units
 
 
 def is_closed(layer: Any) -> bool:
@@ -87,8 +87,8 @@ def set_policies(model: Any, assignment: Assignment) -> None:
     """Gives the live layers of a model their policies, in place; FP8 apart."""
     for path, layer in units_of(model).items():
         policy = keras.DTypePolicy(assignment.precision(path))
-        for each in [layer, *(layers_below(layer) if is_closed(layer) else ())]:
-            each.dtype_policy = policy
+        for member in [layer, *(layers_below(layer) if is_closed(layer) else ())]:
+            member.dtype_policy = policy
 
 
 class Judge:
@@ -115,10 +115,10 @@ class Judge:
             scale = self._scale if "mixed_float16" in {assignment.base, *assignment.units.values()} else 1.0
             steps = self._steps(model, scale)
             errors = [_compared(low, high) for low, high in zip(steps, self._reference, strict=True)]
-            worst = Errors(max(each.loss for each in errors), max(each.gradients for each in errors))
+            worst = Errors(max(error.loss for error in errors), max(error.gradients for error in errors))
             if math.isfinite(worst.worst):
                 return worst
-            place = next(i for i, each in enumerate(errors) if not math.isfinite(each.worst))
+            place = next(i for i, error in enumerate(errors) if not math.isfinite(error.worst))
             blamed = first_nonfinite(model, self._batches[place], scale)
             return worst._replace(culprit=blamed.path if blamed is not None else "")
 
@@ -148,14 +148,14 @@ def _gradient_step(model: Any) -> Callable[[tuple, float], tuple[float, list[np.
             loss, gradients = step((given, np.float32(scale)))
         except backend.step_errors() as error:
             raise explained(model, batch, error) from error
-        return float(loss), [np.asarray(keras.ops.cast(each, "float32")) for each in gradients]
+        return float(loss), [np.asarray(keras.ops.cast(gradient, "float32")) for gradient in gradients]
 
     return run
 
 
 def _compared(low: tuple[float, list[np.ndarray]], high: tuple[float, list[np.ndarray]]) -> Errors:
     loss = abs(low[0] - high[0]) / max(abs(high[0]), float(np.finfo("float32").tiny))
-    squares = [float(np.square(each, dtype="float64").sum()) for each in high[1]]
+    squares = [float(np.square(gradient, dtype="float64").sum()) for gradient in high[1]]
     whole = sum(squares)
     difference = 0.0
     for mine, theirs, square in zip(low[1], high[1], squares, strict=True):

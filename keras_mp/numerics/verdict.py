@@ -58,9 +58,9 @@ def float16(layer: Any, ranges: Mapping[str, Range], scale: float) -> Verdict:
         ranges: of its tensors; gradients as they are without a loss scale.
         scale: the loss scale.
     """
-    found = _overflow(layer, ranges)
-    if found is not None:
-        return found
+    overflow = _overflow(layer, ranges)
+    if overflow is not None:
+        return overflow
     ratio = ranges["output"].loss(FLOAT16).sqnr if "output" in ranges else math.nan
     if ratio < LEAST_SQNR:
         zeroed = ranges["output"].loss(FLOAT16).zeroed

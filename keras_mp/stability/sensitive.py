@@ -74,7 +74,7 @@ def sensitive_layers(model: Any) -> list[SensitiveLayer]:
     Returns:
         One entry a layer, in the model's order; empty for a float32 model and for what `stabilize` returns.
     """
-    return [each for each in find(model, output_layers(model)) if each.treatments]
+    return [layer for layer in find(model, output_layers(model)) if layer.treatments]
 
 
 def find(layer: Any, outputs: dict[int, str]) -> list[SensitiveLayer]:
@@ -84,13 +84,13 @@ def find(layer: Any, outputs: dict[int, str]) -> list[SensitiveLayer]:
         layer: where to begin.
         outputs: what `output_layers` found, or nothing, where the layer's result is not the model's.
     """
-    found = list(_find(layer, layer.name, outputs, set()))
+    sensitive = list(_find(layer, layer.name, outputs, set()))
     for operation in operations_of(layer):
         dtype = keras.backend.standardize_dtype(keras.tree.flatten(operation.output)[0].dtype)
         if type(operation).__name__ in SENSITIVE_OPERATIONS and dtype in LOW_PRECISION and not is_stabilized(operation):
             reason = f"it exponentiates and sums in {dtype}"
-            found.append(SensitiveLayer(f"{layer.name}/{operation.name}", operation, reason, ("operation",)))
-    return found
+            sensitive.append(SensitiveLayer(f"{layer.name}/{operation.name}", operation, reason, ("operation",)))
+    return sensitive
 
 
 def is_stabilized(layer: Any) -> bool:
@@ -115,7 +115,7 @@ def _find(layer: Any, path: str, outputs: dict[int, str], seen: set[int]) -> Ite
 def _needs(layer: Any, output: str | None) -> Iterator[tuple[str, str]]:
     """The treatments that a layer needs, each with its reason; an empty one where nothing can be done."""
     if _adds_losses(layer) and "losses" not in getattr(layer, "_treatments", ()):
-        dtypes = {each.compute_dtype for each in (layer, *layers_below(layer))}
+        dtypes = {part.compute_dtype for part in (layer, *layers_below(layer))}
         for low in sorted(dtypes & set(LOW_PRECISION)):
             yield "losses", f"its add_loss may add a loss in {low}, which does not add up with the model's in float32"
     low = layer.compute_dtype
@@ -177,7 +177,7 @@ def output_layers(model: Any) -> dict[int, str]:
     The model itself where it is subclassed, so that its layers do not say in which order they are called. Those of its
     parts where it only trains models, as a GAN does its generator and its discriminator, and has no `call()`.
     """
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
 
     def trace(tensor: Any) -> None:
         # Private, as there is no public way from a symbolic tensor to the layer that made it.
@@ -186,7 +186,7 @@ def output_layers(model: Any) -> dict[int, str]:
             for output in operation.outputs:
                 trace(output)
         elif isinstance(operation, keras.layers.Layer) and not isinstance(operation, keras.layers.InputLayer):
-            found[id(operation)] = "the model's output"
+            reasons[id(operation)] = "the model's output"
             if isinstance(operation, PASSING_ON):
                 for source in operation._inbound_nodes[node_index].input_tensors:
                     trace(source)
@@ -195,5 +195,5 @@ def output_layers(model: Any) -> dict[int, str]:
         trace(output)
     if has_no_call(model):
         for part in children_of(model):
-            found |= output_layers(part) if getattr(part, "outputs", None) else {}
-    return found or {id(model): "its output"}
+            reasons |= output_layers(part) if getattr(part, "outputs", None) else {}
+    return reasons or {id(model): "its output"}

@@ -54,8 +54,8 @@ def stabilize(model: Any) -> Any:
         UserWarning: names what could not be made float32 or not be carried over, and what to do.
     """
     outputs = output_layers(model)
-    found = find(model, outputs)
-    needed = {id(each.layer): each.treatments for each in found if each.treatments}
+    sensitive = find(model, outputs)
+    needed = {id(entry.layer): entry.treatments for entry in sensitive if entry.treatments}
     reached: set[int] = set()
     left_to_code: set[int] = set()
 
@@ -64,7 +64,7 @@ def stabilize(model: Any) -> Any:
             return node
         reached.add(id(layer))
         left_to_code.discard(id(layer))
-        hidden = {id(each) for each in layers_below(layer)} & needed.keys() - reached
+        hidden = {id(sublayer) for sublayer in layers_below(layer)} & needed.keys() - reached
         reached.update(hidden)
         left_to_code.update(hidden)
         treatments = [*needed.get(id(layer), ())]
@@ -84,8 +84,8 @@ def stabilize(model: Any) -> Any:
     try:
         new, unreached, _ = rebuild(model, rule)
     except RebuildError as error:
-        raise RebuildError(f"{error}{way_out(model, found) if model.built else ''}") from error
-    missed = [f"{each.path!r}: {each.reason}" for each in found if not each.treatments] + list(unreached)
+        raise RebuildError(f"{error}{way_out(model, sensitive) if model.built else ''}") from error
+    missed = [f"{entry.path!r}: {entry.reason}" for entry in sensitive if not entry.treatments] + list(unreached)
     if missed:
         warnings.warn(f"stabilize({model.name!r}) could not reach everything: {'; '.join(missed)}", stacklevel=2)
     return new
@@ -131,9 +131,9 @@ class StabilizedChildren:
 
     def treat_children(self) -> None:
         treated = set()
-        for each in find(self, output_layers(self) if "outputs" in self._treatments else {}):
-            if each.layer is not self and each.treatments:
-                treated.add(id(stabilize_in_place(each.layer, each.treatments, each.layer.compute_dtype)))
+        for entry in find(self, output_layers(self) if "outputs" in self._treatments else {}):
+            if entry.layer is not self and entry.treatments:
+                treated.add(id(stabilize_in_place(entry.layer, entry.treatments, entry.layer.compute_dtype)))
         if treated:
             _infer_again(self, treated)
 

@@ -27,10 +27,12 @@ def way_out(model: Any, sensitive: list[SensitiveLayer]) -> str:
     """
     if not sensitive:
         return ""
-    protected = [each for each in sensitive if _BY_POLICY & set(each.treatments) and getattr(each.layer, "path", None)]
+    protected = [
+        entry for entry in sensitive if _BY_POLICY & set(entry.treatments) and getattr(entry.layer, "path", None)
+    ]
     lines = []
     if protected:
-        paths = dict.fromkeys(each.layer.path for each in protected)
+        paths = dict.fromkeys(entry.layer.path for entry in protected)
         lines += [
             "",
             "Policies protect part of it. Build the model under these, in a new program or after "
@@ -53,7 +55,7 @@ def way_out(model: Any, sensitive: list[SensitiveLayer]) -> str:
 
 def _beyond_policies(sensitive: list[SensitiveLayer]) -> list[str]:
     def names(treatment: str) -> str:
-        return ", ".join(repr(each.path) for each in sensitive if treatment in each.treatments)
+        return ", ".join(repr(entry.path) for entry in sensitive if treatment in entry.treatments)
 
     lines = []
     if names("scores"):
@@ -65,7 +67,7 @@ def _beyond_policies(sensitive: list[SensitiveLayer]) -> list[str]:
         lines.append(
             f"No policy gives a 16-bit product with a float32 result: {names('result')} will multiply in float32."
         )
-    statistics = [repr(each.path) for each in sensitive if isinstance(each.layer, keras.layers.BatchNormalization)]
+    statistics = [repr(entry.path) for entry in sensitive if isinstance(entry.layer, keras.layers.BatchNormalization)]
     if statistics:
         lines.append(
             "No policy takes float32 statistics of 16-bit inputs, as stabilize does: under float32 these copy their "
