@@ -125,19 +125,19 @@ def find_nonfinite(model: Any, batch: Any, loss_scale: float | None = None) -> N
         return nonfinite
     with _made_finite(states):
         second = step.run(given, scale) if states else first
-        spoiled = second.finite or second.culprit != first.culprit
-        nonfinite = None if spoiled else _blamed_step(step, given, scale, second)
+        spoiled = second.finite or second.place != first.place
+        nonfinite = None if spoiled else _explained_step(step, given, scale, second)
     if nonfinite is not None:
         nonfinite.advice += _ruined_before(states)
         return nonfinite
-    path = first.blamed().path
+    path = first.first().path
     nonfinite = _bad_weight(*next((state for state in states if state[0] == path), states[0]))
     nonfinite.scale = scale
     return nonfinite
 
 
-def _blamed_step(step: _Step, batch: tuple, scale: float, first: _Outcome) -> NonFinite:
-    """What a step brings about that began with finite data and weights."""
+def _explained_step(step: _Step, batch: tuple, scale: float, first: _Outcome) -> NonFinite:
+    """The first value that is not finite of a step that began with finite data and weights, and the remedy."""
     if scale != 1.0 and first.forward_finite:
         lower = scale
         while lower > 1.0:
@@ -146,7 +146,7 @@ def _blamed_step(step: _Step, batch: tuple, scale: float, first: _Outcome) -> No
                 return _calibration(first, scale, lower)
         first = step.run(batch, 1.0)
         scale = 1.0
-    nonfinite = first.blamed()
+    nonfinite = first.first()
     nonfinite.scale = scale
     _advise(nonfinite, step.model, batch)
     return nonfinite
@@ -161,7 +161,7 @@ def first_nonfinite(model: Any, batch: tuple, scale: float) -> NonFinite | None:
         scale: what to multiply the loss by.
     """
     outcome = _Step(model).run(batch, scale)
-    return None if outcome.finite else outcome.blamed()
+    return None if outcome.finite else outcome.first()
 
 
 def _scale_of(model: Any, loss_scale: Any) -> float:
@@ -207,7 +207,7 @@ def _look(x: Any) -> Any:
 
 
 class _Outcome:
-    """A step's tensors, and which of them is to blame."""
+    """A step's tensors, and which of them is the first that is not finite."""
 
     def __init__(self, model: Any, record: Record, loss: float, seen: np.ndarray) -> None:
         self._model, self._record, self._loss = model, record, loss
@@ -233,12 +233,13 @@ class _Outcome:
         return self.forward_finite and not any(seen.bad for seen in gradients)
 
     @property
-    def culprit(self) -> tuple[str, str, str]:
-        """The layer and its tensor that are to blame, and whether with an infinity or with NaN."""
-        blamed = self.blamed()
-        return blamed.path, blamed.tensor, blamed.kind
+    def place(self) -> tuple[str, str, str]:
+        """The layer and the tensor of the first value that is not finite, and whether it is infinite or NaN."""
+        first = self.first()
+        return first.path, first.tensor, first.kind
 
-    def blamed(self) -> NonFinite:
+    def first(self) -> NonFinite:
+        """Where the first value that is not finite comes up."""
         forward = self._first(self._forward()) if not self.forward_finite else None
         if forward is not None:
             return forward
@@ -402,14 +403,10 @@ def _ruined_before(states: list[BadVariable]) -> str:
 
 
 def _calibration(outcome: _Outcome, scale: float, fitting: float) -> NonFinite:
-    nonfinite = outcome.blamed()
+    nonfinite = outcome.first()
     halvings = round(math.log2(scale / fitting))
-    nonfinite.remedy, nonfinite.scale, nonfinite.fitting_scale, nonfinite.calibration = (
-        LOWER_SCALE,
-        scale,
-        fitting,
-        True,
-    )
+    nonfinite.remedy, nonfinite.calibration = LOWER_SCALE, True
+    nonfinite.scale, nonfinite.fitting_scale = scale, fitting
     nonfinite.advice = (
         f"This is calibration, not trouble: at a loss scale of {fitting:g} all is finite, at {scale:g} it is not. A "
         f"dynamic scale gets there by itself in {halvings} skipped step{'s' if halvings > 1 else ''}; a static one is "

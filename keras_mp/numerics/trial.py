@@ -107,7 +107,7 @@ class Judge:
         self._reference = self._steps(self._model, 1.0)
 
     def errors(self, assignment: Assignment) -> Errors:
-        """Runs the model under an assignment; blames a layer where something is not finite."""
+        """Runs the model under an assignment; names the layer where the first value that is not finite came up."""
         with _policies(self._model, assignment):
             model = self._model
             if assignment.fp8:
@@ -119,8 +119,8 @@ class Judge:
             if math.isfinite(worst.worst):
                 return worst
             place = next(i for i, error in enumerate(errors) if not math.isfinite(error.worst))
-            blamed = first_nonfinite(model, self._batches[place], scale)
-            return worst._replace(culprit=blamed.path if blamed is not None else "")
+            nonfinite = first_nonfinite(model, self._batches[place], scale)
+            return worst._replace(culprit=nonfinite.path if nonfinite is not None else "")
 
     def _steps(self, model: Any, scale: float) -> list[tuple[float, list[np.ndarray]]]:
         run = _gradient_step(model)
