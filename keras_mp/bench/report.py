@@ -14,12 +14,14 @@ from rich.text import Text
 
 from keras_mp.bench.compare import Measured
 from keras_mp.bench.interleave import Spread, ratio, spread
-from keras_mp.reporting.html import COLOURS, document
+from keras_mp.reporting.html import document
 from keras_mp.reporting.html import table as html_table
 from keras_mp.reporting.plain_values import plain_values
 from keras_mp.reporting.report import PicturedReport
+from keras_mp.reporting.svg import COLOURS, FRAME, Picture
 from keras_mp.reporting.table import ColumnTable
 
+_BAR = 480  # pixels of the longest bar
 _COLUMNS = ("", "step, ms", "of the base's", "a second", "compile, s", "MiB", "of peak", "batch")
 
 
@@ -117,7 +119,7 @@ class BenchmarkReport(PicturedReport):
         names, rows = self.table()
         parts = [
             f"<h1>{escape(self.title)}</h1>",
-            picture(self),
+            picture(self, inside_html=True),
             html_table(names, rows, numbers=range(1, len(names))),
             *(f"<p>{escape(problem)}</p>" for problem in self.problems),
             f"<p>{escape(', '.join(f'{name} {version}' for name, version in self.versions.items()))}</p>",
@@ -157,31 +159,27 @@ class BenchmarkReport(PicturedReport):
         ]
 
 
-def picture(report: BenchmarkReport) -> str:
-    """The bars, as SVG with a white ground."""
+def picture(report: BenchmarkReport, *, inside_html: bool = False) -> str:
+    """The bars, as SVG."""
     steps = {row.name: report.step(row.name) for row in report.rows}
     longest = max((step.high for step in steps.values() if step), default=1.0)
-    left, width, height = 12 + 7 * max(len(name) for name in steps), 480, 26
-    parts = []
+    drawing = Picture(0, 48 + 26 * len(steps), font_size=13)
+    left = 20 + max(drawing.text_width(name) for name in steps)
+    drawing.width = left + _BAR + 150
+    drawing.text(8, 20, report.title, bold=True, room=drawing.width - 16)
     for place, (name, step) in enumerate(steps.items()):
-        top = 36 + place * height
-        parts.append(f'<text x="{left - 8}" y="{top + 14}" text-anchor="end">{escape(name)}</text>')
+        top = 36 + 26 * place
+        drawing.text(left - 8, top + 14, name, anchor="end")
         if step is None:
-            parts.append(f'<text x="{left}" y="{top + 14}" fill="#555">{escape(report.row(name).problem)}</text>')
+            drawing.text(left, top + 14, report.row(name).problem, fill=FRAME)
             continue
-        bar, low, high = (width * value / longest for value in (step.median, step.low, step.high))
-        colour = COLOURS[place % len(COLOURS)]
-        parts.append(f'<rect x="{left}" y="{top}" width="{bar:.1f}" height="18" fill="{colour}"/>')
-        parts.append(f'<path d="M{left + low:.1f} {top + 9}H{left + high:.1f}" stroke="#000"/>')
+        bar, low, high = (_BAR * value / longest for value in (step.median, step.low, step.high))
+        drawing.rectangle(left, top, bar, 18, COLOURS[place % len(COLOURS)])
+        drawing.rule(left + low, top + 9, left + high, top + 9, "#000000")
         of_base = report.ratio(name)
         label = f"{_milliseconds(step.median)} ms" + (f", {of_base.median:.2f}" if of_base else "")
-        parts.append(f'<text x="{left + max(bar, high) + 6:.1f}" y="{top + 14}">{label}</text>')
-    size = (left + width + 150, 48 + len(steps) * height)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}" font-family="sans-serif" '
-        f'font-size="13"><rect width="100%" height="100%" fill="#fff"/>'
-        f'<text x="8" y="20" font-weight="bold">{escape(report.title)}</text>{"".join(parts)}</svg>\n'
-    )
+        drawing.text(left + max(bar, high) + 6, top + 14, label)
+    return drawing.svg(inside_html=inside_html)
 
 
 def _milliseconds(seconds: float) -> str:

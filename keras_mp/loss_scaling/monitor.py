@@ -207,18 +207,20 @@ def _scaling_optimizers(model: Any) -> dict[str, LossScaleOptimizer]:
 
 def _optimizers(model: Any) -> dict[str, Any]:
     """Every optimizer that is an attribute of a model, or in a list or dict that is one; each once."""
-    found: dict[str, Any] = {}
+    optimizers: dict[str, Any] = {}
     for attribute, value in {"optimizer": getattr(model, "optimizer", None), **vars(model)}.items():
         if attribute.startswith("_self_"):  # TensorFlow's own lists of what a checkpoint holds
             continue
         name = attribute.lstrip("_")
         if isinstance(value, (list, tuple)):
-            pairs = [(f"{name}_{place}", each) for place, each in enumerate(value)]
+            pairs = [(f"{name}_{place}", part) for place, part in enumerate(value)]
         elif isinstance(value, dict):
-            pairs = [(f"{name}_{key}", each) for key, each in value.items()]
+            pairs = [(f"{name}_{key}", part) for key, part in value.items()]
         else:
             pairs = [(name, value)]
-        for key, each in pairs:
-            if isinstance(each, keras.optimizers.Optimizer) and all(each is not other for other in found.values()):
-                found[key] = each
-    return found
+        for key, part in pairs:
+            if isinstance(part, keras.optimizers.Optimizer) and all(part is not other for other in optimizers.values()):
+                while key in optimizers:  # `_name` and `name`
+                    key = f"_{key}"
+                optimizers[key] = part
+    return optimizers

@@ -9,6 +9,7 @@ from keras_mp.numerics.audit_table import headline, share, span
 from keras_mp.numerics.layer_audit import LayerAudits
 from keras_mp.precision.formats import FORMATS
 from keras_mp.reporting.html import document, table
+from keras_mp.reporting.svg import Picture
 
 # From no damage to all of it, light to dark, so that it reads in grey too; an overflow is black.
 _LIGHT, _DARK, _OVERFLOW, _ABSENT = (255, 247, 236), (153, 0, 13), "#000000", "#f3f4f6"
@@ -31,45 +32,41 @@ def page(report: LayerAudits) -> str:
         if suspects
         else "<p>None.</p>",
         "<h2>What each format would lose</h2>",
-        picture(report),
+        picture(report, inside_html=True),
         "<h2>Tensors</h2>",
         _tensors(report),
     ]
     return document(f"Audit of {report.model}", parts)
 
 
-def picture(report: LayerAudits) -> str:
+def picture(report: LayerAudits, *, inside_html: bool = False) -> str:
     """The picture as SVG."""
     formats = list(FORMATS)
-    top, gap = 62, 16
-    right = _NAME + len(formats) * _CELL + gap
-    height, width = top + _ROW * len(report.layers) + 10, right + len(formats) * _CELL + 10
-    drawn = [
-        _text(_NAME, 14, "forward: change, as a share of the loss", bold=True),
-        _text(right, 14, "backward: error of the gradients", bold=True),
-    ]
+    top, right = 62, _NAME + len(formats) * _CELL + 16
+    drawing = Picture(right + len(formats) * _CELL + 10, top + _ROW * len(report.layers) + 10, font_size=11)
+    drawing.text(_NAME, 14, "forward: change, as a share of the loss", bold=True)
+    drawing.text(right, 14, "backward: error of the gradients", bold=True)
+    damages = {"1e-7": 1e-7, "1e-4": 1e-4, "0.1": 1e-1, "overflow": math.inf}
+    colours = {words: _colour(damage) for words, damage in damages.items()}
+    drawing.legend(_NAME, 34, colours, columns=len(colours), spacing=80)
     for start in (_NAME, right):
-        drawn += [_text(start + place * _CELL + 3, top - 6, name) for place, name in enumerate(formats)]
-    for place, (value, word) in enumerate(((1e-7, "1e-7"), (1e-4, "1e-4"), (1e-1, "0.1"), (math.inf, "overflow"))):
-        x = _NAME + place * 80
-        drawn.append(f'<rect x="{x}" y="24" width="12" height="12" fill="{_colour(value)}"/>')
-        drawn.append(_text(x + 16, 34, word))
-    for index, layer in enumerate(report.layers):
+        for place, name in enumerate(formats):
+            drawing.text(start + place * _CELL + 3, top - 6, name)
+    for index, audited in enumerate(report.layers):
         y = top + index * _ROW
-        drawn.append(_text(_NAME - 6, y + 11, layer.path[-52:], end=True))
-        backward = "output gradient" in layer.ranges or "kernel gradient" in layer.ranges
-        for start, values, there in ((_NAME, layer.damage, True), (right, layer.gradient_error, backward)):
-            for place, name in enumerate(formats):
-                title = f"{layer.path}, {name}: {share(values[name])}" if there else f"{layer.path} has no gradient"
-                fill = _colour(values[name]) if there else _ABSENT
-                drawn.append(
-                    f'<rect x="{start + place * _CELL}" y="{y}" width="{_CELL - 2}" height="{_ROW - 1}" fill="{fill}">'
-                    f"<title>{escape(title)}</title></rect>"
-                )
-    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    font = 'font-family="system-ui, sans-serif" font-size="11"'
-    background = f'<rect width="{width}" height="{height}" fill="#fff"/>'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img">{background}{"".join(drawn)}</svg>\n'
+        drawing.text(_NAME - 6, y + 11, audited.path, anchor="end", room=_NAME - 12)
+        has_gradient = "output gradient" in audited.ranges or "kernel gradient" in audited.ranges
+        _cells(drawing, _NAME, y, audited.path, audited.damage)
+        _cells(drawing, right, y, audited.path, audited.gradient_error if has_gradient else None)
+    return drawing.svg(inside_html=inside_html)
+
+
+def _cells(drawing: Picture, x: float, y: float, path: str, damages: dict[str, float] | None) -> None:
+    """Draws a cell for each format; grey ones where the layer has no gradient."""
+    for place, name in enumerate(FORMATS):
+        title = f"{path} has no gradient" if damages is None else f"{path}, {name}: {share(damages[name])}"
+        fill = _ABSENT if damages is None else _colour(damages[name])
+        drawing.rectangle(x + place * _CELL, y, _CELL - 2, _ROW - 1, fill, title)
 
 
 def _colour(value: float) -> str:
@@ -79,11 +76,6 @@ def _colour(value: float) -> str:
     depth = min(max(depth, 0.0), 1.0)
     mixed = (round(light + depth * (dark - light)) for light, dark in zip(_LIGHT, _DARK, strict=True))
     return "#" + "".join(f"{channel:02x}" for channel in mixed)
-
-
-def _text(x: float, y: float, words: str, *, end: bool = False, bold: bool = False) -> str:
-    extra = (' text-anchor="end"' if end else "") + (' font-weight="bold"' if bold else "")
-    return f'<text x="{x}" y="{y}"{extra}>{escape(words)}</text>'
 
 
 def _tensors(report: LayerAudits) -> str:

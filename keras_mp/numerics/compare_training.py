@@ -17,13 +17,13 @@ from rich.text import Text
 from keras_mp.fp8.convert import convert
 from keras_mp.numerics.batches import batches_of
 from keras_mp.precision.policy import POLICIES, restored_policy
-from keras_mp.reporting.html import COLOURS, document, table
+from keras_mp.reporting.html import document, table
 from keras_mp.reporting.plain_values import plain_values
 from keras_mp.reporting.report import PicturedReport
+from keras_mp.reporting.svg import Axes, Picture, colours_of
 from keras_mp.reporting.table import ColumnTable
 
 REFERENCE = "float32"
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 760, 380, 60, 40
 
 
 @dataclass
@@ -109,7 +109,7 @@ class ParityReport(PicturedReport):
         parts = [
             "<h1>The same training in several precisions</h1>",
             *(f"<p>{escape(self.verdict(name))}</p>" for name in self._others),
-            picture(self),
+            picture(self, inside_html=True),
             f"<h2>Final loss: {escape(self.final_is)}</h2>",
             table(names, rows, numbers=range(1, len(names))),
         ]
@@ -281,42 +281,25 @@ def _final(model: Any, losses: list[float], tests: list[tuple] | None) -> float:
     return total / count
 
 
-def picture(report: ParityReport) -> str:
+def picture(report: ParityReport, *, inside_html: bool = False) -> str:
     """The curves as SVG, each the moving mean over a fiftieth of the steps."""
-    window = max(1, report.steps // 50)
-    smooth = {
-        name: [np.convolve(curve, np.full(window, 1 / window), "valid") for curve in curves]
-        for name, curves in report.curves.items()
-    }
+    width = max(1, report.steps // 50)
+    smooth = {name: [_moving_mean(curve, width) for curve in curves] for name, curves in report.curves.items()}
     values = np.concatenate([curve for curves in smooth.values() for curve in curves])
     values = values[np.isfinite(values)]
     low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
-    high = high if high > low else low + 1.0
-    drawn = []
-    for place, (name, curves) in enumerate(smooth.items()):
-        colour = COLOURS[place % len(COLOURS)]
+    drawing = Picture(760, 420)
+    axes = Axes(60, 28, 750, 376, (width, max(report.steps, width + 1)), (low, high if high > low else low + 1.0))
+    drawing.axes(axes, "step; a line a seed", "loss")
+    colours = colours_of(list(smooth))
+    for name, curves in smooth.items():
         for curve in curves:
-            points = [
-                f"{_LEFT + (_WIDTH - _LEFT - 10) * index / max(1, len(curve) - 1):.1f},"
-                f"{10 + (_HEIGHT - 20) * (1 - (value - low) / (high - low)):.1f}"
-                for index, value in enumerate(curve)
-                if math.isfinite(value)
-            ]
-            drawn.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="1.2"/>')
-        y = 26 + 18 * place
-        drawn.append(f'<rect x="{_WIDTH - 190}" y="{y - 10}" width="12" height="12" fill="{colour}"/>')
-        drawn.append(f'<text x="{_WIDTH - 172}" y="{y}">{escape(name)}</text>')
-    bottom = _HEIGHT - 10
-    drawn.append(f'<path d="M{_LEFT} 10V{bottom}H{_WIDTH - 10}" fill="none" stroke="#666"/>')
-    for share in (0.0, 0.5, 1.0):
-        height = 14 + (_HEIGHT - 20) * (1 - share)
-        drawn.append(
-            f'<text x="{_LEFT - 6}" y="{height:.1f}" text-anchor="end">{low + share * (high - low):.3g}</text>'
-        )
-        x = _LEFT + (_WIDTH - _LEFT - 10) * share
-        drawn.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{share * report.steps:.0f}</text>')
-    drawn.append(f'<text x="{_WIDTH / 2}" y="{bottom + 32}" text-anchor="middle">step; a line a seed: loss</text>')
-    size = f'viewBox="0 0 {_WIDTH} {_HEIGHT + _BOTTOM}" width="{_WIDTH}" height="{_HEIGHT + _BOTTOM}"'
-    font = 'font-family="system-ui, sans-serif" font-size="12"'
-    background = f'<rect width="{_WIDTH}" height="{_HEIGHT + _BOTTOM}" fill="#fff"/>'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img">{background}{"".join(drawn)}</svg>'
+            steps = range(width, width + len(curve))
+            points = [axes.place(step, loss) for step, loss in zip(steps, curve, strict=True) if math.isfinite(loss)]
+            drawing.curve(points, colours[name])
+    drawing.legend(570, 44, colours)
+    return drawing.svg(inside_html=inside_html)
+
+
+def _moving_mean(curve: list[float], width: int) -> np.ndarray:
+    return np.convolve(curve, np.full(width, 1 / width), "valid")

@@ -18,8 +18,6 @@ h2 { margin: 2em 0 .5em; font-size: 18px; }
 svg { display: block; margin: 0 0 1em; }
 code { background: #f3f4f6; padding: 1px 4px; }
 """
-# Colours that stay apart for colour-blind readers (Okabe and Ito, 2008).
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#999999")
 
 
 def document(title: str, parts: Iterable[str]) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from keras_mp.reporting.html import COLOURS, document, table
+from keras_mp.reporting.html import document, table
+from keras_mp.reporting.svg import GRID, Picture, colours_of
 from keras_mp.xla.compiled_step import CompiledStep
 from keras_mp.xla.table import (
     compiled_as,
@@ -30,12 +31,12 @@ def page(report: CompiledStep) -> str:
         f"<p>{escape(headline(report))}</p>",
         *(f"<p>{escape(sentence)}</p>" for sentence in report.asked_and_compiled),
         "<h2>Operations by operand dtype as compiled</h2>",
-        _bar({dtype: share for dtype, share in report.shares.items()}, "{:.1%}"),
+        _bar(report.shares, "{:.1%}"),
         f"<p>{escape(speed(report))}</p>",
         "<h2>Advice</h2>",
         _advice(report),
         "<h2>Memory, MiB</h2>",
-        _bar(_memory_parts(report), None),
+        _bar(_memory_parts(report), "{:,.1f}"),
         table(("what", "MiB"), ((what, mebibytes(size)) for what, size in memory_rows(report)), numbers=(1,)),
         _compared(report),
         "<h2>Dots and convolutions</h2>",
@@ -95,62 +96,34 @@ def picture(report: CompiledStep) -> str:
         }
         for name, other in reports.items()
     }
-    titles = (
-        f"{report.model} on {report.title}: memory of a step at its peak, by what takes it",
-        "Operations of the products, by the dtype of their operands as compiled",
-    )
-    drawn, y = [], 24
-    for title, bars in zip(titles, (memory, {name: other.shares for name, other in reports.items()}), strict=True):
-        section, y = _bars(title, bars, y)
-        drawn += section
-    size = f'viewBox="0 0 {_WIDTH} {y}" width="{_WIDTH}" height="{y}"'
-    font = 'font-family="system-ui, sans-serif" font-size="13"'
-    background = f'<rect width="{_WIDTH}" height="{y}" fill="#fff"/>'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img">{background}{"".join(drawn)}</svg>\n'
+    operations = {name: other.shares for name, other in reports.items()}
+    drawing = Picture(_WIDTH, font_size=13)
+    where = f"{report.model} on {report.title}"
+    below = _bars(drawing, f"{where}: memory of a step at its peak, by what takes it", memory, 24)
+    title = "Operations of the products, by the dtype of their operands as compiled"
+    drawing.height = _bars(drawing, title, operations, below)
+    return drawing.svg()
 
 
-def _bars(title: str, bars: dict[str, dict[str, float]], y: int) -> tuple[list[str], int]:
-    """Bars on one scale, their legend, and where the next section begins."""
-    colours = dict(zip(dict.fromkeys(part for parts in bars.values() for part in parts), COLOURS, strict=False))
+def _bars(drawing: Picture, title: str, bars: dict[str, dict[str, float]], y: float) -> float:
+    """Draws bars on one scale and their legend; returns where the next section begins."""
+    colours = colours_of([part for parts in bars.values() for part in parts])
     most = max(sum(parts.values()) for parts in bars.values()) or 1.0
-    drawn = [f'<text x="10" y="{y}" font-weight="bold">{escape(title)}</text>']
+    drawing.text(10, y, title, bold=True, room=_WIDTH - 20)
     for name, parts in bars.items():
         y += 28
-        drawn.append(f'<text x="10" y="{y}">{escape(name)}</text>')
-        x = float(_LABEL)
-        for part, value in parts.items():
-            width = (_WIDTH - _LABEL - 10) * value / most
-            drawn.append(
-                f'<rect x="{x:.1f}" y="{y - 16}" width="{width:.1f}" height="22" fill="{colours[part]}">'
-                f"<title>{escape(part)}: {value:.4g}</title></rect>"
-            )
-            x += width
-    y += 28
-    for place, (part, colour) in enumerate(colours.items()):
-        x, below = 10 + 260 * (place % 3), y + 20 * (place // 3)
-        drawn.append(f'<rect x="{x}" y="{below - 11}" width="12" height="12" fill="{colour}"/>')
-        drawn.append(f'<text x="{x + 18}" y="{below}">{escape(part)}</text>')
-    return drawn, y + 20 * ((len(colours) - 1) // 3) + 40
+        drawing.text(10, y, name, room=_LABEL - 14)
+        drawing.stacked_bar(_LABEL, y - 16, (_WIDTH - _LABEL - 10) * sum(parts.values()) / most, 22, parts, colours)
+    return drawing.legend(10, y + 28, colours, columns=3) + 20
 
 
-def _bar(parts: dict[str, float], form: str | None) -> str:
+def _bar(parts: dict[str, float], form: str) -> str:
     """One bar, split in proportion, with its legend: an SVG picture."""
-    whole = sum(parts.values()) or 1.0
-    drawn, legend, x = [], [], 0.0
-    for index, (name, value) in enumerate(parts.items()):
-        colour = "#e5e7eb" if name == "free" else COLOURS[index % len(COLOURS)]
-        width = _WIDTH * value / whole
-        drawn.append(f'<rect x="{x:.1f}" y="0" width="{width:.1f}" height="28" fill="{colour}"/>')
-        row = 46 + 20 * index
-        written = form.format(value) if form else f"{value:,.1f}"
-        legend.append(
-            f'<rect x="0" y="{row - 11}" width="12" height="12" fill="{colour}"/>'
-            f'<text x="18" y="{row}" font-size="13">{escape(name)}: {escape(written)}</text>'
-        )
-        x += width
-    height = 46 + 20 * len(parts)
-    size = f'viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}"'
-    return f'<svg {size} role="img">{"".join(drawn + legend)}</svg>'
+    drawing = Picture(_WIDTH, 46 + 20 * len(parts), font_size=13)
+    colours = colours_of(list(parts)) | ({"free": GRID} if "free" in parts else {})
+    drawing.stacked_bar(0, 0, _WIDTH, 28, parts, colours)
+    drawing.legend(0, 46, {f"{name}: {form.format(value)}": colours[name] for name, value in parts.items()})
+    return drawing.svg(inside_html=True)
 
 
 def _advice(report: CompiledStep) -> str:
