@@ -109,7 +109,7 @@ def find_nonfinite(model: Any, batch: Any, loss_scale: float | None = None) -> N
             positive finite number.
     """
     check_model(model)
-    given = batches_of(batch if isinstance(batch, tuple) else [batch], 1, "batch")[0]
+    given = batches_of([batch], 1, "batch")[0]
     check_labels(model, given)
     scale = _scale_of(model, loss_scale)
     step = _Step(model)
