@@ -15,7 +15,7 @@ from keras_mp.stability.stabilized import stabilize
 FP8 = "fp8"
 
 
-def precision_of(model: Any) -> str:
+def precision_of(model: keras.Model) -> str:
     """Names the precision of a model: the policy of most of its layers that have weights, or "fp8"."""
     layers = [layer for layer in layers_by_path(model).values() if layer.weights]
     if any(isinstance(layer, Float8Layer) or "float8" in layer.dtype_policy.name for layer in layers):
@@ -31,7 +31,7 @@ def check_precision(name: str) -> str:
     return name
 
 
-def in_precision(model: Any, precision: str) -> Any:
+def in_precision(model: keras.Model, precision: str) -> keras.Model:
     """Rebuilds a model in another precision; the original is left alone.
 
     Layers that compute in the model's own precision change to the other; from float32, all do, and what must be
@@ -58,7 +58,7 @@ def in_precision(model: Any, precision: str) -> Any:
     return new
 
 
-def _with_policy(model: Any, old: str, new: str) -> Any:
+def _with_policy(model: keras.Model, old: str, new: str) -> keras.Model:
     policy = keras.saving.serialize_keras_object(keras.DTypePolicy(new))
     # A stabilized layer is float32 by its policy; what it multiplies in is its "precision".
     changes = {("precision", keras.DTypePolicy(old).compute_dtype): keras.DTypePolicy(new).compute_dtype}

@@ -6,6 +6,8 @@ import warnings
 from collections import Counter
 from typing import Any
 
+import keras
+
 from keras_mp.fp8.converted import converted_node, places_below, plain_node
 from keras_mp.fp8.history import AmaxHistory
 from keras_mp.fp8.layers import Config, Float8Layer
@@ -29,12 +31,12 @@ def is_available() -> Support:
 
 
 def convert(
-    model: Any,
+    model: keras.Model,
     recipe: Recipe | str | None = None,
     select: Select | None = None,
     target: str | None = None,
     batch_size: int = 8,
-) -> Any:
+) -> keras.Model:
     """A new model in which Dense and EinsumDense layers compute in FP8; see `keras_mp.fp8.matmul`.
 
     That includes layers inside others, such as the projections of MultiHeadAttention and GroupQueryAttention. Weights,
@@ -129,7 +131,7 @@ def _why_none(decisions: list[Decision], select: Select | None) -> str:
     )
 
 
-def revert(model: Any) -> Any:
+def revert(model: keras.Model) -> keras.Model:
     """A new model in which every FP8 layer of this kit is the plain Keras layer again.
 
     Args:
@@ -151,7 +153,7 @@ def revert(model: Any) -> Any:
 
 
 def explain(
-    model: Any,
+    model: keras.Model,
     select: Select | None = None,
     target: str | None = None,
     batch_size: int = 8,
@@ -228,7 +230,7 @@ def _told(changed: list[Decision], recipe: Recipe) -> str:
     return f"{paths} change from {' and '.join(map(str, before))} to {recipe}; weights are kept, and {kept}"
 
 
-def _is_wide(layer: Any) -> bool:
+def _is_wide(layer: keras.layers.Layer) -> bool:
     """Whether a layer was built to compute in float32; what `stabilize` lets return float32 was not."""
     return (layer._precision if isinstance(layer, Stabilized) else layer.compute_dtype) == "float32"
 

@@ -95,7 +95,7 @@ def _with_children(original: type) -> type:
     return extended
 
 
-def convert_in_place(layer: Any, recipe: Recipe) -> None:
+def convert_in_place(layer: keras.layers.Layer, recipe: Recipe) -> None:
     """Makes a live Dense or EinsumDense layer an FP8 one; it must be part of no compiled function yet."""
     treatments = layer._treatments if isinstance(layer, Stabilized) else ()
     precision = layer._precision if treatments else ""
@@ -107,16 +107,16 @@ def convert_in_place(layer: Any, recipe: Recipe) -> None:
         stabilize_in_place(layer, treatments, precision)
 
 
-def places_below(layer: Any, wanted: dict[int, Recipe]) -> dict[Place, Recipe]:
+def places_below(layer: keras.layers.Layer, wanted: dict[int, Recipe]) -> dict[Place, Recipe]:
     """Finds where the sublayers with the wanted ids stand."""
     return {place: wanted[id(sublayer)] for place, sublayer in _places(layer) if id(sublayer) in wanted}
 
 
-def _places(layer: Any) -> Iterator[tuple[Place, Any]]:
+def _places(layer: keras.layers.Layer) -> Iterator[tuple[Place, Any]]:
     """Every layer below another, depth first, each once. Places stay valid while more sublayers are created."""
     seen: set[int] = set()
 
-    def visit(layer: Any, place: Place) -> Iterator[tuple[Place, Any]]:
+    def visit(layer: keras.layers.Layer, place: Place) -> Iterator[tuple[Place, Any]]:
         for index, child in enumerate(children_of(layer)):
             if id(child) not in seen:
                 seen.add(id(child))

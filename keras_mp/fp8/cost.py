@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import keras
 
 from keras_mp.fp8.recipe import Recipe
 from keras_mp.precision.chips import CHIPS, Chip, find_chip
@@ -96,7 +98,7 @@ def chip_for(target: str) -> Chip:
     return chip
 
 
-def rows_of(layer: Any, inputs: int, batch_size: int) -> int | None:
+def rows_of(layer: keras.layers.Layer, inputs: int, batch_size: int) -> int | None:
     """Counts the rows of a built layer's inputs: batch times positions.
 
     Args:

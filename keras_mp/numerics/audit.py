@@ -31,7 +31,7 @@ HEADROOM = 16.0
 _GRADIENTS = ("output gradient", "kernel gradient")
 
 
-def audit(model: Any, data: Any, steps: int = 8, *, sample: int | None = SAMPLE) -> AuditReport:
+def audit(model: keras.Model, data: Any, steps: int = 8, *, sample: int | None = SAMPLE) -> AuditReport:
     """Runs a model forward and backward in float32 and predicts what lower precisions would lose, layer by layer.
 
     No weight changes. A model in another precision is rebuilt in float32; the original is left alone.
@@ -68,7 +68,7 @@ def audit(model: Any, data: Any, steps: int = 8, *, sample: int | None = SAMPLE)
 class _Run:
     """The sums of an audit over its steps."""
 
-    def __init__(self, model: Any, sample: int | None) -> None:
+    def __init__(self, model: keras.Model, sample: int | None) -> None:
         self.model, self.sample = model, sample
         self.step = ObservedStep(model, partial(_finish, sample))
         self.scale = 0.0
@@ -128,7 +128,7 @@ class _Run:
                 self.kernel_errors.append((key, self.ranges[key].update(part, size=x.size, extremes=ends)))
         return self.kernel_errors
 
-    def report(self, original: Any) -> AuditReport:
+    def report(self, original: keras.Model) -> AuditReport:
         record = self.step.record
         # A later batch may have had larger gradients than the first.
         scale = min(self.scale, _recommended(self.largest_gradient))
@@ -238,7 +238,11 @@ def _error(sqnr: float) -> float:
 
 
 def _notes(
-    original: Any, model: Any, losses: list[float], ranges: dict[tuple[str, int], Range], sample: int | None
+    original: keras.Model,
+    model: keras.Model,
+    losses: list[float],
+    ranges: dict[tuple[str, int], Range],
+    sample: int | None,
 ) -> list[str]:
     notes = []
     if model is not original:

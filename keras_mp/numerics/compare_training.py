@@ -138,7 +138,7 @@ class ParityReport(PicturedReport):
 
 
 def compare_training(
-    build: Callable[[], Any],
+    build: Callable[[], keras.Model],
     data: Any,
     precisions: Sequence[str] | Mapping[str, Any] = (REFERENCE, "mixed_bfloat16"),
     seeds: int | Sequence[int] = 3,
@@ -199,7 +199,7 @@ def compare_training(
     return ParityReport(taken, numbers, curves, final, what)
 
 
-def _builders(build: Any, precisions: Any) -> dict[str, Callable[[], Any]]:
+def _builders(build: Any, precisions: Any) -> dict[str, Callable[[], keras.Model]]:
     if not callable(build) or isinstance(build, keras.Model):
         raise TypeError(f"build={build!r} must be a function without arguments that returns a compiled keras.Model")
     if isinstance(precisions, str) or not precisions:
@@ -218,7 +218,7 @@ def _builders(build: Any, precisions: Any) -> dict[str, Callable[[], Any]]:
     return builders
 
 
-def _under(policy: str, build: Callable[[], Any]) -> Callable[[], Any]:
+def _under(policy: str, build: Callable[[], keras.Model]) -> Callable[[], keras.Model]:
     def make() -> Any:
         # Not policy_scope, which warns where a precision gains no speed on this hardware.
         with restored_policy():
@@ -228,7 +228,7 @@ def _under(policy: str, build: Callable[[], Any]) -> Callable[[], Any]:
     return make
 
 
-def _in_fp8(build: Callable[[], Any]) -> Callable[[], Any]:
+def _in_fp8(build: Callable[[], keras.Model]) -> Callable[[], keras.Model]:
     return lambda: convert(_under("mixed_bfloat16", build)(), select=lambda path, layer: True)
 
 
@@ -253,14 +253,14 @@ def _built(make: Callable[[], Any], seed: int) -> Any:
     return model
 
 
-def _set_weights(model: Any, weights: list[np.ndarray], name: str) -> None:
+def _set_weights(model: keras.Model, weights: list[np.ndarray], name: str) -> None:
     shapes = [tuple(weight.shape) for weight in model.weights]
     if shapes != [weight.shape for weight in weights]:
         raise ValueError(f"the model of {name!r} has other weights than that of float32, so it cannot start from them")
     model.set_weights(weights)
 
 
-def _train(model: Any, batches: list[tuple], steps: int) -> list[float]:
+def _train(model: keras.Model, batches: list[tuple], steps: int) -> list[float]:
     losses = []
     for step in range(steps):
         x, y, sample_weight = batches[step % len(batches)]
@@ -269,7 +269,7 @@ def _train(model: Any, batches: list[tuple], steps: int) -> list[float]:
     return losses
 
 
-def _final(model: Any, losses: list[float], tests: list[tuple] | None) -> float:
+def _final(model: keras.Model, losses: list[float], tests: list[tuple] | None) -> float:
     if tests is None:
         return float(np.mean(losses[-max(1, len(losses) // 10) :]))
     total, count = 0.0, 0.0

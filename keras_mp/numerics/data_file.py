@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 
-def batches_of_file(path: str | os.PathLike[str], model: Any, batch_size: int) -> list[tuple]:
+def batches_of_file(path: str | os.PathLike[str], model: keras.Model, batch_size: int) -> list[tuple]:
     """Reads the batches of a file.
 
     Args:
@@ -81,7 +81,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         ) from error
 
 
-def _inputs(path: Path, arrays: dict[str, np.ndarray], model: Any) -> Any:
+def _inputs(path: Path, arrays: dict[str, np.ndarray], model: keras.Model) -> Any:
     if not getattr(model, "inputs", None):  # a subclassed model takes what its call() is given
         others = {name: array for name, array in arrays.items() if name.partition(":")[0] not in ("y", "sample_weight")}
         if not others:
@@ -110,7 +110,7 @@ def _inputs(path: Path, arrays: dict[str, np.ndarray], model: Any) -> Any:
     return keras.tree.pack_sequence_as(inputs, [arrays[name] for name in names])
 
 
-def _labels(path: Path, arrays: dict[str, np.ndarray], model: Any) -> Any:
+def _labels(path: Path, arrays: dict[str, np.ndarray], model: keras.Model) -> Any:
     outputs = getattr(model, "outputs", None) or []
     if not outputs and "y" not in arrays:  # a subclassed model, which puts out a dict
         return {name.removeprefix("y:"): array for name, array in arrays.items() if name.startswith("y:")}
@@ -127,7 +127,7 @@ def _labels(path: Path, arrays: dict[str, np.ndarray], model: Any) -> Any:
     return keras.tree.pack_sequence_as(structure, [arrays[f"y:{name}"] for name in names])
 
 
-def _weights(arrays: dict[str, np.ndarray], model: Any) -> Any:
+def _weights(arrays: dict[str, np.ndarray], model: keras.Model) -> Any:
     weights = {name.partition(":")[2]: array for name, array in arrays.items() if name.startswith("sample_weight:")}
     if not weights:
         return arrays.get("sample_weight")
@@ -136,12 +136,12 @@ def _weights(arrays: dict[str, np.ndarray], model: Any) -> Any:
     return keras.tree.pack_sequence_as(model.output, [weights.get(name) for name in _output_names(model)])
 
 
-def _output_names(model: Any) -> list[str]:
+def _output_names(model: keras.Model) -> list[str]:
     """The names of a model's outputs, in the order in which they are flattened."""
     return sorted(model.output) if isinstance(model.output, dict) else list(model.output_names)
 
 
-def named_arrays(model: Any, batch: tuple) -> dict[str, Any]:
+def named_arrays(model: keras.Model, batch: tuple) -> dict[str, Any]:
     """The arrays of a batch under the names that `batches_of_file` reads.
 
     Args:

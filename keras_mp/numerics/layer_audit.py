@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
+
 from keras_mp.numerics.ranges import Range
 from keras_mp.numerics.verdict import Verdict
 from keras_mp.precision.formats import FORMATS
@@ -48,7 +50,7 @@ class LayerAudit:
     gradient_error: dict[str, float] = field(default_factory=dict)
     scales: tuple[float, float] | None = None
     verdicts: dict[str, Verdict] = field(default_factory=dict)
-    layer: Any = field(default=None, repr=False)
+    layer: keras.Operation | None = field(default=None, repr=False)
 
 
 @dataclass

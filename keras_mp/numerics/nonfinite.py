@@ -90,7 +90,7 @@ class _Seen(NamedTuple):
         return "Inf and NaN" if self.nan and self.inf else "NaN" if self.nan else "Inf"
 
 
-def find_nonfinite(model: Any, batch: Any, loss_scale: float | None = None) -> NonFinite | None:
+def find_nonfinite(model: keras.Model, batch: Any, loss_scale: float | None = None) -> NonFinite | None:
     """Finds the first value of a training step that is infinite or NaN, forward or backward.
 
     The step runs in the model's own precision, with the loss scale of its optimizer. No weight changes.
@@ -152,7 +152,7 @@ def _explained_step(step: _Step, batch: tuple, scale: float, first: _Outcome) ->
     return nonfinite
 
 
-def first_nonfinite(model: Any, batch: tuple, scale: float) -> NonFinite | None:
+def first_nonfinite(model: keras.Model, batch: tuple, scale: float) -> NonFinite | None:
     """As `find_nonfinite` for a checked batch, but for the remedy, which takes more steps to tell.
 
     Args:
@@ -164,7 +164,7 @@ def first_nonfinite(model: Any, batch: tuple, scale: float) -> NonFinite | None:
     return None if outcome.finite else outcome.first()
 
 
-def _scale_of(model: Any, loss_scale: Any) -> float:
+def _scale_of(model: keras.Model, loss_scale: Any) -> float:
     if loss_scale is not None:
         known = isinstance(loss_scale, (int, float, np.number)) and not isinstance(loss_scale, bool)
         if not known or not 0 < loss_scale < math.inf:
@@ -181,7 +181,7 @@ def _scale_of(model: Any, loss_scale: Any) -> float:
 class _Step:
     """A step of a model that counts what is not finite."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self.model = model
         self._observed = ObservedStep(model, _finish, tap_inputs=True)
 
@@ -209,7 +209,7 @@ def _look(x: Any) -> Any:
 class _Outcome:
     """A step's tensors, and which of them is the first that is not finite."""
 
-    def __init__(self, model: Any, record: Record, loss: float, seen: np.ndarray) -> None:
+    def __init__(self, model: keras.Model, record: Record, loss: float, seen: np.ndarray) -> None:
         self._model, self._record, self._loss = model, record, loss
         self._seen = {
             key: _Seen(int(nan), int(inf), float(low), float(high))
@@ -347,7 +347,7 @@ def _bad_record(batch: tuple) -> NonFinite | None:
 BadVariable = tuple[str, Any]  # the path of its layer, and the variable
 
 
-def _bad_variables(model: Any) -> tuple[list[BadVariable], list[BadVariable]]:
+def _bad_variables(model: keras.Model) -> tuple[list[BadVariable], list[BadVariable]]:
     """The variables with a value that is not finite: those that are trained, and the others."""
     trained = {id(variable) for variable in model.trainable_variables}
     weights: list[BadVariable] = []
@@ -415,7 +415,7 @@ def _calibration(outcome: _Outcome, scale: float, fitting: float) -> NonFinite:
     return nonfinite
 
 
-def _advise(nonfinite: NonFinite, model: Any, batch: tuple) -> None:
+def _advise(nonfinite: NonFinite, model: keras.Model, batch: tuple) -> None:
     """Says whether the precision or the arithmetic is at fault: the same step in float32 tells."""
     layer = layers_by_path(model).get(nonfinite.path)
     dtype = getattr(layer, "compute_dtype", "float32" if computes_in_float32(model) else "")

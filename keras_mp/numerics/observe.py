@@ -39,7 +39,7 @@ class Call:
     """
 
     path: str
-    layer: Any
+    layer: keras.Operation
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     inner: dict[str, int] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class _Recorder:
         self._open: list[Call] = []
         self._counting = True
 
-    def wrap(self, path: str, layer: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, path: str, layer: keras.Operation, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if name == "activation":
             return self._before(layer, function, "before activation", lambda x, *_: x)
         if name == "_compute_attention":
@@ -102,7 +102,7 @@ class _Recorder:
         self._clock += 1
         return self._clock
 
-    def _before(self, layer: Any, function: Callable[..., Any], name: str, what: Callable[..., Any]) -> Any:
+    def _before(self, layer: keras.Operation, function: Callable[..., Any], name: str, what: Callable[..., Any]) -> Any:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._open and self._open[-1].layer is layer:
@@ -193,7 +193,7 @@ def _is_float(x: Any) -> bool:
     return keras.ops.is_tensor(x) and keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype))
 
 
-def _scores(layer: Any, query: Any, key: Any, *rest: Any) -> Any:
+def _scores(layer: keras.Operation, query: Any, key: Any, *rest: Any) -> Any:
     equation, factor = getattr(layer, "_dot_product_equation", None), getattr(layer, "_inverse_sqrt_key_dim", None)
     if equation is None or factor is None:
         return None
@@ -201,7 +201,7 @@ def _scores(layer: Any, query: Any, key: Any, *rest: Any) -> Any:
     return ops.einsum(equation, key, ops.multiply(query, ops.cast(factor, query.dtype)))
 
 
-def layers_and_operations(model: Any) -> dict[str, Any]:
+def layers_and_operations(model: keras.Model) -> dict[str, Any]:
     """Everything that a step calls below a model, by path: layers, and the operations of functional graphs."""
     operations = {operation.name: operation for operation in operations_of(model)}
     return {**operations, **layers_by_path(model)}
@@ -221,7 +221,7 @@ class ObservedStep:
         record: the calls of the last step, without its tensors.
     """
 
-    def __init__(self, model: Any, finish: Callable[..., Any], *, tap_inputs: bool = False) -> None:
+    def __init__(self, model: keras.Model, finish: Callable[..., Any], *, tap_inputs: bool = False) -> None:
         self.model, self._finish, self._tap_inputs = model, finish, tap_inputs
         self.record = Record()
         self._records: list[Record] = []
@@ -277,6 +277,6 @@ def _numpy(x: Any) -> Any:
     return x if x is None else np.asarray(x)
 
 
-def is_leaf(layer: Any) -> bool:
+def is_leaf(layer: keras.Operation) -> bool:
     """Whether no other layer is inside."""
     return not children_of(layer)

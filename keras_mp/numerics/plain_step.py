@@ -16,7 +16,7 @@ from keras_mp.reporting.error_line import error_line
 from keras_mp.stability.stabilized import stabilize
 
 
-def loss_of(model: Any, x: Any, y: Any, sample_weight: Any) -> Any:
+def loss_of(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> Any:
     """The loss of a batch as Keras's own train_step computes it, in float32."""
     training = {"training": True} if model._call_has_training_arg else {}
     y_pred = model(x, **training)
@@ -25,7 +25,7 @@ def loss_of(model: Any, x: Any, y: Any, sample_weight: Any) -> Any:
     return ops.cast(loss, "float32")
 
 
-def explained(model: Any, batch: tuple, error: Exception) -> ValueError:
+def explained(model: keras.Model, batch: tuple, error: Exception) -> ValueError:
     """The error for an observed step that could not be run: it tells faults of the data, of Keras and of this package.
 
     Args:
@@ -60,7 +60,7 @@ def _has_strings(batch: tuple) -> bool:
     return any(np.asarray(leaf).dtype.kind in "USO" for leaf in leaves)
 
 
-def _error_of(model: Any, batch: tuple) -> Exception | None:
+def _error_of(model: keras.Model, batch: tuple) -> Exception | None:
     """What a step raises that nothing observes."""
 
     def forward(tap: Any, structure: Any) -> tuple[Any, list[Any]]:
@@ -75,7 +75,7 @@ def _error_of(model: Any, batch: tuple) -> Exception | None:
     return None
 
 
-def _fits_in_float32(model: Any, batch: tuple) -> bool:
+def _fits_in_float32(model: keras.Model, batch: tuple) -> bool:
     if computes_in_float32(model):
         return False
     try:
@@ -84,7 +84,7 @@ def _fits_in_float32(model: Any, batch: tuple) -> bool:
         return False
 
 
-def _fits_stabilized(model: Any, batch: tuple) -> bool:
+def _fits_stabilized(model: keras.Model, batch: tuple) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -93,7 +93,7 @@ def _fits_stabilized(model: Any, batch: tuple) -> bool:
         return False
 
 
-def _does_not_fit(model: Any, batch: tuple, error: Exception) -> ValueError:
+def _does_not_fit(model: keras.Model, batch: tuple, error: Exception) -> ValueError:
     x, y, _ = batch
     given = " and ".join(
         f"{name} of shape {', '.join(str(leaf.shape) for leaf in keras.tree.flatten(part) if leaf is not None)}"

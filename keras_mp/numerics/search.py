@@ -84,7 +84,7 @@ class PolicySearch(Report):
         """Whether a layer computes in float16, so that the loss must be scaled."""
         return "mixed_float16" in {self.base, *self.restored.values()}
 
-    def apply(self, build: Callable[[], Any]) -> Any:
+    def apply(self, build: Callable[[], keras.Model]) -> keras.Model:
         """Builds a model in the precisions that were found.
 
         Args:
@@ -139,7 +139,7 @@ class PolicySearch(Report):
 
 
 def search_policy(
-    model: Any,
+    model: keras.Model,
     data: Any,
     candidates: Sequence[str] = CANDIDATES,
     tolerance: float = 0.2,
@@ -192,7 +192,7 @@ def search_policy(
     return _Search(model, report, Judge(model, judged, report.loss_scale), candidates, float(tolerance)).run()
 
 
-def _rebuilt_or_itself(model: Any) -> Any:
+def _rebuilt_or_itself(model: keras.Model) -> keras.Model:
     """The model built anew under the policies it was given in place, where that loses nothing of it."""
     try:
         new = rebuild(model, lambda node, layer: node, policy="float32").model
@@ -215,7 +215,9 @@ def _checked(candidates: Any) -> list[str]:
 class _Search:
     """The bisections of a search."""
 
-    def __init__(self, model: Any, report: AuditReport, judge: Judge, candidates: list[str], tolerance: float) -> None:
+    def __init__(
+        self, model: keras.Model, report: AuditReport, judge: Judge, candidates: list[str], tolerance: float
+    ) -> None:
         self.model, self.report, self.judge, self.tolerance = model, report, judge, tolerance
         self.units = units_of(model)
         self.audits = {layer.path: layer for layer in report.layers}
@@ -398,7 +400,7 @@ class _Search:
         return {name: count / total for name, count in work.items()}
 
 
-def _same_layers(model: Any, expected: tuple[str, ...]) -> dict[str, str]:
+def _same_layers(model: keras.Model, expected: tuple[str, ...]) -> dict[str, str]:
     """For each path of the searched model, the path of the same layer in another."""
     mine = list(units_of(model))
     if set(mine) == set(expected):

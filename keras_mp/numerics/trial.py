@@ -60,7 +60,7 @@ class Errors(NamedTuple):
         return worst if math.isfinite(worst) else math.inf
 
 
-def units_of(model: Any) -> dict[str, Any]:
+def units_of(model: keras.Model) -> dict[str, Any]:
     """The layers that have a precision of their own, by path: layers of models and of custom layers.
 
     What is inside one of Keras's own composite layers, such as MultiHeadAttention, goes with it.
@@ -78,12 +78,12 @@ def units_of(model: Any) -> dict[str, Any]:
     return units
 
 
-def is_closed(layer: Any) -> bool:
+def is_closed(layer: keras.layers.Layer) -> bool:
     """Whether what is inside goes with the layer."""
     return type(layer).__module__.startswith("keras.") and bool(children_of(layer))
 
 
-def set_policies(model: Any, assignment: Assignment) -> None:
+def set_policies(model: keras.Model, assignment: Assignment) -> None:
     """Gives the live layers of a model their policies, in place; FP8 apart."""
     for path, layer in units_of(model).items():
         policy = keras.DTypePolicy(assignment.precision(path))
@@ -100,7 +100,7 @@ class Judge:
         loss_scale: what to multiply the loss by where a layer computes in float16.
     """
 
-    def __init__(self, model: Any, batches: Sequence[tuple], loss_scale: float) -> None:
+    def __init__(self, model: keras.Model, batches: Sequence[tuple], loss_scale: float) -> None:
         self._batches, self._scale = list(batches), loss_scale
         self._model = copy_of(model, self._batches[0][0], to_float32)
         self._variables = len(self._model.trainable_variables)
@@ -122,13 +122,13 @@ class Judge:
             nonfinite = first_nonfinite(model, self._batches[place], scale)
             return worst._replace(culprit=nonfinite.path if nonfinite is not None else "")
 
-    def _steps(self, model: Any, scale: float) -> list[tuple[float, list[np.ndarray]]]:
+    def _steps(self, model: keras.Model, scale: float) -> list[tuple[float, list[np.ndarray]]]:
         run = _gradient_step(model)
         results = [run(batch, scale) for batch in self._batches]
         return [(loss, [gradient / scale for gradient in gradients]) for loss, gradients in results]
 
 
-def _gradient_step(model: Any) -> Callable[[tuple, float], tuple[float, list[np.ndarray]]]:
+def _gradient_step(model: keras.Model) -> Callable[[tuple, float], tuple[float, list[np.ndarray]]]:
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
 
     def forward(tap: Any, batch: Any) -> tuple[Any, list[Any]]:
@@ -169,7 +169,7 @@ def _compared(low: tuple[float, list[np.ndarray]], high: tuple[float, list[np.nd
 
 
 @contextmanager
-def _policies(model: Any, assignment: Assignment) -> Any:
+def _policies(model: keras.Model, assignment: Assignment) -> Any:
     before = [(layer, layer.dtype_policy) for layer in layers_by_path(model).values()]
     set_policies(model, assignment)
     try:
@@ -179,7 +179,7 @@ def _policies(model: Any, assignment: Assignment) -> Any:
             layer.dtype_policy = policy
 
 
-def _in_fp8(model: Any, paths: frozenset[str]) -> Any:
+def _in_fp8(model: keras.Model, paths: frozenset[str]) -> keras.Model:
     import warnings
 
     with warnings.catch_warnings():

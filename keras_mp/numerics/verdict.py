@@ -47,7 +47,7 @@ class Verdict(NamedTuple):
 _FLOAT32 = "give the layer dtype='float32', or make its values smaller"
 
 
-def float16(layer: Any, ranges: Mapping[str, Range], scale: float) -> Verdict:
+def float16(layer: keras.Operation, ranges: Mapping[str, Range], scale: float) -> Verdict:
     """The verdict on float16.
 
     A layer is unsafe in float16 if, run in it on the float32 inputs, it puts out infinity or NaN; or if, at the loss
@@ -93,7 +93,7 @@ def float16(layer: Any, ranges: Mapping[str, Range], scale: float) -> Verdict:
     return Verdict(True, "", "all of it fits")
 
 
-def _overflow(layer: Any, ranges: Mapping[str, Range]) -> Verdict | None:
+def _overflow(layer: keras.Operation, ranges: Mapping[str, Range]) -> Verdict | None:
     """The tensor whose overflow makes the layer's output infinite or NaN in float16."""
     kernel = ranges.get("kernel")
     if kernel is not None and _too_large(kernel, FLOAT16) and any(v._autocast for v in own_variables(layer)):
@@ -131,7 +131,7 @@ def _too_large(values: Range, format: Format) -> bool:
     return format.overflows(values.lowest) or format.overflows(values.highest)
 
 
-def _as_float16(layer: Any) -> Any:
+def _as_float16(layer: keras.Operation) -> Any:
     return type(layer).from_config({**layer.get_config(), "dtype": "float16"})
 
 
@@ -153,7 +153,7 @@ def bfloat16(ranges: Mapping[str, Range]) -> Verdict:
     return Verdict(True, "", "all of it fits")
 
 
-def fp8(layer: Any, ranges: Mapping[str, Range]) -> Verdict:
+def fp8(layer: keras.Operation, ranges: Mapping[str, Range]) -> Verdict:
     """The verdict on FP8: input and kernel in E4M3, the output's gradient in E5M2, each with a scale of max / amax."""
     if not isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)):
         return Verdict(False, "", "only Dense and EinsumDense compute in FP8")

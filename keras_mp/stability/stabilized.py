@@ -27,7 +27,7 @@ from keras_mp.stability.way_out import way_out
 REGISTERED_NAME = "keras_mp>Stabilized"
 
 
-def stabilize(model: Any) -> Any:
+def stabilize(model: keras.Model) -> keras.Model:
     """A new model in which normalization, softmax, activity regularizers and the output run in float32.
 
     - Normalization and softmax compute in float32 and return the 16-bit dtype that they returned before.
@@ -91,7 +91,7 @@ def stabilize(model: Any) -> Any:
     return new
 
 
-def _precision(layer: Any) -> str:
+def _precision(layer: keras.layers.Layer) -> str:
     return layer.compute_dtype if isinstance(layer, keras.layers.Layer) else "float32"  # an operation follows its input
 
 
@@ -138,7 +138,7 @@ class StabilizedChildren:
             _infer_again(self, treated)
 
 
-def _infer_again(model: Any, treated: set[int]) -> None:
+def _infer_again(model: keras.Model, treated: set[int]) -> None:
     """Gives the tensors of a functional graph that was made before its layers were treated the dtypes of now."""
     changed: set[int] = set()
     # Private, as a graph's tensors have no public way to say that they are wider than when they were made.
@@ -153,7 +153,7 @@ def _infer_again(model: Any, treated: set[int]) -> None:
                 changed.add(id(old))
 
 
-def stabilize_in_place(layer: Any, treatments: Sequence[str], precision: str) -> Any:
+def stabilize_in_place(layer: keras.layers.Layer, treatments: Sequence[str], precision: str) -> keras.layers.Layer:
     """Applies treatments to a live layer and returns it.
 
     Args:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import keras
 
@@ -14,7 +13,7 @@ from keras_mp.stability.sensitive import LOW_PRECISION, SensitiveLayer
 _BY_POLICY = {"float32", "everywhere", "result", "activation", "regularizer"}
 
 
-def way_out(model: Any, sensitive: list[SensitiveLayer]) -> str:
+def way_out(model: keras.Model, sensitive: list[SensitiveLayer]) -> str:
     """Says how to protect a model by policies alone.
 
     Args:
@@ -78,7 +77,7 @@ def _beyond_policies(sensitive: list[SensitiveLayer]) -> list[str]:
     return lines
 
 
-def _policy_of(model: Any) -> str:
+def _policy_of(model: keras.Model) -> str:
     """The policy of most layers with a 16-bit compute dtype."""
     policies = [layer.dtype_policy for layer in [model, *layers_by_path(model).values()]]
     low = Counter(policy.name for policy in policies if policy.compute_dtype in LOW_PRECISION)
