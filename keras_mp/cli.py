@@ -26,7 +26,7 @@ app = typer.Typer(
 
 @app.command()
 def doctor() -> None:
-    """Say what this machine can do in which precision, what `auto` would choose and why, and what to install."""
+    """Print which precisions this machine supports, what `auto` chooses and why, and which packages are missing."""
     from keras_mp.precision.doctor import main as print_doctor
 
     print_doctor()
@@ -37,9 +37,9 @@ def doctor() -> None:
     add_help_option=False,
 )
 def train(context: typer.Context) -> None:
-    """Train as a training recipe says: `keras-mp train digits --epochs 3`.
+    """Run a training recipe: `keras-mp train digits --epochs 3`.
 
-    It is the path of a file, module:function, or the name of a file in the folder recipes of the current one.
+    A recipe is given as the path of a file, as module:function, or as the name of a file in the folder ./recipes.
     """
     sys.path.insert(0, os.getcwd())
     from keras_mp.training.run_recipe import run_recipe
@@ -49,7 +49,7 @@ def train(context: typer.Context) -> None:
 
 @app.command()
 def targets() -> None:
-    """List the chips that `inspect` compiles for, and say what to install."""
+    """List the chips that `inspect` compiles for, and which packages are missing."""
     import_keras()
     from rich.console import Console
     from rich.table import Table
@@ -73,22 +73,24 @@ def inspect(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     target: Annotated[str, typer.Option(help="A chip of `keras-mp targets`, or host.")] = "host",
-    compare: Annotated[str, typer.Option(help="Other precisions, with commas: float32,mixed_bfloat16.")] = "",
+    compare: Annotated[str, typer.Option(help="Precisions to compare with, separated by commas.")] = "",
     html: Annotated[Path | None, typer.Option(help="Write the whole report as one HTML file.")] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="By default the training recipe's; 8 for a .keras file.")
     ] = None,
-    inference: Annotated[bool, typer.Option("--inference", help="Look at the forward pass alone.")] = False,
+    inference: Annotated[bool, typer.Option("--inference", help="Inspect the forward pass only.")] = False,
     imports: Annotated[
         list[str] | None,
-        typer.Option("--import", help="For a .keras file: a module that defines its own layers; may be repeated."),
+        typer.Option("--import", help="For a .keras file: a module that defines its custom layers; may be repeated."),
     ] = None,
-    unsafe: Annotated[bool, typer.Option("--unsafe", help="Load Python lambdas, which can run any code.")] = False,
+    unsafe: Annotated[
+        bool, typer.Option("--unsafe", help="Load Python lambdas, which can run arbitrary code.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Say what one training step runs in which precision on a chip that need not be attached.
+    """Show the precision of each product in a training step compiled for a chip, which need not be attached.
 
-    Options that are not those above go to the training recipe: `keras-mp inspect digits --width 64`.
+    Other options are passed to the training recipe: `keras-mp inspect digits --width 64`.
     """
     _check_writable(html=html)
     sys.path.insert(0, os.getcwd())
@@ -130,20 +132,22 @@ def audit(
             "several outputs, y:NAME for each."
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="How many batches to look at.")] = 8,
+    steps: Annotated[int, typer.Option(help="Number of batches to run.")] = 8,
     batch_size: Annotated[
         int | None, typer.Option(help="By default the training recipe's; 8 for a .keras file.")
     ] = None,
     imports: Annotated[
         list[str] | None,
-        typer.Option("--import", help="For a .keras file: a module that defines its own layers; may be repeated."),
+        typer.Option("--import", help="For a .keras file: a module that defines its custom layers; may be repeated."),
     ] = None,
-    unsafe: Annotated[bool, typer.Option("--unsafe", help="Load Python lambdas, which can run any code.")] = False,
+    unsafe: Annotated[
+        bool, typer.Option("--unsafe", help="Load Python lambdas, which can run arbitrary code.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Run a model forward and backward in float32, and say which layers would not fit a lower precision.
+    """Run a model forward and backward in float32, and list the layers that do not fit a lower precision.
 
-    Options that are not those above go to the training recipe: `keras-mp audit digits --width 64`.
+    Other options are passed to the training recipe: `keras-mp audit digits --width 64`.
     """
     _check_writable(html=html)
     sys.path.insert(0, os.getcwd())
@@ -186,26 +190,31 @@ def audit(
 def bench(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],
-    precisions: Annotated[str, typer.Option(help="With commas; float32 is always among them.")] = (
+    precisions: Annotated[str, typer.Option(help="Separated by commas; float32 is always measured.")] = (
         "float32,mixed_bfloat16"
     ),
     batch_size: Annotated[
         int | None, typer.Option(help="By default the training recipe's; 8 for a .keras file.")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Turns of each precision.")] = 20,
-    seconds: Annotated[float, typer.Option(help="Of one turn, about; at least a step.")] = 0.5,
-    find_batch: Annotated[bool, typer.Option("--find-batch", help="Find the largest batch that fits, too.")] = False,
-    memory_limit: Annotated[float | None, typer.Option(help="GiB a process may hold on a CPU.")] = None,
+    rounds: Annotated[int, typer.Option(help="Number of measurements of each precision.")] = 20,
+    seconds: Annotated[float, typer.Option(help="Approximate length of a measurement; at least one step.")] = 0.5,
+    find_max_batch_size: Annotated[
+        bool, typer.Option("--find-max-batch-size", help="Also find the largest batch that fits.")
+    ] = False,
+    find_batch: Annotated[bool, typer.Option("--find-batch", hidden=True)] = False,
+    memory_limit: Annotated[float | None, typer.Option(help="Memory limit of a process on a CPU, in GiB.")] = None,
     imports: Annotated[
         list[str] | None, typer.Option("--import", help="A module that defines custom layers; may be repeated.")
     ] = None,
-    unsafe: Annotated[bool, typer.Option("--unsafe", help="Load Python lambdas, which can run any code.")] = False,
+    unsafe: Annotated[
+        bool, typer.Option("--unsafe", help="Load Python lambdas, which can run arbitrary code.")
+    ] = False,
     picture: Annotated[Path | None, typer.Option(help="Write the picture to this .svg file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Measure a training step in several precisions on this machine, in turns, as ratios to float32.
+    """Measure a training step on this machine in several precisions, interleaved, relative to float32.
 
-    Options that are not those above go to the training recipe: `keras-mp bench digits --width 64`.
+    Other options are passed to the training recipe: `keras-mp bench digits --width 64`.
     """
     _check_writable(picture=picture)
     sys.path.insert(0, os.getcwd())
@@ -214,6 +223,8 @@ def bench(
     from keras_mp.bench.report import check_precisions
     from keras_mp.precision.policy import PRECISIONS
 
+    if find_batch:
+        typer.echo("--find-batch is now --find-max-batch-size; the old name works in this version", err=True)
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     arguments: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
@@ -237,7 +248,7 @@ def bench(
         f"{model}: a training step",
         rounds=rounds,
         seconds=seconds,
-        find_batch=find_batch,
+        find_max_batch_size=find_max_batch_size or find_batch,
         memory_limit=None if memory_limit is None else int(memory_limit * 2**30),
         log=lambda text: typer.echo(text, err=True),
     )
@@ -251,20 +262,27 @@ def bench(
 @app.command()
 def export(
     model: Annotated[Path, typer.Argument(help="A .keras file, trained in any precision on any backend.")],
-    path: Annotated[Path, typer.Argument(help="The SavedModel's folder, or the file; must not exist yet.")],
+    path: Annotated[Path, typer.Argument(help="The folder or file to write.")],
     format: Annotated[str, typer.Option(help="savedmodel, onnx, litert or litert-int8.")] = "savedmodel",
     calibrate: Annotated[
-        Path | None, typer.Option(help="For litert-int8: inputs like those to be served, .npy or .npz, hundreds.")
+        Path | None, typer.Option(help="For litert-int8: an .npy or .npz file with hundreds of typical inputs.")
     ] = None,
     imports: Annotated[
         list[str] | None, typer.Option("--import", help="A module that defines custom layers; may be repeated.")
     ] = None,
     verify: Annotated[
-        Path | None, typer.Option(help="A batch of inputs, .npy or .npz: compare with the model run in float32.")
+        Path | None, typer.Option(help="An .npy or .npz file of inputs, on which to compare with the model in float32.")
     ] = None,
-    outputs: Annotated[Path | None, typer.Option(help="Write the SavedModel's outputs on that batch, .npz.")] = None,
+    outputs: Annotated[
+        Path | None, typer.Option(help="Write the SavedModel's outputs on that batch to this .npz file.")
+    ] = None,
     tolerance: Annotated[float, typer.Option(help="Largest relative difference that --verify allows.")] = 1e-5,
-    unsafe: Annotated[bool, typer.Option("--unsafe", help="Load Python lambdas, which can run any code.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing export, after the new one was checked.")
+    ] = False,
+    unsafe: Annotated[
+        bool, typer.Option("--unsafe", help="Load Python lambdas, which can run arbitrary code.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Export a model as a SavedModel, an ONNX or a LiteRT file in float32 throughout, or as a LiteRT file in int8."""
@@ -283,14 +301,29 @@ def export(
         from keras_mp.export.saved_model import export_file
 
         report = export_file(
-            model, path, verify, modules=imports or (), unsafe=unsafe, outputs=outputs, tolerance=tolerance
+            model,
+            path,
+            verify,
+            modules=imports or (),
+            unsafe=unsafe,
+            outputs=outputs,
+            tolerance=tolerance,
+            overwrite=overwrite,
         )
         _show(report, None, as_json)
         return
     from keras_mp.export.from_file import deploy_file
 
     deployed = deploy_file(
-        model, path, format, verify, calibrate, modules=imports or (), unsafe=unsafe, tolerance=tolerance
+        model,
+        path,
+        format,
+        verify,
+        calibrate,
+        modules=imports or (),
+        unsafe=unsafe,
+        tolerance=tolerance,
+        overwrite=overwrite,
     )
     _show(deployed, None, as_json)
 
@@ -324,13 +357,13 @@ def _is_file(model: str, context: typer.Context) -> bool:
         from keras_mp.conversion.model_file import check_model_file
 
         check_model_file(path)
-        raise ValueError(f"{model!r} is no .keras file: write one with model.save('model.keras')")
+        raise ValueError(f"{model!r} is not a .keras file: write one with model.save('model.keras')")
     if path.suffix != ".keras":
         return False
     if context.args:
         raise ValueError(
-            f"unknown after {model!r}: {' '.join(context.args)}. Only a training recipe has options beside those of "
-            f"`keras-mp {context.command.name} --help`"
+            f"unknown after {model!r}: {' '.join(context.args)}. `keras-mp {context.command.name} --help` lists "
+            "the options; only training recipes add options of their own"
         )
     return True
 

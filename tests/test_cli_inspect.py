@@ -76,7 +76,7 @@ def test_mistakes_are_one_line(tmp_path):
         (["missing.keras"], "there is no file 'missing.keras'"),
         (
             ["missing.keras", "--widht", "8"],
-            "unknown after 'missing.keras': --widht 8. Only a training recipe has",
+            "unknown after 'missing.keras': --widht 8. `keras-mp inspect --help` lists",
         ),
     ):
         done = run("inspect", *arguments, cache=tmp_path)

@@ -87,15 +87,15 @@ def files(tmp_path_factory):
 
 MODELS = {
     "missing.keras": "there is no file",
-    "folder.keras": "is no .keras file but a folder",
-    "text.keras": "is no .keras file but not complete, or of another kind",
-    "cut.keras": "is no .keras file but not complete, or of another kind",
+    "folder.keras": "is not a .keras file but a folder",
+    "text.keras": "is not a .keras file but not complete, or of another kind",
+    "cut.keras": "is not a .keras file but not complete, or of another kind",
     "zip.keras": "does not load",
     "mix.keras": "it holds the class 'Mix', not registered with Keras: name the module that defines it with --import",
     "lambda.keras": "it holds a Python lambda, which can run any code: if you trust the file, pass --unsafe",
     "model.weights.h5": "holds weights alone: load them into their model, and give the .keras file",
-    "model.h5": r"is no .keras file but not complete, or of another kind: write one with model.save\('model.keras'\)",
-    "saved_model": "is no .keras file but a folder: write one",
+    "model.h5": r"is not a .keras file but not complete, or of another kind: write one with",
+    "saved_model": "is not a .keras file but a folder: write one",
 }
 DATA = {
     "missing.npz": "there is no file",
@@ -107,11 +107,11 @@ DATA = {
     "words.npz": "array 'x' in .* is of dtype <U1, and input .* of model 'small' takes float32",
     "wide.npz": r"data does not fit model 'small'.* x of shape \(4, 7\)",
     "scalar.npz": r"must have as many records each, 1 or more: x \(\), y \(4, 1\)",
-    "array.npy": "is no .npz file: write one with numpy.savez",
-    "text.npz": "is no .npz or .npy file: write one with numpy.savez",
-    "zero.npz": "is no .npz or .npy file: write one with numpy.savez",
+    "array.npy": "is not an .npz file: write one with numpy.savez",
+    "text.npz": "is not an .npz or .npy file: write one with numpy.savez",
+    "zero.npz": "is not an .npz or .npy file: write one with numpy.savez",
     "damaged.npz": "is damaged",
-    "saved_model": "is a folder, and no .npz or .npy file",
+    "saved_model": "is a folder, not an .npz or .npy file",
 }
 
 
@@ -164,7 +164,7 @@ def test_data_that_is_none(command, files, file):
         (["inspect", "model.keras", "--compare", "float8"], "float8"),
         (
             ["audit", "model.keras", "--widht", "8"],
-            "unknown after .*model.keras': --widht 8. Only a training recipe",
+            "unknown after .*model.keras': --widht 8. `keras-mp audit --help` lists",
         ),
         (["audit", "mix.keras", "--import", "no_such_module"], "No module named 'no_such_module'"),
         (["audit", "mix.keras", "--import", "layers.py"], "takes a module's name, not a file's: --import layers"),
@@ -176,7 +176,7 @@ def test_data_that_is_none(command, files, file):
         (["export", "model.keras", "out", "--format", "pdf"], "'pdf' must be one of"),
         (["export", "model.keras", "out", "--verify", "missing.npz"], "there is no file"),
         (["export", "model.keras", "out", "--verify", "objects.npz"], "Python objects"),
-        (["export", "model.keras", "out", "--verify", "text.npz"], "is no .npz or .npy file"),
+        (["export", "model.keras", "out", "--verify", "text.npz"], "is not an .npz or .npy file"),
         (["export", "model.keras", "out", "--outputs", "o.npz"], "--outputs needs --verify"),
     ],
 )
@@ -216,7 +216,7 @@ def test_without_a_backend_a_command_says_what_to_install(tmp_path, backend, arg
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         capture_output=True, text=True, cwd=tmp_path,
-        env={**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert f"{backend} is not installed" in done.stderr and f'pip install "keras-mp[{backend}]"' in done.stderr

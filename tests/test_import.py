@@ -89,7 +89,7 @@ def test_type_checkers_see_the_public_names_and_no_other(tmp_path):
 
 
 # What ends up as a row of a benchmark's report.
-NOT_RAISED_TO_USERS = {"SubjectError", "CannotRunError"}
+NOT_RAISED_TO_USERS = {"WorkloadError", "CannotRunError"}
 
 
 @pytest.mark.once

@@ -62,7 +62,7 @@ def check_model_file(path: str | os.PathLike[str]) -> Path:
         )
     if path.is_dir() or not zipfile.is_zipfile(path):
         kind = "a folder" if path.is_dir() else "not complete, or of another kind"
-        raise ModelFileError(f"{str(path)!r} is no .keras file but {kind}: write one with model.save('model.keras')")
+        raise ModelFileError(f"{str(path)!r} is not a .keras file but {kind}: write one with model.save('model.keras')")
     return path
 
 

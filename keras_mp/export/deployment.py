@@ -76,7 +76,7 @@ class Signature(NamedTuple):
         return found
 
 
-def check(model: Any, path: Path, verify: Any, packages: Sequence[str]) -> None:
+def check(model: Any, path: Path, verify: Any, packages: Sequence[str], overwrite: bool = False) -> None:
     """Refuses what cannot be exported, or compared, before anything is computed.
 
     Raises:
@@ -87,7 +87,7 @@ def check(model: Any, path: Path, verify: Any, packages: Sequence[str]) -> None:
     if verify is not None:
         check_batch(verify, inputs_of(model))
     size = sum(4 * int(np.prod(v.shape)) for v in model.weights)
-    check_path(path, size, "file")
+    check_path(path, size, "file", overwrite)
     if size > LARGEST_FILE:
         raise ExportError(
             f"the float32 weights of model {model.name!r} take {size:,} bytes, and one file holds at most "

@@ -28,12 +28,13 @@ def deploy_file(
     modules: Sequence[str] = (),
     unsafe: bool = False,
     tolerance: float = 1e-5,
+    overwrite: bool = False,
 ) -> DeploymentReport:
     """`export_onnx` or `export_litert` from file to file.
 
     Args:
         model_path: a `.keras` file, written on any backend.
-        path: a file that does not exist yet.
+        path: a file that does not exist yet, or is replaced with `overwrite`.
         format: "onnx", "litert" or "litert-int8".
         verify: as for `export_file`: a `.npy` file, or a `.npz` file with the model's inputs in the order of
             `keras.tree.flatten`.
@@ -41,6 +42,7 @@ def deploy_file(
         modules: as for `export_file`.
         unsafe: as for `export_file`.
         tolerance: as for `export_onnx`.
+        overwrite: as for `export_onnx`.
 
     Raises:
         ValueError: there is no such format, or calibrate is not given for int8, or given for another.
@@ -64,9 +66,9 @@ def deploy_file(
     model = load_model(model_path, modules, unsafe)
     batch = None if verify is None else load_batch(verify, model)
     if format == "onnx":
-        return export_onnx(model, path, batch, tolerance=tolerance)
+        return export_onnx(model, path, batch, tolerance=tolerance, overwrite=overwrite)
     data = None if calibrate is None else _calibration_data(calibrate, model)
-    return export_litert(model, path, batch, calibrate=data, tolerance=tolerance)
+    return export_litert(model, path, batch, calibrate=data, tolerance=tolerance, overwrite=overwrite)
 
 
 def _calibration_data(file: str | os.PathLike[str], model: Any) -> Any:

@@ -33,6 +33,7 @@ def export_litert(
     *,
     calibrate: Any = None,
     tolerance: float = 1e-5,
+    overwrite: bool = False,
 ) -> DeploymentReport:
     """Export a model, trained in any precision on any backend, as a LiteRT (TensorFlow Lite) file.
 
@@ -48,12 +49,13 @@ def export_litert(
 
     Args:
         model: a built Keras model.
-        path: a file that does not exist yet.
+        path: a file that does not exist yet, or is replaced with `overwrite`.
         verify: a batch of inputs, as for `export_float32`. When given, the file is loaded again, run with LiteRT's
             interpreter, also in batches of 1 and 7, and compared with the model run in float32.
         calibrate: inputs in the structure of the model's, batch first, like those that will be served: hundreds.
         tolerance: largest difference allowed by `verify` of a float32 file, relative to max(1, the largest magnitude of
             each output). The difference of an int8 file is reported, whatever it is.
+        overwrite: replace a file that is there, once the new one is proven.
 
     Returns:
         A `DeploymentReport`.
@@ -64,7 +66,7 @@ def export_litert(
             or is not finite. Else as `export_float32`.
     """
     path = Path(path)
-    check(model, path, verify, ["tensorflow"])
+    check(model, path, verify, ["tensorflow"], overwrite)
     flat = unrolled(model, verify)
     try:
         with float32_saved_model(flat, verify, tolerance) as (folder, signature, notes):

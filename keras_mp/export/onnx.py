@@ -22,7 +22,7 @@ OPSET = 18
 
 
 def export_onnx(
-    model: Any, path: str | os.PathLike[str], verify: Any = None, *, tolerance: float = 1e-5
+    model: Any, path: str | os.PathLike[str], verify: Any = None, *, tolerance: float = 1e-5, overwrite: bool = False
 ) -> DeploymentReport:
     """Export a model, trained in any precision on any backend, as an ONNX file without one 16- or 8-bit float in it.
 
@@ -35,10 +35,11 @@ def export_onnx(
 
     Args:
         model: a built Keras model.
-        path: a file that does not exist yet.
+        path: a file that does not exist yet, or is replaced with `overwrite`.
         verify: a batch of inputs, as for `export_float32`. When given, the file is loaded again, run with onnxruntime,
             also in batches of 1 and 7, and compared with the model run in float32.
         tolerance: largest difference allowed by `verify`, relative to max(1, the largest magnitude of each output).
+        overwrite: replace a file that is there, once the new one is proven.
 
     Returns:
         A `DeploymentReport`.
@@ -49,7 +50,7 @@ def export_onnx(
             `export_float32`.
     """
     path = Path(path)
-    check(model, path, verify, ["tensorflow", "tf2onnx", "onnx", "onnxruntime"])
+    check(model, path, verify, ["tensorflow", "tf2onnx", "onnx", "onnxruntime"], overwrite)
     with float32_saved_model(model, verify, tolerance) as (folder, signature, notes):
         proto = _converted(folder, signature, model)
     found = low_precision(proto)

@@ -21,6 +21,7 @@ import keras
 import numpy as np
 
 from keras_mp import backend
+from keras_mp.conversion.input_names import input_names
 from keras_mp.conversion.model_file import ModelFileError, load_model_file
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.low_precision import LowPrecision, count_nodes, low_precision
@@ -45,7 +46,7 @@ INSTALL_TENSORFLOW = 'pip install "keras-mp[tensorflow]"'
 
 
 def export_float32(
-    model: Any, path: str | os.PathLike[str], verify: Any = None, *, tolerance: float = 1e-5
+    model: Any, path: str | os.PathLike[str], verify: Any = None, *, tolerance: float = 1e-5, overwrite: bool = False
 ) -> ExportReport:
     """Export a model, trained in any precision, as a SavedModel without one 16- or 8-bit float in it.
 
@@ -57,22 +58,23 @@ def export_float32(
 
     For a while there are three copies of the float32 weights in memory: of the model, its rebuild, what was loaded.
 
-    The SavedModel has one endpoint, `serve` (and `serving_default`), whose inputs have the names of the model's
-    inputs and an unknown batch size.
+    The SavedModel has one endpoint, `serve` (and `serving_default`), whose inputs are called as the model's input
+    layers are, or as the keys of their dict, and have an unknown batch size.
 
     Args:
         model: a built Keras model.
-        path: a folder that does not exist yet.
+        path: a folder that does not exist yet, or with `overwrite` a SavedModel.
         verify: a batch of inputs (any structure of arrays, batch first, as `model(...)` takes it). When given, the
             SavedModel is compared on it, too, with the model run in float32. For a subclassed model it also tells the
             inputs' dtypes.
         tolerance: largest difference allowed, relative to max(1, the largest magnitude of each output).
+        overwrite: replace a SavedModel that is there, once the new one is proven; on an error the old one stays.
 
     Returns:
         An `ExportReport`.
 
     Raises:
-        FileExistsError: `path` exists.
+        FileExistsError: `path` exists; with `overwrite`, it is neither a SavedModel nor an empty folder.
         OSError: there is no room for the SavedModel.
         ImportError: TensorFlow is not installed.
         ExportError: the model is not built or is quantized to integers; verify is no batch of its inputs; low
@@ -84,7 +86,7 @@ def export_float32(
     check_model(model)
     if verify is not None:
         check_batch(verify, inputs_of(model))
-    check_path(path, bytes_needed=sum(4 * int(np.prod(v.shape)) for v in model.weights))
+    check_path(path, sum(4 * int(np.prod(v.shape)) for v in model.weights), overwrite=overwrite)
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError(
             f"export_float32 writes the SavedModel with TensorFlow, which is not installed: {INSTALL_TENSORFLOW}. Or "
@@ -136,10 +138,17 @@ def check_model(model: Any) -> None:
             )
 
 
-def check_path(path: Path, bytes_needed: int, kind: str = "folder") -> None:
-    """Refuses a path that exists, or has no room for so many bytes."""
-    if path.exists():
-        raise FileExistsError(f"path {str(path)!r} exists: give a new {kind}, or remove it first")
+def check_path(path: Path, bytes_needed: int, kind: str = "folder", overwrite: bool = False) -> None:
+    """Refuses a path that exists and is not to be overwritten, or has no room for so many bytes."""
+    if path.exists() and not overwrite:
+        raise FileExistsError(
+            f"path {str(path)!r} exists: give a new {kind}, or replace it with overwrite=True (--overwrite)"
+        )
+    if path.exists() and not _replaceable(path, kind):
+        other = "a folder" if path.is_dir() else "a file"
+        raise FileExistsError(
+            f"path {str(path)!r} is {other} of something else, which is not overwritten: give a new {kind}"
+        )
     parent = next(folder for folder in path.absolute().parents if folder.exists())
     free = shutil.disk_usage(parent).free
     if free < bytes_needed:
@@ -149,15 +158,30 @@ def check_path(path: Path, bytes_needed: int, kind: str = "folder") -> None:
         )
 
 
+def _replaceable(path: Path, kind: str) -> bool:
+    if kind == "file":
+        return path.is_file()
+    return path.is_dir() and ((path / "saved_model.pb").is_file() or not any(path.iterdir()))
+
+
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """Gives a folder beside `path`, renamed to `path` on success and removed on failure."""
-    partial = path.absolute().parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
+    """Gives a folder beside `path`, which takes the place of `path` on success and is removed on failure."""
+    unique = uuid.uuid4().hex[:8]
+    partial, old = (path.absolute().parent / f".{path.name}.{unique}.{kind}" for kind in ("partial", "old"))
     try:
         yield partial
-        partial.rename(path)
+        if path.exists():
+            path.rename(old)
+        try:
+            partial.rename(path)
+        except OSError:
+            if old.exists():
+                old.rename(path)
+            raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _write(model: Any, path: Path, signature: list[Any]) -> None:
@@ -187,7 +211,8 @@ def _input_signature(model: Any, sample: Any) -> list[Any]:
 
     structure = inputs_of(model)
     if structure is not None:
-        return [keras.tree.map_structure(lambda tensor: spec(tensor, tensor.name), structure)]
+        specs = map(spec, keras.tree.flatten(structure), input_names(structure))
+        return [keras.tree.pack_sequence_as(structure, list(specs))]
     name = next(iter(inspect.signature(model.call).parameters), "inputs")
     if sample is None:
         sample = _recorded_inputs(model)
@@ -259,8 +284,8 @@ def _compared(
         float32,
         tolerance,
         hint=(
-            ": a layer that is random at inference, or whose call() depends on more than its inputs, does this; so do "
-            "untrained weights that blow rounding up"
+            ". Possible causes: a layer that is random at inference, a call() that depends on more than its inputs, "
+            "and untrained weights, which amplify rounding"
         ),
     )
     try:
@@ -279,24 +304,26 @@ def export_file(
     unsafe: bool = False,
     outputs: str | os.PathLike[str] | None = None,
     tolerance: float = 1e-5,
+    overwrite: bool = False,
 ) -> ExportReport:
     """`export_float32` from file to file, for `keras-mp export`; Keras must be running on TensorFlow.
 
     Args:
         model_path: a `.keras` file, written on any backend.
-        path: a folder that does not exist yet.
+        path: as in `export_float32`.
         verify: a `.npy` file, or a `.npz` file with the model's inputs in the order of `keras.tree.flatten`.
         modules: names of modules to import first: those that define the model's custom layers and functions.
         unsafe: also load Python lambdas, which can run any code: only for files you trust.
         outputs: a `.npz` file to write, with what the SavedModel returns on the batch `verify`.
         tolerance: as in `export_float32`.
+        overwrite: as in `export_float32`.
 
     Raises:
         FileNotFoundError: there is no such file. Else as `export_float32`.
     """
     model = load_model(model_path, modules, unsafe)
     batch = None if verify is None else load_batch(verify, model)
-    report = export_float32(model, path, batch, tolerance=tolerance)
+    report = export_float32(model, path, batch, tolerance=tolerance, overwrite=overwrite)
     if outputs is not None:
         import tensorflow as tf
 
@@ -317,9 +344,9 @@ def load_model(model_path: str | os.PathLike[str], modules: Sequence[str], unsaf
 def load_batch(file: str | os.PathLike[str], model: Any) -> Any:
     """Loads a batch of a model's inputs, as `export_file` describes."""
     by_name = read_arrays(file)
-    names = [tensor.name for tensor in getattr(model, "inputs", None) or []]
+    structure = inputs_of(model)
+    names = [] if structure is None else input_names(structure)
     arrays = [by_name[name] for name in names] if names and by_name.keys() >= {*names} else list(by_name.values())
-    structure = getattr(model, "_inputs_struct", None)  # as in _input_signature
     if structure is None or len(arrays) == 1:
         return arrays[0] if len(arrays) == 1 else arrays
     if len(arrays) != len(keras.tree.flatten(structure)):

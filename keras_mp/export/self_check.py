@@ -112,8 +112,8 @@ def _compared(
     if difference > max(tolerance, SPREAD * spread):
         raise ExportError(
             f"{name} was not kept: it differs from the model run in float32 by {difference:.2e} on {where}, more than "
-            f"{max(tolerance, SPREAD * spread):.0e}. A layer that takes one size for another where a graph leaves it "
-            "open does this: give its Input every size that is known, or use a layer in its place that asks for "
+            f"{max(tolerance, SPREAD * spread):.0e}. The usual cause is a layer that confuses two sizes where the "
+            "graph leaves one open: give its Input every size that is known, or replace the layer by one that uses "
             "keras.ops.shape"
         )
     if spread <= DETERMINISTIC:

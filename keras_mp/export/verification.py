@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_mp.conversion.input_names import input_names
 from keras_mp.reporting.error_line import error_line
 
 # How a report says that the model could not be run as it was, in its own precision.
@@ -51,7 +52,7 @@ def check_batch(batch: Any, structure: Any = None, argument: str = "verify") -> 
                 f"{_described(batch)}"
             ) from error
         tensors = keras.tree.flatten(structure)
-        names = [f"input {tensor.name!r}" for tensor in tensors]
+        names = [f"input {name!r}" for name in input_names(structure)]
         own_sizes = {name: tensor.shape[0] for tensor, name in zip(tensors, names, strict=True)}
         for tensor, name, array in zip(tensors, names, arrays, strict=True):
             right = (None, *tuple(tensor.shape)[1:])
@@ -144,7 +145,7 @@ def agreement(
     if nan or any(x.size and not np.isfinite(x).any() for x in outputs):
         raise ExportError(
             f"{subject} cannot be verified: {nan + infinite:,} of the {total:,} values that the model in float32 gives "
-            f"for the batch given as verify are NaN or infinite, and prove nothing{_cause(batch, model)}"
+            f"for the batch given as verify are NaN or infinite, and cannot be compared{_cause(batch, model)}"
         )
     difference = relative_difference(actual, expected)
     if not difference <= tolerance:
@@ -154,7 +155,7 @@ def agreement(
         )
     if not infinite:
         return difference, []
-    note = f"{infinite:,} of the {total:,} values compared are infinite, in the model too: they prove nothing"
+    note = f"{infinite:,} of the {total:,} values are infinite in both, and could not be compared"
     return difference, [note]
 
 

@@ -44,13 +44,13 @@ def convert(
     is saved and loaded as usual, wherever `keras_mp` is imported, and exported by `keras_mp.export_float32` as plain
     layers.
 
-    Layers that compute in FP8 already take the recipe that is given, where select chooses them, and a warning says so
-    and what is kept of their amaxes; without a recipe they stay as they are, so converting twice changes nothing.
+    Layers that compute in FP8 already take the scaling recipe that is given, where select chooses them, and a warning
+    says so and what is kept of their amaxes; without one they stay as they are, so converting twice changes nothing.
 
     Args:
         model: a built Keras model: functional, sequential, subclassed, nested; before or after training.
-        recipe: a recipe such as `DelayedScaling(amax_history_length=1024)`, or its name, "current", "delayed" or
-            "rowwise"; `CurrentScaling()` by default.
+        recipe: a scaling recipe such as `DelayedScaling(amax_history_length=1024)`, or its name, "current", "delayed"
+            or "rowwise"; `CurrentScaling()` by default.
         select: `select(path, layer) -> bool` is asked about every Dense and EinsumDense layer that can be converted.
             By default all are chosen but those that read the model's input or compute its output, whose errors nothing
             behind or before them evens out (torchao's examples leave the last layer out as well); those whose product
@@ -66,12 +66,12 @@ def convert(
 
     Raises:
         RebuildError: the model is not built, or has a layer that cannot be rebuilt; the message names it.
-        ValueError: unknown recipe; target is no chip with FP8, or comes with a select; batch_size below 1.
+        ValueError: unknown scaling recipe; target is no chip with FP8, or comes with a select; batch_size below 1.
         TypeError: select is no function.
 
     Warns:
-        UserWarning: names what could not be converted or not be carried over; layers that had another recipe; and
-            layers that compute in float32, where FP8 products save less than under "mixed_bfloat16"; and why, where
+        UserWarning: names what could not be converted or not be carried over; layers that had another scaling recipe;
+            and layers that compute in float32, where FP8 products save less than under "mixed_bfloat16"; and why, where
             no layer was converted.
     """
     changes = recipe is not None
@@ -217,7 +217,7 @@ def _not_converted(old: Any, new: Any, wanted: dict[int, Recipe]) -> list[str]:
 
 
 def _told(changed: list[Decision], recipe: Recipe) -> str:
-    """Says which layers change their recipe, and what is kept of their amaxes."""
+    """Says which layers change their scaling recipe, and what is kept of their amaxes."""
     before = dict.fromkeys(decision.layer.recipe for decision in changed)
     had, has = max(old.history_length for old in before), recipe.history_length
     if had and has:

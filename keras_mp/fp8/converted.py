@@ -48,7 +48,7 @@ _OUTSIDE = ("shared_object_id", "inbound_nodes", "name")
 class Float8Children:
     """A layer some of whose sublayers, which its own code creates and no config shows, are FP8 layers.
 
-    Its config holds the original layer's config, and the place and the recipe of each such sublayer.
+    Its config holds the original layer's config, and the place and the scaling recipe of each such sublayer.
     """
 
     _original: type
@@ -131,7 +131,8 @@ def converted_node(node: Config, recipe: Recipe | None, below: dict[Place, Recip
 
     Args:
         node: as Keras serializes a layer.
-        recipe: of the layer itself, a Dense or EinsumDense, in FP8 already or not; None leaves it as it is.
+        recipe: the scaling recipe of the layer itself, a Dense or EinsumDense, in FP8 already or not; None leaves it
+            as it is.
         below: of the sublayers that no config shows.
 
     Returns:

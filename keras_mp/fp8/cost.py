@@ -50,7 +50,7 @@ def step_cost(rows: int, inputs: int, outputs: int, chip: Chip, recipe: Recipe) 
         inputs: features of a row.
         outputs: features of a row of the result.
         chip: one with FP8.
-        recipe: how operands are scaled.
+        recipe: the scaling recipe of the operands.
 
     Returns:
         Seconds for one of the chip's devices.

@@ -50,21 +50,21 @@ def matmul(
     Args:
         inputs: floats of shape (..., features), or as the equation says; any batch size, unknown or zero as well.
         kernel: floats of shape (features, units), or as the equation says. Given in float32, it is rounded once.
-        recipe: a `Recipe`, or the name of one; "current" by default.
+        recipe: a scaling `Recipe`, or the name of one; "current" by default.
         equation: of an einsum, such as "abc,cde->abde": each label stands in two of its three terms.
         dtype: of the result; by default that of the inputs.
         path: names the products in the compiled program: `path/keras_mp.forward`, `path/keras_mp.input_gradient`,
             `path/keras_mp.kernel_gradient`. On JAX the name scopes around the call take its place.
         history: amaxes of the steps before, float32 of shape (3, recipe.history_length), by role and step, the newest
-            step first, for a recipe that needs them; without it each call is a first step. Its gradient is no gradient,
-            but the history of the next step.
+            step first, for a scaling recipe that needs them; without it each call is a first step. Its gradient is no
+            gradient, but the history of the next step.
 
     Returns:
         A tensor of shape (..., units), or as the equation says. The gradients have the dtypes of inputs and kernel.
 
     Raises:
         TypeError: inputs or kernel are no floats.
-        ValueError: unknown recipe, the equation is no matrix product, or a history of another shape.
+        ValueError: unknown scaling recipe, the equation is no matrix product, or a history of another shape.
     """
     recipe = get_recipe(recipe)
     inputs, kernel = backend.as_tensor(inputs), backend.as_tensor(kernel)

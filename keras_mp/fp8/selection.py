@@ -53,7 +53,7 @@ class Target(NamedTuple):
     Attributes:
         chip: the chip's name.
         batch_size: of a step, where the model does not say it.
-        recipe: of layers that are not in FP8 yet.
+        recipe: the scaling recipe of layers that are not in FP8 yet.
     """
 
     chip: str

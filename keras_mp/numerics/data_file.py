@@ -11,6 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_mp.conversion.input_names import input_names
+
 
 def batches_of_file(path: str | os.PathLike[str], model: keras.Model, batch_size: int) -> list[tuple]:
     """Reads the batches of a file.
@@ -35,7 +37,7 @@ def batches_of_file(path: str | os.PathLike[str], model: keras.Model, batch_size
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     arrays = read_arrays(path)
     if "" in arrays:
-        raise ValueError(f"{str(path)!r} is no .npz file: write one with numpy.savez('data.npz', x=x, y=y)")
+        raise ValueError(f"{str(path)!r} is not an .npz file: write one with numpy.savez('data.npz', x=x, y=y)")
     labels = [name for name in arrays if name == "y" or name.startswith("y:")]
     whole = _inputs(path, arrays, model), _labels(path, arrays, model) if labels else None, _weights(arrays, model)
     used = [array for array in keras.tree.flatten(whole) if array is not None]
@@ -56,7 +58,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     if not path.exists():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     if path.is_dir():
-        raise ValueError(f"{str(path)!r} is a folder, and no .npz or .npy file")
+        raise ValueError(f"{str(path)!r} is a folder, not an .npz or .npy file")
     name = ""
     try:
         loaded = np.load(path, allow_pickle=False)
@@ -77,7 +79,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         if name:
             raise ValueError(f"array {name!r} in {str(path)!r} is damaged: {error}") from error
         raise ValueError(
-            f"{str(path)!r} is no .npz or .npy file: write one with numpy.savez('data.npz', x=x, y=y)"
+            f"{str(path)!r} is not an .npz or .npy file: write one with numpy.savez('data.npz', x=x, y=y)"
         ) from error
 
 
@@ -89,7 +91,7 @@ def _inputs(path: Path, arrays: dict[str, np.ndarray], model: keras.Model) -> An
         return others.get("x", others)
     inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
     tensors = keras.tree.flatten(inputs)
-    names = [tensor.name for tensor in tensors]
+    names = input_names(inputs)
     if len(tensors) == 1 and "x" in arrays:
         names = ["x"]
     if missing := [name for name in names if name not in arrays]:
@@ -100,11 +102,11 @@ def _inputs(path: Path, arrays: dict[str, np.ndarray], model: keras.Model) -> An
         )
         lacks = "" if len(tensors) == 1 else f" It lacks {', '.join(missing)}."
         raise ValueError(f"{str(path)!r} must hold {wanted}, and holds {', '.join(arrays) or 'none'}.{lacks}")
-    for name, tensor in zip(names, tensors, strict=True):
+    for name, title, tensor in zip(names, input_names(inputs), tensors, strict=True):
         text = arrays[name].dtype.kind in "US"
         if text != (tensor.dtype == "string"):
             raise ValueError(
-                f"array {name!r} in {str(path)!r} is of dtype {arrays[name].dtype}, and input {tensor.name!r} of model "
+                f"array {name!r} in {str(path)!r} is of dtype {arrays[name].dtype}, and input {title!r} of model "
                 f"{model.name!r} takes {tensor.dtype}"
             )
     return keras.tree.pack_sequence_as(inputs, [arrays[name] for name in names])

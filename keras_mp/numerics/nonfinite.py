@@ -69,7 +69,7 @@ class NonFinite:
         ]
         if self.given:
             ends = (f"{name} from {low:.4g} to {high:.4g}" for name, (low, high) in self.given.items())
-            lines.append(f"What went in, where finite: {', '.join(ends)}")
+            lines.append(f"Finite inputs of that operation: {', '.join(ends)}")
         return "\n".join([*lines, f"Remedy: {self.remedy}. {self.advice}"])
 
 

@@ -126,8 +126,8 @@ def support(dtype: str, device: Device | None = None) -> Support:
     if device.vendor == "amd":
         return _amd(dtype, device)
     if device.vendor == "apple":
-        return Support(False, f"{device.name} is an Apple GPU, where nobody has measured {dtype} with this kit.")
-    return Support(False, f"{device.name} is a GPU of unknown make, so there is no telling whether {dtype} pays on it.")
+        return Support(False, f"{device.name} is an Apple GPU, and {dtype} has not been measured there.")
+    return Support(False, f"{device.name} is a GPU of an unknown vendor: whether {dtype} pays is not known.")
 
 
 def _float32(device: Device) -> Support:
@@ -146,9 +146,9 @@ def _cpu(dtype: str, device: Device) -> Support:
     if flags:
         return Support(True, f"{device.name} has bfloat16 instructions ({', '.join(flags)}).")
     if "bf16" in device.flags:
-        return Support(False, f"{device.name} has Arm's bf16 instructions, but nobody has measured them with this kit.")
+        return Support(False, f"{device.name} has Arm's bf16 instructions, which have not been measured.")
     if not device.flags:
-        return Support(False, f"{device.name} runs under a system that does not tell whether it has avx512_bf16.")
+        return Support(False, f"{device.name} may or may not have avx512_bf16: this system does not report it.")
     return Support(False, f"{device.name} has neither avx512_bf16 nor amx_bf16, so bfloat16 would be slower.")
 
 
@@ -182,7 +182,7 @@ def _amd(dtype: str, device: Device) -> Support:
     target = device.architecture.split(":")[0]
     name = f"{device.name} ({target})"
     if not re.fullmatch(r"gfx908|gfx90a|gfx9[45].", target):
-        return Support(False, f"{name} is not of AMD's CDNA line, and nobody has measured {dtype} on it with this kit.")
+        return Support(False, f"{name} is not of AMD's CDNA line, and {dtype} has not been measured on it.")
     if dtype == "float16":
         return Support(True, f"{name} has float16 matrix cores.")
     if dtype == "bfloat16" and target == "gfx908":
@@ -192,5 +192,5 @@ def _amd(dtype: str, device: Device) -> Support:
     if target.startswith("gfx94"):
         return Support(False, f"{name} has FP8 in other formats only (FNUZ); {_EMULATED}.")
     if target.startswith("gfx95"):
-        return Support(False, f"{name} has FP8 matrix cores, but nobody has seen them used with this kit.")
+        return Support(False, f"{name} has FP8 matrix cores, whose use has not been tested.")
     return Support(False, f"{name} has no FP8 hardware; {_EMULATED}.")

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic file writes: a file is complete or absent."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -198,8 +198,8 @@ def _differences(old: list[dict[str, Any]], live: list[Any]) -> list[str]:
                 f"it has {each['path']} of shape {tuple(each['shape'])}, the model {variable.path} of shape "
                 f"{tuple(variable.shape)}"
             )
-    found += [f"it has {each['path']}, which the model has not" for each in old[len(live) :]]
-    found += [f"the model has {variable.path}, which it has not" for variable in live[len(old) :]]
+    found += [f"it has {each['path']}, which the model does not have" for each in old[len(live) :]]
+    found += [f"the model has {variable.path}, which it does not have" for variable in live[len(old) :]]
     return found
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import platform
-import shutil
 from pathlib import Path
 
 import keras
@@ -157,10 +156,9 @@ def summary_table(result: TrainingResult, config: TrainingConfig) -> Table:
 
 
 def _export(model, folder, verify, console):
-    # Of the same run, before it was resumed.
-    shutil.rmtree(folder / "saved_model", ignore_errors=True)
     try:
-        return keras_mp.export_float32(model, folder / "saved_model", verify=verify)
+        # There may be one of the same run, before it was resumed.
+        return keras_mp.export_float32(model, folder / "saved_model", verify=verify, overwrite=True)
     except ImportError:
         console.print(
             "A SavedModel is written by TensorFlow, which is not installed here. Where it is, run:\n"
@@ -172,5 +170,7 @@ def _export(model, folder, verify, console):
         )
         return None
     except ExportError as error:  # as of weights that are NaN: what was trained and measured is still written
-        console.print(f"There is no SavedModel: {error}", soft_wrap=True, highlight=False, markup=False)
+        console.print(
+            f"There is no SavedModel of this training: {error}", soft_wrap=True, highlight=False, markup=False
+        )
         return None

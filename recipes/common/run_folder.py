@@ -41,6 +41,8 @@ def _scratch_folder(folder: Path) -> Path:
 def _folder(config: TrainingConfig) -> Path:
     if config.resume:
         if folder := _last(Path(config.output), config.name):
+            if config.export and (folder / "saved_model").exists():
+                print(f"{folder / 'saved_model'} exists, and is replaced when this training has ended")
             return folder
         print(f"there is no run {config.name!r} in {config.output!r} to resume: this is the first")
     return new_run_folder(config.output, config.name)

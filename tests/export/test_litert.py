@@ -140,6 +140,15 @@ def test_the_scan_finds_low_precision():
     assert any("INT8" in each for each in dynamic.low_precision()) and dynamic.low_precision(quantized=True) == []
 
 
+def test_a_file_is_overwritten_where_asked_for_and_a_folder_never(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+    (tmp_path / "there.tflite").write_bytes(b"mine")
+    report = keras_mp.export_litert(model, tmp_path / "there.tflite", np.ones((2, 4), "float32"), overwrite=True)
+    assert report.max_difference <= 1e-5 and report.path.stat().st_size == report.bytes > 100
+    with pytest.raises(FileExistsError, match="is a folder of something else, which is not overwritten"):
+        keras_mp.export_litert(model, tmp_path, overwrite=True)
+
+
 def test_bad_input(tmp_path):
     with pytest.raises(TypeError, match="model must be a keras.Model, not Dense"):
         keras_mp.export_litert(layers.Dense(2), tmp_path / "out.tflite")

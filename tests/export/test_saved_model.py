@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import keras
@@ -79,6 +80,30 @@ def test_named_inputs_and_unknown_batch_size(tmp_path):
     for size in (1, 3, 17):
         outputs = signature(a=tf.zeros((size, 4)), b=tf.zeros((size, 6)))
         assert outputs["y"].shape == (size, 2)
+
+
+def arguments(path):
+    import tensorflow as tf
+
+    return set(tf.saved_model.load(str(path)).signatures["serving_default"].structured_input_signature[1])
+
+
+@only_tensorflow
+def test_the_arguments_are_called_as_the_inputs_are(tmp_path):
+    """Keras calls the tensor of an input without a name `keras_tensor`, whatever the layer or the dict says."""
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+    name = model.get_config()["layers"][0]["config"]["name"]
+    assert arguments(keras_mp.export_float32(model, tmp_path / "one", np.ones((2, 4))).path) == {name}
+    assert name.startswith("input_layer")
+    inputs = [keras.Input((4,)), keras.Input((3,), name="second")]
+    model = keras.Model(inputs, layers.Concatenate()(inputs))
+    assert arguments(keras_mp.export_float32(model, tmp_path / "two").path) == {model.layers[0].name, "second"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras's, that the keys are no names
+        model = keras.Model({"pixels": inputs[0], "age": inputs[1]}, layers.Concatenate()(inputs))
+        batch = {"pixels": np.ones((5, 4), "float32"), "age": np.zeros((5, 3), "float32")}
+        report = keras_mp.export_float32(model, tmp_path / "dict", batch)
+    assert report.max_difference == 0 and arguments(report.path) == {"pixels", "age"}
 
 
 @only_tensorflow
@@ -163,6 +188,35 @@ def test_existing_path(tmp_path):
         keras_mp.export_float32(model, tmp_path)
 
 
+def ones_times(weight):
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(1, use_bias=False)])
+    model.layers[0].set_weights([np.full((2, 1), weight, "float32")])
+    return model
+
+
+@only_tensorflow
+def test_a_saved_model_is_overwritten_where_asked_for(tmp_path):
+    batch = np.ones((1, 2), "float32")
+    for weight in (1.0, 2.0):
+        report = keras_mp.export_float32(ones_times(weight), tmp_path / "out", batch, overwrite=True)
+        assert float(np.asarray(served(report.path, batch))[0, 0]) == 2 * weight
+    with pytest.raises(ExportError):
+        keras_mp.export_float32(ones_times(np.nan), tmp_path / "out", batch, overwrite=True)
+    assert float(np.asarray(served(tmp_path / "out", batch))[0, 0]) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    (tmp_path / "empty").mkdir()
+    keras_mp.export_float32(ones_times(1.0), tmp_path / "empty", overwrite=True)
+
+
+def test_nothing_but_a_saved_model_is_overwritten(tmp_path):
+    (tmp_path / "photographs").mkdir()
+    (tmp_path / "photographs" / "one.jpg").write_text("")
+    for name, kind in (("photographs", "a folder"), ("photographs/one.jpg", "a file")):
+        with pytest.raises(FileExistsError, match=f"is {kind} of something else, which is not overwritten"):
+            keras_mp.export_float32(ones_times(1.0), tmp_path / name, overwrite=True)
+    assert (tmp_path / "photographs" / "one.jpg").exists()
+
+
 def test_layer_without_get_config(tmp_path):
     model = keras.Sequential([keras.Input((4,)), zoo.NoConfig(object(), name="odd")])
     error = RebuildError if TENSORFLOW else (RebuildError, NotImplementedError)
@@ -241,7 +295,7 @@ def test_a_write_that_fails_half_way_leaves_nothing(tmp_path):
 
 
 def run_cli(*arguments, cwd=None):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(__file__).parents[n]) for n in (1, 2))}
     return subprocess.run(
         [sys.executable, "-m", "keras_mp.cli", *map(str, arguments)], capture_output=True, text=True, cwd=cwd,
         env=environment,
@@ -261,6 +315,9 @@ def test_command_line(tmp_path):
         assert relative_difference(list(outputs.values()), list(keras.tree.flatten(in_float32(model, batch)))) <= 1e-5
     again = run_cli("export", *files[:2], cwd=tmp_path)
     assert again.returncode == 1 and "error: path 'out' exists" in again.stderr and "Traceback" not in again.stderr
+    assert "--overwrite" in again.stderr
+    again = run_cli("export", *files[:2], "--overwrite", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
 
 
 def test_command_line_with_layers_of_ones_own(tmp_path):

@@ -90,7 +90,7 @@ def test_the_reason_tells_the_measurement_on_a_cpu(on):
     on(AVX512_CPU, "jax")
     assert "no faster than float32 with JAX" in choose_policy().reason
     on(ARM_CPU)
-    assert "nobody has measured" in choose_policy().reason
+    assert "not been measured" in choose_policy().reason
 
 
 def test_choose_policy_takes_a_device(on):

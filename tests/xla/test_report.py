@@ -256,7 +256,8 @@ def test_what_xla_has_not_is_named_with_its_layer():
     model = keras.Sequential([*layers, keras.layers.Dense(2)], name="augmented")
     model.compile("sgd", "mse")
     with pytest.raises(
-        ValueError, match="layer 'turn' \\(RandomRotation\\) runs ImageProjectiveTransformV3, which XLA has not"
+        ValueError,
+        match="layer 'turn' \\(RandomRotation\\) runs ImageProjectiveTransformV3, which XLA does not support",
     ):
         keras_mp.inspect(model, (tensor((2, 8, 8, 3)), tensor((2, 2))), "host")
 

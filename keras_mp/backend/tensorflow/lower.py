@@ -75,8 +75,9 @@ def _explain(model: Any, error: str, calls: list[LayerCall]) -> str:
         return start + error.split("\n")[0][:1000]
     layer = calls[call]
     return (
-        f"{start}layer {layer.path!r} ({layer.kind}) runs {unsupported[1]}, which XLA has not. Augmentation, and what "
-        "works on strings or on shapes known only at run time, belongs in the data pipeline."
+        f"{start}layer {layer.path!r} ({layer.kind}) runs {unsupported[1]}, which XLA does not "
+        "support. Move augmentation, and operations on strings or on shapes known only at run time, into the data "
+        "pipeline."
     )
 
 

@@ -1,7 +1,10 @@
+import dataclasses
+
 import pytest
 
 from keras_mp.system.atomic_write import written_beside
-from recipes.common.run_folder import new_run_folder
+from recipes.common.config import TrainingConfig
+from recipes.common.run_folder import new_run_folder, run_folder
 
 
 def test_a_second_run_gets_a_folder_of_its_own(tmp_path):
@@ -31,3 +34,13 @@ def test_an_interrupted_write_leaves_what_was_there(tmp_path, failure):
         raise failure
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
     assert (tmp_path / "a.txt").read_text() == "before"
+
+
+def test_a_saved_model_that_will_be_replaced_is_named_before_the_training(tmp_path, capsys):
+    config = TrainingConfig(output=str(tmp_path), name="run", resume=True)
+    folder = run_folder(config)
+    assert capsys.readouterr().out == f"there is no run 'run' in {str(tmp_path)!r} to resume: this is the first\n"
+    (folder / "saved_model").mkdir()
+    assert run_folder(config) == folder
+    assert capsys.readouterr().out == f"{folder / 'saved_model'} exists, and is replaced when this training has ended\n"
+    assert run_folder(dataclasses.replace(config, export=False)) == folder and capsys.readouterr().out == ""
