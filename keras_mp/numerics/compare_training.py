@@ -195,8 +195,8 @@ def compare_training(
             losses = _train(model, batches, taken)
             curves[name].append(losses)
             final[name].append(_final(model, losses, tests))
-    what = "of the held-out batches" if tests is not None else "the mean of the last tenth of the steps"
-    return ParityReport(taken, numbers, curves, final, what)
+    final_is = "of the held-out batches" if tests is not None else "the mean of the last tenth of the steps"
+    return ParityReport(taken, numbers, curves, final, final_is)
 
 
 def _builders(build: Any, precisions: Any) -> dict[str, Callable[[], keras.Model]]:
@@ -246,8 +246,8 @@ def _built(make: Callable[[], Any], seed: int) -> Any:
     keras.utils.set_random_seed(seed)
     model = make()
     if not isinstance(model, keras.Model) or not model.compiled or model.optimizer is None:
-        what = "a model that is not compiled with an optimizer" if isinstance(model, keras.Model) else repr(model)
-        raise TypeError(f"build() must return a compiled keras.Model, got {what}")
+        built = "a model that is not compiled with an optimizer" if isinstance(model, keras.Model) else repr(model)
+        raise TypeError(f"build() must return a compiled keras.Model, got {built}")
     if not model.built:
         raise ValueError(f"build() returned model {model.name!r} unbuilt: give it an Input, or call it once on a batch")
     return model

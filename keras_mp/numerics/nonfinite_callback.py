@@ -84,7 +84,7 @@ class NonFiniteFinder(keras.callbacks.Callback):
         self._before = [(variable, keras.ops.copy(variable.value)) for variable in kept]
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Looks at the loss and at the skips, and for the culprit where there is one."""
+        """Looks at the loss and at the skips, and where one is wrong, for the first value that is not finite."""
         self._step += 1
         if self.found is not None:
             return

@@ -102,12 +102,12 @@ class _Recorder:
         self._clock += 1
         return self._clock
 
-    def _before(self, layer: keras.Operation, function: Callable[..., Any], name: str, what: Callable[..., Any]) -> Any:
+    def _before(self, layer: keras.Operation, function: Callable[..., Any], name: str, read: Callable[..., Any]) -> Any:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._open and self._open[-1].layer is layer:
                 self._counting = False  # what is computed to be looked at is no part of the layer
-                x = what(*args, *kwargs.values())
+                x = read(*args, *kwargs.values())
                 self._counting = True
                 place = self._keep(x) if _is_float(x) else None
                 if place is not None:

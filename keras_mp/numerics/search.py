@@ -278,7 +278,7 @@ class _Search:
         """The fewest units, in order of damage, that must be above the base for the 16-bit mix to pass."""
         if self._passes(self._assignment({}, ())):
             return {}
-        order, enough = self._led_by_culprits(sorted(self.units, key=self._damage, reverse=True))
+        order, enough = self._nonfinite_first(sorted(self.units, key=self._damage, reverse=True))
         for level in [*self.above, "float32"]:
             count = self._bisect(order, enough, level)
             if count is not None:
@@ -304,17 +304,17 @@ class _Search:
                 low = middle + 1
         return high
 
-    def _led_by_culprits(self, order: list[str]) -> tuple[list[str], int]:
-        """Puts the units first that the audit found unsafe, then those where something was not finite all the same.
+    def _nonfinite_first(self, order: list[str]) -> tuple[list[str], int]:
+        """Puts the units first that the audit found unsafe, then those where a value was not finite all the same.
 
         Returns:
             The order, and how many at its beginning are enough in float32, as far as is known.
         """
         first = [path for path in order if not self._safe(path)]
         for _ in range(len(order)):
-            culprit = self._unit_of(self._last.culprit)
-            if culprit and culprit not in first:
-                first.append(culprit)
+            unit = self._unit_of(self._last.nonfinite)
+            if unit and unit not in first:
+                first.append(unit)
             if not first or tuple(first) == self.tried[-1].restored:
                 break  # what is wrong is no infinity, or it comes up in a layer that is restored already
             if self._passes(self._assignment(dict.fromkeys(first, "float32"), ())):

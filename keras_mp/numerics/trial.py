@@ -46,12 +46,12 @@ class Errors(NamedTuple):
         loss: relative difference of the loss, the largest of the batches.
         gradients: size of the difference of all gradients, of that of the gradients; infinite where one is not finite
             or has vanished whole.
-        culprit: path of the layer where the first value that is not finite came up, or "".
+        nonfinite: path of the layer where the first value that is not finite came up, or "".
     """
 
     loss: float
     gradients: float
-    culprit: str = ""
+    nonfinite: str = ""
 
     @property
     def worst(self) -> float:
@@ -120,7 +120,7 @@ class Judge:
                 return worst
             place = next(i for i, error in enumerate(errors) if not math.isfinite(error.worst))
             nonfinite = first_nonfinite(model, self._batches[place], scale)
-            return worst._replace(culprit=nonfinite.path if nonfinite is not None else "")
+            return worst._replace(nonfinite=nonfinite.path if nonfinite is not None else "")
 
     def _steps(self, model: keras.Model, scale: float) -> list[tuple[float, list[np.ndarray]]]:
         run = _gradient_step(model)

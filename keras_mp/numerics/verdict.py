@@ -121,9 +121,9 @@ def _overflow(layer: keras.Operation, ranges: Mapping[str, Range]) -> Verdict | 
 def _overflowing(role: str, of: Range) -> Verdict:
     end = of.highest if of.highest >= -of.lowest else of.lowest
     share = of.loss(FLOAT16).overflow
-    what = f"its {role}" if role != "before activation" else "what goes into its activation"
+    tensor = f"its {role}" if role != "before activation" else "the input of its activation"
     return Verdict(
-        False, role, f"{what} reaches {end:.3g}, past float16's {FLOAT16.max:g} ({share:.2g} of it)", _FLOAT32
+        False, role, f"{tensor} reaches {end:.3g}, past float16's {FLOAT16.max:g} ({share:.2g} of it)", _FLOAT32
     )
 
 
