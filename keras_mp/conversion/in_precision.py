@@ -32,7 +32,7 @@ def check_precision(name: str) -> str:
 
 
 def in_precision(model: keras.Model, precision: str) -> keras.Model:
-    """Rebuilds a model in another precision; the original is left alone.
+    """Rebuilds a model in another precision; the original is not changed.
 
     Layers that compute in the model's own precision change to the other; from float32, all do, and what must be
     float32 is then made so by `keras_mp.stabilize`.

@@ -55,7 +55,7 @@ def copy_of(model: keras.Model, x: Any, rule: Any, policy: str | None = "float32
 
 
 def _carry_loss(old: Any, new: Any) -> None:
-    """Compiles with the old model's loss alone, past a compile() of its class that wants more than that."""
+    """Compiles with only the old model's loss, past a compile() of its class that requires more."""
     # Private, because the public get_compile_config() is serialized and loses what is not registered.
     arguments = old._compile_config.config
     keras.Model.compile(

@@ -40,9 +40,9 @@ def convert(
     """A new model in which Dense and EinsumDense layers compute in FP8; see `keras_mp.fp8.matmul`.
 
     That includes layers inside others, such as the projections of MultiHeadAttention and GroupQueryAttention. Weights,
-    names, shared layers, compile arguments and optimizer state are carried over; the original is left alone. The result
-    is saved and loaded as usual, wherever `keras_mp` is imported, and exported by `keras_mp.export_float32` as plain
-    layers.
+    names, shared layers, compile arguments and optimizer state are carried over; the original is not changed. The
+    result is saved and loaded as usual, wherever `keras_mp` is imported, and exported by `keras_mp.export_float32` as
+    plain layers.
 
     Layers that compute in FP8 already take the scaling recipe that is given, where select chooses them, and a warning
     says so and what is kept of their amaxes; without one they stay as they are, so converting twice changes nothing.

@@ -1,4 +1,4 @@
-"""What `convert` makes of layers: they keep their class's name, and those inside others are converted when built."""
+"""The layers that `convert` makes: they keep their class's name, and those inside others are converted when built."""
 
 from __future__ import annotations
 

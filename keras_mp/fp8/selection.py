@@ -26,7 +26,7 @@ Select = Callable[[str, Any], bool]
 
 
 class Decision(NamedTuple):
-    """What `convert` does with a Dense or EinsumDense layer, and why.
+    """Whether `convert` converts a Dense or EinsumDense layer, and why.
 
     Attributes:
         path: the names that lead to the layer, joined with `/`.
@@ -48,7 +48,7 @@ class Decision(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What to predict the gain for.
+    """The chip, batch and scaling recipe to predict the gain for.
 
     Attributes:
         chip: the chip's name.

@@ -130,7 +130,7 @@ class _Options(NamedTuple):
 
     @property
     def shift(self) -> float:
-        """What the gradient of a logit is multiplied by."""
+        """The factor of the gradient of a logit."""
         return _FLOAT16_SHIFT if self.dtype == "float16" else 1.0
 
     @property

@@ -34,7 +34,7 @@ _GRADIENTS = ("output gradient", "kernel gradient")
 def audit(model: keras.Model, data: Any, steps: int = 8, *, sample: int | None = SAMPLE) -> AuditReport:
     """Runs a model forward and backward in float32 and predicts what lower precisions would lose, layer by layer.
 
-    No weight changes. A model in another precision is rebuilt in float32; the original is left alone.
+    No weight changes. A model in another precision is rebuilt in float32; the original is not changed.
 
     Args:
         model: a built Keras model with a loss, from `compile(loss=...)` or a `compute_loss` of its own. A `train_step`
@@ -192,7 +192,7 @@ def _inner_names(calls: list[Call]) -> Iterator[str]:
 def _finish(
     sample: int | None, record: Record, loss: Any, tensors: list[Any], tapped: list[Any], gradients: list[Any]
 ) -> dict[str, Any]:
-    """What the compiled step returns: the extremes of every tensor, and a sample of its values."""
+    """Returns from the compiled step the extremes of every tensor, and a sample of its values."""
     wanted = sorted({place for call in record.calls for place in (*call.inputs, *call.outputs, *call.inner.values())})
     views = [("output", place, tensors[place]) for place in wanted]
     views += [("output gradient", place, tapped[place]) for place in wanted if tapped[place] is not None]

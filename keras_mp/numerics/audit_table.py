@@ -41,7 +41,7 @@ def render(report: LayerAudits) -> Group:
 
 
 def headline(report: LayerAudits) -> str:
-    """What was run, and the verdict in a sentence."""
+    """The run and its verdict in a sentence."""
     suspects = [suspect for suspect in report.suspects() if not suspect.safe]
     count = len(report.layers)
     fits = (

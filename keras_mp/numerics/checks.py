@@ -1,4 +1,4 @@
-"""What every check of this package needs of a model and of a batch."""
+"""Checks of a model and of a batch that every function of this package makes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ REFERENCE = "float32"
 
 @dataclass
 class ParityReport(PicturedReport):
-    """What `compare_training` saw. The picture has the loss by step, a line a seed, a colour a precision.
+    """The result of `compare_training`. The picture has the loss by step, a line a seed, a colour a precision.
 
     Attributes:
         steps: of each training.

@@ -1,4 +1,4 @@
-"""What an audit saw of each layer, as data."""
+"""The data of an audit, by layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMAT_OF = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "E
 
 @dataclass
 class LayerAudit:
-    """What a run saw of a layer.
+    """The audit of a layer.
 
     Attributes:
         path: the names that lead to it, joined with `/`.
@@ -74,7 +74,7 @@ class Suspect:
 
 @dataclass
 class LayerAudits:
-    """What `audit` found.
+    """The result of `audit`.
 
     Attributes:
         model: the model's name.

@@ -74,7 +74,7 @@ class NonFinite:
 
 
 class _Seen(NamedTuple):
-    """What is known of a tensor."""
+    """The values of a tensor, summed up."""
 
     nan: int
     inf: int

@@ -50,7 +50,7 @@ class Call:
 
 @dataclass
 class Record:
-    """What a step did, in order; the tensors are live only while the step is traced.
+    """The calls and tensors of a step, in order; the tensors are live only while the step is traced.
 
     Attributes:
         calls: the calls, in the order in which they began.

@@ -61,7 +61,7 @@ def _has_strings(batch: tuple) -> bool:
 
 
 def _error_of(model: keras.Model, batch: tuple) -> Exception | None:
-    """What a step raises that nothing observes."""
+    """The error of a step that nothing observes; None where it succeeds."""
 
     def forward(tap: Any, structure: Any) -> tuple[Any, list[Any]]:
         x, y, sample_weight = (*structure[0], None, None)[:3]

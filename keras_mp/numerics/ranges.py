@@ -1,4 +1,4 @@
-"""What a tensor would lose in a floating-point format: overflow, underflow, and the noise of rounding."""
+"""The loss of a tensor in a floating-point format: overflow, underflow, and the noise of rounding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOWEST_EXPONENT, _HIGHEST_EXPONENT = -148, 128
 
 @dataclass(frozen=True)
 class FormatLoss:
-    """What a format loses of some values. Shares are of all values, zeros included, and exact zeros are never lost.
+    """The loss of some values in a format. Shares are of all values, zeros included, and exact zeros are never lost.
 
     Attributes:
         overflow: share that rounds to more than the largest number.
@@ -155,7 +155,7 @@ class Range:
         return error
 
     def loss(self, format: Any) -> FormatLoss:
-        """What a format loses of the values so far.
+        """The loss of the values so far in a format.
 
         Args:
             format: a `Format`, or its name.
@@ -214,7 +214,7 @@ def merged(ranges: Iterable[Range]) -> Range:
 
 
 def measure(x: Any, format: Any, scale: float | None = 1.0) -> FormatLoss:
-    """What a format loses of a tensor.
+    """The loss of a tensor in a format.
 
     Args:
         x: floats of any shape, or what numpy makes an array of; also empty.

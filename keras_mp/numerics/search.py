@@ -50,7 +50,7 @@ class Trial(NamedTuple):
 
 @dataclass
 class PolicySearch(Report):
-    """What `search_policy` found.
+    """The result of `search_policy`.
 
     Attributes:
         base: the precision of every layer that is not named: "mixed_float16", "mixed_bfloat16" or "float32".
@@ -163,7 +163,7 @@ def search_policy(
     are tried in bfloat16 before float32, where it is a candidate.
 
     Args:
-        model: a built Keras model with a loss; it is left alone.
+        model: a built Keras model with a loss; it is not changed.
         data: batches, as for `audit`: the first `steps` are audited, the next `held_out` are judged on. Where there are
             fewer, the last one is held out, or, of one, used for both.
         candidates: of "fp8", "mixed_float16", "mixed_bfloat16", "float32", the cheapest first. float32 is what is left

@@ -1,4 +1,4 @@
-"""What a device can do: is it worth computing in a dtype on it, and why."""
+"""The abilities of a device: whether computing in a dtype pays on it, and why."""
 
 import re
 from collections import Counter
@@ -49,7 +49,7 @@ class Device:
 
     @property
     def vendor(self) -> str:
-        """Who made it: "nvidia", "amd", "google", "apple", or "" if unknown."""
+        """The maker: "nvidia", "amd", "google", "apple", or "" if unknown."""
         if self.chip is not None:
             return self.chip.vendor
         if self.kind == "tpu":

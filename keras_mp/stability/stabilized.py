@@ -35,7 +35,7 @@ def stabilize(model: keras.Model) -> keras.Model:
     - The output layer keeps 16-bit operands and returns float32: bias, activation and the loss are in float32.
     - Regularizers of activations add up in float32; what a layer's own code hands to `add_loss` becomes float32.
 
-    Weights, names, shared layers, compile arguments and optimizer state are carried over; the original is left alone.
+    Weights, names, shared layers, compile arguments and optimizer state are carried over; the original is not changed.
     Layers without a `get_config()`, or whose `__init__` takes no `**kwargs`, are rebuilt by the arguments that they
     keep as attributes. What cannot be reached is named in a warning. The result is saved and loaded as usual, wherever
     `keras_mp` is imported.

@@ -1,4 +1,4 @@
-"""What protects a model that cannot be rebuilt: the policies to build it under, and what they cannot do."""
+"""The protection of a model that cannot be rebuilt: the policies to build it under, and what they cannot do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BY_POLICY = {"float32", "everywhere", "result", "activation", "regularizer"}
 
 
 def way_out(model: keras.Model, sensitive: list[SensitiveLayer]) -> str:
-    """Says how to protect a model by policies alone.
+    """Describes how to protect a model by policies only.
 
     Args:
         model: a built Keras model.
