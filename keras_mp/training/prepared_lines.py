@@ -65,7 +65,7 @@ def _float32(model: Any) -> str:
     if not low:
         return "everything"
     needed = [sensitive.layer.name for sensitive in sensitive_layers(model)]
-    reason = f", whole or in part: {low} would lose digits"
+    reason = f": {low} is too imprecise"
     return f"{listed(needed, _TEXT - len(reason), 'layers')}{reason}" if needed else "no layer needs it"
 
 
