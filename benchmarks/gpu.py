@@ -33,9 +33,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from results import write
 from rich.console import Console
 
+from keras_mp.bench.benchmark_report import BenchmarkReport
 from keras_mp.bench.compare import Task, answer, compare, device_of
 from keras_mp.bench.process import WorkloadError
-from keras_mp.bench.report import BenchmarkReport
 from keras_mp.xla.hlo import parse
 from keras_mp.xla.matmuls import products
 

@@ -23,8 +23,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from results import write
 from rich.console import Console
 
+from keras_mp.bench.benchmark_report import BenchmarkReport
 from keras_mp.bench.compare import Task, compare, device_of
-from keras_mp.bench.report import BenchmarkReport
 
 MODELS = ("gpt", "resnet18", "vit-tiny")
 BASE = "keras_mp, TensorFlow"

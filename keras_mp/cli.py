@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from keras_mp.system.quiet_import import import_keras, quiet_stderr
+from keras_mp.system.whole_number import whole_number
 
 MODEL_HELP = "A training recipe (a file, module:function, or a name in the folder recipes), or a .keras file."
 BATCH_HELP = "By default the training recipe's; 8 for a .keras file."
@@ -220,14 +221,12 @@ def bench(
     sys.path.insert(0, os.getcwd())
     import_keras()
     from keras_mp.bench.benchmark import BASE, measure
-    from keras_mp.bench.report import check_precisions
+    from keras_mp.bench.benchmark_report import check_precisions
     from keras_mp.conversion.in_precision import PRECISIONS
 
     if find_batch:
         typer.echo("--find-batch is now --find-max-batch-size; the old name works in this version", err=True)
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    arguments: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
+    arguments: dict[str, Any] = {} if batch_size is None else {"batch_size": whole_number("batch_size", batch_size)}
     if _is_file(model, context):
         from keras_mp.conversion.model_file import check_model_file
 

@@ -12,15 +12,16 @@ from typing import Any
 
 import keras
 
+from keras_mp.bench.benchmark_report import BenchmarkReport, check_precisions
 from keras_mp.bench.compare import Task, compare, device_of
 from keras_mp.bench.largest_batch import largest_batch
 from keras_mp.bench.process import WorkloadError
-from keras_mp.bench.report import BenchmarkReport, check_precisions
 from keras_mp.conversion.in_precision import PRECISIONS
-from keras_mp.numerics.batches import batches_of
+from keras_mp.numerics.read_batches import batches_of
 from keras_mp.rebuild import layers_by_path
 from keras_mp.system.deprecated import renamed_arguments
 from keras_mp.system.host import available_bytes
+from keras_mp.system.whole_number import whole_number
 
 BASE = "float32"
 
@@ -115,9 +116,9 @@ def measure(
     paths = [path or os.getcwd() for path in sys.path]
     if not seconds >= 0:  # 0 is one step a round
         raise ValueError(f"seconds must be 0 or above, got {seconds}")
-    for name, value in (("rounds", rounds), ("memory_limit", memory_limit)):
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be above 0, got {value}")
+    whole_number("rounds", rounds)
+    if memory_limit is not None:
+        whole_number("memory_limit", memory_limit, unit="bytes")
     limit = memory_limit or available_bytes()
     rows = compare(tasks, rounds=rounds, seconds=seconds, paths=paths, memory_limit=limit, log=log)
     largest: dict[str, int] = {}

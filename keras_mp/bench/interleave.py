@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from keras_mp.system.whole_number import whole_number
+
 
 class Spread(NamedTuple):
     """The median of some measurements, and their quartiles."""
@@ -54,8 +56,7 @@ def interleave(
     Raises:
         ValueError: for less than one round.
     """
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    whole_number("rounds", rounds)
     names = list(runs)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for index in range(rounds):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from keras_mp.bench.compare import Task
 from keras_mp.bench.process import Process, WorkloadError
+from keras_mp.system.whole_number import whole_number
 
 # Nobody trains with more; where nothing limits the memory, the search ends here.
 MOST = 2**20
@@ -25,8 +26,7 @@ def largest(fits: Callable[[int], bool], start: int, most: int = MOST) -> int:
     Raises:
         ValueError: for a start below 1.
     """
-    if start < 1:
-        raise ValueError(f"start must be at least 1, got {start}")
+    whole_number("start", start)
     low, high = 0, min(start, most)
     while fits(high):
         low = high

@@ -10,8 +10,8 @@ import pytest
 
 import keras_mp
 from keras_mp import backend, hardware
+from keras_mp.bench.benchmark_report import BenchmarkReport, check_precisions
 from keras_mp.bench.compare import Measured
-from keras_mp.bench.report import BenchmarkReport, check_precisions
 from keras_mp.cli import app
 
 pytestmark = pytest.mark.once

@@ -110,7 +110,7 @@ def test_the_largest_that_fits_is_found_within_a_sixteenth(most, start):
 
 def test_the_search_ends_where_nothing_limits_it():
     assert largest(lambda size: True, 3, most=100) == 100
-    with pytest.raises(ValueError, match="start must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="start=0 must be a whole number, 1 or more"):
         largest(lambda size: True, 0)
 
 

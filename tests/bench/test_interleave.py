@@ -47,7 +47,7 @@ def test_a_round_lasts_about_as_long_as_asked(step, seconds, steps):
 
 
 def test_no_rounds_no_values_and_unequal_rounds_are_refused():
-    with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="rounds=0 must be a whole number, 1 or more"):
         interleave({}, {}, 0)
     with pytest.raises(ValueError, match="at least one measurement"):
         spread([])
