@@ -45,9 +45,9 @@ def gpt2():
     tokens = keras.KerasTensor((8, 1024), "int32")
     report = keras_mp.inspect(model, (tokens, tokens), "h100", compare=["float32"])
     report.to_svg(DOCS / "gpt2-h100.svg")
-    for each in (report, report.compared["float32"]):
-        peak, temporary = each.memory.peak / 2**20, each.memory.temporary / 2**20
-        print(f"{each.precision}: peak {peak:.1f} MiB, temporary {temporary:.1f}, {each.shares}")
+    for compiled in (report, report.compared["float32"]):
+        peak, temporary = compiled.memory.peak / 2**20, compiled.memory.temporary / 2**20
+        print(f"{compiled.precision}: peak {peak:.1f} MiB, temporary {temporary:.1f}, {compiled.shares}")
 
 
 def audit():

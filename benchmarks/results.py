@@ -112,8 +112,8 @@ def gains() -> str:
     lines.append("| ---: | --- |" + " ---: |" * len(widths))
     for rows in (512, 4096, 32768):
         for name in ("current", "delayed", "rowwise"):
-            each = [step_cost(rows, width, width, find_chip("h100"), get_recipe(name)).gain for width in widths]
-            lines.append(f"| {rows} | {name} | " + " | ".join(f"{gain:.2f}" for gain in each) + " |")
+            gains = [step_cost(rows, width, width, find_chip("h100"), get_recipe(name)).gain for width in widths]
+            lines.append(f"| {rows} | {name} | " + " | ".join(f"{gain:.2f}" for gain in gains) + " |")
     return "\n".join(lines)
 
 

@@ -126,7 +126,7 @@ def measure(cell: Cell, layers: int) -> Figures:
         )
     memory = report.memory
     state = memory.parameters + memory.optimizer
-    sent = {(each.kind, each.dtype): float(each.bytes) for each in report.collectives}
+    sent = {(collective.kind, collective.dtype): float(collective.bytes) for collective in report.collectives}
     print(f"{cell}, {layers} blocks: state {state:,} bytes, temporary {memory.temporary / GIB:.3f} GiB, {sent}, "
           f"compiled in {report.seconds:.0f} s", flush=True)  # fmt: skip
     return Figures(state, memory.temporary, sent)
@@ -180,14 +180,14 @@ def main() -> None:
                 continue
             layers = MODELS[cell.model].size.layers
             few, many = (measure(cell, blocks) for blocks in BLOCKS)
-            found = extrapolate(few, many, layers)
+            extrapolated = extrapolate(few, many, layers)
             grows = "" if many.temporary > few.temporary else "; memory did not grow"
             for where in ((target, chips), *others):
                 here = cell._replace(target=where[0], chips=where[1])
                 how = f"{BLOCKS[0]} and {BLOCKS[1]} of {layers}{grows}" + (
                     "" if here == cell else f", {target}-{chips}"
                 )
-                lines.append(row(here, found._replace(state=state_bytes(here)), how))
+                lines.append(row(here, extrapolated._replace(state=state_bytes(here)), how))
             if cell == IN_FULL:
                 lines.append(row(cell, measure(cell, layers), f"all {layers}"))
             _write(lines, arguments.markdown)

@@ -64,16 +64,18 @@ class Signature(NamedTuple):
         check_batch(batch, self.structure, argument)
         specs = keras.tree.flatten(self.structure)
         arrays = [np.asarray(x) for x in keras.tree.flatten(batch)]
-        found = {}
+        converted = {}
         for name, spec, array in zip(self.inputs, specs, arrays, strict=True):
             with np.errstate(over="ignore", invalid="ignore"):
-                found[name] = array.astype(spec.dtype.as_numpy_dtype)
+                converted[name] = array.astype(spec.dtype.as_numpy_dtype)
             finite = all(
-                np.isfinite(each).all() for each in (array, found[name]) if np.issubdtype(each.dtype, np.number)
+                np.isfinite(values).all()
+                for values in (array, converted[name])
+                if np.issubdtype(values.dtype, np.number)
             )
             if not finite:
                 raise ExportError(f"{argument} holds NaN or infinity for input {name!r}, in {spec.dtype.name}")
-        return found
+        return converted
 
 
 def check(model: Any, path: Path, verify: Any, packages: Sequence[str], overwrite: bool = False) -> None:
@@ -135,8 +137,8 @@ def _signature(path: Path) -> Signature:
 
 
 def _number(name: str) -> int:
-    found = re.fullmatch(r"output_(\d+)", name)
-    return int(found[1]) if found else 0
+    numbered = re.fullmatch(r"output_(\d+)", name)
+    return int(numbered[1]) if numbered else 0
 
 
 def compared(

@@ -81,9 +81,9 @@ def export_litert(
                 "a fixed number of steps"
             ) from error
         raise
-    found = file.low_precision(quantized=calibrate is not None)
-    if found:
-        raise ExportError(f"model {model.name!r} was not exported: low precision would be left in {found[:5]}")
+    remaining = file.low_precision(quantized=calibrate is not None)
+    if remaining:
+        raise ExportError(f"model {model.name!r} was not exported: low precision would be left in {remaining[:5]}")
     report = report._replace(path=path, bytes=len(file.content), operators=counted(file.operators()), notes=notes)
     with parents_made(path), written_beside(path) as partial:
         partial.write_bytes(file.content)

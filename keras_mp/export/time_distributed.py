@@ -20,12 +20,12 @@ def corrected_time_distributed(model: Any) -> Iterator[None]:
     Keras 3.15 takes the size of the batch for the number of steps there (`call` reads the shape before it swaps the
     two axes). Layers of a class that has a `call` of its own are left alone.
     """
-    found = [
+    layers = [
         (path, layer)
         for path, layer in layers_by_path(model).items()
         if isinstance(layer, keras.layers.TimeDistributed) and type(layer).call is keras.layers.TimeDistributed.call
     ]
-    with wrapped_methods(found, ["call"], _over_all_steps):
+    with wrapped_methods(layers, ["call"], _over_all_steps):
         yield
 
 
