@@ -129,7 +129,7 @@ class ParityReport(PicturedReport):
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         """The names of the columns, and the cells of each row."""
-        names = ["precision", *(f"seed {seed}" for seed in self.seeds), "mean", "less float32"]
+        names = ["precision", *(f"seed {seed}" for seed in self.seeds), "mean", "minus float32"]
         return names, [self._row(name) for name in self.final]
 
     def _row(self, name: str) -> list[str]:
