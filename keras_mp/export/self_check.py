@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_mp.export.verification import ExportError, inputs_of, reason, relative_difference
+from keras_mp.export.verification import ExportError, inputs_of, relative_difference
 from keras_mp.rebuild import layers_by_path
+from keras_mp.reporting.error_line import error_line
 
 # One record, and as many as no other axis is likely to have.
 BATCH_SIZES = (1, 3)
@@ -75,7 +76,7 @@ def _tried(
         try:
             expected = _arrays(model(inputs, training=False))
         except Exception as error:  # whatever a layer that these inputs do not suit raises
-            failed = failed or (inputs, reason(error))
+            failed = failed or (inputs, error_line(error))
             continue
         if all(x.size for x in expected):
             return _compared(serve, model, inputs, expected, tolerance)
@@ -98,7 +99,7 @@ def _compared(
         served = _arrays(serve(inputs))
     except Exception as error:
         raise ExportError(
-            f"{name} was not kept: it fails on {where}, which the model in float32 takes: {reason(error)}"
+            f"{name} was not kept: it fails on {where}, which the model in float32 takes: {error_line(error)}"
         ) from error
     if not any(x.dtype.kind not in "fc" or np.isfinite(x).any() for x in expected):
         return f"nothing is finite of what the model gives on {where}, so that nothing could be compared there"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_mp.conversion.input_names import input_names
+from keras_mp.reporting.error_line import error_line
 
 # How a report says that the model could not be run as it was, in its own precision.
 NO_ORIGINAL = "the original cannot be run here in its own precision, to compare with"
@@ -176,14 +176,4 @@ def _cause(batch: Any, model: keras.Model) -> str:
 
 def without_original(error: Exception) -> str:
     """A sentence on an original that could not be run, so that nothing says what its precision cost."""
-    return f"{NO_ORIGINAL}: {reason(error)}"
-
-
-def reason(error: Exception) -> str:
-    """The line of an error that says why, without the arrays and stacks that frameworks add."""
-    text = re.sub(r"\x1b\[\d*m", "", str(error))
-    text = re.sub(r"\{\{function_node [^}]*\}\} ?", "", text)
-    text = re.sub(r"\{\{node ([^}]*)\}\}", r"\1", text)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if not line.startswith("Exception encountered")] or lines or [""]
-    return f"{type(error).__name__}: {told[0][:200].rstrip()}"
+    return f"{NO_ORIGINAL}: {error_line(error)}"

@@ -10,7 +10,8 @@ import keras
 
 from keras_mp.precision.hardware import Device, Support, current_device, support
 
-POLICIES = ("auto", "float32", "mixed_float16", "mixed_bfloat16", "fp8")
+PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "fp8")
+POLICIES = ("auto", *PRECISIONS)
 
 _DTYPE = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "fp8"}
 
