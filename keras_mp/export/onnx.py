@@ -22,7 +22,12 @@ OPSET = 18
 
 
 def export_onnx(
-    model: Any, path: str | os.PathLike[str], verify: Any = None, *, tolerance: float = 1e-5, overwrite: bool = False
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    verify: Any = None,
+    *,
+    tolerance: float = 1e-5,
+    overwrite: bool = False,
 ) -> DeploymentReport:
     """Export a model, trained in any precision on any backend, as an ONNX file without one 16- or 8-bit float in it.
 
@@ -100,7 +105,7 @@ def low_precision(proto: Any) -> list[str]:
     return places
 
 
-def _converted(folder: Path, signature: Signature, model: Any) -> Any:
+def _converted(folder: Path, signature: Signature, model: keras.Model) -> Any:
     import onnx
     import tensorflow as tf
     import tf2onnx
