@@ -37,8 +37,8 @@ def export_litert(
 ) -> DeploymentReport:
     """Export a model, trained in any precision on any backend, as a LiteRT (TensorFlow Lite) file.
 
-    `export_float32` writes and proves a SavedModel, and TensorFlow's converter makes the file of it, with LiteRT's own
-    operators alone. Without `calibrate` it is in float32: no tensor of it may be a 16- or 8-bit float or quantized.
+    `export_float32` writes and checks a SavedModel, and TensorFlow's converter converts it, using only LiteRT's own
+    operators. Without `calibrate` it is in float32: no tensor of it may be a 16- or 8-bit float or quantized.
 
     With `calibrate` its weights and activations are int8, its inputs and outputs still float32. The ranges are the
     audit's, taken in inference: the model runs in float32 over all of `calibrate`, each layer's lowest and highest
@@ -55,7 +55,7 @@ def export_litert(
         calibrate: inputs in the structure of the model's, batch first, like those that will be served: hundreds.
         tolerance: largest difference allowed by `verify` of a float32 file, relative to max(1, the largest magnitude of
             each output). The difference of an int8 file is reported, whatever it is.
-        overwrite: replace a file that is there, once the new one is proven.
+        overwrite: replace an existing file after the new one was checked.
 
     Returns:
         A `DeploymentReport`.

@@ -31,8 +31,8 @@ def export_onnx(
 ) -> DeploymentReport:
     """Export a model, trained in any precision on any backend, as an ONNX file without one 16- or 8-bit float in it.
 
-    `export_float32` writes and proves a SavedModel; tf2onnx converts that, every tensor, constant and attribute of the
-    result is looked at, onnx checks it, and only then is it renamed into place. Exact GELU, whose Erfc tf2onnx does not
+    `export_float32` writes and checks a SavedModel, and tf2onnx converts it. Every tensor, constant and attribute of
+    the result is inspected, onnx checks it, and then it is renamed to `path`. Exact GELU, whose Erfc tf2onnx does not
     know, is written with ONNX's Erf.
 
     The file's inputs have the names of the model's inputs, its outputs the names of the model's output dict, or
@@ -44,7 +44,7 @@ def export_onnx(
         verify: a batch of inputs, as for `export_float32`. When given, the file is loaded again, run with onnxruntime,
             also in batches of 1 and 7, and compared with the model run in float32.
         tolerance: largest difference allowed by `verify`, relative to max(1, the largest magnitude of each output).
-        overwrite: replace a file that is there, once the new one is proven.
+        overwrite: replace an existing file after the new one was checked.
 
     Returns:
         A `DeploymentReport`.

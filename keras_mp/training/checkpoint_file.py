@@ -76,7 +76,7 @@ def write(path: Path, arrays: Iterable[tuple[str, np.ndarray]], manifest: dict[s
 
 
 class CheckpointFileError(ValueError):
-    """A file is no whole checkpoint; the message says why."""
+    """A file is not a complete checkpoint; the message says why."""
 
 
 class Reader:
