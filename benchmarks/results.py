@@ -37,7 +37,7 @@ def write(
     path: Path, title: str, command: str, columns: list[str], rows: list[list], versions: dict[str, str], note: str = ""
 ) -> None:
     """Writes one measurement of today, on this machine."""
-    from keras_mp.reporting.html import write_text
+    from keras_mp.system.atomic_write import write_text
     from keras_mp.system.host import cpu_name
 
     result = {
@@ -108,7 +108,7 @@ def gains() -> str:
     from keras_mp.precision.chips import find_chip
 
     widths = (256, 512, 1024, 2048, 4096, 8192)
-    lines = ["| rows | recipe | " + " | ".join(f"{width} x {width}" for width in widths) + " |"]
+    lines = ["| rows | scaling recipe | " + " | ".join(f"{width} x {width}" for width in widths) + " |"]
     lines.append("| ---: | --- |" + " ---: |" * len(widths))
     for rows in (512, 4096, 32768):
         for name in ("current", "delayed", "rowwise"):

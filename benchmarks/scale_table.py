@@ -30,7 +30,7 @@ import keras
 
 import keras_mp
 from keras_mp.parallel.plan import plan_of
-from keras_mp.reporting.html import write_text
+from keras_mp.system.atomic_write import write_text
 from keras_mp.system.versions import installed
 from keras_mp.xla.lower import build_without_values
 from models.gpt import gpt
@@ -71,7 +71,7 @@ MODELS = {
     "6.7B": Model(Size(32, 4096, 32), 2048, 1, True),
     "one block": Model(Size(1, 1024, 16), 128, 1, False),
 }
-PRECISIONS = ("float32", "mixed_bfloat16")
+COMPARED = ("float32", "mixed_bfloat16")
 BLOCKS = (4, 8)
 # What is compiled, and the slices that take its temporary memory and collectives.
 COMPILED = (
@@ -174,7 +174,7 @@ def main() -> None:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for model, strategy, target, chips, others in COMPILED:
-        for precision in PRECISIONS:
+        for precision in COMPARED:
             cell = Cell(model, strategy, target, chips, precision)
             if arguments.only not in f"{cell.model} {cell.target}-{cell.chips} {cell.strategy} {cell.precision}":
                 continue

@@ -16,7 +16,7 @@ from keras_mp.conversion.registration import register_classes
 
 
 class ModelFileError(ValueError):
-    """A file holds no model that can be loaded; the message says why, and the way out."""
+    """A file holds no model that can be loaded; the message names the cause and a remedy."""
 
 
 def load_model_file(
@@ -57,7 +57,7 @@ def check_model_file(path: str | os.PathLike[str]) -> Path:
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     if path.name.endswith(".weights.h5"):
         raise ModelFileError(
-            f"{str(path)!r} holds weights alone: load them into their model, and give the .keras file that "
+            f"{str(path)!r} holds only weights: load them into their model, and give the .keras file that "
             "model.save('model.keras') writes"
         )
     if path.is_dir() or not zipfile.is_zipfile(path):

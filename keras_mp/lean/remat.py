@@ -24,7 +24,7 @@ _CALL_CONTEXT = "current_call_ctx"
 
 
 def remat(layer_or_function: Any) -> Any:
-    """Makes a layer, or a function, that keeps its arguments and recomputes the rest in the backward pass.
+    """Makes a layer or function that keeps only its arguments and recomputes the rest in the backward pass.
 
     Results and gradients are those without: the recomputation runs in the same autocast scope, in the same training
     phase, and from the state that the forward pass began with, so that dropout draws the same mask. What the forward
@@ -77,7 +77,7 @@ class Remat(keras.layers.Wrapper):
         ValueError: no layer.
     """
 
-    def __init__(self, layer: Any, **arguments: Any) -> None:
+    def __init__(self, layer: keras.layers.Layer, **arguments: Any) -> None:
         if isinstance(layer, keras.layers.Layer):
             arguments = {"name": f"{layer.name}_remat", "dtype": layer.dtype_policy} | arguments
         super().__init__(layer, **arguments)
@@ -148,7 +148,7 @@ class _Scope(keras.StatelessScope):
 
 
 def _recomputed(
-    function: Callable[..., Any], layer: Any, variables: list[Any], args: Any, kwargs: Any
+    function: Callable[..., Any], layer: keras.layers.Layer | None, variables: list[Any], args: Any, kwargs: Any
 ) -> tuple[Any, list[Any]]:
     """Calls a function so that the backward pass recomputes it.
 

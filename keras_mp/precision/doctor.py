@@ -142,14 +142,14 @@ def _unseen_accelerators(backend: str, kind: str) -> list[str]:
     """Names accelerators whose driver is here while the backend sees a CPU only."""
     if kind != "cpu":
         return []
-    found = []
+    unseen = []
     for trace, accelerator, for_tensorflow, for_jax in _DRIVERS:
         if not trace.exists():
             continue
         package = for_tensorflow if backend == "tensorflow" else for_jax
         way_out = f'pip install "{package}"' if package else f'pip install "{for_jax}", export KERAS_BACKEND=jax'
-        found.append(f"This machine has the driver of an {accelerator}, which {backend} does not see: {way_out}")
-    return found
+        unseen.append(f"This machine has the driver of an {accelerator}, which {backend} does not see: {way_out}")
+    return unseen
 
 
 def _missing() -> RenderableType:

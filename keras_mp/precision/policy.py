@@ -10,7 +10,8 @@ import keras
 
 from keras_mp.precision.hardware import Device, Support, current_device, support
 
-POLICIES = ("auto", "float32", "mixed_float16", "mixed_bfloat16", "fp8")
+PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "fp8")
+POLICIES = ("auto", *PRECISIONS)
 
 _DTYPE = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "fp8"}
 
@@ -30,7 +31,7 @@ class PolicyChoice(NamedTuple):
 
 
 def choose_policy(device: Device | None = None) -> PolicyChoice:
-    """Chooses the policy for a device: bfloat16 if it serves it, else float16, else float32.
+    """Chooses the policy for a device: bfloat16 if the hardware supports it, else float16, else float32.
 
     On a CPU that means mixed_bfloat16 without jit on TensorFlow, and float32 on JAX.
 
@@ -82,7 +83,7 @@ def set_global_policy(name: str = "auto") -> PolicyChoice:
         ValueError: If the name is none of the five.
 
     Warns:
-        UserWarning: If this hardware does not serve the policy; the message says which one to use.
+        UserWarning: If this hardware does not support the policy; the message says which one to use.
     """
     return _set(name, stacklevel=3)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keras_mp.backend.common.lowered import UNATTRIBUTED, Lowered, call_of, is_backward
-from keras_mp.xla.flops import dot_flops
+from keras_mp.precision.flops import dot_flops
 from keras_mp.xla.hlo import Instruction, Module, long_name
 
 _ROLE = re.compile(r"keras_mp\.(forward|input_gradient|kernel_gradient)\b")

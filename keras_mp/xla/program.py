@@ -17,7 +17,7 @@ from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
 
-from keras_mp.xla.flops import convolution_flops, dot_flops
+from keras_mp.precision.flops import convolution_flops, dot_flops
 
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"(:\d+)?')
 _EXPONENTIALS = (
