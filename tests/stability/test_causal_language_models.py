@@ -122,6 +122,7 @@ def test_it_trains_is_saved_generates_and_is_exported(tmp_path):
         assert report.low_precision_ops == 0 and report.max_difference <= 1e-5
 
 
+@pytest.mark.ci
 def test_converted_to_fp8_after_it_was_stabilized(tmp_path):
     keras.config.set_dtype_policy("mixed_bfloat16")
     plain = stabilized(causal_models.build("LlamaCausalLM"))
