@@ -1,4 +1,4 @@
-"""What a step of the audit of ResNet-50 costs, against a plain float32 training step: the two take turns.
+"""What a step of the audit of ResNet-50 costs, against a plain float32 training step, interleaved.
 
     KERAS_BACKEND=tensorflow python benchmarks/audit_cost.py
     KERAS_BACKEND=jax python benchmarks/audit_cost.py

@@ -4,9 +4,9 @@
     python benchmarks/cost.py --out docs/results/cost.json
     KERAS_BACKEND=jax python benchmarks/cost.py --bytes gpt2-124m
 
-Time is a ratio to plain Keras in the same run, in mixed_bfloat16; every feature has a process of its own, and all take
-turns. Callbacks are measured in `fit`, beside `fit` without them. Bytes are those that the kernels of the step read and
-write when it is compiled for an H100, as a ratio, too; they do not depend on this machine.
+Time is a ratio to plain Keras in the same run, in mixed_bfloat16; every feature has a process of its own, and
+measurements are interleaved. Callbacks are measured in `fit`, beside `fit` without them. Bytes are those that the
+kernels of the step read and write when it is compiled for an H100, as a ratio, too; they do not depend on this machine.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from rich.table import Table
 
 from keras_mp.bench.compare import Task, answer, compare
 from keras_mp.bench.interleave import ratio
-from keras_mp.bench.process import SubjectError
-from keras_mp.bench.workload import Subject
+from keras_mp.bench.process import WorkloadError
+from keras_mp.bench.workload import Workload
 
 STEP, FIT = "plain Keras, a step", "plain Keras, fit"
 # Features of the step, and callbacks; a callback that watches the loss scale needs the optimizer that has one.
@@ -64,7 +64,7 @@ def model_with(workload: str, features: str) -> Any:
     return keras_mp.atomic_skip(model) if "atomic_skip" in features else model
 
 
-def step(workload: str, features: str) -> Subject:
+def step(workload: str, features: str) -> Workload:
     """A training step with features, without callbacks."""
     from peer_workloads import WORKLOADS as SIZES
     from peer_workloads import batch_of
@@ -74,7 +74,7 @@ def step(workload: str, features: str) -> Subject:
     return of_model(model_with(workload, features), batch_of(SIZES[workload]), "mixed_bfloat16")
 
 
-def fit(workload: str, callback: str) -> Subject:
+def fit(workload: str, callback: str) -> Workload:
     """Steps in `fit`, with a callback."""
     import numpy as np
     from peer_workloads import WORKLOADS as SIZES
@@ -102,7 +102,7 @@ def fit(workload: str, callback: str) -> Subject:
         model.fit(data, epochs=1, verbose=0, callbacks=callbacks())
         return time.perf_counter() - started
 
-    return Subject(run, {})
+    return Workload(run, {})
 
 
 def compiled_bytes(workload: str, features: str) -> float:
@@ -137,7 +137,7 @@ def measured(workload: str, backend: str, rounds: int) -> list[list[str]]:
         log(f"bytes of {name or STEP}")
         try:
             moved[name] = answer(task(name, "compiled_bytes", features=name), paths)
-        except SubjectError as error:
+        except WorkloadError as error:
             log(f"no bytes of {name or STEP}: {error}")
             moved[name] = None
     rows = []

@@ -28,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_mp
-from keras_mp.export.report import DeploymentReport, ExportReport
+from keras_mp.export.export_report import DeploymentReport, ExportReport
 from keras_mp.system.atomic_write import written_beside
 from keras_mp.system.versions import installed
 from recipes import digits

@@ -7,7 +7,7 @@ Hardware: a GPU or TPU with FP8 units. Time: some minutes. Beside it run Keras's
 CUDA is installed, its scaled matrix product with a scale a tensor. To beat, at (8192, 4096, 16384) on an H200,
 Transformer Engine's 1.69 with delayed and 1.58 with current scaling (its documentation).
 
-Ways take turns, one step each, and medians are compared: what else the machine does meets all of them. A step is a
+Single steps are interleaved, and medians are compared: other load on the machine meets all of them. A step is a
 jitted call; the gradients it returns keep the compiler from leaving anything out.
 """
 
@@ -119,7 +119,7 @@ def pytorch(shape: tuple[int, int, int]) -> dict[str, Step]:
 
 
 def median_seconds(steps: dict[str, Step], repeats: int) -> dict[str, float]:
-    """Times the steps in turns."""
+    """Times the steps, interleaved."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
         for _ in range(3):
@@ -132,7 +132,7 @@ def median_seconds(steps: dict[str, Step], repeats: int) -> dict[str, float]:
     return {name: statistics.median(each) for name, each in seconds.items()}
 
 
-def ways(shape: tuple[int, int, int]) -> dict[str, Step]:
+def compared_steps(shape: tuple[int, int, int]) -> dict[str, Step]:
     """All that is compared, bfloat16 first."""
     tensors = arrays(shape)
     found = {"bfloat16": ours("bfloat16", *tensors)} | {f"fp8, {recipe}": ours(recipe, *tensors) for recipe in RECIPES}
@@ -143,14 +143,14 @@ def main(arguments: list[str]) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--shapes", default=SHAPES, help="M,K,N with blanks between (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=50, help="steps of each way (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=50, help="steps of each (default: %(default)s)")
     known = parser.parse_args(arguments)
     device = jax.devices()[0]
     print(f"{device.device_kind}, jax {jax.__version__}, keras {keras.__version__}. {is_available().reason}\n")
-    print("| (M, K, N) | way | ms | times as fast as bfloat16 |\n| --- | --- | ---: | ---: |")
+    print("| (M, K, N) | step | ms | times as fast as bfloat16 |\n| --- | --- | ---: | ---: |")
     for text in known.shapes.split():
         shape = tuple(map(int, text.split(",")))
-        seconds = median_seconds(ways(shape), known.repeats)
+        seconds = median_seconds(compared_steps(shape), known.repeats)
         for name, each in seconds.items():
             base = seconds["PyTorch bfloat16" if name.startswith("PyTorch") else "bfloat16"]
             print(f"| {shape} | {name} | {1e3 * each:.3f} | {base / each:.2f} |", flush=True)

@@ -5,9 +5,9 @@
 
 For a GPT-2 124M (batch 8 x 1024), a GPT of 2 layers of width 4096 (batch 8 x 2048) and ResNet-50 (batch 128): strict
 float32, TensorFloat-32, bfloat16, float16, FP8 with current and with delayed scaling; and PyTorch, compiled, where it
-is installed. Autotuning is on. Steps take turns; memory is the device's peak. The products are read from the module
-that the compiler wrote down while it compiled the step that ran: which kernel, operands of which dtype, how many. The
-prediction is the compiler's, made without the GPU.
+is installed. Autotuning is on. Steps are interleaved; memory is the device's peak. The products are read from the
+module that the compiler wrote down while it compiled the step that ran: which kernel, operands of which dtype, how
+many. The prediction is the compiler's, made without the GPU.
 
 Aimed at on an H200: bfloat16 at least 2.5 times as fast as strict float32; FP8 at least 1.3 times as fast as bfloat16
 at width 4096.
@@ -33,9 +33,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from results import write
 from rich.console import Console
 
+from keras_mp.bench.benchmark_report import BenchmarkReport
 from keras_mp.bench.compare import Task, answer, compare, device_of
-from keras_mp.bench.process import SubjectError
-from keras_mp.bench.report import BenchmarkReport
+from keras_mp.bench.process import WorkloadError
 from keras_mp.xla.hlo import parse
 from keras_mp.xla.matmuls import products
 
@@ -45,17 +45,17 @@ BASE = "float32, strict"
 
 def tasks(workload: str, dump: Path) -> list[Task]:
     """All precisions of a model; those of FP8 where it has dense layers enough."""
-    ways = {
+    variants = {
         BASE: ("float32", {}, {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}),
         "float32, TF32": ("float32", {}, {"JAX_DEFAULT_MATMUL_PRECISION": "default"}),
         "bfloat16": ("mixed_bfloat16", {}, {}),
         "float16": ("mixed_float16", {}, {}),
     }
     if not workload.startswith("resnet"):
-        ways["FP8, current"] = ("fp8", {"fp8": "current"}, {})
-        ways["FP8, delayed"] = ("fp8", {"fp8": "delayed"}, {})
+        variants["FP8, current"] = ("fp8", {"fp8": "current"}, {})
+        variants["FP8, delayed"] = ("fp8", {"fp8": "delayed"}, {})
     found = []
-    for name, (precision, options, environment) in ways.items():
+    for name, (precision, options, environment) in variants.items():
         folder = dump / workload / name.replace(", ", "-")
         flags = f"--xla_dump_to={folder} --xla_dump_hlo_as_text"
         environment = environment | {
@@ -72,7 +72,7 @@ def tasks(workload: str, dump: Path) -> list[Task]:
             ("PyTorch, float16", "mixed_float16"),
         ):
             arguments = {"workload": workload, "precision": precision, "compile": True}
-            found.append(Task(name, "peer_pytorch:subject", arguments))
+            found.append(Task(name, "peer_pytorch:step", arguments))
     return found
 
 
@@ -123,7 +123,7 @@ def predictions(wanted: list[Task], target: str) -> dict[str, dict[str, Any]]:
         once = Task(task.name, "gpu:predicted", arguments, environment)
         try:
             found[task.name] = answer(once, [str(HERE), str(HERE.parent)])
-        except SubjectError as error:
+        except WorkloadError as error:
             found[task.name] = {"problem": error.kind, "reason": error.reason}
     return found
 
@@ -132,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS), help="of %(default)s")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a turn")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each in a round")
     parser.add_argument("--only", default="", help="rows whose names hold this, beside strict float32")
     parser.add_argument("--target", default="h200", help="the chip of the prediction; none for no prediction")
     parser.add_argument("--out", type=Path, help="a folder for gpu-<model>.json")

@@ -91,15 +91,15 @@ def step_time(options: argparse.Namespace) -> None:
     text = np.random.default_rng().integers(0, 256, (8, 257))
     batch = tf.constant(text[:, :-1], tf.int32), tf.constant(text[:, 1:], tf.int32)
     models = {name: compiled(name, sizes, False, False) for name in ("plain", "lean")}
-    ways = {name: partial(model.train_on_batch, *batch) for name, model in models.items()}
+    runs = {name: partial(model.train_on_batch, *batch) for name, model in models.items()}
     pytorch = pytorch_step(sizes, text)
     if pytorch:
-        ways["PyTorch autocast"] = pytorch
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+        runs["PyTorch autocast"] = pytorch
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
     for step in range(options.steps + 3):
-        for name, way in ways.items():
+        for name, run in runs.items():
             started = time.perf_counter()
-            way()
+            run()
             if step >= 3:
                 seconds[name].append(time.perf_counter() - started)
     for name, each in seconds.items():

@@ -3,9 +3,9 @@
     KERAS_BACKEND=tensorflow python benchmarks/loss_scale.py
     KERAS_BACKEND=jax python benchmarks/loss_scale.py
 
-Float32 dense models and Adam, on synthetic data; the three optimizers take turns within one run, so that a busy machine
-slows all of them. Prints, for a small and a 20-million-parameter model, jitted and not, the median step in milliseconds
-and the median over the rounds of the ratios. A few minutes on 2 cores.
+Float32 dense models and Adam, on synthetic data; the three optimizers are interleaved within one run, so that a busy
+machine slows all of them. Prints, for a small and a 20-million-parameter model, jitted and not, the median step in
+milliseconds and the median over the rounds of the ratios. A few minutes on 2 cores.
 """
 
 import argparse
@@ -96,8 +96,8 @@ def measure(width, hidden, batch, jit, rounds, steps):
     names = list(runs)
     times = []
     for index in range(rounds):
-        turn = names[index % len(names) :] + names[: index % len(names)]  # nobody always comes first
-        times.append({name: runs[name](steps) for name in turn})
+        order = names[index % len(names) :] + names[: index % len(names)]  # nobody always comes first
+        times.append({name: runs[name](steps) for name in order})
     return times
 
 
@@ -110,7 +110,7 @@ def ratio(times, name, base):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--seconds", type=float, default=0.1, help="of one optimizer's turn in a round")
+    parser.add_argument("--seconds", type=float, default=0.1, help="of one optimizer in a round")
     parser.add_argument("--only", choices=[*SIZES], help="one of the two models")
     arguments = parser.parse_args()
     backend = keras.backend.backend()

@@ -1,4 +1,4 @@
-"""The kit, and plain Keras: training steps of the same model, as subjects of a benchmark."""
+"""The kit, and plain Keras: training steps of the same model, as workloads of a benchmark."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import keras
 from keras import layers
-from peer_workloads import WORKLOADS, Workload, batch_of, details_of
+from peer_workloads import WORKLOADS, PeerModel, batch_of, details_of
 
 import keras_mp
 from benchmarks.plain_models import plain_gpt, plain_vit
 from keras_mp.bench.keras_step import check_can_run, of_model
-from keras_mp.bench.workload import Subject
+from keras_mp.bench.workload import Workload
 from models.gpt import gpt
 from models.resnet import resnet_imagenet
 from models.transformer import Size
@@ -22,10 +22,10 @@ from models.vit import vit
 from recipes.common.fp8 import every_product
 
 
-def kit(workload: str, precision: str, fp8: str = "current") -> Subject:
+def kit(workload: str, precision: str, fp8: str = "current") -> Workload:
     """The kit's model, in a precision and compiled as its recipes are."""
     check_can_run(precision)
-    return _subject(kit_compiled(workload, precision, fp8), WORKLOADS[workload], precision)
+    return _workload(kit_compiled(workload, precision, fp8), WORKLOADS[workload], precision)
 
 
 def kit_compiled(workload: str, precision: str, fp8: str = "current") -> keras.Model:
@@ -37,7 +37,7 @@ def kit_compiled(workload: str, precision: str, fp8: str = "current") -> keras.M
     return keras_mp.prepare(kit_model(chosen), optimizer(), loss, fp8=every_product(choice, fp8))
 
 
-def plain(workload: str, policy: str, jit: bool | str = "auto", float8: bool = False) -> Subject:
+def plain(workload: str, policy: str, jit: bool | str = "auto", float8: bool = False) -> Workload:
     """The same model of Keras's layers alone, under a policy of Keras's; on request with Keras's own float8 layers."""
     chosen = WORKLOADS[workload]
     keras.utils.set_random_seed(0)
@@ -48,27 +48,27 @@ def plain(workload: str, policy: str, jit: bool | str = "auto", float8: bool = F
             if isinstance(layer, (layers.Dense, layers.EinsumDense)):
                 layer.quantize("float8")
     model.compile(optimizer(), cross_entropy(), jit_compile=jit)
-    return _subject(model, chosen, policy)
+    return _workload(model, chosen, policy)
 
 
-def kit_model(workload: Workload) -> keras.Model:
+def kit_model(sizes: PeerModel) -> keras.Model:
     """The model of `models/`."""
-    if workload.kind == "gpt":
-        *size, vocabulary, length = workload.sizes
+    if sizes.kind == "gpt":
+        *size, vocabulary, length = sizes.sizes
         return gpt(Size(*size), vocabulary, length)
-    if workload.kind == "vit":
-        *size, classes, side, patch = workload.sizes
+    if sizes.kind == "vit":
+        *size, classes, side, patch = sizes.sizes
         return vit(Size(*size), classes, (side, side, 3), patch)
-    return _resnet(*workload.sizes)
+    return _resnet(*sizes.sizes)
 
 
-def plain_model(workload: Workload) -> keras.Model:
+def plain_model(sizes: PeerModel) -> keras.Model:
     """The model as it is written without the kit."""
-    if workload.kind == "gpt":
-        return plain_gpt(*workload.sizes)
-    if workload.kind == "vit":
-        return plain_vit(*workload.sizes)
-    return _resnet(*workload.sizes)  # has nothing of the kit
+    if sizes.kind == "gpt":
+        return plain_gpt(*sizes.sizes)
+    if sizes.kind == "vit":
+        return plain_vit(*sizes.sizes)
+    return _resnet(*sizes.sizes)  # has nothing of the kit
 
 
 def _resnet(depth: int, classes: int, side: int) -> keras.Model:
@@ -85,6 +85,6 @@ def cross_entropy() -> keras.losses.Loss:
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def _subject(model: keras.Model, workload: Workload, precision: str) -> Subject:
-    subject = of_model(model, batch_of(workload), precision)
-    return subject._replace(details=subject.details | details_of(workload))
+def _workload(model: keras.Model, sizes: PeerModel, precision: str) -> Workload:
+    workload = of_model(model, batch_of(sizes), precision)
+    return workload._replace(details=workload.details | details_of(sizes))

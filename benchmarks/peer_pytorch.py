@@ -1,4 +1,4 @@
-"""PyTorch, eager and compiled: training steps of the same models, as subjects of a benchmark."""
+"""PyTorch, eager and compiled: training steps of the same models, as workloads of a benchmark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from peer_workloads import WORKLOADS, batch_of, details_of
 from torch import nn
 from torch.nn import functional
 
-from keras_mp.bench.workload import Subject
+from keras_mp.bench.workload import Workload
 from keras_mp.system.host import cpu_name
 
 _DTYPES = {"mixed_bfloat16": torch.bfloat16, "mixed_float16": torch.float16}
@@ -110,7 +110,7 @@ def _convolution(inputs: int, filters: int, kernel: int, stride: int) -> list[nn
     return [nn.Conv2d(inputs, filters, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(filters)]
 
 
-def subject(workload: str, precision: str, compile: bool = False) -> Subject:
+def step(workload: str, precision: str, compile: bool = False) -> Workload:
     """A training step with AdamW, under autocast for a lower precision, and with a GradScaler for float16."""
     chosen = WORKLOADS[workload]
     torch.manual_seed(0)
@@ -158,4 +158,4 @@ def subject(workload: str, precision: str, compile: bool = False) -> Subject:
         "kind": "gpu" if cuda else "cpu",
         "versions": {"torch": torch.__version__},
     }
-    return Subject(run, details, torch.cuda.max_memory_allocated if cuda else None)
+    return Workload(run, details, torch.cuda.max_memory_allocated if cuda else None)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Workload(NamedTuple):
+class PeerModel(NamedTuple):
     """A model and its batch.
 
     Args:
@@ -24,34 +24,34 @@ class Workload(NamedTuple):
 
 WORKLOADS = {
     # For a CPU.
-    "gpt": Workload("gpt", 8, (6, 384, 6, 256, 256)),
-    "resnet18": Workload("resnet", 16, (18, 10, 32)),
-    "vit-tiny": Workload("vit", 8, (12, 192, 3, 1000, 224, 16)),
+    "gpt": PeerModel("gpt", 8, (6, 384, 6, 256, 256)),
+    "resnet18": PeerModel("resnet", 16, (18, 10, 32)),
+    "vit-tiny": PeerModel("vit", 8, (12, 192, 3, 1000, 224, 16)),
     # For a GPU.
-    "gpt2-124m": Workload("gpt", 8, (12, 768, 12, 50304, 1024)),
-    "gpt-4096": Workload("gpt", 8, (2, 4096, 32, 32768, 2048)),
-    "resnet50": Workload("resnet", 128, (50, 1000, 224)),
+    "gpt2-124m": PeerModel("gpt", 8, (12, 768, 12, 50304, 1024)),
+    "gpt-4096": PeerModel("gpt", 8, (2, 4096, 32, 32768, 2048)),
+    "resnet50": PeerModel("resnet", 128, (50, 1000, 224)),
     # To try the commands out.
-    "gpt-small": Workload("gpt", 2, (1, 32, 2, 64, 16)),
-    "resnet-small": Workload("resnet", 2, (18, 10, 32)),
-    "vit-small": Workload("vit", 2, (1, 32, 2, 10, 32, 16)),
+    "gpt-small": PeerModel("gpt", 2, (1, 32, 2, 64, 16)),
+    "resnet-small": PeerModel("resnet", 2, (18, 10, 32)),
+    "vit-small": PeerModel("vit", 2, (1, 32, 2, 10, 32, 16)),
 }
 
 
-def batch_of(workload: Workload) -> tuple[np.ndarray, np.ndarray]:
+def batch_of(model: PeerModel) -> tuple[np.ndarray, np.ndarray]:
     """Random tokens or images, and their targets; images have their channels last."""
     random = np.random.default_rng(0)
-    if workload.kind == "gpt":
-        *_, vocabulary, length = workload.sizes
-        text = random.integers(0, vocabulary, (workload.batch, length + 1)).astype("int32")
+    if model.kind == "gpt":
+        *_, vocabulary, length = model.sizes
+        text = random.integers(0, vocabulary, (model.batch, length + 1)).astype("int32")
         return np.ascontiguousarray(text[:, :-1]), np.ascontiguousarray(text[:, 1:])
-    classes, side = workload.sizes[1:3] if workload.kind == "resnet" else workload.sizes[3:5]
-    images = random.normal(size=(workload.batch, side, side, 3)).astype("float32")
-    return images, random.integers(0, classes, workload.batch).astype("int32")
+    classes, side = model.sizes[1:3] if model.kind == "resnet" else model.sizes[3:5]
+    images = random.normal(size=(model.batch, side, side, 3)).astype("float32")
+    return images, random.integers(0, classes, model.batch).astype("int32")
 
 
-def details_of(workload: Workload) -> dict[str, Any]:
+def details_of(model: PeerModel) -> dict[str, Any]:
     """What a row says of the batch."""
-    gpt = workload.kind == "gpt"
-    units = workload.batch * (workload.sizes[-1] if gpt else 1)
-    return {"batch": workload.batch, "unit": "tokens" if gpt else "images", "units": units}
+    gpt = model.kind == "gpt"
+    units = model.batch * (model.sizes[-1] if gpt else 1)
+    return {"batch": model.batch, "unit": "tokens" if gpt else "images", "units": units}

@@ -5,8 +5,8 @@
     python benchmarks/peers.py --out docs/results           # also writes peers-<model>.json and .svg there
 
 Peers: plain Keras on TensorFlow and JAX with mixed_bfloat16, Keras's float8, and PyTorch under autocast, eager and
-compiled, where it is installed. Each has a process of its own; they take turns, and a ratio is the median over the
-rounds. Time: under 10 minutes on 2 cores. On Linux; PyTorch compiles with g++.
+compiled, where it is installed. Each has a process of its own; measurements are interleaved, and a ratio is the median
+over the rounds. Time: under 10 minutes on 2 cores. On Linux; PyTorch compiles with g++.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from results import write
 from rich.console import Console
 
+from keras_mp.bench.benchmark_report import BenchmarkReport
 from keras_mp.bench.compare import Task, compare, device_of
-from keras_mp.bench.report import BenchmarkReport
 
 MODELS = ("gpt", "resnet18", "vit-tiny")
 BASE = "keras_mp, TensorFlow"
@@ -61,8 +61,8 @@ def tasks(workload: str) -> list[Task]:
         ]
     if importlib.util.find_spec("torch"):
         found += [
-            Task("PyTorch", "peer_pytorch:subject", low),
-            Task("PyTorch, compiled", "peer_pytorch:subject", low | {"compile": True}),
+            Task("PyTorch", "peer_pytorch:step", low),
+            Task("PyTorch, compiled", "peer_pytorch:step", low | {"compile": True}),
         ]
     return found
 
@@ -70,8 +70,8 @@ def tasks(workload: str) -> list[Task]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS), help="of %(default)s")
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=0.5, help="of a turn; at least a step (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, help="how often each is measured (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each in a round (default: %(default)s)")
     parser.add_argument("--only", default="", help="peers whose names hold this, beside keras_mp on TensorFlow")
     parser.add_argument("--out", type=Path, help="a folder for the results")
     options = parser.parse_args()

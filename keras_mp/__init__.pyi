@@ -2,7 +2,7 @@ from keras_mp import backend as backend
 from keras_mp import fp8 as fp8
 from keras_mp.backend.common.lowered import LoweringError as LoweringError
 from keras_mp.bench.benchmark import benchmark as benchmark
-from keras_mp.bench.report import BenchmarkReport as BenchmarkReport
+from keras_mp.bench.benchmark_report import BenchmarkReport as BenchmarkReport
 from keras_mp.conversion.model_file import ModelFileError as ModelFileError
 from keras_mp.export.litert import export_litert as export_litert
 from keras_mp.export.onnx import export_onnx as export_onnx
@@ -52,6 +52,6 @@ from keras_mp.training.options import FieldError as FieldError
 from keras_mp.training.prepare import prepare as prepare
 from keras_mp.training.training_state import MismatchError as MismatchError
 from keras_mp.xla.compile import CompileError as CompileError
+from keras_mp.xla.compile_report import CompileReport as CompileReport
 from keras_mp.xla.compiled_step import CheckError as CheckError
 from keras_mp.xla.inspect import inspect as inspect
-from keras_mp.xla.report import CompileReport as CompileReport

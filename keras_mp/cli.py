@@ -12,6 +12,7 @@ import typer
 
 from keras_mp.system.install import install_command
 from keras_mp.system.quiet_import import import_keras, quiet_stderr
+from keras_mp.system.whole_number import whole_number
 
 MODEL_HELP = "A training recipe (a file, module:function, or a name in the folder recipes), or a .keras file."
 BATCH_HELP = "By default the training recipe's; 8 for a .keras file."
@@ -207,9 +208,12 @@ def bench(
     batch_size: Annotated[
         int | None, typer.Option(help="By default the training recipe's; 8 for a .keras file.")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Number of turns of each precision.")] = 20,
-    seconds: Annotated[float, typer.Option(help="Approximate length of a turn; at least one step.")] = 0.5,
-    find_batch: Annotated[bool, typer.Option("--find-batch", help="Also find the largest batch that fits.")] = False,
+    rounds: Annotated[int, typer.Option(help="Number of measurements of each precision.")] = 20,
+    seconds: Annotated[float, typer.Option(help="Approximate length of a measurement; at least one step.")] = 0.5,
+    find_max_batch_size: Annotated[
+        bool, typer.Option("--find-max-batch-size", help="Also find the largest batch that fits.")
+    ] = False,
+    find_batch: Annotated[bool, typer.Option("--find-batch", hidden=True)] = False,
     memory_limit: Annotated[float | None, typer.Option(help="Memory limit of a process on a CPU, in GiB.")] = None,
     imports: Annotated[
         list[str] | None, typer.Option("--import", help="A module that defines custom layers; may be repeated.")
@@ -220,7 +224,7 @@ def bench(
     picture: Annotated[Path | None, typer.Option(help="Write the picture to this .svg file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Measure a training step on this machine in several precisions, in turn, relative to float32.
+    """Measure a training step on this machine in several precisions, interleaved, relative to float32.
 
     Other options are passed to the training recipe: `keras-mp bench digits --width 64`.
     """
@@ -228,12 +232,12 @@ def bench(
     sys.path.insert(0, os.getcwd())
     import_keras()
     from keras_mp.bench.benchmark import BASE, measure
-    from keras_mp.bench.report import check_precisions
+    from keras_mp.bench.benchmark_report import check_precisions
     from keras_mp.conversion.in_precision import PRECISIONS
 
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    arguments: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
+    if find_batch:
+        typer.echo("--find-batch is now --find-max-batch-size; the old name works in this version", err=True)
+    arguments: dict[str, Any] = {} if batch_size is None else {"batch_size": whole_number("batch_size", batch_size)}
     if _is_file(model, context):
         from keras_mp.conversion.model_file import check_model_file
 
@@ -254,7 +258,7 @@ def bench(
         f"{model}: a training step",
         rounds=rounds,
         seconds=seconds,
-        find_batch=find_batch,
+        find_max_batch_size=find_max_batch_size or find_batch,
         memory_limit=None if memory_limit is None else int(memory_limit * 2**30),
         log=lambda text: typer.echo(text, err=True),
     )

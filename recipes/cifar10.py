@@ -3,11 +3,11 @@
     python -m recipes cifar10 --download
     python -m recipes cifar10 --depth 56 --policy mixed_float16
 
-Hardware: one GPU or TPU chip. Nothing of this recipe was measured yet: CIFAR-10 is in no package, and has to be
-downloaded (162 MiB).
+Hardware: one GPU or TPU chip. Nothing here was measured yet: CIFAR-10 is in no package, and has to be downloaded
+(162 MiB).
 Expect, on the 10,000 test images, what the paper reached (He et al. 2016, arXiv:1512.03385, table 6): 91.25% for depth
-20, 93.03% for depth 56. Its 64,000 steps of 128 images are this recipe's 164 epochs; its learning rate falls in steps,
-this one along a cosine.
+20, 93.03% for depth 56. Its 64,000 steps of 128 images are the 164 epochs here; its learning rate falls in steps, and
+here along a cosine.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ class Config(DataConfig, TrainingConfig):
 
 
 def cifar10() -> Config:
-    """The recipe as it is meant to be run."""
+    """The training recipe as it is meant to be run."""
     return Config()
 
 

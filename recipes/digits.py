@@ -48,7 +48,7 @@ class Config(TrainingConfig):
 
 
 def digits() -> Config:
-    """The recipe as it is meant to be run."""
+    """The training recipe as it is meant to be run."""
     return Config()
 
 

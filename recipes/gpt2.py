@@ -6,8 +6,8 @@ r"""GPT-2: a language model of subwords, at the size of the paper or at one for 
 
 The first trains on Python's own documentation. Hardware: 2 cores of a CPU. Time: 2 minutes on TensorFlow, on a machine
 that others used, too.
-Expect, on the last tenth of the text, 1.75 bits per byte in mixed_bfloat16 (seed 0: 1.7525). The recipe language_model,
-which reads the same text byte by byte, reaches 1.78.
+Expect, on the last tenth of the text, 1.75 bits per byte in mixed_bfloat16 (seed 0: 1.7525). The training recipe
+language_model, which reads the same text byte by byte, reaches 1.78.
 
 The second is GPT-2 124M on the One Billion Word Benchmark (a download of 1.7 GiB), for a GPU or a TPU chip. It was not
 run. Trained on the text of the web, the paper's model of this size reached a perplexity of 75.2 a word on this
@@ -71,7 +71,7 @@ class Config(DataConfig, TransformerConfig):
 
 
 def gpt2() -> Config:
-    """The recipe as it is meant to be run."""
+    """The training recipe as it is meant to be run."""
     return Config()
 
 

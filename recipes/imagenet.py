@@ -4,11 +4,11 @@
     python -m recipes imagenet --data-dir /data/tensorflow_datasets --model vit --batch-size 256 --accumulate 4
 
 Hardware: a GPU or a TPU chip, and the cores that decode its images. The data set has to be fetched by hand (144 GiB):
-without it the recipe says how. Nothing of this recipe was measured yet.
+without it the training recipe says how. Nothing here was measured yet.
 Expect, on the 50,000 validation images, the papers' numbers: 76.4% for ResNet-50 (Goyal et al. 2017, arXiv:1706.02677,
 table 1, batch 256, 90 epochs; NVIDIA's DeepLearningExamples reach 76.99% with float16 and 77.01% without). A ViT-S/16
-reaches 76.5% in 90 epochs with RandAugment and Mixup (Beyer et al. 2022, arXiv:2205.01580), which this recipe has not:
-expect less.
+reaches 76.5% in 90 epochs with RandAugment and Mixup (Beyer et al. 2022, arXiv:2205.01580), which this training
+recipe does not have: expect less.
 """
 
 import dataclasses
@@ -72,7 +72,7 @@ class Config(DataConfig, TransformerConfig):
 
 
 def imagenet() -> Config:
-    """The recipe as it is meant to be run."""
+    """The training recipe as it is meant to be run."""
     return Config()
 
 

@@ -3,8 +3,7 @@
     python -m recipes imdb --download
     python -m recipes imdb --size small --remat --accumulate 4 --batch-size 16
 
-Hardware: one GPU or TPU chip. Nothing of this recipe was measured yet: IMDB is in no package, and has to be downloaded
-(80 MiB).
+Hardware: one GPU or TPU chip. Nothing here was measured yet: IMDB is in no package, and has to be downloaded (80 MiB).
 Expect, on the 25,000 test reviews, an estimate: 85% to 89%. The data set's paper reached 88.89% with a linear
 classifier on words (Maas et al. 2011, table 2); without pre-training a transformer is not expected above that.
 """
@@ -57,7 +56,7 @@ class Config(DataConfig, TransformerConfig):
 
 
 def imdb() -> Config:
-    """The recipe as it is meant to be run."""
+    """The training recipe as it is meant to be run."""
     return Config()
 
 

@@ -61,7 +61,7 @@ class Config(TransformerConfig):
 
 
 def language_model() -> Config:
-    """The recipe as it is meant to be run."""
+    """The training recipe as it is meant to be run."""
     return Config()
 
 

@@ -1,11 +1,11 @@
-"""Trains a recipe in several precisions and several seeds, and compares what they reach.
+"""Trains a training recipe in several precisions and several seeds, and compares what they reach.
 
     python -m recipes.parity digits --seeds 3 --out docs/digits-parity.md
     python -m recipes.parity language_model --precisions float32,mixed_bfloat16 --out docs/language-model-parity.md
     python -m recipes.parity language_model --precisions mixed_bfloat16,fp8,fp8:delayed --curves docs/fp8-curves.png
 
-Options after these go to the recipe: `--epochs 5`. Each training is a process of its own, so that none inherits the
-policy, the compiled functions or the random state of the one before.
+Options after these go to the training recipe: `--epochs 5`. Each training is a process of its own, so that none
+inherits the policy, the compiled functions or the random state of the one before.
 """
 
 import argparse
@@ -30,7 +30,7 @@ KNOWN = (*PRECISIONS, "fp8", *(f"fp8:{name}" for name in RECIPES))
 
 
 def run(recipe: str, precision: str, seed: int, options: Sequence[str]) -> dict:
-    """Runs the recipe once, in a process of its own.
+    """Runs the training recipe once, in a process of its own.
 
     Returns:
         The run's summary: `config`, `versions`, `result`; and its `history`, the loss on the test data by epoch.
@@ -91,7 +91,7 @@ def curves(histories: dict[str, list[list[float]]]) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Runs all, prints the table and writes it with what is needed to do it again."""
     parser = argparse.ArgumentParser(prog="python -m recipes.parity", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("recipe", help="name or path of a recipe")
+    parser.add_argument("recipe", help="name or path of a training recipe")
     parser.add_argument("--seeds", type=int, default=3, help="how many: 0, 1, ... (default: 3)")
     parser.add_argument("--out", type=Path, help="Markdown file to write")
     parser.add_argument("--curves", type=Path, help="picture to write, a PNG: the loss on the test data by epoch")

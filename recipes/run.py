@@ -19,7 +19,7 @@ def step(arguments: Sequence[str]) -> tuple[Any, Any]:
     """Builds what a training recipe trains, and a batch or its shapes, without training.
 
     Args:
-        arguments: the recipe, then its options.
+        arguments: the training recipe, then its options.
     """
     recipe = find_recipe(arguments[0], FOLDER)
     return recipe.step(recipe.config(arguments[1:], f"python -m recipes {arguments[0]}"))
@@ -29,7 +29,7 @@ def batches(arguments: Sequence[str]) -> Any:
     """Reads a training recipe's data, without training; None where it has no function for that.
 
     Args:
-        arguments: the recipe, then its options.
+        arguments: the training recipe, then its options.
     """
     recipe = find_recipe(arguments[0], FOLDER)
     return recipe.batches(recipe.config(arguments[1:], f"python -m recipes {arguments[0]}"))

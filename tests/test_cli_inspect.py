@@ -90,7 +90,7 @@ def test_mistakes_are_one_line(tmp_path):
 def test_the_batch_of_a_file(model_file):
     model, (x, y), trains = step_of_file(model_file, 5)
     assert (x.shape, y.shape, y.dtype, trains) == ((5, 6), (5,), "int32", True)
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size=0 must be a whole number, 1 or more"):
         step_of_file(model_file, 0)
 
 

@@ -1,6 +1,7 @@
 """What importing the kit costs, and that one backend is enough."""
 
 import ast
+import collections
 import os
 import re
 import shutil
@@ -89,7 +90,7 @@ def test_type_checkers_see_the_public_names_and_no_other(tmp_path):
 
 
 # What ends up as a row of a benchmark's report.
-NOT_RAISED_TO_USERS = {"SubjectError", "CannotRunError"}
+NOT_RAISED_TO_USERS = {"WorkloadError", "CannotRunError"}
 
 
 @pytest.mark.once
@@ -102,6 +103,17 @@ def test_every_exception_is_public():
                 defined |= {node.name} if re.search(r"(Error|Exception)\b", bases) else set()
     assert len(defined) > 12 and defined - set(keras_mp.__all__) == NOT_RAISED_TO_USERS
     assert all(issubclass(getattr(keras_mp, name), Exception) for name in defined - NOT_RAISED_TO_USERS)
+
+
+# Public names of modules of `precision`; the counts of one thing in two programs; processes of their own.
+TWICE = {"chips", "hardware", "flops", "worker"}
+
+
+@pytest.mark.once
+def test_a_file_name_means_one_thing():
+    rooms = [path for path in (ROOT / "keras_mp").rglob("*.py") if "backend" not in path.parts]
+    names = collections.Counter(path.stem for path in rooms if path.stem != "__init__")
+    assert len(names) > 100 and {name for name, count in names.items() if count > 1} <= TWICE
 
 
 # None in sys.modules makes an import fail as if the package were not installed.

@@ -1,4 +1,4 @@
-"""How much a lower precision gains on this machine: steps of one model in several precisions, in turns."""
+"""How much a lower precision gains on this machine: steps of one model in several precisions, interleaved."""
 
 from __future__ import annotations
 
@@ -12,45 +12,46 @@ from typing import Any
 
 import keras
 
+from keras_mp.bench.benchmark_report import BenchmarkReport, check_precisions
 from keras_mp.bench.compare import Task, compare, device_of
 from keras_mp.bench.largest_batch import largest_batch
-from keras_mp.bench.process import SubjectError
-from keras_mp.bench.report import BenchmarkReport, check_precisions
+from keras_mp.bench.process import WorkloadError
 from keras_mp.conversion.in_precision import PRECISIONS
-from keras_mp.numerics.batches import batches_of
+from keras_mp.numerics.read_batches import batches_of
 from keras_mp.rebuild import layers_by_path
 from keras_mp.system.deprecated import renamed_arguments
 from keras_mp.system.host import available_bytes
+from keras_mp.system.whole_number import whole_number
 
 BASE = "float32"
 
 
-@renamed_arguments(say="log")
+@renamed_arguments(say="log", find_batch="find_max_batch_size")
 def benchmark(
-    model: Any,
+    model: keras.Model | str | os.PathLike[str],
     batch: Any,
     precisions: Sequence[str] = (BASE, "mixed_bfloat16"),
     *,
     rounds: int = 20,
     seconds: float = 0.5,
-    find_batch: bool = False,
+    find_max_batch_size: bool = False,
     memory_limit: int | None = None,
     log: Callable[[str], None] = lambda text: None,
 ) -> BenchmarkReport:
     """Measures a training step of a model in several precisions, side by side on this machine.
 
-    Each precision has a process of its own, on the backend of this one; they take turns, so that what else the machine
-    does meets all alike. The first step, which compiles, is kept apart. The model itself is left alone, and is best
-    benchmarked before this process has computed with it: on a GPU it holds most of the memory then.
+    Each precision has a process of its own, on the backend of this one. A round measures each of them once, so that
+    other load on the machine meets all alike. The first step, which compiles, is kept apart. The model itself is left
+    alone, and is best benchmarked before this process has computed with it: on a GPU it holds most of the memory then.
 
     Args:
         model: a compiled keras.Model, or the path of a .keras file with one. Custom classes live in a module that can
             be imported, not in the script or notebook that runs.
         batch: `(x, y)` or `(x, y, sample_weight)` of arrays.
         precisions: "mixed_bfloat16", "mixed_float16", "fp8"; float32, which ratios are to, is always measured.
-        rounds: turns of each.
-        seconds: of one turn, about; it has at least one step.
-        find_batch: also find the largest batch that fits into memory in each.
+        rounds: how often each precision is measured.
+        seconds: that each precision runs in a round, about; it runs at least one step.
+        find_max_batch_size: also find the largest batch that fits into memory in each.
         memory_limit: for CPUs, the most bytes that a process may hold; by default what is free now.
         log: is called with a line of text for each thing that begins.
 
@@ -84,7 +85,7 @@ def benchmark(
             title,
             rounds=rounds,
             seconds=seconds,
-            find_batch=find_batch,
+            find_max_batch_size=find_max_batch_size,
             memory_limit=memory_limit,
             log=log,
         )
@@ -98,7 +99,7 @@ def measure(
     *,
     rounds: int = 20,
     seconds: float = 0.5,
-    find_batch: bool = False,
+    find_max_batch_size: bool = False,
     memory_limit: int | None = None,
     log: Callable[[str], None] = lambda text: None,
 ) -> BenchmarkReport:
@@ -113,27 +114,27 @@ def measure(
     environment = {"KERAS_BACKEND": keras.backend.backend()}
     tasks = [Task(name, function, {**arguments, "precision": name}, environment) for name in precisions]
     paths = [path or os.getcwd() for path in sys.path]
-    if not seconds >= 0:  # 0 is one step a turn
+    if not seconds >= 0:  # 0 is one step a round
         raise ValueError(f"seconds must be 0 or above, got {seconds}")
-    for name, value in (("rounds", rounds), ("memory_limit", memory_limit)):
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be above 0, got {value}")
+    whole_number("rounds", rounds)
+    if memory_limit is not None:
+        whole_number("memory_limit", memory_limit, unit="bytes")
     limit = memory_limit or available_bytes()
     rows = compare(tasks, rounds=rounds, seconds=seconds, paths=paths, memory_limit=limit, log=log)
     largest: dict[str, int] = {}
-    if find_batch:
+    if find_max_batch_size:
         for task, row in zip(tasks, rows, strict=True):
             if row.problem not in ("", "out of memory"):
                 continue
             log(f"{task.name}: looks for the largest batch")
             try:
                 largest[task.name] = largest_batch(task, row.details.get("batch", 1), paths, limit)
-            except SubjectError as error:  # of the search; what was measured counts all the same
+            except WorkloadError as error:  # of the search; what was measured counts all the same
                 log(f"{task.name}: no largest batch: {error}")
     return BenchmarkReport(f"{title} on {device_of(rows)}, {keras.backend.backend()}", BASE, rows, largest)
 
 
-def _modules_of(model: Any) -> list[str]:
+def _modules_of(model: keras.Model) -> list[str]:
     """The modules that a process imports to load a model."""
     parts: Iterable[Any] = [model, *layers_by_path(model).values(), model.optimizer, model.loss]
     modules = {type(part).__module__ for part in parts} | {getattr(model.loss, "__module__", "keras")}

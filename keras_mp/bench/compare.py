@@ -1,22 +1,24 @@
-"""Runs subjects in turns, each in a process of its own, and keeps what was measured of each."""
+"""Measures workloads, interleaved, each in a process of its own."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
-from keras_mp.bench.interleave import steps_of_a_turn, take_turns
-from keras_mp.bench.process import Process, SubjectError
+from keras_mp.bench.interleave import interleave, steps_per_round
+from keras_mp.bench.process import Process, WorkloadError
 
 
 class Task(NamedTuple):
-    """A subject to be measured.
+    """A workload to be measured.
 
     Args:
         name: of its row.
-        function: "module:function", which returns a `keras_mp.bench.workload.Subject`.
+        function: "module:function", which returns a `keras_mp.bench.workload.Workload`.
         arguments: of the function; anything that JSON has.
         environment: of its process, such as `{"KERAS_BACKEND": "jax"}`.
     """
@@ -29,7 +31,7 @@ class Task(NamedTuple):
 
 @dataclass
 class Measured:
-    """What was measured of a subject.
+    """What was measured of a workload.
 
     Args:
         name: of the task.
@@ -38,7 +40,7 @@ class Measured:
         seconds: of one step, by round.
         first: seconds of the first step, which compiles.
         peak: the most bytes in use; None where the system does not tell.
-        details: what the subject says of itself.
+        details: those of the workload.
     """
 
     name: str
@@ -49,7 +51,7 @@ class Measured:
     peak: int | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
-    def fails(self, error: SubjectError) -> None:
+    def fails(self, error: WorkloadError) -> None:
         """Notes a problem; what was measured before does not count."""
         self.problem, self.reason, self.seconds = error.kind, error.reason, []
 
@@ -63,15 +65,15 @@ def compare(
     memory_limit: int | None = None,
     log: Callable[[str], None] = lambda text: None,
 ) -> list[Measured]:
-    """Measures subjects in turns. One that fails is marked, and the others go on.
+    """Measures workloads, interleaved. One that fails is marked, and the others go on.
 
-    Processes cannot share a chip of Google's; there all subjects live in one, and the peak of memory, which would be
+    Processes cannot share a chip of Google's; there all workloads live in one, and the peak of memory, which would be
     that of all, is left out.
 
     Args:
-        tasks: the subjects.
-        rounds: turns of each.
-        seconds: of one turn, about; it has at least one step.
+        tasks: the workloads.
+        rounds: how often each is measured.
+        seconds: that each runs in a round, about; it runs at least one step.
         paths: folders that the processes import from.
         memory_limit: the most bytes that one of them may hold.
         log: is called with a line of text for each thing that begins.
@@ -82,62 +84,90 @@ def compare(
     Raises:
         ValueError: for less than one round.
     """
-    measured = {task.name: Measured(task.name) for task in tasks}
-    processes: dict[str, Process] = {}
-    shared: Process | None = None
-    started: list[Process] = []
-
-    def way(name: str) -> Callable[[int], float]:
-        def run(steps: int) -> float:
-            if measured[name].problem:
-                return math.nan
-            try:
-                return processes[name].ask("run", name=name, steps=steps)
-            except SubjectError as error:
-                measured[name].fails(error)
-                return math.nan
-
-        return run
-
-    try:
+    rows = {task.name: Measured(task.name) for task in tasks}
+    with contextlib.closing(_Workers(paths, memory_limit)) as workers:
         for task in tasks:
             log(f"{task.name}: builds and compiles")
-            process = shared or Process(task.environment, paths, memory_limit)
-            if process is not shared:
-                started.append(process)
-            mine = measured[task.name]
-            try:
-                mine.details = process.ask(
-                    "load", name=task.name, function=task.function, arguments=dict(task.arguments)
-                )
-            except SubjectError as error:
-                mine.fails(error)
-                if process is not shared:
-                    process.close()  # what it still holds, the others would miss
-                    started.remove(process)
-                continue
-            mine.first = mine.details.pop("first")
-            if mine.details.get("kind") == "tpu":
-                shared = process
-            processes[task.name] = process
-        ways = {name: way(name) for name in processes}
-        warm = {name: _warm(run) for name, run in ways.items()}
-        steps = {name: steps_of_a_turn(each, seconds) for name, each in warm.items() if not measured[name].problem}
+            _load(workers, task, rows[task.name])
+        runs = {name: partial(_run, workers, row) for name, row in rows.items() if not row.problem}
+        warm = {name: _warm(run) for name, run in runs.items()}
+        steps = {name: steps_per_round(warm[name], seconds) for name in runs if not rows[name].problem}
         log(f"{rounds} rounds of {', '.join(f'{count} x {name}' for name, count in steps.items())}")
-        times = take_turns({name: ways[name] for name in steps}, steps, rounds)
-        for name, each in times.items():
-            if measured[name].problem:
-                continue
-            measured[name].seconds = each
-            if shared is None:
-                try:
-                    measured[name].peak = processes[name].ask("peak", name=name)
-                except SubjectError as error:
-                    measured[name].fails(error)
-    finally:
-        for process in started:
+        for name, times in interleave({name: runs[name] for name in steps}, steps, rounds).items():
+            if not rows[name].problem:
+                rows[name].seconds = times
+                _measure_peak(workers, rows[name])
+    return list(rows.values())
+
+
+class _Workers:
+    """The processes that workloads live in: one each, or one for all where a chip allows no second process.
+
+    Args:
+        paths: folders that the processes import from.
+        memory_limit: the most bytes that one of them may hold.
+    """
+
+    def __init__(self, paths: Sequence[str], memory_limit: int | None) -> None:
+        self._paths, self._memory_limit = paths, memory_limit
+        self._by_workload: dict[str, Process] = {}
+        self.shared: Process | None = None
+
+    def load(self, task: Task) -> dict[str, Any]:
+        """Builds a workload and runs its first step; returns its details.
+
+        Raises:
+            WorkloadError: If it fails.
+        """
+        process = self.shared or Process(task.environment, self._paths, self._memory_limit)
+        try:
+            details = process.ask("load", name=task.name, function=task.function, arguments=dict(task.arguments))
+        except BaseException:
+            if process is not self.shared:
+                process.close()  # the others need the memory that it still holds
+            raise
+        self._by_workload[task.name] = process
+        if details.get("kind") == "tpu":
+            self.shared = process
+        return details
+
+    def ask(self, do: str, name: str, **arguments: Any) -> Any:
+        """Asks the process of a workload: see `Process.ask`."""
+        return self._by_workload[name].ask(do, name=name, **arguments)
+
+    def close(self) -> None:
+        """Ends all processes."""
+        for process in set(self._by_workload.values()):
             process.close()
-    return list(measured.values())
+
+
+def _load(workers: _Workers, task: Task, row: Measured) -> None:
+    try:
+        row.details = workers.load(task)
+    except WorkloadError as error:
+        row.fails(error)
+    else:
+        row.first = row.details.pop("first")
+
+
+def _run(workers: _Workers, row: Measured, steps: int) -> float:
+    """Runs some steps of a workload; NaN once it has failed."""
+    if row.problem:
+        return math.nan
+    try:
+        return workers.ask("run", row.name, steps=steps)
+    except WorkloadError as error:
+        row.fails(error)
+        return math.nan
+
+
+def _measure_peak(workers: _Workers, row: Measured) -> None:
+    if workers.shared is not None:
+        return
+    try:
+        row.peak = workers.ask("peak", row.name)
+    except WorkloadError as error:
+        row.fails(error)
 
 
 def answer(task: Task, paths: Sequence[str] = ()) -> Any:
@@ -148,7 +178,7 @@ def answer(task: Task, paths: Sequence[str] = ()) -> Any:
         paths: folders that the process imports from.
 
     Raises:
-        SubjectError: If it fails.
+        WorkloadError: If it fails.
     """
     process = Process(task.environment, paths)
     try:

@@ -1,7 +1,7 @@
-"""Several ways to do a thing take turns, so that what else the machine does meets all of them alike.
+"""Interleaves the measurements of several workloads, so that other load on the machine meets all of them alike.
 
-for each round, for each way, beginning with another one each time:  seconds of a few steps
-ratio of a way to the base = median over the rounds of (its seconds / the base's seconds in that round)
+for each round, for each workload, beginning with another one each time:  seconds of a few steps
+ratio of a workload to the base = median over the rounds of (its seconds / the base's seconds in that round)
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+from keras_mp.system.whole_number import whole_number
 
 
 class Spread(NamedTuple):
@@ -33,40 +35,39 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(*statistics.quantiles(values, n=4, method="inclusive"))
 
 
-def steps_of_a_turn(seconds_of_a_step: float, seconds_of_a_turn: float) -> int:
-    """How many steps make a turn of about so many seconds; at least 1."""
-    return max(1, math.ceil(seconds_of_a_turn / max(seconds_of_a_step, 1e-9)))
+def steps_per_round(seconds_per_step: float, seconds_per_round: float) -> int:
+    """How many steps take about so many seconds; at least 1."""
+    return max(1, math.ceil(seconds_per_round / max(seconds_per_step, 1e-9)))
 
 
-def take_turns(
-    ways: Mapping[str, Callable[[int], float]], steps: Mapping[str, int], rounds: int
+def interleave(
+    runs: Mapping[str, Callable[[int], float]], steps: Mapping[str, int], rounds: int
 ) -> dict[str, list[float]]:
-    """Runs the ways in turns.
+    """Runs each workload once a round.
 
     Args:
-        ways: by name, a function that runs a number of steps and returns the seconds that they took.
-        steps: of one turn of each.
-        rounds: turns of each.
+        runs: by workload, a function that runs a number of steps and returns the seconds that they took.
+        steps: of each workload in a round.
+        rounds: how many there are.
 
     Returns:
-        The seconds of one step, for each way and round.
+        The seconds of one step, for each workload and round.
 
     Raises:
         ValueError: for less than one round.
     """
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
-    names = list(ways)
+    whole_number("rounds", rounds)
+    names = list(runs)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for index in range(rounds):
         first = index % max(1, len(names))
         for name in names[first:] + names[:first]:
-            seconds[name].append(ways[name](steps[name]) / steps[name])
+            seconds[name].append(runs[name](steps[name]) / steps[name])
     return seconds
 
 
 def ratio(seconds: Sequence[float], base: Sequence[float]) -> Spread:
-    """How long a way takes, as a multiple of the base: of each round, and then the median and quartiles.
+    """How long a workload takes, as a multiple of the base: of each round, and then the median and quartiles.
 
     Raises:
         ValueError: if the two were not measured in as many rounds.

@@ -1,17 +1,16 @@
-"""A training step of a model in one precision, as a subject of a benchmark."""
+"""A training step of a model in one precision, as a workload of a benchmark."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 
 from keras_mp import backend, hardware
 from keras_mp.backend.common.lowered import LoweringError
-from keras_mp.bench.workload import CannotRunError, Subject
+from keras_mp.bench.workload import CannotRunError, Workload
 from keras_mp.conversion.in_precision import in_precision
 from keras_mp.conversion.saved_step import model_of_file, step_of_file
 from keras_mp.fp8.selection import decide
@@ -32,19 +31,21 @@ _PEAK = {
 }
 
 
-def recipe(arguments: Sequence[str], precision: str, batch_size: int | None = None) -> Subject:
+def recipe(arguments: Sequence[str], precision: str, batch_size: int | None = None) -> Workload:
     """A step of a training recipe, on random numbers of its shapes.
 
     Args:
         arguments: the training recipe, then its options, as on the command line.
         precision: "float32", "mixed_float16", "mixed_bfloat16" or "fp8".
-        batch_size: instead of the recipe's.
+        batch_size: instead of the training recipe's.
     """
     check_can_run(precision)
     given, *options = arguments
     size = [] if batch_size is None else ["--batch-size", str(batch_size)]
-    found = find_recipe(given)
-    model, shapes = found.step(found.config([*options, "--policy", precision, *size], f"keras-mp bench {given}"))
+    training_recipe = find_recipe(given)
+    model, shapes = training_recipe.step(
+        training_recipe.config([*options, "--policy", precision, *size], f"keras-mp bench {given}")
+    )
     return of_model(model, random_batches(model, shapes, 1)[0], precision)
 
 
@@ -55,7 +56,7 @@ def file(
     data: str | None = None,
     imports: Sequence[str] = (),
     unsafe: bool = False,
-) -> Subject:
+) -> Workload:
     """A step of a model in a .keras file.
 
     Args:
@@ -85,7 +86,7 @@ def file(
     return of_model(model, batch, precision)
 
 
-def of_model(model: Any, batch: tuple, precision: str) -> Subject:
+def of_model(model: keras.Model, batch: tuple, precision: str) -> Workload:
     """A step of a compiled model.
 
     Args:
@@ -113,7 +114,7 @@ def of_model(model: Any, batch: tuple, precision: str) -> Subject:
         "versions": installed(("keras", "tensorflow", "jax", "numpy")),
     }
     accelerator = device.kind != "cpu"
-    return Subject(backend.timed_steps(model, batch), details, backend.peak_memory_bytes if accelerator else None)
+    return Workload(backend.timed_steps(model, batch), details, backend.peak_memory_bytes if accelerator else None)
 
 
 def check_can_run(precision: str) -> None:
@@ -127,7 +128,7 @@ def check_can_run(precision: str) -> None:
             raise CannotRunError(served.reason)
 
 
-def _why_not(model: Any, device: Device, precision: str) -> str:
+def _why_not(model: keras.Model, device: Device, precision: str) -> str:
     """Why a precision need not gain with this model on this device; "" if nothing is known against it."""
     served = pays(precision, device)
     if not served.ok:
@@ -152,7 +153,7 @@ def _peak_rate(device: Device, precision: str) -> float | None:
     return rates[0] / device.chip.devices if rates else None
 
 
-def _flops(model: Any, batch: tuple, device: Device) -> int | None:
+def _flops(model: keras.Model, batch: tuple, device: Device) -> int | None:
     """The operations of all dots and convolutions of a step as it is lowered; None where it cannot be."""
     try:
         from keras_mp.xla.program import describe, number_operations, read_module, remove_dead
@@ -163,4 +164,4 @@ def _flops(model: Any, batch: tuple, device: Device) -> int | None:
         return None
     number_operations(module)
     remove_dead(module)
-    return sum(found["flops"] * found["repeats"] for found in describe(module)["contractions"])
+    return sum(product["flops"] * product["repeats"] for product in describe(module)["contractions"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from keras_mp.bench.compare import Task
-from keras_mp.bench.process import Process, SubjectError
+from keras_mp.bench.process import Process, WorkloadError
+from keras_mp.system.whole_number import whole_number
 
 # Nobody trains with more; where nothing limits the memory, the search ends here.
 MOST = 2**20
@@ -25,8 +26,7 @@ def largest(fits: Callable[[int], bool], start: int, most: int = MOST) -> int:
     Raises:
         ValueError: for a start below 1.
     """
-    if start < 1:
-        raise ValueError(f"start must be at least 1, got {start}")
+    whole_number("start", start)
     low, high = 0, min(start, most)
     while fits(high):
         low = high
@@ -43,7 +43,7 @@ def largest(fits: Callable[[int], bool], start: int, most: int = MOST) -> int:
 
 
 def largest_batch(task: Task, start: int, paths: Sequence[str], memory_limit: int | None) -> int:
-    """Finds the largest batch of a subject: each size is tried for two steps, in a process of its own.
+    """Finds the largest batch of a workload: each size is tried for two steps, in a process of its own.
 
     Args:
         task: its function takes a `batch_size`.
@@ -52,7 +52,7 @@ def largest_batch(task: Task, start: int, paths: Sequence[str], memory_limit: in
         memory_limit: the most bytes that it may hold, for CPUs.
 
     Raises:
-        SubjectError: If it fails for another reason than memory.
+        WorkloadError: If it fails for another reason than memory.
     """
 
     def fits(size: int) -> bool:
@@ -61,7 +61,7 @@ def largest_batch(task: Task, start: int, paths: Sequence[str], memory_limit: in
         try:
             process.ask("load", name=task.name, function=task.function, arguments=arguments)
             process.ask("run", name=task.name, steps=1)
-        except SubjectError as error:
+        except WorkloadError as error:
             if error.kind != "out of memory":
                 raise
             return False

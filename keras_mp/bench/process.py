@@ -1,4 +1,4 @@
-"""A benchmark's subjects in processes of their own.
+"""A benchmark's workloads in processes of their own.
 
 Each has its own backend and its own peak of memory, and one that runs out of memory takes nothing with it.
 """
@@ -28,8 +28,8 @@ _SHARED = {
 }
 
 
-class SubjectError(RuntimeError):
-    """A subject could not be built or run.
+class WorkloadError(RuntimeError):
+    """A workload could not be built or run.
 
     Args:
         kind: "cannot run", "out of memory" or "failed".
@@ -72,11 +72,11 @@ class Process:
         """Asks a question, and waits for the answer.
 
         Args:
-            do: "load", "run", "peak" or "call", a method of the child.
+            do: "load", "run", "peak" or "call", a method of the worker.
             arguments: of that method.
 
         Raises:
-            SubjectError: If it fails, or the process has ended.
+            WorkloadError: If it fails, or the process has ended.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
@@ -89,7 +89,7 @@ class Process:
             raise self._ended()
         answer = json.loads(line)
         if "error" in answer:
-            raise SubjectError(answer["kind"], answer["error"])
+            raise WorkloadError(answer["kind"], answer["error"])
         return answer["answer"]
 
     def close(self) -> None:
@@ -98,15 +98,17 @@ class Process:
         self._process.communicate()
         self._errors.close()
 
-    def _ended(self) -> SubjectError:
+    def _ended(self) -> WorkloadError:
         status = self._process.wait()
         if self._over:
-            return SubjectError("out of memory", "it used more memory than the limit")
+            return WorkloadError("out of memory", "it used more memory than the limit")
         if status == -9:
-            return SubjectError("out of memory", "the system ended its process, most often because memory ran out")
+            return WorkloadError("out of memory", "the system ended its process, most often because memory ran out")
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return SubjectError("failed", f"its process ended with status {status}: {lines[-1] if lines else 'no message'}")
+        return WorkloadError(
+            "failed", f"its process ended with status {status}: {lines[-1] if lines else 'no message'}"
+        )
 
     def _watch(self, limit: int) -> None:
         while self._process.poll() is None:

@@ -1,4 +1,4 @@
-"""The process in which a benchmark builds and runs its subjects; `keras_mp.bench.process` starts it and asks.
+"""The process in which a benchmark builds and runs its workloads; `keras_mp.bench.process` starts it and asks.
 
     python -m keras_mp.bench.worker
 
@@ -16,24 +16,24 @@ import sys
 import traceback
 from typing import Any
 
-from keras_mp.bench.workload import CannotRunError, Subject
+from keras_mp.bench.workload import CannotRunError, Workload
 from keras_mp.system.host import forget_peak, peak_process_bytes, resident_bytes
 
 
-class _Child:
+class _Worker:
     """Answers the questions, each by the method of its name."""
 
     def __init__(self) -> None:
-        self.subjects: dict[str, Subject] = {}
+        self.workloads: dict[str, Workload] = {}
         self.before: dict[str, int] = {}
 
     def load(self, name: str, function: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Builds a subject and runs its first step, which compiles it."""
+        """Builds a workload and runs its first step, which compiles it."""
         build = _named(function)
         self.before[name] = resident_bytes() or 0
-        subject = self.subjects[name] = build(**arguments)
-        first = subject.run(1)
-        return {"first": first, **subject.details}
+        workload = self.workloads[name] = build(**arguments)
+        first = workload.run(1)
+        return {"first": first, **workload.details}
 
     def call(self, function: str, arguments: dict[str, Any]) -> Any:
         """Calls a function, and returns what it returns."""
@@ -41,16 +41,16 @@ class _Child:
 
     def run(self, name: str, steps: int) -> float:
         """Runs some steps, and returns their seconds."""
-        return self.subjects[name].run(steps)
+        return self.workloads[name].run(steps)
 
     def peak(self, name: str) -> int | None:
         """Runs a step, and returns the most memory that was in use: on a CPU, beyond what imports had taken."""
-        subject = self.subjects[name]
-        if subject.peak is not None:
-            return subject.peak()
+        workload = self.workloads[name]
+        if workload.peak is not None:
+            return workload.peak()
         if not forget_peak():
             return None
-        subject.run(1)
+        workload.run(1)
         most = peak_process_bytes()
         return None if most is None else most - self.before[name]
 
@@ -65,11 +65,11 @@ def main() -> None:
     # What was standard output is for answers alone; libraries print to the other one.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    child = _Child()
+    worker = _Worker()
     for line in sys.stdin:
         question = json.loads(line)
         try:
-            answer = {"answer": getattr(child, question.pop("do"))(**question)}
+            answer = {"answer": getattr(worker, question.pop("do"))(**question)}
         except Exception as error:
             traceback.print_exc()
             answer = {"error": _in_a_line(error), "kind": _kind(error)}

@@ -1,4 +1,4 @@
-"""What a benchmark runs: the contract between `keras_mp.bench.worker` and what builds subjects for it."""
+"""What a benchmark runs: the contract between `keras_mp.bench.worker` and the functions that build workloads."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
-class Subject(NamedTuple):
-    """Something that a benchmark runs; what a function that is named in a `Task` returns.
+class Workload(NamedTuple):
+    """Something that a benchmark runs: the function that a `Task` names returns one.
 
     Args:
         run: runs a number of steps, waits for them, and returns the seconds that they took.
-        details: what to say of it besides; anything that JSON has.
+        details: further facts for its row of the report; anything that JSON has.
         peak: the most memory in use on the accelerator so far, in bytes; None on a CPU, where the process is asked.
     """
 
@@ -21,4 +21,4 @@ class Subject(NamedTuple):
 
 
 class CannotRunError(ValueError):
-    """A subject cannot run here; the message is the reason."""
+    """A workload cannot run here; the message is the reason."""

@@ -9,6 +9,8 @@ from typing import Any
 import keras
 
 from keras_mp.conversion.model_file import load_model_file
+from keras_mp.lean.sparse_loss import is_sparse_crossentropy
+from keras_mp.system.whole_number import whole_number
 
 
 def model_of_file(path: Path, modules: Sequence[str] = (), *, unsafe: bool = False) -> tuple[Any, bool]:
@@ -35,8 +37,7 @@ def step_of_file(
         FileNotFoundError: If there is no such file.
         ValueError: If it does not load, has an input whose size it leaves open, or its inputs are not known.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    whole_number("batch_size", batch_size)
     model, trains = model_of_file(path, modules, unsafe=unsafe)
     return model, shapes_of_step(model, batch_size, trains), trains
 
@@ -59,8 +60,7 @@ def shapes_of_step(
     Raises:
         ValueError: If the model has an input whose size it leaves open, or its inputs are not known.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    whole_number("batch_size", batch_size)
     if not getattr(model, "inputs", None):
         raise ValueError(
             f"the inputs of model {model.name!r} are not known from its file, so no batch can be made up: {otherwise}"
@@ -79,7 +79,10 @@ def shapes_of_step(
     alone = isinstance(model, keras.Sequential)
     inputs, outputs = (model.inputs[0], model.outputs[0]) if alone else (model.input, model.output)
     x = keras.tree.map_structure(sized, inputs)
-    sparse = trains and "sparse" in str(getattr(model.loss, "name", model.loss)).lower()
+    losses = keras.tree.flatten(model.loss) if trains else []
+    sparse = any(
+        is_sparse_crossentropy(loss) or "sparse" in str(getattr(loss, "name", loss)).lower() for loss in losses
+    )
 
     def target(output: Any) -> Any:
         shape = (batch_size, *output.shape[1:])

@@ -16,7 +16,7 @@ import numpy as np
 
 from keras_mp import backend
 from keras_mp.conversion.to_float32 import to_float32
-from keras_mp.export.report import DeploymentReport
+from keras_mp.export.export_report import DeploymentReport
 from keras_mp.export.saved_model import check_model, check_path, export_float32
 from keras_mp.export.verification import (
     NO_ORIGINAL,

@@ -9,9 +9,9 @@ from typing import Any
 
 import keras
 
+from keras_mp.export.export_report import DeploymentReport
 from keras_mp.export.litert import export_litert
 from keras_mp.export.onnx import export_onnx
-from keras_mp.export.report import DeploymentReport
 from keras_mp.export.saved_model import load_batch, load_model
 from keras_mp.numerics.data_file import read_arrays
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_mp.export import calibration
+from keras_mp.export.export_report import Int8Layer
 from keras_mp.export.litert_file import LiteRTFile, Operator
-from keras_mp.export.report import Int8Layer
 
 # XNNPACK, which LiteRT runs on CPUs by default, takes the zero point of the second operand of an int8 product of two
 # activations for 0: with TensorFlow 2.21 a product is off by a fifth and more (tests/export/test_int8.py).

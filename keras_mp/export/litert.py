@@ -15,8 +15,8 @@ import keras
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export import calibration, int8
 from keras_mp.export.deployment import Signature, check, compared, counted, float32_saved_model
+from keras_mp.export.export_report import DeploymentReport
 from keras_mp.export.litert_file import LiteRTFile
-from keras_mp.export.report import DeploymentReport
 from keras_mp.export.verification import ExportError
 from keras_mp.rebuild import Config, RebuildError, layers_by_path, rebuild
 from keras_mp.system.atomic_write import parents_made, written_beside

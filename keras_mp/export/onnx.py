@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from keras_mp.export.deployment import Signature, check, compared, counted, float32_saved_model
-from keras_mp.export.report import DeploymentReport
+from keras_mp.export.export_report import DeploymentReport
 from keras_mp.export.verification import ExportError
 from keras_mp.system.atomic_write import parents_made, written_beside
 

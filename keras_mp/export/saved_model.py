@@ -24,8 +24,8 @@ from keras_mp import backend
 from keras_mp.conversion.input_names import input_names
 from keras_mp.conversion.model_file import ModelFileError, load_model_file
 from keras_mp.conversion.to_float32 import to_float32
+from keras_mp.export.export_report import ExportReport
 from keras_mp.export.low_precision import LowPrecision, count_nodes, low_precision
-from keras_mp.export.report import ExportReport
 from keras_mp.export.self_check import self_check
 from keras_mp.export.time_distributed import corrected_time_distributed
 from keras_mp.export.verification import (

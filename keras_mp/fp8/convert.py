@@ -9,12 +9,13 @@ from typing import Any
 from keras_mp.fp8.converted import converted_node, places_below, plain_node
 from keras_mp.fp8.history import AmaxHistory
 from keras_mp.fp8.layers import Config, Float8Layer
-from keras_mp.fp8.recipe import Recipe
 from keras_mp.fp8.scaling import get_recipe
+from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.fp8.selection import Decision, Select, Target, decide
 from keras_mp.precision.hardware import Support, support
 from keras_mp.rebuild import layers_below, layers_by_path, rebuild
 from keras_mp.stability.stabilized import Stabilized
+from keras_mp.system.whole_number import whole_number
 
 
 def is_available() -> Support:
@@ -194,8 +195,7 @@ def explain(
 
 
 def _target(name: str | None, batch_size: int, recipe: Recipe) -> Target | None:
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size={batch_size!r} must be a whole number, 1 or more")
+    batch_size = whole_number("batch_size", batch_size)
     return None if name is None else Target(name, batch_size, recipe)
 
 

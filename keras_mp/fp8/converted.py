@@ -9,8 +9,8 @@ from typing import Any
 import keras
 
 from keras_mp.fp8.layers import Config, Float8Dense, Float8EinsumDense
-from keras_mp.fp8.recipe import Recipe
 from keras_mp.fp8.scaling import get_recipe
+from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.rebuild import children_of, original_config
 from keras_mp.stability.stabilized import REGISTERED_NAME as STABILIZED
 from keras_mp.stability.stabilized import Stabilized, stabilize_in_place

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from keras_mp.fp8.recipe import Recipe
+from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.precision.chips import CHIPS, Chip, find_chip
 
 # Bytes of an element: of inputs and gradients, of the float32 master weights, of FP8.

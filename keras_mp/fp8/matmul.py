@@ -9,9 +9,9 @@ import keras
 from keras_mp import backend
 from keras_mp.fp8.contraction import explicit, last_axis, summed_axes
 from keras_mp.fp8.history import next_history
-from keras_mp.fp8.recipe import Quantized, Recipe
 from keras_mp.fp8.roles import ROLES
 from keras_mp.fp8.scaling import amax_of, get_recipe
+from keras_mp.fp8.scaling_recipe import Quantized, Recipe
 
 
 def matmul(

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import keras
 
 from keras_mp import backend
-from keras_mp.fp8.recipe import Quantized, Recipe
 from keras_mp.fp8.roles import HYBRID, RoleFormats, check_role
+from keras_mp.fp8.scaling_recipe import Quantized, Recipe
 from keras_mp.precision.formats import E4M3
+from keras_mp.system.whole_number import whole_number
 
 AMAX_RULES = ("max", "most_recent")
 
@@ -92,9 +93,7 @@ class DelayedScaling(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, least in (("margin", 0), ("amax_history_length", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}={value!r} must be a whole number, {least} or more")
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
         if self.amax_compute not in AMAX_RULES:
             raise ValueError(f"amax_compute={self.amax_compute!r} is unknown: use 'max' or 'most_recent'")
 

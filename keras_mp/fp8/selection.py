@@ -11,7 +11,7 @@ import keras
 from keras_mp.fp8.contraction import problem
 from keras_mp.fp8.cost import Cost, chip_for, rows_of, step_cost
 from keras_mp.fp8.layers import Float8Layer
-from keras_mp.fp8.recipe import Recipe
+from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.rebuild import layers_by_path
 from keras_mp.stability.sensitive import NORMALIZATIONS, PASSING_ON, output_layers
 from keras_mp.stability.stabilized import Stabilized

@@ -9,6 +9,7 @@ import keras
 
 from keras_mp import backend
 from keras_mp.stability.accumulate import product_float32
+from keras_mp.system.whole_number import whole_number
 
 # Rows of queries that are attended to at once: at least as many, so that matrix units are kept busy.
 BLOCK = 128
@@ -243,8 +244,8 @@ def _check(query: Any, key: Any, value: Any, mask: Any, block: int | None) -> No
         )
     if query.shape[2] % key.shape[2]:
         raise ValueError(f"the heads of key must divide those of query, got {key.shape[2]} and {query.shape[2]}")
-    if block is not None and block < 1:
-        raise ValueError(f"block must be at least 1, got {block!r}")
+    if block is not None:
+        whole_number("block", block)
     if mask is None:
         return
     batch, rows, columns = query.shape[0], query.shape[1], key.shape[1]

@@ -8,6 +8,7 @@ import keras
 
 from keras_mp import backend
 from keras_mp.stability.accumulate import product_float32
+from keras_mp.system.whole_number import whole_number
 
 # Logits of one chunk: 256 MiB in float32.
 CHUNK = 2**26
@@ -188,5 +189,5 @@ def _check(
         raise ValueError(f"bias must have the shape ({vocabulary},), got {tuple(bias.shape)}")
     if not 0 <= smoothing <= 1:
         raise ValueError(f"label_smoothing must be from 0 to 1, got {smoothing!r}")
-    if rows is not None and (rows < 1 or int(rows) != rows):
-        raise ValueError(f"rows must be a whole number, at least 1, got {rows!r}")
+    if rows is not None:
+        whole_number("rows", rows)

@@ -15,6 +15,7 @@ from keras.src.losses.loss import scale_loss_for_distribution
 from keras_mp import backend
 from keras_mp.lean.cross_entropy import chunked_cross_entropy
 from keras_mp.stability.sensitive import PASSING_ON
+from keras_mp.system.whole_number import whole_number
 
 Config = dict[str, Any]
 _REDUCTIONS = ("sum_over_batch_size", "mean_with_sample_weight", "sum")
@@ -57,8 +58,8 @@ class ChunkedCrossEntropy(keras.losses.Loss):
             raise ValueError(f"reduction is one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
         if not 0 <= label_smoothing <= 1:
             raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing!r}")
-        if rows is not None and rows < 1:
-            raise ValueError(f"rows must be at least 1, got {rows!r}")
+        if rows is not None:
+            whole_number("rows", rows)
         self.label_smoothing, self.ignore_class, self.rows = label_smoothing, ignore_class, rows
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:

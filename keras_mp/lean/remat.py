@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -161,63 +161,142 @@ def _recomputed(
     Returns:
         The results, and the losses that layers added.
     """
-    leaves = keras.tree.flatten((args, kwargs))
-    places = [index for index, leaf in enumerate(leaves) if keras.ops.is_tensor(leaf)]
-    masks = [get_keras_mask(leaves[place]) for place in places]
-    outer, autocast = get_stateless_scope(), get_autocast_scope()
-    # A copy, because layers that are called later change it.
-    context = copy.copy(global_state.get_global_attribute(_CALL_CONTEXT))
-    found: dict[str, Any] = {}
-
-    def pure(known: tuple[Any, ...], *tensors: Any) -> tuple[Any, ...]:
-        values, rest = tensors[: len(known)], list(tensors[len(known) :])
-        filled = list(leaves)
-        for place in places:
-            filled[place] = rest.pop(0)
-        for place, mask in zip(places, masks, strict=True):
-            if mask is not None:
-                set_keras_mask(filled[place], rest.pop(0))
-        inner_args, inner_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
-        with _Scope(known, values, outer) as scope, _entered(autocast), _call_context(context):
-            results = function(*inner_args, **inner_kwargs)
-        if scope.unknown:
-            raise _UnknownVariables(list(scope.unknown.values()))
-        for each in [] if layer is None else [layer, *layers_below(layer)]:
-            # Keras knows a loss by its id, which another may have once this one is gone.
-            each._loss_ids.difference_update(map(id, scope.losses))
-        flat = keras.tree.flatten(results)
-        out_masks = [get_keras_mask(each) for each in flat]
-        assigned = list(scope.assigned.values())
-        found.update(results=results, masks=[mask is not None for mask in out_masks], assigned=assigned)
-        updates = [scope.state_mapping[id(variable)] for variable in assigned]
-        given = [mask for mask in out_masks if mask is not None]
-        return tuple(backend.as_tensor(each) for each in [*flat, *given, *updates, *scope.losses])
-
+    arguments, scopes = _Arguments(args, kwargs), _Scopes.current()
     while True:
-        known = tuple(variables)
-        values = [_value(variable, outer) for variable in known]
-        given = [leaves[place] for place in places] + [mask for mask in masks if mask is not None]
+        call = _PureCall(function, layer, tuple(variables), arguments, scopes)
+        inputs = [scopes.value_of(variable) for variable in variables] + arguments.tensors()
         try:
-            recomputed = backend.recompute(functools.partial(pure, known))
-            made = list(recomputed(*[backend.as_tensor(each) for each in [*values, *given]]))
-            break
+            outputs = backend.recompute(call)(*map(backend.as_tensor, inputs))
         except _UnknownVariables as unknown:
             # What is computed from a variable that is no argument would be no part of the gradient, or not be the same
             # again. Nothing has been assigned: begin anew with them as arguments.
             variables += unknown.args[0]
-    outputs = [made.pop(0) for _ in found["masks"]]
-    for output, has_mask in zip(outputs, found["masks"], strict=True):
-        if has_mask:
-            set_keras_mask(output, made.pop(0))
-    for variable in found["assigned"]:
-        variable.assign(made.pop(0))
-    return keras.tree.pack_sequence_as(found["results"], outputs), made
+        else:
+            return call.unpacked(list(outputs))
 
 
-def _value(variable: Any, outer: Any) -> Any:
-    value = None if outer is None else outer.get_current_value(variable)
-    # Private, because the public value is cast inside an autocast scope.
-    return variable._value if value is None else value
+class _Arguments:
+    """The arguments of a call, of which tensors anywhere in them can be replaced.
+
+    Args:
+        args, kwargs: the arguments.
+    """
+
+    def __init__(self, args: Any, kwargs: Any) -> None:
+        self._structure = (args, kwargs)
+        self._leaves = keras.tree.flatten(self._structure)
+        self._places = [index for index, leaf in enumerate(self._leaves) if keras.ops.is_tensor(leaf)]
+        self._masks = [get_keras_mask(self._leaves[place]) for place in self._places]
+
+    def tensors(self) -> list[Any]:
+        """The tensors, and behind them the masks that Keras has attached to some."""
+        return [self._leaves[place] for place in self._places] + [mask for mask in self._masks if mask is not None]
+
+    def with_tensors(self, tensors: list[Any]) -> Any:
+        """`(args, kwargs)` with others in the place of `tensors()`."""
+        remaining = iter(tensors)
+        leaves = list(self._leaves)
+        for place in self._places:
+            leaves[place] = next(remaining)
+        for place, mask in zip(self._places, self._masks, strict=True):
+            if mask is not None:
+                set_keras_mask(leaves[place], next(remaining))
+        return keras.tree.pack_sequence_as(self._structure, leaves)
+
+
+class _Scopes(NamedTuple):
+    """The scopes of Keras that a call is made in.
+
+    Attributes:
+        stateless: the scope that holds the values of variables; None where there is none.
+        autocast: the scope in which variables are cast; None where there is none.
+        call_context: where layers find whether they train.
+    """
+
+    stateless: Any
+    autocast: Any
+    call_context: Any
+
+    @classmethod
+    def current(cls) -> _Scopes:
+        """Those of now; of the call context a copy, because layers that are called later change it."""
+        return cls(
+            get_stateless_scope(), get_autocast_scope(), copy.copy(global_state.get_global_attribute(_CALL_CONTEXT))
+        )
+
+    def value_of(self, variable: Any) -> Any:
+        value = None if self.stateless is None else self.stateless.get_current_value(variable)
+        # Private, because the public value is cast inside an autocast scope.
+        return variable._value if value is None else value
+
+    @contextmanager
+    def entered(self, variables: tuple[Any, ...], values: Any) -> Iterator[_Scope]:
+        """A scope within these, in which variables have the given values."""
+        with _Scope(variables, values, self.stateless) as scope, _entered(self.autocast):
+            with _call_context(self.call_context):
+                yield scope
+
+
+class _PureCall:
+    """A call as a function from tensors to tensors, which assigns nothing; it notes the structure of its outputs.
+
+    Args:
+        function: the function to call.
+        layer: the layer that it is, or None.
+        variables: the variables that it may use.
+        arguments: of the call.
+        scopes: to call it in.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        layer: Any,
+        variables: tuple[Any, ...],
+        arguments: _Arguments,
+        scopes: _Scopes,
+    ) -> None:
+        self._function, self._layer, self._variables = function, layer, variables
+        self._arguments, self._scopes = arguments, scopes
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """Calls the function.
+
+        Args:
+            *inputs: the values of the variables, then the tensors of the arguments.
+
+        Returns:
+            The results, the masks that some of them have, the new values of the assigned variables, the losses.
+
+        Raises:
+            _UnknownVariables: the function uses variables that are not among those it was said to use.
+        """
+        count = len(self._variables)
+        args, kwargs = self._arguments.with_tensors(list(inputs[count:]))
+        with self._scopes.entered(self._variables, inputs[:count]) as scope:
+            self._results = self._function(*args, **kwargs)
+        if scope.unknown:
+            raise _UnknownVariables(list(scope.unknown.values()))
+        for inner in [] if self._layer is None else [self._layer, *layers_below(self._layer)]:
+            # Keras knows a loss by its id, which another may have once this one is gone.
+            inner._loss_ids.difference_update(map(id, scope.losses))
+        results = keras.tree.flatten(self._results)
+        masks = [get_keras_mask(result) for result in results]
+        self._has_mask = [mask is not None for mask in masks]
+        self._assigned = list(scope.assigned.values())
+        new_values = [scope.state_mapping[id(variable)] for variable in self._assigned]
+        given_masks = [mask for mask in masks if mask is not None]
+        return tuple(map(backend.as_tensor, [*results, *given_masks, *new_values, *scope.losses]))
+
+    def unpacked(self, outputs: list[Any]) -> tuple[Any, list[Any]]:
+        """Attaches the masks to the results of a call, assigns the new values, and returns (results, losses)."""
+        results = [outputs.pop(0) for _ in self._has_mask]
+        for result, has_mask in zip(results, self._has_mask, strict=True):
+            if has_mask:
+                set_keras_mask(result, outputs.pop(0))
+        for variable in self._assigned:
+            variable.assign(outputs.pop(0))
+        return keras.tree.pack_sequence_as(self._results, results), outputs
 
 
 def _entered(autocast: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_mp.lean.attention import attention
+from keras_mp.system.whole_number import whole_number
 
 Config = dict[str, Any]
 
@@ -56,12 +57,11 @@ class SelfAttention(keras.layers.Layer):
         super().__init__(**arguments)
         self.heads, self.key_heads = heads, heads if key_heads is None else key_heads
         for name in ("heads", "key_heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)!r}")
+            whole_number(name, getattr(self, name))
         if self.heads % self.key_heads:
             raise ValueError(f"heads must be a multiple of key_heads, got {heads} and {key_heads}")
-        if block is not None and block < 1:
-            raise ValueError(f"block must be at least 1, got {block!r}")
+        if block is not None:
+            whole_number("block", block)
         self.causal, self.use_bias, self.block = causal, use_bias, block
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.supports_masking = True

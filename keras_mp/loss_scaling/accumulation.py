@@ -10,7 +10,7 @@ from keras import ops
 from keras_mp.loss_scaling.gradients import at_least_float32, is_overwritten
 
 
-def empty_sums(variables: list[Any]) -> list[Any]:
+def empty_sums(variables: list[keras.Variable]) -> list[Any]:
     """Creates the sums, in float32 or more.
 
     Args:
@@ -36,7 +36,7 @@ def empty_sums(variables: list[Any]) -> list[Any]:
     ]
 
 
-def add(grads: list[Any], sums: list[Any], variables: list[Any]) -> None:
+def add(grads: list[Any], sums: list[Any], variables: list[keras.Variable]) -> None:
     """Adds a micro-batch.
 
     Args:
@@ -49,7 +49,7 @@ def add(grads: list[Any], sums: list[Any], variables: list[Any]) -> None:
             total.assign(new)
 
 
-def mean_and_reset(grads: list[Any], sums: list[Any], variables: list[Any], steps: int) -> list[Any]:
+def mean_and_reset(grads: list[Any], sums: list[Any], variables: list[keras.Variable], steps: int) -> list[Any]:
     """Adds the last micro-batch, takes the mean, and sets the sums to zero.
 
     Args:
@@ -70,7 +70,7 @@ def mean_and_reset(grads: list[Any], sums: list[Any], variables: list[Any], step
     return means
 
 
-def _added(grads: list[Any], sums: list[Any], variables: list[Any]) -> list[Any]:
+def _added(grads: list[Any], sums: list[Any], variables: list[keras.Variable]) -> list[Any]:
     """Adds gradients; values that overwrite a variable are combined by max, as Keras does."""
     return [
         None if new is None else (ops.maximum if is_overwritten(variable) else ops.add)(new, total)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import keras
+
 from keras_mp import backend
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 
 
-def atomic_skip(model: Any) -> Any:
+def atomic_skip(model: keras.Model) -> keras.Model:
     """Makes the steps of a compiled model all or nothing, in place.
 
     Where the gradients of a step are not finite, its optimizer leaves weights and slots as they were; this puts back
@@ -35,19 +37,19 @@ def atomic_skip(model: Any) -> Any:
     return model
 
 
-def _atomic_step(model: Any, train_step: Any, *arguments: Any) -> Any:
+def _atomic_step(model: keras.Model, train_step: Any, *arguments: Any) -> Any:
     skips = _optimizer_of(model).consecutive_skips
     variables = _changed_by_the_forward_pass(model)
     return backend.atomic_step(model, train_step, skips, variables, partial(_metric_results, model), arguments)
 
 
-def _changed_by_the_forward_pass(model: Any) -> list[Any]:
+def _changed_by_the_forward_pass(model: keras.Model) -> list[Any]:
     variables = [*model.non_trainable_variables, *model.metrics_variables]
     # A step that is tried again must not draw the random numbers that made it overflow.
     return list({id(v): v for v in variables if v.name != "seed_generator_state"}.values())
 
 
-def _metric_results(model: Any) -> dict[str, Any]:
+def _metric_results(model: keras.Model) -> dict[str, Any]:
     results: dict[str, Any] = {}
     # Not model.get_metrics_result(), which fails on the compiled metrics that a custom step does not use.
     for metric in model.metrics:
@@ -57,7 +59,7 @@ def _metric_results(model: Any) -> dict[str, Any]:
     return results
 
 
-def _optimizer_of(model: Any) -> LossScaleOptimizer:
+def _optimizer_of(model: keras.Model) -> LossScaleOptimizer:
     optimizer = getattr(model, "optimizer", None)
     if isinstance(optimizer, LossScaleOptimizer):
         return optimizer

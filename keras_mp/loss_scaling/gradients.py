@@ -20,7 +20,7 @@ def at_least_float32(dtype: Any) -> str:
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
-def is_overwritten(variable: Any) -> bool:
+def is_overwritten(variable: keras.Variable) -> bool:
     """Tells whether a variable's gradient is no gradient, but its next value, as Keras's float8 scales are."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
@@ -43,7 +43,7 @@ def all_finite(grads: list[Any]) -> Any:
     return backend.all_finite(values) if values else ops.convert_to_tensor(True)
 
 
-def multiply(factors: tuple[list[Any], Any], variables: list[Any]) -> list[Any]:
+def multiply(factors: tuple[list[Any], Any], variables: list[keras.Variable]) -> list[Any]:
     """Multiplies gradients by a number, in float32 or more.
 
     Args:
@@ -62,7 +62,7 @@ def multiply(factors: tuple[list[Any], Any], variables: list[Any]) -> list[Any]:
     ]
 
 
-def sum_over_replicas(grads: list[Any], variables: list[Any]) -> list[Any]:
+def sum_over_replicas(grads: list[Any], variables: list[keras.Variable]) -> list[Any]:
     """Adds up the gradients of all replicas; of the values that overwrite a variable it takes the largest.
 
     Args:
@@ -85,22 +85,24 @@ def sum_over_replicas(grads: list[Any], variables: list[Any]) -> list[Any]:
     ]
 
 
-def norm(grads: list[Any], variables: list[Any]) -> Any:
+def norm(grads: list[Any], variables: list[keras.Variable]) -> Any:
     """Returns the L2 norm over all gradients, a float32 tensor of shape ()."""
     values = [ops.cast(backend.values_of(gradient), "float32") for gradient in _without_overwritten(grads, variables)]
-    return ops.sqrt(sum(ops.sum(ops.square(each)) for each in values))
+    return ops.sqrt(sum(ops.sum(ops.square(value)) for value in values))
 
 
-def share_below(threshold: Any, grads: list[Any], variables: list[Any]) -> Any:
+def share_below(threshold: Any, grads: list[Any], variables: list[keras.Variable]) -> Any:
     """Returns which share of the nonzero gradient values is smaller than a threshold, a float32 tensor of shape ()."""
     values = [backend.values_of(gradient) for gradient in _without_overwritten(grads, variables)]
-    magnitudes = [ops.abs(ops.cast(each, "float32")) for each in values]
-    nonzero = sum(ops.sum(ops.cast(each > 0, "float32")) for each in magnitudes)
-    below = sum(ops.sum(ops.cast(ops.logical_and(each > 0, each < threshold), "float32")) for each in magnitudes)
+    magnitudes = [ops.abs(ops.cast(value, "float32")) for value in values]
+    nonzero = sum(ops.sum(ops.cast(magnitude > 0, "float32")) for magnitude in magnitudes)
+    below = sum(
+        ops.sum(ops.cast(ops.logical_and(magnitude > 0, magnitude < threshold), "float32")) for magnitude in magnitudes
+    )
     return below / ops.maximum(nonzero, 1.0)
 
 
-def _without_overwritten(grads: list[Any], variables: list[Any]) -> list[Any]:
+def _without_overwritten(grads: list[Any], variables: list[keras.Variable]) -> list[Any]:
     pairs = zip(grads, variables, strict=True)
     return [gradient for gradient, variable in pairs if gradient is not None and not is_overwritten(variable)]
 

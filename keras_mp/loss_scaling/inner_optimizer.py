@@ -16,7 +16,7 @@ from keras_mp import backend
 from keras_mp.loss_scaling.gradients import is_overwritten
 
 
-def check_unscaled(name: str, optimizer: Any) -> None:
+def check_unscaled(name: str, optimizer: keras.optimizers.Optimizer) -> None:
     """Checks that an argument is an optimizer which does not scale the loss.
 
     Args:
@@ -36,12 +36,12 @@ def check_unscaled(name: str, optimizer: Any) -> None:
         )
 
 
-def leaves(optimizer: Any) -> list[Any]:
+def leaves(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
     """Returns the optimizers that hold the settings: the optimizer itself, or those inside Keras's MultiOptimizer."""
     return list(getattr(optimizer, "optimizers", [optimizer]))
 
 
-def accumulation_steps(optimizer: Any) -> int:
+def accumulation_steps(optimizer: keras.optimizers.Optimizer) -> int:
     """Returns how many micro-batches an optimizer accumulates.
 
     Args:
@@ -62,7 +62,7 @@ def accumulation_steps(optimizer: Any) -> int:
     return steps.pop() if steps else 1
 
 
-def build(optimizer: Any, variables: list[Any]) -> None:
+def build(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]) -> None:
     """Builds an optimizer without its own sums of gradients: ours are float32, and one for each replica.
 
     Args:
@@ -79,13 +79,15 @@ def build(optimizer: Any, variables: list[Any]) -> None:
             leaf.gradient_accumulation_steps = steps
 
 
-def count(optimizer: Any) -> None:
+def count(optimizer: keras.optimizers.Optimizer) -> None:
     """Adds one to the iterations of an optimizer and of those inside."""
     for counted in {id(counted): counted for counted in (optimizer, *leaves(optimizer))}.values():
         counted._iterations.assign_add(1)
 
 
-def apply(optimizer: Any, grads: list[Any], variables: list[Any], changing: list[Any]) -> None:
+def apply(
+    optimizer: keras.optimizers.Optimizer, grads: list[Any], variables: list[keras.Variable], changing: list[Any]
+) -> None:
     """Makes the update.
 
     Args:
@@ -112,7 +114,7 @@ def apply(optimizer: Any, grads: list[Any], variables: list[Any], changing: list
                 del vars(leaf)[name]
 
 
-def finalize(optimizer: Any, variables: list[Any]) -> None:
+def finalize(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]) -> None:
     """Sets variables to their moving averages, those of an optimizer that keeps some.
 
     Args:
@@ -134,7 +136,9 @@ def finalize(optimizer: Any, variables: list[Any]) -> None:
             vars(leaf)[name] = averages
 
 
-def _apply_to_leaf(leaf: Any, changing: list[Any], grads: list[Any], variables: list[Any]) -> None:
+def _apply_to_leaf(
+    leaf: keras.optimizers.Optimizer, changing: list[Any], grads: list[Any], variables: list[keras.Variable]
+) -> None:
     grads = leaf._clip_gradients(grads)
     leaf._apply_weight_decay(variables)
     leaf._backend_update_step(grads, variables, leaf.learning_rate)
@@ -146,7 +150,7 @@ def _apply_to_leaf(leaf: Any, changing: list[Any], grads: list[Any], variables: 
         backend.conditional(is_due, lambda _: _overwrite_with_averages(leaf), lambda _: None, [], changing)
 
 
-def _overwrite_with_gradients(grads: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
+def _overwrite_with_gradients(grads: list[Any], variables: list[keras.Variable]) -> tuple[list[Any], list[Any]]:
     pairs = list(zip(grads, variables, strict=True))
     for gradient, variable in pairs:
         if is_overwritten(variable):
@@ -155,7 +159,7 @@ def _overwrite_with_gradients(grads: list[Any], variables: list[Any]) -> tuple[l
     return [gradient for gradient, _ in rest], [variable for _, variable in rest]
 
 
-def _overwrite_with_averages(optimizer: Any) -> None:
+def _overwrite_with_averages(optimizer: keras.optimizers.Optimizer) -> None:
     pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
     averaged = [(variable, average) for variable, average in pairs if average is not None]
     backend.overwrite([variable for variable, _ in averaged], [average for _, average in averaged])

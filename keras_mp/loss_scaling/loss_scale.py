@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from keras_mp.system.whole_number import whole_number
+
 # A scale and its reciprocal must both be normal float32 numbers, because gradients are multiplied by the latter.
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**126
 
@@ -130,7 +132,7 @@ class LossScale(AnyLossScale):
         in_between = 0.0 < _as_float(self.backoff_factor) < 1.0
         _check_number("backoff_factor", self.backoff_factor, in_between, "between 0 and 1, both excluded")
         for name in ("growth_interval", "hysteresis"):
-            _check_count(name, getattr(self, name))
+            whole_number(name, getattr(self, name), unit="steps")
         if not isinstance(self.refill_on_clean, bool):
             raise ValueError(f"refill_on_clean={self.refill_on_clean!r} must be True or False")
         for name in ("initial_scale", "growth_factor", "backoff_factor", "min_scale", "max_scale"):
@@ -230,11 +232,6 @@ def _check_number(name: str, value: Any, in_range: bool, expected: str) -> None:
 def _check_scale(name: str, value: Any) -> None:
     in_range = _SMALLEST <= _as_float(value) <= _LARGEST
     _check_number(name, value, in_range, "positive, and from 2**-126 to 2**126, so that float32 holds its reciprocal")
-
-
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"{name}={value!r} must be a whole number of steps, 1 or more")
 
 
 def _warn_unless_power_of_two(name: str, value: float) -> None:

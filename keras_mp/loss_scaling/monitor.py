@@ -11,6 +11,7 @@ from keras_mp.loss_scaling.loss_scale import LossScale, warn_if_needless
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.wrap_optimizer import compute_dtypes
 from keras_mp.system.deprecated import RenamedAttribute
+from keras_mp.system.whole_number import whole_number
 
 
 class PrecisionMonitor(keras.callbacks.Callback):
@@ -55,19 +56,14 @@ class PrecisionMonitor(keras.callbacks.Callback):
         every: int = 1,
     ) -> None:
         super().__init__()
-        for name, value in (("max_consecutive_skips", max_consecutive_skips), ("every", every)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise ValueError(f"{name}={value!r} must be a whole number of steps")
-            if value < 1:
-                raise ValueError(f"{name}={value!r} must be 1 or more")
         if on_limit not in ("warn", "raise"):
             raise ValueError(f"on_limit={on_limit!r} must be 'warn' or 'raise'")
-        self.max_consecutive_skips = max_consecutive_skips
+        self.max_consecutive_skips = whole_number("max_consecutive_skips", max_consecutive_skips, unit="steps")
         self.on_limit = on_limit
         self.measure_gradients = measure_gradients
-        self.every = every
+        self.every = whole_number("every", every, unit="steps")
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: keras.Model) -> None:
         """Makes the model's optimizers measure their gradients; Keras calls it before it compiles the step."""
         super().set_model(model)
         self._watched = [_Watched(name, optimizer) for name, optimizer in _scaling_optimizers(model).items()]
@@ -184,17 +180,17 @@ class _Watched:
             logs.update({f"{self._prefix}{name}": value for name, value in values.items()})
 
 
-def _scaling_optimizers(model: Any) -> dict[str, LossScaleOptimizer]:
+def _scaling_optimizers(model: keras.Model) -> dict[str, LossScaleOptimizer]:
     """The optimizers of a model that scale the loss, by the name of their attribute; a single one by ""."""
     optimizers = _optimizers(model)
-    scaling = {name: each for name, each in optimizers.items() if isinstance(each, LossScaleOptimizer)}
+    scaling = {name: optimizer for name, optimizer in optimizers.items() if isinstance(optimizer, LossScaleOptimizer)}
     if len(scaling) == 1:
         return {"": next(iter(scaling.values()))}
     if scaling:
         return scaling
-    others = {name: each for name, each in optimizers.items() if name != "optimizer"}
+    others = {name: optimizer for name, optimizer in optimizers.items() if name != "optimizer"}
     if others:  # the one that compile() was not given is Keras's default, and trains nothing
-        names = ", ".join(f"{name} ({type(each).__name__})" for name, each in others.items())
+        names = ", ".join(f"{name} ({type(optimizer).__name__})" for name, optimizer in others.items())
         raise ValueError(
             f"model {model.name!r} has several optimizers, and none of them scales the loss: {names}. PrecisionMonitor "
             "watches those that are a keras_mp.LossScaleOptimizer(optimizer)"
@@ -205,20 +201,20 @@ def _scaling_optimizers(model: Any) -> dict[str, LossScaleOptimizer]:
     )
 
 
-def _optimizers(model: Any) -> dict[str, Any]:
+def _optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
     """Every optimizer that is an attribute of a model, or in a list or dict that is one; each once."""
-    found: dict[str, Any] = {}
+    optimizers: dict[str, keras.optimizers.Optimizer] = {}
     for attribute, value in {"optimizer": getattr(model, "optimizer", None), **vars(model)}.items():
         if attribute.startswith("_self_"):  # TensorFlow's own lists of what a checkpoint holds
             continue
         name = attribute.lstrip("_")
         if isinstance(value, (list, tuple)):
-            pairs = [(f"{name}_{place}", each) for place, each in enumerate(value)]
+            named = [(f"{name}_{index}", item) for index, item in enumerate(value)]
         elif isinstance(value, dict):
-            pairs = [(f"{name}_{key}", each) for key, each in value.items()]
+            named = [(f"{name}_{key}", item) for key, item in value.items()]
         else:
-            pairs = [(name, value)]
-        for key, each in pairs:
-            if isinstance(each, keras.optimizers.Optimizer) and all(each is not other for other in found.values()):
-                found[key] = each
-    return found
+            named = [(name, value)]
+        for key, item in named:
+            if isinstance(item, keras.optimizers.Optimizer) and all(item is not other for other in optimizers.values()):
+                optimizers[key] = item
+    return optimizers

@@ -55,7 +55,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """
 
     def __init__(
-        self, inner_optimizer: Any, loss_scale: AnyLossScale | None = None, *, name: str | None = None, **settings: Any
+        self,
+        inner_optimizer: keras.optimizers.Optimizer,
+        loss_scale: AnyLossScale | None = None,
+        *,
+        name: str | None = None,
+        **settings: Any,
     ) -> None:
         inner.check_unscaled("inner_optimizer", inner_optimizer)
         loss_scale, unknown = _loss_scale_from(loss_scale, settings)
@@ -76,7 +81,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if keras.config.dtype_policy().compute_dtype == "bfloat16":
             warn_if_needless("the global dtype policy", loss_scale)
 
-    def build(self, variables: list[Any]) -> None:
+    def build(self, variables: list[keras.Variable]) -> None:
         """Creates the variables that accumulate gradients and the inner optimizer's variables.
 
         Args:
@@ -290,7 +295,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             raise ValueError(f"grads has {len(grads)} gradients for {len(variables)} variables: one for each is needed")
         return variables
 
-    def _step(self, grads: list[Any], variables: list[Any], *, scaled: bool) -> None:
+    def _step(self, grads: list[Any], variables: list[keras.Variable], *, scaled: bool) -> None:
         if all(gradient is None for gradient in grads):
             raise ValueError(
                 f"no gradient for any of the {len(variables)} trainable variables: the loss does not depend on them, "
@@ -341,7 +346,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             if new is not old:
                 variable.assign(new)
 
-    def _accumulate_or_update(self, grads: list[Any], variables: list[Any]) -> None:
+    def _accumulate_or_update(self, grads: list[Any], variables: list[keras.Variable]) -> None:
         micro_batch = inner.leaves(self.inner_optimizer)[0]._iterations % self._accumulation_steps
         grads = [gradient if gradient is None else backend.dense(gradient) for gradient in grads]
         self._if(
@@ -351,18 +356,18 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             grads,
         )
 
-    def _accumulate(self, grads: list[Any], variables: list[Any]) -> None:
+    def _accumulate(self, grads: list[Any], variables: list[keras.Variable]) -> None:
         accumulation.add(grads, self._sums_of(variables), variables)
         inner.count(self.inner_optimizer)
 
-    def _update_with_mean(self, grads: list[Any], variables: list[Any]) -> None:
+    def _update_with_mean(self, grads: list[Any], variables: list[keras.Variable]) -> None:
         means = accumulation.mean_and_reset(grads, self._sums_of(variables), variables, self._accumulation_steps)
         self._update(means, variables)
 
-    def _sums_of(self, variables: list[Any]) -> list[Any]:
+    def _sums_of(self, variables: list[keras.Variable]) -> list[Any]:
         return [self._sums[self._get_variable_index(variable)] for variable in variables]
 
-    def _update(self, grads: list[Any], variables: list[Any]) -> None:
+    def _update(self, grads: list[Any], variables: list[keras.Variable]) -> None:
         grads = gradients.sum_over_replicas(grads, variables)
         if self.measures_gradients:
             self._gradient_norm.assign(gradients.norm(grads, variables))

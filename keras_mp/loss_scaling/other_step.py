@@ -6,8 +6,6 @@ accumulation       Keras averages (use_ema) and constrains weights at each micro
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 
 from keras_mp import backend
@@ -18,7 +16,7 @@ from keras_mp.rebuild import layers_by_path, own_variables
 _SUMMING = (keras.optimizers.SGD.update_step, keras.optimizers.Lion.update_step)
 
 
-def makes_another_step(optimizer: Any, model: Any) -> bool:
+def makes_another_step(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> bool:
     """Whether an optimizer makes another step from finite gradients than `LossScaleOptimizer(optimizer)` does.
 
     Args:
@@ -40,7 +38,9 @@ def makes_another_step(optimizer: Any, model: Any) -> bool:
     return any(id(variable) in sparse for _, own in deciding for variable in own)
 
 
-def _variables_by_leaf(optimizer: Any, model: Any) -> list[tuple[Any, list[Any]]]:
+def _variables_by_leaf(
+    optimizer: keras.optimizers.Optimizer, model: keras.Model
+) -> list[tuple[keras.optimizers.Optimizer, list[keras.Variable]]]:
     # Private: which of its optimizers takes a variable, Keras's MultiOptimizer tells only once it is built.
     leaf_of = getattr(optimizer, "_optimizer_map", lambda variable: optimizer)
     trained = [(leaf_of(variable), variable) for variable in model.trainable_variables]
@@ -48,12 +48,12 @@ def _variables_by_leaf(optimizer: Any, model: Any) -> list[tuple[Any, list[Any]]
     return [(leaf, [variable for other, variable in trained if other is leaf]) for leaf in leaves.values()]
 
 
-def _accumulates_otherwise(leaf: Any, variables: list[Any]) -> bool:
+def _accumulates_otherwise(leaf: keras.optimizers.Optimizer, variables: list[keras.Variable]) -> bool:
     constrained = any(variable.constraint is not None for variable in variables)
     return bool(leaf.gradient_accumulation_steps) and (leaf.use_ema or constrained)
 
 
-def _sums_rows(leaf: Any) -> bool:
+def _sums_rows(leaf: keras.optimizers.Optimizer) -> bool:
     """Whether an optimizer's step is that of the summed rows of a sparse gradient."""
     if leaf.gradient_accumulation_steps:
         return True  # accumulated gradients are dense
@@ -61,7 +61,7 @@ def _sums_rows(leaf: Any) -> bool:
     return type(leaf).update_step in _SUMMING and not rescales
 
 
-def _sparse_variables(model: Any) -> list[Any]:
+def _sparse_variables(model: keras.Model) -> list[keras.Variable]:
     """The variables whose gradients are sparse, or may be."""
     embeddings, unclear = [], []
     layers = [model, *layers_by_path(model).values()]
@@ -78,11 +78,11 @@ def _sparse_variables(model: Any) -> list[Any]:
     return backend.sparse_gradients(model, embeddings, unclear)
 
 
-def _is_embedding(layer: Any) -> bool:
+def _is_embedding(layer: keras.Layer) -> bool:
     return isinstance(layer, keras.layers.Embedding)
 
 
-def _has_own_code(layer: Any) -> bool:
+def _has_own_code(layer: keras.Layer) -> bool:
     """Whether the class of a layer is neither Keras's nor this package's: it may look rows of a weight up."""
     cls = getattr(layer, "_original", type(layer))  # of a stabilized layer
     return not cls.call.__module__.startswith(("keras.", "keras_mp."))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import keras
 
 from keras_mp import backend
 from keras_mp.loss_scaling.inner_optimizer import check_unscaled
@@ -12,7 +12,7 @@ from keras_mp.loss_scaling.other_step import makes_another_step
 from keras_mp.rebuild import layers_by_path
 
 
-def wrap_optimizer(optimizer: Any, model: Any) -> Any:
+def wrap_optimizer(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> keras.optimizers.Optimizer:
     """Wraps an optimizer in the loss scaling that a model needs, so that it makes the same step in every precision.
 
     Keras's optimizers by themselves make another step than `LossScaleOptimizer`, which is wrapped around them in
@@ -50,6 +50,6 @@ def wrap_optimizer(optimizer: Any, model: Any) -> Any:
     return LossScaleOptimizer(optimizer, NoLossScale()) if differs else optimizer
 
 
-def compute_dtypes(model: Any) -> set[str]:
+def compute_dtypes(model: keras.Model) -> set[str]:
     """Returns the dtypes that the layers of a model, and the model itself, compute in."""
     return {layer.compute_dtype for layer in [model, *layers_by_path(model).values()]}

@@ -16,15 +16,16 @@ from keras_mp.conversion.reference import in_float32
 from keras_mp.loss_scaling.loss_scale import LossScale
 from keras_mp.numerics import verdict
 from keras_mp.numerics.audit_report import AuditReport
-from keras_mp.numerics.batches import batches_of
 from keras_mp.numerics.checks import check_labels, check_model, trains_itself
 from keras_mp.numerics.flops import flops_of
 from keras_mp.numerics.layer_audit import LayerAudit
 from keras_mp.numerics.observe import Call, ObservedStep, Record
 from keras_mp.numerics.ranges import Range, merged
+from keras_mp.numerics.read_batches import batches_of
 from keras_mp.numerics.sample import sampled
 from keras_mp.precision.formats import FLOAT16, FORMATS
 from keras_mp.rebuild import own_variables
+from keras_mp.system.whole_number import whole_number
 
 SAMPLE = 8192
 # What a later, larger gradient has room to grow by before the recommended scale makes it overflow.
@@ -54,8 +55,8 @@ def audit(model: Any, data: Any, steps: int = 8, *, sample: int | None = SAMPLE)
         RebuildError: the model is not in float32, and a layer of it cannot be rebuilt; the message names it.
     """
     check_model(model)
-    if sample is not None and (isinstance(sample, bool) or not isinstance(sample, int) or sample < 1):
-        raise ValueError(f"sample={sample!r} must be a whole number of values, 1 or more, or None for all")
+    if sample is not None:
+        sample = whole_number("sample", sample, unit="values", otherwise="or None for all")
     batches = batches_of(data, steps)
     for batch in batches:
         check_labels(model, batch)

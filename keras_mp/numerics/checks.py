@@ -7,6 +7,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_mp.lean.language_model import LanguageModel
+from keras_mp.lean.sparse_loss import is_sparse_crossentropy
+
 
 def check_model(model: Any) -> None:
     """Refuses what no step can be run on.
@@ -49,17 +52,18 @@ def check_labels(model: Any, batch: tuple) -> None:
         ValueError: y is missing, or holds a class that the model's output has no place for.
     """
     _, y, _ = batch
-    if type(model).compute_loss is not keras.Model.compute_loss:
+    if type(model).compute_loss not in (keras.Model.compute_loss, LanguageModel.compute_loss):
         return
     if y is None:
         raise ValueError(f"data has no labels: the loss of model {model.name!r} needs batches (x, y)")
     loss = getattr(model, "loss", None)
-    name = str(getattr(loss, "name", None) or getattr(loss, "__name__", loss)).lower().replace("_", "")
     outputs = keras.tree.flatten(getattr(model, "outputs", None) or [])
-    if not name.startswith("sparsecategorical") or len(outputs) != 1 or len(keras.tree.flatten(y)) != 1:
+    if not is_sparse_crossentropy(loss) or len(outputs) != 1 or len(keras.tree.flatten(y)) != 1:
         return
     classes, labels = outputs[0].shape[-1], np.asarray(keras.tree.flatten(y)[0])
-    if classes and not ((labels >= 0) & (labels < classes)).all() and getattr(loss, "ignore_class", None) is None:
+    if (ignored := getattr(loss, "ignore_class", None)) is not None:
+        labels = labels[labels != ignored]
+    if classes and not ((labels >= 0) & (labels < classes)).all():
         raise ValueError(
             f"labels from {labels.min():g} to {labels.max():g} do not fit the loss {loss!r}: model {model.name!r} puts "
             f"out {classes} classes, so labels are 0 to {classes - 1}"

@@ -15,13 +15,14 @@ from rich.console import Group
 from rich.text import Text
 
 from keras_mp.fp8.convert import convert
-from keras_mp.numerics.batches import batches_of
+from keras_mp.numerics.read_batches import batches_of
 from keras_mp.precision.policy import POLICIES, restored_policy
 from keras_mp.reporting.html import document, table
 from keras_mp.reporting.plain_values import plain_values
 from keras_mp.reporting.report import PicturedReport
 from keras_mp.reporting.svg import Axes, Picture, colours_of
 from keras_mp.reporting.table import ColumnTable
+from keras_mp.system.whole_number import whole_number
 
 REFERENCE = "float32"
 
@@ -177,8 +178,8 @@ def compare_training(
     """
     builders = _builders(build, precisions)
     numbers = _seeds(seeds)
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-        raise ValueError(f"steps={steps!r} must be a whole number, 1 or more, or None")
+    if steps is not None:
+        steps = whole_number("steps", steps, otherwise="or None")
     tests = None if held_out is None else batches_of(held_out, 2**31, "held_out")
     curves: dict[str, list[list[float]]] = {name: [] for name in builders}
     final: dict[str, list[float]] = {name: [] for name in builders}

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from keras_mp.conversion.input_names import input_names
+from keras_mp.system.whole_number import whole_number
 
 
 def batches_of_file(path: str | os.PathLike[str], model: Any, batch_size: int) -> list[tuple]:
@@ -32,8 +33,7 @@ def batches_of_file(path: str | os.PathLike[str], model: Any, batch_size: int) -
             or no records or arrays of different lengths; or batch_size is below 1.
     """
     path = Path(path)
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    whole_number("batch_size", batch_size)
     arrays = read_arrays(path)
     if "" in arrays:
         raise ValueError(f"{str(path)!r} is not an .npz file: write one with numpy.savez('data.npz', x=x, y=y)")

@@ -13,9 +13,9 @@ import numpy as np
 from keras import ops
 
 from keras_mp.conversion.reference import computes_in_float32, in_float32
-from keras_mp.numerics.batches import batches_of
 from keras_mp.numerics.checks import check_labels, check_model
 from keras_mp.numerics.observe import Call, ObservedStep, Record
+from keras_mp.numerics.read_batches import batches_of
 from keras_mp.precision.formats import FORMATS
 from keras_mp.rebuild import RebuildError, layers_by_path, own_variables
 

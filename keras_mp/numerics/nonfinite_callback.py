@@ -15,6 +15,7 @@ import numpy as np
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.numerics.nonfinite import NonFinite, find_nonfinite
 from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.whole_number import whole_number
 
 
 class NonFiniteFinder(keras.callbacks.Callback):
@@ -42,11 +43,8 @@ class NonFiniteFinder(keras.callbacks.Callback):
 
     def __init__(self, folder: str | Path = "nonfinite", max_consecutive_skips: int = 20, *, stop: bool = True) -> None:
         super().__init__()
-        if isinstance(max_consecutive_skips, bool) or not isinstance(max_consecutive_skips, int):
-            raise ValueError(f"max_consecutive_skips={max_consecutive_skips!r} must be a whole number of steps")
-        if max_consecutive_skips < 1:
-            raise ValueError(f"max_consecutive_skips={max_consecutive_skips!r} must be 1 or more")
-        self.folder, self.max_consecutive_skips, self.stop = Path(folder), max_consecutive_skips, stop
+        self.max_consecutive_skips = whole_number("max_consecutive_skips", max_consecutive_skips, unit="steps")
+        self.folder, self.stop = Path(folder), stop
         self.found: NonFinite | None = None
         self.path: Path | None = None
         self._step = 0

@@ -16,14 +16,15 @@ from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.numerics import search_html
 from keras_mp.numerics.audit import audit
 from keras_mp.numerics.audit_report import AuditReport
-from keras_mp.numerics.batches import batches_of
 from keras_mp.numerics.checks import check_model
 from keras_mp.numerics.layer_audit import PRECISIONS, LayerAudit
+from keras_mp.numerics.read_batches import batches_of
 from keras_mp.numerics.trial import Assignment, Errors, Judge, is_closed, set_policies, units_of
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild import RebuildError, layers_below, rebuild
 from keras_mp.reporting.plain_values import plain_values
 from keras_mp.reporting.report import Report
+from keras_mp.system.whole_number import whole_number
 
 CANDIDATES = ("fp8", "mixed_float16", "mixed_bfloat16", "float32")
 # Lowering restored layers again, one by one, costs a trial each.
@@ -183,9 +184,8 @@ def search_policy(
     candidates = _checked(candidates)
     if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < math.inf:
         raise ValueError(f"tolerance={tolerance!r} must be a finite number, 0 or more")
-    if isinstance(held_out, bool) or not isinstance(held_out, int) or held_out < 1:
-        raise ValueError(f"held_out={held_out!r} must be a whole number of batches, 1 or more")
-    batches = batches_of(data, (steps if isinstance(steps, int) and steps > 0 else 1) + held_out)
+    steps, held_out = whole_number("steps", steps, unit="batches"), whole_number("held_out", held_out, unit="batches")
+    batches = batches_of(data, steps + held_out)
     judged = batches[-min(held_out, max(1, len(batches) - 1)) :]
     audited = batches[: max(1, len(batches) - len(judged))]
     report = audit(model, audited, steps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import keras
 
 from keras_mp import backend
 from keras_mp.rebuild import rebuild
@@ -11,7 +11,7 @@ from keras_mp.system.deprecated import renamed_names
 __getattr__ = renamed_names(__name__, {"alone": "gather"})
 
 
-def gather(model: Any) -> Any:
+def gather(model: keras.Model) -> keras.Model:
     """A copy of a model on one device of this process, to save, export and predict with; call it outside the scope.
 
     Where several processes trained the model, all of them must call it.

@@ -73,7 +73,7 @@ def takes_rules(plan: Plan) -> Iterator[None]:
         _scopes.pop()
 
 
-def with_rules_of(plan: Plan, model: Any) -> Plan:
+def with_rules_of(plan: Plan, model: keras.Model) -> Plan:
     """A plan with the rules of a built model and of the models in it, where its caller gave none.
 
     Raises:

@@ -53,7 +53,7 @@ class ByArguments:
         return layer
 
 
-def _give(layer: Any, given: Config) -> None:
+def _give(layer: keras.Layer, given: Config) -> None:
     if "name" in given:
         layer.name = given["name"]
     if "activity_regularizer" in given:
@@ -117,7 +117,7 @@ def _takes(cls: type, name: str) -> bool:
     return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
-def with_left_out(node: Config, layer: Any) -> Config:
+def with_left_out(node: Config, layer: keras.Layer) -> Config:
     """Puts in the arguments that a `get_config()` forgets, where the layer keeps them and they are not the default.
 
     KerasHub's Llama forgets `tie_word_embeddings`: rebuilt without it, a model with one matrix has two. Only numbers,
@@ -147,7 +147,7 @@ def _reads_its_own_config(cls: type) -> bool:
 
 
 @contextlib.contextmanager
-def configs_of_arguments(layers: list[Any]) -> Iterator[dict[int, tuple[str, ...]]]:
+def configs_of_arguments(layers: list[keras.Layer]) -> Iterator[dict[int, tuple[str, ...]]]:
     """Lets layers without a working `get_config()` be serialized, by the attributes in which they keep their arguments.
 
     A class such as
@@ -183,7 +183,7 @@ def configs_of_arguments(layers: list[Any]) -> Iterator[dict[int, tuple[str, ...
             object.__delattr__(layer, "get_config")
 
 
-def _has_config(layer: Any) -> bool:
+def _has_config(layer: keras.Layer) -> bool:
     try:
         layer.get_config()
     except Exception:
@@ -191,17 +191,18 @@ def _has_config(layer: Any) -> bool:
     return True
 
 
-def _kept_arguments(layer: Any) -> tuple[str, ...] | None:
+def _kept_arguments(layer: keras.Layer) -> tuple[str, ...] | None:
     """The arguments of a layer's `__init__`, if the layer has an attribute of the name of each."""
     _, *parameters = inspect.signature(type(layer).__init__).parameters.values()
-    own = [each for each in parameters if each.kind is not each.VAR_KEYWORD and each.name not in _OF_THE_BASE]
-    if any(each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY) for each in own):
+    own = [parameter for parameter in parameters if parameter.name not in _OF_THE_BASE]
+    own = [parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]
+    if any(parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY) for parameter in own):
         return None
-    names = tuple(each.name for each in own)
+    names = tuple(parameter.name for parameter in own)
     return names if all(hasattr(layer, name) for name in names) else None
 
 
-def _config(layer: Any, names: tuple[str, ...]) -> Config:
+def _config(layer: keras.Layer, names: tuple[str, ...]) -> Config:
     dtype = keras.dtype_policies.serialize(layer.dtype_policy)
     base = {"name": layer.name, "trainable": layer.trainable, "dtype": dtype}
     return {**base, **{name: keras.saving.serialize_keras_object(_plain(getattr(layer, name))) for name in names}}

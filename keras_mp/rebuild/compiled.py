@@ -13,7 +13,7 @@ from keras_mp.rebuild.rule import Config
 from keras_mp.rebuild.state import copy_value
 
 
-def carry_compiled(old: Any, new: Any, variables: dict[int, Any]) -> list[str]:
+def carry_compiled(old: keras.Model, new: keras.Model, variables: dict[int, keras.Variable]) -> list[str]:
     own_compile = type(old).compile is not keras.Model.compile
     config = old.get_compile_config() if own_compile else None
     if config and type(old).compile_from_config is not keras.Model.compile_from_config:
@@ -49,7 +49,7 @@ def carry_compiled(old: Any, new: Any, variables: dict[int, Any]) -> list[str]:
     return lost
 
 
-def _compiled_by_arguments(old: Any, new: Any) -> bool:
+def _compiled_by_arguments(old: keras.Model, new: keras.Model) -> bool:
     """Compiles with the arguments that a `compile()` of the model's own kept; whether the new model keeps the same.
 
     One that hands on or keeps what it made of an argument, such as a loss with a weight, would make it of that again.
@@ -71,7 +71,7 @@ def _compiled_by_arguments(old: Any, new: Any) -> bool:
     return new.compiled
 
 
-def _kept_compile_arguments(model: Any) -> Config | None:
+def _kept_compile_arguments(model: keras.Model) -> Config | None:
     """The arguments that a `compile()` of the model's own was called with, if the model still has each.
 
     Those that it hands on to Keras's are with Keras; the rest are attributes of the same name, where the usual
@@ -79,15 +79,15 @@ def _kept_compile_arguments(model: Any) -> Config | None:
     """
     handed_on = dict(model._compile_config.config)
     _, *parameters = inspect.signature(type(model).compile).parameters.values()
-    named = {each.name for each in parameters}
+    named = {parameter.name for parameter in parameters}
     arguments: Config = {}
-    for each in parameters:
-        if each.kind is each.VAR_KEYWORD:
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_KEYWORD:
             arguments |= {name: value for name, value in handed_on.items() if name not in named}
-        elif each.name in handed_on:
-            arguments[each.name] = handed_on[each.name]
-        elif hasattr(model, each.name) and each.kind is not each.VAR_POSITIONAL:
-            arguments[each.name] = getattr(model, each.name)
+        elif parameter.name in handed_on:
+            arguments[parameter.name] = handed_on[parameter.name]
+        elif hasattr(model, parameter.name) and parameter.kind is not parameter.VAR_POSITIONAL:
+            arguments[parameter.name] = getattr(model, parameter.name)
         else:
             return None
     return arguments
@@ -99,29 +99,35 @@ def _fresh(value: Any) -> Any:
     return type(value).from_config(value.get_config()) if isinstance(value, stateful) else value
 
 
-def _optimizers(old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+def _optimizers(
+    old: keras.Model, new: keras.Model
+) -> Iterator[tuple[str, keras.optimizers.Optimizer, keras.optimizers.Optimizer]]:
     """The optimizers of two models, such as a GAN's two, side by side, by the attributes that hold them."""
     seen: set[int] = set()
     for name in ("optimizer", *vars(old)):
         pair = (getattr(old, name, None), getattr(new, name, None))
-        if all(isinstance(each, keras.optimizers.Optimizer) for each in pair) and id(pair[0]) not in seen:
+        if all(isinstance(optimizer, keras.optimizers.Optimizer) for optimizer in pair) and id(pair[0]) not in seen:
             seen.add(id(pair[0]))
             yield (name, *pair)
 
 
-def _unwrapped(optimizer: Any, other: Any) -> Any:
+def _unwrapped(optimizer: keras.optimizers.Optimizer, other: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """The inner optimizer where only one of the two is a loss-scaling wrapper."""
     wrapper = keras.optimizers.LossScaleOptimizer
     return optimizer.inner_optimizer if isinstance(optimizer, wrapper) and not isinstance(other, wrapper) else optimizer
 
 
-def _carry_optimizer(old: Any, new: Any, variables: dict[int, Any]) -> list[str]:
+def _carry_optimizer(
+    old: keras.optimizers.Optimizer, new: keras.optimizers.Optimizer, variables: dict[int, keras.Variable]
+) -> list[str]:
     """Copies optimizer state; slots follow their weight, whatever its place in the new model's order."""
     reached = _copy_optimizer(old, new, variables)
     return [f"optimizer variable {v.path!r} was not carried over" for v in old.variables if id(v) not in reached]
 
 
-def _copy_optimizer(old: Any, new: Any, variables: dict[int, Any]) -> set[int]:
+def _copy_optimizer(
+    old: keras.optimizers.Optimizer, new: keras.optimizers.Optimizer, variables: dict[int, keras.Variable]
+) -> set[int]:
     reached: set[int] = set()
 
     def copy(old_variable: Any, new_variable: Any) -> None:

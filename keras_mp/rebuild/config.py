@@ -23,7 +23,7 @@ class Rewrite(NamedTuple):
     """
 
     rule: Rule
-    layers: dict[int, Any]
+    layers: dict[int, keras.Operation]
     kept: dict[int, tuple[str, ...]]
 
 
@@ -43,7 +43,7 @@ def rewrite(node: Any, how: Rewrite) -> Any:
     return how.rule({key: rewrite(value, how) for key, value in node.items() if key not in ignored}, layer)
 
 
-def _with_policy(node: Config, layer: Any) -> Config:
+def _with_policy(node: Config, layer: keras.Operation) -> Config:
     """Puts back a policy that the layer's get_config() reduced to its variable dtype, as SpatialDropout's does."""
     if isinstance(layer, keras.layers.InputLayer) or not isinstance(layer, keras.layers.Layer):
         return node  # has a dtype or nothing, but no policy
@@ -53,20 +53,20 @@ def _with_policy(node: Config, layer: Any) -> Config:
     return {**node, "config": {**node["config"], "dtype": keras.dtype_policies.serialize(policy)}}
 
 
-def lambdas(model: Any) -> dict[str, Any]:
+def lambdas(model: keras.Model) -> dict[str, Any]:
     """The live functions of Lambda layers: as bytecode they would lose their globals and closure."""
     return {_lambda_name(layer): layer.function for layer in with_self(model) if _is_lambda(layer)}
 
 
-def _is_lambda(layer: Any) -> bool:
+def _is_lambda(layer: keras.Operation) -> bool:
     return isinstance(layer, keras.layers.Lambda) and getattr(layer.function, "__name__", "") == "<lambda>"
 
 
-def _lambda_name(layer: Any) -> str:
+def _lambda_name(layer: keras.Operation) -> str:
     return f"lambda of layer {id(layer)}"
 
 
-def _with_live_arguments(node: Config, layer: Any) -> Config:
+def _with_live_arguments(node: Config, layer: keras.Operation) -> Config:
     """Puts in what a config does not hold: the function of a Lambda layer, the weights given to a JaxLayer."""
     if _is_lambda(layer):
         name = _lambda_name(layer)
@@ -80,7 +80,7 @@ def _with_live_arguments(node: Config, layer: Any) -> Config:
 class _OfParams:
     """Makes a JaxLayer again whose weights were given to it, which its config leaves out."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: keras.Operation) -> None:
         self.layer = layer
 
     def from_config(self, config: Config) -> Any:
@@ -92,15 +92,15 @@ class _OfParams:
         return type(self.layer).from_config({**config, **weights})
 
 
-def _is_of_params(layer: Any) -> bool:
+def _is_of_params(layer: keras.Operation) -> bool:
     return isinstance(layer, keras.layers.JaxLayer) and layer.init_fn is None
 
 
-def _name_of_params(layer: Any) -> str:
+def _name_of_params(layer: keras.Operation) -> str:
     return f"JaxLayer {id(layer)}"
 
 
-def of_params(model: Any) -> dict[str, Any]:
+def of_params(model: keras.Model) -> dict[str, Any]:
     return {_name_of_params(layer): _OfParams(layer) for layer in with_self(model) if _is_of_params(layer)}
 
 
@@ -129,7 +129,7 @@ def unshare_across_graphs(node: Any, seen: set[int]) -> tuple[Any, list[int]]:
     return result, copied
 
 
-def original_config(layer: Any, original: type) -> Config:
+def original_config(layer: keras.Operation, original: type) -> Config:
     """Serializes a layer whose class extends another as one of that class, for the config of the extension."""
     extended = type(layer)
     layer.__class__ = original  # Keras reads the class's name, module and constructor off the object
@@ -143,9 +143,9 @@ def original_config(layer: Any, original: type) -> Config:
     return config
 
 
-def custom_objects_of(model: Any) -> dict[str, Any]:
+def custom_objects_of(model: keras.Model) -> dict[str, Any]:
     """Every class and function outside Keras that the live model uses, by the names its config may call it."""
-    found: dict[str, Any] = {}
+    custom_objects: dict[str, Any] = {}
     for layer in with_self(model):
         for value in [layer, *vars(layer).values()]:
             # Keras puts wrappers of a layer's methods, as of build, among its attributes.
@@ -156,5 +156,5 @@ def custom_objects_of(model: Any) -> dict[str, Any]:
                 own = (thing.__module__ or "").partition(".")[0] not in ("keras", "keras_mp")
                 if serializable and (own or inspect.isfunction(thing)) and thing.__name__ != "<lambda>":
                     for name in (thing.__name__, keras.saving.get_registered_name(thing)):
-                        found.setdefault(name, thing)
-    return found
+                        custom_objects.setdefault(name, thing)
+    return custom_objects

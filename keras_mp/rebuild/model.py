@@ -26,12 +26,14 @@ class Rebuilt(NamedTuple):
             compute the same but train apart. Keras cannot reload such a model either.
     """
 
-    model: Any
+    model: keras.Model
     unreached: tuple[str, ...]
     unshared: tuple[str, ...] = ()
 
 
-def rebuild(model: Any, rule: Rule, *, policy: Any = None, sample: Any = None, carry_compile: bool = True) -> Rebuilt:
+def rebuild(
+    model: keras.Model, rule: Rule, *, policy: Any = None, sample: Any = None, carry_compile: bool = True
+) -> Rebuilt:
     """Rebuild a model from its config after `rule` rewrote it; the original is left alone.
 
     Args:

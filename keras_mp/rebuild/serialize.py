@@ -31,7 +31,7 @@ class _RecordsEverything(dict):
         return {}
 
 
-def serialize(model: Any) -> tuple[Config, dict[int, tuple[str, ...]]]:
+def serialize(model: keras.Layer) -> tuple[Config, dict[int, tuple[str, ...]]]:
     """The config of a model, and of its layers without one of their own the arguments that were read off them."""
     try:
         return _serialize_as_is(model), {}
@@ -50,14 +50,14 @@ def serialize(model: Any) -> tuple[Config, dict[int, tuple[str, ...]]]:
         ) from error
 
 
-def _serialize_as_is(model: Any) -> Config:
+def _serialize_as_is(model: keras.Layer) -> Config:
     with warnings.catch_warnings(), ObjectSharingScope():
         global_state.set_global_attribute("shared_objects/id_to_config_map", _RecordsEverything())
         warnings.filterwarnings("ignore", message="(?s).*includes a `lambda`.*")  # it never leaves this process
         return keras.saving.serialize_keras_object(model)
 
 
-def _first_that_fails(model: Any, check: Callable[[Any], Any]) -> tuple[str, Any]:
+def _first_that_fails(model: keras.Layer, check: Callable[[keras.Layer], Any]) -> tuple[str, keras.Layer]:
     # Deepest first: a parent fails too, because of its child.
     for path, layer in sorted(layers_by_path(model).items(), key=lambda item: -item[0].count("/")):
         try:
@@ -69,7 +69,7 @@ def _first_that_fails(model: Any, check: Callable[[Any], Any]) -> tuple[str, Any
     return model.name, model
 
 
-def deserialize(config: Config, custom_objects: dict[str, Any], model: Any) -> Any:
+def deserialize(config: Config, custom_objects: dict[str, Any], model: keras.Layer) -> keras.Layer:
     try:
         with warnings.catch_warnings(), ObjectSharingScope():
             warnings.filterwarnings("ignore", message=".*could not be built.*")  # the check of weights tells
@@ -77,9 +77,9 @@ def deserialize(config: Config, custom_objects: dict[str, Any], model: Any) -> A
             return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects, safe_mode=False)
     except Exception as error:
 
-        def round_trip(layer: Any) -> None:
+        def round_trip(layer: keras.Layer) -> None:
             serialized, kept = serialize(layer)
-            layers = {id(each): each for each in with_self(layer)}
+            layers = {id(inner): inner for inner in with_self(layer)}
             config = rewrite(serialized, Rewrite(lambda node, _: node, layers, kept))
             keras.saving.deserialize_keras_object(config, custom_objects=custom_objects, safe_mode=False)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
 from keras_mp import backend
@@ -18,12 +19,12 @@ RULES = "tensor_rules"
 
 
 class _Carried(NamedTuple):
-    variables: dict[int, Any]  # id of the old variable -> the new variable
+    variables: dict[int, keras.Variable]  # id of the old variable -> the new variable
     unreached: list[str]
 
 
-def carry_state(old: Any, new: Any) -> _Carried:
-    variables: dict[int, Any] = {}
+def carry_state(old: keras.Model, new: keras.Model) -> _Carried:
+    variables: dict[int, keras.Variable] = {}
     arrived: set[int] = set()
     for path, old_layer, new_layer in _pairs(old, new, old.name, set()):
         if has_no_call(new_layer):
@@ -53,7 +54,7 @@ def carry_state(old: Any, new: Any) -> _Carried:
     return _Carried(variables, lost + fresh)
 
 
-def _build_as(old: Any, new: Any) -> bool:
+def _build_as(old: keras.Layer, new: keras.Layer) -> bool:
     """Builds a layer for the shapes that another was built for, if that other knows them."""
     shapes = old.get_build_config()
     if not shapes:
@@ -63,12 +64,14 @@ def _build_as(old: Any, new: Any) -> bool:
     return len(own_variables(new)) == len(own_variables(old))
 
 
-def _is_fp8_state(variable: Any) -> bool:
+def _is_fp8_state(variable: keras.Variable) -> bool:
     # Keras marks scales and amax histories so; they mean nothing outside the FP8 layer that made them.
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
-def _pairs(old: Any, new: Any, path: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, Any, Any]]:
+def _pairs(
+    old: keras.Layer, new: keras.Layer, path: str, seen: set[tuple[int, int]]
+) -> Iterator[tuple[str, keras.Layer, keras.Layer]]:
     """Walks two models side by side: by name where names agree, else (automatic names) in order."""
     if (id(old), id(new)) in seen:
         return
@@ -84,7 +87,7 @@ def _pairs(old: Any, new: Any, path: str, seen: set[tuple[int, int]]) -> Iterato
         yield from _pairs(old_child, new_child, f"{path}/{old_child.name}", seen)
 
 
-def _carry_layer(path: str, old: Any, new: Any) -> list[tuple[Any, Any]]:
+def _carry_layer(path: str, old: keras.Layer, new: keras.Layer) -> list[tuple[keras.Variable, keras.Variable]]:
     pairs = _pair_variables(own_variables(old), own_variables(new))
     if isinstance(new, type(old)) and len(pairs) == len(own_variables(old)) == len(own_variables(new)):
         # The layer's own way first: custom layers keep more than variables there, and Normalization recomputes from it.
@@ -108,13 +111,13 @@ def _carry_layer(path: str, old: Any, new: Any) -> list[tuple[Any, Any]]:
     return pairs
 
 
-def copy_value(old: Any, new: Any) -> None:
+def copy_value(old: keras.Variable, new: keras.Variable) -> None:
     # A real copy: on JAX assigning would share the buffer, which training one of the two models donates and deletes.
     # By way of the host, because the two may lie on different devices.
     new.assign(value_on_host(old))
 
 
-def value_on_host(variable: Any) -> Any:
+def value_on_host(variable: keras.Variable) -> Any:
     return np.array(backend.to_numpy(variable))
 
 

@@ -3,51 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import keras
 
 
-def is_built(model: Any) -> bool:
+def is_built(model: keras.Layer) -> bool:
     """Whether a model has its weights; one that only trains models, and has no `call()`, is built when they are."""
     parts = children_of(model)
     return model.built or (has_no_call(model) and bool(parts) and all(part.built for part in parts))
 
 
-def has_no_call(model: Any) -> bool:
+def has_no_call(model: keras.Layer) -> bool:
     """Whether a model has no `call()`, because its `train_step()` calls the models in it, as that of a GAN does."""
     cls = getattr(model, "_original", type(model))  # the class that an extension, such as a stabilized one, extends
     return isinstance(model, keras.Model) and cls.call is keras.Model.call
 
 
-def layers_by_path(model: Any) -> dict[str, Any]:
+def layers_by_path(model: keras.Layer) -> dict[str, keras.Layer]:
     """Every layer below `model`, depth first, by the `/`-joined names that lead to it; a shared layer appears once."""
-    found: dict[str, Any] = {}
+    layers: dict[str, keras.Layer] = {}
     seen: set[int] = set()
 
-    def visit(layer: Any, path: str) -> None:
+    def visit(layer: keras.Layer, path: str) -> None:
         for child in children_of(layer):
             if id(child) not in seen:
                 seen.add(id(child))
                 child_path = f"{path}/{child.name}" if path else child.name
-                found[child_path] = child
+                layers[child_path] = child
                 visit(child, child_path)
 
     visit(model, "")
-    return found
+    return layers
 
 
-def operations_of(model: Any) -> list[Any]:
+def operations_of(model: keras.Layer) -> list[keras.Operation]:
     """The operations that are no layers, such as keras.ops.softmax, in the graphs of a model and its submodels."""
-    found = [operation for layer in with_self(model) for operation in getattr(layer, "operations", [])]
-    return [operation for operation in found if not isinstance(operation, keras.layers.Layer)]
+    operations = [operation for layer in with_self(model) for operation in getattr(layer, "operations", [])]
+    return [operation for operation in operations if not isinstance(operation, keras.layers.Layer)]
 
 
-def with_self(model: Any) -> list[Any]:
+def with_self(model: keras.Layer) -> list[keras.Layer]:
     return [model, *layers_by_path(model).values()]
 
 
-def children_of(layer: Any) -> list[Any]:
+def children_of(layer: keras.Operation) -> list[keras.Layer]:
     """The layers directly inside a layer; an operation has none."""
     if not isinstance(layer, keras.layers.Layer):
         return []
@@ -55,14 +54,14 @@ def children_of(layer: Any) -> list[Any]:
     return layer._flatten_layers(include_self=False, recursive=False)
 
 
-def layers_below(layer: Any) -> Iterator[Any]:
+def layers_below(layer: keras.Layer) -> Iterator[keras.Layer]:
     """Yields every layer below another, depth first; a shared one as often as it is reached."""
     for child in children_of(layer):
         yield child
         yield from layers_below(child)
 
 
-def own_variables(layer: Any) -> list[Any]:
+def own_variables(layer: keras.Layer) -> list[keras.Variable]:
     """The layer's variables, seed state included, without those of its sublayers."""
     inner = {id(variable) for child in children_of(layer) for variable in child.variables}
     return [variable for variable in layer.variables if id(variable) not in inner]

@@ -113,8 +113,8 @@ def _status(key: str, process: int | str = "self") -> int | None:
         text = Path(f"/proc/{process}/status").read_text()
     except OSError:
         return None
-    found = re.search(rf"^{key}:\s+(\d+) kB$", text, re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    match = re.search(rf"^{key}:\s+(\d+) kB$", text, re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
 
 
 def available_bytes() -> int | None:
@@ -124,7 +124,7 @@ def available_bytes() -> int | None:
         Bytes, or None where the system does not tell (anything but Linux).
     """
     try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        match = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) * 1024 if found else None
+    return int(match[1]) * 1024 if match else None

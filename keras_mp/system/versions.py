@@ -15,10 +15,10 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
     Returns:
         The version of each package that is installed, by its name.
     """
-    found = {}
+    versions = {}
     for package in packages:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

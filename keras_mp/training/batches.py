@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import keras
 import numpy as np
+
+from keras_mp.system.whole_number import whole_number
 
 
 class Batches(keras.utils.PyDataset):
@@ -26,9 +27,9 @@ class Batches(keras.utils.PyDataset):
 
     def __init__(self, examples: int, batch_size: int, seed: int) -> None:
         super().__init__()
-        self.examples = _whole("examples", examples, 0)
-        self.batch_size = _whole("batch_size", batch_size, 1)
-        self.seed = _whole("seed", seed, 0)
+        self.examples = whole_number("examples", examples, 0)
+        self.batch_size = whole_number("batch_size", batch_size, 1)
+        self.seed = whole_number("seed", seed, 0)
         if batch_size > examples:
             raise ValueError(f"batch_size is {batch_size}, but there are only {examples} training examples")
         # One attribute, because a reader in another thread must never see half of a change.
@@ -50,7 +51,7 @@ class Batches(keras.utils.PyDataset):
         Raises:
             ValueError: the epoch or the step is below 0, or the epoch has no such step.
         """
-        epoch, step = _whole("epoch", epoch, 0), _whole("step", step, 0)
+        epoch, step = whole_number("epoch", epoch, 0), whole_number("step", step, 0)
         if step >= self.steps:
             raise ValueError(f"step must be below {self.steps}, the steps of an epoch, got {step}")
         self._place = (epoch, step)
@@ -150,13 +151,3 @@ def shuffled(examples: int, seed: int, epoch: int) -> np.ndarray:
         A permutation of `range(examples)`, int64.
     """
     return np.random.default_rng((seed, epoch)).permutation(examples)
-
-
-def _whole(name: str, value: Any, lowest: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be a whole number, got {value!r}") from None
-    if isinstance(value, bool) or number < lowest:
-        raise ValueError(f"{name} must be a whole number, at least {lowest}, got {value!r}")
-    return number

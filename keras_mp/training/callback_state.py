@@ -6,12 +6,13 @@ import copy
 import inspect
 from typing import Any
 
+import keras
 import numpy as np
 
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def snapshot(callback: Any) -> dict[str, Any]:
+def snapshot(callback: keras.callbacks.Callback) -> dict[str, Any]:
     """Copies the attributes that are numbers, texts, arrays, or lists and dicts of such; not the settings.
 
     Settings are what has the name of an argument of `__init__`: some callbacks turn their sign as training begins.
@@ -30,7 +31,7 @@ def snapshot(callback: Any) -> dict[str, Any]:
     }
 
 
-def changed(callback: Any, before: dict[str, Any]) -> dict[str, Any]:
+def changed(callback: keras.callbacks.Callback, before: dict[str, Any]) -> dict[str, Any]:
     """Returns the plain attributes that have other values than in a snapshot."""
     return {name: value for name, value in snapshot(callback).items() if not _same(value, before.get(name, before))}
 
@@ -44,28 +45,28 @@ def to_json(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
         arrays[key] = value
         return {"array": key}
     if isinstance(value, (list, tuple)):
-        return [to_json(each, arrays, name) for each in value]
+        return [to_json(item, arrays, name) for item in value]
     if isinstance(value, dict):
-        return {"items": [[key, to_json(each, arrays, name)] for key, each in value.items()]}
+        return {"items": [[key, to_json(item, arrays, name)] for key, item in value.items()]}
     return value
 
 
 def from_json(value: Any, arrays: Any) -> Any:
     """The inverse of `to_json`; tuples come back as lists."""
     if isinstance(value, list):
-        return [from_json(each, arrays) for each in value]
+        return [from_json(item, arrays) for item in value]
     if isinstance(value, dict) and "array" in value:
         return arrays[value["array"]]
     if isinstance(value, dict):
-        return {key: from_json(each, arrays) for key, each in value["items"]}
+        return {key: from_json(item, arrays) for key, item in value["items"]}
     return value
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
-        return all(isinstance(key, _PLAIN) and _is_plain(each) for key, each in value.items())
+        return all(isinstance(key, _PLAIN) and _is_plain(item) for key, item in value.items())
     if isinstance(value, (list, tuple)):
-        return all(_is_plain(each) for each in value)
+        return all(_is_plain(item) for item in value)
     return isinstance(value, (*_PLAIN, np.ndarray, np.generic))
 
 

@@ -18,6 +18,7 @@ from keras_mp.conversion.in_precision import precision_of
 from keras_mp.parallel import workers
 from keras_mp.reporting.byte_size import byte_size
 from keras_mp.system.deprecated import RenamedAttribute, renamed_arguments
+from keras_mp.system.whole_number import whole_number
 from keras_mp.training import callback_state, training_state
 from keras_mp.training.batches import Batches
 from keras_mp.training.checkpoint_file import (
@@ -97,9 +98,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         callbacks: Collection[Any] = (),
     ) -> None:
         super().__init__()
-        for name, value, lowest in (("every", every, 0), ("max_to_keep", max_to_keep, 1)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-                raise ValueError(f"{name} must be a whole number, at least {lowest}, got {value!r}")
+        every, max_to_keep = whole_number("every", every, 0), whole_number("max_to_keep", max_to_keep)
         if batches is not None and not isinstance(batches, Batches):
             raise ValueError(
                 f"batches must be keras_mp.Batches, such as keras_mp.ShuffledBatches, got {type(batches).__name__}: of "

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from keras_mp.training.options import nearest
-from keras_mp.training.recipe import WHAT, TrainingRecipe
+from keras_mp.training.training_recipe import WHAT, TrainingRecipe
 
 FOLDER = Path("recipes")
 WHERE = "keras-mp's own are in the folder recipes/ of its repository, and are run from a clone of it"
@@ -25,11 +25,11 @@ def find_recipe(given: str, folder: Path | None = None) -> TrainingRecipe:
         folder: where bare names are looked up; by default `recipes` in the current folder.
 
     Returns:
-        The recipe.
+        The training recipe.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: there is no recipe of that name, or the file is none; says what is right.
+        ValueError: there is no training recipe of that name, or the file is none; says what is right.
         ModuleNotFoundError: there is no such module.
     """
     folder = FOLDER if folder is None else folder

@@ -27,7 +27,7 @@ SUPPORTED = (
 
 
 def fit(
-    model: Any,
+    model: keras.Model,
     batches: Batches,
     epochs: int,
     validation_data: Any = None,
@@ -111,7 +111,7 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             )
 
 
-def _supports_multiprocess(callback: Any) -> bool:
+def _supports_multiprocess(callback: keras.callbacks.Callback) -> bool:
     if hasattr(callback, "supports_multiprocess"):
         return bool(callback.supports_multiprocess)
     if getattr(callback, "works_together", False):
@@ -122,7 +122,7 @@ def _supports_multiprocess(callback: Any) -> bool:
 
 
 def _fit_together(
-    model: Any,
+    model: keras.Model,
     steps: Any,
     batches: Batches,
     epochs: int,
@@ -159,7 +159,7 @@ def _fit_together(
     return model.history
 
 
-def _test(model: Any, steps: Any, batches: Iterator[Any], listed: Any) -> dict[str, float]:
+def _test(model: keras.Model, steps: Any, batches: Iterator[Any], listed: Any) -> dict[str, float]:
     model.reset_metrics()
     listed.on_test_begin()
     for batch in batches:

@@ -9,7 +9,7 @@ import keras
 
 from keras_mp import backend
 from keras_mp.fp8.convert import convert
-from keras_mp.fp8.recipe import Recipe
+from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.loss_scaling.atomic_skip import atomic_skip
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.wrap_optimizer import wrap_optimizer
@@ -21,14 +21,14 @@ from keras_mp.training.prepared_lines import computes_in_fp8, prepared_lines
 
 
 def prepare(
-    model: Any,
-    optimizer: Any,
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer | str,
     loss: Any,
     metrics: Sequence[Any] | None = None,
     fp8: bool | str | Recipe | Mapping[str, Any] = False,
     verbose: bool = False,
     **compile_arguments: Any,
-) -> Any:
+) -> keras.Model:
     """Makes a model ready for `fit` in the precision that it was built in.
 
     It stands for these calls, each of which can be used alone:
@@ -48,9 +48,10 @@ def prepare(
             it is.
         loss: as `compile` takes it.
         metrics: as `compile` takes them.
-        fp8: whether matrix products run in FP8: True for those that gain, with current scaling; a recipe or its name;
-            or a dict of what `keras_mp.fp8.convert` takes, such as `{"recipe": "delayed", "target": "h100"}`. With
-            False, layers that `keras_mp.fp8.convert` made FP8 layers before stay so.
+        fp8: whether matrix products run in FP8: True for those that gain, with current scaling; a scaling recipe or
+            its name; or a dict of what `keras_mp.fp8.convert` takes, such as
+            `{"recipe": "delayed", "target": "h100"}`. With False, layers that `keras_mp.fp8.convert` made FP8 layers
+            before stay so.
         verbose: print five lines that say what was done, and why.
         **compile_arguments: of `model.compile`; a `jit_compile` among them is used instead of the choice made here.
 
@@ -60,7 +61,7 @@ def prepare(
 
     Raises:
         RebuildError: the model is not built, or has a layer that cannot be rebuilt; the message names it.
-        ValueError: the optimizer is Keras's LossScaleOptimizer, or a recipe is unknown.
+        ValueError: the optimizer is Keras's LossScaleOptimizer, or a scaling recipe is unknown.
         TypeError: fp8 is none of the above, or the dict has a name that `keras_mp.fp8.convert` does not.
 
     Warns:
@@ -93,10 +94,10 @@ def _convert_arguments(fp8: Any) -> dict[str, Any] | None:
         return dict(fp8)
     if isinstance(fp8, (str, Recipe)):
         return {"recipe": fp8}
-    raise TypeError(f"fp8={fp8!r} must be a bool, a recipe or its name, or a dict of arguments of keras_mp.fp8.convert")
+    raise TypeError(f"fp8={fp8!r} must be a bool, a scaling recipe or its name, or a dict of arguments of fp8.convert")
 
 
-def _jit(model: Any, compile_arguments: Mapping[str, Any]) -> Support:
+def _jit(model: keras.Model, compile_arguments: Mapping[str, Any]) -> Support:
     """Whether to jit the step, and why: the reason begins behind the colon."""
     if "jit_compile" in compile_arguments:
         return Support(compile_arguments["jit_compile"], f"Jit: jit_compile={compile_arguments['jit_compile']!r}.")

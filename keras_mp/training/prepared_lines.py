@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 
 from keras_mp.fp8.layers import Float8Layer
@@ -17,7 +15,7 @@ from keras_mp.stability.sensitive import LOW_PRECISION, sensitive_layers
 _LABEL, _TEXT = 11, 69  # characters
 
 
-def prepared_lines(model: Any, prepared: Any, jit: Support) -> list[str]:
+def prepared_lines(model: keras.Model, prepared: keras.Model, jit: Support) -> list[str]:
     """The lines.
 
     Args:
@@ -37,20 +35,20 @@ def prepared_lines(model: Any, prepared: Any, jit: Support) -> list[str]:
     ]
 
 
-def computes_in_fp8(model: Any) -> bool:
+def computes_in_fp8(model: keras.Model) -> bool:
     """Whether a layer of the model computes in FP8."""
     return bool(_fp8_layers(model))
 
 
-def _fp8_layers(model: Any) -> list[str]:
+def _fp8_layers(model: keras.Model) -> list[str]:
     return [layer.name for layer in layers_by_path(model).values() if isinstance(layer, Float8Layer)]
 
 
-def _low(model: Any) -> list[str]:
+def _low(model: keras.Model) -> list[str]:
     return sorted({layer.compute_dtype for layer in layers_by_path(model).values()} & set(LOW_PRECISION))
 
 
-def _precision(model: Any) -> str:
+def _precision(model: keras.Model) -> str:
     low = _low(model)
     policy = keras.config.dtype_policy().name
     if low:
@@ -60,23 +58,23 @@ def _precision(model: Any) -> str:
     return "float32: the model was built so"
 
 
-def _float32(model: Any) -> str:
+def _float32(model: keras.Model) -> str:
     low = " and ".join(_low(model))
     if not low:
         return "everything"
     needed = [sensitive.layer.name for sensitive in sensitive_layers(model)]
-    reason = f", whole or in part: {low} would lose digits"
+    reason = f": {low} is too imprecise"
     return f"{listed(needed, _TEXT - len(reason), 'layers')}{reason}" if needed else "no layer needs it"
 
 
-def _fp8(prepared: Any) -> str:
+def _fp8(prepared: keras.Model) -> str:
     layers = _fp8_layers(prepared)
     if not layers:
         return "no layer"
     return f"products of {listed(layers, _TEXT - len('products of '), 'layers')}"
 
 
-def _optimizer(optimizer: Any) -> str:
+def _optimizer(optimizer: keras.optimizers.Optimizer) -> str:
     if not isinstance(optimizer, LossScaleOptimizer):
         return f"{type(optimizer).__name__}, loss not scaled: no layer computes in float16"
     name = type(optimizer.inner_optimizer).__name__
@@ -86,7 +84,7 @@ def _optimizer(optimizer: Any) -> str:
     return f"{name}, loss scale {scale:g}, for float16; an overflow changes nothing"
 
 
-def _jit(prepared: Any, jit: Support) -> str:
+def _jit(prepared: keras.Model, jit: Support) -> str:
     if jit.ok and not prepared.jit_compile:
         return "off: Keras says that this model does not support it"
     return f"{'on' if prepared.jit_compile else 'off'}: {jit.reason.partition(': ')[2].rstrip('.')}"

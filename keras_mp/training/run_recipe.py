@@ -12,14 +12,15 @@ from keras_mp.parallel.cluster import find_cluster
 from keras_mp.parallel.coordinator import DisagreementError, LostWorkerError
 from keras_mp.system.quiet_import import import_keras
 from keras_mp.training.find_recipe import WHERE, find_recipe, module_name, recipes_in
-from keras_mp.training.recipe import TrainingRecipe
+from keras_mp.training.training_recipe import TrainingRecipe
 
 
 def run_recipe(arguments: Sequence[str], program: str = "keras-mp train", folder: Path | None = None) -> int:
     """Trains as a command line says.
 
     Args:
-        arguments: the recipe, then its options: `["digits", "--epochs", "3"]`; none, or `--help`, lists the recipes.
+        arguments: the training recipe, then its options: `["digits", "--epochs", "3"]`; none, or `--help`,
+            lists them all.
         program: what the user typed before them, for the help.
         folder: where bare names are looked up; by default `recipes` in the current folder.
 

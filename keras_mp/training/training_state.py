@@ -29,10 +29,10 @@ class _Slot(NamedTuple):
 
     name: str
     weight: Any
-    variable: Any
+    variable: keras.Variable
 
 
-def build(model: Any, batch: Any = None) -> None:
+def build(model: keras.Model, batch: Any = None) -> None:
     """Creates what a first training step would: the optimizer's variables and, given a batch, those of the metrics.
 
     Args:
@@ -51,7 +51,7 @@ def build(model: Any, batch: Any = None) -> None:
         model.optimizer.build(model.trainable_variables)
 
 
-def describe(model: Any) -> dict[str, Any]:
+def describe(model: keras.Model) -> dict[str, Any]:
     """What `restore` compares: each variable of the model with its path, shape, dtype and kind; the optimizer's class.
 
     Args:
@@ -71,7 +71,7 @@ def describe(model: Any) -> dict[str, Any]:
     }
 
 
-def arrays(model: Any, metrics: bool) -> Iterator[tuple[str, np.ndarray]]:
+def arrays(model: keras.Model, metrics: bool) -> Iterator[tuple[str, np.ndarray]]:
     """Reads the variables of a training, one at a time.
 
     Args:
@@ -94,13 +94,13 @@ def arrays(model: Any, metrics: bool) -> Iterator[tuple[str, np.ndarray]]:
         yield _named("global_seed", seed)
 
 
-def byte_count(model: Any) -> int:
+def byte_count(model: keras.Model) -> int:
     """Bytes of all that `arrays` reads without metrics."""
     variables = [*model.variables, *(slot.variable for slot in _slots(model.optimizer))]
     return sum(int(np.prod(v.shape)) * np.dtype(_numpy_dtype(v)).itemsize for v in variables)
 
 
-def restore(model: Any, reader: Reader, force: bool = False) -> list[str]:
+def restore(model: keras.Model, reader: Reader, force: bool = False) -> list[str]:
     """Gives a model and its optimizer the values of a checkpoint.
 
     Nothing is assigned unless everything fits.
@@ -133,7 +133,7 @@ def restore(model: Any, reader: Reader, force: bool = False) -> list[str]:
     return notes + more
 
 
-def restore_metrics(model: Any, reader: Reader) -> None:
+def restore_metrics(model: keras.Model, reader: Reader) -> None:
     """Gives the metrics of a model the values that they had within the epoch.
 
     Args:
@@ -158,22 +158,22 @@ def _pairs(saved: dict[str, Any], live: list[Any], name: str) -> tuple[dict[int,
     old = dict(enumerate(saved["weights"]))
     pairs: dict[int, Any] = {}
     notes = []
-    histories = [index for index, each in old.items() if each["kind"] == FP8]
+    histories = [index for index, weight in old.items() if weight["kind"] == FP8]
     live_histories = [variable for variable in live if _kind(variable) == FP8]
     if [old[index]["shape"] for index in histories] == [list(v.shape) for v in live_histories]:
         pairs |= zip(histories, live_histories, strict=True)
     else:
         notes += [f"the FP8 amax history {old[index]['path']} is left out" for index in histories]
         notes += [f"the FP8 amax history {variable.path} begins anew" for variable in live_histories]
-    old = {index: each for index, each in old.items() if each["kind"] != FP8}
+    old = {index: weight for index, weight in old.items() if weight["kind"] != FP8}
     rest = [variable for variable in live if _kind(variable) != FP8]
     by_path = {variable.path: variable for variable in rest}
-    if {each["path"] for each in old.values()} == by_path.keys() and len(by_path) == len(rest) == len(old):
-        rest = [by_path[each["path"]] for each in old.values()]
+    if {weight["path"] for weight in old.values()} == by_path.keys() and len(by_path) == len(rest) == len(old):
+        rest = [by_path[weight["path"]] for weight in old.values()]
     if differences := _differences(list(old.values()), rest):
         shown = "\n  ".join(differences[:SHOWN])
         more = f"\n  and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
-        there = _sizes(saved["model"], {each["path"]: each["shape"] for each in old.values()})
+        there = _sizes(saved["model"], {weight["path"]: weight["shape"] for weight in old.values()})
         here = _sizes(name, {variable.path: variable.shape for variable in rest})
         raise MismatchError(f"the checkpoint is of another model:\n  it has {there}\n  here is {here}\n  {shown}{more}")
     return pairs | dict(zip(old, rest, strict=True)), notes
@@ -190,21 +190,21 @@ def _sizes(name: str, shapes: dict[str, Any]) -> str:
 
 
 def _differences(old: list[dict[str, Any]], live: list[Any]) -> list[str]:
-    found = []
-    for each, variable in zip(old, live, strict=False):
-        same_name = each["path"].rpartition("/")[2] == variable.path.rpartition("/")[2]
-        if not same_name or each["shape"] != list(variable.shape):
-            found.append(
-                f"it has {each['path']} of shape {tuple(each['shape'])}, the model {variable.path} of shape "
+    differences = []
+    for weight, variable in zip(old, live, strict=False):
+        same_name = weight["path"].rpartition("/")[2] == variable.path.rpartition("/")[2]
+        if not same_name or weight["shape"] != list(variable.shape):
+            differences.append(
+                f"it has {weight['path']} of shape {tuple(weight['shape'])}, the model {variable.path} of shape "
                 f"{tuple(variable.shape)}"
             )
-    found += [f"it has {each['path']}, which the model does not have" for each in old[len(live) :]]
-    found += [f"the model has {variable.path}, which it does not have" for variable in live[len(old) :]]
-    return found
+    differences += [f"it has {weight['path']}, which the model does not have" for weight in old[len(live) :]]
+    differences += [f"the model has {variable.path}, which it does not have" for variable in live[len(old) :]]
+    return differences
 
 
 def _matched_slots(
-    reader: Reader, optimizer: Any, pairs: dict[int, Any], force: bool
+    reader: Reader, optimizer: keras.optimizers.Optimizer, pairs: dict[int, Any], force: bool
 ) -> tuple[list[tuple[Any, str]], list[str]]:
     """Pairs the optimizer's variables with the names of saved arrays; what only one side has of a scale is told."""
     live = {(slot.name, id(slot.weight)): slot for slot in _slots(optimizer)}
@@ -244,7 +244,7 @@ def _optimizer_difference(lost: list[str], fresh: list[str], force: bool) -> lis
     return notes
 
 
-def _slots(optimizer: Any) -> list[_Slot]:
+def _slots(optimizer: keras.optimizers.Optimizer) -> list[_Slot]:
     """The variables of an optimizer. A loss scale's own are under `loss_scale.`, else it is as if there were none."""
     if optimizer is not (inner := _unwrapped(optimizer)):
         own = [slot for slot in _own_slots(optimizer) if not slot.name.startswith("inner_optimizer.")]
@@ -259,40 +259,40 @@ def _slots(optimizer: Any) -> list[_Slot]:
     return slots + [_Slot(f"variables.{index}", None, variable) for index, variable in enumerate(rest)]
 
 
-def _own_slots(optimizer: Any, prefix: str = "") -> list[_Slot]:
+def _own_slots(optimizer: keras.optimizers.Optimizer, prefix: str = "") -> list[_Slot]:
     # Private, because optimizers publish their variables only as one flat list. A slot is kept in a list with a place
     # for each weight, in the order of `_trainable_variables`.
     weights = list(getattr(optimizer, "_trainable_variables", ()))
-    found = []
+    slots = []
     for attribute, value in vars(optimizer).items():
         if attribute in ("_variables", "_trainable_variables") or attribute.startswith("_self_"):
             continue
         name = prefix + ("gradient_sums" if attribute in ("_sums", "_accumulated_gradients") else attribute)
         if isinstance(value, keras.Variable):
-            found.append(_Slot(name, None, value))
+            slots.append(_Slot(name, None, value))
         elif isinstance(value, keras.optimizers.Optimizer):
-            found += _own_slots(value, f"{name}.")
+            slots += _own_slots(value, f"{name}.")
         elif isinstance(value, (list, tuple)):
             for index, item in enumerate(value):
                 if isinstance(item, keras.Variable):
                     paired = len(value) == len(weights)
-                    found.append(_Slot(name if paired else f"{name}.{index}", weights[index] if paired else None, item))
+                    slots.append(_Slot(name if paired else f"{name}.{index}", weights[index] if paired else None, item))
                 elif isinstance(item, keras.optimizers.Optimizer):
-                    found += _own_slots(item, f"{name}.{index}.")
-    return list({id(slot.variable): slot for slot in found}.values())
+                    slots += _own_slots(item, f"{name}.{index}.")
+    return list({id(slot.variable): slot for slot in slots}.values())
 
 
-def _unwrapped(optimizer: Any) -> Any:
+def _unwrapped(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     wraps = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return optimizer.inner_optimizer if wraps else optimizer
 
 
-def _scales_loss(optimizer: Any) -> bool:
+def _scales_loss(optimizer: keras.optimizers.Optimizer) -> bool:
     wraps = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return wraps and not isinstance(getattr(optimizer, "loss_scale", None), NoLossScale)
 
 
-def _kind(variable: Any) -> str:
+def _kind(variable: keras.Variable) -> str:
     if is_overwritten(variable):
         return FP8
     return SEED if variable.name == "seed_generator_state" else WEIGHT
@@ -304,7 +304,7 @@ def _global_seed() -> Any:
     return None if generator is None else generator.state
 
 
-def _named(name: str, variable: Any) -> tuple[str, np.ndarray]:
+def _named(name: str, variable: keras.Variable) -> tuple[str, np.ndarray]:
     """The value of a variable under its name; of a sum over replicas what each replica holds, under another."""
     values = backend.replica_values(variable)
     if values is not None:
@@ -312,19 +312,19 @@ def _named(name: str, variable: Any) -> tuple[str, np.ndarray]:
     return name, backend.to_numpy(variable)
 
 
-def _assign(variable: Any, reader: Reader, name: str) -> None:
+def _assign(variable: keras.Variable, reader: Reader, name: str) -> None:
     if name in reader.names:
         variable.assign(reader[name])
     else:
         backend.assign_replica_values(variable, reader[name + REPLICA_VALUES])
 
 
-def _numpy_dtype(variable: Any) -> str:
+def _numpy_dtype(variable: keras.Variable) -> str:
     dtype = str(variable.dtype)
     return {"bfloat16": "uint16"}.get(dtype, "uint8" if dtype.startswith("float8") else dtype)
 
 
-def _shape(leaf: Any) -> Any:
+def _shape(leaf: keras.optimizers.Optimizer) -> Any:
     return keras.KerasTensor(tuple(leaf.shape), keras.backend.standardize_dtype(leaf.dtype))
 
 

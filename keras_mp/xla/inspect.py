@@ -16,12 +16,12 @@ from keras_mp.xla import findings
 from keras_mp.xla.advice import advise
 from keras_mp.xla.collectives import collectives
 from keras_mp.xla.compile import compile_step
+from keras_mp.xla.compile_report import CompileReport
 from keras_mp.xla.estimate import estimate
 from keras_mp.xla.hlo import parse
 from keras_mp.xla.lower import build_without_values, lower_step
 from keras_mp.xla.matmuls import Matmul, join
 from keras_mp.xla.memory import measure
-from keras_mp.xla.report import CompileReport
 from keras_mp.xla.targets import Target, find_target, slice_of
 
 

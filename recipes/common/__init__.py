@@ -1,1 +1,1 @@
-"""What every recipe needs besides its model and its data: one idea a file."""
+"""What every training recipe needs besides its model and its data: one idea a file."""

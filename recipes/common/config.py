@@ -1,4 +1,4 @@
-"""What can be set in every recipe, with the checks."""
+"""What can be set in every training recipe, with the checks."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ MAY_DIFFER = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
-    """What can be set in every recipe, in the code and on the command line."""
+    """What can be set in every training recipe, in the code and on the command line."""
 
     policy: Annotated[str, "auto, float32, mixed_bfloat16 or mixed_float16"] = "auto"
     eval_policy: Annotated[str | None, "also test the trained model in this precision"] = None
@@ -47,7 +47,7 @@ class TrainingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(TrainingConfig):
-    """What can be set in every recipe of a transformer, too."""
+    """What can be set in every training recipe of a transformer, too."""
 
     policy: Annotated[str, "auto, float32, mixed_bfloat16, mixed_float16 or fp8"] = "auto"
     fp8: Annotated[str, "for the policy fp8: current, delayed or rowwise scaling"] = "current"

@@ -1,4 +1,4 @@
-"""A recipe on several devices, and on several machines."""
+"""A training recipe on several devices, and on several machines."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -9,10 +9,10 @@ from recipes.common.config import TrainingConfig
 
 
 def over_devices(config: TrainingConfig) -> AbstractContextManager[Any]:
-    """The scope in which a recipe builds its model and trains it.
+    """The scope in which a training recipe builds its model and trains it.
 
     Args:
-        config: the recipe's config, with `layout` and `devices`.
+        config: the training recipe's config, with `layout` and `devices`.
 
     Returns:
         `keras_mp.distribute` where several devices or processes are asked for; else a scope that does nothing.

@@ -1,4 +1,4 @@
-"""The end of every recipe: save the model, export it in float32, write the summary and show it."""
+"""The end of every training recipe: save the model, export it in float32, write the summary and show it."""
 
 import dataclasses
 import json
@@ -75,7 +75,7 @@ def finish(
 
     Args:
         model: the trained model.
-        config: the recipe's config.
+        config: the training recipe's config.
         folder: the run's folder.
         choice: the `keras_mp.PolicyChoice` it trained with.
         training: what `fit` returned; if ctrl-C ended it, nothing is exported.

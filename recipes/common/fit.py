@@ -1,4 +1,4 @@
-"""The middle of every recipe: the training, with its progress, its checkpoints, its history and its end by ctrl-C."""
+"""The middle of every training recipe: `fit`, with its progress, its checkpoints, its history and its end by ctrl-C."""
 
 import dataclasses
 from pathlib import Path
@@ -48,7 +48,7 @@ def fit(
     Args:
         model: the model.
         batches: the training data.
-        config: the recipe's config.
+        config: the training recipe's config.
         folder: the run's folder, where the checkpoints go, `history.csv`, and the logs for TensorBoard. If it holds
             checkpoints, training goes on from the newest.
         validation_data: what to test on after each epoch: arrays of inputs and targets, or a `keras.utils.PyDataset`.

@@ -1,4 +1,4 @@
-"""All matrix products of a recipe in FP8."""
+"""All matrix products of a training recipe in FP8."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from keras_mp.precision.policy import PolicyChoice
 def every_product(choice: PolicyChoice, recipe: str) -> dict[str, Any] | bool:
     """Which products run in FP8, as `keras_mp.prepare` takes it.
 
-    At a recipe's sizes FP8 gains no speed, so none would be chosen by size: what is to be seen is what it does to the
-    training.
+    At a training recipe's sizes FP8 gains no speed, so none would be chosen by size: the purpose is to
+    see what FP8 does to the training.
 
     Args:
         choice: what `keras_mp.set_global_policy` returned.

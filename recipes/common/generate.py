@@ -67,7 +67,10 @@ def generate_tokens(
 def readable(text: bytes) -> str:
     """Bytes as text that is safe on a terminal: what is no text, or controls the terminal, becomes a question mark."""
     decoded = text.decode("utf-8", errors="replace")
-    return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in decoded)
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else "\N{REPLACEMENT CHARACTER}"
+        for character in decoded
+    )
 
 
 def _draw(logits, temperature, generator):

@@ -13,7 +13,7 @@ def run_folder(config: TrainingConfig) -> Path:
     """Finds the folder of the run to resume, or makes that of a new one.
 
     Args:
-        config: the recipe's config, with `output`, `name` and `resume`.
+        config: the training recipe's config, with `output`, `name` and `resume`.
 
     Returns:
         With `resume` the last folder of that name; where there is none a new one, and says so. Of several processes

@@ -1,4 +1,4 @@
-"""The learning rate of the recipes."""
+"""The learning rate of the training recipes."""
 
 import keras
 

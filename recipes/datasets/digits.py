@@ -93,7 +93,7 @@ def read_tf_data(split: str, data_dir: str | None) -> tuple[np.ndarray, np.ndarr
 def read_data_source(split: str, data_dir: str | None) -> tuple[np.ndarray, np.ndarray]:
     """Reads a split by random access, without TensorFlow: uint8 images and int64 labels."""
     examples = list(_prepared("array_record", data_dir).as_data_source(split=split))
-    return np.stack([each["image"] for each in examples]), np.stack([each["label"] for each in examples])
+    return np.stack([example["image"] for example in examples]), np.stack([example["label"] for example in examples])
 
 
 def _prepared(file_format, data_dir):

@@ -81,7 +81,7 @@ def test_batches(batch_size: int, size: int, data_dir: str | None, download: boo
     import tensorflow as tf
 
     images = builder.as_dataset(split="validation", shuffle_files=False, decoders=_undecoded())
-    images = images.map(lambda each: (_tf_middle(each["image"], size), each["label"]), tf.data.AUTOTUNE)
+    images = images.map(lambda example: (_tf_middle(example["image"], size), example["label"]), tf.data.AUTOTUNE)
     return images.batch(batch_size).prefetch(2)
 
 

@@ -32,7 +32,7 @@ class Source(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """What can be set in every recipe whose data set has to be downloaded."""
+    """What can be set in every training recipe whose data set has to be downloaded."""
 
     data_dir: Annotated[str | None, "folder of the prepared data; by default that of tensorflow-datasets"] = None
     download: Annotated[bool, "download and prepare the data set, if it is not prepared yet"] = False

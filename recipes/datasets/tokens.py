@@ -67,7 +67,7 @@ def encode(tokenizer: Any, text: bytes) -> np.ndarray:
     """Encodes one long text: uint16 or uint32, shape `(tokens,)`."""
     # By lines, because a tokenizer takes a text as a whole, and is slow at long ones.
     lines = text.decode("utf-8", errors="replace").splitlines(keepends=True)
-    return np.concatenate([np.array(each, _dtype(tokenizer)) for each in _encoded(tokenizer, lines)])
+    return np.concatenate([np.array(line, _dtype(tokenizer)) for line in _encoded(tokenizer, lines)])
 
 
 def encode_padded(tokenizer: Any, texts: Iterable[str], length: int) -> np.ndarray:

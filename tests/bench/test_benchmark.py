@@ -11,9 +11,9 @@ import pytest
 import keras_mp
 import keras_mp.bench.keras_step
 from keras_mp import backend, hardware
+from keras_mp.bench.benchmark_report import BenchmarkReport, check_precisions
 from keras_mp.bench.compare import Measured
 from keras_mp.bench.keras_step import _why_not
-from keras_mp.bench.report import BenchmarkReport, check_precisions
 from keras_mp.cli import app
 from keras_mp.precision.hardware import Device, Support
 
@@ -34,7 +34,7 @@ def test_a_model_in_three_precisions_with_a_row_for_what_cannot_run(tmp_path):
     before = [weight.copy() for weight in model.get_weights()]
     logged = []
     report = keras_mp.benchmark(
-        model, (X, Y), ["mixed_bfloat16", "fp8"], rounds=3, seconds=0.005, find_batch=False, log=logged.append
+        model, (X, Y), ["mixed_bfloat16", "fp8"], rounds=3, seconds=0.005, find_max_batch_size=False, log=logged.append
     )
     assert [row.name for row in report.rows] == ["float32", "mixed_bfloat16", "fp8"]
     assert all(np.array_equal(*pair) for pair in zip(before, model.get_weights(), strict=True))
@@ -231,3 +231,20 @@ def test_the_command_measures_a_recipe_and_a_file(tmp_path, monkeypatch):
     assert (tmp_path / "p.svg").is_file()
     result = CliRunner().invoke(app, ["bench", str(tmp_path / "none.keras")])
     assert isinstance(result.exception, FileNotFoundError)
+
+
+def test_the_old_names_of_find_max_batch_size_work_and_warn(monkeypatch, tmp_path):
+    from typer.testing import CliRunner
+
+    def asked(*args, find_max_batch_size, **kwargs):
+        raise RuntimeError(f"find_max_batch_size={find_max_batch_size}")
+
+    monkeypatch.setattr("keras_mp.bench.benchmark.measure", asked)
+    with pytest.warns(DeprecationWarning, match="find_batch=...\\) is now benchmark\\(find_max_batch_size="):
+        with pytest.raises(RuntimeError, match="find_max_batch_size=True"):
+            keras_mp.benchmark(small_model(), (X, Y), find_batch=True)
+    small_model().save(tmp_path / "model.keras")
+    for option, warning in (("--find-batch", "is now --find-max-batch-size"), ("--find-max-batch-size", "")):
+        result = CliRunner().invoke(app, ["bench", str(tmp_path / "model.keras"), option])
+        assert str(result.exception) == "find_max_batch_size=True" and warning in result.output
+    assert "--find-batch" not in CliRunner().invoke(app, ["bench", "--help"]).output

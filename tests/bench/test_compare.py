@@ -1,4 +1,4 @@
-"""Subjects have a process each; what fails is marked, and the others go on."""
+"""Workloads have a process each; one that fails is marked, and the others go on."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from keras_mp.bench.compare import Task, answer, compare
 from keras_mp.bench.largest_batch import largest, largest_batch
-from keras_mp.bench.process import Process, SubjectError
+from keras_mp.bench.process import Process, WorkloadError
 
 HERE = [str(Path(__file__).parent)]
 
@@ -22,7 +22,7 @@ def test_two_are_measured_in_processes_of_their_own():
     fast, slow = compare(tasks, rounds=3, seconds=0.05, paths=HERE)
     assert (fast.problem, slow.problem) == ("", "")
     assert len(fast.seconds) == len(slow.seconds) == 3
-    assert all(0.01 <= each < 0.03 <= other for each, other in zip(fast.seconds, slow.seconds, strict=True))
+    assert all(0.01 <= quick < 0.03 <= long for quick, long in zip(fast.seconds, slow.seconds, strict=True))
     assert fast.details["pid"] != slow.details["pid"]
     assert slow.details["backend"] == "none"
     assert fast.first >= 0.01 and "first" not in fast.details
@@ -34,16 +34,16 @@ def test_what_fails_is_a_row_with_the_reason_and_the_others_go_on():
         [*(task(name, name) for name in names), task("good", "sleeper", seconds=0.001)],
         rounds=2, seconds=0.004, paths=HERE,
     )  # fmt: skip
-    found = {row.name: (row.problem, row.reason) for row in rows}
-    assert found["unable"] == ("cannot run", "this machine has no such units.")
-    assert found["broken"] == ("failed", "the model cannot be built")
-    assert found["exhausted"] == ("out of memory", "no room")
-    assert found["killed"][0] == "out of memory"
-    assert found["crashes"][0] == "failed" and "status 3" in found["crashes"][1]
-    assert found["exhausted_later"][0] == "out of memory"
-    assert found["exhausted_at_the_second_call"] == ("out of memory", "CUDA_ERROR_OUT_OF_MEMORY: out of memory")
+    problems = {row.name: (row.problem, row.reason) for row in rows}
+    assert problems["unable"] == ("cannot run", "this machine has no such units.")
+    assert problems["broken"] == ("failed", "the model cannot be built")
+    assert problems["exhausted"] == ("out of memory", "no room")
+    assert problems["killed"][0] == "out of memory"
+    assert problems["crashes"][0] == "failed" and "status 3" in problems["crashes"][1]
+    assert problems["exhausted_later"][0] == "out of memory"
+    assert problems["exhausted_at_the_second_call"] == ("out of memory", "CUDA_ERROR_OUT_OF_MEMORY: out of memory")
     assert rows[5].seconds == rows[6].seconds == []
-    assert found["good"] == ("", "") and len(rows[7].seconds) == 2
+    assert problems["good"] == ("", "") and len(rows[7].seconds) == 2
 
 
 def test_a_function_that_is_not_there_is_a_failed_row():
@@ -85,9 +85,9 @@ def test_on_a_chip_that_allows_one_process_all_live_in_it():
 
 
 def test_a_function_is_called_in_a_process_of_its_own():
-    found = answer(Task("pid", "os:getpid"))
-    assert isinstance(found, int) and found != os.getpid()
-    with pytest.raises(SubjectError, match="failed: the model cannot be built"):
+    process_id = answer(Task("pid", "os:getpid"))
+    assert isinstance(process_id, int) and process_id != os.getpid()
+    with pytest.raises(WorkloadError, match="failed: the model cannot be built"):
         answer(task("broken", "broken"), HERE)
 
 
@@ -102,23 +102,23 @@ def test_a_process_ends_when_it_is_closed():
 @pytest.mark.parametrize("start", [1, 8, 64, 500])
 def test_the_largest_that_fits_is_found_within_a_sixteenth(most, start):
     tried = []
-    found = largest(lambda size: tried.append(size) or size <= most, start)
-    assert found <= most
-    assert most - found <= max(0, found // 16 if found >= 16 else 0)
+    fitting = largest(lambda size: tried.append(size) or size <= most, start)
+    assert fitting <= most
+    assert most - fitting <= max(0, fitting // 16 if fitting >= 16 else 0)
     assert len(tried) <= 30 and len(set(tried)) == len(tried)
 
 
 def test_the_search_ends_where_nothing_limits_it():
     assert largest(lambda size: True, 3, most=100) == 100
-    with pytest.raises(ValueError, match="start must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="start=0 must be a whole number, 1 or more"):
         largest(lambda size: True, 0)
 
 
-def test_the_largest_batch_of_a_subject():
+def test_the_largest_batch_of_a_workload():
     if not Path("/proc/self/status").exists():
         pytest.skip("this system does not tell what another process holds")
     grows = task("grows", "grows_with_batch", mebibytes=50)
-    found = largest_batch(grows, 2, HERE, memory_limit=700 * 2**20)
-    assert 8 <= found <= 14  # of 50 MiB each, beside what Python and numpy take
-    with pytest.raises(SubjectError, match="failed"):
+    size = largest_batch(grows, 2, HERE, memory_limit=700 * 2**20)
+    assert 8 <= size <= 14  # of 50 MiB each, beside what Python and numpy take
+    with pytest.raises(WorkloadError, match="failed"):
         largest_batch(task("broken", "broken"), 2, HERE, None)

@@ -1,15 +1,15 @@
-"""Turns are fair, and their statistics are numpy's."""
+"""Interleaved measurements are fair, and their statistics are those of NumPy."""
 
 import numpy as np
 import pytest
 
-from keras_mp.bench.interleave import Spread, ratio, spread, steps_of_a_turn, take_turns
+from keras_mp.bench.interleave import Spread, interleave, ratio, spread, steps_per_round
 
 
-def test_every_way_runs_every_round_and_each_begins_in_turn():
+def test_every_workload_runs_in_every_round_and_another_one_begins_each():
     order = []
-    ways = {name: (lambda steps, name=name: order.append((name, steps)) or float(steps)) for name in "abc"}
-    times = take_turns(ways, {"a": 1, "b": 2, "c": 4}, rounds=3)
+    runs = {name: (lambda steps, name=name: order.append((name, steps)) or float(steps)) for name in "abc"}
+    times = interleave(runs, {"a": 1, "b": 2, "c": 4}, rounds=3)
     assert [name for name, _ in order] == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
     assert times == {"a": [1.0] * 3, "b": [1.0] * 3, "c": [1.0] * 3}  # seconds of one step
 
@@ -17,14 +17,14 @@ def test_every_way_runs_every_round_and_each_begins_in_turn():
 def test_a_machine_that_slows_down_does_not_change_the_ratio():
     load = [0.0]
 
-    def way(seconds):
+    def workload(seconds):
         def run(steps):
-            load[0] += 0.5  # each turn meets a busier machine than the one before
+            load[0] += 0.5  # each measurement meets a busier machine than the one before
             return steps * seconds * load[0]
 
         return run
 
-    times = take_turns({"fast": way(0.010), "slow": way(0.025)}, {"fast": 3, "slow": 1}, rounds=40)
+    times = interleave({"fast": workload(0.010), "slow": workload(0.025)}, {"fast": 3, "slow": 1}, rounds=40)
     assert ratio(times["slow"], times["fast"]).median == pytest.approx(2.5, rel=0.02)
     assert max(times["slow"]) / min(times["slow"]) > 20
 
@@ -40,15 +40,15 @@ def test_a_ratio_is_taken_round_by_round():
 
 
 @pytest.mark.parametrize(
-    ("step", "turn", "steps"), [(0.1, 0.5, 5), (0.1, 0.51, 6), (3.0, 0.5, 1), (0.0, 0.5, 500_000_000), (0.2, 0.0, 1)]
+    ("step", "seconds", "steps"), [(0.1, 0.5, 5), (0.1, 0.51, 6), (3.0, 0.5, 1), (0.0, 0.5, 500_000_000), (0.2, 0.0, 1)]
 )
-def test_a_turn_lasts_about_as_long_as_asked(step, turn, steps):
-    assert steps_of_a_turn(step, turn) == steps
+def test_a_round_lasts_about_as_long_as_asked(step, seconds, steps):
+    assert steps_per_round(step, seconds) == steps
 
 
 def test_no_rounds_no_values_and_unequal_rounds_are_refused():
-    with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
-        take_turns({}, {}, 0)
+    with pytest.raises(ValueError, match="rounds=0 must be a whole number, 1 or more"):
+        interleave({}, {}, 0)
     with pytest.raises(ValueError, match="at least one measurement"):
         spread([])
     with pytest.raises(ValueError, match="as many rounds, got 1 and 2"):

@@ -1,11 +1,11 @@
-"""Subjects that do what tests of the processes need; imported there by name."""
+"""Workloads that the tests of the processes need; imported there by name."""
 
 import os
 import time
 
 import numpy as np
 
-from keras_mp.bench.workload import CannotRunError, Subject
+from keras_mp.bench.workload import CannotRunError, Workload
 
 
 def sleeper(seconds, batch_size=1):
@@ -16,7 +16,7 @@ def sleeper(seconds, batch_size=1):
 
     print("what a library prints must not be taken for an answer")
     os.system("echo nor this")
-    return Subject(run, {"pid": os.getpid(), "batch": batch_size, "backend": os.environ.get("KERAS_BACKEND")})
+    return Workload(run, {"pid": os.getpid(), "batch": batch_size, "backend": os.environ.get("KERAS_BACKEND")})
 
 
 def holder(mebibytes):
@@ -26,7 +26,7 @@ def holder(mebibytes):
         np.ones((steps, mebibytes, 2**20), "int8").sum()
         return 0.001
 
-    return Subject(run, {})
+    return Workload(run, {})
 
 
 def grows_with_batch(mebibytes, batch_size):
@@ -40,7 +40,7 @@ def keeps(mebibytes):
         kept.append(np.ones((mebibytes, 2**20), "int8"))
         return 0.001
 
-    return Subject(run, {})
+    return Workload(run, {})
 
 
 def unable():
@@ -64,7 +64,7 @@ def exhausted_at_the_second_call():
             raise RuntimeError("CUDA_ERROR_OUT_OF_MEMORY: out of memory")
         return 0.001
 
-    return Subject(run, {})
+    return Workload(run, {})
 
 
 def exhausted_later():
@@ -73,7 +73,7 @@ def exhausted_later():
             raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 99 bytes.")
         return 1e-3
 
-    return Subject(run, {})
+    return Workload(run, {})
 
 
 def killed():
@@ -85,5 +85,5 @@ def crashes():
 
 
 def one_chip(number):
-    subject = sleeper(0.001)
-    return subject._replace(details=subject.details | {"kind": "tpu", "number": number})
+    workload = sleeper(0.001)
+    return workload._replace(details=workload.details | {"kind": "tpu", "number": number})

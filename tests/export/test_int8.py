@@ -10,8 +10,8 @@ import zoo
 from keras import layers
 
 import keras_mp
+from keras_mp.export.export_report import Int8Layer
 from keras_mp.export.litert_file import LiteRTFile
-from keras_mp.export.report import Int8Layer
 from keras_mp.export.saved_model import ExportError
 from keras_mp.system.versions import installed
 

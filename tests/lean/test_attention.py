@@ -139,7 +139,7 @@ def test_scores_are_float32_where_sixteen_bits_would_show():
         (((2, 4, 3, 8), (2, 4, 2, 8), (2, 4, 2, 8)), None, {}, "heads of key must divide those of query, got 2 and 3"),
         (((2, 4, 2, 8), (2, 5, 2, 8), (2, 5, 2, 8)), (2, 4), {}, r"mask must have the shape \(2, 5\).*got \(2, 4\)"),
         (((2, 4, 2, 8), (2, 5, 2, 8), (2, 5, 2, 8)), (2, 3, 5), {}, r"mask must have .*\(2, 4, 5\), got \(2, 3, 5\)"),
-        (((2, 4, 2, 8),) * 3, None, {"block": 0}, "block must be at least 1, got 0"),
+        (((2, 4, 2, 8),) * 3, None, {"block": 0}, "block=0 must be a whole number, 1 or more"),
     ],
 )
 def test_bad_shapes_are_named(shapes, mask, arguments, message):

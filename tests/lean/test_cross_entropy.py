@@ -124,7 +124,7 @@ def test_32768_rows_of_50304_take_the_memory_of_a_chunk():
         (((4, 5), (5, 7), (4,)), {"weights": np.ones((2, 2))}, r"weights must have the shape .*\(4,\), got \(2, 2\)"),
         (((4, 5), (5, 7), (4,)), {"bias": np.ones(5)}, r"bias must have the shape \(7,\), got \(5,\)"),
         (((4, 5), (5, 7), (4,)), {"label_smoothing": 1.5}, "label_smoothing must be from 0 to 1, got 1.5"),
-        (((4, 5), (5, 7), (4,)), {"rows": 0}, "rows must be a whole number, at least 1, got 0"),
+        (((4, 5), (5, 7), (4,)), {"rows": 0}, "rows=0 must be a whole number, 1 or more"),
     ],
 )
 def test_bad_input_is_named(shapes, arguments, message):

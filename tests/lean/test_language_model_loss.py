@@ -111,7 +111,7 @@ def test_bad_arguments_are_named():
         keras_mp.LanguageModel(x, [layers.Dense(2)(x), layers.Dense(2)(x)])
     with pytest.raises(ValueError, match="label_smoothing must be from 0 to 1, got -1"):
         keras_mp.ChunkedCrossEntropy(label_smoothing=-1)
-    with pytest.raises(ValueError, match="rows must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="rows=0 must be a whole number, 1 or more"):
         keras_mp.ChunkedCrossEntropy(rows=0)
     with pytest.raises(ValueError, match="reduction is one of sum_over_batch_size.*got 'none'"):
         keras_mp.ChunkedCrossEntropy(reduction="none")

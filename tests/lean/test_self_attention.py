@@ -79,9 +79,9 @@ def test_a_16_bit_softmax_is_in_float32():
 @pytest.mark.parametrize(
     "arguments, shape, message",
     [
-        ({"heads": 0}, None, "heads must be at least 1, got 0"),
+        ({"heads": 0}, None, "heads=0 must be a whole number, 1 or more"),
         ({"heads": 4, "key_heads": 3}, None, "heads must be a multiple of key_heads, got 4 and 3"),
-        ({"heads": 4, "block": 0}, None, "block must be at least 1, got 0"),
+        ({"heads": 4, "block": 0}, None, "block=0 must be a whole number, 1 or more"),
         ({"heads": 4}, (2, 5, 6), "width a multiple of the 4 heads, got"),
         ({"heads": 4}, (2, 8), "inputs must have the shape"),
     ],

@@ -6,20 +6,20 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from keras_mp.bench.benchmark_report import BenchmarkReport
 from keras_mp.bench.compare import Measured
-from keras_mp.bench.report import BenchmarkReport
-from keras_mp.export.report import DeploymentReport, ExportReport, Int8Layer
+from keras_mp.export.export_report import DeploymentReport, ExportReport, Int8Layer
 from keras_mp.numerics.audit import audit
 from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.compare_training import ParityReport
 from keras_mp.numerics.search import PolicySearch, search_policy
 from keras_mp.xla.advice import Advice
 from keras_mp.xla.collectives import Collective
+from keras_mp.xla.compile_report import CompileReport
 from keras_mp.xla.estimate import Roofline
 from keras_mp.xla.findings import Casts, Float32Work, Sensitive
 from keras_mp.xla.matmuls import Matmul
 from keras_mp.xla.memory import Buffer, Memory
-from keras_mp.xla.report import CompileReport
 
 MARKUP = "<b>'&\""
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import keras_mp
-from keras_mp.export.report import ExportReport
+from keras_mp.export.export_report import ExportReport
 from keras_mp.reporting.report import PicturedReport, Report
 from tests.reporting.report_examples import EXAMPLES, MARKUP
 from tests.reporting.test_svg import check_inside

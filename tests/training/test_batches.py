@@ -40,7 +40,7 @@ def test_an_epoch_can_begin_at_any_step():
 
 
 @pytest.mark.parametrize(
-    "place, message", [((0, 4), "step must be below 4"), ((-1, 0), "epoch must be a whole number")]
+    "place, message", [((0, 4), "step must be below 4"), ((-1, 0), "epoch=-1 must be a whole number")]
 )
 def test_a_place_that_is_not_there_is_an_error(place, message):
     with pytest.raises(ValueError, match=message):
@@ -50,9 +50,9 @@ def test_a_place_that_is_not_there_is_an_error(place, message):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"batch_size": 0}, "batch_size must be a whole number, at least 1, got 0"),
-        ({"batch_size": 2.5}, "batch_size must be a whole number, got 2.5"),
-        ({"seed": -1}, "seed must be a whole number, at least 0, got -1"),
+        ({"batch_size": 0}, "batch_size=0 must be a whole number, 1 or more"),
+        ({"batch_size": 2.5}, "batch_size=2.5 must be a whole number, 1 or more"),
+        ({"seed": -1}, "seed=-1 must be a whole number, 0 or more"),
         ({"targets": np.arange(22)}, "inputs has 23 examples and targets 22"),
     ],
 )

@@ -301,8 +301,8 @@ def test_other_data_is_shown(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"max_to_keep": 0}, "max_to_keep must be a whole number, at least 1, got 0"),
-        ({"every": -1}, "every must be a whole number, at least 0, got -1"),
+        ({"max_to_keep": 0}, "max_to_keep=0 must be a whole number, 1 or more"),
+        ({"every": -1}, "every=-1 must be a whole number, 0 or more"),
         ({"every": 5}, "every=5 saves within an epoch, which needs batches="),
         ({"batches": [1]}, "batches must be keras_mp.Batches, such as keras_mp.ShuffledBatches, got list"),
     ],

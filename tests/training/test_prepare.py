@@ -154,7 +154,7 @@ def test_it_says_in_five_lines_what_it_did(capsys):
     set_policy("mixed_float16")
     lines = said(capsys, build())
     assert lines["precision"] == "float16, weights in float32: the model was built so"
-    assert lines["float32"] == "norm and classes, whole or in part: float16 would lose digits"
+    assert lines["float32"] == "norm and classes: float16 is too imprecise"
     assert lines["fp8"] == "no layer"
     assert lines["optimizer"] == "Adam, loss scale 32768, for float16; an overflow changes nothing"
     assert lines["jit"].startswith("on: " if choose_policy().jit_compile else "off: ")

@@ -19,11 +19,11 @@ def wrapped_methods(
         wrap: `wrap(path, layer, name, function)` returns the function to call instead.
     """
     layers, names = list(layers), list(names)
-    found = [(path, layer, name) for path, layer in layers for name in names if callable(getattr(layer, name, None))]
+    methods = [(path, layer, name) for path, layer in layers for name in names if callable(getattr(layer, name, None))]
     # The instance's own dict, because Keras's __setattr__ tracks what it is given.
-    hidden = [(layer, name, vars(layer).get(name)) for _, layer, name in found]
+    hidden = [(layer, name, vars(layer).get(name)) for _, layer, name in methods]
     try:
-        for path, layer, name in found:
+        for path, layer, name in methods:
             vars(layer)[name] = wrap(path, layer, name, getattr(layer, name))
         yield
     finally:

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import keras
+
 from keras_mp.backend.common.calls import wrapped_methods
 
 UNATTRIBUTED = "unattributed"
@@ -100,7 +102,7 @@ def named_calls(layers: Mapping[str, Any], scope: Callable[[str], AbstractContex
     """
     calls: list[LayerCall] = []
 
-    def named(path: str, layer: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def named(path: str, layer: keras.Operation, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         number = 0
 
         @functools.wraps(function)

@@ -17,7 +17,7 @@ from keras_mp.backend.jax.parallel import lowering_scope
 
 
 def lower(
-    model: Any,
+    model: keras.Model,
     batch: Any,
     layers: Mapping[str, Any],
     *,
@@ -46,12 +46,12 @@ def lower(
 
 
 def _lower(
-    model: Any, batch: Any, layers: Mapping[str, Any], training: bool, platform: str, plan: Any, mesh: Any
+    model: keras.Model, batch: Any, layers: Mapping[str, Any], training: bool, platform: str, plan: Any, mesh: Any
 ) -> Lowered:
     def lies(path: str, shape: tuple[int, ...], dtype: str) -> NamedSharding | None:
         return None if mesh is None else NamedSharding(mesh, PartitionSpec(*plan.axes_of(path, shape, dtype)))
 
-    def laid_out(variable: Any) -> jax.ShapeDtypeStruct:
+    def laid_out(variable: keras.Variable) -> jax.ShapeDtypeStruct:
         shape, dtype = tuple(variable.shape), str(variable.dtype)
         return jax.ShapeDtypeStruct(shape, variable.dtype, sharding=lies(variable.path, shape, dtype))
 

@@ -13,7 +13,7 @@ Tap = Callable[[Any, bool], Any]
 
 
 def observed_step(
-    model: Any, forward: Callable[[Tap, Any], tuple[Any, list[Any]]], finish: Callable[..., Any]
+    model: keras.Model, forward: Callable[[Tap, Any], tuple[Any, list[Any]]], finish: Callable[..., Any]
 ) -> Callable[[Any], Any]:
     """Compiles a step that computes a loss, its gradients, and those of every tensor on the way that was tapped.
 
@@ -59,7 +59,7 @@ def observed_step(
                 return forward(tap, batch)
 
         jax.eval_shape(lambda values: run(values, None), trainable)
-        zeros = [jnp.zeros(each.shape, each.dtype) for each in tapped]
+        zeros = [jnp.zeros(tap.shape, tap.dtype) for tap in tapped]
         (loss, kept), gradients = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)(trainable, zeros)
         return finish(loss, kept, *gradients)
 
@@ -72,10 +72,10 @@ def observed_step(
     return with_state
 
 
-def _others(model: Any) -> list[Any]:
+def _others(model: keras.Model) -> list[Any]:
     trainable = {id(variable) for variable in model.trainable_variables}
-    found = {id(v): v for v in [*model.non_trainable_variables, *model.metrics_variables] if id(v) not in trainable}
-    return list(found.values())
+    variables = [*model.non_trainable_variables, *model.metrics_variables]
+    return list({id(variable): variable for variable in variables if id(variable) not in trainable}.values())
 
 
 def step_errors() -> tuple[type[Exception], ...]:

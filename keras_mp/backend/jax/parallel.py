@@ -43,7 +43,7 @@ class Layout(keras.distribution.ModelParallel):
         self.plan = plan
         self._matched = False
 
-    def get_variable_layout(self, variable: Any) -> Any:
+    def get_variable_layout(self, variable: keras.Variable) -> Any:
         # Private: where Keras keeps the layout that it was given.
         if getattr(variable, "_layout", None) is not None:
             return variable._layout
@@ -65,7 +65,7 @@ def can_jit() -> bool:
     return True
 
 
-def is_spread(model: Any) -> bool:
+def is_spread(model: keras.Model) -> bool:
     """Whether a model was built on several devices or processes."""
     return any(len(variable.value.sharding.device_set) > 1 for variable in model.variables)
 
@@ -144,7 +144,7 @@ def _loss_and_updates(original: Callable[..., Any]) -> Callable[..., Any]:
     """Makes Keras's loss of a step one whose gradients are summed over the devices by explicit collectives."""
 
     def compute(
-        model: Any, trainable: Any, passive: Any, metrics: Any, x: Any, y: Any, sample_weight: Any,
+        model: keras.Model, trainable: Any, passive: Any, metrics: Any, x: Any, y: Any, sample_weight: Any,
         training: bool = False, optimizer_variables: Any = None,
     ) -> Any:  # fmt: skip
         if not training:
@@ -173,7 +173,7 @@ def _loss_and_updates(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _on_each_device(
-    model: Any, original: Callable[..., Any], trainable: Any, passive: Any, metrics: Any, factor: Any, data: Any
+    model: keras.Model, original: Callable[..., Any], trainable: Any, passive: Any, metrics: Any, factor: Any, data: Any
 ) -> Any:
     """Computes the loss and the gradients of the rows of each device, and adds them up.
 
@@ -285,7 +285,7 @@ class _Part(NamedTuple):
         return jax.lax.dynamic_slice_in_dim(value, jax.lax.axis_index(_BATCH) * size, size, self.axis)
 
 
-def _part(plan: Any, variable: Any, dtypes: dict[int, str]) -> _Part:
+def _part(plan: Any, variable: keras.Variable, dtypes: dict[int, str]) -> _Part:
     shape, dtype = tuple(variable.shape), str(variable.dtype)
     axes = plan.axes_of(variable.path, shape, dtype)
     axis = axes.index(_BATCH) if _BATCH in axes else None
@@ -293,7 +293,7 @@ def _part(plan: Any, variable: Any, dtypes: dict[int, str]) -> _Part:
     return _Part(axis, dtypes.get(id(variable), dtype), plan.reduce_dtype, overwritten, PartitionSpec(*axes), shape)
 
 
-def _compute_dtypes(model: Any) -> dict[int, str]:
+def _compute_dtypes(model: keras.Model) -> dict[int, str]:
     """The 16-bit dtype of each variable that its layer reads in one."""
     return {
         id(variable): layer.compute_dtype
@@ -309,7 +309,7 @@ def _mean(value: Any) -> Any:
 
 
 @contextmanager
-def _scaled_by(optimizer: Any, factor: Any) -> Iterator[None]:
+def _scaled_by(optimizer: keras.optimizers.Optimizer, factor: Any) -> Iterator[None]:
     """Has an optimizer scale a loss by a number, not by what it finds in its variables, which are elsewhere here."""
     vars(optimizer)["scale_loss"] = lambda loss: loss * factor
     try:
@@ -330,7 +330,7 @@ def _one_of_several(split: dict[int, _Part]) -> Iterator[None]:
     """
 
     def gathering(read: Callable[..., Any]) -> Callable[..., Any]:
-        def gathered(variable: Any, value: Any) -> Any:
+        def gathered(variable: keras.Variable, value: Any) -> Any:
             part = split.get(id(variable))
             if part is not None and tuple(value.shape) != part.shape:
                 value = part.gathered(value)

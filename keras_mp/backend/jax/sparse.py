@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
+
 HAS_SPARSE_GRADIENTS = False
 
 
-def sparse_gradients(model: Any, embeddings: list[Any], unclear: list[Any]) -> list[Any]:
+def sparse_gradients(model: keras.Model, embeddings: list[Any], unclear: list[Any]) -> list[Any]:
     """Tells which variables have a sparse gradient: none.
 
     Args:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import keras
 
 
-def timed_steps(model: Any, batch: tuple) -> Callable[[int], float]:
+def timed_steps(model: keras.Model, batch: tuple) -> Callable[[int], float]:
     """Prepares a compiled model to train on one batch again and again.
 
     Args:

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
+import keras
 
 from keras_mp.backend.common.keras_patches import patched
 
@@ -62,7 +63,7 @@ def gradient_scope() -> Callable[[], Any]:
 def no_allocation() -> AbstractContextManager[None]:
     """A scope in which variables that have an initializer get a shape and a dtype, and no value."""
 
-    def without_value(variable: Any, initializer: Any) -> None:
+    def without_value(variable: keras.Variable, initializer: Any) -> None:
         variable._value, variable._initializer = None, initializer
 
     return patched({"keras.Variable._initialize_with_initializer": lambda initialize: without_value})

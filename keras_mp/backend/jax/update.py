@@ -21,7 +21,7 @@ def conditional(
     then: Callable[[Any], None],
     otherwise: Callable[[Any], None],
     argument: Any,
-    variables: list[Any],
+    variables: list[keras.Variable],
     prepare: Callable[[Any], Any] | None = None,
 ) -> None:
     """Calls one of two functions, which may assign to variables.
@@ -58,7 +58,7 @@ def update_if(
     condition: Any,
     update: Callable[[Any], None],
     argument: Any,
-    variables: list[Any],
+    variables: list[keras.Variable],
     prepare: Callable[[Any], Any] | None = None,
 ) -> None:
     """Calls a function that assigns to variables, and where the condition is false leaves them as they were.
@@ -86,17 +86,17 @@ def update_if(
             variable.assign(jnp.where(condition, new, old))
 
 
-def overwrite(variables: list[Any], values: list[Any]) -> None:
+def overwrite(variables: list[keras.Variable], values: list[Any]) -> None:
     """Assigns to each variable a value, or that of another variable."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value.value if isinstance(value, keras.Variable) else value)
 
 
 def atomic_step(
-    model: Any,
+    model: keras.Model,
     train_step: Callable[..., Any],
     skips: Any,
-    variables: list[Any],
+    variables: list[keras.Variable],
     results: Callable[[], dict],
     state: tuple,
 ) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import keras
 import numpy as np
 
 COLLECTIVE_ERRORS = (jax.errors.JaxRuntimeError,)
@@ -35,7 +36,7 @@ def connect(addresses: Sequence[str], index: int) -> None:
         ) from error
 
 
-def steps_of(model: Any) -> Any:
+def steps_of(model: keras.Model) -> Any:
     """Returns None: Keras's own `fit` trains over several processes."""
 
 
@@ -46,7 +47,7 @@ def shards_input(now: bool | None = None) -> bool:
     return _shards_input[0]
 
 
-def to_numpy(variable: Any) -> np.ndarray:
+def to_numpy(variable: keras.Variable) -> np.ndarray:
     """Reads a variable, wherever it lies; one that is split over processes, all of them must read."""
     value = variable.value
     if not value.is_fully_addressable and not value.is_fully_replicated:
@@ -56,10 +57,10 @@ def to_numpy(variable: Any) -> np.ndarray:
     return np.asarray(value)
 
 
-def replica_values(variable: Any) -> None:
+def replica_values(variable: keras.Variable) -> None:
     """Returns None: JAX's arrays are whole, wherever they lie."""
 
 
-def assign_replica_values(variable: Any, values: np.ndarray) -> None:
+def assign_replica_values(variable: keras.Variable, values: np.ndarray) -> None:
     """Gives a variable the sum of what replicas on TensorFlow held of it."""
     variable.assign(values.sum(axis=0))

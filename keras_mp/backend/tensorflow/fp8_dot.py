@@ -53,7 +53,7 @@ def fp8_dot(
         if axis not in summed
     ]
     left_type, right_type = (_mlir_type(operand.shape, operand.dtype.name) for operand in (left, right))
-    sums_type, result_type = (_mlir_type(shape, each) for each in ("float32", dtype))
+    sums_type, result_type = (_mlir_type(shape, element) for element in ("float32", dtype))
     precision = "HIGHEST" if precise else "DEFAULT"
     location = f"{tf.get_current_name_scope()}/{name}".replace("\\", "\\\\").replace('"', '\\"')
     last = "apart" if apart else "result"

@@ -17,7 +17,7 @@ _HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 def lower(
-    model: Any,
+    model: keras.Model,
     batch: Any,
     layers: Mapping[str, Any],
     *,
@@ -67,7 +67,7 @@ def lower(
     return Lowered(module, tuple(_arguments(model, concrete, leaves)), tuple(calls), "tensorflow", model.name)
 
 
-def _explain(model: Any, error: str, calls: list[LayerCall]) -> str:
+def _explain(model: keras.Model, error: str, calls: list[LayerCall]) -> str:
     start = f"TensorFlow cannot compile the step of model {model.name!r} for XLA: "
     unsupported = re.search(r"unsupported operations.*?: (\w+)", error)
     call = call_of(error)
@@ -81,18 +81,18 @@ def _explain(model: Any, error: str, calls: list[LayerCall]) -> str:
     )
 
 
-def _arguments(model: Any, concrete: Any, leaves: list[Any]) -> list[Argument]:
+def _arguments(model: keras.Model, concrete: Any, leaves: list[Any]) -> list[Argument]:
     kinds = [("parameters", model.trainable_variables), ("state", model.non_trainable_variables)]
     if getattr(model, "optimizer", None) is not None:
         kinds += [("optimizer", model.optimizer.variables), ("metrics", model.metrics_variables)]
     known = {id(v.value.handle): (kind, v.path) for kind, variables in kinds for v in variables}
-    found = [Argument("batch", f"[{i}]", tuple(leaf.shape), leaf.dtype) for i, leaf in enumerate(leaves)]
+    arguments = [Argument("batch", f"[{i}]", tuple(leaf.shape), leaf.dtype) for i, leaf in enumerate(leaves)]
     values = {id(v.handle): v for v in concrete.variables}
     for captured in concrete.captured_inputs:
         variable = values.get(id(captured))
         kind, path = known.get(id(captured), ("state", getattr(variable, "name", "constant")))
         if variable is None:
-            found.append(Argument(kind, path, tuple(captured.shape), captured.dtype.name))
+            arguments.append(Argument(kind, path, tuple(captured.shape), captured.dtype.name))
         else:
-            found.append(Argument(kind, path, tuple(variable.shape), variable.dtype.name))
-    return found
+            arguments.append(Argument(kind, path, tuple(variable.shape), variable.dtype.name))
+    return arguments

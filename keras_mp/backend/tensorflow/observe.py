@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_mp.backend.tensorflow.gradients import dense
@@ -16,7 +17,7 @@ Tap = Callable[[Any, bool], Any]
 
 
 def observed_step(
-    model: Any, forward: Callable[[Tap, Any], tuple[Any, list[Any]]], finish: Callable[..., Any]
+    model: keras.Model, forward: Callable[[Tap, Any], tuple[Any, list[Any]]], finish: Callable[..., Any]
 ) -> Callable[[Any], Any]:
     """Compiles a step that computes a loss, its gradients, and those of every tensor on the way that was tapped.
 
@@ -128,7 +129,7 @@ def _shapes_tap(shapes: list[tf.Tensor]) -> Tap:
 
 
 @contextmanager
-def _unchanged(model: Any) -> Iterator[None]:
+def _unchanged(model: keras.Model) -> Iterator[None]:
     """Puts back what the forward pass changes: moving statistics, seeds, metrics."""
     variables = [*model.non_trainable_variables, *model.metrics_variables]
     before = [tf.identity(variable.value) for variable in variables]

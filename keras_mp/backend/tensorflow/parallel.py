@@ -58,7 +58,7 @@ def can_jit() -> bool:
     return tf.distribute.get_strategy().num_replicas_in_sync == 1
 
 
-def is_spread(model: Any) -> bool:
+def is_spread(model: keras.Model) -> bool:
     """Whether a model was built on several devices or processes."""
     return bool(model.distribute_strategy.num_replicas_in_sync > 1)
 
@@ -93,7 +93,7 @@ def parallel_scope(plan: Any) -> Iterator[Any]:
 def _make_function(original: Callable[..., Any]) -> Callable[..., Any]:
     """Makes Keras's function of an iterator, for training and for tests."""
 
-    def make(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+    def make(model: keras.Model, step: Callable[..., Any]) -> Callable[..., Any]:
         strategy = model.distribute_strategy
         if not isinstance(strategy, Replicas):
             return original(model, step)
@@ -120,7 +120,7 @@ def _make_function(original: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: keras.Model) -> None:
     model.distribute_strategy.plan.check_dtypes(layer.compute_dtype for layer in model._flatten_layers())
     if model.jit_compile:
         raise ValueError(

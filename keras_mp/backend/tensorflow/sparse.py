@@ -10,7 +10,7 @@ import tensorflow as tf
 HAS_SPARSE_GRADIENTS = True
 
 
-def sparse_gradients(model: Any, embeddings: list[Any], unclear: list[Any]) -> list[Any]:
+def sparse_gradients(model: keras.Model, embeddings: list[Any], unclear: list[Any]) -> list[Any]:
     """Tells which variables have a gradient that is `tf.IndexedSlices`.
 
     Args:
@@ -30,7 +30,7 @@ def sparse_gradients(model: Any, embeddings: list[Any], unclear: list[Any]) -> l
         return [*embeddings, *unclear]
 
 
-def _traced(model: Any, variables: list[Any]) -> list[Any]:
+def _traced(model: keras.Model, variables: list[keras.Variable]) -> list[Any]:
     sparse: list[Any] = []
 
     def step(*flat: Any) -> None:
@@ -38,7 +38,7 @@ def _traced(model: Any, variables: list[Any]) -> list[Any]:
         # The scope, so that the model does not keep the losses that its layers add here.
         with tf.GradientTape() as tape, keras.StatelessScope(collect_losses=True) as scope:
             outputs = [*keras.tree.flatten(model(inputs, training=True)), *scope.losses]
-            floats = [tf.reduce_sum(tf.cast(each, tf.float32)) for each in outputs if each.dtype.is_floating]
+            floats = [tf.reduce_sum(tf.cast(output, tf.float32)) for output in outputs if output.dtype.is_floating]
         gradients = tape.gradient(floats, [variable.value for variable in variables])
         pairs = zip(variables, gradients, strict=True)
         sparse.extend(variable for variable, gradient in pairs if isinstance(gradient, tf.IndexedSlices))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 
-def timed_steps(model: Any, batch: tuple) -> Callable[[int], float]:
+def timed_steps(model: keras.Model, batch: tuple) -> Callable[[int], float]:
     """Prepares a compiled model to train on one batch again and again.
 
     Args:

@@ -18,7 +18,7 @@ def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
     What is computed from them is not merged with the same computation elsewhere, so it is made anew.
     """
     # Without jit the operation copies, so of the others it is given one number.
-    others = [tf.reshape(each, [-1])[:1] for each in others]
+    others = [tf.reshape(other, [-1])[:1] for other in others]
     return list(tfxla.optimization_barrier(*tensors, *others)[: len(tensors)])
 
 
@@ -75,20 +75,23 @@ def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         scope = gradient_scope()
 
-        def gradient(*upstream: Any) -> Any:
+        def backward(*upstream: Any) -> Any:
             with scope():
-                anew = barrier(list(arguments), [each for each in upstream if each is not None])
-                watched = [each for each in anew if each.dtype.is_floating]
+                anew = barrier(list(arguments), [gradient for gradient in upstream if gradient is not None])
+                watched = [argument for argument in anew if argument.dtype.is_floating]
                 with tf.GradientTape(watch_accessed_variables=False) as tape:
                     tape.watch(watched)
                     results = function(*anew)
-                pairs = zip(results, upstream, strict=True)
-                used = [(result, each) for result, each in pairs if result.dtype.is_floating and each is not None]
-                targets, seeds = zip(*used, strict=True)
-                found = iter(tape.gradient(targets, watched, seeds, tf.UnconnectedGradients.ZERO))
-                return [dense(next(found)) if each.dtype.is_floating else None for each in anew]
+                pairs = [
+                    (result, gradient)
+                    for result, gradient in zip(results, upstream, strict=True)
+                    if result.dtype.is_floating and gradient is not None
+                ]
+                targets, seeds = zip(*pairs, strict=True)
+                gradients = iter(tape.gradient(targets, watched, seeds, tf.UnconnectedGradients.ZERO))
+                return [dense(next(gradients)) if argument.dtype.is_floating else None for argument in anew]
 
-        return function(*arguments), gradient
+        return function(*arguments), backward
 
     return call
 
@@ -109,7 +112,7 @@ def scan(step: Callable[..., Any], carry: list[Any], slices: list[Any], dtype: s
     results = [tf.TensorArray(dtype, count, element_shape=slices[0].shape[1:])] if dtype else []
 
     def body(index: Any, carry: Any, results: Any) -> Any:
-        carry, result = step(carry, [each[index] for each in slices])
+        carry, result = step(carry, [sliced[index] for sliced in slices])
         return index + 1, carry, [array.write(index, result) for array in results]
 
     _, carry, results = tf.while_loop(

@@ -39,7 +39,7 @@ def conditional(
     then: Callable[[Any], None],
     otherwise: Callable[[Any], None],
     argument: Any,
-    variables: list[Any],
+    variables: list[keras.Variable],
     prepare: Callable[[Any], Any] | None = None,
 ) -> None:
     """Calls one of two functions, which may assign to variables and talk to the other replicas.
@@ -75,7 +75,7 @@ def update_if(
     condition: Any,
     update: Callable[[Any], None],
     argument: Any,
-    variables: list[Any],
+    variables: list[keras.Variable],
     prepare: Callable[[Any], Any] | None = None,
 ) -> None:
     """Calls a function that assigns to variables, and where the condition is false leaves them as they were.
@@ -101,7 +101,7 @@ def update_if(
         variable.assign(tf.where(condition, variable.value, old))
 
 
-def overwrite(variables: list[Any], values: list[Any]) -> None:
+def overwrite(variables: list[keras.Variable], values: list[Any]) -> None:
     """Assigns to each variable, on each replica, that replica's value; call it in a replica context.
 
     Args:
@@ -120,10 +120,10 @@ def overwrite(variables: list[Any], values: list[Any]) -> None:
 
 
 def atomic_step(
-    model: Any,
+    model: keras.Model,
     train_step: Callable[..., Any],
     skips: Any,
-    variables: list[Any],
+    variables: list[keras.Variable],
     results: Callable[[], dict],
     state: tuple,
 ) -> Any:

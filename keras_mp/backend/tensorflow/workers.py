@@ -70,7 +70,7 @@ class Steps(NamedTuple):
     results: Callable[[], dict[str, float]]
 
 
-def steps_of(model: Any) -> Steps:
+def steps_of(model: keras.Model) -> Steps:
     """Makes the steps of a compiled model.
 
     Args:
@@ -113,12 +113,12 @@ def shards_input(now: bool | None = None) -> bool:
     return True
 
 
-def to_numpy(variable: Any) -> np.ndarray:
+def to_numpy(variable: keras.Variable) -> np.ndarray:
     """Reads a variable."""
     return np.asarray(keras.ops.convert_to_numpy(variable))
 
 
-def replica_values(variable: Any) -> np.ndarray | None:
+def replica_values(variable: keras.Variable) -> np.ndarray | None:
     """Reads what each replica holds of a variable whose value is a sum over them; all processes must call it.
 
     The sum itself would lose how it was made, and with it the last bit of what is added later.
@@ -138,7 +138,7 @@ def replica_values(variable: Any) -> np.ndarray | None:
     return np.asarray(strategy.gather(values, axis=0))
 
 
-def assign_replica_values(variable: Any, values: np.ndarray) -> None:
+def assign_replica_values(variable: keras.Variable, values: np.ndarray) -> None:
     """Gives each replica's part of a variable the value that `replica_values` read; where it has not as many, the sum.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from keras_mp.export import html as export_html
+from keras_mp.export import export_html
 from keras_mp.reporting.plain_values import plain_values
 from keras_mp.reporting.report import Report
 

@@ -6,8 +6,7 @@ from html import escape
 
 from keras_mp.reporting.html import document, table
 from keras_mp.reporting.svg import GRID, Picture, colours_of
-from keras_mp.xla.compiled_step import CompiledStep
-from keras_mp.xla.table import (
+from keras_mp.xla.compile_table import (
     compiled_as,
     headline,
     mebibytes,
@@ -19,6 +18,7 @@ from keras_mp.xla.table import (
     speed,
     worded,
 )
+from keras_mp.xla.compiled_step import CompiledStep
 
 _WIDTH = 800
 _LABEL = 230

@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_mp.system.whole_number import whole_number
+
 
 def batches_of(data: Any, steps: int, name: str = "data") -> list[tuple]:
     """Reads the first batches of some data.
@@ -26,8 +28,7 @@ def batches_of(data: Any, steps: int, name: str = "data") -> list[tuple]:
         TypeError: data is nothing to iterate over, or a batch is no tuple.
         ValueError: steps is not positive, there is no batch, a batch is empty, or x and y differ in length.
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps={steps!r} must be a whole number of batches, 1 or more")
+    steps = whole_number("steps", steps, unit="batches")
     found = [_batch(each, f"batch {place} of {name}") for place, each in enumerate(_taken(data, steps, name))]
     if not found:
         raise ValueError(f"{name} is empty: at least one batch (x, y) is needed")

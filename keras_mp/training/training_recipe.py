@@ -65,11 +65,11 @@ class TrainingRecipe:
         """Makes the config.
 
         Args:
-            options: the command line after the recipe; `--help` prints the options and exits.
+            options: the command line after the training recipe; `--help` prints the options and exits.
             program: what the user typed before them, for the help.
 
         Returns:
-            An instance of the recipe's dataclass.
+            An instance of the training recipe's dataclass.
 
         Raises:
             ValueError: the function returns something else, a field has no type that an option can have, or an option
@@ -91,19 +91,19 @@ class TrainingRecipe:
         """Trains.
 
         Returns:
-            Whether ctrl-C ended it early. Of what the recipe's `train` returns, only `interrupted` is read, so that a
-            training is not lost for what its end returned, or did not.
+            Whether ctrl-C ended it early. Of what the training recipe's `train` returns, only `interrupted` is read, so
+            that a training is not lost for what its end returned, or did not.
         """
         return bool(getattr(self.module.train(config), "interrupted", False))
 
     def step(self, config: Any) -> tuple[Any, Any]:
-        """Builds what the recipe trains, without training.
+        """Builds what the training recipe trains, without training.
 
         Returns:
             A compiled model, and a batch or its shapes.
 
         Raises:
-            ValueError: the recipe has no function `step(config)`, or it returns something else.
+            ValueError: the training recipe has no function `step(config)`, or it returns something else.
         """
         import keras  # here, because a config is made, and --help printed, without it
 
@@ -123,7 +123,7 @@ class TrainingRecipe:
         """Reads the training data, without training.
 
         Returns:
-            What the recipe's function `batches` returns; None where it has no such function.
+            What the training recipe's function `batches` returns; None where it has no such function.
 
         Raises:
             ValueError: it returns None.

@@ -8,7 +8,7 @@ from rich.console import Group
 
 from keras_mp.reporting.plain_values import plain_values
 from keras_mp.reporting.report import PicturedReport
-from keras_mp.xla import html, table
+from keras_mp.xla import compile_html, compile_table
 from keras_mp.xla.compiled_step import CheckError as CheckError
 from keras_mp.xla.compiled_step import CompiledStep
 
@@ -24,10 +24,10 @@ class CompileReport(CompiledStep, PicturedReport):
         return plain_values(self)
 
     def _html(self) -> str:
-        return html.page(self)
+        return compile_html.page(self)
 
     def _svg(self) -> str:
-        return html.picture(self)
+        return compile_html.picture(self)
 
     def __rich__(self) -> Group:
-        return table.render(self)
+        return compile_table.render(self)
