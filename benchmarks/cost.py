@@ -87,7 +87,7 @@ def fit(workload: str, callback: str) -> Workload:
     rows = SIZES[workload].batch
 
     def batches(steps: int) -> Any:
-        data = [np.repeat(each, steps, 0) for each in batch]
+        data = [np.repeat(array, steps, 0) for array in batch]
         return keras_mp.ShuffledBatches(*data, rows, 0)
 
     def callbacks() -> list:
@@ -113,7 +113,7 @@ def compiled_bytes(workload: str, features: str) -> float:
 
     import keras_mp
 
-    arrays = [keras.KerasTensor(each.shape, each.dtype.name) for each in batch_of(SIZES[workload])]
+    arrays = [keras.KerasTensor(array.shape, array.dtype.name) for array in batch_of(SIZES[workload])]
     model = model_with(workload, features)
     model.jit_compile = True
     return keras_mp.inspect(model, tuple(arrays), "h100").roofline.memory

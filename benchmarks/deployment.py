@@ -1,8 +1,8 @@
-"""The digits recipe in every deployment format: accuracy, size of the file, time of a prediction.
+"""The training recipe digits in every deployment format: accuracy, size of the file, time of a prediction.
 
     python benchmarks/deployment.py --out docs/results/deployment.json
 
-Trains the recipe in mixed_bfloat16 with three seeds, exports each in all four formats, runs them in their own runtimes
+Trains it in mixed_bfloat16 with three seeds, exports each in all four formats, runs them in their own runtimes
 with the defaults of these on the test images, and prints a table. Three minutes on 2 cores of a CPU.
 """
 

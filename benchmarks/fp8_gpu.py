@@ -79,7 +79,7 @@ def pytorch(shape: tuple[int, int, int]) -> dict[str, Step]:
         return {}
     if not torch.cuda.is_available():
         return {}
-    x, w, g = (torch.from_numpy(np.asarray(each, "float32")).cuda() for each in arrays(shape))
+    x, w, g = (torch.from_numpy(np.asarray(array, "float32")).cuda() for array in arrays(shape))
     x, g = x.bfloat16(), g.bfloat16()
 
     def quantize(x, dtype):
@@ -96,7 +96,7 @@ def pytorch(shape: tuple[int, int, int]) -> dict[str, Step]:
     def fp8():
         x8, w8 = quantize(x, torch.float8_e4m3fn), quantize(w, torch.float8_e4m3fn)
         g8 = quantize(g, torch.float8_e5m2)
-        turned = [(each.t(), scale) for each, scale in (x8, w8)]
+        turned = [(values.t(), scale) for values, scale in (x8, w8)]
         return (
             product(x8, w8, torch.bfloat16),
             product(g8, turned[1], torch.bfloat16),
@@ -129,14 +129,14 @@ def median_seconds(steps: dict[str, Step], repeats: int) -> dict[str, float]:
             started = time.perf_counter()
             step()
             seconds[name].append(time.perf_counter() - started)
-    return {name: statistics.median(each) for name, each in seconds.items()}
+    return {name: statistics.median(measured) for name, measured in seconds.items()}
 
 
 def compared_steps(shape: tuple[int, int, int]) -> dict[str, Step]:
     """All that is compared, bfloat16 first."""
     tensors = arrays(shape)
-    found = {"bfloat16": ours("bfloat16", *tensors)} | {f"fp8, {recipe}": ours(recipe, *tensors) for recipe in RECIPES}
-    return found | {"Keras float8": keras_float8(*tensors)} | pytorch(shape)
+    steps = {"bfloat16": ours("bfloat16", *tensors)} | {f"fp8, {recipe}": ours(recipe, *tensors) for recipe in RECIPES}
+    return steps | {"Keras float8": keras_float8(*tensors)} | pytorch(shape)
 
 
 def main(arguments: list[str]) -> None:
@@ -151,9 +151,9 @@ def main(arguments: list[str]) -> None:
     for text in known.shapes.split():
         shape = tuple(map(int, text.split(",")))
         seconds = median_seconds(compared_steps(shape), known.repeats)
-        for name, each in seconds.items():
+        for name, median in seconds.items():
             base = seconds["PyTorch bfloat16" if name.startswith("PyTorch") else "bfloat16"]
-            print(f"| {shape} | {name} | {1e3 * each:.3f} | {base / each:.2f} |", flush=True)
+            print(f"| {shape} | {name} | {1e3 * median:.3f} | {base / median:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

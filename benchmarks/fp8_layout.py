@@ -42,12 +42,14 @@ def compiled(recipe: str, shape: tuple[int, int, int], target: str, flags: dict 
 def always(module):
     """The kernels that run in every step."""
     skipped = {*FREE, "conditional", "call", "while"}
-    return [each for each in module.computations[module.entry].values() if each.opcode not in skipped]
+    return [
+        instruction for instruction in module.computations[module.entry].values() if instruction.opcode not in skipped
+    ]
 
 
 def cycles(module) -> float:
     """The compiler's estimates, added up, in millions."""
-    return sum(each.cycles for each in always(module)) / 1e6
+    return sum(kernel.cycles for kernel in always(module)) / 1e6
 
 
 def passes(module, shape: tuple[int, int, int]) -> list[int]:
@@ -55,23 +57,25 @@ def passes(module, shape: tuple[int, int, int]) -> list[int]:
     rows, inputs, outputs = shape
     tensors = [("bf16", (rows, inputs)), ("f32", (inputs, outputs)), ("bf16", (rows, outputs))]
     entry = module.computations[module.entry].values()
-    names = {each.shapes[0]: each.name for each in entry if each.opcode == "parameter"}
-    kernels = [each for each in always(module) if "gemm" not in each.name and each.opcode != "custom-call"]
+    names = {parameter.shapes[0]: parameter.name for parameter in entry if parameter.opcode == "parameter"}
+    kernels = [kernel for kernel in always(module) if "gemm" not in kernel.name and kernel.opcode != "custom-call"]
     return [sum(names[tensor] in kernel.operands for kernel in kernels) for tensor in tensors]
 
 
 def main() -> None:
     """Prints the tables."""
-    print("| (M, K, N) | recipe | v7x, million cycles | of bfloat16's | with the flag | of bfloat16's |")
+    print("| (M, K, N) | scaling recipe | v7x, million cycles | of bfloat16's | with the flag | of bfloat16's |")
     print("| --- | --- | ---: | ---: | ---: | ---: |")
     for shape in SHAPES:
         plain = flagged = 0.0
         for recipe in RECIPES:
-            found = [cycles(compiled(recipe, shape, "v7x", flags)) for flags in (None, FLAG)]
-            plain, flagged = plain or found[0], flagged or found[1]
-            cells = f"{found[0]:.2f} | {found[0] / plain:.2f} | {found[1]:.2f} | {found[1] / flagged:.2f}"
+            estimates = [cycles(compiled(recipe, shape, "v7x", flags)) for flags in (None, FLAG)]
+            plain, flagged = plain or estimates[0], flagged or estimates[1]
+            cells = (
+                f"{estimates[0]:.2f} | {estimates[0] / plain:.2f} | {estimates[1]:.2f} | {estimates[1] / flagged:.2f}"
+            )
             print(f"| {shape} | {recipe} | {cells} |", flush=True)
-    print("\n| (M, K, N) | recipe | H100: kernels that read x | w | g |")
+    print("\n| (M, K, N) | scaling recipe | H100: kernels that read x | w | g |")
     print("| --- | --- | ---: | ---: | ---: |")
     for recipe in RECIPES:
         counts = passes(compiled(recipe, SHAPES[1], "h100"), SHAPES[1])

@@ -1,4 +1,4 @@
-"""What FP8 costs, by recipe: signal to quantization noise of the cast and of the three products, as a Markdown table.
+"""What FP8 costs, by scaling recipe: signal to quantization noise of the cast and of the three products, in Markdown.
 
     python benchmarks/fp8_sqnr.py
 
@@ -80,10 +80,11 @@ def products(recipe, x, w, g, history) -> tuple:
 def main() -> None:
     """Prints the table."""
     rng = np.random.default_rng(0)
-    print("| inputs and gradients | recipe | cast | forward | input gradient | kernel gradient | forward, median row |")
+    names = ("cast", "forward", "input gradient", "kernel gradient", "forward, median row")
+    print(f"| inputs and gradients | scaling recipe | {' | '.join(names)} |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     for name, draw in INPUTS.items():
-        arrays = [each.astype("float32") for each in (draw(rng), rng.normal(size=(SIZE, SIZE)), draw(rng))]
+        arrays = [array.astype("float32") for array in (draw(rng), rng.normal(size=(SIZE, SIZE)), draw(rng))]
         x, w, g = (array.astype("float64") for array in arrays)
         exact = (x @ w, g @ w.T, x.T @ g)
         before = 1 / 64 if "after" in name else 1.0
@@ -94,9 +95,9 @@ def main() -> None:
             history = keras.ops.convert_to_tensor(np.array(amaxes, "float32")) if recipe.history_length else None
             values, scale = recipe.quantize(tensors[0], "input", history=None if history is None else history[0])
             cast = keras.ops.convert_to_numpy(keras.ops.cast(values, "float32") / scale).astype("float64")
-            found = [keras.ops.convert_to_numpy(each) for each in products(recipe, *tensors, history)]
-            cells = [decibels(cast, x)] + [decibels(*pair) for pair in zip(found, exact, strict=True)]
-            cells.append(np.median(decibels(found[0], exact[0], axis=1)))
+            computed = [keras.ops.convert_to_numpy(product) for product in products(recipe, *tensors, history)]
+            cells = [decibels(cast, x)] + [decibels(*pair) for pair in zip(computed, exact, strict=True)]
+            cells.append(np.median(decibels(computed[0], exact[0], axis=1)))
             print(f"| {name} | {label} | {' | '.join(f'{value:.1f}' for value in cells)} |", flush=True)
 
 

@@ -54,7 +54,7 @@ def tasks(workload: str, dump: Path) -> list[Task]:
     if not workload.startswith("resnet"):
         variants["FP8, current"] = ("fp8", {"fp8": "current"}, {})
         variants["FP8, delayed"] = ("fp8", {"fp8": "delayed"}, {})
-    found = []
+    tasks_of_model = []
     for name, (precision, options, environment) in variants.items():
         folder = dump / workload / name.replace(", ", "-")
         flags = f"--xla_dump_to={folder} --xla_dump_hlo_as_text"
@@ -63,7 +63,7 @@ def tasks(workload: str, dump: Path) -> list[Task]:
             "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
         }
         arguments = {"workload": workload, "precision": precision, **options}
-        found.append(Task(name, "peer_keras:kit", arguments, environment))
+        tasks_of_model.append(Task(name, "peer_keras:kit", arguments, environment))
     if importlib.util.find_spec("torch"):
         for name, precision in (
             ("PyTorch, strict float32", "strict float32"),
@@ -72,8 +72,8 @@ def tasks(workload: str, dump: Path) -> list[Task]:
             ("PyTorch, float16", "mixed_float16"),
         ):
             arguments = {"workload": workload, "precision": precision, "compile": True}
-            found.append(Task(name, "peer_pytorch:step", arguments))
-    return found
+            tasks_of_model.append(Task(name, "peer_pytorch:step", arguments))
+    return tasks_of_model
 
 
 def kernels(folder: Path, platform: str) -> dict[str, int]:
@@ -86,10 +86,10 @@ def kernels(folder: Path, platform: str) -> dict[str, int]:
     paths = sorted(folder.glob("*after_optimizations.txt"), key=lambda path: path.stat().st_size)
     if not paths:
         return {}
-    found = Counter(
+    counts = Counter(
         f"{made.kernel}: {' x '.join(made.operands)}" for made in products(parse(paths[-1].read_text()), platform)
     )
-    return dict(found.most_common())
+    return dict(counts.most_common())
 
 
 def predicted(workload: str, precision: str, target: str, fp8: str = "current") -> dict[str, Any]:
@@ -100,7 +100,7 @@ def predicted(workload: str, precision: str, target: str, fp8: str = "current") 
 
     import keras_mp
 
-    batch = tuple(keras.KerasTensor(each.shape, each.dtype.name) for each in batch_of(WORKLOADS[workload]))
+    batch = tuple(keras.KerasTensor(array.shape, array.dtype.name) for array in batch_of(WORKLOADS[workload]))
     model = kit_compiled(workload, precision, fp8)
     report = keras_mp.inspect(model, batch, target)
     estimate = report.roofline
@@ -114,7 +114,7 @@ def predicted(workload: str, precision: str, target: str, fp8: str = "current") 
 
 def predictions(wanted: list[Task], target: str) -> dict[str, dict[str, Any]]:
     """The predictions for the kit's rows; one that cannot be made says why."""
-    found = {}
+    foreseen = {}
     for task in wanted:
         if task.function != "peer_keras:kit":
             continue
@@ -122,10 +122,10 @@ def predictions(wanted: list[Task], target: str) -> dict[str, dict[str, Any]]:
         environment = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
         once = Task(task.name, "gpu:predicted", arguments, environment)
         try:
-            found[task.name] = answer(once, [str(HERE), str(HERE.parent)])
+            foreseen[task.name] = answer(once, [str(HERE), str(HERE.parent)])
         except WorkloadError as error:
-            found[task.name] = {"problem": error.kind, "reason": error.reason}
-    return found
+            foreseen[task.name] = {"problem": error.kind, "reason": error.reason}
+    return foreseen
 
 
 def main() -> None:
@@ -156,14 +156,14 @@ def main() -> None:
         foreseen = predictions(wanted, options.target) if options.target != "none" else {}
         for name, counts in ran.items():
             print(f"{name}: " + ("; ".join(f"{count} {kernel}" for kernel, count in counts.items()) or "no module"))
-        for name, each in foreseen.items():
-            print(f"predicted for {options.target}, {name}: {json.dumps(each)}")
+        for name, prediction in foreseen.items():
+            print(f"predicted for {options.target}, {name}: {json.dumps(prediction)}")
         if options.out:
             columns, cells = report.table()
             columns += ["products that ran", f"predicted for {options.target}"]
-            for row, each in zip(rows, cells, strict=True):
+            for row, row_cells in zip(rows, cells, strict=True):
                 counts = "; ".join(f"{count} {kernel}" for kernel, count in ran[row.name].items())
-                each += [counts, json.dumps(foreseen.get(row.name, {}))]
+                row_cells += [counts, json.dumps(foreseen.get(row.name, {}))]
             command = "python benchmarks/gpu.py " + " ".join(sys.argv[1:])
             note = " ".join([f"On {device}.", *report.problems])
             write(options.out / f"gpu-{workload}.json", report.title, command, columns, cells, report.versions, note)

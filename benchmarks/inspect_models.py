@@ -17,7 +17,7 @@ from pathlib import Path
 
 TARGETS = ("a100", "h100", "v5e", "v7x")
 MODELS = ("resnet50", "gpt2")
-PRECISIONS = ("float32", "mixed_bfloat16")
+COMPARED = ("float32", "mixed_bfloat16")
 BACKENDS = ("tensorflow", "jax")
 NAMES = (
     "model", "backend", "precision", "chip", "products", "in 16 bits", "of the operations", "unattributed", "TFLOP",
@@ -81,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--backends", default=",".join(BACKENDS))
-    parser.add_argument("--precisions", default=",".join(PRECISIONS))
+    parser.add_argument("--precisions", default=",".join(COMPARED))
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--markdown", type=Path, help="write the table there")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)

@@ -49,10 +49,10 @@ def memory(options: argparse.Namespace) -> None:
     tokens = keras.KerasTensor((8, 1024), "int32")
     sizes = (12, 768, 12, 50304, 1024)
     report = keras_mp.inspect(lambda: compiled(options.model, sizes, options.remat, True), (tokens, tokens), "h100")
-    found = report.memory
+    memory_used = report.memory
     print(f"| {options.model}{' with remat' if options.remat else ''} | {report.backend} | {options.precision} | "
-          f"{found.temporary / 2**30:.2f} | {found.peak / 2**30:.2f} |")  # fmt: skip
-    for buffer in found.largest[: options.buffers]:
+          f"{memory_used.temporary / 2**30:.2f} | {memory_used.peak / 2**30:.2f} |")  # fmt: skip
+    for buffer in memory_used.largest[: options.buffers]:
         print(f"  {buffer.bytes / 2**20:.0f} MiB {buffer.dtype}{list(buffer.shape)} {buffer.what} of {buffer.layer}")
 
 
@@ -102,8 +102,8 @@ def step_time(options: argparse.Namespace) -> None:
             run()
             if step >= 3:
                 seconds[name].append(time.perf_counter() - started)
-    for name, each in seconds.items():
-        print(f"{name}: median {statistics.median(each) * 1e3:.0f} ms, least {min(each) * 1e3:.0f} ms")
+    for name, measured in seconds.items():
+        print(f"{name}: median {statistics.median(measured) * 1e3:.0f} ms, least {min(measured) * 1e3:.0f} ms")
     for name in seconds.keys() - {"lean"}:
         # Steps that ran one after the other met the same load.
         ratio = statistics.median(lean / other for lean, other in zip(seconds["lean"], seconds[name], strict=True))

@@ -103,7 +103,7 @@ def measure(width, hidden, batch, jit, rounds, steps):
 
 def ratio(times, name, base):
     """The median over the rounds, and the middle half of them."""
-    low, middle, high = statistics.quantiles([each[name] / each[base] for each in times], n=4)
+    low, middle, high = statistics.quantiles([round_times[name] / round_times[base] for round_times in times], n=4)
     return f"{middle:.3f} ({low:.3f}-{high:.3f})"
 
 
@@ -122,12 +122,12 @@ def main():
         if arguments.only not in (None, size):
             continue
         for jit in (True, False):
-            once = statistics.median(each["none"] for each in measure(width, hidden, batch, jit, 2, 3))
+            once = statistics.median(round_times["none"] for round_times in measure(width, hidden, batch, jit, 2, 3))
             times = measure(width, hidden, batch, jit, arguments.rounds, max(1, round(arguments.seconds / once)))
             table.add_row(
                 size,
                 "jit" if jit else UNJITTED[backend],
-                f"{1000 * statistics.median(each['none'] for each in times):.3f}",
+                f"{1000 * statistics.median(round_times['none'] for round_times in times):.3f}",
                 ratio(times, "ours", "none"),
                 ratio(times, "keras", "none"),
                 ratio(times, "ours", "keras"),

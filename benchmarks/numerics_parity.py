@@ -1,4 +1,4 @@
-"""Trains a recipe's model in several precisions, three seeds each, and writes the table and the picture to docs/.
+"""Trains a training recipe's model in several precisions, three seeds each; writes the table and the picture to docs/.
 
     KERAS_BACKEND=tensorflow python benchmarks/numerics_parity.py digits
     KERAS_BACKEND=tensorflow python benchmarks/numerics_parity.py language_model
@@ -30,12 +30,12 @@ CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 def epochs(inputs, targets, batch_size, seed, steps):
     """The first steps of a training on shuffled data, over as many passes as it takes."""
-    batches, found, epoch = ShuffledBatches(inputs, targets, batch_size, seed), [], 0
-    while len(found) < steps:
+    batches, collected, epoch = ShuffledBatches(inputs, targets, batch_size, seed), [], 0
+    while len(collected) < steps:
         batches.start_at(epoch)
-        found += [batches[index] for index in range(len(batches))]
+        collected += [batches[index] for index in range(len(batches))]
         epoch += 1
-    return found[:steps]
+    return collected[:steps]
 
 
 def compare_digits(steps, seeds):

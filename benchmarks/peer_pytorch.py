@@ -81,8 +81,8 @@ class Residual(nn.Module):
         else:
             shapes = [(inputs, filters, 3, stride), (filters, filters, 3, 1)]
         parts: list[nn.Module] = []
-        for each in shapes:
-            parts += [*_convolution(*each), nn.ReLU()]
+        for shape in shapes:
+            parts += [*_convolution(*shape), nn.ReLU()]
         self.branch = nn.Sequential(*parts[:-1])
         outputs = shapes[-1][1]
         same = stride == 1 and inputs == outputs
@@ -119,7 +119,7 @@ def step(workload: str, precision: str, compile: bool = False) -> Workload:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "strict float32"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model: Any = {"gpt": Gpt, "vit": Vit, "resnet": resnet}[chosen.kind](*chosen.sizes)
-    x, y = (torch.from_numpy(each).to(device) for each in batch_of(chosen))
+    x, y = (torch.from_numpy(array).to(device) for array in batch_of(chosen))
     model = model.to(device)
     if chosen.kind != "gpt":
         # What its convolutions are fastest in, and what the others have.

@@ -39,10 +39,10 @@ def tasks(workload: str) -> list[Task]:
     """All that is compared on a model; what is not installed is left out."""
     tensorflow, jax = ({"KERAS_BACKEND": backend} for backend in ("tensorflow", "jax"))
     low = {"workload": workload, "precision": "mixed_bfloat16"}
-    found = []
+    compared = []
     if importlib.util.find_spec("tensorflow"):
         keras_low = {"workload": workload, "policy": "mixed_bfloat16"}
-        found += [
+        compared += [
             Task(BASE, "peer_keras:kit", low, tensorflow),
             Task("Keras, TensorFlow", "peer_keras:plain", keras_low, tensorflow),
             Task("Keras, TensorFlow, no jit", "peer_keras:plain", keras_low | {"jit": False}, tensorflow),
@@ -50,21 +50,21 @@ def tasks(workload: str) -> list[Task]:
                  {"workload": workload, "policy": "float32", "jit": False}, tensorflow),
         ]  # fmt: skip
         if not workload.startswith("resnet"):  # whose convolutions have no float8
-            found.append(
+            compared.append(
                 Task("Keras float8, TensorFlow", "peer_keras:plain",
                      {"workload": workload, "policy": "mixed_bfloat16", "float8": True}, tensorflow)
             )  # fmt: skip
     if importlib.util.find_spec("jax"):
-        found += [
+        compared += [
             Task("keras_mp, JAX", "peer_keras:kit", low, jax),
             Task("Keras, JAX", "peer_keras:plain", {"workload": workload, "policy": "mixed_bfloat16"}, jax),
         ]
     if importlib.util.find_spec("torch"):
-        found += [
+        compared += [
             Task("PyTorch", "peer_pytorch:step", low),
             Task("PyTorch, compiled", "peer_pytorch:step", low | {"compile": True}),
         ]
-    return found
+    return compared
 
 
 def main() -> None:

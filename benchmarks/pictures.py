@@ -1,7 +1,7 @@
 """Makes the pictures of the pages anew: `KERAS_BACKEND=tensorflow python benchmarks/pictures.py [start gpt2 audit]`.
 
 start: docs/start-*.svg, by running the Python of docs/index.md. gpt2: docs/gpt2-h100.svg, GPT-2 124M on 8 x 1024
-tokens, compiled for an H100; minutes on 2 cores. audit: docs/numerics-audit.svg, of the recipe language_model.
+tokens, compiled for an H100; minutes on 2 cores. audit: docs/numerics-audit.svg, of the training recipe language_model.
 """
 
 import os
@@ -45,9 +45,9 @@ def gpt2():
     tokens = keras.KerasTensor((8, 1024), "int32")
     report = keras_mp.inspect(model, (tokens, tokens), "h100", compare=["float32"])
     report.to_svg(DOCS / "gpt2-h100.svg")
-    for each in (report, report.compared["float32"]):
-        peak, temporary = each.memory.peak / 2**20, each.memory.temporary / 2**20
-        print(f"{each.precision}: peak {peak:.1f} MiB, temporary {temporary:.1f}, {each.shares}")
+    for compiled in (report, report.compared["float32"]):
+        peak, temporary = compiled.memory.peak / 2**20, compiled.memory.temporary / 2**20
+        print(f"{compiled.precision}: peak {peak:.1f} MiB, temporary {temporary:.1f}, {compiled.shares}")
 
 
 def audit():

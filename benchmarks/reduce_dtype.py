@@ -52,8 +52,8 @@ def main() -> None:
     keras.config.set_dtype_policy("mixed_bfloat16")
     print("| seed | summed in float32 | in bfloat16 |\n| --- | --- | --- |")
     for seed in range(arguments.seeds):
-        found = [last_loss(seed, dtype, arguments.steps) for dtype in ("float32", "bfloat16")]
-        print(f"| {seed} | {found[0]:.4f} | {found[1]:.4f} |", flush=True)
+        losses = [last_loss(seed, dtype, arguments.steps) for dtype in ("float32", "bfloat16")]
+        print(f"| {seed} | {losses[0]:.4f} | {losses[1]:.4f} |", flush=True)
 
 
 if __name__ == "__main__":

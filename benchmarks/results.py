@@ -108,12 +108,12 @@ def gains() -> str:
     from keras_mp.precision.chips import find_chip
 
     widths = (256, 512, 1024, 2048, 4096, 8192)
-    lines = ["| rows | recipe | " + " | ".join(f"{width} x {width}" for width in widths) + " |"]
+    lines = ["| rows | scaling recipe | " + " | ".join(f"{width} x {width}" for width in widths) + " |"]
     lines.append("| ---: | --- |" + " ---: |" * len(widths))
     for rows in (512, 4096, 32768):
         for name in ("current", "delayed", "rowwise"):
-            each = [step_cost(rows, width, width, find_chip("h100"), get_recipe(name)).gain for width in widths]
-            lines.append(f"| {rows} | {name} | " + " | ".join(f"{gain:.2f}" for gain in each) + " |")
+            gains = [step_cost(rows, width, width, find_chip("h100"), get_recipe(name)).gain for width in widths]
+            lines.append(f"| {rows} | {name} | " + " | ".join(f"{gain:.2f}" for gain in gains) + " |")
     return "\n".join(lines)
 
 

@@ -71,7 +71,7 @@ MODELS = {
     "6.7B": Model(Size(32, 4096, 32), 2048, 1, True),
     "one block": Model(Size(1, 1024, 16), 128, 1, False),
 }
-PRECISIONS = ("float32", "mixed_bfloat16")
+COMPARED = ("float32", "mixed_bfloat16")
 BLOCKS = (4, 8)
 # What is compiled, and the slices that take its temporary memory and collectives.
 COMPILED = (
@@ -126,7 +126,7 @@ def measure(cell: Cell, layers: int) -> Figures:
         )
     memory = report.memory
     state = memory.parameters + memory.optimizer
-    sent = {(each.kind, each.dtype): float(each.bytes) for each in report.collectives}
+    sent = {(collective.kind, collective.dtype): float(collective.bytes) for collective in report.collectives}
     print(f"{cell}, {layers} blocks: state {state:,} bytes, temporary {memory.temporary / GIB:.3f} GiB, {sent}, "
           f"compiled in {report.seconds:.0f} s", flush=True)  # fmt: skip
     return Figures(state, memory.temporary, sent)
@@ -174,20 +174,20 @@ def main() -> None:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for model, strategy, target, chips, others in COMPILED:
-        for precision in PRECISIONS:
+        for precision in COMPARED:
             cell = Cell(model, strategy, target, chips, precision)
             if arguments.only not in f"{cell.model} {cell.target}-{cell.chips} {cell.strategy} {cell.precision}":
                 continue
             layers = MODELS[cell.model].size.layers
             few, many = (measure(cell, blocks) for blocks in BLOCKS)
-            found = extrapolate(few, many, layers)
+            extrapolated = extrapolate(few, many, layers)
             grows = "" if many.temporary > few.temporary else "; memory did not grow"
             for where in ((target, chips), *others):
                 here = cell._replace(target=where[0], chips=where[1])
                 how = f"{BLOCKS[0]} and {BLOCKS[1]} of {layers}{grows}" + (
                     "" if here == cell else f", {target}-{chips}"
                 )
-                lines.append(row(here, found._replace(state=state_bytes(here)), how))
+                lines.append(row(here, extrapolated._replace(state=state_bytes(here)), how))
             if cell == IN_FULL:
                 lines.append(row(cell, measure(cell, layers), f"all {layers}"))
             _write(lines, arguments.markdown)

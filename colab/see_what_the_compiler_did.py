@@ -99,11 +99,11 @@ from collections import Counter
 
 def products(report):
     """The share of the operations in each precision, as asked for and as compiled."""
-    total = sum(each.flops for each in report.matmuls)
+    total = sum(product.flops for product in report.matmuls)
     shares = Counter()
-    for each in report.matmuls:
-        asked, compiled = (" and ".join(sorted(set(dtypes))) for dtypes in (each.asked, each.compiled))
-        shares[f"{asked} -> {compiled or 'nothing is left of it'}"] += each.flops
+    for product in report.matmuls:
+        asked, compiled = (" and ".join(sorted(set(dtypes))) for dtypes in (product.asked, product.compiled))
+        shares[f"{asked} -> {compiled or 'nothing is left of it'}"] += product.flops
     return [f"{share / total:6.1%}  {kind}" for kind, share in shares.most_common()]
 
 
@@ -168,8 +168,8 @@ def in_fp8(model):
 
 def fp8_products(report):
     """How many products were asked for in FP8, and how many of those run in it."""
-    asked = [each for each in report.matmuls if asks_fp8(each)]
-    run = [each for each in asked if runs_fp8(each)]
+    asked = [product for product in report.matmuls if asks_fp8(product)]
+    run = [product for product in asked if runs_fp8(product)]
     return f"{len(run)} of {len(asked)} products that ask for FP8 run in FP8"
 
 

@@ -233,7 +233,7 @@ def bench(
     import_keras()
     from keras_mp.bench.benchmark import BASE, measure
     from keras_mp.bench.benchmark_report import check_precisions
-    from keras_mp.conversion.in_precision import PRECISIONS
+    from keras_mp.precision.policy import PRECISIONS
 
     if find_batch:
         typer.echo("--find-batch is now --find-max-batch-size; the old name works in this version", err=True)

@@ -135,7 +135,7 @@ def block(
     """
     if not remat:
         return _branches(x, size, name, dropout, epsilon, causal, mask)
-    inputs = [keras.Input(each.shape[1:], dtype=each.dtype) for each in ([x] if mask is None else [x, mask])]
+    inputs = [keras.Input(tensor.shape[1:], dtype=tensor.dtype) for tensor in ([x] if mask is None else [x, mask])]
     inner = _branches(inputs[0], size, name, dropout, epsilon, causal, inputs[1] if mask is not None else None)
     inner = keras.Model(inputs, inner, name=name)
     return keras_mp.remat(inner)(x if mask is None else [x, mask])

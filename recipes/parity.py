@@ -21,12 +21,13 @@ from datetime import date
 from pathlib import Path
 
 from keras_mp.fp8.scaling import RECIPES
+from keras_mp.precision.policy import PRECISIONS
 from keras_mp.system.atomic_write import written_beside
 from recipes.common.curves import draw_parity
 from recipes.common.metric import difference, written
 
-PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
-KNOWN = (*PRECISIONS, "fp8", *(f"fp8:{name}" for name in RECIPES))
+COMPARED = ("float32", "mixed_bfloat16", "mixed_float16")
+KNOWN = (*PRECISIONS, *(f"fp8:{name}" for name in RECIPES))
 
 
 def run(recipe: str, precision: str, seed: int, options: Sequence[str]) -> dict:
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seeds", type=int, default=3, help="how many: 0, 1, ... (default: 3)")
     parser.add_argument("--out", type=Path, help="Markdown file to write")
     parser.add_argument("--curves", type=Path, help="picture to write, a PNG: the loss on the test data by epoch")
-    parser.add_argument("--precisions", default=",".join(PRECISIONS), help="with commas (default: %(default)s)")
+    parser.add_argument("--precisions", default=",".join(COMPARED), help="with commas (default: %(default)s)")
     known, options = parser.parse_known_args(list(arguments))
     if known.seeds < 1:
         parser.error(f"--seeds must be at least 1, got {known.seeds}")

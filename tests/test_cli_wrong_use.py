@@ -93,7 +93,7 @@ MODELS = {
     "zip.keras": "does not load",
     "mix.keras": "it holds the class 'Mix', not registered with Keras: name the module that defines it with --import",
     "lambda.keras": "it holds a Python lambda, which can run any code: if you trust the file, pass --unsafe",
-    "model.weights.h5": "holds weights alone: load them into their model, and give the .keras file",
+    "model.weights.h5": "holds only weights: load them into their model, and give the .keras file",
     "model.h5": r"is not a .keras file but not complete, or of another kind: write one with",
     "saved_model": "is not a .keras file but a folder: write one",
 }

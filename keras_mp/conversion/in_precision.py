@@ -8,15 +8,14 @@ from typing import Any
 import keras
 
 from keras_mp.fp8.layers import Float8Layer
-from keras_mp.precision.policy import POLICIES
+from keras_mp.precision.policy import PRECISIONS
 from keras_mp.rebuild import Config, layers_by_path, rebuild
 from keras_mp.stability.stabilized import stabilize
 
 FP8 = "fp8"
-PRECISIONS = (*(policy for policy in POLICIES if policy != "auto"), FP8)
 
 
-def precision_of(model: Any) -> str:
+def precision_of(model: keras.Model) -> str:
     """Names the precision of a model: the policy of most of its layers that have weights, or "fp8"."""
     layers = [layer for layer in layers_by_path(model).values() if layer.weights]
     if any(isinstance(layer, Float8Layer) or "float8" in layer.dtype_policy.name for layer in layers):
@@ -32,8 +31,8 @@ def check_precision(name: str) -> str:
     return name
 
 
-def in_precision(model: Any, precision: str) -> Any:
-    """Rebuilds a model in another precision; the original is left alone.
+def in_precision(model: keras.Model, precision: str) -> keras.Model:
+    """Rebuilds a model in another precision; the original is not changed.
 
     Layers that compute in the model's own precision change to the other; from float32, all do, and what must be
     float32 is then made so by `keras_mp.stabilize`.
@@ -59,7 +58,7 @@ def in_precision(model: Any, precision: str) -> Any:
     return new
 
 
-def _with_policy(model: Any, old: str, new: str) -> Any:
+def _with_policy(model: keras.Model, old: str, new: str) -> keras.Model:
     policy = keras.saving.serialize_keras_object(keras.DTypePolicy(new))
     # A stabilized layer is float32 by its policy; what it multiplies in is its "precision".
     changes = {("precision", keras.DTypePolicy(old).compute_dtype): keras.DTypePolicy(new).compute_dtype}

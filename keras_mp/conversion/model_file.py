@@ -57,7 +57,7 @@ def check_model_file(path: str | os.PathLike[str]) -> Path:
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     if path.name.endswith(".weights.h5"):
         raise ModelFileError(
-            f"{str(path)!r} holds weights alone: load them into their model, and give the .keras file that "
+            f"{str(path)!r} holds only weights: load them into their model, and give the .keras file that "
             "model.save('model.keras') writes"
         )
     if path.is_dir() or not zipfile.is_zipfile(path):

@@ -10,7 +10,7 @@ from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.rebuild import RebuildError, layers_by_path, rebuild
 
 
-def in_float32(model: Any, x: Any) -> Any:
+def in_float32(model: keras.Model, x: Any) -> keras.Model:
     """A model that computes in float32, with the weights and the loss of another.
 
     Args:
@@ -26,12 +26,12 @@ def in_float32(model: Any, x: Any) -> Any:
     return model if computes_in_float32(model) else copy_of(model, x, to_float32)
 
 
-def computes_in_float32(model: Any) -> bool:
+def computes_in_float32(model: keras.Model) -> bool:
     """Whether every layer of a model computes in float32."""
     return all(layer.compute_dtype == "float32" for layer in [model, *layers_by_path(model).values()])
 
 
-def copy_of(model: Any, x: Any, rule: Any, policy: str | None = "float32") -> Any:
+def copy_of(model: keras.Model, x: Any, rule: Any, policy: str | None = "float32") -> keras.Model:
     """A new model with the same weights and the same loss, and without the optimizer's state.
 
     Args:
@@ -55,7 +55,7 @@ def copy_of(model: Any, x: Any, rule: Any, policy: str | None = "float32") -> An
 
 
 def _carry_loss(old: Any, new: Any) -> None:
-    """Compiles with the old model's loss alone, past a compile() of its class that wants more than that."""
+    """Compiles with only the old model's loss, past a compile() of its class that requires more."""
     # Private, because the public get_compile_config() is serialized and loses what is not registered.
     arguments = old._compile_config.config
     keras.Model.compile(

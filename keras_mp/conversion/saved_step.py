@@ -43,7 +43,10 @@ def step_of_file(
 
 
 def shapes_of_step(
-    model: Any, batch_size: int, trains: bool, otherwise: str = "call keras_mp.inspect(model, batch) with one of yours"
+    model: keras.Model,
+    batch_size: int,
+    trains: bool,
+    otherwise: str = "call keras_mp.inspect(model, batch) with one of yours",
 ) -> tuple[Any, Any]:
     """Makes the shapes of a batch for a model.
 

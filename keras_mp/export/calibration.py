@@ -41,7 +41,7 @@ class Output:
     highest: list[float] = field(default_factory=list)
 
 
-def outputs_of(model: Any, batch: Any) -> list[tuple[str, np.ndarray]]:
+def outputs_of(model: keras.Model, batch: Any) -> list[tuple[str, np.ndarray]]:
     """What each layer and operation below a model puts out in inference, in the order of their calls.
 
     Args:
@@ -51,15 +51,15 @@ def outputs_of(model: Any, batch: Any) -> list[tuple[str, np.ndarray]]:
     Returns:
         (path, array) pairs of the float outputs; what a layer passes on as it is appears once.
     """
-    found: list[tuple[str, Any]] = []
+    outputs: list[tuple[str, Any]] = []
     seen: dict[int, Any] = {}  # kept alive, so that no other gets the id
 
-    def wrap(path: str, layer: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(path: str, layer: keras.layers.Layer, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             seen.update((id(x), x) for x in keras.tree.flatten((args, kwargs)))
             result = function(*args, **kwargs)
-            found.extend((path, x) for x in keras.tree.flatten(result) if id(x) not in seen and _is_float(x))
+            outputs.extend((path, x) for x in keras.tree.flatten(result) if id(x) not in seen and _is_float(x))
             seen.update((id(x), x) for x in keras.tree.flatten(result))
             return result
 
@@ -76,10 +76,10 @@ def outputs_of(model: Any, batch: Any) -> list[tuple[str, np.ndarray]]:
     inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
     with wrapped_methods(whole, ["call"], wrap), backend.full_float32():
         model(inputs, training=False)
-    return [(path, keras.ops.convert_to_numpy(x)) for path, x in found]
+    return [(path, keras.ops.convert_to_numpy(x)) for path, x in outputs]
 
 
-def observe(model: Any, inputs: Any) -> list[Output]:
+def observe(model: keras.Model, inputs: Any) -> list[Output]:
     """The range of each layer's output, as `keras_mp.audit` keeps it, but in inference.
 
     An audit runs training steps: there, batch normalization takes the batch's statistics, dropout scales what it
@@ -92,12 +92,12 @@ def observe(model: Any, inputs: Any) -> list[Output]:
     Returns:
         An `Output` for each float output of each call of a layer.
     """
-    found: list[Output] = []
+    observed: list[Output] = []
     for batch in _batches(inputs, BATCH):
         outputs = outputs_of(model, batch)
-        found = found or [Output(path) for path, _ in outputs]
+        observed = observed or [Output(path) for path, _ in outputs]
         records = len(keras.tree.flatten(batch)[0])
-        for output, (_, x) in zip(found, outputs, strict=True):
+        for output, (_, x) in zip(observed, outputs, strict=True):
             if x.size == 0:
                 continue
             ends = (float(x.min()), float(x.max()))
@@ -106,7 +106,7 @@ def observe(model: Any, inputs: Any) -> list[Output]:
             per_record = x.reshape(records, -1) if x.shape[:1] == (records,) else np.tile(ends, (records, 1))
             output.lowest += per_record.min(axis=1).tolist()
             output.highest += per_record.max(axis=1).tolist()
-    return found
+    return observed
 
 
 def chosen(outputs: list[Output], records: int) -> list[int]:
@@ -119,8 +119,8 @@ def chosen(outputs: list[Output], records: int) -> list[int]:
     Returns:
         Their places, in order. A quantizer that looks at these alone sees the range that all of them have.
     """
-    extreme = {int(np.argmin(each.lowest)) for each in outputs if each.lowest}
-    extreme |= {int(np.argmax(each.highest)) for each in outputs if each.highest}
+    extreme = {int(np.argmin(output.lowest)) for output in outputs if output.lowest}
+    extreme |= {int(np.argmax(output.highest)) for output in outputs if output.highest}
     return sorted(extreme | set(spread(records, TYPICAL)))
 
 

@@ -64,19 +64,21 @@ class Signature(NamedTuple):
         check_batch(batch, self.structure, argument)
         specs = keras.tree.flatten(self.structure)
         arrays = [np.asarray(x) for x in keras.tree.flatten(batch)]
-        found = {}
+        converted = {}
         for name, spec, array in zip(self.inputs, specs, arrays, strict=True):
             with np.errstate(over="ignore", invalid="ignore"):
-                found[name] = array.astype(spec.dtype.as_numpy_dtype)
+                converted[name] = array.astype(spec.dtype.as_numpy_dtype)
             finite = all(
-                np.isfinite(each).all() for each in (array, found[name]) if np.issubdtype(each.dtype, np.number)
+                np.isfinite(values).all()
+                for values in (array, converted[name])
+                if np.issubdtype(values.dtype, np.number)
             )
             if not finite:
                 raise ExportError(f"{argument} holds NaN or infinity for input {name!r}, in {spec.dtype.name}")
-        return found
+        return converted
 
 
-def check(model: Any, path: Path, verify: Any, packages: Sequence[str], overwrite: bool = False) -> None:
+def check(model: keras.Model, path: Path, verify: Any, packages: Sequence[str], overwrite: bool = False) -> None:
     """Refuses what cannot be exported, or compared, before anything is computed.
 
     Raises:
@@ -101,7 +103,9 @@ def check(model: Any, path: Path, verify: Any, packages: Sequence[str], overwrit
 
 
 @contextmanager
-def float32_saved_model(model: Any, verify: Any, tolerance: float) -> Iterator[tuple[Path, Signature, tuple[str, ...]]]:
+def float32_saved_model(
+    model: keras.Model, verify: Any, tolerance: float
+) -> Iterator[tuple[Path, Signature, tuple[str, ...]]]:
     """Gives a SavedModel that `export_float32` proved, for as long as the block runs, how it is called, and notes."""
     if keras.backend.backend() != "tensorflow":
         _leave_the_accelerator()
@@ -137,15 +141,15 @@ def _signature(path: Path) -> Signature:
 
 
 def _number(name: str) -> int:
-    found = re.fullmatch(r"output_(\d+)", name)
-    return int(found[1]) if found else 0
+    numbered = re.fullmatch(r"output_(\d+)", name)
+    return int(numbered[1]) if numbered else 0
 
 
 def compared(
     report: DeploymentReport,
     run: Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]],
     signature: Signature,
-    model: Any,
+    model: keras.Model,
     verify: Any,
     tolerance: float,
 ) -> DeploymentReport:
@@ -169,14 +173,14 @@ def compared(
     with backend.full_float32():
         expected = _outputs(float32, verify)
     outputs = list(run(feed))
-    subject = f"the {report.format} file of model {model.name!r}"
-    difference, notes = agreement(subject, outputs, expected, verify, float32, tolerance)
+    name = f"the {report.format} file of model {model.name!r}"
+    difference, notes = agreement(name, outputs, expected, verify, float32, tolerance)
     for size in BATCH_SIZES:
         again = list(run({name: np.resize(x, (size, *x.shape[1:])) for name, x in feed.items()}))
         same = relative_difference(again, [np.resize(x, (size, *x.shape[1:])) for x in outputs])
         if not same <= min(tolerance, INT8_STEPS):
             raise ExportError(
-                f"{subject} gives other results in a batch of {size}: they "
+                f"{name} gives other results in a batch of {size}: they "
                 f"differ by {same:.2e} from those in a batch of {len(outputs[0])}"
             )
     try:
@@ -188,7 +192,7 @@ def compared(
     )
 
 
-def _outputs(model: Any, batch: Any) -> list[np.ndarray]:
+def _outputs(model: keras.Model, batch: Any) -> list[np.ndarray]:
     """What a model computes in inference, as a graph on TensorFlow: eager mode rounds deep networks differently."""
     inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
     if keras.backend.backend() == "tensorflow":

@@ -38,12 +38,12 @@ def stays_float(file: LiteRTFile, feed: Mapping[str, np.ndarray]) -> list[str]:
     huge = {place for place, x in floats.items() if np.abs(x).max() >= HUGE}
     tensors, operators = file.graphs[0]
     makers = {place: operator for operator in operators for place in operator.outputs}
-    found: list[Operator] = []
+    kept: list[Operator] = []
 
     def keep(operator: Operator) -> None:
-        if operator in found:
+        if operator in kept:
             return
-        found.append(operator)
+        kept.append(operator)
         if operator.kind in ONE_SCALE:
             for place in operator.inputs:
                 if place in floats and place in makers:
@@ -53,8 +53,8 @@ def stays_float(file: LiteRTFile, feed: Mapping[str, np.ndarray]) -> list[str]:
         if huge & {*operator.inputs, *operator.outputs}:
             keep(operator)
         elif operator.kind in STAYS_FLOAT:
-            found.append(operator)
-    return [tensors[place].name for operator in found for place in operator.outputs]
+            kept.append(operator)
+    return [tensors[place].name for operator in kept for place in operator.outputs]
 
 
 def layers(
@@ -77,19 +77,25 @@ def layers(
         feed: a batch, by name.
     """
     there, quantized = _activations(in_float, feed), _activations(in_int8, feed)
-    found = []
+    compared = []
     for output, (_, x) in zip(outputs, expected, strict=True):
         if x.size == 0:
             continue
         row = Int8Layer(output.path, output.range.lowest, output.range.highest, calibration.int8_sqnr(output.range))
-        close = [(calibration.sqnr(each.values, x), each) for each in quantized if each.values.size == x.size]
-        is_there = any(each.values.size == x.size and calibration.sqnr(each.values, x) > SAME for each in there)
+        close = [
+            (calibration.sqnr(activation.values, x), activation)
+            for activation in quantized
+            if activation.values.size == x.size
+        ]
+        is_there = any(
+            activation.values.size == x.size and calibration.sqnr(activation.values, x) > SAME for activation in there
+        )
         if close and is_there:
             measured, nearest = max(close, key=lambda pair: pair[0])
             low, high = nearest.range or (None, None)
             row = row._replace(file_lowest=low, file_highest=high, measured=measured)
-        found.append(row)
-    return tuple(found)
+        compared.append(row)
+    return tuple(compared)
 
 
 class _Activation(NamedTuple):
@@ -99,16 +105,16 @@ class _Activation(NamedTuple):
 
 def _activations(file: LiteRTFile, feed: Mapping[str, np.ndarray]) -> list[_Activation]:
     """The values, and the int8 ranges, of what a file computes on a batch."""
-    found = []
+    activations = []
     for place, x in file.values(feed).items():
         tensor = file.graphs[0][0][place]
         # What is made float32 again at the end is looked at before.
         if tensor.constant or tensor.made_by == "DEQUANTIZE":
             continue
         if x.dtype == np.float32:
-            found.append(_Activation(x, None))
+            activations.append(_Activation(x, None))
         elif x.dtype == np.int8 and tensor.scales:
             scale, zero = tensor.scales[0], tensor.zero_points[0]
             ends = (scale * (-128 - zero), scale * (127 - zero))
-            found.append(_Activation((x.astype("float32") - zero) * scale, ends))
-    return found
+            activations.append(_Activation((x.astype("float32") - zero) * scale, ends))
+    return activations

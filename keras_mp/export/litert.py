@@ -27,7 +27,7 @@ PROBE = 32
 
 
 def export_litert(
-    model: Any,
+    model: keras.Model,
     path: str | os.PathLike[str],
     verify: Any = None,
     *,
@@ -81,9 +81,9 @@ def export_litert(
                 "a fixed number of steps"
             ) from error
         raise
-    found = file.low_precision(quantized=calibrate is not None)
-    if found:
-        raise ExportError(f"model {model.name!r} was not exported: low precision would be left in {found[:5]}")
+    remaining = file.low_precision(quantized=calibrate is not None)
+    if remaining:
+        raise ExportError(f"model {model.name!r} was not exported: low precision would be left in {remaining[:5]}")
     report = report._replace(path=path, bytes=len(file.content), operators=counted(file.operators()), notes=notes)
     with parents_made(path), written_beside(path) as partial:
         partial.write_bytes(file.content)
@@ -94,7 +94,7 @@ def export_litert(
     return report
 
 
-def unrolled(model: Any, sample: Any = None) -> Any:
+def unrolled(model: keras.Model, sample: Any = None) -> Any:
     """The model with its recurrent layers unrolled, or the model itself where it has none.
 
     Raises:
@@ -103,7 +103,7 @@ def unrolled(model: Any, sample: Any = None) -> Any:
     if all(layer.unroll for layer in layers_by_path(model).values() if isinstance(layer, keras.layers.RNN)):
         return model
 
-    def unroll(node: Config, layer: Any) -> Config:
+    def unroll(node: Config, layer: keras.layers.Layer) -> Config:
         if not isinstance(layer, keras.layers.RNN) or "unroll" not in node.get("config", {}):
             return node
         return {**node, "config": {**node["config"], "unroll": True}}
@@ -115,7 +115,7 @@ def unrolled(model: Any, sample: Any = None) -> Any:
 
 
 def _converted(
-    folder: Path, model: Any, feeds: Callable[[], Iterator[Any]] | None = None, stays_float: Sequence[str] = ()
+    folder: Path, model: keras.Model, feeds: Callable[[], Iterator[Any]] | None = None, stays_float: Sequence[str] = ()
 ) -> LiteRTFile:
     """A file: int8 where feeds are given, but for the operators with outputs of names in stays_float."""
     import tensorflow as tf
@@ -144,7 +144,7 @@ def _converted(
             ) from error
 
 
-def _where(error: Exception, model: Any) -> str:
+def _where(error: Exception, model: keras.Model) -> str:
     """What of the converter's pages of message names a layer and an operation."""
     text = str(error)
     # TensorFlow numbers a scope that it has seen before: dense/MatMul, then dense_1/MatMul.
@@ -157,7 +157,9 @@ def _where(error: Exception, model: Any) -> str:
     return f"{told}. Replace what computes it, or use export_float32"
 
 
-def _quantized(folder: Path, signature: Signature, model: Any, data: Any) -> tuple[LiteRTFile, DeploymentReport]:
+def _quantized(
+    folder: Path, signature: Signature, model: keras.Model, data: Any
+) -> tuple[LiteRTFile, DeploymentReport]:
     feed = signature.feed(data, "calibrate")
     arrays = keras.tree.pack_sequence_as(signature.structure, list(feed.values()))
     float32 = rebuild(model, to_float32, policy="float32", sample=arrays, carry_compile=False).model

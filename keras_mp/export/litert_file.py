@@ -64,18 +64,19 @@ class LiteRTFile:
         self.graphs: list[tuple[list[Tensor], list[Operator]]] = []
         for graph in file.subgraphs:
             operators = [
-                Operator(codes[each.opcodeIndex], list(each.inputs), list(each.outputs)) for each in graph.operators
+                Operator(codes[operator.opcodeIndex], list(operator.inputs), list(operator.outputs))
+                for operator in graph.operators
             ]
             makers = {place: operator.kind for operator in operators for place in operator.outputs}
             tensors = [
                 Tensor(
-                    each.name.decode(),
-                    types[each.type],
-                    file.buffers[each.buffer].data is not None,
+                    tensor.name.decode(),
+                    types[tensor.type],
+                    file.buffers[tensor.buffer].data is not None,
                     makers.get(place, ""),
-                    *(_list(getattr(each.quantization, name, None)) for name in ("scale", "zeroPoint")),
+                    *(_list(getattr(tensor.quantization, name, None)) for name in ("scale", "zeroPoint")),
                 )
-                for place, each in enumerate(graph.tensors)
+                for place, tensor in enumerate(graph.tensors)
             ]
             self.graphs.append((tensors, operators))
 
@@ -126,13 +127,13 @@ class LiteRTFile:
         kernels = tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
         interpreter = self._interpreter(experimental_preserve_all_tensors=True, experimental_op_resolver_type=kernels)
         interpreter.get_signature_runner("serving_default")(**feed)
-        found = {}
+        values = {}
         for place in range(len(self.graphs[0][0])):
             try:
-                found[place] = interpreter.get_tensor(place)
+                values[place] = interpreter.get_tensor(place)
             except ValueError:  # nothing was computed for it
                 continue
-        return found
+        return values
 
     def _interpreter(self, **options: Any) -> Any:
         import tensorflow as tf

@@ -41,14 +41,14 @@ def low_precision(path: str | os.PathLike[str]) -> list[LowPrecision]:
 
     low = {dtype.as_datatype_enum for dtype in _low_precision_dtypes(tf)}
     low |= {dtype + 100 for dtype in low}  # reference types: tensorflow/core/framework/types.proto
-    found = [place for graph in _graphs(path) for place in _places(graph, low, tf)]
+    places = [place for graph in _graphs(path) for place in _places(graph, low, tf)]
     variables = Path(path) / "variables" / "variables"
     if variables.with_name("variables.index").exists():
         reader = tf.train.load_checkpoint(str(variables))
         for name, dtype in sorted(reader.get_variable_to_dtype_map().items()):
             if dtype.as_datatype_enum in low:
-                found.append(LowPrecision(name, "variable", f"stored in {dtype.name}"))
-    return found
+                places.append(LowPrecision(name, "variable", f"stored in {dtype.name}"))
+    return places
 
 
 def count_nodes(path: str | os.PathLike[str]) -> int:

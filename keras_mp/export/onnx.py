@@ -22,7 +22,12 @@ OPSET = 18
 
 
 def export_onnx(
-    model: Any, path: str | os.PathLike[str], verify: Any = None, *, tolerance: float = 1e-5, overwrite: bool = False
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    verify: Any = None,
+    *,
+    tolerance: float = 1e-5,
+    overwrite: bool = False,
 ) -> DeploymentReport:
     """Export a model, trained in any precision on any backend, as an ONNX file without one 16- or 8-bit float in it.
 
@@ -53,9 +58,9 @@ def export_onnx(
     check(model, path, verify, ["tensorflow", "tf2onnx", "onnx", "onnxruntime"], overwrite)
     with float32_saved_model(model, verify, tolerance) as (folder, signature, notes):
         proto = _converted(folder, signature, model)
-    found = low_precision(proto)
-    if found:
-        raise ExportError(f"model {model.name!r} was not exported: low precision would be left in {found[:5]}")
+    remaining = low_precision(proto)
+    if remaining:
+        raise ExportError(f"model {model.name!r} was not exported: low precision would be left in {remaining[:5]}")
     with parents_made(path), written_beside(path) as partial:
         partial.write_bytes(proto.SerializeToString())
         report = DeploymentReport(
@@ -79,7 +84,7 @@ def low_precision(proto: Any) -> list[str]:
 
     kinds = onnx.TensorProto.DataType
     low = {value for name, value in kinds.items() if "FLOAT" in name and name != "FLOAT"}
-    found: list[str] = []
+    places: list[str] = []
 
     def visit(message: Any, where: str) -> None:
         if isinstance(message, onnx.NodeProto):
@@ -88,19 +93,19 @@ def low_precision(proto: Any) -> list[str]:
             where = message.name or where
         # Cast's and the random operators' dtype is a plain integer.
         elif isinstance(message, onnx.AttributeProto) and message.name in ("to", "dtype") and message.i in low:
-            found.append(f"{kinds.Name(message.i)} in {where}")
+            places.append(f"{kinds.Name(message.i)} in {where}")
         for field, value in message.ListFields():
             if field.name in ("data_type", "elem_type") and value in low:
-                found.append(f"{kinds.Name(value)} in {where}")
+                places.append(f"{kinds.Name(value)} in {where}")
             if field.message_type is not None:
                 for item in value if hasattr(value, "__len__") else [value]:
                     visit(item, where)
 
     visit(onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True), "the model")
-    return found
+    return places
 
 
-def _converted(folder: Path, signature: Signature, model: Any) -> Any:
+def _converted(folder: Path, signature: Signature, model: keras.Model) -> Any:
     import onnx
     import tensorflow as tf
     import tf2onnx

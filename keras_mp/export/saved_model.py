@@ -45,7 +45,12 @@ from keras_mp.system.install import install_command
 
 
 def export_float32(
-    model: Any, path: str | os.PathLike[str], verify: Any = None, *, tolerance: float = 1e-5, overwrite: bool = False
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    verify: Any = None,
+    *,
+    tolerance: float = 1e-5,
+    overwrite: bool = False,
 ) -> ExportReport:
     """Export a model, trained in any precision, as a SavedModel without one 16- or 8-bit float in it.
 
@@ -98,7 +103,7 @@ def export_float32(
         return _export(model, path, verify, tolerance)
 
 
-def _export(model: Any, path: Path, verify: Any, tolerance: float) -> ExportReport:
+def _export(model: keras.Model, path: Path, verify: Any, tolerance: float) -> ExportReport:
     import tensorflow as tf
 
     float32, unreached, _ = rebuild(model, to_float32, policy="float32", sample=verify, carry_compile=False)
@@ -119,7 +124,7 @@ def _export(model: Any, path: Path, verify: Any, tolerance: float) -> ExportRepo
         return report._replace(notes=(*report.notes, *notes))
 
 
-def check_model(model: Any) -> None:
+def check_model(model: keras.Model) -> None:
     """Refuses what cannot be exported: what is no model, is not built, or is quantized to integers."""
     if not isinstance(model, keras.Model):
         raise TypeError(f"model must be a keras.Model, not {type(model).__name__}: wrap it in keras.Sequential([...])")
@@ -183,7 +188,7 @@ def _beside(path: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _write(model: Any, path: Path, signature: list[Any]) -> None:
+def _write(model: keras.Model, path: Path, signature: list[Any]) -> None:
     import tensorflow as tf
 
     def serve(*args: Any) -> Any:
@@ -199,7 +204,7 @@ def _write(model: Any, path: Path, signature: list[Any]) -> None:
         raise OSError(f"could not write the SavedModel to {str(path.parent)!r}: {error.message}") from error
 
 
-def _input_signature(model: Any, sample: Any) -> list[Any]:
+def _input_signature(model: keras.Model, sample: Any) -> list[Any]:
     """Tensor specs with unknown batch size and the names of the model's inputs."""
     import tensorflow as tf
 
@@ -220,7 +225,7 @@ def _input_signature(model: Any, sample: Any) -> list[Any]:
     return [keras.tree.pack_sequence_as(sample, [spec(np.asarray(x), n) for x, n in zip(flat, names, strict=True)])]
 
 
-def _recorded_inputs(model: Any) -> Any:
+def _recorded_inputs(model: keras.Model) -> Any:
     """Zeros in the shapes that a subclassed model was built with."""
     shape = (model.get_build_config() or {}).get("input_shape")
     if not isinstance(shape, (list, tuple)) or not all(isinstance(size, int) or size is None for size in shape):
@@ -231,7 +236,7 @@ def _recorded_inputs(model: Any) -> Any:
     return np.zeros([size or 1 for size in shape], keras.backend.standardize_dtype(model.input_dtype))
 
 
-def _refusal(findings: list[LowPrecision], model: Any) -> str:
+def _refusal(findings: list[LowPrecision], model: keras.Model) -> str:
     names = {layer.name for layer in layers_by_path(model).values()}
     lines = []
     for finding in findings[:5]:
@@ -248,10 +253,12 @@ def _refusal(findings: list[LowPrecision], model: Any) -> str:
     )
 
 
-def _verified(report: ExportReport, serve: Any, model: Any, float32: Any, batch: Any, tolerance: float) -> ExportReport:
+def _verified(
+    report: ExportReport, serve: Any, model: keras.Model, float32: keras.Model, batch: Any, tolerance: float
+) -> ExportReport:
     import tensorflow as tf
 
-    def outputs(model: Any) -> Any:
+    def outputs(model: keras.Model) -> Any:
         # As graphs: a deep network's rounding in eager mode alone differs by more than the tolerance.
         return tf.function(lambda x: model(x, training=False), autograph=False)(batch)
 
@@ -267,8 +274,8 @@ def _as_signature(batch: Any, signature: Any) -> Any:
 
 def _compared(
     report: ExportReport,
-    model: Any,
-    float32: Any,
+    model: keras.Model,
+    float32: keras.Model,
     batch: Any,
     served: Any,
     outputs: Callable[[Any], Any],
@@ -332,7 +339,7 @@ def export_file(
     return report
 
 
-def load_model(model_path: str | os.PathLike[str], modules: Sequence[str], unsafe: bool) -> Any:
+def load_model(model_path: str | os.PathLike[str], modules: Sequence[str], unsafe: bool) -> keras.Model:
     """Loads a `.keras` file, as `export_file` describes."""
     try:
         return load_model_file(model_path, modules, unsafe=unsafe, compile=False)
@@ -340,7 +347,7 @@ def load_model(model_path: str | os.PathLike[str], modules: Sequence[str], unsaf
         raise ExportError(str(error)) from error
 
 
-def load_batch(file: str | os.PathLike[str], model: Any) -> Any:
+def load_batch(file: str | os.PathLike[str], model: keras.Model) -> Any:
     """Loads a batch of a model's inputs, as `export_file` describes."""
     by_name = read_arrays(file)
     structure = inputs_of(model)
@@ -356,7 +363,7 @@ def load_batch(file: str | os.PathLike[str], model: Any) -> Any:
     return keras.tree.pack_sequence_as(structure, arrays)
 
 
-def _export_in_tensorflow_process(model: Any, path: Path, verify: Any, tolerance: float) -> ExportReport:
+def _export_in_tensorflow_process(model: keras.Model, path: Path, verify: Any, tolerance: float) -> ExportReport:
     """Saves the model, exports the file on TensorFlow, and compares with this backend's own float32 outputs."""
     things = custom_objects_of(model).values()
     modules = {thing.__module__ for thing in things}
@@ -390,12 +397,12 @@ def _export_in_tensorflow_process(model: Any, path: Path, verify: Any, tolerance
         if verify is not None:
             float32 = rebuild(model, to_float32, policy="float32", sample=verify, carry_compile=False).model
 
-            def run(subject: Any) -> Any:
+            def run(tested: keras.Model) -> Any:
                 # The SavedModel ran in float32 throughout: what it is compared with must not do with less on this
                 # device.
-                exact = backend.full_float32() if subject is float32 else contextlib.nullcontext()
+                exact = backend.full_float32() if tested is float32 else contextlib.nullcontext()
                 with exact:
-                    return keras.tree.flatten(subject(verify, training=False))
+                    return keras.tree.flatten(tested(verify, training=False))
 
             with np.load(outputs) as served:
                 report = _compared(report, model, float32, verify, list(served.values()), run, tolerance)

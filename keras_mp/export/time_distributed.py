@@ -14,22 +14,22 @@ from keras_mp.rebuild import layers_by_path
 
 
 @contextmanager
-def corrected_time_distributed(model: Any) -> Iterator[None]:
+def corrected_time_distributed(model: keras.Model) -> Iterator[None]:
     """Makes the TimeDistributed layers below a model go over all steps where a graph leaves their number open.
 
     Keras 3.15 takes the size of the batch for the number of steps there (`call` reads the shape before it swaps the
     two axes). Layers of a class that has a `call` of its own are left alone.
     """
-    found = [
+    layers = [
         (path, layer)
         for path, layer in layers_by_path(model).items()
         if isinstance(layer, keras.layers.TimeDistributed) and type(layer).call is keras.layers.TimeDistributed.call
     ]
-    with wrapped_methods(found, ["call"], _over_all_steps):
+    with wrapped_methods(layers, ["call"], _over_all_steps):
         yield
 
 
-def _over_all_steps(path: str, layer: Any, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+def _over_all_steps(path: str, layer: keras.layers.Layer, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def corrected(inputs: Any, training: Any = None, mask: Any = None) -> Any:
         if inputs.shape[1] is not None:

@@ -6,6 +6,8 @@ import warnings
 from collections import Counter
 from typing import Any
 
+import keras
+
 from keras_mp.fp8.converted import converted_node, places_below, plain_node
 from keras_mp.fp8.history import AmaxHistory
 from keras_mp.fp8.layers import Config, Float8Layer
@@ -30,26 +32,26 @@ def is_available() -> Support:
 
 
 def convert(
-    model: Any,
+    model: keras.Model,
     recipe: Recipe | str | None = None,
     select: Select | None = None,
     target: str | None = None,
     batch_size: int = 8,
-) -> Any:
+) -> keras.Model:
     """A new model in which Dense and EinsumDense layers compute in FP8; see `keras_mp.fp8.matmul`.
 
     That includes layers inside others, such as the projections of MultiHeadAttention and GroupQueryAttention. Weights,
-    names, shared layers, compile arguments and optimizer state are carried over; the original is left alone. The result
-    is saved and loaded as usual, wherever `keras_mp` is imported, and exported by `keras_mp.export_float32` as plain
-    layers.
+    names, shared layers, compile arguments and optimizer state are carried over; the original is not changed. The
+    result is saved and loaded as usual, wherever `keras_mp` is imported, and exported by `keras_mp.export_float32` as
+    plain layers.
 
-    Layers that compute in FP8 already take the recipe that is given, where select chooses them, and a warning says so
-    and what is kept of their amaxes; without a recipe they stay as they are, so converting twice changes nothing.
+    Layers that compute in FP8 already take the scaling recipe that is given, where select chooses them, and a warning
+    says so and what is kept of their amaxes; without one they stay as they are, so converting twice changes nothing.
 
     Args:
         model: a built Keras model: functional, sequential, subclassed, nested; before or after training.
-        recipe: a recipe such as `DelayedScaling(amax_history_length=1024)`, or its name, "current", "delayed" or
-            "rowwise"; `CurrentScaling()` by default.
+        recipe: a scaling recipe such as `DelayedScaling(amax_history_length=1024)`, or its name, "current", "delayed"
+            or "rowwise"; `CurrentScaling()` by default.
         select: `select(path, layer) -> bool` is asked about every Dense and EinsumDense layer that can be converted.
             By default all are chosen but those that read the model's input or compute its output, whose errors nothing
             behind or before them evens out (torchao's examples leave the last layer out as well); those whose product
@@ -65,12 +67,12 @@ def convert(
 
     Raises:
         RebuildError: the model is not built, or has a layer that cannot be rebuilt; the message names it.
-        ValueError: unknown recipe; target is no chip with FP8, or comes with a select; batch_size below 1.
+        ValueError: unknown scaling recipe; target is no chip with FP8, or comes with a select; batch_size below 1.
         TypeError: select is no function.
 
     Warns:
-        UserWarning: names what could not be converted or not be carried over; layers that had another recipe; and
-            layers that compute in float32, where FP8 products save less than under "mixed_bfloat16"; and why, where
+        UserWarning: names what could not be converted or not be carried over; layers that had another scaling recipe;
+            and layers that compute in float32, where FP8 products save less than under "mixed_bfloat16"; and why, where
             no layer was converted.
     """
     changes = recipe is not None
@@ -80,22 +82,22 @@ def convert(
     if select is not None and target is not None:
         raise ValueError(f"target={target!r} chooses the layers, and so does select: give one of the two")
     decisions = decide(model, select, _target(target, batch_size, recipe))
-    chosen = [each for each in decisions if each.float8]
-    known = [each for each in chosen if isinstance(each.layer, Float8Layer)]
+    chosen = [decision for decision in decisions if decision.float8]
+    known = [decision for decision in chosen if isinstance(decision.layer, Float8Layer)]
     changed = [
-        each
-        for each in known
-        if changes and each.layer.recipe != recipe and (select is None or select(each.path, each.layer))
+        decision
+        for decision in known
+        if changes and decision.layer.recipe != recipe and (select is None or select(decision.path, decision.layer))
     ]
-    stays = {id(each.layer) for each in known} - {id(each.layer) for each in changed}
-    wanted = {id(each.layer): recipe for each in chosen if id(each.layer) not in stays}
+    stays = {id(decision.layer) for decision in known} - {id(decision.layer) for decision in changed}
+    wanted = {id(decision.layer): recipe for decision in chosen if id(decision.layer) not in stays}
     reached: set[int] = set()
 
     def rule(node: Config, layer: Any) -> Config:
         if layer is None:
             return node
         reached.add(id(layer))
-        hidden = {id(each) for each in layers_below(layer)} & wanted.keys() - reached
+        hidden = {id(sublayer) for sublayer in layers_below(layer)} & wanted.keys() - reached
         reached.update(hidden)
         below = places_below(layer, {key: recipe for key in hidden})
         return converted_node(node, wanted.get(id(layer)), below)
@@ -108,7 +110,7 @@ def convert(
         warnings.warn(f"fp8.convert({model.name!r}): {_why_none(decisions, select)}", stacklevel=2)
     if changed:
         warnings.warn(f"fp8.convert({model.name!r}): {_told(changed, recipe)}", stacklevel=2)
-    wide = [each.path for each in chosen if _is_wide(each.layer)]
+    wide = [decision.path for decision in chosen if _is_wide(decision.layer)]
     if wide:
         warnings.warn(
             f"fp8.convert({model.name!r}): {', '.join(wide)} compute in float32. Their products are in FP8 now, but "
@@ -121,7 +123,7 @@ def convert(
 def _why_none(decisions: list[Decision], select: Select | None) -> str:
     if not decisions:
         return "the model has no Dense or EinsumDense layer, so nothing is in FP8"
-    reasons = Counter(each.reason.partition(": ")[0] for each in decisions)
+    reasons = Counter(decision.reason.partition(": ")[0] for decision in decisions)
     listed = "; ".join(f"{count} of them: {reason}" for reason, count in reasons.most_common(4))
     anyway = "; select=lambda path, layer: True converts what can be, all the same" if select is None else ""
     return (
@@ -130,7 +132,7 @@ def _why_none(decisions: list[Decision], select: Select | None) -> str:
     )
 
 
-def revert(model: Any) -> Any:
+def revert(model: keras.Model) -> keras.Model:
     """A new model in which every FP8 layer of this kit is the plain Keras layer again.
 
     Args:
@@ -152,7 +154,7 @@ def revert(model: Any) -> Any:
 
 
 def explain(
-    model: Any,
+    model: keras.Model,
     select: Select | None = None,
     target: str | None = None,
     batch_size: int = 8,
@@ -181,11 +183,11 @@ def explain(
     decisions = decide(model, select, _target(target, batch_size, get_recipe(recipe)))
     predicted = ["bfloat16", "in FP8", "gain"] if target else []
     table = Table("layer", "product", "FP8", *predicted, "why", box=None, pad_edge=False)
-    for each in decisions:
-        sizes = "" if each.sizes is None else f"{each.sizes[0]} x {each.sizes[1]}"
-        cost = each.cost
+    for decision in decisions:
+        sizes = "" if decision.sizes is None else f"{decision.sizes[0]} x {decision.sizes[1]}"
+        cost = decision.cost
         cells = ["", "", ""] if cost is None else [_ms(cost.bfloat16), _ms(cost.fp8), f"{cost.gain:.2f}"]
-        row = (each.path, sizes, _verdict(each), *(cells if target else []), each.reason.partition(": ")[0])
+        row = (decision.path, sizes, _verdict(decision), *(cells if target else []), decision.reason.partition(": ")[0])
         table.add_row(*[Text(cell, overflow="fold") for cell in row])
     console = Console(highlight=False)
     console.print(table)
@@ -215,20 +217,20 @@ def _not_converted(old: Any, new: Any, wanted: dict[int, Recipe]) -> list[str]:
 
 
 def _told(changed: list[Decision], recipe: Recipe) -> str:
-    """Says which layers change their recipe, and what is kept of their amaxes."""
-    before = dict.fromkeys(each.layer.recipe for each in changed)
-    had, has = max(each.history_length for each in before), recipe.history_length
+    """Says which layers change their scaling recipe, and what is kept of their amaxes."""
+    before = dict.fromkeys(decision.layer.recipe for decision in changed)
+    had, has = max(old.history_length for old in before), recipe.history_length
     if had and has:
         kept = f"the newest {min(had, has)} of their amaxes of {had} steps are kept"
     elif had:
         kept = f"their amaxes of {had} steps are dropped, as {type(recipe).__name__} needs none"
     else:
         kept = "they have no amaxes yet: their first step scales just in time" if has else "neither keeps amaxes"
-    paths = ", ".join(each.path for each in changed)
+    paths = ", ".join(decision.path for decision in changed)
     return f"{paths} change from {' and '.join(map(str, before))} to {recipe}; weights are kept, and {kept}"
 
 
-def _is_wide(layer: Any) -> bool:
+def _is_wide(layer: keras.layers.Layer) -> bool:
     """Whether a layer was built to compute in float32; what `stabilize` lets return float32 was not."""
     return (layer._precision if isinstance(layer, Stabilized) else layer.compute_dtype) == "float32"
 

@@ -1,4 +1,4 @@
-"""What `convert` makes of layers: they keep their class's name, and those inside others are converted when built."""
+"""The layers that `convert` makes: they keep their class's name, and those inside others are converted when built."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class EinsumDense(Float8EinsumDense):
 
 CONVERTED: dict[type, type] = {keras.layers.Dense: Dense, keras.layers.EinsumDense: EinsumDense}
 _PLAIN = {
-    keras.saving.get_registered_name(each): plain
-    for each, plain in [
+    keras.saving.get_registered_name(layer_class): plain
+    for layer_class, plain in [
         (Dense, keras.layers.Dense),
         (EinsumDense, keras.layers.EinsumDense),
         (Float8Dense, keras.layers.Dense),
@@ -48,7 +48,7 @@ _OUTSIDE = ("shared_object_id", "inbound_nodes", "name")
 class Float8Children:
     """A layer some of whose sublayers, which its own code creates and no config shows, are FP8 layers.
 
-    Its config holds the original layer's config, and the place and the recipe of each such sublayer.
+    Its config holds the original layer's config, and the place and the scaling recipe of each such sublayer.
     """
 
     _original: type
@@ -75,7 +75,7 @@ class Float8Children:
     @classmethod
     def from_config(cls, config: Config) -> Any:
         layer = keras.saving.deserialize_keras_object(config["layer"])
-        places = {tuple(each["place"]): get_recipe(each["recipe"]) for each in config["float8"]}
+        places = {tuple(entry["place"]): get_recipe(entry["recipe"]) for entry in config["float8"]}
         layer.__class__ = _with_children(type(layer))  # type: ignore[arg-type]
         object.__setattr__(layer, "_float8", places)  # a value, which Keras need not track
         layer.convert_children()
@@ -95,7 +95,7 @@ def _with_children(original: type) -> type:
     return extended
 
 
-def convert_in_place(layer: Any, recipe: Recipe) -> None:
+def convert_in_place(layer: keras.layers.Layer, recipe: Recipe) -> None:
     """Makes a live Dense or EinsumDense layer an FP8 one; it must be part of no compiled function yet."""
     treatments = layer._treatments if isinstance(layer, Stabilized) else ()
     precision = layer._precision if treatments else ""
@@ -107,16 +107,16 @@ def convert_in_place(layer: Any, recipe: Recipe) -> None:
         stabilize_in_place(layer, treatments, precision)
 
 
-def places_below(layer: Any, wanted: dict[int, Recipe]) -> dict[Place, Recipe]:
+def places_below(layer: keras.layers.Layer, wanted: dict[int, Recipe]) -> dict[Place, Recipe]:
     """Finds where the sublayers with the wanted ids stand."""
-    return {place: wanted[id(each)] for place, each in _places(layer) if id(each) in wanted}
+    return {place: wanted[id(sublayer)] for place, sublayer in _places(layer) if id(sublayer) in wanted}
 
 
-def _places(layer: Any) -> Iterator[tuple[Place, Any]]:
+def _places(layer: keras.layers.Layer) -> Iterator[tuple[Place, Any]]:
     """Every layer below another, depth first, each once. Places stay valid while more sublayers are created."""
     seen: set[int] = set()
 
-    def visit(layer: Any, place: Place) -> Iterator[tuple[Place, Any]]:
+    def visit(layer: keras.layers.Layer, place: Place) -> Iterator[tuple[Place, Any]]:
         for index, child in enumerate(children_of(layer)):
             if id(child) not in seen:
                 seen.add(id(child))
@@ -131,7 +131,8 @@ def converted_node(node: Config, recipe: Recipe | None, below: dict[Place, Recip
 
     Args:
         node: as Keras serializes a layer.
-        recipe: of the layer itself, a Dense or EinsumDense, in FP8 already or not; None leaves it as it is.
+        recipe: the scaling recipe of the layer itself, a Dense or EinsumDense, in FP8 already or not; None leaves it
+            as it is.
         below: of the sublayers that no config shows.
 
     Returns:

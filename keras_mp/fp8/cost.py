@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import keras
 
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.precision.chips import CHIPS, Chip, find_chip
@@ -48,7 +50,7 @@ def step_cost(rows: int, inputs: int, outputs: int, chip: Chip, recipe: Recipe) 
         inputs: features of a row.
         outputs: features of a row of the result.
         chip: one with FP8.
-        recipe: how operands are scaled.
+        recipe: the scaling recipe of the operands.
 
     Returns:
         Seconds for one of the chip's devices.
@@ -61,7 +63,7 @@ def step_cost(rows: int, inputs: int, outputs: int, chip: Chip, recipe: Recipe) 
         forward, to_inputs = size * (x + w) + _HALF * g, size * (g + w) + _HALF * x
         to_kernel = size * (x + g) + _MASTER * w
         moved = (forward, to_inputs, to_kernel)
-        return sum(max(2 * rows * inputs * outputs / rate, each / bandwidth) for each in moved)
+        return sum(max(2 * rows * inputs * outputs / rate, bytes_moved / bandwidth) for bytes_moved in moved)
 
     def quantized(elements: int, size: int) -> int:
         reads = 1 if recipe.history_length else 2
@@ -91,12 +93,12 @@ def chip_for(target: str) -> Chip:
     """
     chip = find_chip(target)
     if "fp8" not in chip.peak:
-        having = ", ".join(name for name, each in CHIPS.items() if "fp8" in each.peak)
+        having = ", ".join(name for name, chip in CHIPS.items() if "fp8" in chip.peak)
         raise ValueError(f"target={target!r}: {chip.title} has no FP8 units, so FP8 never pays there. With: {having}")
     return chip
 
 
-def rows_of(layer: Any, inputs: int, batch_size: int) -> int | None:
+def rows_of(layer: keras.layers.Layer, inputs: int, batch_size: int) -> int | None:
     """Counts the rows of a built layer's inputs: batch times positions.
 
     Args:

@@ -20,7 +20,7 @@ Config = dict[str, Any]
 
 
 class Float8Layer:
-    """What the FP8 layers share: a recipe, the amaxes that it needs, and the product."""
+    """The common base of the FP8 layers: a scaling recipe, the amaxes that it needs, and the product."""
 
     # Of 16-bit inputs the product is float32 before it is rounded to the compute dtype: `stabilize` need not see to it.
     float32_sums = True
@@ -56,7 +56,7 @@ class Float8Layer:
         self.build_history()
 
     def build_history(self) -> None:
-        """Creates the amax history, if the recipe needs one."""
+        """Creates the amax history, if the scaling recipe needs one."""
         if self.recipe.history_length:
             self._tracker.unlock()  # Keras locks a layer that is built, as one that is converted may be
             self.amax_history = AmaxHistory(self.recipe.history_length)
@@ -94,11 +94,12 @@ class Float8Dense(Float8Layer, keras.layers.Dense):
 
     Args:
         units: features of the result.
-        recipe: a recipe such as `CurrentScaling(power_of_two=True)`, or its name; `CurrentScaling()` by default.
+        recipe: a scaling recipe such as `CurrentScaling(power_of_two=True)`, or its name; `CurrentScaling()` by
+            default.
         **arguments: those of `keras.layers.Dense`.
 
     Raises:
-        ValueError: unknown recipe, or as Dense.
+        ValueError: unknown scaling recipe, or as Dense.
         TypeError: called on integers.
     """
 
@@ -115,11 +116,12 @@ class Float8EinsumDense(Float8Layer, keras.layers.EinsumDense):
         equation: a matrix product of an input and a kernel: each label stands in two of its three terms, as in
             "abc,cde->abde".
         output_shape: as in EinsumDense.
-        recipe: a recipe such as `CurrentScaling(power_of_two=True)`, or its name; `CurrentScaling()` by default.
+        recipe: a scaling recipe such as `CurrentScaling(power_of_two=True)`, or its name; `CurrentScaling()` by
+            default.
         **arguments: those of `keras.layers.EinsumDense`.
 
     Raises:
-        ValueError: the equation is no matrix product, unknown recipe, or as EinsumDense.
+        ValueError: the equation is no matrix product, unknown scaling recipe, or as EinsumDense.
         TypeError: called on integers.
     """
 

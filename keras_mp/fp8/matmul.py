@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -49,21 +50,21 @@ def matmul(
     Args:
         inputs: floats of shape (..., features), or as the equation says; any batch size, unknown or zero as well.
         kernel: floats of shape (features, units), or as the equation says. Given in float32, it is rounded once.
-        recipe: a `Recipe`, or the name of one; "current" by default.
+        recipe: a scaling `Recipe`, or the name of one; "current" by default.
         equation: of an einsum, such as "abc,cde->abde": each label stands in two of its three terms.
         dtype: of the result; by default that of the inputs.
         path: names the products in the compiled program: `path/keras_mp.forward`, `path/keras_mp.input_gradient`,
             `path/keras_mp.kernel_gradient`. On JAX the name scopes around the call take its place.
         history: amaxes of the steps before, float32 of shape (3, recipe.history_length), by role and step, the newest
-            step first, for a recipe that needs them; without it each call is a first step. Its gradient is no gradient,
-            but the history of the next step.
+            step first, for a scaling recipe that needs them; without it each call is a first step. Its gradient is no
+            gradient, but the history of the next step.
 
     Returns:
         A tensor of shape (..., units), or as the equation says. The gradients have the dtypes of inputs and kernel.
 
     Raises:
         TypeError: inputs or kernel are no floats.
-        ValueError: unknown recipe, the equation is no matrix product, or a history of another shape.
+        ValueError: unknown scaling recipe, the equation is no matrix product, or a history of another shape.
     """
     recipe = get_recipe(recipe)
     inputs, kernel = backend.as_tensor(inputs), backend.as_tensor(kernel)
@@ -73,46 +74,44 @@ def matmul(
     operands, result_labels = equation.split("->")
     input_labels, kernel_labels = operands.split(",")
 
-    # libtpu 0.0.42 runs out of stack where it fuses a product that splits features into heads with attention's own.
-    splits = len(kernel_labels) - len(set(kernel_labels) & set(input_labels)) > 1
-
-    def product(labels: str, left: Quantized, right: Quantized, role: str, dtype: str) -> Any:
-        return _dot(
-            labels, left, right, dtype, f"{path}/keras_mp.{role}", role != "forward", role == "forward" and splits
-        )
-
     to_inputs = f"{result_labels},{kernel_labels}->{input_labels}"
     to_kernel = f"{input_labels},{result_labels}->{kernel_labels}"
-
-    def quantize(x: Any, role: str, history: Any, *products: tuple[str, int]) -> list[Quantized]:
-        """For each product, given as its equation and x's place in it."""
-        known = None if history is None else history[ROLES.index(role)]
-        if not recipe.per_row:
-            return [recipe.quantize(x, role, history=known)] * len(products)
-        return [recipe.quantize(x, role, summed_axes(equation)[place]) for equation, place in products]
+    # libtpu 0.0.42 runs out of stack where it fuses a product that splits features into heads with attention's own.
+    splits = len(kernel_labels) - len(set(kernel_labels) & set(input_labels)) > 1
 
     @keras.ops.custom_gradient
     def multiply(inputs: Any, kernel: Any, *histories: Any) -> Any:
         scope = backend.gradient_scope()
         history = histories[0] if histories else None
-        x8, x8_for_kernel = quantize(inputs, "input", history, (equation, 0), (to_kernel, 0))
-        w8, w8_for_inputs = quantize(kernel, "kernel", history, (equation, 1), (to_inputs, 1))
-        amaxes = [amax_of(each) for each in (inputs, kernel)] if histories else []
+        quantize = functools.partial(_quantize, recipe, history)
+        x8, x8_for_kernel = quantize("input", inputs, (equation, 0), (to_kernel, 0))
+        w8, w8_for_inputs = quantize("kernel", kernel, (equation, 1), (to_inputs, 1))
+        amaxes = [amax_of(x) for x in (inputs, kernel)] if histories else []
 
         def gradient(*arguments: Any, upstream: Any = None) -> Any:
             g = arguments[0] if upstream is None else upstream
+            product = functools.partial(_dot, path=path, precise=True, apart=False)
             with scope():
-                g8_for_inputs, g8_for_kernel = quantize(g, "gradient", history, (to_inputs, 0), (to_kernel, 1))
+                g8_for_inputs, g8_for_kernel = quantize("gradient", g, (to_inputs, 0), (to_kernel, 1))
                 following = [next_history(history, [*amaxes, amax_of(g)])] if histories else []
                 return (
-                    product(to_inputs, g8_for_inputs, w8_for_inputs, "input_gradient", input_dtype),
-                    product(to_kernel, x8_for_kernel, g8_for_kernel, "kernel_gradient", kernel_dtype),
+                    product(to_inputs, g8_for_inputs, w8_for_inputs, input_dtype, "input_gradient"),
+                    product(to_kernel, x8_for_kernel, g8_for_kernel, kernel_dtype, "kernel_gradient"),
                     *following,
                 )
 
-        return product(equation, x8, w8, "forward", dtype or input_dtype), gradient
+        result = _dot(equation, x8, w8, dtype or input_dtype, "forward", path=path, precise=False, apart=splits)
+        return result, gradient
 
     return multiply(inputs, kernel, *([] if history is None else [_checked(history, recipe)]))
+
+
+def _quantize(recipe: Recipe, history: Any, role: str, x: Any, *products: tuple[str, int]) -> list[Quantized]:
+    """Quantizes an operand for each of its products, given as the equation and the operand's place in it."""
+    known = None if history is None else history[ROLES.index(role)]
+    if not recipe.per_row:
+        return [recipe.quantize(x, role, history=known)] * len(products)
+    return [recipe.quantize(x, role, summed_axes(equation)[place]) for equation, place in products]
 
 
 def _checked(history: Any, recipe: Recipe) -> Any:
@@ -132,8 +131,11 @@ def _float_dtype(name: str, x: Any) -> str:
     return dtype
 
 
-def _dot(equation: str, left: Quantized, right: Quantized, dtype: str, name: str, precise: bool, apart: bool) -> Any:
+def _dot(
+    equation: str, left: Quantized, right: Quantized, dtype: str, role: str, *, path: str, precise: bool, apart: bool
+) -> Any:
     """An einsum of two quantized tensors whose summed labels stand in both, divided by their scales."""
+    name = f"{path}/keras_mp.{role}"
     operands, result = equation.split("->")
     left_labels, right_labels = operands.split(",")
     axes = summed_axes(equation)

@@ -50,7 +50,7 @@ def check_role(role: str) -> None:
 
 
 def role_formats(format: Any) -> RoleFormats:
-    """Reads the `format` of a recipe.
+    """Reads the `format` of a scaling recipe.
 
     Args:
         format: a `RoleFormats`, a dict from role to format, "hybrid", or one format for all.

@@ -1,4 +1,4 @@
-"""The recipes: current, delayed and rowwise scaling. Each class's docstring is its formula."""
+"""The scaling recipes: current, delayed and rowwise scaling. Each class's docstring is its formula."""
 
 from __future__ import annotations
 
@@ -152,14 +152,14 @@ RECIPES: dict[str, type[Recipe]] = {"current": CurrentScaling, "delayed": Delaye
 
 
 def get_recipe(recipe: Any = None) -> Recipe:
-    """Finds a recipe.
+    """Finds a scaling recipe.
 
     Args:
-        recipe: a recipe, its name ("current", "delayed" or "rowwise"), its serialized config, or None for
+        recipe: a scaling recipe, its name ("current", "delayed" or "rowwise"), its serialized config, or None for
             `CurrentScaling()`.
 
     Returns:
-        The recipe.
+        The scaling recipe.
 
     Raises:
         ValueError: it is none of these.
@@ -174,7 +174,7 @@ def get_recipe(recipe: Any = None) -> Recipe:
         return RECIPES[recipe]()
     known = ", ".join(repr(name) for name in RECIPES)
     raise ValueError(
-        f"recipe={recipe!r} is unknown: use {known}, or a recipe such as CurrentScaling(power_of_two=True)"
+        f"recipe={recipe!r} is unknown: use {known}, or a scaling recipe such as CurrentScaling(power_of_two=True)"
     )
 
 

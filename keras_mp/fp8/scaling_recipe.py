@@ -1,4 +1,4 @@
-"""What every recipe has: formats by role, and the scale that brings a magnitude to the top of a format."""
+"""The base of scaling recipes: formats by role, and the scale that brings a magnitude to the top of a format."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Quantized(NamedTuple):
 
 
 class Recipe:
-    """What a recipe must answer.
+    """The interface of scaling recipes.
 
-    A recipe is a value, a frozen dataclass: two that are equal do the same, and it is saved with the layer. One of your
-    own is a subclass, of this class or of one of the kit's, that answers `quantize`; Keras finds it in a file by the
-    name that `keras.saving.register_keras_serializable` gives it.
+    A scaling recipe is a value, a frozen dataclass: two that are equal do the same, and it is saved with the layer.
+    One of your own is a subclass, of this class or of one of the kit's, that answers `quantize`; Keras finds it in a
+    file by the name that `keras.saving.register_keras_serializable` gives it.
 
     Attributes:
         format: the format of each role.
@@ -53,7 +53,7 @@ class Recipe:
             raise ValueError(f"power_of_two={self.power_of_two!r} must be True or False")
 
     def __repr__(self) -> str:
-        """The call that makes an equal recipe, without what is the default."""
+        """The call that makes an equal scaling recipe, without what is the default."""
         different = [field for field in _arguments(self) if getattr(self, field.name) != field.default]
         written = [f"{field.name}={_written(getattr(self, field.name))}" for field in different]
         return f"{type(self).__name__}({', '.join(written)})"
@@ -73,9 +73,9 @@ class Recipe:
         Args:
             x: floats of any shape.
             role: "input", "kernel" or "gradient".
-            axes: those that the product sums over, for a recipe with a scale a row.
-            history: float32 of shape (history_length,), amaxes of the steps before, the newest first, for a recipe
-                that needs them; None for the first step.
+            axes: those that the product sums over, for a scaling recipe with a scale a row.
+            history: float32 of shape (history_length,), amaxes of the steps before, the newest first, for a scaling
+                recipe that needs them; None for the first step.
 
         Returns:
             The FP8 tensor and its scale.
@@ -92,7 +92,7 @@ class Recipe:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Recipe:
-        """The recipe of a config."""
+        """The scaling recipe of a config."""
         return cls(**config)
 
     def scaled(self, x: Any, role: str, amax: Any, margin: int = 0) -> Quantized:

@@ -26,7 +26,7 @@ Select = Callable[[str, Any], bool]
 
 
 class Decision(NamedTuple):
-    """What `convert` does with a Dense or EinsumDense layer, and why.
+    """Whether `convert` converts a Dense or EinsumDense layer, and why.
 
     Attributes:
         path: the names that lead to the layer, joined with `/`.
@@ -39,7 +39,7 @@ class Decision(NamedTuple):
     """
 
     path: str
-    layer: Any
+    layer: keras.layers.Layer
     sizes: tuple[int, int] | None
     float8: bool
     possible: bool
@@ -48,12 +48,12 @@ class Decision(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What to predict the gain for.
+    """The chip, batch and scaling recipe to predict the gain for.
 
     Attributes:
         chip: the chip's name.
         batch_size: of a step, where the model does not say it.
-        recipe: of layers that are not in FP8 yet.
+        recipe: the scaling recipe of layers that are not in FP8 yet.
     """
 
     chip: str
@@ -61,7 +61,7 @@ class Target(NamedTuple):
     recipe: Recipe
 
 
-def decide(model: Any, select: Select | None = None, target: Target | None = None) -> list[Decision]:
+def decide(model: keras.Model, select: Select | None = None, target: Target | None = None) -> list[Decision]:
     """Decides for each Dense and EinsumDense layer of a model.
 
     Args:
@@ -91,7 +91,7 @@ class _Predictor:
         self.target, self.chip = target, chip_for(target.chip)
         self._rows: dict[str, int] = {}
 
-    def __call__(self, path: str, layer: Any, sizes: tuple[int, int]) -> Cost:
+    def __call__(self, path: str, layer: keras.layers.Layer, sizes: tuple[int, int]) -> Cost:
         parent = path.rpartition("/")[0]
         rows = rows_of(layer, sizes[0], self.target.batch_size)
         if rows is not None:
@@ -107,7 +107,9 @@ class _Predictor:
         return step_cost(rows, *sizes, self.chip, recipe)
 
 
-def _decide(path: str, layer: Any, select: Select | None, ends: dict[int, str], predict: _Predictor | None) -> Decision:
+def _decide(
+    path: str, layer: keras.layers.Layer, select: Select | None, ends: dict[int, str], predict: _Predictor | None
+) -> Decision:
     wrong = _impossible(layer)
     sizes = None if wrong else matrix_sizes(layer)
     if sizes is None:
@@ -134,7 +136,7 @@ def _told(cost: Cost) -> str:
     return f"{milliseconds}, {cost.gain:.2f} times as fast (predicted)"
 
 
-def _impossible(layer: Any) -> str:
+def _impossible(layer: keras.layers.Layer) -> str:
     plain = layer._original if isinstance(layer, Stabilized) else type(layer)
     known = (keras.layers.Dense, keras.layers.EinsumDense)
     if plain not in known and not issubclass(plain, Float8Layer):
@@ -146,7 +148,7 @@ def _impossible(layer: Any) -> str:
     return problem(layer.equation) if isinstance(layer, keras.layers.EinsumDense) else ""
 
 
-def matrix_sizes(layer: Any) -> tuple[int, int]:
+def matrix_sizes(layer: keras.layers.Layer) -> tuple[int, int]:
     """Counts the inputs and the outputs of a built Dense or EinsumDense layer, whatever the shape of its kernel."""
     shape = tuple(layer.kernel.shape)
     if isinstance(layer, keras.layers.Dense):
@@ -169,7 +171,7 @@ def _too_small(inputs: int, outputs: int) -> str:
     return ""
 
 
-def end_layers(model: Any) -> dict[int, str]:
+def end_layers(model: keras.Model) -> dict[int, str]:
     """Finds the layers that read a model's input or compute its output, among Dense and EinsumDense ones.
 
     Layers that neither multiply nor mix, such as Flatten, Dropout and normalizations, may lie between. A subclassed
@@ -194,7 +196,7 @@ def end_layers(model: Any) -> dict[int, str]:
     return ends | {id(layer): "it computes the model's output" for layer in products if id(layer) in last}
 
 
-def _readers_of_input(model: Any) -> Iterator[int]:
+def _readers_of_input(model: keras.Model) -> Iterator[int]:
     """Ids of the layers in a functional graph, and in graphs inside it, that read the graph's input."""
     seen: set[int] = set()
 

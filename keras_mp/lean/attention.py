@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp import backend
-from keras_mp.stability.accumulate import product_float32
+from keras_mp.stability.accumulate import MASKED_SCORE, product_float32
 from keras_mp.system.whole_number import whole_number
 
 # Rows of queries that are attended to at once: at least as many, so that matrix units are kept busy.
@@ -74,56 +74,44 @@ def attention(
             mask, (-1, 1, 1, 1 if len(mask.shape) == 2 else mask.shape[1] or -1, key.shape[1] or -1)
         )
     blocks = _blocks(query.shape[1], key.shape[1], causal, block)
-    key_heads, heads, dtype = key.shape[2], query.shape[2], keras.backend.standardize_dtype(query.dtype)
+    dtype = keras.backend.standardize_dtype(query.dtype)
+    sizes = _Sizes(query.shape[2], key.shape[2], key.shape[1], scale, dtype)
 
     # The mask as an argument: JAX cannot recompute a function with a gradient that finds it around it.
     @keras.ops.custom_gradient
     def attend(query: Any, key: Any, value: Any, *masks: Any) -> Any:
         mask = masks[0] if masks else None
         scope = backend.gradient_scope()
-        q, k, v = _by_head(query, key_heads), _by_key_head(key), _by_key_head(value)
-        outputs = []
-        for rows in blocks:
-            scores = product_float32("bkgtd,bksd->bkgts", q[:, :, :, rows.start : rows.stop], k[:, :, : rows.seen])
-            probabilities = keras.ops.cast(_probabilities(scores, rows.of(mask), rows.first, scale), dtype)
-            outputs.append(_times_columns(probabilities, v[:, :, : rows.seen]))
-        output = keras.ops.cast(_by_row(_joined(outputs), heads), dtype)
+        operands = [_by_head(query, sizes.key_heads), _by_key_head(key), _by_key_head(value)]
+        output = _forward(operands, mask, blocks, sizes)
 
         def gradient(*arguments: Any, upstream: Any = None) -> Any:
             upstream = arguments[0] if upstream is None else upstream
             with scope():
-                # Without the barrier the compiler takes the scores of the forward pass, and the parts of keys and
-                # values that each block saw, and keeps them until here.
-                again, keys, values = backend.barrier([q, k, v], [upstream])
-                up, means = _by_head(upstream, key_heads), _by_head(_row_products(upstream, output), key_heads)
-                to_q: list[Any] = []
-                to_k: list[Any] = []
-                to_v: list[Any] = []
-                for rows in blocks:
-                    q_rows, up_rows = again[:, :, :, rows.start : rows.stop], up[:, :, :, rows.start : rows.stop]
-                    if to_k:
-                        # One block after the other: else the compiler may hold the scores of all.
-                        q_rows, up_rows = backend.barrier([q_rows, up_rows], [to_q[-1], to_k[-1], to_v[-1]])
-                    scores = product_float32("bkgtd,bksd->bkgts", q_rows, keys[:, :, : rows.seen])
-                    to_probabilities = product_float32("bkgtd,bksd->bkgts", up_rows, values[:, :, : rows.seen])
-                    probabilities = _probabilities(scores, rows.of(mask), rows.first, scale)
-                    to_scores = _to_scores(
-                        probabilities, to_probabilities, means[:, :, :, rows.start : rows.stop], scale, dtype
-                    )
-                    probabilities = keras.ops.cast(probabilities, dtype)
-                    to_q.append(_times_columns(to_scores, keys[:, :, : rows.seen]))
-                    to_k.append(product_float32("bkgts,bkgtd->bksd", to_scores, q_rows))
-                    to_v.append(product_float32("bkgts,bkgtd->bksd", probabilities, up_rows))
-                to_query, to_key, to_value = _by_row(_joined(to_q), heads), _summed(to_k), _summed(to_v)
-                # A key that no row can see is in no block.
-                missing = 0 if blocks[-1].seen is None else key.shape[1] - blocks[-1].seen
-                to_key, to_value = (keras.ops.transpose(_longer(x, missing), (0, 2, 1, 3)) for x in (to_key, to_value))
-                found = [keras.ops.cast(each, dtype) for each in (to_query, to_key, to_value)]
-                return (*found, *(None for _ in masks))
+                gradients = _backward(operands, output, upstream, mask, blocks, sizes)
+                return (*gradients, *(None for _ in masks))
 
         return output, gradient
 
     return attend(query, key, value, *([] if mask is None else [mask]))
+
+
+class _Sizes(NamedTuple):
+    """The sizes of a call that all its blocks share, and how it computes.
+
+    Attributes:
+        heads: of the queries.
+        key_heads: of the keys and values.
+        columns: keys; None where they are unknown.
+        scale: of the scores.
+        dtype: of query, key and value.
+    """
+
+    heads: int
+    key_heads: int
+    columns: int | None
+    scale: float
+    dtype: str
 
 
 class _Rows(NamedTuple):
@@ -140,6 +128,10 @@ class _Rows(NamedTuple):
     seen: int | None
     first: int
 
+    def cut(self, x: Any) -> Any:
+        """The part of a tensor of shape (batch, key heads, group, rows, features) that is this block's."""
+        return x[:, :, :, self.start : self.stop]
+
     def of(self, mask: Any) -> Any:
         """The part of a mask of shape (batch, 1, 1, rows or 1, columns) that is this block's."""
         if mask is None:
@@ -151,12 +143,67 @@ def _blocks(rows: int | None, columns: int | None, causal: bool, block: int | No
     if rows is None or columns is None:
         return [_Rows(0, None, None, 0 if causal else -1)]
     block = block or max(BLOCK, -(-rows // BLOCKS))
-    return [
-        _Rows(
-            start, stop := min(start + block, rows), min(stop, columns) if causal else columns, start if causal else -1
-        )
-        for start in range(0, rows, block)
-    ]
+    blocks = []
+    for start in range(0, rows, block):
+        stop = min(start + block, rows)
+        if causal:
+            blocks.append(_Rows(start, stop, seen=min(stop, columns), first=start))
+        else:
+            blocks.append(_Rows(start, stop, seen=columns, first=-1))
+    return blocks
+
+
+def _forward(operands: list[Any], mask: Any, blocks: list[_Rows], sizes: _Sizes) -> Any:
+    """The output of `(batch, rows, heads, features)`, from queries, keys and values by head."""
+    q, k, v = operands
+    outputs = []
+    for rows in blocks:
+        scores = product_float32("bkgtd,bksd->bkgts", rows.cut(q), k[:, :, : rows.seen])
+        probabilities = _probabilities(scores, rows.of(mask), rows.first, sizes.scale)
+        outputs.append(_times_columns(keras.ops.cast(probabilities, sizes.dtype), v[:, :, : rows.seen]))
+    return keras.ops.cast(_by_row(_joined(outputs), sizes.heads), sizes.dtype)
+
+
+def _backward(
+    operands: list[Any], output: Any, upstream: Any, mask: Any, blocks: list[_Rows], sizes: _Sizes
+) -> list[Any]:
+    """The gradients of query, key and value, in their shapes."""
+    # Without the barrier the compiler takes the scores of the forward pass, and the parts of keys and values that each
+    # block saw, and keeps them until here.
+    q, k, v = backend.barrier(operands, [upstream])
+    up = _by_head(upstream, sizes.key_heads)
+    means = _by_head(_row_products(upstream, output), sizes.key_heads)
+    gradients: list[tuple[Any, Any, Any]] = []
+    for rows in blocks:
+        q_rows, up_rows = rows.cut(q), rows.cut(up)
+        if gradients:
+            # One block after the other: else the compiler may hold the scores of all.
+            q_rows, up_rows = backend.barrier([q_rows, up_rows], list(gradients[-1]))
+        gradients.append(_block_gradients(rows, q_rows, k, v, up_rows, rows.cut(means), rows.of(mask), sizes))
+    to_q, to_k, to_v = (list(blockwise) for blockwise in zip(*gradients, strict=True))
+    to_query, to_key, to_value = _by_row(_joined(to_q), sizes.heads), _summed(to_k), _summed(to_v)
+    # A key that no row can see is in no block.
+    seen = blocks[-1].seen
+    missing = 0 if seen is None or sizes.columns is None else sizes.columns - seen
+    to_key, to_value = (_by_key_head(_longer(x, missing)) for x in (to_key, to_value))
+    return [keras.ops.cast(gradient, sizes.dtype) for gradient in (to_query, to_key, to_value)]
+
+
+def _block_gradients(
+    rows: _Rows, q: Any, k: Any, v: Any, upstream: Any, means: Any, mask: Any, sizes: _Sizes
+) -> tuple[Any, Any, Any]:
+    """The gradients of one block's queries, and its share of those of the keys and values that it sees."""
+    keys, values = k[:, :, : rows.seen], v[:, :, : rows.seen]
+    scores = product_float32("bkgtd,bksd->bkgts", q, keys)
+    to_probabilities = product_float32("bkgtd,bksd->bkgts", upstream, values)
+    probabilities = _probabilities(scores, mask, rows.first, sizes.scale)
+    to_scores = _to_scores(probabilities, to_probabilities, means, sizes.scale, sizes.dtype)
+    probabilities = keras.ops.cast(probabilities, sizes.dtype)
+    return (
+        _times_columns(to_scores, keys),
+        product_float32("bkgts,bkgtd->bksd", to_scores, q),
+        product_float32("bkgts,bkgtd->bksd", probabilities, upstream),
+    )
 
 
 def _times_columns(rows: Any, columns: Any) -> Any:
@@ -190,8 +237,8 @@ def _joined(blocks: list[Any]) -> Any:
 
 def _summed(blocks: list[Any]) -> Any:
     total = blocks[-1]  # the longest, as later rows see more
-    for each in reversed(blocks[:-1]):
-        total = total + _longer(each, total.shape[2] - each.shape[2])
+    for block in reversed(blocks[:-1]):
+        total = total + _longer(block, total.shape[2] - block.shape[2])
     return total
 
 
@@ -219,7 +266,7 @@ def _probabilities(scores: Any, mask: Any, first: int, scale: float) -> Any:
 @backend.fused
 def _masked(scores: Any, mask: Any, first: int, scale: float) -> Any:
     seen = _seen(keras.ops.shape(scores), mask, first)
-    return scores * scale if seen is None else keras.ops.where(seen, scores * scale, _LOWEST)
+    return scores * scale if seen is None else keras.ops.where(seen, scores * scale, MASKED_SCORE)
 
 
 @backend.fused
@@ -260,7 +307,3 @@ def _fits(shape: tuple[int | None, ...], wanted: tuple[int | None, ...]) -> bool
         have is None or want is None or have == want or (axis == 0 and have == 1)
         for axis, (have, want) in enumerate(zip(shape, wanted, strict=True))
     )
-
-
-# Finite, so that the difference of two is 0 and not NaN.
-_LOWEST = -0.7 * 3.4e38

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import keras
 
@@ -70,54 +71,94 @@ def chunked_cross_entropy(
     weights = _weights(weights, targets)
     bias = None if bias is None else backend.as_tensor(bias)
     rows = rows or max(128, CHUNK // vocabulary // 128 * 128)
-    labels = "vw" if vocabulary_first else "wv"
-    dtype = keras.backend.standardize_dtype(features.dtype)
-    shift = _FLOAT16_SHIFT if dtype == "float16" else 1.0
-    # The gradient of a row is scaled by its upstream number later: float16 would not hold it before.
-    row_dtype = "float32" if dtype == "float16" else dtype
+    options = _Options(vocabulary, vocabulary_first, label_smoothing, features.dtype, gradient)
 
     # Targets and weights as arguments: JAX cannot recompute a function with a gradient that finds them around it.
     @keras.ops.custom_gradient
     def total(features: Any, kernel: Any, targets: Any, weights: Any, *bias: Any) -> Any:
-        low = keras.ops.cast(kernel, dtype)
         largest = keras.ops.max(keras.ops.abs(weights), initial=0.0)
         largest = keras.ops.where(largest == 0, 1.0, largest)
-
-        def step(carry: list[Any], chunk: list[Any]) -> tuple[list[Any], Any]:
-            rows, row_targets, row_weights = chunk
-            logits = product_float32(f"rw,{labels}->rv", rows, low)
-            loss, to_logits, to_bias = _loss(
-                logits, row_targets, row_weights, largest, bias[0] if bias else None, label_smoothing, shift, dtype
-            )
-            if not gradient:
-                return [carry[0] + loss], None
-            to_kernel = product_float32(f"rw,rv->{labels}" if labels == "wv" else "rv,rw->vw",
-                                 *((rows, to_logits) if labels == "wv" else (to_logits, rows)))  # fmt: skip
-            sums = [carry[0] + loss, carry[1] + to_kernel, carry[2] + to_bias]
-            to_rows = product_float32(f"rv,{labels}->rw", to_logits, low) * (largest / shift)
-            return sums, keras.ops.cast(to_rows, row_dtype)
-
+        low = keras.ops.cast(kernel, options.dtype)
+        step = functools.partial(_step, kernel=low, bias=bias[0] if bias else None, largest=largest, options=options)
         zeros = [keras.ops.zeros((), "float32")]
         if gradient:
             zeros += [keras.ops.zeros(kernel.shape, "float32"), keras.ops.zeros((vocabulary,), "float32")]
-        sums, to_features = _over_chunks(
-            step, zeros, [features, targets, weights], rows, row_dtype if gradient else None
-        )
+        row_dtype = options.row_dtype if gradient else None
+        sums, to_features = _over_chunks(step, zeros, [features, targets, weights], rows, row_dtype)
 
         def backward(*arguments: Any, upstream: Any = None) -> Any:
             upstream = keras.ops.cast(arguments[0] if upstream is None else upstream, "float32")
             like = (features, kernel, *bias)
             if gradient:
-                factor = upstream * (largest / shift)
-                found = [to_features * keras.ops.cast(upstream, row_dtype), sums[1] * factor, sums[2] * factor]
+                factor = upstream * (largest / options.shift)
+                gradients = [to_features * keras.ops.cast(upstream, row_dtype), sums[1] * factor, sums[2] * factor]
             else:
-                found = [keras.ops.zeros_like(each) for each in like]
-            found = [keras.ops.cast(each, other.dtype) for each, other in zip(found, like, strict=False)]
-            return (*found[:2], None, None, *found[2:])
+                gradients = [keras.ops.zeros_like(x) for x in like]
+            gradients = [keras.ops.cast(g, x.dtype) for g, x in zip(gradients, like, strict=False)]
+            return (*gradients[:2], None, None, *gradients[2:])
 
         return sums[0], backward
 
     return total(features, kernel, targets, weights, *([] if bias is None else [bias]))
+
+
+class _Options(NamedTuple):
+    """How a call computes.
+
+    Attributes:
+        vocabulary: number of words.
+        vocabulary_first: whether the kernel has the shape `(vocabulary, width)`.
+        smoothing: of the labels.
+        features_dtype: dtype of the features.
+        gradient: whether there is a backward pass.
+    """
+
+    vocabulary: int
+    vocabulary_first: bool
+    smoothing: float
+    features_dtype: Any
+    gradient: bool
+
+    @property
+    def labels(self) -> str:
+        """The kernel's, for an einsum."""
+        return "vw" if self.vocabulary_first else "wv"
+
+    @property
+    def dtype(self) -> str:
+        """Of the operands of all products."""
+        return keras.backend.standardize_dtype(self.features_dtype)
+
+    @property
+    def shift(self) -> float:
+        """The factor of the gradient of a logit."""
+        return _FLOAT16_SHIFT if self.dtype == "float16" else 1.0
+
+    @property
+    def row_dtype(self) -> str:
+        """Of the gradients of rows, which are scaled by their upstream number later: float16 would not hold them."""
+        return "float32" if self.dtype == "float16" else self.dtype
+
+
+def _step(
+    carry: list[Any], chunk: list[Any], *, kernel: Any, bias: Any, largest: Any, options: _Options
+) -> tuple[list[Any], Any]:
+    """Adds a chunk's loss, and its shares of the gradients of kernel and bias; returns the gradient of its rows."""
+    rows, targets, weights = chunk
+    labels = options.labels
+    logits = product_float32(f"rw,{labels}->rv", rows, kernel)
+    loss, to_logits, to_bias = _loss(
+        logits, targets, weights, largest, bias, options.smoothing, options.shift, options.dtype
+    )
+    if not options.gradient:
+        return [carry[0] + loss], None
+    if options.vocabulary_first:
+        to_kernel = product_float32("rv,rw->vw", to_logits, rows)
+    else:
+        to_kernel = product_float32("rw,rv->wv", rows, to_logits)
+    sums = [carry[0] + loss, carry[1] + to_kernel, carry[2] + to_bias]
+    to_rows = product_float32(f"rv,{labels}->rw", to_logits, kernel) * (largest / options.shift)
+    return sums, keras.ops.cast(to_rows, options.row_dtype)
 
 
 def _over_chunks(step: Any, carry: list[Any], slices: list[Any], rows: int, dtype: str | None) -> tuple[list[Any], Any]:
@@ -133,8 +174,8 @@ def _over_chunks(step: Any, carry: list[Any], slices: list[Any], rows: int, dtyp
         chunks = -(-count // rows)
         size = -(-count // chunks)
     missing = chunks * size - count
-    padded = [keras.ops.pad(each, [(0, missing)] + [(0, 0)] * (len(each.shape) - 1)) for each in slices]
-    cut = [keras.ops.reshape(each, (chunks, size, *each.shape[1:])) for each in padded]
+    padded = [keras.ops.pad(x, [(0, missing)] + [(0, 0)] * (len(x.shape) - 1)) for x in slices]
+    cut = [keras.ops.reshape(x, (chunks, size, *x.shape[1:])) for x in padded]
     carry, result = backend.scan(step, carry, cut, dtype)
     if result is None:
         return carry, None

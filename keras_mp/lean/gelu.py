@@ -1,4 +1,4 @@
-"""GELU that keeps its input alone for the backward pass."""
+"""GELU that keeps only its input for the backward pass."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ class LanguageModel(keras.Model):
             y, keras.ops.cast(features, dtype), kernel, sample_weight=sample_weight, mask=get_keras_mask(y_pred),
             bias=bias, vocabulary_first=bool(getattr(head, "tie_weights", False)), gradient=bool(training),
         )  # fmt: skip
-        others = [self._aggregate_additional_loss(keras.ops.cast(each, "float32")) for each in self.losses]
+        others = [self._aggregate_additional_loss(keras.ops.cast(loss, "float32")) for loss in self.losses]
         return loss + sum(others)
 
     def _head_is_plain(self) -> bool:
@@ -223,8 +223,8 @@ class _Calls:
         self._by_id[id(logits)] = logits, features
 
     def features_of(self, logits: Any) -> Any:
-        found = self._by_id.pop(id(logits), None)
-        return found[1] if found is not None and found[0] is logits else None
+        noted = self._by_id.pop(id(logits), None)
+        return noted[1] if noted is not None and noted[0] is logits else None
 
 
 def _find_head(logits: Any) -> tuple[Any, Any, bool]:

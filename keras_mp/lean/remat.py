@@ -77,7 +77,7 @@ class Remat(keras.layers.Wrapper):
         ValueError: no layer.
     """
 
-    def __init__(self, layer: Any, **arguments: Any) -> None:
+    def __init__(self, layer: keras.layers.Layer, **arguments: Any) -> None:
         if isinstance(layer, keras.layers.Layer):
             arguments = {"name": f"{layer.name}_remat", "dtype": layer.dtype_policy} | arguments
         super().__init__(layer, **arguments)
@@ -148,7 +148,7 @@ class _Scope(keras.StatelessScope):
 
 
 def _recomputed(
-    function: Callable[..., Any], layer: Any, variables: list[Any], args: Any, kwargs: Any
+    function: Callable[..., Any], layer: keras.layers.Layer | None, variables: list[Any], args: Any, kwargs: Any
 ) -> tuple[Any, list[Any]]:
     """Calls a function so that the backward pass recomputes it.
 

@@ -85,8 +85,8 @@ class SelfAttention(keras.layers.Layer):
         length = keras.ops.shape(inputs)[1] if length is None else length
         places = [width, width + self.key_heads * (width // self.heads)]
         query, key, value = (
-            keras.ops.reshape(each, (-1, length, heads, width // self.heads))
-            for each, heads in zip(
+            keras.ops.reshape(part, (-1, length, heads, width // self.heads))
+            for part, heads in zip(
                 keras.ops.split(self.query_key_value(inputs), places, axis=-1),
                 (self.heads, self.key_heads, self.key_heads),
                 strict=True,

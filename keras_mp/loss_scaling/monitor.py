@@ -216,5 +216,7 @@ def _optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
             named = [(name, value)]
         for key, item in named:
             if isinstance(item, keras.optimizers.Optimizer) and all(item is not other for other in optimizers.values()):
+                while key in optimizers:  # `_name` and `name`
+                    key = f"_{key}"
                 optimizers[key] = item
     return optimizers

@@ -17,7 +17,6 @@ from keras_mp.loss_scaling.loss_scale import LossScale
 from keras_mp.numerics import verdict
 from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.checks import check_labels, check_model, trains_itself
-from keras_mp.numerics.flops import flops_of
 from keras_mp.numerics.layer_audit import LayerAudit
 from keras_mp.numerics.observe import Call, ObservedStep, Record
 from keras_mp.numerics.ranges import Range, merged
@@ -33,10 +32,10 @@ HEADROOM = 16.0
 _GRADIENTS = ("output gradient", "kernel gradient")
 
 
-def audit(model: Any, data: Any, steps: int = 8, *, sample: int | None = SAMPLE) -> AuditReport:
+def audit(model: keras.Model, data: Any, steps: int = 8, *, sample: int | None = SAMPLE) -> AuditReport:
     """Runs a model forward and backward in float32 and predicts what lower precisions would lose, layer by layer.
 
-    No weight changes. A model in another precision is rebuilt in float32; the original is left alone.
+    No weight changes. A model in another precision is rebuilt in float32; the original is not changed.
 
     Args:
         model: a built Keras model with a loss, from `compile(loss=...)` or a `compute_loss` of its own. A `train_step`
@@ -70,7 +69,7 @@ def audit(model: Any, data: Any, steps: int = 8, *, sample: int | None = SAMPLE)
 class _Run:
     """The sums of an audit over its steps."""
 
-    def __init__(self, model: Any, sample: int | None) -> None:
+    def __init__(self, model: keras.Model, sample: int | None) -> None:
         self.model, self.sample = model, sample
         self.step = ObservedStep(model, partial(_finish, sample))
         self.scale = 0.0
@@ -130,7 +129,7 @@ class _Run:
                 self.kernel_errors.append((key, self.ranges[key].update(part, size=x.size, extremes=ends)))
         return self.kernel_errors
 
-    def report(self, original: Any) -> AuditReport:
+    def report(self, original: keras.Model) -> AuditReport:
         record = self.step.record
         # A later batch may have had larger gradients than the first.
         scale = min(self.scale, _recommended(self.largest_gradient))
@@ -140,18 +139,15 @@ class _Run:
             if not isinstance(call.layer, keras.Model) and (call.outputs or call.inputs):
                 calls.setdefault(call.path, []).append(call)
         for path, made in calls.items():
-            layers[path] = self._layer(path, made, record, scale)
+            layers[path] = self._layer(path, made, scale)
         notes = _notes(original, self.model, self.losses, self.ranges, self.sample)
         loss = float(np.mean(self.losses))
         return AuditReport(original.name, len(self.losses), loss, scale, list(layers.values()), self.seconds, notes)
 
-    def _layer(self, path: str, calls: list[Call], record: Record, scale: float) -> LayerAudit:
+    def _layer(self, path: str, calls: list[Call], scale: float) -> LayerAudit:
         layer = calls[0].layer
-        found = LayerAudit(path, type(layer).__name__, len(calls), layer=layer)
-        for call in calls:
-            inner = {name: record.shapes[place] for name, place in call.inner.items()}
-            ins, outs = ([record.shapes[place] for place in places] for places in (call.inputs, call.outputs))
-            found.flops += flops_of(layer, ins, outs, inner)
+        audited = LayerAudit(path, type(layer).__name__, len(calls), layer=layer)
+        audited.flops = sum(call.flops for call in calls)
         tensors = {
             "input": [place for call in calls for place in call.inputs],
             "output": [place for call in calls for place in call.outputs],
@@ -166,24 +162,25 @@ class _Run:
         for role, wanted in keys.items():
             there = [self.ranges[key] for key in wanted if key in self.ranges]
             if there:
-                found.ranges[role] = merged(there) if len(there) > 1 else there[0]
-        found.verdicts = {
-            "mixed_float16": verdict.float16(layer, found.ranges, scale),
-            "mixed_bfloat16": verdict.bfloat16(found.ranges),
-            "fp8": verdict.fp8(layer, found.ranges),
+                audited.ranges[role] = merged(there) if len(there) > 1 else there[0]
+        audited.verdicts = {
+            "mixed_float16": verdict.float16(layer, audited.ranges, scale),
+            "mixed_bfloat16": verdict.bfloat16(audited.ranges),
+            "fp8": verdict.fp8(layer, audited.ranges),
         }
         base = max(abs(float(np.mean(self.losses))), float(np.finfo("float32").tiny))
         for name in FORMATS:
-            found.damage[name] = self._damage([*keys["output"], *keys["kernel"]], name) / base
-            found.input_damage[name] = self._damage([*keys["input"], *keys["kernel"]], name) / base
-            found.gradient_error[name] = max(
-                (_error(found.ranges[role].loss(name).sqnr) for role in _GRADIENTS if role in found.ranges), default=0.0
+            audited.damage[name] = self._damage([*keys["output"], *keys["kernel"]], name) / base
+            audited.input_damage[name] = self._damage([*keys["input"], *keys["kernel"]], name) / base
+            audited.gradient_error[name] = max(
+                (_error(audited.ranges[role].loss(name).sqnr) for role in _GRADIENTS if role in audited.ranges),
+                default=0.0,
             )
-        judged = found.verdicts["mixed_float16"]
+        judged = audited.verdicts["mixed_float16"]
         if not judged.ok and "gradient" not in judged.tensor and "past float16" in judged.reason:
-            found.damage["float16"] = math.inf
-        found.scales = _scales([found.ranges[role] for role in _GRADIENTS if role in found.ranges])
-        return found
+            audited.damage["float16"] = math.inf
+        audited.scales = _scales([audited.ranges[role] for role in _GRADIENTS if role in audited.ranges])
+        return audited
 
     def _damage(self, keys: list[tuple[str, int]], name: str) -> float:
         return math.sqrt(sum(self.squares.get(key, {}).get(name, 0.0) for key in keys) / max(1, len(self.losses)))
@@ -196,7 +193,7 @@ def _inner_names(calls: list[Call]) -> Iterator[str]:
 def _finish(
     sample: int | None, record: Record, loss: Any, tensors: list[Any], tapped: list[Any], gradients: list[Any]
 ) -> dict[str, Any]:
-    """What the compiled step returns: the extremes of every tensor, and a sample of its values."""
+    """Returns from the compiled step the extremes of every tensor, and a sample of its values."""
     wanted = sorted({place for call in record.calls for place in (*call.inputs, *call.outputs, *call.inner.values())})
     views = [("output", place, tensors[place]) for place in wanted]
     views += [("output gradient", place, tapped[place]) for place in wanted if tapped[place] is not None]
@@ -227,13 +224,13 @@ def _power_below(x: float) -> float:
 
 
 def _scales(gradients: list[Range]) -> tuple[float, float] | None:
-    gradients = [each for each in gradients if each.largest]
+    gradients = [gradient for gradient in gradients if gradient.largest]
     if not gradients:
         return None
     lowest = -126
-    while lowest < 127 and max(each.share_below(-25 - lowest) for each in gradients) > 0.01:
+    while lowest < 127 and max(gradient.share_below(-25 - lowest) for gradient in gradients) > 0.01:
         lowest += 1
-    return 2.0**lowest, _power_below(FLOAT16.max / max(each.largest for each in gradients))
+    return 2.0**lowest, _power_below(FLOAT16.max / max(gradient.largest for gradient in gradients))
 
 
 def _error(sqnr: float) -> float:
@@ -242,14 +239,18 @@ def _error(sqnr: float) -> float:
 
 
 def _notes(
-    original: Any, model: Any, losses: list[float], ranges: dict[tuple[str, int], Range], sample: int | None
+    original: keras.Model,
+    model: keras.Model,
+    losses: list[float],
+    ranges: dict[tuple[str, int], Range],
+    sample: int | None,
 ) -> list[str]:
     notes = []
     if model is not original:
         notes.append("The model was rebuilt in float32; the original is as it was.")
     if trains_itself(original):
         notes.append("The model has a train_step of its own, which was not run: compute_loss was differentiated.")
-    if not all(map(math.isfinite, losses)) or any(each.nonfinite for each in ranges.values()):
+    if not all(map(math.isfinite, losses)) or any(values.nonfinite for values in ranges.values()):
         notes.append("Values are infinite or NaN in float32 already, and were left out: see keras_mp.find_nonfinite.")
     if sample is not None:
         notes.append(f"Of tensors with more than {sample:,} values a sample of about so many was rounded.")

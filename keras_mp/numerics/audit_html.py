@@ -27,7 +27,7 @@ def page(report: LayerAudits) -> str:
         "<h2>Suspects for float16, the first first</h2>",
         table(
             ("layer", "tensor", "why", "remedy"),
-            ((each.path, each.tensor, each.reason, each.remedy) for each in suspects),
+            ((suspect.path, suspect.tensor, suspect.reason, suspect.remedy) for suspect in suspects),
         )
         if suspects
         else "<p>None.</p>",
@@ -75,17 +75,17 @@ def _colour(value: float) -> str:
     depth = (math.log10(value) - _LEAST) / (_MOST - _LEAST) if value > 0 else 0.0
     depth = min(max(depth, 0.0), 1.0)
     mixed = (round(light + depth * (dark - light)) for light, dark in zip(_LIGHT, _DARK, strict=True))
-    return "#" + "".join(f"{each:02x}" for each in mixed)
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)
 
 
 def _tensors(report: LayerAudits) -> str:
     rows = []
-    for each in report.layers:
-        for role, values in each.ranges.items():
+    for layer in report.layers:
+        for role, values in layer.ranges.items():
             losses = [values.loss(name) for name in FORMATS]
             half = losses[0]
             shares = [f"{lost:.2g}" for lost in (half.overflow, half.zeroed, half.subnormal)]
             decibels = ["" if math.isnan(loss.sqnr) else f"{loss.sqnr:.1f}" for loss in losses]
-            rows.append([each.path, role, span(values), f"{values.smallest:.2g}", *shares, *decibels])
+            rows.append([layer.path, role, span(values), f"{values.smallest:.2g}", *shares, *decibels])
     names = ("layer", "tensor", "range", "smallest", "overflow in float16", "zeroed", "subnormal")
     return table((*names, *(f"{name}, dB" for name in FORMATS)), rows, numbers=range(3, 7 + len(FORMATS)))

@@ -10,7 +10,7 @@ from keras_mp.reporting.report import PicturedReport
 
 
 class AuditReport(LayerAudits, PicturedReport):
-    """What `audit` found; the attributes are those of `LayerAudits`.
+    """The result of `audit`; the attributes are those of `LayerAudits`.
 
     The picture has layers down, formats across, colour by damage, forward beside backward.
     """

@@ -32,16 +32,16 @@ def render(report: LayerAudits) -> Group:
         narrow=(*left, "damage float16", "bfloat16", "E4M3"),
         right=[name for name in COLUMNS if name not in left],
     )
-    ordered = sorted(report.layers, key=lambda each: -each.damage["float16"])
-    for each in ordered[:_ROWS]:
-        table.add_row(*row(each))
+    ordered = sorted(report.layers, key=lambda layer: -layer.damage["float16"])
+    for layer in ordered[:_ROWS]:
+        table.add_row(*row(layer))
     if len(ordered) > _ROWS:
         table.caption = f"and {len(ordered) - _ROWS} more: to_json() and to_html() have all"
     return Group(*parts, table, *(Text(f"Note: {note}") for note in report.notes))
 
 
 def headline(report: LayerAudits) -> str:
-    """What was run, and the verdict in a sentence."""
+    """The run and its verdict in a sentence."""
     suspects = [suspect for suspect in report.suspects() if not suspect.safe]
     count = len(report.layers)
     fits = (
@@ -53,13 +53,13 @@ def headline(report: LayerAudits) -> str:
     )
 
 
-def row(each: LayerAudit) -> list[str]:
+def row(layer: LayerAudit) -> list[str]:
     """The cells of a layer, as in `COLUMNS`."""
-    name = each.path + (f" ({each.calls} calls)" if each.calls > 1 else "")
-    judged = each.verdicts["mixed_float16"]
+    name = layer.path + (f" ({layer.calls} calls)" if layer.calls > 1 else "")
+    judged = layer.verdicts["mixed_float16"]
     word = "yes" if judged.ok else f"no: {judged.tensor}"
-    ranges = [span(each.ranges.get(role)) for role in ("output", "kernel", "output gradient")]
-    return [name, *ranges, word, *(share(each.damage[name]) for name in ("float16", "bfloat16", "E4M3"))]
+    ranges = [span(layer.ranges.get(role)) for role in ("output", "kernel", "output gradient")]
+    return [name, *ranges, word, *(share(layer.damage[name]) for name in ("float16", "bfloat16", "E4M3"))]
 
 
 def span(values: Range | None) -> str:

@@ -1,4 +1,4 @@
-"""What every check of this package needs of a model and of a batch."""
+"""Checks of a model and of a batch that every function of this package makes."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def check_model(model: Any) -> None:
         )
 
 
-def has_loss(model: Any) -> bool:
+def has_loss(model: keras.Model) -> bool:
     """Whether `model.compute_loss` has something to compute."""
     own = type(model).compute_loss is not keras.Model.compute_loss
     return own or (bool(getattr(model, "compiled", False)) and getattr(model, "_compile_loss", None) is not None)
 
 
-def trains_itself(model: Any) -> bool:
+def trains_itself(model: keras.Model) -> bool:
     """Whether the class of a model has its own `train_step`."""
     return type(model).train_step is not keras.Model.train_step
 
 
-def check_labels(model: Any, batch: tuple) -> None:
+def check_labels(model: keras.Model, batch: tuple) -> None:
     """Refuses classes that a sparse loss does not have: TensorFlow tells late, and JAX not at all.
 
     Raises:

@@ -29,7 +29,7 @@ REFERENCE = "float32"
 
 @dataclass
 class ParityReport(PicturedReport):
-    """What `compare_training` saw. The picture has the loss by step, a line a seed, a colour a precision.
+    """The result of `compare_training`. The picture has the loss by step, a line a seed, a colour a precision.
 
     Attributes:
         steps: of each training.
@@ -129,7 +129,7 @@ class ParityReport(PicturedReport):
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         """The names of the columns, and the cells of each row."""
-        names = ["precision", *(f"seed {seed}" for seed in self.seeds), "mean", "less float32"]
+        names = ["precision", *(f"seed {seed}" for seed in self.seeds), "mean", "minus float32"]
         return names, [self._row(name) for name in self.final]
 
     def _row(self, name: str) -> list[str]:
@@ -139,7 +139,7 @@ class ParityReport(PicturedReport):
 
 
 def compare_training(
-    build: Callable[[], Any],
+    build: Callable[[], keras.Model],
     data: Any,
     precisions: Sequence[str] | Mapping[str, Any] = (REFERENCE, "mixed_bfloat16"),
     seeds: int | Sequence[int] = 3,
@@ -196,11 +196,11 @@ def compare_training(
             losses = _train(model, batches, taken)
             curves[name].append(losses)
             final[name].append(_final(model, losses, tests))
-    what = "of the held-out batches" if tests is not None else "the mean of the last tenth of the steps"
-    return ParityReport(taken, numbers, curves, final, what)
+    final_is = "of the held-out batches" if tests is not None else "the mean of the last tenth of the steps"
+    return ParityReport(taken, numbers, curves, final, final_is)
 
 
-def _builders(build: Any, precisions: Any) -> dict[str, Callable[[], Any]]:
+def _builders(build: Any, precisions: Any) -> dict[str, Callable[[], keras.Model]]:
     if not callable(build) or isinstance(build, keras.Model):
         raise TypeError(f"build={build!r} must be a function without arguments that returns a compiled keras.Model")
     if isinstance(precisions, str) or not precisions:
@@ -214,12 +214,12 @@ def _builders(build: Any, precisions: Any) -> dict[str, Callable[[], Any]]:
         elif way in POLICIES and way != "auto":
             builders[name] = _in_fp8(build) if way == "fp8" else _under(way, build)
         else:
-            known = ", ".join(repr(each) for each in POLICIES if each != "auto")
+            known = ", ".join(repr(policy) for policy in POLICIES if policy != "auto")
             raise ValueError(f"precisions names {way!r}: use {known}, or a function that builds the model")
     return builders
 
 
-def _under(policy: str, build: Callable[[], Any]) -> Callable[[], Any]:
+def _under(policy: str, build: Callable[[], keras.Model]) -> Callable[[], keras.Model]:
     def make() -> Any:
         # Not policy_scope, which warns where a precision gains no speed on this hardware.
         with restored_policy():
@@ -229,7 +229,7 @@ def _under(policy: str, build: Callable[[], Any]) -> Callable[[], Any]:
     return make
 
 
-def _in_fp8(build: Callable[[], Any]) -> Callable[[], Any]:
+def _in_fp8(build: Callable[[], keras.Model]) -> Callable[[], keras.Model]:
     return lambda: convert(_under("mixed_bfloat16", build)(), select=lambda path, layer: True)
 
 
@@ -238,7 +238,7 @@ def _seeds(seeds: Any) -> list[int]:
     if not isinstance(numbers, Iterable) or isinstance(numbers, str):
         raise ValueError(f"seeds={seeds!r} must be how many, or a list of whole numbers")
     numbers = list(numbers)
-    if not numbers or not all(isinstance(each, int) and each >= 0 for each in numbers):
+    if not numbers or not all(isinstance(seed, int) and seed >= 0 for seed in numbers):
         raise ValueError(f"seeds={seeds!r} must be how many, 1 or more, or a list of whole numbers")
     return numbers
 
@@ -247,21 +247,21 @@ def _built(make: Callable[[], Any], seed: int) -> Any:
     keras.utils.set_random_seed(seed)
     model = make()
     if not isinstance(model, keras.Model) or not model.compiled or model.optimizer is None:
-        what = "a model that is not compiled with an optimizer" if isinstance(model, keras.Model) else repr(model)
-        raise TypeError(f"build() must return a compiled keras.Model, got {what}")
+        built = "a model that is not compiled with an optimizer" if isinstance(model, keras.Model) else repr(model)
+        raise TypeError(f"build() must return a compiled keras.Model, got {built}")
     if not model.built:
         raise ValueError(f"build() returned model {model.name!r} unbuilt: give it an Input, or call it once on a batch")
     return model
 
 
-def _set_weights(model: Any, weights: list[np.ndarray], name: str) -> None:
+def _set_weights(model: keras.Model, weights: list[np.ndarray], name: str) -> None:
     shapes = [tuple(weight.shape) for weight in model.weights]
     if shapes != [weight.shape for weight in weights]:
         raise ValueError(f"the model of {name!r} has other weights than that of float32, so it cannot start from them")
     model.set_weights(weights)
 
 
-def _train(model: Any, batches: list[tuple], steps: int) -> list[float]:
+def _train(model: keras.Model, batches: list[tuple], steps: int) -> list[float]:
     losses = []
     for step in range(steps):
         x, y, sample_weight = batches[step % len(batches)]
@@ -270,7 +270,7 @@ def _train(model: Any, batches: list[tuple], steps: int) -> list[float]:
     return losses
 
 
-def _final(model: Any, losses: list[float], tests: list[tuple] | None) -> float:
+def _final(model: keras.Model, losses: list[float], tests: list[tuple] | None) -> float:
     if tests is None:
         return float(np.mean(losses[-max(1, len(losses) // 10) :]))
     total, count = 0.0, 0.0

@@ -15,12 +15,13 @@ from keras_mp.conversion.input_names import input_names
 from keras_mp.system.whole_number import whole_number
 
 
-def batches_of_file(path: str | os.PathLike[str], model: Any, batch_size: int) -> list[tuple]:
+def batches_of_file(path: str | os.PathLike[str], model: keras.Model, batch_size: int) -> list[tuple]:
     """Reads the batches of a file.
 
     Args:
         path: an `.npz` file: `x`, or for a model of several inputs an array named after each input; `y`, or for a model
-            of several outputs an array `y:NAME` for each; and `sample_weight`, which may be left out.
+            of several outputs an array `y:NAME` for each; and `sample_weight`, or `sample_weight:NAME` for outputs,
+            which may be left out.
         model: the model that they are for.
         batch_size: records of a batch; the last may have fewer.
 
@@ -38,7 +39,7 @@ def batches_of_file(path: str | os.PathLike[str], model: Any, batch_size: int) -
     if "" in arrays:
         raise ValueError(f"{str(path)!r} is not an .npz file: write one with numpy.savez('data.npz', x=x, y=y)")
     labels = [name for name in arrays if name == "y" or name.startswith("y:")]
-    whole = _inputs(path, arrays, model), _labels(path, arrays, model) if labels else None, arrays.get("sample_weight")
+    whole = _inputs(path, arrays, model), _labels(path, arrays, model) if labels else None, _weights(arrays, model)
     used = [array for array in keras.tree.flatten(whole) if array is not None]
     lengths = {len(array) if array.ndim else None for array in used}
     if len(lengths) != 1 or not lengths - {0, None}:
@@ -82,10 +83,9 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         ) from error
 
 
-def _inputs(path: Path, arrays: dict[str, np.ndarray], model: Any) -> Any:
+def _inputs(path: Path, arrays: dict[str, np.ndarray], model: keras.Model) -> Any:
     if not getattr(model, "inputs", None):  # a subclassed model takes what its call() is given
-        taken = {"y", "sample_weight"}
-        others = {name: array for name, array in arrays.items() if name not in taken and not name.startswith("y:")}
+        others = {name: array for name, array in arrays.items() if name.partition(":")[0] not in ("y", "sample_weight")}
         if not others:
             raise ValueError(f"{str(path)!r} must hold arrays named x and y, and holds {', '.join(arrays) or 'none'}")
         return others.get("x", others)
@@ -112,7 +112,7 @@ def _inputs(path: Path, arrays: dict[str, np.ndarray], model: Any) -> Any:
     return keras.tree.pack_sequence_as(inputs, [arrays[name] for name in names])
 
 
-def _labels(path: Path, arrays: dict[str, np.ndarray], model: Any) -> Any:
+def _labels(path: Path, arrays: dict[str, np.ndarray], model: keras.Model) -> Any:
     outputs = getattr(model, "outputs", None) or []
     if not outputs and "y" not in arrays:  # a subclassed model, which puts out a dict
         return {name.removeprefix("y:"): array for name, array in arrays.items() if name.startswith("y:")}
@@ -120,11 +120,61 @@ def _labels(path: Path, arrays: dict[str, np.ndarray], model: Any) -> Any:
         if "y" not in arrays:
             raise ValueError(f"{str(path)!r} must hold the labels of model {model.name!r} as y: it has one output")
         return arrays["y"]
-    structure = model.output
-    names = sorted(structure) if isinstance(structure, dict) else list(model.output_names)
+    structure, names = model.output, _output_names(model)
     if missing := [name for name in names if f"y:{name}" not in arrays]:
         raise ValueError(
             f"{str(path)!r} must hold labels for each output of model {model.name!r}, as arrays "
             f"{', '.join(f'y:{name}' for name in names)}; it lacks {', '.join(f'y:{name}' for name in missing)}"
         )
     return keras.tree.pack_sequence_as(structure, [arrays[f"y:{name}"] for name in names])
+
+
+def _weights(arrays: dict[str, np.ndarray], model: keras.Model) -> Any:
+    weights = {name.partition(":")[2]: array for name, array in arrays.items() if name.startswith("sample_weight:")}
+    if not weights:
+        return arrays.get("sample_weight")
+    if len(getattr(model, "outputs", None) or []) < 2:
+        return weights
+    return keras.tree.pack_sequence_as(model.output, [weights.get(name) for name in _output_names(model)])
+
+
+def _output_names(model: keras.Model) -> list[str]:
+    """The names of a model's outputs, in the order in which they are flattened."""
+    return sorted(model.output) if isinstance(model.output, dict) else list(model.output_names)
+
+
+def named_arrays(model: keras.Model, batch: tuple) -> dict[str, Any]:
+    """The arrays of a batch under the names that `batches_of_file` reads.
+
+    Args:
+        model: the model that the batch is for.
+        batch: `(x, y, sample_weight)`; the last two may be None.
+
+    Returns:
+        The arrays by name. Several that the model has no names for are numbered: `x_0`, `x_1`.
+    """
+    x, y, sample_weight = (*batch, None, None)[:3]
+    functional = not isinstance(model, keras.Sequential) and getattr(model, "inputs", None)
+    inputs = [tensor.name for tensor in keras.tree.flatten(model.input)] if functional else []
+    outputs = _output_names(model) if len(getattr(model, "outputs", None) or []) > 1 else []
+    return {
+        **_named(x, "x", inputs, inputs),
+        **_named(y, "y", outputs, [f"y:{name}" for name in outputs]),
+        **_named(sample_weight, "sample_weight", outputs, [f"sample_weight:{name}" for name in outputs]),
+    }
+
+
+def _named(part: Any, name: str, keys: list[str], names: list[str]) -> dict[str, Any]:
+    """Names the arrays of a part: after its keys, or by their order after the model's inputs or outputs."""
+    if isinstance(part, dict) and not any(keras.tree.is_nested(array) for array in part.values()):
+        known = dict(zip(keys, names, strict=True))
+        given = {known.get(key, key if name == "x" else f"{name}:{key}"): array for key, array in part.items()}
+    else:
+        arrays = keras.tree.flatten(part)
+        if len(arrays) == 1:
+            given = {name: arrays[0]}
+        elif len(arrays) == len(names):
+            given = dict(zip(names, arrays, strict=True))
+        else:
+            given = {f"{name}_{place}": array for place, array in enumerate(arrays)}
+    return {key: array for key, array in given.items() if array is not None}

@@ -1,4 +1,4 @@
-"""What an audit saw of each layer, as data."""
+"""The data of an audit, by layer."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
+
 from keras_mp.numerics.ranges import Range
 from keras_mp.numerics.verdict import Verdict
 from keras_mp.precision.formats import FORMATS
 from keras_mp.reporting.plain_values import plain_values
 
 # What each precision rounds a layer's tensors to; FP8 rounds what goes into a product.
-PRECISIONS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "E4M3"}
+FORMAT_OF = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "E4M3"}
 
 
 @dataclass
 class LayerAudit:
-    """What a run saw of a layer.
+    """The audit of a layer.
 
     Attributes:
         path: the names that lead to it, joined with `/`.
@@ -48,7 +50,7 @@ class LayerAudit:
     gradient_error: dict[str, float] = field(default_factory=dict)
     scales: tuple[float, float] | None = None
     verdicts: dict[str, Verdict] = field(default_factory=dict)
-    layer: Any = field(default=None, repr=False)
+    layer: keras.Operation | None = field(default=None, repr=False)
 
 
 @dataclass
@@ -72,7 +74,7 @@ class Suspect:
 
 @dataclass
 class LayerAudits:
-    """What `audit` found.
+    """The result of `audit`.
 
     Attributes:
         model: the model's name.
@@ -105,18 +107,18 @@ class LayerAudits:
         Raises:
             ValueError: another precision.
         """
-        if precision not in PRECISIONS:
-            raise ValueError(f"precision={precision!r} must be one of {', '.join(map(repr, PRECISIONS))}")
-        found = []
-        for place, each in enumerate(self.layers):
-            judged = each.verdicts[precision]
+        if precision not in FORMAT_OF:
+            raise ValueError(f"precision={precision!r} must be one of {', '.join(map(repr, FORMAT_OF))}")
+        ranked = []
+        for place, layer in enumerate(self.layers):
+            judged = layer.verdicts[precision]
             if judged.ok and not judged.remedy or precision == "fp8" and not judged.tensor:
                 continue
-            damage = each.damage[PRECISIONS[precision]]
-            error = each.gradient_error[PRECISIONS[precision]]
+            damage = layer.damage[FORMAT_OF[precision]]
+            error = layer.gradient_error[FORMAT_OF[precision]]
             rank = (judged.ok, -damage if math.isinf(damage) else -max(damage, error), place)
-            found.append((rank, Suspect(each.path, judged.tensor, judged.reason, judged.remedy, judged.ok)))
-        return [suspect for _, suspect in sorted(found, key=lambda pair: pair[0])]
+            ranked.append((rank, Suspect(layer.path, judged.tensor, judged.reason, judged.remedy, judged.ok)))
+        return [suspect for _, suspect in sorted(ranked, key=lambda pair: pair[0])]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values; infinities and NaN as strings."""

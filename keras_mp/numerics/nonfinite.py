@@ -74,7 +74,7 @@ class NonFinite:
 
 
 class _Seen(NamedTuple):
-    """What is known of a tensor."""
+    """The values of a tensor, summed up."""
 
     nan: int
     inf: int
@@ -90,7 +90,7 @@ class _Seen(NamedTuple):
         return "Inf and NaN" if self.nan and self.inf else "NaN" if self.nan else "Inf"
 
 
-def find_nonfinite(model: Any, batch: Any, loss_scale: float | None = None) -> NonFinite | None:
+def find_nonfinite(model: keras.Model, batch: Any, loss_scale: float | None = None) -> NonFinite | None:
     """Finds the first value of a training step that is infinite or NaN, forward or backward.
 
     The step runs in the model's own precision, with the loss scale of its optimizer. No weight changes.
@@ -109,35 +109,35 @@ def find_nonfinite(model: Any, batch: Any, loss_scale: float | None = None) -> N
             positive finite number.
     """
     check_model(model)
-    given = batches_of(batch if isinstance(batch, tuple) else [batch], 1, "batch")[0]
+    given = batches_of([batch], 1, "batch")[0]
     check_labels(model, given)
     scale = _scale_of(model, loss_scale)
     step = _Step(model)
     first = step.run(given, scale)
     if first.finite:
         return None
-    found = _bad_record(given)
+    nonfinite = _bad_record(given)
     weights, states = _bad_variables(model)
-    if found is None and weights:
-        found = _bad_weight(*weights[0])
-    if found is not None:
-        found.scale = scale
-        return found
+    if nonfinite is None and weights:
+        nonfinite = _bad_weight(*weights[0])
+    if nonfinite is not None:
+        nonfinite.scale = scale
+        return nonfinite
     with _made_finite(states):
         second = step.run(given, scale) if states else first
-        spoiled = second.finite or second.culprit != first.culprit
-        found = None if spoiled else _blamed_step(step, given, scale, second)
-    if found is not None:
-        found.advice += _ruined_before(states)
-        return found
-    path = first.blamed().path
-    found = _bad_weight(*next((state for state in states if state[0] == path), states[0]))
-    found.scale = scale
-    return found
+        spoiled = second.finite or second.place != first.place
+        nonfinite = None if spoiled else _explained_step(step, given, scale, second)
+    if nonfinite is not None:
+        nonfinite.advice += _ruined_before(states)
+        return nonfinite
+    path = first.first().path
+    nonfinite = _bad_weight(*next((state for state in states if state[0] == path), states[0]))
+    nonfinite.scale = scale
+    return nonfinite
 
 
-def _blamed_step(step: _Step, batch: tuple, scale: float, first: _Outcome) -> NonFinite:
-    """What a step brings about that began with finite data and weights."""
+def _explained_step(step: _Step, batch: tuple, scale: float, first: _Outcome) -> NonFinite:
+    """The first value that is not finite of a step that began with finite data and weights, and the remedy."""
     if scale != 1.0 and first.forward_finite:
         lower = scale
         while lower > 1.0:
@@ -146,13 +146,13 @@ def _blamed_step(step: _Step, batch: tuple, scale: float, first: _Outcome) -> No
                 return _calibration(first, scale, lower)
         first = step.run(batch, 1.0)
         scale = 1.0
-    found = first.blamed()
-    found.scale = scale
-    _advise(found, step.model, batch)
-    return found
+    nonfinite = first.first()
+    nonfinite.scale = scale
+    _advise(nonfinite, step.model, batch)
+    return nonfinite
 
 
-def first_nonfinite(model: Any, batch: tuple, scale: float) -> NonFinite | None:
+def first_nonfinite(model: keras.Model, batch: tuple, scale: float) -> NonFinite | None:
     """As `find_nonfinite` for a checked batch, but for the remedy, which takes more steps to tell.
 
     Args:
@@ -161,10 +161,10 @@ def first_nonfinite(model: Any, batch: tuple, scale: float) -> NonFinite | None:
         scale: what to multiply the loss by.
     """
     outcome = _Step(model).run(batch, scale)
-    return None if outcome.finite else outcome.blamed()
+    return None if outcome.finite else outcome.first()
 
 
-def _scale_of(model: Any, loss_scale: Any) -> float:
+def _scale_of(model: keras.Model, loss_scale: Any) -> float:
     if loss_scale is not None:
         known = isinstance(loss_scale, (int, float, np.number)) and not isinstance(loss_scale, bool)
         if not known or not 0 < loss_scale < math.inf:
@@ -181,7 +181,7 @@ def _scale_of(model: Any, loss_scale: Any) -> float:
 class _Step:
     """A step of a model that counts what is not finite."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self.model = model
         self._observed = ObservedStep(model, _finish, tap_inputs=True)
 
@@ -202,14 +202,14 @@ def _finish(record: Record, loss: Any, tensors: list[Any], tapped: list[Any], gr
 def _look(x: Any) -> Any:
     x = ops.cast(x, "float32")
     finite = ops.isfinite(x)
-    bad = (ops.sum(ops.cast(each, "float32")) for each in (ops.isnan(x), ops.isinf(x)))
+    bad = (ops.sum(ops.cast(kind, "float32")) for kind in (ops.isnan(x), ops.isinf(x)))
     return ops.stack([*bad, ops.min(ops.where(finite, x, math.inf)), ops.max(ops.where(finite, x, -math.inf))])
 
 
 class _Outcome:
-    """A step's tensors, and which of them is to blame."""
+    """A step's tensors, and which of them is the first that is not finite."""
 
-    def __init__(self, model: Any, record: Record, loss: float, seen: np.ndarray) -> None:
+    def __init__(self, model: keras.Model, record: Record, loss: float, seen: np.ndarray) -> None:
         self._model, self._record, self._loss = model, record, loss
         self._seen = {
             key: _Seen(int(nan), int(inf), float(low), float(high))
@@ -233,12 +233,13 @@ class _Outcome:
         return self.forward_finite and not any(seen.bad for seen in gradients)
 
     @property
-    def culprit(self) -> tuple[str, str, str]:
-        """The layer and its tensor that are to blame, and whether with an infinity or with NaN."""
-        blamed = self.blamed()
-        return blamed.path, blamed.tensor, blamed.kind
+    def place(self) -> tuple[str, str, str]:
+        """The layer and the tensor of the first value that is not finite, and whether it is infinite or NaN."""
+        first = self.first()
+        return first.path, first.tensor, first.kind
 
-    def blamed(self) -> NonFinite:
+    def first(self) -> NonFinite:
+        """Where the first value that is not finite comes up."""
         forward = self._first(self._forward()) if not self.forward_finite else None
         if forward is not None:
             return forward
@@ -264,7 +265,7 @@ class _Outcome:
                 source = call.inputs if tensor == "output" else []
                 given = self._ends("input", source) if source else self._ends("the rest of the input", places)
                 given |= self._weight_ends(call) if tensor == "output" else {}
-                count = sum(each.nan + each.inf for each in bad)
+                count = sum(record.nan + record.inf for record in bad)
                 yield when, NonFinite(call.path, tensor, bad[0].kind, count, False, given, "", "")
 
     def _harmless(self, place: int, readers: list[Call]) -> bool:
@@ -288,9 +289,9 @@ class _Outcome:
                     events.append((name, "weight", [places[id(variable)]], 2 * -call.began + 1))
             for tensor, kind, where, when in events:
                 bad = [self._seen[kind, place] for place in where if (kind, place) in self._seen]
-                bad = [each for each in bad if each.bad]
+                bad = [record for record in bad if record.bad]
                 if bad:
-                    count = sum(each.nan + each.inf for each in bad)
+                    count = sum(record.nan + record.inf for record in bad)
                     yield when, NonFinite(call.path, tensor, bad[0].kind, count, True, given, "", "")
 
     def _tensor(self, place: int) -> _Seen:
@@ -298,17 +299,20 @@ class _Outcome:
 
     def _ends(self, name: str, places: list[int], kind: str = "tensor") -> dict[str, tuple[float, float]]:
         seen = [self._seen[kind, place] for place in places if (kind, place) in self._seen]
-        low, high = min((each.low for each in seen), default=math.inf), max((each.high for each in seen), default=0.0)
+        low, high = (
+            min((record.low for record in seen), default=math.inf),
+            max((record.high for record in seen), default=0.0),
+        )
         return {name: (low, high)} if math.isfinite(low) else {}
 
     @staticmethod
     def _weight_ends(call: Call) -> dict[str, tuple[float, float]]:
-        found = {}
+        extremes = {}
         for variable in own_variables(call.layer) if isinstance(call.layer, keras.layers.Layer) else []:
             values = _values(variable)
             if values is not None and values.size:
-                found[variable.name] = (float(values.min()), float(values.max()))
-        return found
+                extremes[variable.name] = (float(values.min()), float(values.max()))
+        return extremes
 
 
 def _values(variable: Any) -> np.ndarray | None:
@@ -343,7 +347,7 @@ def _bad_record(batch: tuple) -> NonFinite | None:
 BadVariable = tuple[str, Any]  # the path of its layer, and the variable
 
 
-def _bad_variables(model: Any) -> tuple[list[BadVariable], list[BadVariable]]:
+def _bad_variables(model: keras.Model) -> tuple[list[BadVariable], list[BadVariable]]:
     """The variables with a value that is not finite: those that are trained, and the others."""
     trained = {id(variable) for variable in model.trainable_variables}
     weights: list[BadVariable] = []
@@ -376,7 +380,7 @@ def _made_finite(states: list[BadVariable]) -> Iterator[None]:
 def _bad_weight(path: str, variable: Any) -> NonFinite:
     values = np.asarray(ops.cast(variable.value, "float32"))
     finite = np.isfinite(values)
-    place = tuple(int(each[0]) for each in np.nonzero(~finite))
+    place = tuple(int(axis[0]) for axis in np.nonzero(~finite))
     good = values[finite]
     given = {f"the rest of {variable.name}": (float(good.min()), float(good.max()))} if good.size else {}
     advice = (
@@ -399,29 +403,30 @@ def _ruined_before(states: list[BadVariable]) -> str:
 
 
 def _calibration(outcome: _Outcome, scale: float, fitting: float) -> NonFinite:
-    found = outcome.blamed()
+    nonfinite = outcome.first()
     halvings = round(math.log2(scale / fitting))
-    found.remedy, found.scale, found.fitting_scale, found.calibration = LOWER_SCALE, scale, fitting, True
-    found.advice = (
+    nonfinite.remedy, nonfinite.calibration = LOWER_SCALE, True
+    nonfinite.scale, nonfinite.fitting_scale = scale, fitting
+    nonfinite.advice = (
         f"This is calibration, not trouble: at a loss scale of {fitting:g} all is finite, at {scale:g} it is not. A "
         f"dynamic scale gets there by itself in {halvings} skipped step{'s' if halvings > 1 else ''}; a static one is "
         "too high."
     )
-    return found
+    return nonfinite
 
 
-def _advise(found: NonFinite, model: Any, batch: tuple) -> None:
+def _advise(nonfinite: NonFinite, model: keras.Model, batch: tuple) -> None:
     """Says whether the precision or the arithmetic is at fault: the same step in float32 tells."""
-    layer = layers_by_path(model).get(found.path)
+    layer = layers_by_path(model).get(nonfinite.path)
     dtype = getattr(layer, "compute_dtype", "float32" if computes_in_float32(model) else "")
-    where = "" if found.backward else " before it"
+    where = "" if nonfinite.backward else " before it"
     arithmetic = (
         f"It is not finite in float32 either: look for a division by zero, a logarithm or root of 0, or an exponential "
         f"of a large number{where}, and keep its argument away from there: an epsilon, keras.ops.clip, "
         "keras.ops.maximum. A square root, a norm and a power below 1 have an infinite derivative at 0"
     )
     if computes_in_float32(model):
-        found.remedy, found.advice = ARITHMETIC, arithmetic + "."
+        nonfinite.remedy, nonfinite.advice = ARITHMETIC, arithmetic + "."
         return
     try:
         reference = in_float32(model, batch[0])
@@ -429,12 +434,12 @@ def _advise(found: NonFinite, model: Any, batch: tuple) -> None:
     except RebuildError:
         fits = dtype != "float32"  # it cannot be tried, so that the layer's own dtype is all there is to go by
     if not fits:
-        found.remedy, found.advice = ARITHMETIC, arithmetic + "."
+        nonfinite.remedy, nonfinite.advice = ARITHMETIC, arithmetic + "."
         return
-    found.remedy = FLOAT32
+    nonfinite.remedy = FLOAT32
     limit = f", whose largest number is {FORMATS[dtype].max:g}" if dtype in FORMATS else ""
-    lower = " (or a loss scale below 1)" if found.backward else ""
-    found.advice = (
+    lower = " (or a loss scale below 1)" if nonfinite.backward else ""
+    nonfinite.advice = (
         f"In float32 the step is finite. Give the layer dtype='float32'{lower}, or make its values smaller"
         + (f": it computes in {dtype}{limit}" if dtype and dtype != "float32" else "")
         + "; keras_mp.audit shows which other layers come close."

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mp.numerics.data_file import named_arrays
 from keras_mp.numerics.nonfinite import NonFinite, find_nonfinite
 from keras_mp.system.atomic_write import written_beside
 from keras_mp.system.whole_number import whole_number
@@ -32,7 +33,8 @@ class NonFiniteFinder(keras.callbacks.Callback):
 
     Attributes:
         found: the `NonFinite`, or None.
-        path: of the written batch, or None; `numpy.load(path)` gives its arrays, named x, y and sample_weight.
+        path: of the written batch, or None; `keras-mp audit --data` and `numpy.load` read it. Its arrays are named x, y
+            and sample_weight, or after the inputs and outputs of a model that has several.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -80,7 +82,7 @@ class NonFiniteFinder(keras.callbacks.Callback):
         self._before = [(variable, keras.ops.copy(variable.value)) for variable in kept]
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Looks at the loss and at the skips, and for the culprit where there is one."""
+        """Looks at the loss and at the skips, and where one is wrong, for the first value that is not finite."""
         self._step += 1
         if self.found is not None:
             return
@@ -104,20 +106,15 @@ class NonFiniteFinder(keras.callbacks.Callback):
             for variable, value in after:
                 variable.assign(value)
         self.path = self._write(batch)
-        what = self.found or "all is finite when the step is made again: dropout or augmentation drew other numbers"
-        warnings.warn(f"step {self._step}: {what}\nThe batch is in {self.path}", stacklevel=2)
+        finding = self.found or "all is finite when the step is made again: dropout or augmentation drew other numbers"
+        warnings.warn(f"step {self._step}: {finding}\nThe batch is in {self.path}", stacklevel=2)
         if self.stop:
             self.model.stop_training = True
 
     def _write(self, batch: tuple) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"nonfinite_step_{self._step}.npz"
-        arrays: dict[str, Any] = {}
-        for name, part in zip(("x", "y", "sample_weight"), batch, strict=False):
-            leaves = keras.tree.flatten(part)
-            for place, leaf in enumerate(leaves):
-                if leaf is not None:
-                    arrays[name if len(leaves) == 1 else f"{name}_{place}"] = _storable(leaf)
+        arrays: dict[str, Any] = {name: _storable(array) for name, array in named_arrays(self.model, batch).items()}
         with written_beside(path) as partial, partial.open("wb") as file:
             np.savez(file, **arrays)
         return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +15,11 @@ from keras import ops
 from keras_mp import backend
 from keras_mp.backend.common.calls import wrapped_methods
 from keras_mp.numerics.plain_step import explained, loss_of
+from keras_mp.numerics.products import noted_products
 from keras_mp.rebuild import children_of, layers_by_path, operations_of
 
+# Layers whose body is traced once and runs at each time step.
+_REPEATING = (keras.layers.RNN, keras.layers.TimeDistributed)
 Tap = Callable[[Any, bool], Any]
 
 
@@ -29,22 +33,24 @@ class Call:
         inputs: places in `Record.tensors` of the float tensors that went in, cast as the layer casts them.
         outputs: those of what came out.
         inner: those of tensors inside, by name: "before activation", "scores".
+        flops: floating-point operations of the products that it makes itself, without those of the layers inside.
         began: when the call began, counted in begins and ends of calls.
         ended: when it ended; a layer inside another ends before it.
     """
 
     path: str
-    layer: Any
+    layer: keras.Operation
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     inner: dict[str, int] = field(default_factory=dict)
+    flops: int = 0
     began: int = -1
     ended: int = -1
 
 
 @dataclass
 class Record:
-    """What a step did, in order; the tensors are live only while the step is traced.
+    """The calls and tensors of a step, in order; the tensors are live only while the step is traced.
 
     Attributes:
         calls: the calls, in the order in which they began.
@@ -69,8 +75,9 @@ class _Recorder:
         self._places: dict[int, int] = {}
         self._tapped = self._clock = 0
         self._open: list[Call] = []
+        self._counting = True
 
-    def wrap(self, path: str, layer: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, path: str, layer: keras.Operation, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if name == "activation":
             return self._before(layer, function, "before activation", lambda x, *_: x)
         if name == "_compute_attention":
@@ -95,17 +102,44 @@ class _Recorder:
         self._clock += 1
         return self._clock
 
-    def _before(self, layer: Any, function: Callable[..., Any], name: str, what: Callable[..., Any]) -> Any:
+    def _before(self, layer: keras.Operation, function: Callable[..., Any], name: str, read: Callable[..., Any]) -> Any:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._open and self._open[-1].layer is layer:
-                x = what(*args, *kwargs.values())
+                self._counting = False  # what is computed to be looked at is no part of the layer
+                x = read(*args, *kwargs.values())
+                self._counting = True
                 place = self._keep(x) if _is_float(x) else None
                 if place is not None:
                     self._open[-1].inner[name] = place
             return function(*args, **kwargs)
 
         return call
+
+    def count(self, flops: int, result: Any) -> None:
+        """Adds the operations of a product to those of the call that makes it.
+
+        Keras traces the body of a recurrent or a `TimeDistributed` layer once, and runs it at each time step. The body
+        of any other loop counts once.
+
+        Args:
+            flops: the count.
+            result: of the product.
+        """
+        if not self._open or not self._counting:
+            return
+        if self._tap(result, False) is not None:
+            # TensorFlow also traces the first time step of a recurrent layer by itself, and never runs it.
+            if not any(isinstance(made.layer, keras.layers.RNN) and not made.layer.unroll for made in self._open):
+                self._open[-1].flops += flops
+            return
+        repeats = [self._time_steps(made) for made in self._open if isinstance(made.layer, _REPEATING)]
+        # The tensors of a call within a loop are not seen, so that no report has it.
+        seen = [made for made in self._open if made.inputs]
+        (seen or self._open)[-1].flops += flops * math.prod(repeats)
+
+    def _time_steps(self, made: Call) -> int:
+        return self.record.shapes[made.inputs[0]][1] if made.inputs else 1
 
     def _enter(self, made: Call, x: Any) -> Any:
         if not _is_float(x):
@@ -159,7 +193,7 @@ def _is_float(x: Any) -> bool:
     return keras.ops.is_tensor(x) and keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype))
 
 
-def _scores(layer: Any, query: Any, key: Any, *rest: Any) -> Any:
+def _scores(layer: keras.Operation, query: Any, key: Any, *rest: Any) -> Any:
     equation, factor = getattr(layer, "_dot_product_equation", None), getattr(layer, "_inverse_sqrt_key_dim", None)
     if equation is None or factor is None:
         return None
@@ -167,7 +201,7 @@ def _scores(layer: Any, query: Any, key: Any, *rest: Any) -> Any:
     return ops.einsum(equation, key, ops.multiply(query, ops.cast(factor, query.dtype)))
 
 
-def layers_and_operations(model: Any) -> dict[str, Any]:
+def layers_and_operations(model: keras.Model) -> dict[str, Any]:
     """Everything that a step calls below a model, by path: layers, and the operations of functional graphs."""
     operations = {operation.name: operation for operation in operations_of(model)}
     return {**operations, **layers_by_path(model)}
@@ -187,7 +221,7 @@ class ObservedStep:
         record: the calls of the last step, without its tensors.
     """
 
-    def __init__(self, model: Any, finish: Callable[..., Any], *, tap_inputs: bool = False) -> None:
+    def __init__(self, model: keras.Model, finish: Callable[..., Any], *, tap_inputs: bool = False) -> None:
         self.model, self._finish, self._tap_inputs = model, finish, tap_inputs
         self.record = Record()
         self._records: list[Record] = []
@@ -217,10 +251,13 @@ class ObservedStep:
     def _forward(self, tap: Tap, batch: Any) -> tuple[Any, list[Any]]:
         (x, y, sample_weight), scale = (*batch[0], None, None)[:3], batch[1]
         recorder = _Recorder(tap, self._tap_inputs)
-        with wrapped_methods(
-            layers_and_operations(self.model).items(),
-            ("call", "quantized_call", "activation", "_compute_attention"),
-            recorder.wrap,
+        with (
+            wrapped_methods(
+                layers_and_operations(self.model).items(),
+                ("call", "quantized_call", "activation", "_compute_attention"),
+                recorder.wrap,
+            ),
+            noted_products(recorder.count),
         ):
             loss = loss_of(self.model, x, y, sample_weight)
         self.record = recorder.record
@@ -240,6 +277,6 @@ def _numpy(x: Any) -> Any:
     return x if x is None else np.asarray(x)
 
 
-def is_leaf(layer: Any) -> bool:
+def is_leaf(layer: keras.Operation) -> bool:
     """Whether no other layer is inside."""
     return not children_of(layer)

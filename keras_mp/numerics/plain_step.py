@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from typing import Any
 
@@ -13,12 +12,11 @@ from keras import ops
 from keras_mp import backend
 from keras_mp.conversion.reference import computes_in_float32, in_float32
 from keras_mp.rebuild import RebuildError, layers_by_path
+from keras_mp.reporting.error_line import error_line
 from keras_mp.stability.stabilized import stabilize
 
-_STYLE = re.compile(r"\x1b\[\d*m")  # of a terminal
 
-
-def loss_of(model: Any, x: Any, y: Any, sample_weight: Any) -> Any:
+def loss_of(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> Any:
     """The loss of a batch as Keras's own train_step computes it, in float32."""
     training = {"training": True} if model._call_has_training_arg else {}
     y_pred = model(x, **training)
@@ -27,7 +25,7 @@ def loss_of(model: Any, x: Any, y: Any, sample_weight: Any) -> Any:
     return ops.cast(loss, "float32")
 
 
-def explained(model: Any, batch: tuple, error: Exception) -> ValueError:
+def explained(model: keras.Model, batch: tuple, error: Exception) -> ValueError:
     """The error for an observed step that could not be run: it tells faults of the data, of Keras and of this package.
 
     Args:
@@ -45,14 +43,14 @@ def explained(model: Any, batch: tuple, error: Exception) -> ValueError:
     if plain is None:
         return ValueError(
             f"plain Keras makes this step of model {model.name!r}, and keras_mp cannot look into it: "
-            f"{_first_line(error)}"
+            f"{error_line(error)}"
         )
     if _fits_in_float32(model, batch):
         dtypes = {layer.compute_dtype for layer in [model, *layers_by_path(model).values()]} - {"float32"}
         way_out = "; keras_mp.stabilize(model) can in both" if _fits_stabilized(model, batch) else ""
         return ValueError(
             f"model {model.name!r} cannot make a training step in {' and '.join(sorted(dtypes))}, though in float32 it "
-            f"can on the same data{way_out}. It is not the data, for plain Keras fails alike: {_first_line(plain)}"
+            f"can on the same data{way_out}. It is not the data, for plain Keras fails alike: {error_line(plain)}"
         )
     return _does_not_fit(model, batch, error)
 
@@ -62,8 +60,8 @@ def _has_strings(batch: tuple) -> bool:
     return any(np.asarray(leaf).dtype.kind in "USO" for leaf in leaves)
 
 
-def _error_of(model: Any, batch: tuple) -> Exception | None:
-    """What a step raises that nothing observes."""
+def _error_of(model: keras.Model, batch: tuple) -> Exception | None:
+    """The error of a step that nothing observes; None where it succeeds."""
 
     def forward(tap: Any, structure: Any) -> tuple[Any, list[Any]]:
         x, y, sample_weight = (*structure[0], None, None)[:3]
@@ -77,7 +75,7 @@ def _error_of(model: Any, batch: tuple) -> Exception | None:
     return None
 
 
-def _fits_in_float32(model: Any, batch: tuple) -> bool:
+def _fits_in_float32(model: keras.Model, batch: tuple) -> bool:
     if computes_in_float32(model):
         return False
     try:
@@ -86,7 +84,7 @@ def _fits_in_float32(model: Any, batch: tuple) -> bool:
         return False
 
 
-def _fits_stabilized(model: Any, batch: tuple) -> bool:
+def _fits_stabilized(model: keras.Model, batch: tuple) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -95,7 +93,7 @@ def _fits_stabilized(model: Any, batch: tuple) -> bool:
         return False
 
 
-def _does_not_fit(model: Any, batch: tuple, error: Exception) -> ValueError:
+def _does_not_fit(model: keras.Model, batch: tuple, error: Exception) -> ValueError:
     x, y, _ = batch
     given = " and ".join(
         f"{name} of shape {', '.join(str(leaf.shape) for leaf in keras.tree.flatten(part) if leaf is not None)}"
@@ -106,12 +104,5 @@ def _does_not_fit(model: Any, batch: tuple, error: Exception) -> ValueError:
     takes = f", whose output has the shape {', '.join(map(str, outputs))}" if outputs else ""
     loss = getattr(model, "loss", None)
     return ValueError(
-        f"data does not fit model {model.name!r}{takes}, or its loss {loss!r}: given {given}: {_first_line(error)}"
+        f"data does not fit model {model.name!r}{takes}, or its loss {loss!r}: given {given}: {error_line(error)}"
     )
-
-
-def _first_line(error: Exception) -> str:
-    lines = [_STYLE.sub("", line).strip() for line in str(error).splitlines()]
-    # Keras puts where it was before what was raised there.
-    said = [line for line in lines if line][: 2 if str(error).startswith("Exception encountered") else 1]
-    return f"{type(error).__name__}: {' '.join(said)[:500]}"

@@ -1,4 +1,4 @@
-"""What a tensor would lose in a floating-point format: overflow, underflow, and the noise of rounding."""
+"""The loss of a tensor in a floating-point format: overflow, underflow, and the noise of rounding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOWEST_EXPONENT, _HIGHEST_EXPONENT = -148, 128
 
 @dataclass(frozen=True)
 class FormatLoss:
-    """What a format loses of some values. Shares are of all values, zeros included, and exact zeros are never lost.
+    """The loss of some values in a format. Shares are of all values, zeros included, and exact zeros are never lost.
 
     Attributes:
         overflow: share that rounds to more than the largest number.
@@ -126,7 +126,7 @@ class Range:
         extremes: tuple[float, float] | None,
     ) -> np.ndarray:
         counts = self._counts[format.name]
-        largest = max([abs(each) for each in extremes or () if math.isfinite(each)] + [float(magnitude.max())])
+        largest = max([abs(end) for end in extremes or () if math.isfinite(end)] + [float(magnitude.max())])
         scale = self.scales.get(format.name, 1.0)
         if scale is None:
             scale = current_scale(largest, format)
@@ -155,7 +155,7 @@ class Range:
         return error
 
     def loss(self, format: Any) -> FormatLoss:
-        """What a format loses of the values so far.
+        """The loss of the values so far in a format.
 
         Args:
             format: a `Format`, or its name.
@@ -200,21 +200,21 @@ class Range:
 def merged(ranges: Iterable[Range]) -> Range:
     """The range of several tensors together."""
     whole = Range()
-    for each in ranges:
-        whole.scales = each.scales
+    for part in ranges:
+        whole.scales = part.scales
         for name in ("values", "zeros", "nan", "inf"):
-            setattr(whole, name, getattr(whole, name) + getattr(each, name))
-        whole.lowest, whole.highest = min(whole.lowest, each.lowest), max(whole.highest, each.highest)
-        whole.smallest = min(whole.smallest, each.smallest)
-        whole._exponents = whole._exponents + each._exponents
-        for name, counts in each._counts.items():
+            setattr(whole, name, getattr(whole, name) + getattr(part, name))
+        whole.lowest, whole.highest = min(whole.lowest, part.lowest), max(whole.highest, part.highest)
+        whole.smallest = min(whole.smallest, part.smallest)
+        whole._exponents = whole._exponents + part._exponents
+        for name, counts in part._counts.items():
             for key, value in vars(counts).items():
                 setattr(whole._counts[name], key, getattr(whole._counts[name], key) + value)
     return whole
 
 
 def measure(x: Any, format: Any, scale: float | None = 1.0) -> FormatLoss:
-    """What a format loses of a tensor.
+    """The loss of a tensor in a format.
 
     Args:
         x: floats of any shape, or what numpy makes an array of; also empty.

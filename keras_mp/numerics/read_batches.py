@@ -29,10 +29,10 @@ def batches_of(data: Any, steps: int, name: str = "data") -> list[tuple]:
         ValueError: steps is not positive, there is no batch, a batch is empty, or x and y differ in length.
     """
     steps = whole_number("steps", steps, unit="batches")
-    found = [_batch(each, f"batch {place} of {name}") for place, each in enumerate(_taken(data, steps, name))]
-    if not found:
+    batches = [_batch(part, f"batch {place} of {name}") for place, part in enumerate(_taken(data, steps, name))]
+    if not batches:
         raise ValueError(f"{name} is empty: at least one batch (x, y) is needed")
-    return found
+    return batches
 
 
 def _taken(data: Any, steps: int, name: str) -> Iterator[Any]:
@@ -53,8 +53,8 @@ def _batch(batch: Any, name: str) -> tuple:
     if isinstance(batch, list) and len(batch) in (2, 3):
         batch = tuple(batch)
     if not isinstance(batch, tuple) or len(batch) not in (1, 2, 3):
-        what = f"a tuple of {len(batch)}" if isinstance(batch, tuple) else f"a {type(batch).__name__}"
-        raise TypeError(f"{name} is {what}: (x, y) or (x, y, sample_weight) is needed")
+        given = f"a tuple of {len(batch)}" if isinstance(batch, tuple) else f"a {type(batch).__name__}"
+        raise TypeError(f"{name} is {given}: (x, y) or (x, y, sample_weight) is needed")
     batch = keras.tree.map_structure(_array, tuple(_strings_as_array(part) for part in batch))
     x, y, sample_weight = (*batch, None, None)[:3]
     arrays = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]

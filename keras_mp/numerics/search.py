@@ -17,7 +17,7 @@ from keras_mp.numerics import search_html
 from keras_mp.numerics.audit import audit
 from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.checks import check_model
-from keras_mp.numerics.layer_audit import PRECISIONS, LayerAudit
+from keras_mp.numerics.layer_audit import FORMAT_OF, LayerAudit
 from keras_mp.numerics.read_batches import batches_of
 from keras_mp.numerics.trial import Assignment, Errors, Judge, is_closed, set_policies, units_of
 from keras_mp.precision.policy import restored_policy
@@ -51,7 +51,7 @@ class Trial(NamedTuple):
 
 @dataclass
 class PolicySearch(Report):
-    """What `search_policy` found.
+    """The result of `search_policy`.
 
     Attributes:
         base: the precision of every layer that is not named: "mixed_float16", "mixed_bfloat16" or "float32".
@@ -85,7 +85,7 @@ class PolicySearch(Report):
         """Whether a layer computes in float16, so that the loss must be scaled."""
         return "mixed_float16" in {self.base, *self.restored.values()}
 
-    def apply(self, build: Callable[[], Any]) -> Any:
+    def apply(self, build: Callable[[], keras.Model]) -> keras.Model:
         """Builds a model in the precisions that were found.
 
         Args:
@@ -140,7 +140,7 @@ class PolicySearch(Report):
 
 
 def search_policy(
-    model: Any,
+    model: keras.Model,
     data: Any,
     candidates: Sequence[str] = CANDIDATES,
     tolerance: float = 0.2,
@@ -164,7 +164,7 @@ def search_policy(
     are tried in bfloat16 before float32, where it is a candidate.
 
     Args:
-        model: a built Keras model with a loss; it is left alone.
+        model: a built Keras model with a loss; it is not changed.
         data: batches, as for `audit`: the first `steps` are audited, the next `held_out` are judged on. Where there are
             fewer, the last one is held out, or, of one, used for both.
         candidates: of "fp8", "mixed_float16", "mixed_bfloat16", "float32", the cheapest first. float32 is what is left
@@ -192,7 +192,7 @@ def search_policy(
     return _Search(model, report, Judge(model, judged, report.loss_scale), candidates, float(tolerance)).run()
 
 
-def _rebuilt_or_itself(model: Any) -> Any:
+def _rebuilt_or_itself(model: keras.Model) -> keras.Model:
     """The model built anew under the policies it was given in place, where that loses nothing of it."""
     try:
         new = rebuild(model, lambda node, layer: node, policy="float32").model
@@ -203,7 +203,7 @@ def _rebuilt_or_itself(model: Any) -> Any:
 
 
 def _checked(candidates: Any) -> list[str]:
-    if isinstance(candidates, str) or not all(each in CANDIDATES for each in candidates) or not candidates:
+    if isinstance(candidates, str) or not all(name in CANDIDATES for name in candidates) or not candidates:
         raise ValueError(
             f"candidates={candidates!r} must be some of {', '.join(map(repr, CANDIDATES))}, cheapest first"
         )
@@ -215,19 +215,21 @@ def _checked(candidates: Any) -> list[str]:
 class _Search:
     """The bisections of a search."""
 
-    def __init__(self, model: Any, report: AuditReport, judge: Judge, candidates: list[str], tolerance: float) -> None:
+    def __init__(
+        self, model: keras.Model, report: AuditReport, judge: Judge, candidates: list[str], tolerance: float
+    ) -> None:
         self.model, self.report, self.judge, self.tolerance = model, report, judge, tolerance
         self.units = units_of(model)
-        self.audits = {each.path: each for each in report.layers}
-        convertible = [each.path for each in decide(model, lambda path, layer: True) if each.possible]
+        self.audits = {layer.path: layer for layer in report.layers}
+        convertible = [decision.path for decision in decide(model, lambda path, layer: True) if decision.possible]
         self.fp8 = convertible if candidates[0] == "fp8" else []
-        lower = [each for each in candidates if each != "fp8"]
+        lower = [name for name in candidates if name != "fp8"]
         if candidates[0] == "fp8" and self.fp8:
             self.base = "mixed_bfloat16"
         else:
             self.base = lower[0] if lower else "mixed_bfloat16"
         self.above = lower[lower.index(self.base) + 1 :] if self.base in lower else []
-        self.above = [each for each in self.above if each != "float32" and not self.fp8]
+        self.above = [name for name in self.above if name != "float32" and not self.fp8]
         self.tried: list[Trial] = []
 
     def run(self) -> PolicySearch:
@@ -276,7 +278,7 @@ class _Search:
         """The fewest units, in order of damage, that must be above the base for the 16-bit mix to pass."""
         if self._passes(self._assignment({}, ())):
             return {}
-        order, enough = self._led_by_culprits(sorted(self.units, key=self._damage, reverse=True))
+        order, enough = self._nonfinite_first(sorted(self.units, key=self._damage, reverse=True))
         for level in [*self.above, "float32"]:
             count = self._bisect(order, enough, level)
             if count is not None:
@@ -302,17 +304,17 @@ class _Search:
                 low = middle + 1
         return high
 
-    def _led_by_culprits(self, order: list[str]) -> tuple[list[str], int]:
-        """Puts the units first that the audit found unsafe, then those where something was not finite all the same.
+    def _nonfinite_first(self, order: list[str]) -> tuple[list[str], int]:
+        """Puts the units first that the audit found unsafe, then those where a value was not finite all the same.
 
         Returns:
             The order, and how many at its beginning are enough in float32, as far as is known.
         """
         first = [path for path in order if not self._safe(path)]
         for _ in range(len(order)):
-            culprit = self._unit_of(self._last.culprit)
-            if culprit and culprit not in first:
-                first.append(culprit)
+            unit = self._unit_of(self._last.nonfinite)
+            if unit and unit not in first:
+                first.append(unit)
             if not first or tuple(first) == self.tried[-1].restored:
                 break  # what is wrong is no infinity, or it comes up in a layer that is restored already
             if self._passes(self._assignment(dict.fromkeys(first, "float32"), ())):
@@ -341,19 +343,19 @@ class _Search:
         return self._assignment(restored, order[:low])
 
     def _members(self, path: str) -> list[LayerAudit]:
-        inside = [each for name, each in self.audits.items() if name == path or name.startswith(f"{path}/")]
-        return inside if is_closed(self.units[path]) else [each for each in inside if each.path == path]
+        inside = [layer for name, layer in self.audits.items() if name == path or name.startswith(f"{path}/")]
+        return inside if is_closed(self.units[path]) else [layer for layer in inside if layer.path == path]
 
     def _damage(self, path: str) -> float:
-        name = PRECISIONS[self.base]
-        return max((max(each.damage[name], each.gradient_error[name]) for each in self._members(path)), default=0.0)
+        name = FORMAT_OF[self.base]
+        return max((max(layer.damage[name], layer.gradient_error[name]) for layer in self._members(path)), default=0.0)
 
     def _fp8_damage(self, path: str) -> float:
-        each = self.audits.get(path)
-        return max(each.input_damage["E4M3"], each.gradient_error["E5M2"]) if each else math.inf
+        layer = self.audits.get(path)
+        return max(layer.input_damage["E4M3"], layer.gradient_error["E5M2"]) if layer else math.inf
 
     def _safe(self, path: str) -> bool:
-        return all(each.verdicts[self.base].ok for each in self._members(path))
+        return all(layer.verdicts[self.base].ok for layer in self._members(path))
 
     def _nearest(self) -> str:
         nearest = min(self.tried, key=lambda trial: max(trial.loss_error, trial.gradient_error))
@@ -384,21 +386,21 @@ class _Search:
         policies: dict[str, Any] = {}
         for path, precision in assignment.units.items():
             layer = self.units[path]
-            for each in [layer, *(layers_below(layer) if is_closed(layer) else ())]:
-                policies[each.path or each.name] = keras.DTypePolicy(precision)
+            for member in [layer, *(layers_below(layer) if is_closed(layer) else ())]:
+                policies[member.path or member.name] = keras.DTypePolicy(precision)
         return keras.dtype_policies.DTypePolicyMap(assignment.base, policies)
 
     def _work(self, assignment: Assignment) -> dict[str, float]:
         work = dict.fromkeys(CANDIDATES, 0)
-        for path, each in self.audits.items():
+        for path, layer in self.audits.items():
             unit = self._unit_of(path)
             precision = "fp8" if path in assignment.fp8 else assignment.precision(unit)
-            work[precision] += each.flops
+            work[precision] += layer.flops
         total = sum(work.values()) or 1
         return {name: count / total for name, count in work.items()}
 
 
-def _same_layers(model: Any, expected: tuple[str, ...]) -> dict[str, str]:
+def _same_layers(model: keras.Model, expected: tuple[str, ...]) -> dict[str, str]:
     """For each path of the searched model, the path of the same layer in another."""
     mine = list(units_of(model))
     if set(mine) == set(expected):
@@ -411,10 +413,10 @@ def _same_layers(model: Any, expected: tuple[str, ...]) -> dict[str, str]:
 
 
 def _fp8_names(paths: Sequence[str], names: dict[str, str]) -> set[str]:
-    found = set()
+    renamed = set()
     for path in paths:
         unit = path
         while unit and unit not in names:
             unit = unit.rpartition("/")[0]
-        found.add(names.get(unit, unit) + path[len(unit) :])
-    return found
+        renamed.add(names.get(unit, unit) + path[len(unit) :])
+    return renamed

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 
-def random_batches(model: Any, shapes: Any, steps: int) -> list[tuple]:
+def random_batches(model: keras.Model, shapes: Any, steps: int) -> list[tuple]:
     """Makes batches of random numbers: normal floats, and whole numbers that the model has a place for.
 
     Ranges seen on them are those of the weights and the architecture, not of real data.

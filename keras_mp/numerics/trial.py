@@ -46,12 +46,12 @@ class Errors(NamedTuple):
         loss: relative difference of the loss, the largest of the batches.
         gradients: size of the difference of all gradients, of that of the gradients; infinite where one is not finite
             or has vanished whole.
-        culprit: path of the layer where the first value that is not finite came up, or "".
+        nonfinite: path of the layer where the first value that is not finite came up, or "".
     """
 
     loss: float
     gradients: float
-    culprit: str = ""
+    nonfinite: str = ""
 
     @property
     def worst(self) -> float:
@@ -60,35 +60,35 @@ class Errors(NamedTuple):
         return worst if math.isfinite(worst) else math.inf
 
 
-def units_of(model: Any) -> dict[str, Any]:
+def units_of(model: keras.Model) -> dict[str, Any]:
     """The layers that have a precision of their own, by path: layers of models and of custom layers.
 
     What is inside one of Keras's own composite layers, such as MultiHeadAttention, goes with it.
     """
-    found: dict[str, Any] = {}
+    units: dict[str, Any] = {}
     closed: list[str] = []
     for path, layer in layers_by_path(model).items():
-        if any(path.startswith(f"{each}/") for each in closed):
+        if any(path.startswith(f"{parent}/") for parent in closed):
             continue
         if isinstance(layer, (keras.Model, keras.layers.InputLayer)):
             continue
-        found[path] = layer
+        units[path] = layer
         if type(layer).__module__.startswith("keras.") and children_of(layer):
             closed.append(path)
-    return found
+    return units
 
 
-def is_closed(layer: Any) -> bool:
+def is_closed(layer: keras.layers.Layer) -> bool:
     """Whether what is inside goes with the layer."""
     return type(layer).__module__.startswith("keras.") and bool(children_of(layer))
 
 
-def set_policies(model: Any, assignment: Assignment) -> None:
+def set_policies(model: keras.Model, assignment: Assignment) -> None:
     """Gives the live layers of a model their policies, in place; FP8 apart."""
     for path, layer in units_of(model).items():
         policy = keras.DTypePolicy(assignment.precision(path))
-        for each in [layer, *(layers_below(layer) if is_closed(layer) else ())]:
-            each.dtype_policy = policy
+        for member in [layer, *(layers_below(layer) if is_closed(layer) else ())]:
+            member.dtype_policy = policy
 
 
 class Judge:
@@ -100,14 +100,14 @@ class Judge:
         loss_scale: what to multiply the loss by where a layer computes in float16.
     """
 
-    def __init__(self, model: Any, batches: Sequence[tuple], loss_scale: float) -> None:
+    def __init__(self, model: keras.Model, batches: Sequence[tuple], loss_scale: float) -> None:
         self._batches, self._scale = list(batches), loss_scale
         self._model = copy_of(model, self._batches[0][0], to_float32)
         self._variables = len(self._model.trainable_variables)
         self._reference = self._steps(self._model, 1.0)
 
     def errors(self, assignment: Assignment) -> Errors:
-        """Runs the model under an assignment; blames a layer where something is not finite."""
+        """Runs the model under an assignment; names the layer where the first value that is not finite came up."""
         with _policies(self._model, assignment):
             model = self._model
             if assignment.fp8:
@@ -115,20 +115,20 @@ class Judge:
             scale = self._scale if "mixed_float16" in {assignment.base, *assignment.units.values()} else 1.0
             steps = self._steps(model, scale)
             errors = [_compared(low, high) for low, high in zip(steps, self._reference, strict=True)]
-            worst = Errors(max(each.loss for each in errors), max(each.gradients for each in errors))
+            worst = Errors(max(error.loss for error in errors), max(error.gradients for error in errors))
             if math.isfinite(worst.worst):
                 return worst
-            place = next(i for i, each in enumerate(errors) if not math.isfinite(each.worst))
-            blamed = first_nonfinite(model, self._batches[place], scale)
-            return worst._replace(culprit=blamed.path if blamed is not None else "")
+            place = next(i for i, error in enumerate(errors) if not math.isfinite(error.worst))
+            nonfinite = first_nonfinite(model, self._batches[place], scale)
+            return worst._replace(nonfinite=nonfinite.path if nonfinite is not None else "")
 
-    def _steps(self, model: Any, scale: float) -> list[tuple[float, list[np.ndarray]]]:
+    def _steps(self, model: keras.Model, scale: float) -> list[tuple[float, list[np.ndarray]]]:
         run = _gradient_step(model)
         results = [run(batch, scale) for batch in self._batches]
         return [(loss, [gradient / scale for gradient in gradients]) for loss, gradients in results]
 
 
-def _gradient_step(model: Any) -> Callable[[tuple, float], tuple[float, list[np.ndarray]]]:
+def _gradient_step(model: keras.Model) -> Callable[[tuple, float], tuple[float, list[np.ndarray]]]:
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
 
     def forward(tap: Any, batch: Any) -> tuple[Any, list[Any]]:
@@ -148,14 +148,14 @@ def _gradient_step(model: Any) -> Callable[[tuple, float], tuple[float, list[np.
             loss, gradients = step((given, np.float32(scale)))
         except backend.step_errors() as error:
             raise explained(model, batch, error) from error
-        return float(loss), [np.asarray(keras.ops.cast(each, "float32")) for each in gradients]
+        return float(loss), [np.asarray(keras.ops.cast(gradient, "float32")) for gradient in gradients]
 
     return run
 
 
 def _compared(low: tuple[float, list[np.ndarray]], high: tuple[float, list[np.ndarray]]) -> Errors:
     loss = abs(low[0] - high[0]) / max(abs(high[0]), float(np.finfo("float32").tiny))
-    squares = [float(np.square(each, dtype="float64").sum()) for each in high[1]]
+    squares = [float(np.square(gradient, dtype="float64").sum()) for gradient in high[1]]
     whole = sum(squares)
     difference = 0.0
     for mine, theirs, square in zip(low[1], high[1], squares, strict=True):
@@ -169,7 +169,7 @@ def _compared(low: tuple[float, list[np.ndarray]], high: tuple[float, list[np.nd
 
 
 @contextmanager
-def _policies(model: Any, assignment: Assignment) -> Any:
+def _policies(model: keras.Model, assignment: Assignment) -> Any:
     before = [(layer, layer.dtype_policy) for layer in layers_by_path(model).values()]
     set_policies(model, assignment)
     try:
@@ -179,7 +179,7 @@ def _policies(model: Any, assignment: Assignment) -> Any:
             layer.dtype_policy = policy
 
 
-def _in_fp8(model: Any, paths: frozenset[str]) -> Any:
+def _in_fp8(model: keras.Model, paths: frozenset[str]) -> keras.Model:
     import warnings
 
     with warnings.catch_warnings():

@@ -47,7 +47,7 @@ class Verdict(NamedTuple):
 _FLOAT32 = "give the layer dtype='float32', or make its values smaller"
 
 
-def float16(layer: Any, ranges: Mapping[str, Range], scale: float) -> Verdict:
+def float16(layer: keras.Operation, ranges: Mapping[str, Range], scale: float) -> Verdict:
     """The verdict on float16.
 
     A layer is unsafe in float16 if, run in it on the float32 inputs, it puts out infinity or NaN; or if, at the loss
@@ -58,9 +58,9 @@ def float16(layer: Any, ranges: Mapping[str, Range], scale: float) -> Verdict:
         ranges: of its tensors; gradients as they are without a loss scale.
         scale: the loss scale.
     """
-    found = _overflow(layer, ranges)
-    if found is not None:
-        return found
+    overflow = _overflow(layer, ranges)
+    if overflow is not None:
+        return overflow
     ratio = ranges["output"].loss(FLOAT16).sqnr if "output" in ranges else math.nan
     if ratio < LEAST_SQNR:
         zeroed = ranges["output"].loss(FLOAT16).zeroed
@@ -93,7 +93,7 @@ def float16(layer: Any, ranges: Mapping[str, Range], scale: float) -> Verdict:
     return Verdict(True, "", "all of it fits")
 
 
-def _overflow(layer: Any, ranges: Mapping[str, Range]) -> Verdict | None:
+def _overflow(layer: keras.Operation, ranges: Mapping[str, Range]) -> Verdict | None:
     """The tensor whose overflow makes the layer's output infinite or NaN in float16."""
     kernel = ranges.get("kernel")
     if kernel is not None and _too_large(kernel, FLOAT16) and any(v._autocast for v in own_variables(layer)):
@@ -121,9 +121,9 @@ def _overflow(layer: Any, ranges: Mapping[str, Range]) -> Verdict | None:
 def _overflowing(role: str, of: Range) -> Verdict:
     end = of.highest if of.highest >= -of.lowest else of.lowest
     share = of.loss(FLOAT16).overflow
-    what = f"its {role}" if role != "before activation" else "what goes into its activation"
+    tensor = f"its {role}" if role != "before activation" else "the input of its activation"
     return Verdict(
-        False, role, f"{what} reaches {end:.3g}, past float16's {FLOAT16.max:g} ({share:.2g} of it)", _FLOAT32
+        False, role, f"{tensor} reaches {end:.3g}, past float16's {FLOAT16.max:g} ({share:.2g} of it)", _FLOAT32
     )
 
 
@@ -131,7 +131,7 @@ def _too_large(values: Range, format: Format) -> bool:
     return format.overflows(values.lowest) or format.overflows(values.highest)
 
 
-def _as_float16(layer: Any) -> Any:
+def _as_float16(layer: keras.Operation) -> Any:
     return type(layer).from_config({**layer.get_config(), "dtype": "float16"})
 
 
@@ -153,7 +153,7 @@ def bfloat16(ranges: Mapping[str, Range]) -> Verdict:
     return Verdict(True, "", "all of it fits")
 
 
-def fp8(layer: Any, ranges: Mapping[str, Range]) -> Verdict:
+def fp8(layer: keras.Operation, ranges: Mapping[str, Range]) -> Verdict:
     """The verdict on FP8: input and kernel in E4M3, the output's gradient in E5M2, each with a scale of max / amax."""
     if not isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)):
         return Verdict(False, "", "only Dense and EinsumDense compute in FP8")

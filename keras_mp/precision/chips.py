@@ -14,7 +14,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class GpuDescription:
-    """What XLA's compiler for NVIDIA asks about a GPU that is not attached.
+    """The description of a GPU that XLA's compiler for NVIDIA needs where it is not attached.
 
     Sources: the target descriptions in XLA's repository (xla/backends/gpu/target_config/specs, as of 2026) for A100,
     H100, H200 and B200; for T4 and L4 the output of deviceQuery for memory, clock and L2, and the table of compute
@@ -47,7 +47,7 @@ class GpuDescription:
 
 @dataclass(frozen=True)
 class TpuSlices:
-    """What libtpu calls the slices of a TPU that is not attached.
+    """The names in libtpu of the slices of a TPU that is not attached.
 
     Args:
         family: libtpu's name of the chip, such as "tpu7x".

@@ -1,4 +1,4 @@
-"""What a device can do: is it worth computing in a dtype on it, and why."""
+"""The abilities of a device: whether computing in a dtype pays on it, and why."""
 
 import re
 from collections import Counter
@@ -51,7 +51,7 @@ class Device:
 
     @property
     def vendor(self) -> str:
-        """Who made it: "nvidia", "amd", "google", "apple", or "" if unknown."""
+        """The maker: "nvidia", "amd", "google", "apple", or "" if unknown."""
         if self.chip is not None:
             return self.chip.vendor
         if self.kind == "tpu":
@@ -144,9 +144,9 @@ def _cpu(dtype: str, device: Device) -> Support:
     if dtype == "float16":
         # Measured with TensorFlow 2.21 on Zen: 1.2 times for dense layers, 4.5 times for convolutions.
         return Support(False, f"{device.name} is slower in float16 than in float32: 1.2 to 4.5 times as measured.")
-    found = sorted(device.flags & _CPU_BFLOAT16_FLAGS)
-    if found:
-        return Support(True, f"{device.name} has bfloat16 instructions ({', '.join(found)}).")
+    flags = sorted(device.flags & _CPU_BFLOAT16_FLAGS)
+    if flags:
+        return Support(True, f"{device.name} has bfloat16 instructions ({', '.join(flags)}).")
     if "bf16" in device.flags:
         return Support(False, f"{device.name} has Arm's bf16 instructions, which have not been measured.")
     if not device.flags:

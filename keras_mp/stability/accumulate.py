@@ -8,6 +8,9 @@ import keras
 
 from keras_mp import backend
 
+MASKED_SCORE = -0.7 * 3.4e38
+"""The score of a key that is not seen: finite, so that the difference of two is 0 and not NaN; Keras has the same."""
+
 
 def einsum_float32(equation: str, left: Any, right: Any) -> Any:
     """Contracts two 16-bit tensors into a float32 one; gradients are contracted likewise.

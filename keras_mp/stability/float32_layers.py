@@ -13,7 +13,7 @@ import keras
 from keras.src.backend import get_keras_mask, set_keras_mask
 
 from keras_mp import backend
-from keras_mp.stability.accumulate import einsum_float32
+from keras_mp.stability.accumulate import MASKED_SCORE, einsum_float32
 
 Config = dict[str, Any]
 
@@ -149,9 +149,7 @@ class Float32Scores:
         if mask is not None:
             for _ in range(len(scores.shape) - len(mask.shape)):
                 mask = keras.ops.expand_dims(mask, -2 * axes - 1)  # the heads stand before the attention axes
-            scores = keras.ops.where(
-                keras.ops.cast(mask, "bool"), scores, -0.7 * 3.4e38
-            )  # finite: a row may be all masked
+            scores = keras.ops.where(keras.ops.cast(mask, "bool"), scores, MASKED_SCORE)  # a row may be all masked
         rank = len(scores.shape)
         normalized = keras.ops.softmax(scores, axis=rank - 1 if axes == 1 else tuple(range(rank - axes, rank)))
         probabilities = keras.ops.cast(normalized, value.dtype)

@@ -55,12 +55,12 @@ class SensitiveLayer(NamedTuple):
     """
 
     path: str
-    layer: Any
+    layer: keras.Operation
     reason: str
     treatments: tuple[str, ...]
 
 
-def sensitive_layers(model: Any) -> list[SensitiveLayer]:
+def sensitive_layers(model: keras.Model) -> list[SensitiveLayer]:
     """The layers of a model that compute in float16 or bfloat16 what needs float32.
 
     These are normalizations (Keras's, and custom layers whose class name ends in Norm or Normalization), softmax as a
@@ -74,31 +74,31 @@ def sensitive_layers(model: Any) -> list[SensitiveLayer]:
     Returns:
         One entry a layer, in the model's order; empty for a float32 model and for what `stabilize` returns.
     """
-    return [each for each in find(model, output_layers(model)) if each.treatments]
+    return [layer for layer in find(model, output_layers(model)) if layer.treatments]
 
 
-def find(layer: Any, outputs: dict[int, str]) -> list[SensitiveLayer]:
+def find(layer: keras.Operation, outputs: dict[int, str]) -> list[SensitiveLayer]:
     """As `sensitive_layers`, for any layer, and with those that nothing can be done about.
 
     Args:
         layer: where to begin.
         outputs: what `output_layers` found, or nothing, where the layer's result is not the model's.
     """
-    found = list(_find(layer, layer.name, outputs, set()))
+    sensitive = list(_find(layer, layer.name, outputs, set()))
     for operation in operations_of(layer):
         dtype = keras.backend.standardize_dtype(keras.tree.flatten(operation.output)[0].dtype)
         if type(operation).__name__ in SENSITIVE_OPERATIONS and dtype in LOW_PRECISION and not is_stabilized(operation):
             reason = f"it exponentiates and sums in {dtype}"
-            found.append(SensitiveLayer(f"{layer.name}/{operation.name}", operation, reason, ("operation",)))
-    return found
+            sensitive.append(SensitiveLayer(f"{layer.name}/{operation.name}", operation, reason, ("operation",)))
+    return sensitive
 
 
-def is_stabilized(layer: Any) -> bool:
+def is_stabilized(layer: keras.Operation) -> bool:
     """Whether `stabilize` has changed the layer."""
     return hasattr(layer, "_treatments")
 
 
-def _find(layer: Any, path: str, outputs: dict[int, str], seen: set[int]) -> Iterator[SensitiveLayer]:
+def _find(layer: keras.Operation, path: str, outputs: dict[int, str], seen: set[int]) -> Iterator[SensitiveLayer]:
     if id(layer) in seen:
         return
     seen.add(id(layer))
@@ -112,10 +112,10 @@ def _find(layer: Any, path: str, outputs: dict[int, str], seen: set[int]) -> Ite
         yield from _find(child, f"{path}/{child.name}", outputs, seen)
 
 
-def _needs(layer: Any, output: str | None) -> Iterator[tuple[str, str]]:
+def _needs(layer: keras.Operation, output: str | None) -> Iterator[tuple[str, str]]:
     """The treatments that a layer needs, each with its reason; an empty one where nothing can be done."""
     if _adds_losses(layer) and "losses" not in getattr(layer, "_treatments", ()):
-        dtypes = {each.compute_dtype for each in (layer, *layers_below(layer))}
+        dtypes = {part.compute_dtype for part in (layer, *layers_below(layer))}
         for low in sorted(dtypes & set(LOW_PRECISION)):
             yield "losses", f"its add_loss may add a loss in {low}, which does not add up with the model's in float32"
     low = layer.compute_dtype
@@ -139,7 +139,7 @@ def _needs(layer: Any, output: str | None) -> Iterator[tuple[str, str]]:
         yield "float32", f"it sums squares over many values in {low}"
 
 
-def _adds_losses(layer: Any) -> bool:
+def _adds_losses(layer: keras.Operation) -> bool:
     """Whether code in the layer's own class calls `add_loss`; Keras's calls it for regularizers only."""
     own = [cls for cls in type(layer).__mro__ if not cls.__module__.startswith(("keras.", "keras_mp."))]
     functions = [inspect.unwrap(value) for cls in own for value in vars(cls).values() if inspect.isfunction(value)]
@@ -151,33 +151,33 @@ def _names_in(code: CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
-def _is_normalization(layer: Any) -> bool:
+def _is_normalization(layer: keras.Operation) -> bool:
     if isinstance(layer, NORMALIZATIONS):
         return True
     return bool(re.search(r"Norm(alization)?$", type(layer).__name__)) and not children_of(layer)
 
 
-def _output_treatment(layer: Any) -> str:
+def _output_treatment(layer: keras.Operation) -> str:
     known = isinstance(layer, tuple(RESULT_MIXINS)) and _computes_plainly(layer)
     if known and "..." not in getattr(layer, "equation", ""):
         return "result"
     return "" if children_of(layer) else "everywhere"
 
 
-def _computes_plainly(layer: Any) -> bool:
+def _computes_plainly(layer: keras.Operation) -> bool:
     """Whether the layer's product is that of Keras's own class, which a subclass with a `call()` of its own changes."""
     cls = getattr(layer, "_original", type(layer))
     keras_own = next(base for base in RESULT_MIXINS if issubclass(cls, base))
     return cls.call is keras_own.call or getattr(cls, "float32_sums", False)
 
 
-def output_layers(model: Any) -> dict[int, str]:
+def output_layers(model: keras.Model) -> dict[int, str]:
     """The layers that compute the model's outputs, by id, with a word for what they compute.
 
     The model itself where it is subclassed, so that its layers do not say in which order they are called. Those of its
     parts where it only trains models, as a GAN does its generator and its discriminator, and has no `call()`.
     """
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
 
     def trace(tensor: Any) -> None:
         # Private, as there is no public way from a symbolic tensor to the layer that made it.
@@ -186,7 +186,7 @@ def output_layers(model: Any) -> dict[int, str]:
             for output in operation.outputs:
                 trace(output)
         elif isinstance(operation, keras.layers.Layer) and not isinstance(operation, keras.layers.InputLayer):
-            found[id(operation)] = "the model's output"
+            reasons[id(operation)] = "the model's output"
             if isinstance(operation, PASSING_ON):
                 for source in operation._inbound_nodes[node_index].input_tensors:
                     trace(source)
@@ -195,5 +195,5 @@ def output_layers(model: Any) -> dict[int, str]:
         trace(output)
     if has_no_call(model):
         for part in children_of(model):
-            found |= output_layers(part) if getattr(part, "outputs", None) else {}
-    return found or {id(model): "its output"}
+            reasons |= output_layers(part) if getattr(part, "outputs", None) else {}
+    return reasons or {id(model): "its output"}

@@ -27,7 +27,7 @@ from keras_mp.stability.way_out import way_out
 REGISTERED_NAME = "keras_mp>Stabilized"
 
 
-def stabilize(model: Any) -> Any:
+def stabilize(model: keras.Model) -> keras.Model:
     """A new model in which normalization, softmax, activity regularizers and the output run in float32.
 
     - Normalization and softmax compute in float32 and return the 16-bit dtype that they returned before.
@@ -35,7 +35,7 @@ def stabilize(model: Any) -> Any:
     - The output layer keeps 16-bit operands and returns float32: bias, activation and the loss are in float32.
     - Regularizers of activations add up in float32; what a layer's own code hands to `add_loss` becomes float32.
 
-    Weights, names, shared layers, compile arguments and optimizer state are carried over; the original is left alone.
+    Weights, names, shared layers, compile arguments and optimizer state are carried over; the original is not changed.
     Layers without a `get_config()`, or whose `__init__` takes no `**kwargs`, are rebuilt by the arguments that they
     keep as attributes. What cannot be reached is named in a warning. The result is saved and loaded as usual, wherever
     `keras_mp` is imported.
@@ -54,8 +54,8 @@ def stabilize(model: Any) -> Any:
         UserWarning: names what could not be made float32 or not be carried over, and what to do.
     """
     outputs = output_layers(model)
-    found = find(model, outputs)
-    needed = {id(each.layer): each.treatments for each in found if each.treatments}
+    sensitive = find(model, outputs)
+    needed = {id(entry.layer): entry.treatments for entry in sensitive if entry.treatments}
     reached: set[int] = set()
     left_to_code: set[int] = set()
 
@@ -64,7 +64,7 @@ def stabilize(model: Any) -> Any:
             return node
         reached.add(id(layer))
         left_to_code.discard(id(layer))
-        hidden = {id(each) for each in layers_below(layer)} & needed.keys() - reached
+        hidden = {id(sublayer) for sublayer in layers_below(layer)} & needed.keys() - reached
         reached.update(hidden)
         left_to_code.update(hidden)
         treatments = [*needed.get(id(layer), ())]
@@ -84,14 +84,14 @@ def stabilize(model: Any) -> Any:
     try:
         new, unreached, _ = rebuild(model, rule)
     except RebuildError as error:
-        raise RebuildError(f"{error}{way_out(model, found) if model.built else ''}") from error
-    missed = [f"{each.path!r}: {each.reason}" for each in found if not each.treatments] + list(unreached)
+        raise RebuildError(f"{error}{way_out(model, sensitive) if model.built else ''}") from error
+    missed = [f"{entry.path!r}: {entry.reason}" for entry in sensitive if not entry.treatments] + list(unreached)
     if missed:
         warnings.warn(f"stabilize({model.name!r}) could not reach everything: {'; '.join(missed)}", stacklevel=2)
     return new
 
 
-def _precision(layer: Any) -> str:
+def _precision(layer: keras.layers.Layer) -> str:
     return layer.compute_dtype if isinstance(layer, keras.layers.Layer) else "float32"  # an operation follows its input
 
 
@@ -131,14 +131,14 @@ class StabilizedChildren:
 
     def treat_children(self) -> None:
         treated = set()
-        for each in find(self, output_layers(self) if "outputs" in self._treatments else {}):
-            if each.layer is not self and each.treatments:
-                treated.add(id(stabilize_in_place(each.layer, each.treatments, each.layer.compute_dtype)))
+        for entry in find(self, output_layers(self) if "outputs" in self._treatments else {}):
+            if entry.layer is not self and entry.treatments:
+                treated.add(id(stabilize_in_place(entry.layer, entry.treatments, entry.layer.compute_dtype)))
         if treated:
             _infer_again(self, treated)
 
 
-def _infer_again(model: Any, treated: set[int]) -> None:
+def _infer_again(model: keras.Model, treated: set[int]) -> None:
     """Gives the tensors of a functional graph that was made before its layers were treated the dtypes of now."""
     changed: set[int] = set()
     # Private, as a graph's tensors have no public way to say that they are wider than when they were made.
@@ -153,7 +153,7 @@ def _infer_again(model: Any, treated: set[int]) -> None:
                 changed.add(id(old))
 
 
-def stabilize_in_place(layer: Any, treatments: Sequence[str], precision: str) -> Any:
+def stabilize_in_place(layer: keras.layers.Layer, treatments: Sequence[str], precision: str) -> keras.layers.Layer:
     """Applies treatments to a live layer and returns it.
 
     Args:

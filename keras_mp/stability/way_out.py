@@ -1,9 +1,8 @@
-"""What protects a model that cannot be rebuilt: the policies to build it under, and what they cannot do."""
+"""The protection of a model that cannot be rebuilt: the policies to build it under, and what they cannot do."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import keras
 
@@ -14,8 +13,8 @@ from keras_mp.stability.sensitive import LOW_PRECISION, SensitiveLayer
 _BY_POLICY = {"float32", "everywhere", "result", "activation", "regularizer"}
 
 
-def way_out(model: Any, sensitive: list[SensitiveLayer]) -> str:
-    """Says how to protect a model by policies alone.
+def way_out(model: keras.Model, sensitive: list[SensitiveLayer]) -> str:
+    """Describes how to protect a model by policies only.
 
     Args:
         model: a built Keras model.
@@ -27,10 +26,12 @@ def way_out(model: Any, sensitive: list[SensitiveLayer]) -> str:
     """
     if not sensitive:
         return ""
-    protected = [each for each in sensitive if _BY_POLICY & set(each.treatments) and getattr(each.layer, "path", None)]
+    protected = [
+        entry for entry in sensitive if _BY_POLICY & set(entry.treatments) and getattr(entry.layer, "path", None)
+    ]
     lines = []
     if protected:
-        paths = dict.fromkeys(each.layer.path for each in protected)
+        paths = dict.fromkeys(entry.layer.path for entry in protected)
         lines += [
             "",
             "Policies protect part of it. Build the model under these, in a new program or after "
@@ -53,7 +54,7 @@ def way_out(model: Any, sensitive: list[SensitiveLayer]) -> str:
 
 def _beyond_policies(sensitive: list[SensitiveLayer]) -> list[str]:
     def names(treatment: str) -> str:
-        return ", ".join(repr(each.path) for each in sensitive if treatment in each.treatments)
+        return ", ".join(repr(entry.path) for entry in sensitive if treatment in entry.treatments)
 
     lines = []
     if names("scores"):
@@ -65,7 +66,7 @@ def _beyond_policies(sensitive: list[SensitiveLayer]) -> list[str]:
         lines.append(
             f"No policy gives a 16-bit product with a float32 result: {names('result')} will multiply in float32."
         )
-    statistics = [repr(each.path) for each in sensitive if isinstance(each.layer, keras.layers.BatchNormalization)]
+    statistics = [repr(entry.path) for entry in sensitive if isinstance(entry.layer, keras.layers.BatchNormalization)]
     if statistics:
         lines.append(
             "No policy takes float32 statistics of 16-bit inputs, as stabilize does: under float32 these copy their "
@@ -76,7 +77,7 @@ def _beyond_policies(sensitive: list[SensitiveLayer]) -> list[str]:
     return lines
 
 
-def _policy_of(model: Any) -> str:
+def _policy_of(model: keras.Model) -> str:
     """The policy of most layers with a 16-bit compute dtype."""
     policies = [layer.dtype_policy for layer in [model, *layers_by_path(model).values()]]
     low = Counter(policy.name for policy in policies if policy.compute_dtype in LOW_PRECISION)

@@ -78,33 +78,33 @@ def _memory(memory: Memory, target: Target) -> list[Advice]:
 
 
 def _softmax(sensitive: Sequence[Sensitive]) -> list[Advice]:
-    found = [entry for entry in sensitive if entry.kind == "softmax"]
-    if not found:
+    softmaxes = [entry for entry in sensitive if entry.kind == "softmax"]
+    if not softmaxes:
         return []
     return [
         Advice(
-            f"Softmax in {found[0].dtype} in {_names([entry.layer for entry in found])}: probabilities below "
-            f"{'6e-8' if found[0].dtype == 'float16' else '1/256 of their neighbours'} are lost.",
+            f"Softmax in {softmaxes[0].dtype} in {_names([entry.layer for entry in softmaxes])}: probabilities below "
+            f"{'6e-8' if softmaxes[0].dtype == 'float16' else '1/256 of their neighbours'} are lost.",
             "model = keras_mp.stabilize(model)",
         )
     ]
 
 
 def _float32(matmuls: Sequence[Matmul], chip: Chip | None, precision: str) -> list[Advice]:
-    found = [matmul for matmul in matmuls if "float32" in matmul.asked]
-    if not found:
+    in_float32 = [matmul for matmul in matmuls if "float32" in matmul.asked]
+    if not in_float32:
         return []
     low = "float16" if chip is not None and "bfloat16" not in chip.peak else "bfloat16"
     gain = 0.0
     if chip is not None and low in chip.peak:
-        gain = sum(seconds(m, chip) - m.flops / (chip.peak[low] / chip.devices) for m in found)
+        gain = sum(seconds(m, chip) - m.flops / (chip.peak[low] / chip.devices) for m in in_float32)
     if precision == "float32":
         return [Advice("All products are asked for in float32.", f'keras_mp.set_global_policy("mixed_{low}")', gain)]
-    layers = _names([matmul.layer for matmul in found])
-    share = sum(m.flops for m in found) / max(1, sum(m.flops for m in matmuls))
+    layers = _names([matmul.layer for matmul in in_float32])
+    share = sum(m.flops for m in in_float32) / max(1, sum(m.flops for m in matmuls))
     return [
         Advice(
-            f"{len(found)} products ({share:.0%} of the operations) are asked for in float32, in {layers}.",
+            f"{len(in_float32)} products ({share:.0%} of the operations) are asked for in float32, in {layers}.",
             f'Dense(..., dtype="mixed_{low}")  # for these layers; keras_mp.stabilize keeps what must be float32',
             gain,
         )
@@ -112,29 +112,29 @@ def _float32(matmuls: Sequence[Matmul], chip: Chip | None, precision: str) -> li
 
 
 def _lost_fp8(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
-    found = [m for m in matmuls if asks_fp8(m) and not runs_fp8(m)]
-    if not found:
+    lost = [m for m in matmuls if asks_fp8(m) and not runs_fp8(m)]
+    if not lost:
         return []
     if target.chip is not None and "fp8" not in target.chip.peak:
-        text = f"{target.title} has no FP8 units: {len(found)} products asked for in FP8 run in {found[0].operands}."
+        text = f"{target.title} has no FP8 units: {len(lost)} products asked for in FP8 run in {lost[0].operands}."
         return [Advice(text, "model = keras_mp.fp8.revert(model)")]
     gain = 0.0
     if target.chip is not None:
-        gain = sum(seconds(m, target.chip) - m.flops / (target.chip.peak["fp8"] / target.chip.devices) for m in found)
-    text = f"{len(found)} products asked for in FP8 run in {found[0].operands}, in {_names([m.layer for m in found])}."
+        gain = sum(seconds(m, target.chip) - m.flops / (target.chip.peak["fp8"] / target.chip.devices) for m in lost)
+    text = f"{len(lost)} products asked for in FP8 run in {lost[0].operands}, in {_names([m.layer for m in lost])}."
     return [Advice(text, "model = keras_mp.fp8.convert(model)", gain)]
 
 
 def _lost_bits(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
     """16-bit products that the compiler runs in float32: on CPUs, why mixed precision is not faster."""
-    found = [m for m in matmuls if set(m.asked) <= set(_LOW) and "float32" in m.compiled]
-    if not found:
+    widened = [m for m in matmuls if set(m.asked) <= set(_LOW) and "float32" in m.compiled]
+    if not widened:
         return []
-    share = sum(m.flops for m in found) / max(1, sum(m.flops for m in matmuls))
+    share = sum(m.flops for m in widened) / max(1, sum(m.flops for m in matmuls))
     text = (
-        f"{len(found)} products ({share:.0%} of the operations) are asked for in {found[0].asked[0]} and compiled in "
-        f"float32: {target.title} casts the operands and then multiplies as before, so mixed precision is not faster "
-        "there."
+        f"{len(widened)} products ({share:.0%} of the operations) are asked for in {widened[0].asked[0]} and compiled "
+        f"in float32: {target.title} casts the operands and then multiplies as before, so mixed precision is not "
+        "faster there."
     )
     code = 'keras_mp.set_global_policy("auto")  # what pays on this machine'
     if target.name == "host":
@@ -152,12 +152,12 @@ def _sizes(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
         multiple = 128 if target.platform == "tpu" else 16 if runs_fp8(matmul) else 8
         for size in {size for size in matmul.off(multiple) if size > multiple}:
             by_size[size, multiple].append(matmul)
-    found = []
+    advised = []
     for (size, multiple), group in by_size.items():
         padded = -(-size // multiple) * multiple
         gain = sum(seconds(m, target.chip) for m in group) * (1 - size / padded)
         layers = _names([m.layer for m in group])
-        found.append(
+        advised.append(
             Advice(
                 f"The size {size} in {layers} is no multiple of {multiple}: the units of {target.title} work on "
                 f"{padded} instead, or a slower kernel is taken.",
@@ -165,7 +165,7 @@ def _sizes(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
                 gain,
             )
         )
-    return sorted(found, key=lambda advice: -advice.seconds)[:5]
+    return sorted(advised, key=lambda advice: -advice.seconds)[:5]
 
 
 def asks_fp8(matmul: Matmul) -> bool:

@@ -46,8 +46,8 @@ def collectives(module: Module) -> list[Collective]:
             for shape in _sent(instruction, kind, module):
                 counts[kind, shape.dtype] += repeats
                 sizes[kind, shape.dtype] += repeats * shape.size
-    found = [Collective(kind, long_name(dtype), counts[kind, dtype], size) for (kind, dtype), size in sizes.items()]
-    return sorted(found, key=lambda each: -each.bytes)
+    listed = [Collective(kind, long_name(dtype), counts[kind, dtype], size) for (kind, dtype), size in sizes.items()]
+    return sorted(listed, key=lambda collective: -collective.bytes)
 
 
 def _kind(instruction: Instruction) -> str:

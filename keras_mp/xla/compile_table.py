@@ -74,14 +74,14 @@ def _matmuls(report: CompiledStep) -> ColumnTable:
 
 def misaligned(matmul: Matmul) -> str:
     """The sizes that are no multiple of 8, of 16, or of 128, each under the smallest that it misses."""
-    found = []
+    missed = []
     seen: set[int] = set()
     for multiple in (8, 16, 128):
         sizes = [size for size in dict.fromkeys(matmul.off(multiple)) if size not in seen]
         seen.update(sizes)
         if sizes:
-            found.append(f"{multiple}: {', '.join(map(str, sizes))}")
-    return "; ".join(found)
+            missed.append(f"{multiple}: {', '.join(map(str, sizes))}")
+    return "; ".join(missed)
 
 
 def _sensitive(report: CompiledStep) -> Table:
@@ -140,8 +140,8 @@ def _collectives(report: CompiledStep) -> Table:
     table = Table(title="Collectives a step, whole arrays", title_justify="left")
     for name in ("kind", "dtype", "arrays", "MiB"):
         table.add_column(name, justify="right" if name in ("arrays", "MiB") else "left")
-    for each in report.collectives:
-        table.add_row(each.kind, each.dtype, str(each.count), mebibytes(each.bytes))
+    for collective in report.collectives:
+        table.add_row(collective.kind, collective.dtype, str(collective.count), mebibytes(collective.bytes))
     return table
 
 

@@ -71,7 +71,7 @@ def sensitive(lowered: Lowered, described: Mapping[str, Any], module: Module) ->
                 compiled.setdefault(
                     instruction.operation, long_name(instruction.shapes[0].dtype) if instruction.shapes else ""
                 )
-    found = [
+    entries = [
         Sensitive(
             layer_of(full_name(entry["op"], described["names"]), lowered),
             entry["kind"],
@@ -81,7 +81,7 @@ def sensitive(lowered: Lowered, described: Mapping[str, Any], module: Module) ->
         )
         for entry in described["sensitive"]
     ]
-    return sorted(dict.fromkeys(found), key=lambda entry: (entry.kind != "softmax", -entry.elements))
+    return sorted(dict.fromkeys(entries), key=lambda entry: (entry.kind != "softmax", -entry.elements))
 
 
 def casts(described: Mapping[str, Any]) -> list[Casts]:
@@ -92,8 +92,8 @@ def casts(described: Mapping[str, Any]) -> list[Casts]:
             count = counts[entry["from"], entry["to"]]
             count[0] += entry["repeats"]
             count[1] += entry["repeats"] * entry["elements"] * (BITS[entry["from"]] + BITS[entry["to"]]) // 8
-    found = [Casts(long_name(source), long_name(target), n, size) for (source, target), (n, size) in counts.items()]
-    return sorted(found, key=lambda entry: -entry.bytes)
+    entries = [Casts(long_name(source), long_name(target), n, size) for (source, target), (n, size) in counts.items()]
+    return sorted(entries, key=lambda entry: -entry.bytes)
 
 
 def cast_kernels(module: Module) -> tuple[int, int]:
@@ -117,8 +117,8 @@ def float32_work(lowered: Lowered, described: Mapping[str, Any], module: Module)
         layer = layer_of(name_of(kernel, described), lowered)
         if layer != UNATTRIBUTED:
             written[layer] += repeats * sum(shape.size for shape in kernel.shapes if shape.dtype == "f32")
-    found = [Float32Work(layer, size) for layer, size in written.items() if size]
-    return sorted(found, key=lambda entry: -entry.bytes)
+    entries = [Float32Work(layer, size) for layer, size in written.items() if size]
+    return sorted(entries, key=lambda entry: -entry.bytes)
 
 
 def name_of(instruction: Instruction, described: Mapping[str, Any]) -> str:

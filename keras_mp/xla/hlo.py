@@ -77,7 +77,7 @@ class Instruction:
     @property
     def operation_name(self) -> str:
         """The name that the instruction's metadata gives."""
-        return _found(r'op_name="([^"]*)"', self.attributes) or ""
+        return _first_group(r'op_name="([^"]*)"', self.attributes) or ""
 
     @property
     def operation(self) -> str:
@@ -104,15 +104,15 @@ class Instruction:
     def target(self) -> str:
         """The library or kernel that a custom call or custom fusion names; "" for others."""
         return (
-            _found(r'custom_call_target="([^"]*)"', self.attributes)
-            or (_found(r'"kind":"(__[^"]*)"', self.attributes) if self.opcode == "fusion" else "")
+            _first_group(r'custom_call_target="([^"]*)"', self.attributes)
+            or (_first_group(r'"kind":"(__[^"]*)"', self.attributes) if self.opcode == "fusion" else "")
             or ""
         )
 
     @property
     def cycles(self) -> int:
         """The TPU compiler's estimate of what the instruction takes; 0 where it gives none."""
-        cycles = int(_found(r'"estimated_cycles":"(\d+)"', self.attributes) or 0)
+        cycles = int(_first_group(r'"estimated_cycles":"(\d+)"', self.attributes) or 0)
         return cycles if cycles < 2**62 else 0  # the largest number stands for "not known"
 
 
@@ -144,7 +144,7 @@ class Module:
     def _kernels(self, computation: str, repeats: int, one_branch: bool) -> Iterator[tuple[Instruction, int]]:
         for instruction in self.computations.get(computation, {}).values():
             if instruction.opcode == "while":
-                trips = int(_found(r'"known_trip_count":\{"n":"(\d+)"', instruction.attributes) or 1)
+                trips = int(_first_group(r'"known_trip_count":\{"n":"(\d+)"', instruction.attributes) or 1)
                 for callee in instruction.callees:
                     yield from self._kernels(callee, repeats * trips, one_branch)
             elif instruction.opcode in ("conditional", "call"):
@@ -245,6 +245,6 @@ def _shapes(text: str) -> Iterator[Shape]:
         yield Shape(dtype, tuple(int(size.strip(" <=")) for size in dimensions.split(",") if size.strip()))
 
 
-def _found(pattern: str, text: str) -> str | None:
+def _first_group(pattern: str, text: str) -> str | None:
     match = re.search(pattern, text)
     return match[1] if match else None

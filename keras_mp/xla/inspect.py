@@ -26,7 +26,7 @@ from keras_mp.xla.targets import Target, find_target, slice_of
 
 
 def inspect(
-    model: Any,
+    model: keras.Model | Callable[[], keras.Model],
     batch: Any,
     target: str = "host",
     *,
@@ -96,7 +96,7 @@ def _rebuilt(build: Callable[[], Any], precision: str) -> Any:
 
 
 def _report(
-    model: Any, batch: Any, target: Target, training: bool, flags: dict[str, Any] | None, plan: Plan | None
+    model: keras.Model, batch: Any, target: Target, training: bool, flags: dict[str, Any] | None, plan: Plan | None
 ) -> CompileReport:
     lowered = lower_step(model, batch, training=training, platform=target.platform, plan=plan)
     compiled = compile_step(lowered, target, flags)

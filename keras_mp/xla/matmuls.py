@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keras_mp.backend.common.lowered import UNATTRIBUTED, Lowered, call_of, is_backward
-from keras_mp.xla.flops import dot_flops
+from keras_mp.precision.flops import dot_flops
 from keras_mp.xla.hlo import Instruction, Module, long_name
 
 _ROLE = re.compile(r"keras_mp\.(forward|input_gradient|kernel_gradient)\b")
@@ -87,19 +87,19 @@ def join(lowered: Lowered, described: Mapping[str, Any], module: Module, platfor
     names = described["names"]
     asked = described["contractions"]
     made = _made(module, platform)
-    found = {}
+    compiled = {}
     for entry in asked:
         name = _name_in(made, (entry["op"], *entry["followers"]))
         if name is not None:
-            found[entry["op"]] = made[name][0]
-    merged = _merged(asked, found)
+            compiled[entry["op"]] = made[name][0]
+    merged = _merged(asked, compiled)
     roles = _roles(lowered, names, asked)
     rows = []
     for entry, (index, role) in zip(asked, roles, strict=True):
         layer_call = lowered.calls[index] if index is not None else None
-        after, note = found.get(entry["op"]), ""
+        after, note = compiled.get(entry["op"]), ""
         if after is None and entry["op"] in merged:
-            after, note = found[merged[entry["op"]]], "merged with another"
+            after, note = compiled[merged[entry["op"]]], "merged with another"
         if after is None:
             after, note = _remains(entry["op"], module)
         rows.append(
@@ -143,16 +143,16 @@ def products(module: Module, platform: str) -> list[Made]:
         module: the module.
         platform: "cuda", "tpu" or "cpu".
     """
-    return [made for each in _made(module, platform).values() for made in each]
+    return [made for same_name in _made(module, platform).values() for made in same_name]
 
 
 def _made(module: Module, platform: str) -> dict[str, list[Made]]:
-    found: dict[str, list[Made]] = defaultdict(list)
+    by_operation: dict[str, list[Made]] = defaultdict(list)
     for kernel, _ in module.kernels():
         for instruction in module.inside(kernel):
             if instruction.opcode in ("dot", "convolution") or _is_library(instruction):
-                found[instruction.operation].append(_describe(instruction, kernel, module, platform))
-    return found
+                by_operation[instruction.operation].append(_describe(instruction, kernel, module, platform))
+    return by_operation
 
 
 def _name_in(made: Mapping[str, Any], names: Sequence[str]) -> str | None:
@@ -221,7 +221,7 @@ def _accumulation(operands: tuple[str, ...], instruction: Instruction, platform:
     return "float32"
 
 
-def _merged(asked: Sequence[Mapping[str, Any]], found: Mapping[str, Made]) -> dict[str, str]:
+def _merged(asked: Sequence[Mapping[str, Any]], compiled: Mapping[str, Made]) -> dict[str, str]:
     """Finds, for each dot that has no instruction of its own, the one that a compiler made of it and another.
 
     Compilers join dots that share an operand: the product is then larger than the dot whose name it bears; or the
@@ -229,13 +229,13 @@ def _merged(asked: Sequence[Mapping[str, Any]], found: Mapping[str, Made]) -> di
     """
     by_source: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for entry in asked:
-        if entry["op"] in found:
+        if entry["op"] in compiled:
             for source in entry["sources"]:
                 by_source[source].append(entry)
-    spare = {entry["op"]: found[entry["op"]].flops - entry["flops"] for entry in asked if entry["op"] in found}
+    spare = {entry["op"]: compiled[entry["op"]].flops - entry["flops"] for entry in asked if entry["op"] in compiled}
     result = {}
     for entry in asked:
-        if entry["op"] in found:
+        if entry["op"] in compiled:
             continue
         for source in entry["sources"]:
             for other in by_source[source]:

@@ -17,7 +17,7 @@ from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
 
-from keras_mp.xla.flops import convolution_flops, dot_flops
+from keras_mp.precision.flops import convolution_flops, dot_flops
 
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"(:\d+)?')
 _EXPONENTIALS = (
@@ -148,10 +148,10 @@ class _Reader:
         path = (*calls, _number(operation))
         entry = {"op": "/".join(map(str, path)), "repeats": repeats, "repeats_known": known}
         if kind in ("dot_general", "dot", "convolution"):
-            found = _contraction(operation, arguments) | entry
-            found["followers"] = ["/".join(map(str, (*calls, number))) for number in _followers(operation)]
-            found["sources"] = [self._source(operand) for operand in operation.operands]
-            self.contractions.append(found)
+            contraction = _contraction(operation, arguments) | entry
+            contraction["followers"] = ["/".join(map(str, (*calls, number))) for number in _followers(operation)]
+            contraction["sources"] = [self._source(operand) for operand in operation.operands]
+            self.contractions.append(contraction)
         elif kind == "convert":
             self.casts.append(_cast(operation) | entry)
         elif kind in _EXPONENTIALS or kind == "reduce":
@@ -202,9 +202,11 @@ class _Reader:
 
 
 def _attributes(operation: Any) -> dict[str, Any]:
-    found = operation.attributes
+    attributes = operation.attributes
     # jax 0.10 iterates over names, 0.7 over named attributes.
-    return dict((each, found[each]) if isinstance(each, str) else (each.name, each.attr) for each in found)
+    return dict(
+        (entry, attributes[entry]) if isinstance(entry, str) else (entry.name, entry.attr) for entry in attributes
+    )
 
 
 def _passed(operands: Any, operation: Any, region: int, arguments: dict[Any, int]) -> dict[Any, int]:
@@ -252,7 +254,7 @@ def _convolution(attributes: Any, left: list[int], right: list[int], result: lis
     numbers = hlo.ConvDimensionNumbers(attributes["dimension_numbers"])
     spatial = len(numbers.input_spatial_dimensions)
 
-    def each(name: str, default: int) -> list[int]:
+    def per_dimension(name: str, default: int) -> list[int]:
         return [int(x) for x in attributes[name]] if name in attributes else [default] * spatial
 
     padding = (
@@ -265,10 +267,10 @@ def _convolution(attributes: Any, left: list[int], right: list[int], result: lis
             [left[d] for d in numbers.input_spatial_dimensions],
             [right[d] for d in numbers.kernel_spatial_dimensions],
             [result[d] for d in numbers.output_spatial_dimensions],
-            each("window_strides", 1),
+            per_dimension("window_strides", 1),
             padding,
-            each("lhs_dilation", 1),
-            each("rhs_dilation", 1),
+            per_dimension("lhs_dilation", 1),
+            per_dimension("rhs_dilation", 1),
             strict=True,
         )
     )
@@ -290,9 +292,9 @@ def _weight(operand: Any, arguments: dict[Any, int], depth: int = 16) -> int | N
     gathers = owner.name == "stablehlo.all_gather"  # a weight of which each device has a part
     for source in owner.operands:
         if gathers or math.prod(_shape(source)[1]) == elements > 1:
-            found = _weight(source, arguments, depth - 1)
-            if found is not None:
-                return found
+            argument = _weight(source, arguments, depth - 1)
+            if argument is not None:
+                return argument
     return None
 
 
@@ -304,8 +306,8 @@ def _quantized(operand: Any, depth: int = 10) -> str | None:
         return None
     if kind == "convert" and _shape(owner.operands[0])[0].startswith("f8"):
         return _shape(owner.operands[0])[0]
-    found = [_quantized(source, depth - 1) for source in owner.operands]
-    return next((dtype for dtype in found if dtype), None)
+    dtypes = [_quantized(source, depth - 1) for source in owner.operands]
+    return next((dtype for dtype in dtypes if dtype), None)
 
 
 def _followers(operation: Any) -> list[int]:
@@ -362,8 +364,8 @@ def _trips(operation: Any, functions: dict[str, Any]) -> int | None:
     """Counts the rounds of a loop that counts from a constant to a constant; None where it is not such a loop."""
     condition = operation.regions[0].blocks[0]
     inits = dict(zip(condition.arguments, operation.operands, strict=True))
-    found = _bounds(list(condition.operations)[-1].operation.operands[0], {}, inits, functions)
-    return min(found, default=None)
+    rounds = _bounds(list(condition.operations)[-1].operation.operands[0], {}, inits, functions)
+    return min(rounds, default=None)
 
 
 def _bounds(value: Any, passed: dict[Any, Any], inits: dict[Any, Any], functions: dict[str, Any]) -> list[int]:

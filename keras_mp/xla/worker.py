@@ -66,21 +66,21 @@ def main(folder: Path) -> None:
 def _compile(module: Any, target: dict[str, Any]) -> Any:
     count = target.get("devices", 1)
     if target["platform"] == "cpu":
-        found = jax.devices("cpu")[:count]
+        attached = jax.devices("cpu")[:count]
     elif target["platform"] == "tpu":
-        found = topologies.get_topology_desc(platform="tpu", topology_name=target["topology"]).devices[:count]
+        attached = topologies.get_topology_desc(platform="tpu", topology_name=target["topology"]).devices[:count]
     else:
         jax.devices()  # registers the plugin
-        found = topologies.get_topology_desc(
+        attached = topologies.get_topology_desc(
             target["name"], "cuda", target_config=target["configuration"], topology="1x1x1"
         ).devices[:count]
     options = compiler.get_compile_options(
         num_replicas=1,
         num_partitions=count,
-        device_assignment=np.array([[device.id for device in found]]),
+        device_assignment=np.array([[device.id for device in attached]]),
         env_options_overrides=target["flags"],
     )
-    client, devices = found[0].client, _jax.DeviceList(tuple(found))
+    client, devices = attached[0].client, _jax.DeviceList(tuple(attached))
     with module.context:
         compile_module = client.compile_and_load if target["platform"] == "cpu" else client.compile
         try:

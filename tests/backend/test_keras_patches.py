@@ -18,6 +18,7 @@ PACKAGE = HERE.parents[1] / "keras_mp"
 BACKEND = keras.backend.backend()
 OWN = [patch for patch in PATCHES if BACKEND in patch.backends]
 only_jax = pytest.mark.skipif(BACKEND != "jax", reason="the patch is for JAX")
+ONES = np.ones((2, 2), "float32")
 HALF = "keras.Variable._maybe_autocast"
 
 
@@ -52,6 +53,20 @@ USES = {
     "keras.Model.compute_loss_and_updates": trained,
     "keras.src.backend.jax.distribution_lib.distribute_data_input": trained_on_devices,
     "keras.Model._make_function": trained,
+    "keras.src.backend.numpy.matmul": lambda: keras.ops.matmul(ONES, ONES),
+    "keras.src.backend.numpy.dot": lambda: keras.ops.dot(ONES, ONES),
+    "keras.src.backend.numpy.inner": lambda: keras.ops.inner(ONES, ONES),
+    "keras.src.backend.numpy.vdot": lambda: keras.ops.vdot(ONES, ONES),
+    "keras.src.backend.numpy.tensordot": lambda: keras.ops.tensordot(ONES, ONES),
+    "keras.src.backend.numpy.einsum": lambda: keras.ops.einsum("ab,bc->ac", ONES, ONES),
+    "keras.src.backend.core.custom_gradient": lambda: keras.ops.custom_gradient(lambda x: (x, lambda g: g))(ONES),
+    "keras.src.backend.nn.conv": lambda: keras.ops.conv(ONES[None], ONES[None]),
+    "keras.src.backend.nn.depthwise_conv": lambda: keras.ops.depthwise_conv(ONES[None], ONES[None]),
+    "keras.src.backend.nn.separable_conv": lambda: keras.ops.separable_conv(
+        ONES[None], ONES[None], np.ones((1, 4, 2), "float32")
+    ),
+    "keras.src.backend.nn.conv_transpose": lambda: keras.ops.conv_transpose(ONES[None], ONES[None], 1),
+    "keras.src.backend.nn.dot_product_attention": lambda: keras.ops.dot_product_attention(*[ONES[None, None]] * 3),
 }
 
 

@@ -14,7 +14,7 @@ import zoo
 from keras import layers
 
 import keras_mp
-from keras_mp.export.verification import ExportError, agreement, check_batch, inputs_of, reason, relative_difference
+from keras_mp.export.verification import ExportError, agreement, check_batch, inputs_of, relative_difference
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="writing a SavedModel needs TensorFlow installed"
@@ -195,12 +195,6 @@ def test_a_difference_is_refused_and_told():
     with pytest.raises(ExportError, match=r"the file differs from the model run in float32 by 5.00e-01 .*: because"):
         agreement("the file", np.ones(2), np.full(2, 2.0), np.ones(2), dense(), 1e-5, hint=": because")
     assert agreement("the file", np.ones(2), np.ones(2), np.ones(2), dense(), 1e-5) == (0.0, [])
-
-
-@pytest.mark.once
-def test_the_reason_of_an_error_is_one_line_of_it():
-    error = ValueError("Exception encountered when calling Dense.call().\n\n\x1b[1mtoo wide\x1b[0m\n\nArguments: ...")
-    assert reason(error) == "ValueError: too wide"
 
 
 @pytest.mark.skipif(TENSORFLOW, reason="on TensorFlow the model is exported by the same process")

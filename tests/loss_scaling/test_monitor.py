@@ -197,6 +197,20 @@ def test_fit_of_a_model_with_two_optimizers_shows_both(capsys):
     assert "generator_optimizer: 1 step skipped in this epoch" in capsys.readouterr().out
 
 
+def test_two_optimizers_whose_names_differ_by_an_underscore_have_keys_of_their_own():
+    model = keras.Model()
+    model.opt, model._opt = (keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.0)) for _ in range(2))
+    monitor, logs = keras_mp.PrecisionMonitor(), {}
+    for optimizer, scale in ((model.opt, 2.0**10), (model._opt, 2.0**12)):
+        optimizer.build([])
+        optimizer.dynamic_scale.assign(scale)
+    monitor.set_model(model)
+    monitor.on_train_begin()
+    monitor.on_epoch_begin(0)
+    monitor.on_train_batch_end(0, logs)
+    assert (logs["opt_loss_scale"], logs["_opt_loss_scale"]) == (2.0**10, 2.0**12)
+
+
 def test_two_optimizers_of_which_none_scales_are_named():
     with pytest.raises(ValueError, match=r"generator_optimizer \(SGD\), d_optimizer \(SGD\).*LossScaleOptimizer"):
         keras_mp.PrecisionMonitor().set_model(adversarial(lambda optimizer: optimizer))

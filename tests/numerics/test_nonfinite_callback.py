@@ -7,6 +7,7 @@ from faults import first_overflow, large_activations, normal, normalized, scale_
 from keras import layers
 
 import keras_mp
+from keras_mp.numerics.data_file import batches_of_file
 
 
 def model_of(optimizer="sgd", dtype="float32"):
@@ -133,3 +134,50 @@ def test_a_batch_of_strings_is_kept_so_that_numpy_reads_it(tmp_path):
         model.fit(data, verbose=0, callbacks=[finder])
     with np.load(finder.path) as batch:
         assert batch["x"].tolist() == words.tolist()
+
+
+class TwoInputs(keras.Model):
+    """Takes a dict, and names neither inputs nor outputs beforehand."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1, dtype="float32")
+
+    def call(self, inputs):
+        return self.dense(inputs["left"]) + self.dense(inputs["right"])
+
+
+def two_inputs(structure):
+    if structure == "subclassed":
+        return TwoInputs()
+    left, right = keras.Input((4,), name="left"), keras.Input((4,), name="right")
+    sums = layers.Dense(1, name="sum")(layers.Add()([left, right]))
+    products = layers.Dense(1, name="product")(layers.Multiply()([left, right]))
+    if structure == "dict":
+        return keras.Model({"left": left, "right": right}, {"sum": sums, "product": products})
+    return keras.Model([left, right], [sums, products])
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("structure", ["list", "dict", "subclassed"])
+def test_a_batch_of_several_inputs_is_read_again_by_name(tmp_path, structure):
+    """Its arrays were called x_0 and x_1, which `keras-mp audit --data` does not know."""
+    model = two_inputs(structure)
+    x = {"left": normal(48, 4), "right": normal(48, 4)}
+    x["right"][37] = np.nan
+    y = {"sum": normal(48, 1), "product": normal(48, 1)}
+    weights = {"sum": np.full(48, 0.5, "float32"), "product": np.full(48, 2.0, "float32")}
+    if structure == "list":
+        x, y, weights = ([part[name] for name in part] for part in (x, y, weights))
+    elif structure == "subclassed":
+        y, weights = y["sum"], weights["sum"]
+    model.compile("sgd", "mse")
+    finder = keras_mp.NonFiniteFinder(tmp_path)
+    with pytest.warns(UserWarning, match="Remedy: a bad input record"):
+        fit(model, x, y, finder, sample_weight=weights)
+    (batch,) = batches_of_file(finder.path, model, 16)
+    for part, expected in zip(batch, (x, y, weights), strict=True):
+        keras.tree.assert_same_structure(part, expected)
+        for array, whole in zip(keras.tree.flatten(part), keras.tree.flatten(expected), strict=True):
+            np.testing.assert_array_equal(array, whole[32:48])
+    assert keras_mp.find_nonfinite(model, batch).records == [37 % 16]

@@ -40,7 +40,7 @@ class Patch:
 
 
 _VERSIONS = ("3.13", "3.15")
-PATCHES = (
+PATCHES: tuple[Patch, ...] = (
     Patch(
         "keras:Variable",
         "_initialize_with_initializer",
@@ -91,6 +91,29 @@ PATCHES = (
         ("tensorflow",),
         _VERSIONS,
         "steps_per_execution above 1 fails on several replicas, even with plain SGD (keras#19246).",
+    ),
+)
+PATCHES += tuple(
+    Patch(
+        f"keras.src.backend:{module}",
+        name,
+        ("tensorflow", "jax"),
+        _VERSIONS,
+        "There is no hook that sees each product of a layer, whose operations are counted.",
+    )
+    for module, names in (
+        ("numpy", ("matmul", "dot", "inner", "vdot", "tensordot", "einsum")),
+        ("nn", ("conv", "depthwise_conv", "separable_conv", "conv_transpose", "dot_product_attention")),
+    )
+    for name in names
+)
+PATCHES += (
+    Patch(
+        "keras.src.backend:core",
+        "custom_gradient",
+        ("jax",),
+        _VERSIONS,
+        "JAX traces a gradient beside its function, and the products of the two are to be told apart.",
     ),
 )
 _BY_NAME = {patch.name: patch for patch in PATCHES}

@@ -51,7 +51,8 @@ def observed_step(
                 if not watch:
                     return x
                 tapped.append(jax.ShapeDtypeStruct(x.shape, x.dtype))
-                return x if zeros is None else x + zeros[len(tapped) - 1]
+                # Another tensor in both runs: a layer that returns one tensor twice is then tapped as often in both.
+                return x + (jnp.zeros(x.shape, x.dtype) if zeros is None else zeros[len(tapped) - 1])
 
             variables = [*model.trainable_variables, *_others(model)]
             mapping = list(zip(variables, [*trainable, *others], strict=True))

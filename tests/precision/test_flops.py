@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_mp.xla.flops import convolution_flops, dot_flops
+from keras_mp.precision.flops import convolution_flops, dot_flops
 
 
 def test_a_dot_is_two_operations_a_product():
