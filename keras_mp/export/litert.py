@@ -19,7 +19,7 @@ from keras_mp.export.export_report import DeploymentReport
 from keras_mp.export.litert_file import LiteRTFile
 from keras_mp.export.verification import ExportError
 from keras_mp.rebuild import Config, RebuildError, layers_by_path, rebuild
-from keras_mp.system.atomic_write import parents_made, written_beside
+from keras_mp.system.atomic_write import atomic_write, parents_made
 from keras_mp.system.quiet_import import quiet_stderr
 
 # Records on which the layers of an int8 file are compared with those of the model.
@@ -37,8 +37,8 @@ def export_litert(
 ) -> DeploymentReport:
     """Export a model, trained in any precision on any backend, as a LiteRT (TensorFlow Lite) file.
 
-    `export_float32` writes and proves a SavedModel, and TensorFlow's converter makes the file of it, with LiteRT's own
-    operators alone. Without `calibrate` it is in float32: no tensor of it may be a 16- or 8-bit float or quantized.
+    `export_float32` writes and checks a SavedModel, and TensorFlow's converter converts it, using only LiteRT's own
+    operators. Without `calibrate` it is in float32: no tensor of it may be a 16- or 8-bit float or quantized.
 
     With `calibrate` its weights and activations are int8, its inputs and outputs still float32. The ranges are the
     audit's, taken in inference: the model runs in float32 over all of `calibrate`, each layer's lowest and highest
@@ -55,7 +55,7 @@ def export_litert(
         calibrate: inputs in the structure of the model's, batch first, like those that will be served: hundreds.
         tolerance: largest difference allowed by `verify` of a float32 file, relative to max(1, the largest magnitude of
             each output). The difference of an int8 file is reported, whatever it is.
-        overwrite: replace a file that is there, once the new one is proven.
+        overwrite: replace an existing file after the new one was checked.
 
     Returns:
         A `DeploymentReport`.
@@ -85,7 +85,7 @@ def export_litert(
     if remaining:
         raise ExportError(f"model {model.name!r} was not exported: low precision would be left in {remaining[:5]}")
     report = report._replace(path=path, bytes=len(file.content), operators=counted(file.operators()), notes=notes)
-    with parents_made(path), written_beside(path) as partial:
+    with parents_made(path), atomic_write(path) as partial:
         partial.write_bytes(file.content)
         if verify is not None:
             run = LiteRTFile(partial.read_bytes()).runner(signature.outputs)

@@ -55,12 +55,12 @@ def export_float32(
     """Export a model, trained in any precision, as a SavedModel without one 16- or 8-bit float in it.
 
     The model's config is rewritten to float32 and rebuilt with the same weights; its inference-mode call is written
-    beside `path`, every node, attribute, constant and variable of it is looked at, it is loaded again and run on random
-    inputs of two batch sizes, and of two sizes of the axes that are open, beside the model in float32, and only then
-    is it renamed into place: on an error there is nothing. The model itself stays as it is. On the JAX backend the same
-    happens in a process of its own that runs Keras on TensorFlow, which must be installed.
+    under another name. Every node, attribute, constant and variable of it is inspected. It is loaded and run on random
+    inputs, with two batch sizes and two sizes of each open axis, and compared with the model in float32. Then it is
+    renamed to `path`; on an error nothing is left behind. The model is not changed. On the JAX backend this happens in
+    a separate process that runs Keras on TensorFlow, which must be installed.
 
-    For a while there are three copies of the float32 weights in memory: of the model, its rebuild, what was loaded.
+    Three copies of the float32 weights are in memory at once: the model's, the rebuilt model's and the loaded ones.
 
     The SavedModel has one endpoint, `serve` (and `serving_default`), whose inputs are called as the model's input
     layers are, or as the keys of their dict, and have an unknown batch size.
@@ -72,7 +72,7 @@ def export_float32(
             SavedModel is compared on it, too, with the model run in float32. For a subclassed model it also tells the
             inputs' dtypes.
         tolerance: largest difference allowed, relative to max(1, the largest magnitude of each output).
-        overwrite: replace a SavedModel that is there, once the new one is proven; on an error the old one stays.
+        overwrite: replace an existing SavedModel after the new one was checked; on an error the old one stays.
 
     Returns:
         An `ExportReport`.
@@ -82,8 +82,8 @@ def export_float32(
         OSError: there is no room for the SavedModel.
         ImportError: TensorFlow is not installed.
         ExportError: the model is not built or is quantized to integers; verify is no batch of its inputs; low
-            precision, or bytecode that cannot be looked into, is left in the result; the results differ, or are NaN
-            or infinite, with which nothing can agree.
+            precision, or bytecode that cannot be inspected, is left in the result; the results differ, or are NaN or
+            infinite, and cannot be compared.
         RebuildError: a layer cannot be rebuilt.
     """
     path = Path(path)

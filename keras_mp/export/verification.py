@@ -15,7 +15,7 @@ NO_ORIGINAL = "the original cannot be run here in its own precision, to compare 
 
 
 class ExportError(ValueError):
-    """A model cannot be exported in float32; the message names what is in the way and the way out."""
+    """A model cannot be exported in float32; the message names the obstacle and a remedy."""
 
 
 def inputs_of(model: keras.Model) -> Any:

@@ -36,7 +36,7 @@ class PolicyChoice(NamedTuple):
 
 
 def choose_policy(device: Device | None = None) -> PolicyChoice:
-    """Chooses the policy for a device: bfloat16 if it serves it, else float16, else float32.
+    """Chooses the policy for a device: bfloat16 if the hardware supports it, else float16, else float32.
 
     On a CPU that means mixed_bfloat16 without jit on TensorFlow, and float32 on JAX.
 
@@ -89,7 +89,7 @@ def set_global_policy(name: str = "auto") -> PolicyChoice:
         ValueError: If the name is none of the five.
 
     Warns:
-        UserWarning: If this hardware does not serve the policy, the message says which one to use; if the machine has
+        UserWarning: If this hardware does not support the policy, the message says which one to use; if the machine has
             the driver of a GPU that the backend does not see, what to install.
     """
     return _set(name, stacklevel=3)

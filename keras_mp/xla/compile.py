@@ -27,7 +27,7 @@ _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda13-pjrt", 
 
 
 class CompileError(RuntimeError):
-    """A compiler failed; the message says at what, what to do, and where its log is."""
+    """A compiler failed; the message names the cause, a remedy, and the file with the compiler's log."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def inspect(
     strategy: str | Plan | None = None,
     chips: int = 4,
 ) -> CompileReport:
-    """Compiles one step of a model for a chip that need not be attached, and reports what the compiler made of it.
+    """Compiles one step of a model for a chip, which need not be attached, and reports the result.
 
     Nothing is executed, and no weight changes. What `fit` creates before its first step, the optimizer's variables and
     the metrics', is created here too.

@@ -15,7 +15,7 @@ import keras_mp
 from keras_mp.export.verification import ExportError
 from keras_mp.parallel import workers
 from keras_mp.precision.policy import PolicyChoice
-from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.atomic_write import atomic_write
 from keras_mp.system.install import install_command
 from keras_mp.system.versions import installed
 from recipes.common.config import TrainingConfig
@@ -88,7 +88,7 @@ def finish(
     """
     # Of several processes all come here, because some of what is saved they hold together; the first one's files stay.
     console = Console(quiet=not workers.is_first())
-    with written_beside(folder / "model.keras") as partial:
+    with atomic_write(folder / "model.keras") as partial:
         # Keras saves by the ending of the name.
         model.save(partial)
     draw_curves(
@@ -114,7 +114,7 @@ def finish(
         evaluated=training.evaluated,
     )
     summary = {"config": dataclasses.asdict(config), "versions": versions(), "result": dataclasses.asdict(result)}
-    with written_beside(folder / "summary.json") as partial:
+    with atomic_write(folder / "summary.json") as partial:
         partial.write_text(json.dumps(summary, indent=2, default=str) + "\n")
     console.print(summary_table(result, config))
     return result

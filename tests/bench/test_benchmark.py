@@ -29,6 +29,7 @@ def small_model():
     return model
 
 
+@pytest.mark.ci
 def test_a_model_in_three_precisions_with_a_row_for_what_cannot_run(tmp_path):
     model = small_model()
     before = [weight.copy() for weight in model.get_weights()]
@@ -76,6 +77,7 @@ def test_steps_are_those_of_fit():
     assert int(model.optimizer.iterations.numpy()) == 51 if keras.backend.backend() == "tensorflow" else True
 
 
+@pytest.mark.ci
 def test_a_file_that_leaves_the_length_open(tmp_path):
     tokens = [keras.Input((None,), dtype="int32"), keras.layers.Embedding(9, 4), keras.layers.Dense(9)]
     model = keras.Sequential(tokens)
@@ -212,6 +214,7 @@ def test_products_that_are_too_small_are_named(monkeypatch):
     assert _why_not(model, cpu, "mixed_float16") == "It is slower."
 
 
+@pytest.mark.ci
 def test_the_command_measures_a_recipe_and_a_file(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
