@@ -1,8 +1,8 @@
-"""The digits recipe in every deployment format: accuracy, size of the file, time of a prediction.
+"""The training recipe digits in every deployment format: accuracy, size of the file, time of a prediction.
 
     python benchmarks/deployment.py --out docs/results/deployment.json
 
-Trains the recipe in mixed_bfloat16 with three seeds, exports each in all four formats, runs them in their own runtimes
+Trains it in mixed_bfloat16 with three seeds, exports each in all four formats, runs them in their own runtimes
 with the defaults of these on the test images, and prints a table. Three minutes on 2 cores of a CPU.
 """
 
@@ -29,7 +29,7 @@ import tensorflow as tf
 
 import keras_mp
 from keras_mp.export.export_report import DeploymentReport, ExportReport
-from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.atomic_write import atomic_write
 from keras_mp.system.versions import installed
 from recipes import digits
 from recipes.datasets.digits import load
@@ -61,7 +61,7 @@ def main() -> None:
             "rows": summary(rows),
         }
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        with written_beside(arguments.out) as partial:
+        with atomic_write(arguments.out) as partial:
             partial.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -2,7 +2,7 @@
 
     KERAS_BACKEND=jax python benchmarks/fp8_layout.py
 
-Hardware: any; nothing is executed. Needs the compilers: pip install "keras-mp[inspect]". Time: 8 minutes on 2 cores.
+Hardware: any; nothing is executed. Needs the compilers: pip install -e ".[inspect]". Time: 8 minutes on 2 cores.
 Expect: delayed scaling below bfloat16 at (2048, 2048, 8192), and at (8192, 4096, 16384) with the flag.
 
 Cycles are libtpu's own estimates, of all that runs in every step; the branch that scales just in time runs in the first
@@ -64,7 +64,7 @@ def passes(module, shape: tuple[int, int, int]) -> list[int]:
 
 def main() -> None:
     """Prints the tables."""
-    print("| (M, K, N) | recipe | v7x, million cycles | of bfloat16's | with the flag | of bfloat16's |")
+    print("| (M, K, N) | scaling recipe | v7x, million cycles | of bfloat16's | with the flag | of bfloat16's |")
     print("| --- | --- | ---: | ---: | ---: | ---: |")
     for shape in SHAPES:
         plain = flagged = 0.0
@@ -75,7 +75,7 @@ def main() -> None:
                 f"{estimates[0]:.2f} | {estimates[0] / plain:.2f} | {estimates[1]:.2f} | {estimates[1] / flagged:.2f}"
             )
             print(f"| {shape} | {recipe} | {cells} |", flush=True)
-    print("\n| (M, K, N) | recipe | H100: kernels that read x | w | g |")
+    print("\n| (M, K, N) | scaling recipe | H100: kernels that read x | w | g |")
     print("| --- | --- | ---: | ---: | ---: |")
     for recipe in RECIPES:
         counts = passes(compiled(recipe, SHAPES[1], "h100"), SHAPES[1])

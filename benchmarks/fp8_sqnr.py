@@ -1,4 +1,4 @@
-"""What FP8 costs, by recipe: signal to quantization noise of the cast and of the three products, as a Markdown table.
+"""What FP8 costs, by scaling recipe: signal to quantization noise of the cast and of the three products, in Markdown.
 
     python benchmarks/fp8_sqnr.py
 
@@ -80,7 +80,8 @@ def products(recipe, x, w, g, history) -> tuple:
 def main() -> None:
     """Prints the table."""
     rng = np.random.default_rng(0)
-    print("| inputs and gradients | recipe | cast | forward | input gradient | kernel gradient | forward, median row |")
+    names = ("cast", "forward", "input gradient", "kernel gradient", "forward, median row")
+    print(f"| inputs and gradients | scaling recipe | {' | '.join(names)} |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     for name, draw in INPUTS.items():
         arrays = [array.astype("float32") for array in (draw(rng), rng.normal(size=(SIZE, SIZE)), draw(rng))]

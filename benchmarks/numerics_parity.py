@@ -1,4 +1,4 @@
-"""Trains a recipe's model in several precisions, three seeds each, and writes the table and the picture to docs/.
+"""Trains a training recipe's model in several precisions, three seeds each; writes the table and the picture to docs/.
 
     KERAS_BACKEND=tensorflow python benchmarks/numerics_parity.py digits
     KERAS_BACKEND=tensorflow python benchmarks/numerics_parity.py language_model

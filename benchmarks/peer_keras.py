@@ -23,7 +23,7 @@ from recipes.common.fp8 import every_product
 
 
 def kit(workload: str, precision: str, fp8: str = "current") -> Workload:
-    """The kit's model, in a precision and compiled as its recipes are."""
+    """The kit's model, in a precision and compiled as its training recipes are."""
     check_can_run(precision)
     return _workload(kit_compiled(workload, precision, fp8), WORKLOADS[workload], precision)
 

@@ -1,7 +1,7 @@
 """Makes the pictures of the pages anew: `KERAS_BACKEND=tensorflow python benchmarks/pictures.py [start gpt2 audit]`.
 
 start: docs/start-*.svg, by running the Python of docs/index.md. gpt2: docs/gpt2-h100.svg, GPT-2 124M on 8 x 1024
-tokens, compiled for an H100; minutes on 2 cores. audit: docs/numerics-audit.svg, of the recipe language_model.
+tokens, compiled for an H100; minutes on 2 cores. audit: docs/numerics-audit.svg, of the training recipe language_model.
 """
 
 import os

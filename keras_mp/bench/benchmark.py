@@ -40,20 +40,20 @@ def benchmark(
 ) -> BenchmarkReport:
     """Measures a training step of a model in several precisions, side by side on this machine.
 
-    Each precision has a process of its own, on the backend of this one. A round measures each of them once, so that
-    other load on the machine meets all alike. The first step, which compiles, is kept apart. The model itself is left
-    alone, and is best benchmarked before this process has computed with it: on a GPU it holds most of the memory then.
+    Each precision runs in a separate process, on the backend of this one. A round measures each of them once, so that
+    other load on the machine affects all equally. The first step, which compiles, is timed separately. The model is not
+    changed. Call this before this process computes on a GPU, because it then holds most of the GPU's memory.
 
     Args:
         model: a compiled keras.Model, or the path of a .keras file with one. Custom classes live in a module that can
             be imported, not in the script or notebook that runs.
         batch: `(x, y)` or `(x, y, sample_weight)` of arrays.
-        precisions: "mixed_bfloat16", "mixed_float16", "fp8"; float32, which ratios are to, is always measured.
+        precisions: "mixed_bfloat16", "mixed_float16", "fp8"; float32 is always measured, and ratios are relative to it.
         rounds: how often each precision is measured.
-        seconds: that each precision runs in a round, about; it runs at least one step.
-        find_max_batch_size: also find the largest batch that fits into memory in each.
-        memory_limit: for CPUs, the most bytes that a process may hold; by default what is free now.
-        log: is called with a line of text for each thing that begins.
+        seconds: approximate time that each precision runs in a round; it runs at least one step.
+        find_max_batch_size: also find the largest batch that fits into memory in each precision.
+        memory_limit: for CPUs, the bytes that a process may hold; by default the memory that is free now.
+        log: is called with a line of text when a measurement starts.
 
     Returns:
         The report. A precision that this device cannot run, or that ran out of memory, is a row with the reason.

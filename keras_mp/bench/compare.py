@@ -76,7 +76,7 @@ def compare(
         seconds: that each runs in a round, about; it runs at least one step.
         paths: folders that the processes import from.
         memory_limit: the most bytes that one of them may hold.
-        log: is called with a line of text for each thing that begins.
+        log: is called with a line of text when a measurement starts.
 
     Returns:
         What was measured, in the order of the tasks.

@@ -16,7 +16,7 @@ from keras_mp.conversion.registration import register_classes
 
 
 class ModelFileError(ValueError):
-    """A file holds no model that can be loaded; the message says why, and the way out."""
+    """A file holds no model that can be loaded; the message names the cause and a remedy."""
 
 
 def load_model_file(

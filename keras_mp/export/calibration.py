@@ -41,7 +41,7 @@ class Output:
     highest: list[float] = field(default_factory=list)
 
 
-def outputs_of(model: Any, batch: Any) -> list[tuple[str, np.ndarray]]:
+def outputs_of(model: keras.Model, batch: Any) -> list[tuple[str, np.ndarray]]:
     """What each layer and operation below a model puts out in inference, in the order of their calls.
 
     Args:
@@ -54,7 +54,7 @@ def outputs_of(model: Any, batch: Any) -> list[tuple[str, np.ndarray]]:
     outputs: list[tuple[str, Any]] = []
     seen: dict[int, Any] = {}  # kept alive, so that no other gets the id
 
-    def wrap(path: str, layer: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(path: str, layer: keras.layers.Layer, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             seen.update((id(x), x) for x in keras.tree.flatten((args, kwargs)))
@@ -79,7 +79,7 @@ def outputs_of(model: Any, batch: Any) -> list[tuple[str, np.ndarray]]:
     return [(path, keras.ops.convert_to_numpy(x)) for path, x in outputs]
 
 
-def observe(model: Any, inputs: Any) -> list[Output]:
+def observe(model: keras.Model, inputs: Any) -> list[Output]:
     """The range of each layer's output, as `keras_mp.audit` keeps it, but in inference.
 
     An audit runs training steps: there, batch normalization takes the batch's statistics, dropout scales what it

@@ -28,8 +28,8 @@ from keras_mp.export.verification import (
     without_original,
 )
 from keras_mp.rebuild import RebuildError, rebuild
+from keras_mp.system.install import install_command
 
-INSTALL = 'pip install "keras-mp[export]"'
 # Both formats are single files whose offsets or lengths have 31 bits.
 LARGEST_FILE = 2**31 - 1
 # What one record, and a batch that is no power of two, tell that another size would not.
@@ -78,7 +78,7 @@ class Signature(NamedTuple):
         return converted
 
 
-def check(model: Any, path: Path, verify: Any, packages: Sequence[str], overwrite: bool = False) -> None:
+def check(model: keras.Model, path: Path, verify: Any, packages: Sequence[str], overwrite: bool = False) -> None:
     """Refuses what cannot be exported, or compared, before anything is computed.
 
     Raises:
@@ -97,11 +97,15 @@ def check(model: Any, path: Path, verify: Any, packages: Sequence[str], overwrit
         )
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
-        raise ImportError(f"{', '.join(missing)} not installed, which writing {str(path)!r} needs: {INSTALL}")
+        raise ImportError(
+            f"{', '.join(missing)} not installed, which writing {str(path)!r} needs: {install_command('export')}"
+        )
 
 
 @contextmanager
-def float32_saved_model(model: Any, verify: Any, tolerance: float) -> Iterator[tuple[Path, Signature, tuple[str, ...]]]:
+def float32_saved_model(
+    model: keras.Model, verify: Any, tolerance: float
+) -> Iterator[tuple[Path, Signature, tuple[str, ...]]]:
     """Gives a SavedModel that `export_float32` proved, for as long as the block runs, how it is called, and notes."""
     if keras.backend.backend() != "tensorflow":
         _leave_the_accelerator()
@@ -145,7 +149,7 @@ def compared(
     report: DeploymentReport,
     run: Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]],
     signature: Signature,
-    model: Any,
+    model: keras.Model,
     verify: Any,
     tolerance: float,
 ) -> DeploymentReport:
@@ -169,14 +173,14 @@ def compared(
     with backend.full_float32():
         expected = _outputs(float32, verify)
     outputs = list(run(feed))
-    subject = f"the {report.format} file of model {model.name!r}"
-    difference, notes = agreement(subject, outputs, expected, verify, float32, tolerance)
+    name = f"the {report.format} file of model {model.name!r}"
+    difference, notes = agreement(name, outputs, expected, verify, float32, tolerance)
     for size in BATCH_SIZES:
         again = list(run({name: np.resize(x, (size, *x.shape[1:])) for name, x in feed.items()}))
         same = relative_difference(again, [np.resize(x, (size, *x.shape[1:])) for x in outputs])
         if not same <= min(tolerance, INT8_STEPS):
             raise ExportError(
-                f"{subject} gives other results in a batch of {size}: they "
+                f"{name} gives other results in a batch of {size}: they "
                 f"differ by {same:.2e} from those in a batch of {len(outputs[0])}"
             )
     try:
@@ -188,7 +192,7 @@ def compared(
     )
 
 
-def _outputs(model: Any, batch: Any) -> list[np.ndarray]:
+def _outputs(model: keras.Model, batch: Any) -> list[np.ndarray]:
     """What a model computes in inference, as a graph on TensorFlow: eager mode rounds deep networks differently."""
     inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
     if keras.backend.backend() == "tensorflow":

@@ -71,7 +71,7 @@ def deploy_file(
     return export_litert(model, path, batch, calibrate=data, tolerance=tolerance, overwrite=overwrite)
 
 
-def _calibration_data(file: str | os.PathLike[str], model: Any) -> Any:
+def _calibration_data(file: str | os.PathLike[str], model: keras.Model) -> Any:
     arrays = read_arrays(file)
     one_input = len(keras.tree.flatten(getattr(model, "inputs", None) or [None])) == 1
     return arrays["x"] if {"x", "y"} <= arrays.keys() and one_input else load_batch(file, model)

@@ -19,7 +19,7 @@ from keras_mp.export.export_report import DeploymentReport
 from keras_mp.export.litert_file import LiteRTFile
 from keras_mp.export.verification import ExportError
 from keras_mp.rebuild import Config, RebuildError, layers_by_path, rebuild
-from keras_mp.system.atomic_write import parents_made, written_beside
+from keras_mp.system.atomic_write import atomic_write, parents_made
 from keras_mp.system.quiet_import import quiet_stderr
 
 # Records on which the layers of an int8 file are compared with those of the model.
@@ -27,7 +27,7 @@ PROBE = 32
 
 
 def export_litert(
-    model: Any,
+    model: keras.Model,
     path: str | os.PathLike[str],
     verify: Any = None,
     *,
@@ -37,8 +37,8 @@ def export_litert(
 ) -> DeploymentReport:
     """Export a model, trained in any precision on any backend, as a LiteRT (TensorFlow Lite) file.
 
-    `export_float32` writes and proves a SavedModel, and TensorFlow's converter makes the file of it, with LiteRT's own
-    operators alone. Without `calibrate` it is in float32: no tensor of it may be a 16- or 8-bit float or quantized.
+    `export_float32` writes and checks a SavedModel, and TensorFlow's converter converts it, using only LiteRT's own
+    operators. Without `calibrate` it is in float32: no tensor of it may be a 16- or 8-bit float or quantized.
 
     With `calibrate` its weights and activations are int8, its inputs and outputs still float32. The ranges are the
     audit's, taken in inference: the model runs in float32 over all of `calibrate`, each layer's lowest and highest
@@ -55,7 +55,7 @@ def export_litert(
         calibrate: inputs in the structure of the model's, batch first, like those that will be served: hundreds.
         tolerance: largest difference allowed by `verify` of a float32 file, relative to max(1, the largest magnitude of
             each output). The difference of an int8 file is reported, whatever it is.
-        overwrite: replace a file that is there, once the new one is proven.
+        overwrite: replace an existing file after the new one was checked.
 
     Returns:
         A `DeploymentReport`.
@@ -85,7 +85,7 @@ def export_litert(
     if remaining:
         raise ExportError(f"model {model.name!r} was not exported: low precision would be left in {remaining[:5]}")
     report = report._replace(path=path, bytes=len(file.content), operators=counted(file.operators()), notes=notes)
-    with parents_made(path), written_beside(path) as partial:
+    with parents_made(path), atomic_write(path) as partial:
         partial.write_bytes(file.content)
         if verify is not None:
             run = LiteRTFile(partial.read_bytes()).runner(signature.outputs)
@@ -94,7 +94,7 @@ def export_litert(
     return report
 
 
-def unrolled(model: Any, sample: Any = None) -> Any:
+def unrolled(model: keras.Model, sample: Any = None) -> Any:
     """The model with its recurrent layers unrolled, or the model itself where it has none.
 
     Raises:
@@ -103,7 +103,7 @@ def unrolled(model: Any, sample: Any = None) -> Any:
     if all(layer.unroll for layer in layers_by_path(model).values() if isinstance(layer, keras.layers.RNN)):
         return model
 
-    def unroll(node: Config, layer: Any) -> Config:
+    def unroll(node: Config, layer: keras.layers.Layer) -> Config:
         if not isinstance(layer, keras.layers.RNN) or "unroll" not in node.get("config", {}):
             return node
         return {**node, "config": {**node["config"], "unroll": True}}
@@ -115,7 +115,7 @@ def unrolled(model: Any, sample: Any = None) -> Any:
 
 
 def _converted(
-    folder: Path, model: Any, feeds: Callable[[], Iterator[Any]] | None = None, stays_float: Sequence[str] = ()
+    folder: Path, model: keras.Model, feeds: Callable[[], Iterator[Any]] | None = None, stays_float: Sequence[str] = ()
 ) -> LiteRTFile:
     """A file: int8 where feeds are given, but for the operators with outputs of names in stays_float."""
     import tensorflow as tf
@@ -144,7 +144,7 @@ def _converted(
             ) from error
 
 
-def _where(error: Exception, model: Any) -> str:
+def _where(error: Exception, model: keras.Model) -> str:
     """What of the converter's pages of message names a layer and an operation."""
     text = str(error)
     # TensorFlow numbers a scope that it has seen before: dense/MatMul, then dense_1/MatMul.
@@ -157,7 +157,9 @@ def _where(error: Exception, model: Any) -> str:
     return f"{told}. Replace what computes it, or use export_float32"
 
 
-def _quantized(folder: Path, signature: Signature, model: Any, data: Any) -> tuple[LiteRTFile, DeploymentReport]:
+def _quantized(
+    folder: Path, signature: Signature, model: keras.Model, data: Any
+) -> tuple[LiteRTFile, DeploymentReport]:
     feed = signature.feed(data, "calibrate")
     arrays = keras.tree.pack_sequence_as(signature.structure, list(feed.values()))
     float32 = rebuild(model, to_float32, policy="float32", sample=arrays, carry_compile=False).model

@@ -15,19 +15,24 @@ import numpy as np
 from keras_mp.export.deployment import Signature, check, compared, counted, float32_saved_model
 from keras_mp.export.export_report import DeploymentReport
 from keras_mp.export.verification import ExportError
-from keras_mp.system.atomic_write import parents_made, written_beside
+from keras_mp.system.atomic_write import atomic_write, parents_made
 
 # The newest that tf2onnx writes; onnxruntime runs it since 1.14, of February 2023.
 OPSET = 18
 
 
 def export_onnx(
-    model: Any, path: str | os.PathLike[str], verify: Any = None, *, tolerance: float = 1e-5, overwrite: bool = False
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    verify: Any = None,
+    *,
+    tolerance: float = 1e-5,
+    overwrite: bool = False,
 ) -> DeploymentReport:
     """Export a model, trained in any precision on any backend, as an ONNX file without one 16- or 8-bit float in it.
 
-    `export_float32` writes and proves a SavedModel; tf2onnx converts that, every tensor, constant and attribute of the
-    result is looked at, onnx checks it, and only then is it renamed into place. Exact GELU, whose Erfc tf2onnx does not
+    `export_float32` writes and checks a SavedModel, and tf2onnx converts it. Every tensor, constant and attribute of
+    the result is inspected, onnx checks it, and then it is renamed to `path`. Exact GELU, whose Erfc tf2onnx does not
     know, is written with ONNX's Erf.
 
     The file's inputs have the names of the model's inputs, its outputs the names of the model's output dict, or
@@ -39,7 +44,7 @@ def export_onnx(
         verify: a batch of inputs, as for `export_float32`. When given, the file is loaded again, run with onnxruntime,
             also in batches of 1 and 7, and compared with the model run in float32.
         tolerance: largest difference allowed by `verify`, relative to max(1, the largest magnitude of each output).
-        overwrite: replace a file that is there, once the new one is proven.
+        overwrite: replace an existing file after the new one was checked.
 
     Returns:
         A `DeploymentReport`.
@@ -56,7 +61,7 @@ def export_onnx(
     remaining = low_precision(proto)
     if remaining:
         raise ExportError(f"model {model.name!r} was not exported: low precision would be left in {remaining[:5]}")
-    with parents_made(path), written_beside(path) as partial:
+    with parents_made(path), atomic_write(path) as partial:
         partial.write_bytes(proto.SerializeToString())
         report = DeploymentReport(
             path, "ONNX", partial.stat().st_size, counted([node.op_type for node in _nodes(proto.graph)]), notes=notes
@@ -100,7 +105,7 @@ def low_precision(proto: Any) -> list[str]:
     return places
 
 
-def _converted(folder: Path, signature: Signature, model: Any) -> Any:
+def _converted(folder: Path, signature: Signature, model: keras.Model) -> Any:
     import onnx
     import tensorflow as tf
     import tf2onnx

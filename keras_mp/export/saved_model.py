@@ -41,22 +41,26 @@ from keras_mp.numerics.data_file import read_arrays
 from keras_mp.rebuild import RebuildError, custom_objects_of, layers_by_path, rebuild
 from keras_mp.reporting.byte_size import byte_size
 from keras_mp.system.atomic_write import parents_made
-
-INSTALL_TENSORFLOW = 'pip install "keras-mp[tensorflow]"'
+from keras_mp.system.install import install_command
 
 
 def export_float32(
-    model: Any, path: str | os.PathLike[str], verify: Any = None, *, tolerance: float = 1e-5, overwrite: bool = False
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    verify: Any = None,
+    *,
+    tolerance: float = 1e-5,
+    overwrite: bool = False,
 ) -> ExportReport:
     """Export a model, trained in any precision, as a SavedModel without one 16- or 8-bit float in it.
 
     The model's config is rewritten to float32 and rebuilt with the same weights; its inference-mode call is written
-    beside `path`, every node, attribute, constant and variable of it is looked at, it is loaded again and run on random
-    inputs of two batch sizes, and of two sizes of the axes that are open, beside the model in float32, and only then
-    is it renamed into place: on an error there is nothing. The model itself stays as it is. On the JAX backend the same
-    happens in a process of its own that runs Keras on TensorFlow, which must be installed.
+    under another name. Every node, attribute, constant and variable of it is inspected. It is loaded and run on random
+    inputs, with two batch sizes and two sizes of each open axis, and compared with the model in float32. Then it is
+    renamed to `path`; on an error nothing is left behind. The model is not changed. On the JAX backend this happens in
+    a separate process that runs Keras on TensorFlow, which must be installed.
 
-    For a while there are three copies of the float32 weights in memory: of the model, its rebuild, what was loaded.
+    Three copies of the float32 weights are in memory at once: the model's, the rebuilt model's and the loaded ones.
 
     The SavedModel has one endpoint, `serve` (and `serving_default`), whose inputs are called as the model's input
     layers are, or as the keys of their dict, and have an unknown batch size.
@@ -68,7 +72,7 @@ def export_float32(
             SavedModel is compared on it, too, with the model run in float32. For a subclassed model it also tells the
             inputs' dtypes.
         tolerance: largest difference allowed, relative to max(1, the largest magnitude of each output).
-        overwrite: replace a SavedModel that is there, once the new one is proven; on an error the old one stays.
+        overwrite: replace an existing SavedModel after the new one was checked; on an error the old one stays.
 
     Returns:
         An `ExportReport`.
@@ -78,8 +82,8 @@ def export_float32(
         OSError: there is no room for the SavedModel.
         ImportError: TensorFlow is not installed.
         ExportError: the model is not built or is quantized to integers; verify is no batch of its inputs; low
-            precision, or bytecode that cannot be looked into, is left in the result; the results differ, or are NaN
-            or infinite, with which nothing can agree.
+            precision, or bytecode that cannot be inspected, is left in the result; the results differ, or are NaN or
+            infinite, and cannot be compared.
         RebuildError: a layer cannot be rebuilt.
     """
     path = Path(path)
@@ -89,9 +93,9 @@ def export_float32(
     check_path(path, sum(4 * int(np.prod(v.shape)) for v in model.weights), overwrite=overwrite)
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError(
-            f"export_float32 writes the SavedModel with TensorFlow, which is not installed: {INSTALL_TENSORFLOW}. Or "
-            "save the model with model.save('model.keras') and run, where TensorFlow is installed, "
-            f"`keras-mp export model.keras {path}`"
+            "export_float32 writes the SavedModel with TensorFlow, which is not installed: "
+            f"{install_command('tensorflow')}. Or save the model with model.save('model.keras') and run, where "
+            f"TensorFlow is installed, `keras-mp export model.keras {path}`"
         )
     with parents_made(path):
         if keras.backend.backend() != "tensorflow":
@@ -99,7 +103,7 @@ def export_float32(
         return _export(model, path, verify, tolerance)
 
 
-def _export(model: Any, path: Path, verify: Any, tolerance: float) -> ExportReport:
+def _export(model: keras.Model, path: Path, verify: Any, tolerance: float) -> ExportReport:
     import tensorflow as tf
 
     float32, unreached, _ = rebuild(model, to_float32, policy="float32", sample=verify, carry_compile=False)
@@ -120,7 +124,7 @@ def _export(model: Any, path: Path, verify: Any, tolerance: float) -> ExportRepo
         return report._replace(notes=(*report.notes, *notes))
 
 
-def check_model(model: Any) -> None:
+def check_model(model: keras.Model) -> None:
     """Refuses what cannot be exported: what is no model, is not built, or is quantized to integers."""
     if not isinstance(model, keras.Model):
         raise TypeError(f"model must be a keras.Model, not {type(model).__name__}: wrap it in keras.Sequential([...])")
@@ -184,7 +188,7 @@ def _beside(path: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _write(model: Any, path: Path, signature: list[Any]) -> None:
+def _write(model: keras.Model, path: Path, signature: list[Any]) -> None:
     import tensorflow as tf
 
     def serve(*args: Any) -> Any:
@@ -200,7 +204,7 @@ def _write(model: Any, path: Path, signature: list[Any]) -> None:
         raise OSError(f"could not write the SavedModel to {str(path.parent)!r}: {error.message}") from error
 
 
-def _input_signature(model: Any, sample: Any) -> list[Any]:
+def _input_signature(model: keras.Model, sample: Any) -> list[Any]:
     """Tensor specs with unknown batch size and the names of the model's inputs."""
     import tensorflow as tf
 
@@ -221,7 +225,7 @@ def _input_signature(model: Any, sample: Any) -> list[Any]:
     return [keras.tree.pack_sequence_as(sample, [spec(np.asarray(x), n) for x, n in zip(flat, names, strict=True)])]
 
 
-def _recorded_inputs(model: Any) -> Any:
+def _recorded_inputs(model: keras.Model) -> Any:
     """Zeros in the shapes that a subclassed model was built with."""
     shape = (model.get_build_config() or {}).get("input_shape")
     if not isinstance(shape, (list, tuple)) or not all(isinstance(size, int) or size is None for size in shape):
@@ -232,7 +236,7 @@ def _recorded_inputs(model: Any) -> Any:
     return np.zeros([size or 1 for size in shape], keras.backend.standardize_dtype(model.input_dtype))
 
 
-def _refusal(findings: list[LowPrecision], model: Any) -> str:
+def _refusal(findings: list[LowPrecision], model: keras.Model) -> str:
     names = {layer.name for layer in layers_by_path(model).values()}
     lines = []
     for finding in findings[:5]:
@@ -249,10 +253,12 @@ def _refusal(findings: list[LowPrecision], model: Any) -> str:
     )
 
 
-def _verified(report: ExportReport, serve: Any, model: Any, float32: Any, batch: Any, tolerance: float) -> ExportReport:
+def _verified(
+    report: ExportReport, serve: Any, model: keras.Model, float32: keras.Model, batch: Any, tolerance: float
+) -> ExportReport:
     import tensorflow as tf
 
-    def outputs(model: Any) -> Any:
+    def outputs(model: keras.Model) -> Any:
         # As graphs: a deep network's rounding in eager mode alone differs by more than the tolerance.
         return tf.function(lambda x: model(x, training=False), autograph=False)(batch)
 
@@ -268,8 +274,8 @@ def _as_signature(batch: Any, signature: Any) -> Any:
 
 def _compared(
     report: ExportReport,
-    model: Any,
-    float32: Any,
+    model: keras.Model,
+    float32: keras.Model,
     batch: Any,
     served: Any,
     outputs: Callable[[Any], Any],
@@ -333,7 +339,7 @@ def export_file(
     return report
 
 
-def load_model(model_path: str | os.PathLike[str], modules: Sequence[str], unsafe: bool) -> Any:
+def load_model(model_path: str | os.PathLike[str], modules: Sequence[str], unsafe: bool) -> keras.Model:
     """Loads a `.keras` file, as `export_file` describes."""
     try:
         return load_model_file(model_path, modules, unsafe=unsafe, compile=False)
@@ -341,7 +347,7 @@ def load_model(model_path: str | os.PathLike[str], modules: Sequence[str], unsaf
         raise ExportError(str(error)) from error
 
 
-def load_batch(file: str | os.PathLike[str], model: Any) -> Any:
+def load_batch(file: str | os.PathLike[str], model: keras.Model) -> Any:
     """Loads a batch of a model's inputs, as `export_file` describes."""
     by_name = read_arrays(file)
     structure = inputs_of(model)
@@ -357,7 +363,7 @@ def load_batch(file: str | os.PathLike[str], model: Any) -> Any:
     return keras.tree.pack_sequence_as(structure, arrays)
 
 
-def _export_in_tensorflow_process(model: Any, path: Path, verify: Any, tolerance: float) -> ExportReport:
+def _export_in_tensorflow_process(model: keras.Model, path: Path, verify: Any, tolerance: float) -> ExportReport:
     """Saves the model, exports the file on TensorFlow, and compares with this backend's own float32 outputs."""
     things = custom_objects_of(model).values()
     modules = {thing.__module__ for thing in things}
@@ -391,12 +397,12 @@ def _export_in_tensorflow_process(model: Any, path: Path, verify: Any, tolerance
         if verify is not None:
             float32 = rebuild(model, to_float32, policy="float32", sample=verify, carry_compile=False).model
 
-            def run(subject: Any) -> Any:
+            def run(tested: keras.Model) -> Any:
                 # The SavedModel ran in float32 throughout: what it is compared with must not do with less on this
                 # device.
-                exact = backend.full_float32() if subject is float32 else contextlib.nullcontext()
+                exact = backend.full_float32() if tested is float32 else contextlib.nullcontext()
                 with exact:
-                    return keras.tree.flatten(subject(verify, training=False))
+                    return keras.tree.flatten(tested(verify, training=False))
 
             with np.load(outputs) as served:
                 report = _compared(report, model, float32, verify, list(served.values()), run, tolerance)

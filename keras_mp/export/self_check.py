@@ -40,7 +40,7 @@ class _Domain(NamedTuple):
     words: tuple[str, ...]
 
 
-def self_check(serve: Callable[[Any], Any], model: Any, signature: Any, tolerance: float) -> list[str]:
+def self_check(serve: Callable[[Any], Any], model: keras.Model, signature: Any, tolerance: float) -> list[str]:
     """Runs a SavedModel on random inputs of two batch sizes, and of two sizes of the axes that are open.
 
     Values are normal; whole numbers and texts are such as the model's embeddings and lookups know. The model runs
@@ -68,7 +68,7 @@ def self_check(serve: Callable[[Any], Any], model: Any, signature: Any, toleranc
 
 
 def _tried(
-    serve: Callable[[Any], Any], model: Any, signature: Any, batch: int, place: int, tolerance: float
+    serve: Callable[[Any], Any], model: keras.Model, signature: Any, batch: int, place: int, tolerance: float
 ) -> str | None:
     """Compares on the first inputs that the model takes; returns what is to be said."""
     failed: tuple[Any, str] | None = None
@@ -91,7 +91,7 @@ def _tried(
 
 
 def _compared(
-    serve: Callable[[Any], Any], model: Any, inputs: Any, expected: list[np.ndarray], tolerance: float
+    serve: Callable[[Any], Any], model: keras.Model, inputs: Any, expected: list[np.ndarray], tolerance: float
 ) -> str | None:
     name = f"the SavedModel of model {model.name!r}"
     where = f"synthetic inputs {_shapes(inputs)}"
@@ -121,7 +121,7 @@ def _compared(
     return f"two runs of the model itself differ by {spread:.0e} on {where}, the SavedModel by {difference:.0e}"
 
 
-def _as_graph(model: Any, inputs: Any) -> list[np.ndarray]:
+def _as_graph(model: keras.Model, inputs: Any) -> list[np.ndarray]:
     """What the model gives as a graph that knows every size."""
     import tensorflow as tf
 
@@ -137,7 +137,7 @@ def _shapes(inputs: Any) -> str:
     return f"of the shape{'s' * (len(shapes) > 1)} {', '.join(map(str, shapes[:4]))}{', ...' * (len(shapes) > 4)}"
 
 
-def _candidates(model: Any, signature: Any, batch: int, place: int) -> Iterator[Any]:
+def _candidates(model: keras.Model, signature: Any, batch: int, place: int) -> Iterator[Any]:
     """Inputs of so many records, the likeliest to suit the model first."""
     import tensorflow as tf
 
@@ -169,7 +169,7 @@ def _drawn(random: np.random.Generator, dtype: Any, shape: list[int], domain: _D
     return random.integers(0, domain.below, shape).astype(dtype.as_numpy_dtype)
 
 
-def _domain(model: Any) -> _Domain:
+def _domain(model: keras.Model) -> _Domain:
     sizes, words = [], ["a", "the cat sat", "7"]
     for layer in layers_by_path(model).values():
         sizes += [getattr(layer, name, None) for name in ("input_dim", "num_tokens")]

@@ -14,7 +14,7 @@ from keras_mp.rebuild import layers_by_path
 
 
 @contextmanager
-def corrected_time_distributed(model: Any) -> Iterator[None]:
+def corrected_time_distributed(model: keras.Model) -> Iterator[None]:
     """Makes the TimeDistributed layers below a model go over all steps where a graph leaves their number open.
 
     Keras 3.15 takes the size of the batch for the number of steps there (`call` reads the shape before it swaps the
@@ -29,7 +29,7 @@ def corrected_time_distributed(model: Any) -> Iterator[None]:
         yield
 
 
-def _over_all_steps(path: str, layer: Any, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+def _over_all_steps(path: str, layer: keras.layers.Layer, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def corrected(inputs: Any, training: Any = None, mask: Any = None) -> Any:
         if inputs.shape[1] is not None:

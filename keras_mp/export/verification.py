@@ -15,10 +15,10 @@ NO_ORIGINAL = "the original cannot be run here in its own precision, to compare 
 
 
 class ExportError(ValueError):
-    """A model cannot be exported in float32; the message names what is in the way and the way out."""
+    """A model cannot be exported in float32; the message names the obstacle and a remedy."""
 
 
-def inputs_of(model: Any) -> Any:
+def inputs_of(model: keras.Model) -> Any:
     """The structure of a functional or sequential model's inputs, as KerasTensors; None where they are not known."""
     if not getattr(model, "inputs", None):
         return None
@@ -118,12 +118,12 @@ def _values(structure: Any) -> list[np.ndarray]:
 
 
 def agreement(
-    subject: str, actual: Any, expected: Any, batch: Any, model: Any, tolerance: float, hint: str = ""
+    name: str, actual: Any, expected: Any, batch: Any, model: keras.Model, tolerance: float, hint: str = ""
 ) -> tuple[float, list[str]]:
     """Compares the outputs of an export with those of the model in float32.
 
     Args:
-        subject: how messages call the export.
+        name: how messages call the export.
         actual: its outputs.
         expected: those of the model.
         batch: what they are computed from.
@@ -144,13 +144,13 @@ def agreement(
     total = sum(x.size for x in outputs)
     if nan or any(x.size and not np.isfinite(x).any() for x in outputs):
         raise ExportError(
-            f"{subject} cannot be verified: {nan + infinite:,} of the {total:,} values that the model in float32 gives "
+            f"{name} cannot be verified: {nan + infinite:,} of the {total:,} values that the model in float32 gives "
             f"for the batch given as verify are NaN or infinite, and cannot be compared{_cause(batch, model)}"
         )
     difference = relative_difference(actual, expected)
     if not difference <= tolerance:
         raise ExportError(
-            f"{subject} differs from the model run in float32 by {difference:.2e} on the batch given as verify, more "
+            f"{name} differs from the model run in float32 by {difference:.2e} on the batch given as verify, more "
             f"than tolerance={tolerance:.0e}{hint}"
         )
     if not infinite:
@@ -159,7 +159,7 @@ def agreement(
     return difference, [note]
 
 
-def _cause(batch: Any, model: Any) -> str:
+def _cause(batch: Any, model: keras.Model) -> str:
     floats = [x for x in map(np.asarray, keras.tree.flatten(batch)) if x.dtype.kind == "f"]
     if not all(np.isfinite(x).all() for x in floats):
         return ": the batch itself holds NaN or infinity"

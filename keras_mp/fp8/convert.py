@@ -23,7 +23,7 @@ from keras_mp.system.whole_number import whole_number
 def is_available() -> Support:
     """Says whether this device multiplies FP8 matrices faster than 16-bit ones.
 
-    Where it does not, everything runs all the same, with the same numerics.
+    Where it does not, FP8 layers still run, with the same results.
 
     Returns:
         `(ok, reason)`.
@@ -133,7 +133,7 @@ def _why_none(decisions: list[Decision], select: Select | None) -> str:
 
 
 def revert(model: keras.Model) -> keras.Model:
-    """A new model in which every FP8 layer of this kit is the plain Keras layer again.
+    """Returns a new model in which every FP8 layer of this kit is a plain Keras layer again.
 
     Args:
         model: a built Keras model.

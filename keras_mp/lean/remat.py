@@ -24,7 +24,7 @@ _CALL_CONTEXT = "current_call_ctx"
 
 
 def remat(layer_or_function: Any) -> Any:
-    """Makes a layer, or a function, that keeps its arguments and recomputes the rest in the backward pass.
+    """Makes a layer or function that keeps only its arguments and recomputes the rest in the backward pass.
 
     Results and gradients are those without: the recomputation runs in the same autocast scope, in the same training
     phase, and from the state that the forward pass began with, so that dropout draws the same mask. What the forward

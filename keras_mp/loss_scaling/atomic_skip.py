@@ -12,7 +12,7 @@ from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 
 
 def atomic_skip(model: keras.Model) -> keras.Model:
-    """Makes the steps of a compiled model all or nothing, in place.
+    """Makes each step of a compiled model atomic: a skipped step changes nothing. Changes the model in place.
 
     Where the gradients of a step are not finite, its optimizer leaves weights and slots as they were; this puts back
     what the forward pass had changed by then: moving statistics and metrics. The loss scale and its counters move, and

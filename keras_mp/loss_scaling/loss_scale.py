@@ -164,7 +164,7 @@ class LossScale(AnyLossScale):
 @keras.saving.register_keras_serializable("keras_mp")
 @dataclasses.dataclass(frozen=True)
 class StaticLossScale(AnyLossScale):
-    """A loss scale that never moves; a step that overflows is still skipped.
+    """A constant loss scale; a step that overflows is still skipped.
 
     Args:
         scale: what the loss is multiplied by.

@@ -27,8 +27,8 @@ class PrecisionMonitor(keras.callbacks.Callback):
     - `gradient_underflow`: share, from 0 to 1, of the last step's nonzero gradient values that, scaled, lie below
       2**-14, where float16 begins to lose bits.
 
-    A few skipped steps at the start are the scale finding its place: they are printed once, after the epoch. Many in a
-    row, or one while the scale is at its floor, are a failure: that is a warning, or an error.
+    A few skipped steps at the start are calibration, and are printed once, after the epoch. Many in a row, or one while
+    the loss scale is at its floor, are a failure: a warning or an error.
 
     Args:
         max_consecutive_skips: steps skipped in a row that are too many. From its default start a scale reaches its

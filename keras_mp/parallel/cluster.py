@@ -15,7 +15,7 @@ TF_CONFIG_LOOKS = '{"cluster": {"worker": ["host0:12345", "host1:12345"]}, "task
 
 
 class ClusterError(ValueError):
-    """What says which processes train together is missing a part or is malformed; the message says what is right."""
+    """The settings of the processes are incomplete or malformed; the message names the problem and the correct form."""
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ JOIN_SECONDS = 300.0
 
 
 class LostWorkerError(RuntimeError):
-    """A process of the training did not join, or is lost; the message names it."""
+    """A process of the training did not join or was lost; the message names it."""
 
 
 class DisagreementError(RuntimeError):
-    """The processes of a training do not train the same; the message shows the difference."""
+    """The processes of a training have different programs or settings; the message shows the difference."""
 
 
 def end_process(message: str) -> None:

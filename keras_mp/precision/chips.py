@@ -1,4 +1,4 @@
-"""One table of chips: what each multiplies in, how fast, and how much memory it has, with where that is written."""
+"""A table of chips: the dtypes that each multiplies in, its rates and its memory, with their sources."""
 
 import difflib
 import re

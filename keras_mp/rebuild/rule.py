@@ -10,4 +10,4 @@ Rule = Callable[[Config, Any], Config]
 
 
 class RebuildError(ValueError):
-    """A model cannot be rebuilt; the message names the layer and the way out."""
+    """A model cannot be rebuilt; the message names the layer and a remedy."""

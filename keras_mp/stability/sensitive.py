@@ -61,7 +61,7 @@ class SensitiveLayer(NamedTuple):
 
 
 def sensitive_layers(model: keras.Model) -> list[SensitiveLayer]:
-    """The layers of a model that compute in float16 or bfloat16 what needs float32.
+    """Lists the layers of a model that compute in float16 or bfloat16 but need float32.
 
     These are normalizations (Keras's, and custom layers whose class name ends in Norm or Normalization), softmax as a
     layer, as an activation and inside attention, regularizers of activations, losses that a layer's own code adds, and

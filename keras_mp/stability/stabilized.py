@@ -28,7 +28,7 @@ REGISTERED_NAME = "keras_mp>Stabilized"
 
 
 def stabilize(model: keras.Model) -> keras.Model:
-    """A new model in which normalization, softmax, activity regularizers and the output run in float32.
+    """Returns a new model in which normalization, softmax, activity regularizers and the output run in float32.
 
     - Normalization and softmax compute in float32 and return the 16-bit dtype that they returned before.
     - Attention adds up and normalizes its scores in float32; the products keep 16-bit operands.

@@ -36,11 +36,11 @@ DAMAGED = ".damaged"
 
 
 class SettingsError(ValueError):
-    """A training would go on with other settings than it began with; the message shows the difference."""
+    """A training would resume with other settings than it started with; the message shows the difference."""
 
 
 class TrainingCheckpoint(keras.callbacks.Callback):
-    """Saves all that a training depends on, and goes on from the newest save when `fit` is called again.
+    """Saves the whole state of a training, and resumes from the newest checkpoint when `fit` is called again.
 
     A save holds the weights, the optimizer with its slots, the loss scale, the gradients accumulated so far,
     FP8 amax histories, the state of every seed generator and of Python's and NumPy's own, the metrics, and the place

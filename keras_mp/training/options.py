@@ -15,7 +15,7 @@ KINDS = (bool, int, float, str, Path)
 
 
 class FieldError(ValueError):
-    """A field of a config is of a type that no option of a command line has; the message says what is right."""
+    """A field of a config has a type that a command line option cannot have; the message lists those it can."""
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from keras_mp.xla.compiled_step import CompiledStep
 
 
 class CompileReport(CompiledStep, PicturedReport):
-    """What the compiler of a chip made of one step of a model; the attributes are those of `CompiledStep`.
+    """The result of compiling one step of a model for a chip; the attributes are those of `CompiledStep`.
 
     The picture has memory and operations by dtype, a bar for each precision.
     """

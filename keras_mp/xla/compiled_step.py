@@ -16,12 +16,12 @@ from keras_mp.xla.memory import Memory
 
 
 class CheckError(AssertionError):
-    """A compiled step is not as a test wants it; the message lists the operations that are not."""
+    """A compiled step fails a check; the message lists the operations that fail it."""
 
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """What the compiler of a chip made of one step of a model.
+    """The result of compiling one step of a model for a chip.
 
     Args:
         model: the model's name.

@@ -26,7 +26,7 @@ from keras_mp.xla.targets import Target, find_target, slice_of
 
 
 def inspect(
-    model: Any,
+    model: keras.Model | Callable[[], keras.Model],
     batch: Any,
     target: str = "host",
     *,
@@ -36,7 +36,7 @@ def inspect(
     strategy: str | Plan | None = None,
     chips: int = 4,
 ) -> CompileReport:
-    """Compiles one step of a model for a chip that need not be attached, and reports what the compiler made of it.
+    """Compiles one step of a model for a chip, which need not be attached, and reports the result.
 
     Nothing is executed, and no weight changes. What `fit` creates before its first step, the optimizer's variables and
     the metrics', is created here too.
@@ -96,7 +96,7 @@ def _rebuilt(build: Callable[[], Any], precision: str) -> Any:
 
 
 def _report(
-    model: Any, batch: Any, target: Target, training: bool, flags: dict[str, Any] | None, plan: Plan | None
+    model: keras.Model, batch: Any, target: Target, training: bool, flags: dict[str, Any] | None, plan: Plan | None
 ) -> CompileReport:
     lowered = lower_step(model, batch, training=training, platform=target.platform, plan=plan)
     compiled = compile_step(lowered, target, flags)

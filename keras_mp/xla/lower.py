@@ -16,7 +16,7 @@ from keras_mp.parallel.tensor_rules import with_rules_of
 from keras_mp.rebuild import layers_by_path, operations_of
 
 
-def lower_step(model: Any, batch: Any, *, training: bool, platform: str, plan: Plan | None = None) -> Lowered:
+def lower_step(model: keras.Model, batch: Any, *, training: bool, platform: str, plan: Plan | None = None) -> Lowered:
     """Lowers one step of a model as `fit` or `predict` would run it; nothing is executed.
 
     What `fit` creates before its first step, the optimizer's variables and the metrics', is created here too.
@@ -58,7 +58,7 @@ def build_without_values(build: Callable[[], Any]) -> Any:
     return model
 
 
-def _check_model(model: Any, training: bool) -> None:
+def _check_model(model: keras.Model, training: bool) -> None:
     if not isinstance(model, keras.Model):
         raise TypeError(
             f"model must be a keras.Model, or a function without arguments that builds one; got {type(model).__name__}"
@@ -97,7 +97,7 @@ def _as_fed(dtype: str) -> str:
     return dtype
 
 
-def _inputs(model: Any, batch: Any, training: bool) -> Any:
+def _inputs(model: keras.Model, batch: Any, training: bool) -> Any:
     if not training:
         return batch
     if not isinstance(batch, tuple) or len(batch) not in (2, 3):
@@ -107,7 +107,7 @@ def _inputs(model: Any, batch: Any, training: bool) -> Any:
     return batch[0]
 
 
-def _check_inputs(model: Any, x: Any) -> None:
+def _check_inputs(model: keras.Model, x: Any) -> None:
     expected = getattr(model, "inputs", None)
     if not expected:
         return
@@ -132,5 +132,5 @@ def _outline(batch: Any) -> str:
     return f"one array of shape {tuple(batch.shape)}" if hasattr(batch, "shape") else f"a {type(batch).__name__}"
 
 
-def _has_no_values(model: Any) -> bool:
+def _has_no_values(model: keras.Model) -> bool:
     return any(getattr(variable, "_value", 0) is None for variable in model.variables)
