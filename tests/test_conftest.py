@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import random_seed
 
+import keras_mp
+
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parents[1]
@@ -97,11 +99,33 @@ def started(file):
     }
 
 
-def test_each_fault_that_was_fixed_has_a_test_in_make_test():
+@pytest.fixture(scope="module")
+def quick():
+    """The tests that `make test` runs on this backend, by file and name, without those that another process runs."""
     collected = run_pytest("--collect-only", "-m", "not ci and not slow", "tests")
-    here = {re.sub(r"\[.*", "", line) for line in collected.splitlines() if "::" in line}
-    assert len(here) > 500 and set(STARTED_BY.values()) <= here, collected[-2000:]
-    here = here.union(*map(started, STARTED_BY))
+    names = {re.sub(r"\[.*", "", line) for line in collected.splitlines() if "::" in line}
+    assert len(names) > 500 and set(STARTED_BY.values()) <= names, collected[-2000:]
+    return names
+
+
+def test_each_fault_that_was_fixed_has_a_test_in_make_test(quick):
+    here = quick.union(*map(started, STARTED_BY))
     rows = re.findall(r"^\| (\d+\w?) \|(.*)\|$", FIXED, re.MULTILINE)
     named = {number: re.findall(r"`(tests/[\w/]+\.py::\w+)`", row) for number, row in rows}
     assert len(rows) >= 24 and [number for number, tests in named.items() if not here.intersection(tests)] == []
+
+
+def without_the_rest(file, quick):
+    """The text of a test file without the tests that are not in `make test`."""
+    text = (ROOT / file).read_text()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and f"{file}::{node.name}" not in quick:
+            text = text.replace(ast.get_source_segment((ROOT / file).read_text(), node), "")
+    return text
+
+
+def test_each_public_name_is_used_in_make_test(quick):
+    files = {name.partition("::")[0] for name in quick} - {"tests/test_public_names.py", "tests/test_import.py"}
+    texts = "\n".join(without_the_rest(file, quick) for file in sorted(files))
+    names = {*keras_mp.__all__, *keras_mp.fp8.__all__}
+    assert {name for name in names if not re.search(rf"\b{name}\b", texts)} == set()

@@ -6,6 +6,7 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
+from marks import ci_on
 
 import keras_mp
 from keras_mp.fp8.layers import Float8Layer
@@ -15,6 +16,7 @@ pytest.importorskip("keras_hub")
 
 import causal_models
 
+pytestmark = ci_on("jax")
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 SOFT_CAP = {"GemmaCausalLM": 3.0, "Gemma4CausalLM": 3.0}
 

@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
+from marks import ci_on
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.saved_model import relative_difference
 from keras_mp.precision.hardware import current_device
 from keras_mp.rebuild import rebuild
+
+pytestmark = ci_on("jax")
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 TOLERANCE = {"mixed_float16": 5e-3, "mixed_bfloat16": 4e-2}
