@@ -2,22 +2,30 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Two workers: what a laptop has. Results do not depend on it. A worker that is done takes tests from the other.
 XDIST := -n 2 --dist worksteal
+# With NVIDIA's driver the recipes train on the GPU, which TensorFlow sees with its CUDA wheels. `make train CUDA=` does
+# without them.
+NVIDIA_DRIVER ?= /proc/driver/nvidia/version /usr/lib/wsl/lib/libcuda.so.1
+CUDA ?= $(if $(wildcard $(NVIDIA_DRIVER)),tensorflow[and-cuda])
 PYTEST := $(BIN)/python -m pytest $(XDIST)
 
-.PHONY: train test bench test-all test-tensorflow test-jax test-oldest test-colab docs notebooks lint sweep tasks parity clean
+.PHONY: train test test-rest bench test-all test-tensorflow test-jax test-oldest test-colab docs notebooks lint sweep tasks parity clean
 
 train: .venv/train  ## Train the digits recipe and export it as a float32 SavedModel.
 	$(BIN)/python -m recipes digits
 
-test: lint test-tensorflow test-jax  ## Everything that continuous integration runs.
+test: lint test-tensorflow test-jax  ## What tells within ten minutes that a change is right.
 
 test-tensorflow: .venv/test
-	KERAS_BACKEND=tensorflow $(PYTEST) -m "not slow"
+	KERAS_BACKEND=tensorflow $(PYTEST) -m "not ci and not slow"
 
 test-jax: .venv/test
-	KERAS_BACKEND=jax $(PYTEST) -m "not slow and not once"
+	KERAS_BACKEND=jax $(PYTEST) -m "not ci and not slow and not once"
 
-test-all: test sweep tasks parity test-oldest test-colab  ## Also what takes longer; see docs/ for the last output.
+test-rest: .venv/test  ## What continuous integration runs after `make test`.
+	KERAS_BACKEND=tensorflow $(PYTEST) -m "ci and not slow"
+	KERAS_BACKEND=jax $(PYTEST) -m "ci and not slow and not once"
+
+test-all: test test-rest sweep tasks parity test-oldest test-colab  ## Also what takes longer; see docs/ for the last output.
 	KERAS_BACKEND=tensorflow $(PYTEST) -m slow
 	KERAS_BACKEND=jax $(PYTEST) -m "slow or once"
 
@@ -57,7 +65,8 @@ notebooks: .venv/test  ## Make the notebooks from their sources, and run them.
 	$(PYTHON) -m venv .venv
 
 .venv/train .venv/test .venv/docs: .venv/%: pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]"
+	$(if $(CUDA),@echo "NVIDIA driver found: $(CUDA) is installed as well (several GB). To leave it out: make $@ CUDA=")
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]" $(if $(CUDA),"$(CUDA)")
 	touch $@
 
 .venv-oldest/test: pyproject.toml constraints-oldest.txt

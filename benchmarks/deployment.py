@@ -29,7 +29,7 @@ import tensorflow as tf
 
 import keras_mp
 from keras_mp.export.export_report import DeploymentReport, ExportReport
-from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.atomic_write import atomic_write
 from keras_mp.system.versions import installed
 from recipes import digits
 from recipes.datasets.digits import load
@@ -61,7 +61,7 @@ def main() -> None:
             "rows": summary(rows),
         }
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        with written_beside(arguments.out) as partial:
+        with atomic_write(arguments.out) as partial:
             partial.write_text(json.dumps(result, indent=1) + "\n")
 
 

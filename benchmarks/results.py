@@ -37,7 +37,7 @@ def write(
     path: Path, title: str, command: str, columns: list[str], rows: list[list], versions: dict[str, str], note: str = ""
 ) -> None:
     """Writes one measurement of today, on this machine."""
-    from keras_mp.reporting.html import write_text
+    from keras_mp.system.atomic_write import write_text
     from keras_mp.system.host import cpu_name
 
     result = {

@@ -30,7 +30,7 @@ import keras
 
 import keras_mp
 from keras_mp.parallel.plan import plan_of
-from keras_mp.reporting.html import write_text
+from keras_mp.system.atomic_write import write_text
 from keras_mp.system.versions import installed
 from keras_mp.xla.lower import build_without_values
 from models.gpt import gpt

@@ -25,7 +25,7 @@ import keras_mp
 from keras_mp.parallel import workers
 from keras_mp.parallel.gather import gather
 from keras_mp.precision.policy import PolicyChoice
-from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.atomic_write import atomic_write
 from models.gpt import SIZES, gpt
 from recipes.common.config import TransformerConfig, above_zero, at_least_zero
 from recipes.common.devices import over_devices
@@ -136,7 +136,7 @@ def train(config: Config) -> TrainingResult:
         vocabulary=corpus.tokenizer.get_vocab_size(),
     )
     text = corpus.tokenizer.decode([*prompt, *drawn], skip_special_tokens=False)
-    with written_beside(folder / "generated.txt") as partial:
+    with atomic_write(folder / "generated.txt") as partial:
         partial.write_text(text, encoding="utf-8")
     result = finish(
         model, config, folder, choice, training, "validation bits per byte", float(bits_per_byte), verify=inputs[:8]

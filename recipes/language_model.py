@@ -19,7 +19,7 @@ import keras_mp
 from keras_mp.parallel import workers
 from keras_mp.parallel.gather import gather
 from keras_mp.precision.policy import PolicyChoice
-from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.atomic_write import atomic_write
 from keras_mp.training.batches import ShuffledBatches
 from models.gpt import gpt
 from models.transformer import Size
@@ -115,7 +115,7 @@ def train(config: Config) -> TrainingResult:
     # The loss is the mean cross-entropy of all bytes in nats, reduced in float32; a bit is log(2) nats.
     bits_per_byte = training.history.rows[-1]["test_loss"] / math.log(2)
     text = generate(model, config.prompt.encode(), config.generate, config.temperature, config.seed)
-    with written_beside(folder / "generated.txt") as partial:
+    with atomic_write(folder / "generated.txt") as partial:
         partial.write_bytes(config.prompt.encode() + text)
     result = finish(
         model,

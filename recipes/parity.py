@@ -22,7 +22,7 @@ from pathlib import Path
 
 from keras_mp.fp8.scaling import RECIPES
 from keras_mp.precision.policy import PRECISIONS
-from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.atomic_write import atomic_write
 from recipes.common.curves import draw_parity
 from recipes.common.metric import difference, written
 
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str]) -> int:
             f"Mean loss on the test data after each epoch:\n\n{curves(histories)}\n"
             f"{date.today()}: {versions}. To reproduce:\n\n```\n{command}\n```\n"
         )
-        with written_beside(known.out) as partial:
+        with atomic_write(known.out) as partial:
             partial.write_text(text)
     return 0
 

@@ -19,7 +19,7 @@ from keras_mp.export.export_report import DeploymentReport
 from keras_mp.export.litert_file import LiteRTFile
 from keras_mp.export.verification import ExportError
 from keras_mp.rebuild import Config, RebuildError, layers_by_path, rebuild
-from keras_mp.system.atomic_write import parents_made, written_beside
+from keras_mp.system.atomic_write import atomic_write, parents_made
 from keras_mp.system.quiet_import import quiet_stderr
 
 # Records on which the layers of an int8 file are compared with those of the model.
@@ -85,7 +85,7 @@ def export_litert(
     if remaining:
         raise ExportError(f"model {model.name!r} was not exported: low precision would be left in {remaining[:5]}")
     report = report._replace(path=path, bytes=len(file.content), operators=counted(file.operators()), notes=notes)
-    with parents_made(path), written_beside(path) as partial:
+    with parents_made(path), atomic_write(path) as partial:
         partial.write_bytes(file.content)
         if verify is not None:
             run = LiteRTFile(partial.read_bytes()).runner(signature.outputs)

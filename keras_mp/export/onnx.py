@@ -15,7 +15,7 @@ import numpy as np
 from keras_mp.export.deployment import Signature, check, compared, counted, float32_saved_model
 from keras_mp.export.export_report import DeploymentReport
 from keras_mp.export.verification import ExportError
-from keras_mp.system.atomic_write import parents_made, written_beside
+from keras_mp.system.atomic_write import atomic_write, parents_made
 
 # The newest that tf2onnx writes; onnxruntime runs it since 1.14, of February 2023.
 OPSET = 18
@@ -61,7 +61,7 @@ def export_onnx(
     remaining = low_precision(proto)
     if remaining:
         raise ExportError(f"model {model.name!r} was not exported: low precision would be left in {remaining[:5]}")
-    with parents_made(path), written_beside(path) as partial:
+    with parents_made(path), atomic_write(path) as partial:
         partial.write_bytes(proto.SerializeToString())
         report = DeploymentReport(
             path, "ONNX", partial.stat().st_size, counted([node.op_type for node in _nodes(proto.graph)]), notes=notes

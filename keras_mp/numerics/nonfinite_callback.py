@@ -15,7 +15,7 @@ import numpy as np
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.numerics.data_file import named_arrays
 from keras_mp.numerics.nonfinite import NonFinite, find_nonfinite
-from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.atomic_write import atomic_write
 from keras_mp.system.whole_number import whole_number
 
 
@@ -115,7 +115,7 @@ class NonFiniteFinder(keras.callbacks.Callback):
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"nonfinite_step_{self._step}.npz"
         arrays: dict[str, Any] = {name: _storable(array) for name, array in named_arrays(self.model, batch).items()}
-        with written_beside(path) as partial, partial.open("wb") as file:
+        with atomic_write(path) as partial, partial.open("wb") as file:
             np.savez(file, **arrays)
         return path
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from pathlib import Path
-
-from keras_mp.system.atomic_write import written_beside
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 72em; padding: 0 1em; color: #1b1f24; }
@@ -29,14 +26,6 @@ def document(title: str, parts: Iterable[str]) -> str:
     """
     head = f'<head><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style></head>'
     return f'<!doctype html><html lang="en">{head}<body>{"".join(parts)}</body></html>\n'
-
-
-def write_text(text: str, path: Path) -> Path:
-    """Writes a file beside its place, then moves it there, and returns the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with written_beside(path) as partial:
-        partial.write_text(text, encoding="utf-8")
-    return path
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:

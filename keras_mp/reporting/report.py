@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from keras_mp.reporting.html import write_text
 from keras_mp.reporting.table import WIDE, plain_text
+from keras_mp.system.atomic_write import write_text
 
 
 class Report(ABC):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 @contextmanager
-def written_beside(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Gives a path to write to, which becomes `path` when the block ends well and vanishes when it does not."""
     partial = path.with_name(f".partial-{path.name}")
     try:
@@ -14,6 +14,14 @@ def written_beside(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_text(text: str, path: Path) -> Path:
+    """Writes a file beside its place, then moves it there, and returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+    return path
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.atomic_write import atomic_write
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -62,7 +62,7 @@ def write(path: Path, arrays: Iterable[tuple[str, np.ndarray]], manifest: dict[s
         OSError: there is no room, or the folder cannot be written.
     """
     dtypes = {}
-    with written_beside(path) as partial:
+    with atomic_write(path) as partial:
         with partial.open("wb") as file:
             with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
                 for name, array in arrays:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.atomic_write import atomic_write
 from recipes.common.metric import written
 from recipes.common.require import require
 
@@ -41,7 +41,7 @@ def draw_curves(rows: list[dict[str, float]], title: str, path: Path) -> None:
             axes.set_yscale("log")
         if metric == "accuracy":
             axes.set_ylim(top=1.005)
-    with written_beside(path) as partial:
+    with atomic_write(path) as partial:
         picture.savefig(partial, dpi=150, format="png")
 
 
@@ -64,5 +64,5 @@ def draw_parity(histories: dict[str, list[list[float]]], title: str, path: Path)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    with written_beside(path) as partial:
+    with atomic_write(path) as partial:
         picture.savefig(partial, dpi=150, format="png")

@@ -15,7 +15,8 @@ import keras_mp
 from keras_mp.export.verification import ExportError
 from keras_mp.parallel import workers
 from keras_mp.precision.policy import PolicyChoice
-from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.atomic_write import atomic_write
+from keras_mp.system.install import install_command
 from keras_mp.system.versions import installed
 from recipes.common.config import TrainingConfig
 from recipes.common.curves import draw_curves
@@ -87,7 +88,7 @@ def finish(
     """
     # Of several processes all come here, because some of what is saved they hold together; the first one's files stay.
     console = Console(quiet=not workers.is_first())
-    with written_beside(folder / "model.keras") as partial:
+    with atomic_write(folder / "model.keras") as partial:
         # Keras saves by the ending of the name.
         model.save(partial)
     draw_curves(
@@ -113,7 +114,7 @@ def finish(
         evaluated=training.evaluated,
     )
     summary = {"config": dataclasses.asdict(config), "versions": versions(), "result": dataclasses.asdict(result)}
-    with written_beside(folder / "summary.json") as partial:
+    with atomic_write(folder / "summary.json") as partial:
         partial.write_text(json.dumps(summary, indent=2, default=str) + "\n")
     console.print(summary_table(result, config))
     return result
@@ -162,7 +163,7 @@ def _export(model, folder, verify, console):
     except ImportError:
         console.print(
             "A SavedModel is written by TensorFlow, which is not installed here. Where it is, run:\n"
-            '  pip install "keras-mp[tensorflow]"\n'
+            f"  {install_command('tensorflow')}\n"
             f"  keras-mp export {folder / 'model.keras'} {folder / 'saved_model'}",
             soft_wrap=True,
             highlight=False,

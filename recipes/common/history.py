@@ -6,7 +6,7 @@ from pathlib import Path
 
 import keras
 
-from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.atomic_write import atomic_write
 
 
 class HistoryFile(keras.callbacks.Callback):
@@ -29,7 +29,7 @@ class HistoryFile(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         metrics = {_column(name): float(value) for name, value in logs.items()}
         self.rows.append({"epoch": epoch + 1, **metrics, "seconds": round(time.perf_counter() - self._start, 3)})
-        with written_beside(self.path) as partial, partial.open("w", newline="") as file:
+        with atomic_write(self.path) as partial, partial.open("w", newline="") as file:
             writer = csv.DictWriter(file, self.rows[0])
             writer.writeheader()
             writer.writerows(self.rows)

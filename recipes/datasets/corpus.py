@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.atomic_write import atomic_write
 from keras_mp.training.batches import ShuffledBatches
 from recipes.common.require import require
 from recipes.datasets import lm1b, text
@@ -113,7 +113,7 @@ def _lm1b(vocabulary, data_dir, download):
     else:
         tokenizer = learn(lm1b.sentences(builder, "train"), vocabulary, END)
         folder.mkdir(parents=True, exist_ok=True)
-        with written_beside(known) as partial:
+        with atomic_write(known) as partial:
             tokenizer.save(str(partial))
     tokens = []
     for split in ("train", "test"):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.atomic_write import atomic_write
 from recipes.common.require import require
 
 # The one token that is no text: it ends a document, or fills a sequence up.
@@ -102,7 +102,7 @@ def token_file(path: Path, tokenizer: Any, texts: Callable[[], Iterable[str]]) -
     """
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        with written_beside(path) as partial:
+        with atomic_write(path) as partial:
             _write(partial, tokenizer, texts())
     return np.load(path, mmap_mode="r")
 

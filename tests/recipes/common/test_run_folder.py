@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from keras_mp.system.atomic_write import written_beside
+from keras_mp.system.atomic_write import atomic_write
 from recipes.common.config import TrainingConfig
 from recipes.common.run_folder import new_run_folder, run_folder
 
@@ -19,7 +19,7 @@ def test_a_name_that_is_a_path_is_an_error(tmp_path, name):
 
 
 def test_a_finished_file_gets_its_name(tmp_path):
-    with written_beside(tmp_path / "a.txt") as partial:
+    with atomic_write(tmp_path / "a.txt") as partial:
         partial.write_text("whole")
         assert not (tmp_path / "a.txt").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
@@ -29,7 +29,7 @@ def test_a_finished_file_gets_its_name(tmp_path):
 @pytest.mark.parametrize("failure", [OSError, KeyboardInterrupt])
 def test_an_interrupted_write_leaves_what_was_there(tmp_path, failure):
     (tmp_path / "a.txt").write_text("before")
-    with pytest.raises(failure), written_beside(tmp_path / "a.txt") as partial:
+    with pytest.raises(failure), atomic_write(tmp_path / "a.txt") as partial:
         partial.write_text("ha")
         raise failure
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
