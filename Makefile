@@ -4,20 +4,24 @@ BIN := .venv/bin
 XDIST := -n 2 --dist worksteal
 PYTEST := $(BIN)/python -m pytest $(XDIST)
 
-.PHONY: train test bench test-all test-tensorflow test-jax test-oldest test-colab docs notebooks lint sweep tasks parity clean
+.PHONY: train test test-rest bench test-all test-tensorflow test-jax test-oldest test-colab docs notebooks lint sweep tasks parity clean
 
 train: .venv/train  ## Train the digits recipe and export it as a float32 SavedModel.
 	$(BIN)/python -m recipes digits
 
-test: lint test-tensorflow test-jax  ## Everything that continuous integration runs.
+test: lint test-tensorflow test-jax  ## What tells within ten minutes that a change is right.
 
 test-tensorflow: .venv/test
-	KERAS_BACKEND=tensorflow $(PYTEST) -m "not slow"
+	KERAS_BACKEND=tensorflow $(PYTEST) -m "not ci and not slow"
 
 test-jax: .venv/test
-	KERAS_BACKEND=jax $(PYTEST) -m "not slow and not once"
+	KERAS_BACKEND=jax $(PYTEST) -m "not ci and not slow and not once"
 
-test-all: test sweep tasks parity test-oldest test-colab  ## Also what takes longer; see docs/ for the last output.
+test-rest: .venv/test  ## What continuous integration runs after `make test`.
+	KERAS_BACKEND=tensorflow $(PYTEST) -m "ci and not slow"
+	KERAS_BACKEND=jax $(PYTEST) -m "ci and not slow and not once"
+
+test-all: test test-rest sweep tasks parity test-oldest test-colab  ## Also what takes longer; see docs/ for the last output.
 	KERAS_BACKEND=tensorflow $(PYTEST) -m slow
 	KERAS_BACKEND=jax $(PYTEST) -m "slow or once"
 

@@ -3,14 +3,46 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import ctypes
+import gc
 import sys
 from pathlib import Path
 
 import keras
+import psutil
 import pytest
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # the helpers beside the tests: zoo, fake_devices
+
+import random_seed
+
+GROWN = 2 * 2**30  # bytes that a worker may hold from one file to the next
+SEED = f"{random_seed.VARIABLE}={random_seed.of_this_run()}"
+
+
+def pytest_configure(config):
+    if config.getoption("--hypothesis-seed", None) is None and config.pluginmanager.hasplugin("hypothesispytest"):
+        import hypothesis
+
+        hypothesis.core.global_force_seed = random_seed.of_this_run()
+
+
+def pytest_report_header():
+    return f"random numbers: {SEED} repeats this run"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    random_seed.start(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.failed:
+        report.sections.append(("random numbers", f"{SEED} repeats this test"))
+    return report
 
 
 @pytest.fixture(autouse=True)
@@ -19,3 +51,16 @@ def float32_policy():
     keras.config.set_dtype_policy("float32")
     yield
     keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def memory():
+    """A worker that has grown lets go, after a file, of what the file's tests compiled."""
+    yield
+    if psutil.Process().memory_info().rss > GROWN:
+        keras.backend.clear_session(free_memory=False)
+        if "jax" in sys.modules:
+            sys.modules["jax"].clear_caches()
+        gc.collect()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)

@@ -1,11 +1,10 @@
 """`keras-mp audit`, as a user types it."""
 
+import importlib
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
+import command_line
 import keras
 import numpy as np
 import pytest
@@ -14,17 +13,9 @@ from keras_mp.numerics.data_file import batches_of_file
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).parents[1]
-
 
 def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "keras_mp.cli", "audit", *map(str, arguments)],
-        cwd=ROOT,
-        env=os.environ | {"COLUMNS": "160"},
-        capture_output=True,
-        text=True,
-    )
+    return command_line.run("audit", *arguments)
 
 
 @pytest.fixture
@@ -138,26 +129,24 @@ def test_an_npy_file_of_python_objects_is_refused(tmp_path):
         batches_of_file(tmp_path / "objects.npy", Two(), 2)
 
 
-def test_a_model_of_a_users_own_layers_is_loaded_with_their_module(tmp_path):
+def test_a_model_of_a_users_own_layers_is_loaded_with_their_module(tmp_path, monkeypatch):
     (tmp_path / "mix_layers.py").write_text(
         "import keras\n\n\nclass Mix(keras.layers.Layer):\n    def call(self, x):\n        return 2 * x\n"
     )
-    code = (
-        "import keras\nfrom mix_layers import Mix\n"
-        "model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), Mix()])\n"
-        "model.compile('sgd', 'mse')\nmodel.save('mix.keras')\n"
-    )
-    options = {"cwd": tmp_path, "capture_output": True, "text": True}
-    options["env"] = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    assert subprocess.run([sys.executable, "-c", code], **options).returncode == 0
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    mix = importlib.import_module("mix_layers").Mix()
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), mix])
+    model.compile("sgd", "mse")
+    model.save("mix.keras")
     for name in ("audit", "inspect"):
-        command = [sys.executable, "-m", "keras_mp.cli", name, "mix.keras"]
-        refused = subprocess.run(command, **options)
+        monkeypatch.delitem(sys.modules, "mix_layers", raising=False)
+        refused = command_line.run(name, "mix.keras")
         assert refused.returncode == 1 and refused.stderr == (
             "error: 'mix.keras' does not load: it holds the class 'Mix', not registered with Keras: name the module "
             "that defines it with --import MODULE\n"
         )
-        done = subprocess.run([*command, "--import", "mix_layers"], **options)
+        done = command_line.run(name, "mix.keras", "--import", "mix_layers")
         assert done.returncode == 0 and "mix" in done.stdout, done.stderr
 
 

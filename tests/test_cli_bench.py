@@ -22,6 +22,7 @@ def run(script, *arguments):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="this command is for JAX")
+@pytest.mark.ci
 def test_the_command_for_a_gpu_runs_on_a_cpu(tmp_path):
     arguments = ("--models", "gpt-small", "--rounds", 1, "--seconds", 0, "--only", "bfloat16", "--target", "h200")
     printed = run("gpu.py", *arguments, "--out", tmp_path)

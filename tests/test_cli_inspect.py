@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import command_line
 import keras
 import pytest
 
@@ -53,6 +54,7 @@ def test_targets_print_the_whole_command_that_installs_a_compiler(monkeypatch, c
     assert 'pip install "keras-mp[inspect]"' in " ".join(cells)
 
 
+@pytest.mark.ci
 def test_a_recipe(tmp_path):
     options = ["--layers", 1, "--width", 64, "--heads", 1, "--sequence-length", 16, "--batch-size", 2]
     page = tmp_path / "report.html"
@@ -62,15 +64,15 @@ def test_a_recipe(tmp_path):
     assert "block1_dense_1" in page.read_text()
 
 
-def test_a_model_file(model_file, tmp_path):
-    done = run("inspect", model_file, "--batch-size", 3, "--json", cache=tmp_path)
+def test_a_model_file(model_file):
+    done = command_line.run("inspect", model_file, "--batch-size", 3, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert report["batch"] == ["float32[3, 6]", "int32[3]"]
     assert {matmul["role"] for matmul in report["matmuls"]} == {"forward", "kernel gradient"}
 
 
-def test_mistakes_are_one_line(tmp_path):
+def test_mistakes_are_one_line():
     for arguments, said in (
         (["no_such_recipe"], "unknown training recipe 'no_such_recipe'"),
         (["missing.keras"], "there is no file 'missing.keras'"),
@@ -79,7 +81,7 @@ def test_mistakes_are_one_line(tmp_path):
             "unknown after 'missing.keras': --widht 8. `keras-mp inspect --help` lists",
         ),
     ):
-        done = run("inspect", *arguments, cache=tmp_path)
+        done = command_line.run("inspect", *arguments)
         assert done.returncode == 1 and done.stdout == ""
         assert said in done.stderr and done.stderr.count("\n") == 1
 

@@ -108,6 +108,7 @@ def test_bench_names_what_a_config_lacks_before_it_measures(elsewhere):
     assert "the config of mine() has no field policy" in told("bench", elsewhere)
 
 
+@pytest.mark.ci
 def test_the_installed_command_trains_a_file_from_an_empty_folder(elsewhere, tmp_path):
     command = shutil.which("keras-mp", path=str(Path(sys.executable).parent))
     command = [command] if command else [sys.executable, "-m", "keras_mp.cli"]

@@ -73,6 +73,7 @@ def test_a_result_that_is_not_whole_is_named(change, message, tmp_path):
         results.read(path)
 
 
+@pytest.mark.ci
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="mkdocs, of the extra docs, is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]

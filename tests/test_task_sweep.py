@@ -28,6 +28,7 @@ pytestmark = pytest.mark.once
         pytest.param("SegFormerImageSegmenter", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.ci
 def test_sample(name):
     cells = steps.row(TASKS[name])["cells"]
     assert list(cells) == list(steps.STEPS)

@@ -57,6 +57,7 @@ def test_importing_it_imports_the_running_backend_only():
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
 
 
+@pytest.mark.ci
 def test_another_backend_is_a_clear_error():
     # Keras's NumPy backend needs nothing installed.
     done = subprocess.run(

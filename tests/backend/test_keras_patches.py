@@ -243,6 +243,7 @@ def test_a_part_of_a_variable_is_read_as_a_part():
         assert v.value.shape == (2,)
 
 
+@pytest.mark.ci
 def test_what_keras_does_on_several_devices_is_still_wrong():
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "NPROC": "8"}
     environment.pop("PYTEST_XDIST_WORKER", None)

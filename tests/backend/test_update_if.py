@@ -34,6 +34,7 @@ def state_of(model):
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.ci
 def test_it_trains_as_on_a_cpu_and_a_skipped_step_keeps_every_bit(name, platform):
     here, there = build(name), build(name)
     for step, (x, y) in enumerate(batches_with_overflow(12, BAD)):
@@ -59,6 +60,7 @@ def branches(model, platform):
     return len(re.findall(r"stablehlo\.(?:case|if)\b", str(module)))
 
 
+@pytest.mark.ci
 def test_no_branch_but_that_of_an_accumulation():
     assert branches(build("clip, decay"), "cuda") == branches(build("clip, decay"), "tpu") == 0
     assert branches(build("clip, decay"), "cpu") > 0

@@ -26,6 +26,7 @@ def small_model():
     return model
 
 
+@pytest.mark.ci
 def test_a_model_in_three_precisions_with_a_row_for_what_cannot_run(tmp_path):
     model = small_model()
     before = [weight.copy() for weight in model.get_weights()]
@@ -73,6 +74,7 @@ def test_steps_are_those_of_fit():
     assert int(model.optimizer.iterations.numpy()) == 51 if keras.backend.backend() == "tensorflow" else True
 
 
+@pytest.mark.ci
 def test_a_file_that_leaves_the_length_open(tmp_path):
     tokens = [keras.Input((None,), dtype="int32"), keras.layers.Embedding(9, 4), keras.layers.Dense(9)]
     model = keras.Sequential(tokens)
@@ -171,6 +173,7 @@ def test_the_report_computes_and_prints_what_was_measured(tmp_path):
     assert json.loads(report.to_json())["rows"][2]["first"] is None
 
 
+@pytest.mark.ci
 def test_the_command_measures_a_recipe_and_a_file(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 

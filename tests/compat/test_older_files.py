@@ -101,6 +101,7 @@ def test_it_loads_whatever_module_it_names(folder, name, tmp_path):
 
 @pytest.mark.once
 @pytest.mark.parametrize("folder", [folder_of(FOLDERS[0])])
+@pytest.mark.ci
 def test_a_fresh_process_loads_them_with_keras_and_keras_mp_alone(folder):
     program = (
         "import sys, keras, keras_mp\nfor path in sys.argv[1:]: print(type(keras.saving.load_model(path)).__name__)"

@@ -3,10 +3,8 @@
 import importlib.util
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
+import command_line
 import keras
 import numpy as np
 import pytest
@@ -27,14 +25,7 @@ only_tensorflow = pytest.mark.skipif(
 
 
 def command(*arguments, cwd):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.run(
-        [sys.executable, "-m", "keras_mp.cli", "export", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=environment,
-    )
+    return command_line.run("export", *arguments, cwd=cwd, backend="tensorflow")
 
 
 def test_the_command_with_the_data_of_an_audit(tmp_path):
@@ -55,6 +46,7 @@ def test_the_command_with_the_data_of_an_audit(tmp_path):
 
 
 @only_tensorflow
+@pytest.mark.ci
 def test_onnx_and_litert_files_of_several_inputs(tmp_path):
     model, batch = zoo.build("dict_of_inputs", "mixed_float16")
     model.save(tmp_path / "model.keras")

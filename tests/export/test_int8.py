@@ -28,6 +28,7 @@ def export(model, path, data, **options):
     return keras_mp.export_litert(model, path, calibrate=data, **options)
 
 
+@pytest.mark.ci
 def test_each_layer_has_the_range_of_all_records(tmp_path):
     """One record of 2000 is far out: it sets the ranges, though few records are calibrated on."""
     model = keras.Sequential(
@@ -107,6 +108,7 @@ def test_xnnpack_takes_a_zero_point_for_zero(tmp_path):
 
 @only_tensorflow
 @pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.ci
 def test_attention_masked_or_not(causal, tmp_path):
     """Its two products stay in float32, and with a mask what is between, too."""
     inputs = keras.Input((10,), dtype="int32", name="tokens")
@@ -125,6 +127,7 @@ def test_attention_masked_or_not(causal, tmp_path):
 
 
 @only_tensorflow
+@pytest.mark.ci
 def test_recurrent_layers(tmp_path):
     keras.config.set_dtype_policy("mixed_float16")
     model = keras.Sequential([keras.Input((5, 6)), layers.GRU(8, name="memory"), layers.Dense(3, "softmax")])
@@ -134,6 +137,7 @@ def test_recurrent_layers(tmp_path):
 
 
 @only_tensorflow
+@pytest.mark.ci
 def test_what_was_trained_keeps_its_accuracy(tmp_path):
     from sklearn.datasets import load_digits
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
+from marks import few
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
@@ -45,7 +46,7 @@ RECURRENT = pytest.param("recurrent", marks=pytest.mark.slow)  # hundreds of ope
 PLAIN = [name for name in zoo.names() if name not in ("adapted_text", "recurrent")]
 
 
-@pytest.mark.parametrize("name", [*PLAIN, RECURRENT] if TENSORFLOW else [RECURRENT])
+@pytest.mark.parametrize("name", [*few(PLAIN, "functional"), RECURRENT] if TENSORFLOW else [RECURRENT])
 def test_every_kind_of_model(name, tmp_path):
     model, batch = zoo.build(name, "mixed_float16")
     batch = keras.tree.map_structure(lambda x: x.astype("int32") if x.dtype == "int64" else x, batch)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
+from marks import few
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
@@ -41,7 +42,10 @@ RECURRENT = pytest.param("recurrent", marks=pytest.mark.slow)
 PLAIN = [name for name in zoo.names() if name not in ("adapted_text", "recurrent")]
 
 
-@pytest.mark.parametrize("name", [*PLAIN, RECURRENT] if TENSORFLOW else ["dict_of_inputs"])
+@pytest.mark.parametrize(
+    "name",
+    [*few(PLAIN, "functional"), RECURRENT] if TENSORFLOW else [pytest.param("dict_of_inputs", marks=pytest.mark.ci)],
+)
 def test_every_kind_of_model(name, tmp_path):
     model, batch = zoo.build(name, "mixed_float16")
     batch = keras.tree.map_structure(lambda x: x.astype("int32") if x.dtype == "int64" else x, batch)
@@ -67,6 +71,7 @@ def test_the_numbers_are_those_of_float64(tmp_path):
 
 
 @only_tensorflow
+@pytest.mark.ci
 def test_recurrent_layers_of_any_number_of_steps(tmp_path):
     keras.config.set_dtype_policy("mixed_float16")
     inputs = keras.Input((None, 3), name="steps")
@@ -79,6 +84,7 @@ def test_recurrent_layers_of_any_number_of_steps(tmp_path):
 
 
 @only_tensorflow
+@pytest.mark.ci
 def test_jitted_functions_are_inlined(tmp_path):
     """The kit's own attention has one, which tf2onnx would leave a call."""
     from models.text_classifier import text_classifier
@@ -151,6 +157,7 @@ def test_more_than_ten_outputs_of_a_dict_keep_their_names(tmp_path):
 
 
 @only_tensorflow
+@pytest.mark.ci
 def test_stabilized_and_fp8_models(tmp_path):
     keras_mp.set_global_policy("mixed_float16")
     model = keras.Sequential(

@@ -7,11 +7,13 @@ import sys
 import warnings
 from pathlib import Path
 
+import command_line
 import keras
 import numpy as np
 import pytest
 import zoo
 from keras import layers
+from marks import few
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
@@ -39,7 +41,10 @@ def in_float32(model, batch):
 
 
 # Each export from JAX starts a process that imports TensorFlow: a sample of the zoo there.
-@pytest.mark.parametrize("name", zoo.names() if TENSORFLOW else ["convolutional", "dict_of_inputs"])
+ZOO = zoo.names() if TENSORFLOW else ["convolutional", "dict_of_inputs"]
+
+
+@pytest.mark.parametrize("name", few(ZOO, "dict_of_inputs"))
 def test_every_kind_of_model(name, tmp_path):
     model, batch = zoo.build(name, "mixed_float16")
     batch = keras.tree.map_structure(lambda x: x.astype("int32") if x.dtype == "int64" else x, batch)
@@ -288,6 +293,7 @@ except OSError as error:
 
 
 @only_tensorflow
+@pytest.mark.ci
 def test_a_write_that_fails_half_way_leaves_nothing(tmp_path):
     done = subprocess.run([sys.executable, "-c", DISK_FULL, str(tmp_path / "out")], capture_output=True, text=True)
     assert "OSError could not write the SavedModel" in done.stdout, done.stdout + done.stderr
@@ -307,19 +313,20 @@ def test_command_line(tmp_path):
     model.save(tmp_path / "model.keras")
     np.savez(tmp_path / "batch.npz", a=batch["a"], b=batch["b"])
     files = ["model.keras", "out", "--verify", "batch.npz", "--outputs", "outputs.npz"]
-    done = run_cli("export", *files, "--json", cwd=tmp_path)
+    done = command_line.run("export", *files, "--json", cwd=tmp_path, backend="tensorflow")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["low_precision_ops"] == 0 and report["max_difference"] <= 1e-5
     with np.load(tmp_path / "outputs.npz") as outputs:
         assert relative_difference(list(outputs.values()), list(keras.tree.flatten(in_float32(model, batch)))) <= 1e-5
-    again = run_cli("export", *files[:2], cwd=tmp_path)
+    again = command_line.run("export", *files[:2], cwd=tmp_path, backend="tensorflow")
     assert again.returncode == 1 and "error: path 'out' exists" in again.stderr and "Traceback" not in again.stderr
     assert "--overwrite" in again.stderr
     again = run_cli("export", *files[:2], "--overwrite", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
 
 
+@pytest.mark.ci
 def test_command_line_with_layers_of_ones_own(tmp_path):
     model = keras.Sequential([keras.Input((4,)), zoo.RegisteredScale(3.0)])
     model.save(tmp_path / "model.keras")

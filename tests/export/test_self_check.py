@@ -57,6 +57,7 @@ def test_what_keras_exports_goes_over_the_records(tmp_path):
 
 @only_tensorflow
 @pytest.mark.parametrize("name", ["recurrent", "masks", "nested"])
+@pytest.mark.ci
 def test_time_distributed_over_layers_of_every_kind(name, tmp_path):
     inputs = keras.Input((None, 4, 3))
     if name == "recurrent":

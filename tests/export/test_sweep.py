@@ -21,6 +21,7 @@ import sweep
         pytest.param("keras_hub.WhisperBackbone", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.ci
 def test_sample(name):
     row = sweep.row(name)
     assert row.low_precision_ops == 0 and row.max_difference <= 1e-5 and row.keras_places > 0

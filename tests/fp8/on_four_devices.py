@@ -29,7 +29,7 @@ def test_four_devices_share_one_scale():
     assert_same(kernels_of(model), kernels)
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.ci), 3])
 def test_delayed_scaling_on_four_devices_is_that_of_the_whole_batch(accumulate):
     recipe = trajectory.RECIPES["margin"]
     model = trajectory.build(recipe, accumulate)

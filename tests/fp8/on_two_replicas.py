@@ -19,7 +19,7 @@ from network import RATE, assert_same, build, gradients, numbers  # noqa: E402
 import keras_mp  # noqa: E402
 
 
-@pytest.mark.parametrize("accumulate", [None, 2])
+@pytest.mark.parametrize("accumulate", [pytest.param(None, marks=pytest.mark.ci), 2])
 def test_each_replica_scales_its_own_part_and_the_mean_is_applied(accumulate):
     x, t, kernels = numbers(2)
     x[:4] /= 4  # the two halves of a batch need different scales
@@ -67,7 +67,7 @@ class Planted(keras.callbacks.Callback):
         np.testing.assert_array_equal(first, second)
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.ci), 3])
 def test_delayed_scaling_on_both_replicas_is_that_of_the_whole_batch(accumulate):
     plan = trajectory.steps(50)
     recipe = trajectory.RECIPES["margin"]

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import zoo
+from marks import few
 from reference import to_numpy
 
 import keras_mp
@@ -57,7 +58,7 @@ def no_warnings():
         yield
 
 
-@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("name", few(zoo.names(), "attention", "nested_and_shared"))
 def test_every_kind_of_model(name, no_warnings):
     model, batch = zoo.build(name, "mixed_bfloat16")
     before = outputs(model, batch)
@@ -115,7 +116,7 @@ class _policy:
         keras.config.set_dtype_policy(self.before)
 
 
-@pytest.mark.parametrize("name", ["functional", "attention", "subclass_inside_functional", "tokens"])
+@pytest.mark.parametrize("name", few(["functional", "attention", "subclass_inside_functional", "tokens"], "attention"))
 def test_saved_cloned_and_trained_like_any_model(name, tmp_path):
     model, batch = zoo.build(name, "mixed_bfloat16")
     fp8 = convert(model, CurrentScaling(power_of_two=True), select=everything)
@@ -140,6 +141,7 @@ def test_saved_cloned_and_trained_like_any_model(name, tmp_path):
 
 def test_weights_files_are_those_of_the_plain_model(tmp_path):
     model, batch = zoo.build("attention", "mixed_bfloat16")
+    before = outputs(model, batch)
     fp8 = convert(model, select=everything)
     expected = outputs(fp8, batch)
     model.save_weights(tmp_path / "plain.weights.h5")
@@ -150,9 +152,10 @@ def test_weights_files_are_those_of_the_plain_model(tmp_path):
     fp8.load_weights(tmp_path / "plain.weights.h5")
     assert_equal(outputs(fp8, batch), expected)
     model.load_weights(tmp_path / "fp8.weights.h5")
-    assert_near(expected, outputs(model, batch))
+    assert_equal(outputs(model, batch), before)
 
 
+@pytest.mark.ci
 def test_compile_arguments_and_optimizer_state_are_carried_over():
     model, batch = zoo.build("functional", "mixed_bfloat16")
     model.compile(keras.optimizers.Adam(0.01), "mse")
@@ -165,7 +168,7 @@ def test_compile_arguments_and_optimizer_state_are_carried_over():
     fp8.fit(batch, targets, verbose=0)
 
 
-@pytest.mark.parametrize("name", ["attention", "subclassed", "functional"])
+@pytest.mark.parametrize("name", few(["attention", "subclassed", "functional"], "functional"))
 def test_exported_as_plain_float32_layers(name, tmp_path):
     pytest.importorskip("tensorflow", reason="a SavedModel needs TensorFlow")
     model, batch = zoo.build(name, "mixed_bfloat16")

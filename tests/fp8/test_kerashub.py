@@ -40,6 +40,7 @@ def converted(model):
 
 
 @pytest.mark.parametrize("name", ["LlamaBackbone", pytest.param("GPT2Backbone", marks=pytest.mark.slow)])
+@pytest.mark.ci
 def test_a_backbone_all_the_way(name, tmp_path):
     plain = backbones()[name]()
     x = batch()

@@ -301,6 +301,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.ci
 def test_the_two_backends_agree(tmp_path):
     pytest.importorskip("tensorflow", reason="both backends are compared")
     pytest.importorskip("jax", reason="both backends are compared")

@@ -89,6 +89,7 @@ def test_clipping_to_1_moves_by_exactly_1(loss_scale, setting):
 
 
 @pytest.mark.parametrize("loss_scale", KINDS)
+@pytest.mark.ci
 def test_averages_overwrite_the_weights_where_they_are_due(loss_scale):
     def inner():
         return keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2)
@@ -100,6 +101,7 @@ def test_averages_overwrite_the_weights_where_they_are_due(loss_scale):
 
 
 @pytest.mark.skipif(not TENSORFLOW, reason="JAX has no sparse gradients here")
+@pytest.mark.ci
 def test_sparse_gradients_are_added_up():
     with scope():
         embedding = keras.layers.Embedding(4, 1, embeddings_initializer="zeros")
@@ -112,6 +114,7 @@ def test_sparse_gradients_are_added_up():
 
 
 @pytest.mark.skipif(not TENSORFLOW, reason="on JAX every test here is jitted")
+@pytest.mark.ci
 def test_tensorflow_jits_the_gradients_but_not_the_step():
     """XLA's program for a device cannot reach the variables of another, and a step sums over them.
 
@@ -148,6 +151,7 @@ def test_tensorflow_jits_the_gradients_but_not_the_step():
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "Nadam", "Adafactor"])
+@pytest.mark.ci
 def test_other_optimizers_do_on_several_replicas_as_on_one(optimizer):
     batches = [ROWS, [[-1.0, 5.0], [2.0, 0.0]] * (REPLICAS // 2), [[0.5, 1.0], [1.0, -3.0]] * (REPLICAS // 2)]
     kernel, _ = train(lambda: getattr(keras.optimizers, optimizer)(0.1), KINDS[0], batches)

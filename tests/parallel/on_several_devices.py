@@ -115,6 +115,7 @@ def check_language_model(policy, layouts, steps):
 
 
 @pytest.mark.parametrize("policy, layouts", list(zip(PRECISIONS, PARTS, strict=True)))
+@pytest.mark.ci
 def test_language_model_equals_one_device(policy, layouts):
     """Each layout once, each precision once; all of both in the slow test."""
     check_language_model(policy, layouts, steps=8)
@@ -188,6 +189,7 @@ def test_a_last_ragged_batch_counts_by_its_rows(layout):
     np.testing.assert_allclose(measured, np.abs(outputs).mean(), rtol=1e-4)
 
 
+@pytest.mark.ci
 def test_targets_that_do_not_count_may_be_more_on_one_device():
     rng = np.random.default_rng()
     tokens = rng.integers(1, 32, (2 * ALL, 8))
@@ -258,7 +260,7 @@ def test_gradients_summed_in_bfloat16():
 
 
 @only_jax
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", [pytest.param("float32", marks=pytest.mark.ci), "mixed_bfloat16"])
 def test_fully_sharded_state_is_an_eighth(policy):
     keras.config.set_dtype_policy(policy)
     with keras_mp.distribute("fully_sharded", 8):
@@ -303,6 +305,7 @@ def values_of(model):
     return [number(variable) for variable in (*model.variables, *model.optimizer.variables)]
 
 
+@pytest.mark.ci
 def test_a_checkpoint_of_any_layout_loads_into_any_other(tmp_path):
     layouts = [(None, 1), *(LAYOUTS if TENSORFLOW else [("data", 4), ("fully_sharded", 8), ("tensor", 4)])]
     x, y = batches(CONFIG)[0]
@@ -380,6 +383,7 @@ def split_over(variable):
 
 
 @only_jax
+@pytest.mark.ci
 def test_tensor_rules_of_a_model_hold_for_what_is_made_of_it_and_for_the_optimizer():
     keras.config.set_dtype_policy("mixed_bfloat16")
     x, y = batches(CONFIG)[0]

@@ -1,12 +1,10 @@
 """What a plan says, and what it refuses; and the tests of several devices, started in a process of their own."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
 import pytest
+from in_own_process import QUICK, REST, SLOW, run
 
 import keras_mp
 from keras_mp.parallel.distribute import make_plan
@@ -17,27 +15,9 @@ EIGHT = [f"cpu:{index}" for index in range(8)]
 only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has data parallelism only")
 
 
-def run(*arguments):
-    file = Path(__file__).with_name("on_several_devices.py")
-    # XLA has a thread for each device. All wait for each other in a sum, and one may wait for a thread to compute in:
-    # NPROC is how many threads it makes at least.
-    jax = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "32"}
-    environment = {**os.environ, **jax}
-    environment.pop("PYTEST_XDIST_WORKER", None)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-s", str(file), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=file.parents[2])
-    print(done.stdout[-8000:])
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-
-
-def test_several_devices_do_as_one():
-    run("-m", "not slow")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_several_devices_do_as_one_for_200_steps():
-    run("-m", "slow", "--timeout", "3000")
+@pytest.mark.parametrize("part", [QUICK, REST, SLOW])
+def test_several_devices_do_as_one(part):
+    run(Path(__file__).with_name("on_several_devices.py"), part, devices=8)
 
 
 def test_fully_sharded_splits_the_first_axis_that_divides():

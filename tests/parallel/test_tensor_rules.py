@@ -114,6 +114,7 @@ def test_rules_may_be_lists():
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has data parallelism only")
+@pytest.mark.ci
 def test_a_step_for_devices_that_are_not_there_is_split_by_the_models_rules():
     def step_of(model):
         model.compile("adamw", "sparse_categorical_crossentropy")

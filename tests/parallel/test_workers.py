@@ -100,7 +100,8 @@ def results(folder):
 @pytest.mark.parametrize(
     "runs, epochs",
     [
-        pytest.param(RUNS[::3], 8, id="40 steps"),
+        pytest.param(RUNS[:1], 2, id="10 steps", marks=pytest.mark.once),
+        pytest.param(RUNS[::3], 8, id="40 steps", marks=pytest.mark.ci),
         pytest.param(RUNS, 40, id="200 steps", marks=pytest.mark.slow),  # an epoch has 5
     ],
 )
@@ -148,6 +149,7 @@ slowly = partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("way, lost", [("SIGKILL", 1), ("SIGSTOP", 0), slowly("SIGKILL", 0), slowly("SIGSTOP", 1)])
+@pytest.mark.ci
 def test_one_that_is_lost_ends_the_other_which_names_it_and_a_restart_goes_on(lost, way, whole, tmp_path):
     with Processes(tmp_path / "lost", *LOSABLE, "--pause", 0.3) as processes:
         for _ in range(8):

@@ -17,6 +17,7 @@ ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 QUICK = dataclasses.replace(recipe.cifar10(), download=True, epochs=2, width=4, depth=8, batch_size=8)
 
 
+@pytest.mark.ci
 def test_a_short_training_leaves_whole_files(tmp_path):
     config = dataclasses.replace(
         QUICK,
@@ -40,6 +41,7 @@ def test_a_short_training_leaves_whole_files(tmp_path):
         assert any((folder / "tensorboard").rglob("events*"))
 
 
+@pytest.mark.ci
 def test_float16_is_scaled_and_the_scale_is_in_the_history(tmp_path):
     with mocked(24):
         recipe.train(dataclasses.replace(QUICK, policy="mixed_float16", epochs=1, output=str(tmp_path), export=False))

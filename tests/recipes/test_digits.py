@@ -7,6 +7,7 @@ import json
 import keras
 import numpy as np
 import pytest
+from marks import ci_on
 
 import keras_mp
 from keras_mp.precision.policy import PolicyChoice
@@ -22,6 +23,7 @@ def data_dir(tmp_path_factory):
     return str(tmp_path_factory.mktemp("data"))
 
 
+@ci_on("jax")
 def test_a_short_training_leaves_whole_files(tmp_path, data_dir, capsys):
     config = dataclasses.replace(QUICK, policy="mixed_bfloat16", output=str(tmp_path), data_dir=data_dir)
     result = recipe.train(config)
@@ -56,6 +58,7 @@ def test_a_short_training_leaves_whole_files(tmp_path, data_dir, capsys):
         assert "keras-mp export" in printed
 
 
+@pytest.mark.ci
 def test_without_tensorflow_the_commands_are_printed(tmp_path, data_dir, monkeypatch, capsys):
     def missing(*arguments, **options):
         raise ImportError("TensorFlow is not installed")

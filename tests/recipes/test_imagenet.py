@@ -41,6 +41,7 @@ def shallow(monkeypatch):
     ],
     ids=lambda options: options["model"],
 )
+@pytest.mark.ci
 def test_a_short_training_leaves_whole_files(options, tmp_path, shallow):
     with mocked(11, images=True):
         result = recipe.train(dataclasses.replace(QUICK, output=str(tmp_path), **{"export": False, **options}))

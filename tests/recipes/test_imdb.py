@@ -26,6 +26,7 @@ def shallow(monkeypatch):
     monkeypatch.setitem(recipe.SIZES, "tiny", Size(1, 128, 2))
 
 
+@pytest.mark.ci
 def test_a_short_training_leaves_whole_files_and_its_tokenizer(tmp_path):
     import tokenizers
 
@@ -39,6 +40,7 @@ def test_a_short_training_leaves_whole_files_and_its_tokenizer(tmp_path):
     assert tokenizer.decode(tokenizer.encode("abc jig").ids) == "abc jig"
 
 
+@pytest.mark.ci
 def test_it_learns_reviews_that_a_word_gives_away(tmp_path, monkeypatch):
     """Not made up by tensorflow-datasets, whose labels have nothing to do with the texts."""
 

@@ -33,6 +33,7 @@ def bits(model, corpus):
     return -np.log2(np.take_along_axis(probabilities, targets[..., None], -1)).mean()
 
 
+@pytest.mark.ci
 def test_a_short_training_leaves_whole_files(tmp_path, corpus, capsys):
     result = recipe.train(dataclasses.replace(QUICK, policy="mixed_bfloat16", corpus=corpus, output=str(tmp_path)))
     folder = tmp_path / "language_model"
@@ -57,6 +58,7 @@ def test_a_short_training_leaves_whole_files(tmp_path, corpus, capsys):
         assert result.low_precision_ops == 0 and result.max_difference <= 1e-5
 
 
+@pytest.mark.ci
 def test_two_micro_batches_are_a_batch_and_remat_changes_nothing(tmp_path, corpus, monkeypatch):
     # At a rate that changes within a window, the two would take different ones.
     monkeypatch.setattr(recipe, "warmup_then_cosine", lambda peak, steps: 1e-3)
@@ -72,6 +74,7 @@ def test_two_micro_batches_are_a_batch_and_remat_changes_nothing(tmp_path, corpu
         dataclasses.replace(short, accumulate=0)
 
 
+@pytest.mark.ci
 def test_bits_per_byte_in_float32_are_those_of_numpy(tmp_path, corpus):
     config = dataclasses.replace(QUICK, policy="float32", corpus=corpus, epochs=1, output=str(tmp_path), export=False)
     result = recipe.train(config)

@@ -57,6 +57,7 @@ def test_precisions_are_chosen_and_an_unknown_one_is_named(monkeypatch, capsys):
     assert known in capsys.readouterr().err.replace("\n", " ")
 
 
+@pytest.mark.ci
 def test_a_run_is_a_process_whose_summary_is_read(tmp_path, monkeypatch):
     recipe = tmp_path / "tiny.py"
     recipe.write_text(

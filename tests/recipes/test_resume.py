@@ -1,6 +1,5 @@
 """A recipe that is stopped, and goes on with --resume, from the command line."""
 
-import random
 import signal
 
 import keras
@@ -33,10 +32,11 @@ def weights(folder):
 
 
 @pytest.mark.parametrize("policy", [pytest.param("float32", marks=pytest.mark.slow), "mixed_bfloat16"])
+@pytest.mark.ci
 def test_ctrl_c_saves_and_resume_ends_with_the_same_bits_and_history(policy, tmp_path, corpus, monkeypatch, capsys):
     assert run(tmp_path / "whole", corpus, "--policy", policy) == 0
     read = ShuffledBatches.batch
-    stop = random.SystemRandom().randrange(3, 30)
+    stop = int(np.random.default_rng().integers(3, 30))
     asked = []
 
     def interrupted(self, epoch, step):
@@ -61,6 +61,7 @@ def test_ctrl_c_saves_and_resume_ends_with_the_same_bits_and_history(policy, tmp
     assert (resumed / "generated.txt").read_bytes() == (whole / "generated.txt").read_bytes()
 
 
+@pytest.mark.ci
 def test_resume_with_other_settings_shows_them_and_takes_force(tmp_path, corpus, capsys):
     assert run(tmp_path, corpus, "--policy", "float32") == 0
     capsys.readouterr()
@@ -73,6 +74,7 @@ def test_resume_with_other_settings_shows_them_and_takes_force(tmp_path, corpus,
     assert [path.name for path in tmp_path.iterdir()] == ["language_model"]
 
 
+@pytest.mark.ci
 def test_resume_where_nothing_was_is_a_first_run(tmp_path, corpus, capsys):
     assert run(tmp_path, corpus, "--epochs", "1", "--resume") == 0
     assert "there is no run 'language_model'" in capsys.readouterr().out

@@ -96,6 +96,7 @@ def test_a_tied_llama_stays_tied():
     assert stabilized(model).backbone.token_embedding.tie_weights
 
 
+@pytest.mark.ci
 def test_it_trains_is_saved_generates_and_is_exported(tmp_path):
     model = stabilized(causal_models.build("GPT2CausalLM"))
     x = causal_models.batch(model)

@@ -1,6 +1,6 @@
 import errno
+import functools
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -37,12 +37,19 @@ def compiled_once(tmp_path_factory):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Trainings that nobody disturbs: of each precision one, which the tests compare with."""
+    return functools.cache(lambda precision: train(precision, tmp_path_factory.mktemp("undisturbed")))
+
+
 def slowly(*place):
     return pytest.param(place, marks=pytest.mark.slow)
 
 
 def marks(precision):
-    return pytest.mark.slow if precision == "float32" else []
+    """One precision in `make test`: that which has the most state."""
+    return {"float32": pytest.mark.slow, "mixed_float16": ()}.get(precision, pytest.mark.ci)
 
 
 def crash(callback):
@@ -63,11 +70,11 @@ def crashed(folder, place, precision="small", **options):
 
 
 @pytest.mark.parametrize("precision", [pytest.param(each, marks=marks(each)) for each in PRECISIONS])
-def test_killed_at_a_random_step_it_ends_with_the_same_bits(precision, tmp_path):
-    whole = train(precision, tmp_path / "whole")
+def test_killed_at_a_random_step_it_ends_with_the_same_bits(precision, tmp_path, undisturbed):
+    whole = undisturbed(precision)
     if precision == "mixed_float16":
         assert int(whole[0].optimizer.skipped_steps.numpy()) > 0
-    done = random.SystemRandom().randrange(2, EPOCHS * STEPS - 1)
+    done = int(np.random.default_rng().integers(2, EPOCHS * STEPS - 1))
     place = divmod(done, STEPS)
     program = Path(__file__).with_name("resumable.py")
     command = [sys.executable, program, precision, tmp_path / "killed", *place]
@@ -80,14 +87,14 @@ def test_killed_at_a_random_step_it_ends_with_the_same_bits(precision, tmp_path)
 
 
 @pytest.mark.parametrize("place", [(0, 2), slowly(1, 0), (1, STEPS - 1), slowly(2, STEPS - 2)])
-def test_a_crash_at_the_edges_of_an_epoch_and_of_a_window(place, tmp_path):
-    whole = train("mixed_float16", tmp_path / "whole")
+def test_a_crash_at_the_edges_of_an_epoch_and_of_a_window(place, tmp_path, undisturbed):
+    whole = undisturbed("mixed_float16")
     crashed(tmp_path / "crashed", place, "mixed_float16", every=1)
     assert_same_training(whole, train("mixed_float16", tmp_path / "crashed"))
 
 
-def test_it_can_crash_again_and_again(tmp_path):
-    whole = train("small", tmp_path / "whole")
+def test_it_can_crash_again_and_again(tmp_path, undisturbed):
+    whole = undisturbed("small")
     for place in [(0, 3), (0, 5), (2, 1)]:
         # The batches of an epoch that is gone on with are counted from its first.
         first = next((int(path.stem[-8:]) for path in checkpoints_in(tmp_path / "crashed")), 0) if place[0] == 0 else 0
@@ -122,14 +129,13 @@ def test_a_finished_training_is_not_trained_again(tmp_path, capsys):
 @pytest.mark.parametrize(
     "step, newest", [(3, "epoch00001-step00000004.npz"), (STEPS - 1, "epoch00002-step00000000.npz")]
 )
-def test_a_training_that_is_stopped_saves_at_that_step_and_goes_on(step, newest, tmp_path):
+def test_a_training_that_is_stopped_saves_at_that_step_and_goes_on(step, newest, tmp_path, undisturbed):
     def stop(callback):
         callback.model.stop_training = True
 
-    whole = train("small", tmp_path / "whole", every=0)
     train("small", tmp_path / "stopped", Act((1, step), stop), every=0)
     assert checkpoints_in(tmp_path / "stopped")[0].name == newest
-    assert_same_training(whole, train("small", tmp_path / "stopped", every=0))
+    assert_same_training(undisturbed("small"), train("small", tmp_path / "stopped", every=0))
 
 
 def test_counters_of_other_callbacks_go_on(tmp_path):
@@ -191,8 +197,8 @@ def test_float16_goes_on_in_float32_and_back_in_the_middle_of_a_window(tmp_path,
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "emptied"])
-def test_a_damaged_newest_save_is_set_aside(damage, tmp_path, capsys):
-    whole = train("small", tmp_path / "whole")
+def test_a_damaged_newest_save_is_set_aside(damage, tmp_path, capsys, undisturbed):
+    whole = undisturbed("small")
     crashed(tmp_path / "crashed", (1, 5))
     newest = checkpoints_in(tmp_path / "crashed")[0]
     content = bytearray(newest.read_bytes())

@@ -170,6 +170,7 @@ def test_a_sequential_model_in_float32_beside_another_precision():
 
 
 @pytest.mark.once
+@pytest.mark.ci
 def test_a_stabilized_model_compared_with_float32():
     model, batch = tiny_gpt()
     stable = keras_mp.stabilize(model)

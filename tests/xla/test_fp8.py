@@ -48,6 +48,7 @@ def test_every_product_of_a_converted_layer_runs_in_fp8(build, chip):
     assert all(matmul.layer != "unattributed" for matmul in asked)
 
 
+@pytest.mark.ci
 def test_what_is_kept_for_the_backward_pass_is_fp8():
     keras.utils.clear_session()
     keras.config.set_dtype_policy("mixed_bfloat16")

@@ -1,0 +1,33 @@
+"""Runs a test file in a process of its own, for tests that must configure devices before anything has used them.
+
+Such a file is not called test_*.py; a test beside it starts it, once for each of the parts QUICK, REST and SLOW. The
+marks of a test in the file say which part it is in, as everywhere.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+QUICK = pytest.param("not ci and not slow", id="quick")
+REST = pytest.param("ci and not slow", id="rest", marks=[pytest.mark.ci, pytest.mark.timeout(900)])
+SLOW = pytest.param("slow", id="slow", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
+
+
+def run(file: Path, part: str, devices: int) -> None:
+    """Runs the tests of `file` that the marks `part` select, on so many devices where JAX makes them."""
+    # XLA has a thread for each device. All wait for each other in a sum, and one may wait for a thread to compute in:
+    # NPROC is how many threads it makes at least.
+    environment = os.environ | {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "NPROC": str(4 * devices),
+    }
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", str(file), "-m", part]
+    limit = ["--timeout", "3000"] if part == "slow" else []
+    done = subprocess.run([*command, *limit], env=environment, capture_output=True, text=True, cwd=ROOT)
+    print(done.stdout[-8000:])
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
