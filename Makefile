@@ -2,6 +2,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Two workers: what a laptop has. Results do not depend on it. A worker that is done takes tests from the other.
 XDIST := -n 2 --dist worksteal
+# With NVIDIA's driver the recipes train on the GPU, which TensorFlow sees with its CUDA wheels. `make train CUDA=` does
+# without them.
+NVIDIA_DRIVER ?= /proc/driver/nvidia/version /usr/lib/wsl/lib/libcuda.so.1
+CUDA ?= $(if $(wildcard $(NVIDIA_DRIVER)),tensorflow[and-cuda])
 PYTEST := $(BIN)/python -m pytest $(XDIST)
 
 .PHONY: train test test-rest bench test-all test-tensorflow test-jax test-oldest test-colab docs notebooks lint sweep tasks parity clean
@@ -61,7 +65,8 @@ notebooks: .venv/test  ## Make the notebooks from their sources, and run them.
 	$(PYTHON) -m venv .venv
 
 .venv/train .venv/test .venv/docs: .venv/%: pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]"
+	$(if $(CUDA),@echo "NVIDIA driver found: $(CUDA) is installed as well (several GB). To leave it out: make $@ CUDA=")
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]" $(if $(CUDA),"$(CUDA)")
 	touch $@
 
 .venv-oldest/test: pyproject.toml constraints-oldest.txt

@@ -2,7 +2,7 @@
 
     KERAS_BACKEND=jax python benchmarks/fp8_layout.py
 
-Hardware: any; nothing is executed. Needs the compilers: pip install "keras-mp[inspect]". Time: 8 minutes on 2 cores.
+Hardware: any; nothing is executed. Needs the compilers: pip install -e ".[inspect]". Time: 8 minutes on 2 cores.
 Expect: delayed scaling below bfloat16 at (2048, 2048, 8192), and at (8192, 4096, 16384) with the flag.
 
 Cycles are libtpu's own estimates, of all that runs in every step; the branch that scales just in time runs in the first

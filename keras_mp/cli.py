@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from keras_mp.system.install import install_command
 from keras_mp.system.quiet_import import import_keras, quiet_stderr
 from keras_mp.system.whole_number import whole_number
 
@@ -58,15 +59,25 @@ def targets() -> None:
 
     from keras_mp.xla.targets import availability, find_target, target_names
 
-    table = Table()
+    table, ready = Table(), True
     for column in ("target", "chip", "memory", "ready"):
         table.add_column(column)
     for name in target_names():
         target = find_target(name)
         memory = f"{target.chip.memory_bytes // target.chip.devices / 2**30:.0f} GiB" if target.chip else ""
         available = availability(target)
-        table.add_row(name, target.title, memory, Text("yes" if available.ok else available.reason))
-    Console().print(table)
+        table.add_row(name, target.title, memory, "yes" if available.ok else "no")
+        ready = ready and available.ok
+    console = Console()
+    console.print(table)
+    if not ready:
+        console.print(
+            Text(
+                f"To get the compilers that are missing: {install_command('inspect')}\nThen, on a machine without a "
+                "GPU or TPU, set JAX_PLATFORMS=cpu in JAX programs of your own."
+            ),
+            soft_wrap=True,
+        )
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -292,7 +303,9 @@ def export(
     if outputs is not None and format != "savedmodel":
         raise ValueError(f"--outputs is for --format savedmodel, not {format!r}")
     if importlib.util.find_spec("tensorflow") is None:
-        raise ImportError('export writes the SavedModel with TensorFlow: pip install "keras-mp[tensorflow]"')
+        raise ImportError(
+            f"export writes files with TensorFlow, which is not installed: {install_command('tensorflow')}"
+        )
     import_keras()
     if format == "savedmodel":
         if calibrate is not None:

@@ -37,7 +37,7 @@ def test_the_command_for_a_gpu_runs_on_a_cpu(tmp_path):
     foreseen = {name: json.loads(row["predicted for h200"]) for name, row in rows.items()}
     assert foreseen["float32, strict"].get("shares") == {"float32": 1.0} or "reason" in foreseen["bfloat16"]
     assert result["command"].startswith("python benchmarks/gpu.py --models gpt-small")
-    assert "of float32," in printed
+    assert "time, of float32," in printed
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 
 from keras_mp import cli
 from keras_mp.conversion.saved_step import step_of_file
+from keras_mp.system.install import install_command
 
 pytestmark = pytest.mark.once
 
@@ -50,8 +51,10 @@ def test_targets_print_the_whole_command_that_installs_a_compiler(monkeypatch, c
     installed = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "libtpu" else installed(name))
     cli.targets()
-    cells = [line.split("│")[4].strip() for line in capsys.readouterr().out.splitlines() if line.count("│") == 5]
-    assert 'pip install "keras-mp[inspect]"' in " ".join(cells)
+    out = capsys.readouterr().out
+    assert f"To get the compilers that are missing: {install_command('inspect')}\n" in out
+    assert '[inspect]"' in out and "JAX_PLATFORMS=cpu" in out
+    assert {line.split()[-2] for line in out.splitlines() if line.count("│") == 5} == {"yes", "no"}
 
 
 @pytest.mark.ci

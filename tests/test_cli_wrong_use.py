@@ -219,4 +219,4 @@ def test_without_a_backend_a_command_says_what_to_install(tmp_path, backend, arg
         env={**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
-    assert f"{backend} is not installed" in done.stderr and f'pip install "keras-mp[{backend}]"' in done.stderr
+    assert f"{backend} is not installed" in done.stderr and f'pip install -e "{ROOT}[{backend}]"' in done.stderr

@@ -105,8 +105,8 @@ def test_every_exception_is_public():
     assert all(issubclass(getattr(keras_mp, name), Exception) for name in defined - NOT_RAISED_TO_USERS)
 
 
-# Public names of modules of `precision`; the counts of one thing in two programs; processes of their own.
-TWICE = {"chips", "hardware", "flops", "worker"}
+# Public names of modules of `precision`; the programs of processes of their own.
+TWICE = {"chips", "hardware", "worker"}
 
 
 @pytest.mark.once
@@ -114,6 +114,14 @@ def test_a_file_name_means_one_thing():
     rooms = [path for path in (ROOT / "keras_mp").rglob("*.py") if "backend" not in path.parts]
     names = collections.Counter(path.stem for path in rooms if path.stem != "__init__")
     assert len(names) > 100 and {name for name, count in names.items() if count > 1} <= TWICE
+
+
+@pytest.mark.once
+def test_variables_are_called_what_they_are():
+    for path in [*(ROOT / "keras_mp").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = node.id if isinstance(node, ast.Name) else getattr(node, "arg", None)
+            assert name not in ("each", "found"), f"{path}:{node.lineno}"
 
 
 # None in sys.modules makes an import fail as if the package were not installed.
@@ -141,7 +149,7 @@ def test_export_without_tensorflow_says_what_to_install(tmp_path):
         "except ImportError as error: print(error)"
     )
     message = " ".join(run(code))
-    assert 'pip install "keras-mp[tensorflow]"' in message and "keras-mp export model.keras" in message
+    assert '[tensorflow]"' in message and "keras-mp export model.keras" in message
 
 
 def test_public_modules_import_under_their_names():

@@ -22,7 +22,7 @@ from keras_mp.reporting.svg import COLOURS, FRAME, Picture
 from keras_mp.reporting.table import ColumnTable
 
 _BAR = 480  # pixels of the longest bar
-_COLUMNS = ("", "step, ms", "of the base's", "a second", "compile, s", "MiB", "of peak", "batch")
+_COLUMNS = ("", "step, ms", "time, of the base's", "a second", "compile, s", "MiB", "of peak", "batch")
 
 
 @dataclass
@@ -50,6 +50,24 @@ class BenchmarkReport(PicturedReport):
     def problems(self) -> list[str]:
         """Why rows hold nothing, a line each."""
         return [f"{row.name}: {row.problem}. {row.reason}" for row in self.rows if row.problem]
+
+    @property
+    def notes(self) -> list[str]:
+        """What explains the numbers, a sentence each."""
+        base = self.step(self.base)
+        for row in self.rows:
+            step, of_base = self.step(row.name), self.ratio(row.name)
+            if base and step and of_base and abs(step.median / base.median - of_base.median) > 0.01:
+                return [
+                    "The ratio is taken in each round and is the median of the rounds, with its quartiles: what else "
+                    "the machine did in a round met both alike. So it is not the quotient of the two medians."
+                ]
+        return []
+
+    @property
+    def verdict(self) -> list[str]:
+        """What a lower precision gains here, a sentence a row; where it gains nothing, the reason if it is known."""
+        return [text for row in self.rows if row.name != self.base and (text := self._verdict(row))]
 
     def row(self, name: str) -> Measured:
         """The row of a name.
@@ -97,7 +115,7 @@ class BenchmarkReport(PicturedReport):
         rows = [self._cells(row) for row in self.rows]
         rate = next((row.details["unit"] for row in self.rows if "unit" in row.details), "steps")
         names = [f"{rate}/s" if name == "a second" else name for name in _COLUMNS]
-        names[2] = f"of {self.base}'s"
+        names[2] = f"time, of {self.base}'s"
         if self.largest:
             names.append("largest batch")
             for row, cells in zip(self.rows, rows, strict=True):
@@ -121,7 +139,7 @@ class BenchmarkReport(PicturedReport):
             f"<h1>{escape(self.title)}</h1>",
             picture(self, inside_html=True),
             html_table(names, rows, numbers=range(1, len(names))),
-            *(f"<p>{escape(problem)}</p>" for problem in self.problems),
+            *(f"<p>{escape(text)}</p>" for text in [*self.problems, *self.notes, *self.verdict]),
             f"<p>{escape(', '.join(f'{name} {version}' for name, version in self.versions.items()))}</p>",
         ]
         return document(self.title, parts)
@@ -132,7 +150,20 @@ class BenchmarkReport(PicturedReport):
         table = ColumnTable(self.title, names, narrow=names[:4], right=names[1:])
         for cells in rows:
             table.add_row(*cells)
-        return Group(table, *map(Text, self.problems))
+        return Group(table, *map(Text, [*self.problems, *self.notes, *self.verdict]))
+
+    def _verdict(self, row: Measured) -> str:
+        of_base = self.ratio(row.name)
+        if of_base is None:
+            return ""
+        share = f"{abs(of_base.median - 1):.0%}"
+        if of_base.high < 1:
+            return f"{row.name} takes {share} less time than {self.base} here."
+        why = row.details.get("why_not", "")
+        because = f": {why}" if why else "."
+        if of_base.low > 1:
+            return f"{row.name} takes {share} more time than {self.base} here{because}"
+        return f"{row.name} takes as much time as {self.base} here, within the spread of the rounds{because}"
 
     def _row_dict(self, row: Measured) -> dict[str, Any]:
         measured = dataclasses.asdict(row)

@@ -13,9 +13,11 @@ from keras_mp.backend.common.lowered import LoweringError
 from keras_mp.bench.workload import CannotRunError, Workload
 from keras_mp.conversion.in_precision import in_precision
 from keras_mp.conversion.saved_step import model_of_file, step_of_file
+from keras_mp.fp8.selection import decide
 from keras_mp.numerics.synthetic import random_batches
 from keras_mp.precision.hardware import Device
-from keras_mp.precision.policy import set_global_policy
+from keras_mp.precision.policy import GAINS_FROM, pays, set_global_policy
+from keras_mp.rebuild import layers_by_path
 from keras_mp.system.versions import installed
 from keras_mp.training.find_recipe import find_recipe
 from keras_mp.xla.lower import lower_step
@@ -108,6 +110,7 @@ def of_model(model: keras.Model, batch: tuple, precision: str) -> Workload:
         # Without the peak nobody asks for the operations, which take a while to count.
         "flops": _flops(model, batch, device) if peak else None,
         "peak_rate": peak,
+        "why_not": _why_not(model, device, precision),
         "versions": installed(("keras", "tensorflow", "jax", "numpy")),
     }
     accelerator = device.kind != "cpu"
@@ -123,6 +126,24 @@ def check_can_run(precision: str) -> None:
         served = hardware.support(dtype, device)
         if not served.ok:
             raise CannotRunError(served.reason)
+
+
+def _why_not(model: keras.Model, device: Device, precision: str) -> str:
+    """Why a precision need not gain with this model on this device; "" if nothing is known against it."""
+    served = pays(precision, device)
+    if not served.ok:
+        return served.reason
+    convolutions = any("Conv" in type(layer).__name__ for layer in layers_by_path(model).values())
+    sizes = [decision.sizes for decision in decide(model) if decision.sizes is not None]
+    if device.kind != "cpu" or precision != "mixed_bfloat16" or convolutions or not sizes:
+        return ""
+    inputs, outputs = max(sizes, key=min)
+    if min(inputs, outputs) >= GAINS_FROM:
+        return ""
+    return (
+        f"the products are too small to gain. The largest has {inputs} inputs and {outputs} outputs; on a CPU "
+        f"bfloat16 gains from about {GAINS_FROM} of each on."
+    )
 
 
 def _peak_rate(device: Device, precision: str) -> float | None:

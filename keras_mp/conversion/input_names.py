@@ -36,7 +36,7 @@ def _layer_name(tensor: Any) -> str:
 def _keys(structure: Any, key: str | None) -> list[str | None]:
     """For each leaf the key of the innermost dict that it is in, or None."""
     if isinstance(structure, Mapping):
-        return [found for name in sorted(structure) for found in _keys(structure[name], str(name))]
+        return [leaf_key for name in sorted(structure) for leaf_key in _keys(structure[name], str(name))]
     if isinstance(structure, (list, tuple)):
-        return [found for item in structure for found in _keys(item, key)]
+        return [leaf_key for item in structure for leaf_key in _keys(item, key)]
     return [] if structure is None else [key]

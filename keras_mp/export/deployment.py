@@ -28,8 +28,8 @@ from keras_mp.export.verification import (
     without_original,
 )
 from keras_mp.rebuild import RebuildError, rebuild
+from keras_mp.system.install import install_command
 
-INSTALL = 'pip install "keras-mp[export]"'
 # Both formats are single files whose offsets or lengths have 31 bits.
 LARGEST_FILE = 2**31 - 1
 # What one record, and a batch that is no power of two, tell that another size would not.
@@ -97,7 +97,9 @@ def check(model: keras.Model, path: Path, verify: Any, packages: Sequence[str], 
         )
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
-        raise ImportError(f"{', '.join(missing)} not installed, which writing {str(path)!r} needs: {INSTALL}")
+        raise ImportError(
+            f"{', '.join(missing)} not installed, which writing {str(path)!r} needs: {install_command('export')}"
+        )
 
 
 @contextmanager

@@ -41,8 +41,7 @@ from keras_mp.numerics.data_file import read_arrays
 from keras_mp.rebuild import RebuildError, custom_objects_of, layers_by_path, rebuild
 from keras_mp.reporting.byte_size import byte_size
 from keras_mp.system.atomic_write import parents_made
-
-INSTALL_TENSORFLOW = 'pip install "keras-mp[tensorflow]"'
+from keras_mp.system.install import install_command
 
 
 def export_float32(
@@ -94,9 +93,9 @@ def export_float32(
     check_path(path, sum(4 * int(np.prod(v.shape)) for v in model.weights), overwrite=overwrite)
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError(
-            f"export_float32 writes the SavedModel with TensorFlow, which is not installed: {INSTALL_TENSORFLOW}. Or "
-            "save the model with model.save('model.keras') and run, where TensorFlow is installed, "
-            f"`keras-mp export model.keras {path}`"
+            "export_float32 writes the SavedModel with TensorFlow, which is not installed: "
+            f"{install_command('tensorflow')}. Or save the model with model.save('model.keras') and run, where "
+            f"TensorFlow is installed, `keras-mp export model.keras {path}`"
         )
     with parents_made(path):
         if keras.backend.backend() != "tensorflow":

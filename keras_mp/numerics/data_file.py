@@ -155,20 +155,22 @@ def named_arrays(model: keras.Model, batch: tuple) -> dict[str, Any]:
     """
     x, y, sample_weight = (*batch, None, None)[:3]
     functional = not isinstance(model, keras.Sequential) and getattr(model, "inputs", None)
-    inputs = [tensor.name for tensor in keras.tree.flatten(model.input)] if functional else []
+    inputs = input_names(model.input) if functional else []
+    # Keras also finds the arrays of a dict by the names of the tensors.
+    keys = dict(zip((tensor.name for tensor in keras.tree.flatten(model.input)), inputs, strict=True)) if inputs else {}
     outputs = _output_names(model) if len(getattr(model, "outputs", None) or []) > 1 else []
     return {
-        **_named(x, "x", inputs, inputs),
-        **_named(y, "y", outputs, [f"y:{name}" for name in outputs]),
-        **_named(sample_weight, "sample_weight", outputs, [f"sample_weight:{name}" for name in outputs]),
+        **_named(x, "x", keys, inputs),
+        **_named(y, "y", {}, [f"y:{name}" for name in outputs]),
+        **_named(sample_weight, "sample_weight", {}, [f"sample_weight:{name}" for name in outputs]),
     }
 
 
-def _named(part: Any, name: str, keys: list[str], names: list[str]) -> dict[str, Any]:
+def _named(part: Any, name: str, keys: dict[str, str], names: list[str]) -> dict[str, Any]:
     """Names the arrays of a part: after its keys, or by their order after the model's inputs or outputs."""
+    given: dict[str, Any]
     if isinstance(part, dict) and not any(keras.tree.is_nested(array) for array in part.values()):
-        known = dict(zip(keys, names, strict=True))
-        given = {known.get(key, key if name == "x" else f"{name}:{key}"): array for key, array in part.items()}
+        given = {keys.get(key) or key if name == "x" else f"{name}:{key}": array for key, array in part.items()}
     else:
         arrays = keras.tree.flatten(part)
         if len(arrays) == 1:

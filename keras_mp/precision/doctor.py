@@ -13,7 +13,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from keras_mp.system.quiet_import import import_keras
+from keras_mp.system.drivers import packages_for, unseen_accelerators
+from keras_mp.system.install import install_command
+from keras_mp.system.quiet_import import has_chip, import_keras
 
 BACKENDS = ("tensorflow", "jax")
 
@@ -22,14 +24,13 @@ _EXTRAS = (
     ("tensorflow", ("tensorflow",), "the first backend; writes SavedModels"),
     ("jax", ("jax",), "the second backend; the one for TPUs"),
     ("data", ("tensorflow_datasets", "sklearn"), "the data sets of the training recipes"),
-    ("inspect", ("libtpu", "jax_cuda13_plugin"), "the compilers of chips that are not attached"),
+    (
+        "inspect",
+        ("libtpu", "jax_cuda13_plugin"),
+        "the compilers of chips that are not attached, for `keras-mp inspect`",
+    ),
+    ("export", ("onnx", "onnxruntime", "tf2onnx"), "ONNX files: export_onnx, `keras-mp export --format onnx`"),
     ("plots", ("matplotlib",), "the pictures of the training recipes"),
-)
-# What a driver leaves on the file system, the accelerator, and how each backend is made to see it.
-_DRIVERS = (
-    (Path("/proc/driver/nvidia/version"), "NVIDIA GPU", "tensorflow[and-cuda]", "jax[cuda12]"),
-    (Path("/dev/kfd"), "AMD GPU", "tensorflow-rocm", "jax[rocm7-local]"),
-    (Path("/dev/accel0"), "TPU", "", "jax[tpu]"),
 )
 
 
@@ -52,7 +53,7 @@ def doctor() -> RenderableType:
     parts: list[RenderableType] = [_heading("Versions"), _versions(backend)]
     problem = _problem(backend)
     parts += [_heading("Problem"), _paragraph(problem)] if problem else _hardware(backend)
-    parts += [_heading("To install"), _missing()]
+    parts += [_heading("To install"), *_missing()]
     return Group(*parts)
 
 
@@ -84,7 +85,8 @@ def _problem(backend: str) -> str:
 def _switch(install: str = "") -> str:
     ways = [f"export KERAS_BACKEND={name}" for name in BACKENDS if _installed(name)]
     if install or not ways:
-        ways.append(f'pip install "keras-mp[{install or BACKENDS[0]}]"')
+        backend = install or BACKENDS[0]
+        ways.append(install_command(backend, *packages_for(backend)))
     return "Way out: " + ", or ".join(ways)
 
 
@@ -117,20 +119,21 @@ def _hardware(backend: str) -> list[RenderableType]:
     # Imported here, because these import Keras and with it the backend.
     try:
         import_keras()
-        from keras_mp.precision.hardware import DTYPES, list_devices, support
-        from keras_mp.precision.policy import choose_policy
+        from keras_mp.precision.hardware import DTYPES, list_devices
+        from keras_mp.precision.policy import choose_policy, pays
 
         devices = list_devices()
     except Exception as error:
         return [_heading("Problem"), _paragraph(f"{backend} is installed but does not work: {error}")]
 
     best = devices[0]
-    supports = [(dtype, support(dtype, best)) for dtype in DTYPES]
+    policies = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
+    supports = [(dtype, pays(policies.get(dtype, dtype), best)) for dtype in DTYPES]
     choice = choose_policy(best)
     return [
         _heading("Devices"),
         _table((device.kind, f"{device.count} x {device.name} {device.architecture}".rstrip()) for device in devices),
-        *(_paragraph(line) for line in _unseen_accelerators(backend, best.kind)),
+        *(_paragraph(line) for line in unseen_accelerators(backend, best.kind)),
         _heading(f"What pays on this {best.kind.upper()}"),
         _table((dtype, "yes" if ok else "no", reason) for dtype, (ok, reason) in supports),
         _heading("What set_global_policy('auto') chooses"),
@@ -138,27 +141,21 @@ def _hardware(backend: str) -> list[RenderableType]:
     ]
 
 
-def _unseen_accelerators(backend: str, kind: str) -> list[str]:
-    """Names accelerators whose driver is here while the backend sees a CPU only."""
-    if kind != "cpu":
-        return []
-    unseen = []
-    for trace, accelerator, for_tensorflow, for_jax in _DRIVERS:
-        if not trace.exists():
-            continue
-        package = for_tensorflow if backend == "tensorflow" else for_jax
-        way_out = f'pip install "{package}"' if package else f'pip install "{for_jax}", export KERAS_BACKEND=jax'
-        unseen.append(f"This machine has the driver of an {accelerator}, which {backend} does not see: {way_out}")
-    return unseen
-
-
-def _missing() -> RenderableType:
+def _missing() -> list[RenderableType]:
     rows = [
-        (f'pip install "keras-mp[{extra}]"', purpose)
+        (extra, f"{purpose}\n{install_command(extra)}")
         for extra, modules, purpose in _EXTRAS
         if not all(map(_installed, modules))
     ]
-    return _table(rows) if rows else _paragraph("Nothing: every extra is there.")
+    parts = [_table(rows)] if rows else [_paragraph("Nothing: every extra is there.")]
+    if _installed("libtpu") and not has_chip():
+        parts.append(
+            _paragraph(
+                "In JAX programs of your own set JAX_PLATFORMS=cpu: with the compilers of the inspect extra installed, "
+                "JAX looks for their chips, and prints two tracebacks about cuDNN where there is none."
+            )
+        )
+    return parts
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> RenderableType:

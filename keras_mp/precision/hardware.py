@@ -12,6 +12,8 @@ from keras_mp.system.host import cpu_flags
 DTYPES = ("float32", "float16", "bfloat16", "fp8")
 
 _CPU_BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
+# NVIDIA's TU116 and TU117, by the names of the products that are made of them: CUDA programs cannot tell them apart.
+_TURING_WITHOUT_TENSOR_CORES = r"\bGTX 16\d0|\bMX ?[45]50\b|\bT(400|500|550|600|1000|1200|2000)\b"
 _EMULATED = "the compiler emulates FP8 there: the same numerics, none of the speed"
 
 
@@ -169,6 +171,8 @@ def _nvidia(dtype: str, device: Device) -> Support:
     first = {"float16": (7, 0), "bfloat16": (8, 0), "fp8": (8, 9)}[dtype]
     name = f"{device.name} (compute capability {device.architecture})"
     needed = f"{first[0]}.{first[1]}"
+    if device.architecture == "7.5" and re.search(_TURING_WITHOUT_TENSOR_CORES, device.name):
+        return Support(False, f"{name} has no tensor cores, unlike other GPUs of this compute capability.")
     if device.compute_capability >= first:
         return Support(True, f"{name} has {dtype} tensor cores, as from {needed} on.")
     if dtype == "fp8":

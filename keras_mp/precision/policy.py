@@ -9,9 +9,14 @@ from typing import NamedTuple
 import keras
 
 from keras_mp.precision.hardware import Device, Support, current_device, support
+from keras_mp.system.drivers import unseen_accelerators
 
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "fp8")
 POLICIES = ("auto", *PRECISIONS)
+
+# Inputs and outputs of a product from which on bfloat16 pays on a CPU, by docs/results/product-sizes.json: a step of
+# Dense layers took 0.70 to 0.93 of float32's time from there on, and 0.87 to 1.28 below.
+GAINS_FROM = 256
 
 _DTYPE = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "fp8"}
 
@@ -41,6 +46,7 @@ def choose_policy(device: Device | None = None) -> PolicyChoice:
     Returns:
         The choice, which `set_global_policy("auto")` would set.
     """
+    unseen = _unseen(current_device()) if device is None else []
     device = device or current_device()
     backend = keras.backend.backend()
     for policy in ("mixed_bfloat16", "mixed_float16", "float32"):
@@ -51,7 +57,7 @@ def choose_policy(device: Device | None = None) -> PolicyChoice:
     if policy == "float32":
         reason = f"{_served('mixed_bfloat16', device, backend).reason} So float32 it is."
     jit = _jit(device, backend)
-    return PolicyChoice(policy, jit.ok, f"{reason} {jit.reason}")
+    return PolicyChoice(policy, jit.ok, " ".join([reason, jit.reason, *unseen]))
 
 
 def choose_jit(policy: str = "", device: Device | None = None) -> Support:
@@ -83,7 +89,8 @@ def set_global_policy(name: str = "auto") -> PolicyChoice:
         ValueError: If the name is none of the five.
 
     Warns:
-        UserWarning: If this hardware does not support the policy; the message says which one to use.
+        UserWarning: If this hardware does not support the policy, the message says which one to use; if the machine has
+            the driver of a GPU that the backend does not see, what to install.
     """
     return _set(name, stacklevel=3)
 
@@ -116,6 +123,8 @@ def restored_policy() -> Iterator[None]:
 def _set(name: str, stacklevel: int) -> PolicyChoice:
     _check(name)
     device = current_device()
+    for sentence in _unseen(device):
+        warnings.warn(sentence, UserWarning, stacklevel=stacklevel)
     choice = choose_policy(device)
     if name != "auto":
         served = _served(name, device, keras.backend.backend())
@@ -125,6 +134,10 @@ def _set(name: str, stacklevel: int) -> PolicyChoice:
         choice = PolicyChoice(name, jit.ok, f"{served.reason} {jit.reason}")
     keras.mixed_precision.set_global_policy("mixed_bfloat16" if choice.policy == "fp8" else choice.policy)
     return choice
+
+
+def _unseen(device: Device) -> list[str]:
+    return unseen_accelerators(keras.backend.backend(), device.kind)
 
 
 def _check(name: str) -> None:
@@ -141,15 +154,28 @@ def _check(name: str) -> None:
     raise ValueError(f"name={name!r} is not a known policy.{hint} {known}")
 
 
+def pays(policy: str, device: Device | None = None) -> Support:
+    """Whether training under a policy pays on a device with this backend: as `hardware.support`, and what was measured.
+
+    Args:
+        policy: "float32", "mixed_float16", "mixed_bfloat16" or "fp8".
+        device: The device; by default the one that Keras computes on.
+    """
+    return _served(policy, device or current_device(), keras.backend.backend())
+
+
 def _served(policy: str, device: Device, backend: str) -> Support:
-    """As `support`, and what is known of the backend."""
     served = support(_DTYPE[policy], device)
     if device.kind != "cpu" or policy != "mixed_bfloat16" or not served.ok:
         return served
     if backend == "jax":
         return Support(False, f"{served.reason} But bfloat16 measured no faster than float32 with JAX on a CPU.")
-    # docs/results/peers-*.json, "Keras, TensorFlow, no jit, float32" beside keras_mp: a GPT, a ResNet-18, a ViT-Tiny.
-    return Support(True, f"{served.reason} Steps measured 1.2 to 1.4 times as fast as float32's, without jit.")
+    # Also docs/results/peers-*.json, "Keras, TensorFlow, no jit, float32" beside keras_mp: 1.2 to 1.4 times.
+    measured = (
+        f"Without jit, steps measured 1.1 to 1.4 times as fast as float32's where products have {GAINS_FROM} inputs "
+        "and outputs or more, and no faster where they are smaller."
+    )
+    return Support(True, f"{served.reason} {measured}")
 
 
 def _jit(device: Device, backend: str, policy: str = "") -> Support:

@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+# What NVIDIA's driver leaves on the file system: on Linux, and on Linux under Windows (WSL).
+NVIDIA_DRIVER = (Path("/proc/driver/nvidia/version"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
+
 _CPUINFO = Path("/proc/cpuinfo")
 
 

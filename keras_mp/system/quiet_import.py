@@ -8,8 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from keras_mp.system.drivers import packages_for
+from keras_mp.system.host import NVIDIA_DRIVER
+from keras_mp.system.install import install_command
+
 # Where Linux shows an accelerator: NVIDIA's, NVIDIA's under Windows, AMD's, TPUs.
-_CHIPS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/accel0", "/dev/vfio")
+_CHIPS = (*NVIDIA_DRIVER, "/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/accel0", "/dev/vfio")
 
 
 def import_keras() -> None:
@@ -19,7 +23,7 @@ def import_keras() -> None:
         ImportError: as `import keras`; where the backend is not installed, the message says what to install.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    if sys.platform == "linux" and not any(Path(place).exists() for place in _CHIPS):
+    if not has_chip():
         # With the compilers of [inspect] installed, JAX would look for their chips and write pages when it finds none.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:
@@ -31,9 +35,18 @@ def import_keras() -> None:
         if other is None or importlib.util.find_spec(name) is not None:
             raise
         raise ImportError(
-            f'{name} is not installed, on which Keras is to run here: pip install "keras-mp[{name}]", or set '
-            f"KERAS_BACKEND={other} where {other} is installed"
+            f"{name} is not installed, on which Keras is to run here: "
+            f"{install_command(name, *packages_for(name))}{_other_backend(other)}"
         ) from error
+
+
+def has_chip() -> bool:
+    """Whether this machine may have an accelerator; elsewhere than on Linux nothing tells, and it may."""
+    return sys.platform != "linux" or any(Path(place).exists() for place in _CHIPS)
+
+
+def _other_backend(name: str) -> str:
+    return f", or export KERAS_BACKEND={name}" if importlib.util.find_spec(name) is not None else ""
 
 
 @contextmanager

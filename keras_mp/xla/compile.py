@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from keras_mp.backend.common.lowered import Lowered
+from keras_mp.system.install import install_command
 from keras_mp.system.versions import installed
-from keras_mp.xla.targets import INSTALL, Target, availability
+from keras_mp.xla.targets import Target, availability
 
 # Of what is described of a step; one more when keras_mp.xla.program changes it. Compiling again is not needed then.
 _FORMAT = 8
@@ -156,7 +157,9 @@ def _explain(folder: Path, target: Target, status: int, parent: Path) -> str:
     where = f" Everything it printed is in {str(kept)!r}."
     start = f"The compiler for {target.title} failed"
     if "No PTX compilation provider" in log:
-        return f"{start}: it found no ptxas. The package nvidia-cuda-nvcc brings one: {INSTALL}.{where}"
+        return (
+            f"{start}: it found no ptxas. The package nvidia-cuda-nvcc brings one: {install_command('inspect')}.{where}"
+        )
     if "Invalid TPU external name" in log:
         version = installed(["libtpu"])["libtpu"]
         return f"{start}: libtpu {version} does not know this chip, and a newer one may: pip install -U libtpu.{where}"

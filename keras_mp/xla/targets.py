@@ -8,9 +8,9 @@ from typing import Any
 
 from keras_mp.precision.chips import CHIPS, Chip, GpuDescription, TpuSlices, chip_name, nearest_hint
 from keras_mp.precision.hardware import Support
+from keras_mp.system.install import install_command
 
 HOST_TITLE = "this machine's CPU"
-INSTALL = 'pip install "keras-mp[inspect]"'
 
 # Slices by their number of chips, as libtpu describes them: of chips wired in two dimensions, and in three. A step on
 # one device is compiled for the smallest.
@@ -115,7 +115,9 @@ def availability(target: Target) -> Support:
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         return Support(
-            False, f"To compile for {target.title} here, {' and '.join(missing)} must be installed: {INSTALL}."
+            False,
+            f"To compile for {target.title} here, {' and '.join(missing)} must be installed: "
+            f"{install_command('inspect')}.",
         )
     return Support(True, f"The compiler for {target.title} is installed.")
 

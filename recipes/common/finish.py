@@ -16,6 +16,7 @@ from keras_mp.export.verification import ExportError
 from keras_mp.parallel import workers
 from keras_mp.precision.policy import PolicyChoice
 from keras_mp.system.atomic_write import atomic_write
+from keras_mp.system.install import install_command
 from keras_mp.system.versions import installed
 from recipes.common.config import TrainingConfig
 from recipes.common.curves import draw_curves
@@ -162,7 +163,7 @@ def _export(model, folder, verify, console):
     except ImportError:
         console.print(
             "A SavedModel is written by TensorFlow, which is not installed here. Where it is, run:\n"
-            '  pip install "keras-mp[tensorflow]"\n'
+            f"  {install_command('tensorflow')}\n"
             f"  keras-mp export {folder / 'model.keras'} {folder / 'saved_model'}",
             soft_wrap=True,
             highlight=False,

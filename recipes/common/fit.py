@@ -9,6 +9,7 @@ import keras
 import keras_mp
 from keras_mp.conversion.in_precision import in_precision
 from keras_mp.parallel import workers
+from keras_mp.system.install import install_command
 from keras_mp.training.batches import Batches
 from keras_mp.training.fit import fit as fit_model
 from recipes.common.config import MAY_DIFFER, TrainingConfig
@@ -100,6 +101,6 @@ def _tensorboard(folder: Path) -> keras.callbacks.Callback:
         return keras.callbacks.TensorBoard(str(folder / "tensorboard"), update_freq="epoch")
     except ImportError:
         raise ImportError(
-            "Keras writes the logs for TensorBoard with TensorFlow, which is not installed: pip install "
-            '"keras-mp[tensorflow]", or leave out --tensorboard'
+            "Keras writes the logs for TensorBoard with TensorFlow, which is not installed: "
+            f"{install_command('tensorflow')}, or leave out --tensorboard"
         ) from None

@@ -3,6 +3,8 @@
 import importlib
 from types import ModuleType
 
+from keras_mp.system.install import install_command
+
 
 class MissingPackageError(ImportError):
     """An optional package is not installed; the message is the command that installs it."""
@@ -25,5 +27,5 @@ def require(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise MissingPackageError(
-            f'{module} needs the package {error.name}, which is not installed. Run: pip install "keras-mp[{extra}]"'
+            f"{module} needs the package {error.name}, which is not installed. Run: {install_command(extra)}"
         ) from error

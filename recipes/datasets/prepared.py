@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import keras
 import numpy as np
 
+from keras_mp.system.install import install_command
 from recipes.common.require import MissingPackageError, require
 
 tfds: Any = require("tensorflow_datasets", extra="data")
@@ -72,7 +73,7 @@ def prepared(source: Source, data_dir: str | None, download: bool) -> Any:
             raise
         raise MissingPackageError(
             f"tensorflow-datasets prepares {source.name} with TensorFlow, once, and reads it without. Run: "
-            'pip install "keras-mp[tensorflow]"'
+            f"{install_command('tensorflow')}"
         ) from error
     return builder
 

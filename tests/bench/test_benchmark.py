@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 import keras_mp
+import keras_mp.bench.keras_step
 from keras_mp import backend, hardware
 from keras_mp.bench.benchmark_report import BenchmarkReport, check_precisions
 from keras_mp.bench.compare import Measured
+from keras_mp.bench.keras_step import _why_not
 from keras_mp.cli import app
+from keras_mp.precision.hardware import Device, Support
 
 pytestmark = pytest.mark.once
 
@@ -147,7 +150,7 @@ def test_the_report_computes_and_prints_what_was_measured(tmp_path):
     assert names == [
         "",
         "step, ms",
-        "of float32's",
+        "time, of float32's",
         "tokens/s",
         "compile, s",
         "MiB",
@@ -171,6 +174,48 @@ def test_the_report_computes_and_prints_what_was_measured(tmp_path):
     assert bars[0] / bars[1] == pytest.approx(3, rel=0.01)
     assert not math.isnan(report.to_dict()["rows"][0]["first"])
     assert json.loads(report.to_json())["rows"][2]["first"] is None
+
+
+def test_the_report_ends_with_a_sentence_a_precision():
+    why_not = {"why_not": "the products are too small to gain."}
+    rows = [
+        Measured("float32", seconds=[0.1, 0.1, 0.1]),
+        Measured("mixed_bfloat16", seconds=[0.123, 0.124, 0.122], details=why_not),
+        Measured("fp8", seconds=[0.07, 0.07, 0.07], details=why_not),
+        Measured("mixed_float16", seconds=[0.05, 0.101, 0.2]),
+    ]
+    report = BenchmarkReport("a step", "float32", rows)
+    assert report.verdict == [
+        "mixed_bfloat16 takes 23% more time than float32 here: the products are too small to gain.",
+        "fp8 takes 30% less time than float32 here.",
+        "mixed_float16 takes as much time as float32 here, within the spread of the rounds.",
+    ]
+    assert str(report).endswith("within the spread of the rounds.")
+    assert report.notes == []  # each ratio is the quotient of the medians beside it
+
+
+def test_a_ratio_that_is_not_the_quotient_of_the_medians_is_explained():
+    rows = [Measured("float32", seconds=[0.1, 0.2, 0.4]), Measured("fp8", seconds=[0.2, 0.3, 0.4])]
+    report = BenchmarkReport("a step", "float32", rows)
+    assert report.ratio("fp8").median == pytest.approx(1.5) and report.step("fp8").median / 0.2 == pytest.approx(1.5)
+    assert report.notes == []
+    rows[1].seconds[:] = [0.4, 0.1, 0.3]  # the quotient of the medians is 1.5 still, the median of the ratios 0.75
+    assert report.ratio("fp8").median == pytest.approx(0.75)
+    assert "is not the quotient of the two medians" in " ".join(str(report).split())
+
+
+def test_products_that_are_too_small_are_named(monkeypatch):
+    monkeypatch.setattr(keras_mp.bench.keras_step, "pays", lambda policy, device: Support(True, "It pays."))
+    cpu = Device("cpu", "CPU")
+    model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(300), keras.layers.Dense(2)])
+    assert _why_not(model, cpu, "mixed_bfloat16").startswith(
+        "the products are too small to gain. The largest has 16 inputs and 300 outputs;"
+    )
+    assert _why_not(model, Device("gpu", "NVIDIA T4", "7.5"), "mixed_bfloat16") == ""
+    model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(256), keras.layers.Dense(2)])
+    assert _why_not(model, cpu, "mixed_bfloat16") == ""
+    monkeypatch.setattr(keras_mp.bench.keras_step, "pays", lambda policy, device: Support(False, "It is slower."))
+    assert _why_not(model, cpu, "mixed_float16") == "It is slower."
 
 
 @pytest.mark.ci

@@ -150,16 +150,17 @@ class TwoInputs(keras.Model):
 def two_inputs(structure):
     if structure == "subclassed":
         return TwoInputs()
-    left, right = keras.Input((4,), name="left"), keras.Input((4,), name="right")
+    names = {"unnamed list": (None, None), "dict of others": ("a", "b")}.get(structure, ("left", "right"))
+    left, right = (keras.Input((4,), name=name) for name in names)
     sums = layers.Dense(1, name="sum")(layers.Add()([left, right]))
     products = layers.Dense(1, name="product")(layers.Multiply()([left, right]))
-    if structure == "dict":
+    if structure.startswith("dict"):
         return keras.Model({"left": left, "right": right}, {"sum": sums, "product": products})
     return keras.Model([left, right], [sums, products])
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("structure", ["list", "dict", "subclassed"])
+@pytest.mark.parametrize("structure", ["list", "unnamed list", "dict", "dict of others", "subclassed"])
 def test_a_batch_of_several_inputs_is_read_again_by_name(tmp_path, structure):
     """Its arrays were called x_0 and x_1, which `keras-mp audit --data` does not know."""
     model = two_inputs(structure)
@@ -167,7 +168,7 @@ def test_a_batch_of_several_inputs_is_read_again_by_name(tmp_path, structure):
     x["right"][37] = np.nan
     y = {"sum": normal(48, 1), "product": normal(48, 1)}
     weights = {"sum": np.full(48, 0.5, "float32"), "product": np.full(48, 2.0, "float32")}
-    if structure == "list":
+    if structure.endswith("list"):
         x, y, weights = ([part[name] for name in part] for part in (x, y, weights))
     elif structure == "subclassed":
         y, weights = y["sum"], weights["sum"]

@@ -5,11 +5,12 @@ import sys
 
 import keras
 import pytest
-from fake_devices import PLAIN_CPU, chip_device
+from fake_devices import AVX512_CPU, PLAIN_CPU, chip_device
 from rich.console import Console
 
 import keras_mp.precision.hardware
 import keras_mp.precision.policy
+import keras_mp.system.drivers
 from keras_mp.precision import doctor as doctor_module
 from keras_mp.precision.chips import CHIPS
 from keras_mp.precision.doctor import configured_backend, doctor, main
@@ -27,6 +28,41 @@ def flat(text):
     return re.sub(r"\s+", " ", text)
 
 
+def with_nvidia_driver(monkeypatch, trace):
+    """Makes the machine look like one with an NVIDIA GPU that nothing hides."""
+    driver = keras_mp.system.drivers.DRIVERS[0]
+    monkeypatch.setattr(keras_mp.system.drivers, "DRIVERS", (driver._replace(traces=(trace,)),))
+    for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_auto_says_that_it_does_not_see_the_gpu(monkeypatch, tmp_path):
+    with_nvidia_driver(monkeypatch, tmp_path)
+    monkeypatch.setattr(keras_mp.precision.policy, "current_device", lambda: AVX512_CPU)
+    with pytest.warns(UserWarning, match="driver of an NVIDIA GPU, which .* does not see: pip install"):
+        keras_mp.set_global_policy("auto")
+    assert "driver of an NVIDIA GPU" in keras_mp.choose_policy().reason
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert "driver" not in keras_mp.choose_policy().reason
+
+
+def test_what_pays_agrees_with_what_auto_chooses(monkeypatch):
+    """On JAX bfloat16 was said to pay on a CPU on which `auto` then chose float32."""
+    monkeypatch.setattr(keras_mp.precision.hardware, "list_devices", lambda: [AVX512_CPU])
+    text = flat(page())
+    chosen = keras_mp.precision.policy.choose_policy(AVX512_CPU).policy
+    assert f"bfloat16 {'yes' if chosen == 'mixed_bfloat16' else 'no'} " in text and f"policy {chosen} " in text
+
+
+def test_the_compilers_of_chips_that_are_not_there(monkeypatch):
+    monkeypatch.setattr(doctor_module, "has_chip", lambda: False)
+    monkeypatch.setattr(doctor_module, "_installed", lambda module: True)
+    assert "set JAX_PLATFORMS=cpu" in flat(page())
+    monkeypatch.setattr(doctor_module, "has_chip", lambda: True)
+    assert "JAX_PLATFORMS" not in page()
+
+
 def test_the_page_of_this_environment():
     text = flat(page())
     assert f"keras {keras.__version__}" in text
@@ -34,7 +70,8 @@ def test_the_page_of_this_environment():
     choice = keras_mp.precision.policy.choose_policy()
     assert f"policy {choice.policy} jit_compile {choice.jit_compile} because {choice.reason}" in text
     for dtype in keras_mp.hardware.DTYPES:
-        assert f"{dtype} {'yes' if keras_mp.hardware.support(dtype).ok else 'no'} " in text
+        policy = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}.get(dtype, dtype)
+        assert f"{dtype} {'yes' if keras_mp.precision.policy.pays(policy).ok else 'no'} " in text
 
 
 def test_it_fits_80_columns_and_needs_no_colour():
@@ -52,12 +89,12 @@ def test_the_page_of_every_chip(monkeypatch, name):
 
 
 def test_missing_extras(monkeypatch):
-    absent = {"sklearn", "matplotlib"}
+    absent = {"sklearn", "matplotlib", "onnx"}
     installed = doctor_module._installed
     monkeypatch.setattr(doctor_module, "_installed", lambda module: module not in absent and installed(module))
     text = flat(page())
-    assert 'pip install "keras-mp[data]"' in text and 'pip install "keras-mp[plots]"' in text
-    assert 'pip install "keras-mp[jax]"' not in text
+    assert 'pip install -e ".[data]"' in text and 'pip install -e ".[plots]"' in text
+    assert '.[jax]"' not in text and "every extra is there" not in text
 
 
 def test_missing_backend(monkeypatch):
@@ -65,7 +102,7 @@ def test_missing_backend(monkeypatch):
     monkeypatch.setattr(doctor_module, "_installed", lambda module: module != "jax")
     text = flat(page())
     assert "Keras is set to the backend 'jax', which is not installed." in text
-    assert 'Way out: export KERAS_BACKEND=tensorflow, or pip install "keras-mp[jax]"' in text
+    assert 'Way out: export KERAS_BACKEND=tensorflow, or pip install -e ".[jax]"' in text
     assert "What pays" not in text
 
 
@@ -73,7 +110,7 @@ def test_no_backend_at_all(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     monkeypatch.setattr(doctor_module, "_installed", lambda module: module == "keras")
     text = flat(page())
-    assert 'Way out: pip install "keras-mp[tensorflow]"' in text
+    assert 'Way out: pip install -e ".[tensorflow]"' in text
     assert "KERAS_BACKEND=" not in text
 
 
@@ -91,10 +128,14 @@ def test_a_backend_that_fails_to_start(monkeypatch):
 
 
 def test_an_accelerator_that_the_backend_does_not_see(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor_module, "_DRIVERS", ((tmp_path, "NVIDIA GPU", "tensorflow[and-cuda]", "jax[cuda12]"),))
+    with_nvidia_driver(monkeypatch, tmp_path)
     monkeypatch.setattr(keras_mp.precision.hardware, "list_devices", lambda: [PLAIN_CPU])
-    package = {"tensorflow": "tensorflow[and-cuda]", "jax": "jax[cuda12]"}[keras.backend.backend()]
+    package = {"tensorflow": "tensorflow[and-cuda]", "jax": "jax[cuda13]"}[keras.backend.backend()]
     assert f'does not see: pip install "{package}"' in flat(page())
+    monkeypatch.setattr(doctor_module, "_installed", lambda module: module == "keras")
+    assert f'pip install -e ".[{keras.backend.backend()}]" "{package}"' in flat(page())
+    monkeypatch.undo()
+    with_nvidia_driver(monkeypatch, tmp_path)
     monkeypatch.setattr(keras_mp.precision.hardware, "list_devices", lambda: [Device("gpu", "NVIDIA T400", "7.5")])
     assert "does not see" not in page()
 

@@ -33,6 +33,7 @@ from keras_mp import backend, hardware
 from keras_mp.backend.common.device import DeviceInfo
 from keras_mp.precision.chips import CHIPS
 from keras_mp.precision.hardware import DTYPES, Device, current_device, list_devices, support
+from keras_mp.precision.policy import choose_policy
 
 # The dtypes, beside float32, that pay on a device.
 RULES = [
@@ -112,6 +113,20 @@ def test_compute_capability_compares_as_numbers():
 def test_a_tpu_of_a_new_generation_multiplies_in_what_its_row_says(peak):
     chip = dataclasses.replace(CHIPS["v7x"], name="v9x", title="TPU9x", architecture="v9x", peak=peak)
     assert support("fp8", Device("tpu", "TPU9x", "v9x", chip)).ok == ("fp8" in peak)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA GeForce GTX 1660 Ti", "NVIDIA GeForce GTX 1650", "NVIDIA T1000 8GB"])
+def test_the_turings_without_tensor_cores(name):
+    """Their compute capability is that of a T4, which has them."""
+    for dtype in ("float16", "bfloat16", "fp8"):
+        served = support(dtype, Device("gpu", name, "7.5"))
+        assert not served.ok and "has no tensor cores" in served.reason and name in served.reason
+    assert choose_policy(Device("gpu", name, "7.5")).policy == "float32"
+
+
+@pytest.mark.parametrize("name", ["Tesla T4", "NVIDIA GeForce RTX 2060", "NVIDIA TITAN RTX", "Quadro RTX 4000"])
+def test_the_turings_with_tensor_cores(name):
+    assert support("float16", Device("gpu", name, "7.5")).ok
 
 
 def test_rocm_may_append_features_to_the_target():
