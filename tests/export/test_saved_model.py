@@ -128,9 +128,9 @@ def test_what_keras_exports_is_not_float32(tmp_path):
     """The design's fact 17: the scan does find what model.export leaves, so that 0 means something."""
     model, _ = zoo.build("functional", "mixed_float16")
     model.export(tmp_path / "plain", verbose=False)
-    found = low_precision(tmp_path / "plain")
-    assert {place.what.split()[0] for place in found} == {"float16"}
-    assert any("dense" in place.node and place.op == "MatMul" for place in found)
+    places = low_precision(tmp_path / "plain")
+    assert {place.what.split()[0] for place in places} == {"float16"}
+    assert any("dense" in place.node and place.op == "MatMul" for place in places)
 
 
 @keras.saving.register_keras_serializable("test_export")
