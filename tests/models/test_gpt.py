@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from check_model import ON_TENSORFLOW, PRECISIONS, check_model
+from marks import few
 
 from models.gpt import gpt
 from models.transformer import Size
@@ -16,7 +17,7 @@ def parameters(**arguments):
         return gpt(**arguments).count_params()
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", few(PRECISIONS, "mixed_float16"))
 def test_in_every_precision(precision, tmp_path):
     tokens = np.arange(32, dtype="int32").reshape(2, 16)
     # On JAX this is the one model that is exported.

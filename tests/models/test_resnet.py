@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from check_model import PRECISIONS, check_model
-from marks import ci_on
+from marks import ci_on, few
 
 from models.resnet import resnet_cifar, resnet_imagenet
 
@@ -39,7 +39,7 @@ def test_bottleneck_strides_in_its_3x3_convolution():
     assert model.get_layer("stage4_block3_add").output.shape == (None, 7, 7, 2048)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", few(PRECISIONS, "mixed_float16"))
 def test_in_every_precision(precision, tmp_path):
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 1)).astype("float32")
     check_model(lambda: resnet_cifar(8, classes=5, input_shape=(8, 8, 1), width=4), images, precision, tmp_path)

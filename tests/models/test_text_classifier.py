@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from check_model import PRECISIONS, check_model
+from marks import few
 
 from models.text_classifier import PADDING, text_classifier
 from models.transformer import Size
@@ -14,7 +15,7 @@ TINY = Size(1, 128, 2)
 TEXTS = np.array([[5, 6, 7, 8, 9, 1, 2, 3], [5, 6, 7, PADDING, PADDING, PADDING, PADDING, PADDING]], "int32")
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", few(PRECISIONS, "mixed_float16"))
 def test_in_every_precision(precision, tmp_path):
     check_model(lambda: text_classifier(TINY, 3, 100, 8), TEXTS, precision, tmp_path)
 

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from check_model import PRECISIONS, check_model
+from marks import few
 
 from models.transformer import Size
 from models.vit import vit
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.once
 TINY = Size(1, 128, 2)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", few(PRECISIONS, "mixed_float16"))
 def test_in_every_precision(precision, tmp_path):
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
     check_model(lambda: vit(TINY, 5, (8, 8, 3), 4, dropout=0.1), images, precision, tmp_path)
