@@ -115,14 +115,15 @@ def document(lines: list[str]) -> str:
     return f"""\
 # ResNet-50 and GPT-2 124M, compiled for chips that are not attached
 
-One training step: `keras.applications.ResNet50` on a batch of 64 with SGD and momentum, `models.gpt` at GPT-2's size
-(vocabulary padded to 50304) on 8 x 1024 tokens with AdamW. Memory is the compiler's. The bound is an estimate: the
-larger of all products at the chip's peak rate and all arrays once at its bandwidth. Cycles are the TPU compiler's
-estimates, added up. Seconds are the whole report, lowering included, on 2 cores.
+Each row is one training step: `keras.applications.ResNet50` with a batch of 64 and SGD with momentum, or
+`models.gpt` at GPT-2's size (vocabulary padded to 50304) with 8 x 1024 tokens and AdamW. Memory is reported by
+the compiler. The bound is an estimate of the shortest possible time: all products at the chip's peak rate, or
+all arrays once at its bandwidth, whichever is longer. Cycles are the sum of the TPU compiler's own estimates.
+Seconds are for the whole report, including lowering, on 2 cores.
 
 {chr(10).join(lines)}
 
-{date.today()}. To do it again: `python benchmarks/inspect_models.py --markdown docs/inspect-models.md`
+{date.today()}. To reproduce: `python benchmarks/inspect_models.py --markdown docs/inspect-models.md`
 """
 
 

@@ -84,13 +84,14 @@ WHOLE_SLICE = Cell("one block", "fully_sharded", "v5e", 256, "mixed_bfloat16")
 LARGEST = Cell("6.7B", "fully_sharded", "v5e", 256, "mixed_bfloat16")
 
 
-HEADER = """# Which slice holds which GPT
+HEADER = """# Two GPTs compiled for slices of TPUs
 
-A training step with AdamW of a GPT of 124M (batch 8 x 1024 a chip) and of 6.7B (1 x 2048 a chip, remat), compiled for
-TPUs that are not attached. State is exact, from the shapes of weights and moments. Temporary memory and collectives are
-the compiler's with as many blocks as the last column says, extrapolated to all; "all" was compiled in full, to check
-that. A row that names another slice has its figures from there. Made by `python benchmarks/scale_table.py --markdown
-docs/scale-table.md`, {made}; what fits was not tried on a TPU.
+A training step with AdamW of a GPT of 124M (batch 8 x 1024 per chip) and of 6.7B parameters (batch 1 x 2048 per
+chip, with remat), compiled for TPU slices that are not attached. State (weights and moments) is exact, computed
+from shapes. Temporary memory and collective operations are the compiler's, for as many blocks as the last
+column says, extrapolated to all blocks; "all" was compiled in full, as a check. A row that names another slice
+takes these figures from that slice. Whether a step fits was not tried on a TPU. `python
+benchmarks/scale_table.py --markdown docs/scale-table.md`, {made}.
 
 """
 

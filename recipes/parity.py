@@ -90,13 +90,13 @@ def curves(histories: dict[str, list[list[float]]]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs all, prints the table and writes it with what is needed to do it again."""
+    """Runs all trainings, prints the table, and writes it with the command that reproduces it."""
     parser = argparse.ArgumentParser(prog="python -m recipes.parity", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("recipe", help="name or path of a training recipe")
-    parser.add_argument("--seeds", type=int, default=3, help="how many: 0, 1, ... (default: 3)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, counted from 0 (default: 3)")
     parser.add_argument("--out", type=Path, help="Markdown file to write")
     parser.add_argument("--curves", type=Path, help="picture to write, a PNG: the loss on the test data by epoch")
-    parser.add_argument("--precisions", default=",".join(COMPARED), help="with commas (default: %(default)s)")
+    parser.add_argument("--precisions", default=",".join(COMPARED), help="separated by commas (default: %(default)s)")
     known, options = parser.parse_known_args(list(arguments))
     if known.seeds < 1:
         parser.error(f"--seeds must be at least 1, got {known.seeds}")
@@ -119,9 +119,11 @@ def main(arguments: Sequence[str]) -> int:
         versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
         command = shlex.join(["python", "-m", "recipes.parity", *arguments])
         text = (
-            f"# {known.recipe}: {metric} by precision\n\n{table(metric, values)}\n"
+            f"# {known.recipe}: {metric} by precision\n\n"
+            f"The training recipe `{known.recipe}`, trained once with each seed in each precision.\n\n"
+            f"{table(metric, values)}\n"
             f"Mean loss on the test data after each epoch:\n\n{curves(histories)}\n"
-            f"{date.today()}: {versions}. To do it again:\n\n```\n{command}\n```\n"
+            f"{date.today()}: {versions}. To reproduce:\n\n```\n{command}\n```\n"
         )
         with atomic_write(known.out) as partial:
             partial.write_text(text)

@@ -32,8 +32,8 @@ def test_the_command_for_a_gpu_runs_on_a_cpu(tmp_path):
     assert all(float(row["step, ms"]) > 0 for row in list(rows.values())[:2])
     # The step's own products: of two operands each, and float32 where float32 was asked for.
     ran = rows["float32, strict"]["products that ran"].split("; ")
-    assert sum(int(each.split()[0]) for each in ran) > 10
-    assert all(each.endswith("float32 x float32") for each in ran)
+    assert sum(int(kernel.split()[0]) for kernel in ran) > 10
+    assert all(kernel.endswith("float32 x float32") for kernel in ran)
     foreseen = {name: json.loads(row["predicted for h200"]) for name, row in rows.items()}
     assert foreseen["float32, strict"].get("shares") == {"float32": 1.0} or "reason" in foreseen["bfloat16"]
     assert result["command"].startswith("python benchmarks/gpu.py --models gpt-small")

@@ -44,14 +44,16 @@ def unseen_accelerators(backend: str, kind: str) -> list[str]:
     """
     if kind != "cpu" or _hidden(backend):
         return []
-    found = []
+    messages = []
     for driver in DRIVERS:
         if not any(trace.exists() for trace in driver.traces):
             continue
         package = driver.tensorflow if backend == "tensorflow" else driver.jax
         way_out = f'pip install "{package}"' if package else f'pip install "{driver.jax}", export KERAS_BACKEND=jax'
-        found.append(f"This machine has the driver of an {driver.accelerator}, which {backend} does not see: {way_out}")
-    return found
+        messages.append(
+            f"This machine has the driver of an {driver.accelerator}, which {backend} does not see: {way_out}"
+        )
+    return messages
 
 
 def _hidden(backend: str) -> bool:

@@ -166,7 +166,11 @@ def test_the_report_computes_and_prints_what_was_measured(tmp_path):
     with pytest.raises(KeyError, match="there is no row 'none'"):
         report.row("none")
     root = ElementTree.parse(report.to_svg(tmp_path / "picture.svg")).getroot()
-    bars = [float(each.get("width")) for each in root.iter("{http://www.w3.org/2000/svg}rect") if each.get("x")]
+    bars = [
+        float(rectangle.get("width"))
+        for rectangle in root.iter("{http://www.w3.org/2000/svg}rect")
+        if rectangle.get("x")
+    ]
     assert bars[0] / bars[1] == pytest.approx(3, rel=0.01)
     assert not math.isnan(report.to_dict()["rows"][0]["first"])
     assert json.loads(report.to_json())["rows"][2]["first"] is None

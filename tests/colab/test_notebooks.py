@@ -68,8 +68,10 @@ def test_a_notebook_runs(name):
     text = printed(notebook)
     if name == "train_on_tpu":
         assert "0 of them in low precision" in text
-        found = {words: float(value) for words, value in re.findall(r"from the model in (\w+) on .*: (\S+)", text)}
-        assert found["float32"] <= 1e-5 < found["bfloat16"] < 0.2
+        differences = {
+            words: float(value) for words, value in re.findall(r"from the model in (\w+) on .*: (\S+)", text)
+        }
+        assert differences["float32"] <= 1e-5 < differences["bfloat16"] < 0.2
     if name == "train_on_gpu":
         assert "0 low-precision ops" in text
         scales = [float(scale) for scale in re.findall(r"after step +\d+: loss scale (\S+)", text)]

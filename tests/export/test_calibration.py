@@ -34,7 +34,7 @@ def test_the_ranges_are_the_audits_where_training_is_inference():
     model = keras.Sequential([keras.Input((6,)), layers.Dense(5, "gelu"), layers.Dense(3)])
     model.compile("sgd", "mse")
     x = zoo.normal(40, 6)
-    audited = {each.path: each.ranges["output"] for each in keras_mp.audit(model, (x, zoo.normal(40, 3))).layers}
+    audited = {layer.path: layer.ranges["output"] for layer in keras_mp.audit(model, (x, zoo.normal(40, 3))).layers}
     observed = {output.path: output.range for output in calibration.observe(model, x)}
     assert list(observed) == list(audited)
     for path, seen in observed.items():
@@ -74,12 +74,12 @@ def test_the_records_that_reach_the_ends_are_chosen():
     model = keras.Sequential([keras.Input((8,)), layers.ReLU(), layers.Rescaling(-2.0)])
     x[places[0]] *= 50
     outputs = calibration.observe(model, x)
-    found = calibration.chosen(outputs, len(x))
-    assert places[0] in found and {0, 2999} <= set(found)
-    assert len(found) <= calibration.TYPICAL + 4 and found == sorted(set(found))
+    records = calibration.chosen(outputs, len(x))
+    assert places[0] in records and {0, 2999} <= set(records)
+    assert len(records) <= calibration.TYPICAL + 4 and records == sorted(set(records))
     for output in outputs:
-        assert min(output.lowest[place] for place in found) == output.range.lowest
-        assert max(output.highest[place] for place in found) == output.range.highest
+        assert min(output.lowest[place] for place in records) == output.range.lowest
+        assert max(output.highest[place] for place in records) == output.range.highest
 
 
 def test_few_records_are_all_chosen():

@@ -99,8 +99,8 @@ def test_xnnpack_takes_a_zero_point_for_zero(tmp_path):
 
     def error(kernels):
         interpreter = tf.lite.Interpreter(model_content=content, experimental_op_resolver_type=kernels)
-        found = interpreter.get_signature_runner("serving_default")(a=a, b=b)["y"]
-        return np.abs(found - exact).max() / np.abs(exact).max()
+        outputs = interpreter.get_signature_runner("serving_default")(a=a, b=b)["y"]
+        return np.abs(outputs - exact).max() / np.abs(exact).max()
 
     assert error(kinds.BUILTIN_WITHOUT_DEFAULT_DELEGATES) < 0.05
     assert error(kinds.AUTO) > 0.2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
-from marks import few
+from marks import ci_on, few
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
@@ -19,9 +19,12 @@ from keras_mp.export.litert_file import LiteRTFile
 from keras_mp.export.saved_model import ExportError, relative_difference
 from keras_mp.rebuild import rebuild
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow makes a LiteRT file, and is not installed"
-)
+pytestmark = [
+    ci_on("jax"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("tensorflow") is None, reason="TensorFlow makes a LiteRT file, and is not installed"
+    ),
+]
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 only_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="each export from JAX starts a process: one test has it")
 
@@ -56,8 +59,8 @@ def test_every_kind_of_model(name, tmp_path):
     assert not report.layers and not report.float_operators
     for size in (1, 7):
         again = keras.tree.map_structure(lambda x, size=size: np.resize(x, (size, *x.shape[1:])), batch)
-        found = run(report.path, again)
-        assert relative_difference([found[key] for key in sorted(found)], in_float32(model, again)) <= 1e-5
+        outputs = run(report.path, again)
+        assert relative_difference([outputs[key] for key in sorted(outputs)], in_float32(model, again)) <= 1e-5
 
 
 @only_tensorflow
@@ -80,8 +83,8 @@ def test_stabilized_and_fp8_models(tmp_path):
     )
     batch = zoo.normal(5, 32)
     fp8 = keras_mp.fp8.convert(model, select=lambda path, layer: True)
-    for name, each in {"stable": keras_mp.stabilize(model), "fp8": fp8}.items():
-        report = keras_mp.export_litert(each, tmp_path / f"{name}.tflite", verify=batch)
+    for name, variant in {"stable": keras_mp.stabilize(model), "fp8": fp8}.items():
+        report = keras_mp.export_litert(variant, tmp_path / f"{name}.tflite", verify=batch)
         np.testing.assert_allclose(
             run(report.path, batch)["output_0"], np.asarray(in_float32(model, batch)[0]), atol=1e-5
         )
@@ -95,8 +98,8 @@ def test_recurrent_layers_are_unrolled_and_compute_the_same():
         zoo.normal(2, 3, 2),
     )
     flat = unrolled(model)
-    found = [layer for layer in flat._flatten_layers() if isinstance(layer, layers.RNN)]
-    assert len(found) == 3 and all(layer.unroll for layer in found)  # the bidirectional one has two
+    recurrent = [layer for layer in flat._flatten_layers() if isinstance(layer, layers.RNN)]
+    assert len(recurrent) == 3 and all(layer.unroll for layer in recurrent)  # the bidirectional one has two
     assert relative_difference(flat(batch), model(batch)) <= 1e-6
     assert unrolled(flat) is flat and not model.layers[-2].unroll
     dense = keras.Sequential([keras.Input((2,)), layers.Dense(2)])
@@ -136,9 +139,9 @@ def test_the_scan_finds_low_precision():
 
     plain, half, dynamic = file(), file(types=[tf.float16]), file(types=[])
     assert plain.low_precision() == []
-    assert any("FLOAT16" in each for each in half.low_precision())
-    assert any("FLOAT16" in each for each in half.low_precision(quantized=True))
-    assert any("INT8" in each for each in dynamic.low_precision()) and dynamic.low_precision(quantized=True) == []
+    assert any("FLOAT16" in place for place in half.low_precision())
+    assert any("FLOAT16" in place for place in half.low_precision(quantized=True))
+    assert any("INT8" in place for place in dynamic.low_precision()) and dynamic.low_precision(quantized=True) == []
 
 
 def test_a_file_is_overwritten_where_asked_for_and_a_folder_never(tmp_path):

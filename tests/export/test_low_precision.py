@@ -1,12 +1,16 @@
 import importlib.util
 
 import pytest
+from marks import ci_on
 
 from keras_mp.export.low_precision import count_nodes, low_precision
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="reading a SavedModel needs TensorFlow installed"
-)
+pytestmark = [
+    ci_on("jax"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("tensorflow") is None, reason="reading a SavedModel needs TensorFlow installed"
+    ),
+]
 
 
 def saved(tmp_path, function, **attributes):
@@ -31,8 +35,8 @@ def test_a_cast_to_each_low_precision(dtype, tmp_path):
     import tensorflow as tf
 
     target = getattr(tf, dtype, None) or getattr(tf.dtypes.experimental, dtype)
-    found = low_precision(saved(tmp_path, lambda x: tf.cast(tf.cast(x, target, name="down"), tf.float32)))
-    assert any(place.op == "Cast" and place.node == "down" and dtype in place.what for place in found)
+    places = low_precision(saved(tmp_path, lambda x: tf.cast(tf.cast(x, target, name="down"), tf.float32)))
+    assert any(place.op == "Cast" and place.node == "down" and dtype in place.what for place in places)
 
 
 def test_inside_a_branch_and_a_loop(tmp_path):
@@ -54,9 +58,9 @@ def test_a_constant_and_a_variable(tmp_path):
     variable = tf.Variable([1.0, 2.0], dtype=tf.float16, name="half")
     constant = tf.constant([1.0, 2.0], tf.bfloat16)
     path = saved(tmp_path, lambda x: x + tf.cast(variable, tf.float32) + tf.cast(constant, tf.float32), half=variable)
-    found = low_precision(path)
-    assert any(place.op == "variable" and "float16" in place.what for place in found)
-    assert any(place.op == "Const" and "tensor.dtype" in place.what and "bfloat16" in place.what for place in found)
+    places = low_precision(path)
+    assert any(place.op == "variable" and "float16" in place.what for place in places)
+    assert any(place.op == "Const" and "tensor.dtype" in place.what and "bfloat16" in place.what for place in places)
 
 
 def test_an_unused_variable_counts_too(tmp_path):

@@ -9,17 +9,20 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
-from marks import few
+from marks import ci_on, few
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.saved_model import ExportError, relative_difference
 from keras_mp.rebuild import rebuild
 
-pytestmark = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("tensorflow", "tf2onnx", "onnxruntime")),
-    reason='an ONNX file is made by TensorFlow, tf2onnx and onnxruntime: pip install "keras-mp[export]"',
-)
+pytestmark = [
+    ci_on("jax"),
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("tensorflow", "tf2onnx", "onnxruntime")),
+        reason='an ONNX file is made by TensorFlow, tf2onnx and onnxruntime: pip install "keras-mp[export]"',
+    ),
+]
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 only_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="each export from JAX starts a process: one test has it")
 
@@ -30,8 +33,8 @@ def run(path, batch):
 
     session = onnxruntime.InferenceSession(str(path))
     flat = keras.tree.flatten(batch)
-    feed = dict(zip([each.name for each in session.get_inputs()], flat, strict=True))
-    return dict(zip([each.name for each in session.get_outputs()], session.run(None, feed), strict=True))
+    feed = dict(zip([tensor.name for tensor in session.get_inputs()], flat, strict=True))
+    return dict(zip([tensor.name for tensor in session.get_outputs()], session.run(None, feed), strict=True))
 
 
 def in_float32(model, batch):
@@ -54,9 +57,9 @@ def test_every_kind_of_model(name, tmp_path):
     assert report.bytes == (tmp_path / "out.onnx").stat().st_size and os.listdir(tmp_path) == ["out.onnx"]
     for size in (1, 7):
         again = keras.tree.map_structure(lambda x, size=size: np.resize(x, (size, *x.shape[1:])), batch)
-        found = run(report.path, again)
+        outputs = run(report.path, again)
         expected = in_float32(model, again)
-        assert relative_difference([found[key] for key in sorted(found)], expected) <= 1e-5
+        assert relative_difference([outputs[key] for key in sorted(outputs)], expected) <= 1e-5
 
 
 @only_tensorflow
@@ -127,8 +130,8 @@ def test_more_than_ten_outputs_keep_their_order(tmp_path):
     inputs = keras.Input((2,), name="x")
     model = keras.Model(inputs, [inputs * float(factor) for factor in range(12)])
     report = keras_mp.export_onnx(model, tmp_path / "out.onnx", verify=np.ones((3, 2), "float32"))
-    found = run(report.path, np.ones((1, 2), "float32"))
-    assert [found[f"output_{place}"][0, 0] for place in range(12)] == list(range(12))
+    outputs = run(report.path, np.ones((1, 2), "float32"))
+    assert [outputs[f"output_{place}"][0, 0] for place in range(12)] == list(range(12))
 
 
 @only_tensorflow
@@ -165,10 +168,10 @@ def test_stabilized_and_fp8_models(tmp_path):
     )
     batch = zoo.normal(5, 32)
     fp8 = keras_mp.fp8.convert(model, select=lambda path, layer: True)
-    for name, each in {"stable": keras_mp.stabilize(model), "fp8": fp8}.items():
-        report = keras_mp.export_onnx(each, tmp_path / f"{name}.onnx", verify=batch)
-        found = run(report.path, batch)["output_0"]
-        np.testing.assert_allclose(found, np.asarray(in_float32(model, batch)[0]), atol=1e-5)
+    for name, variant in {"stable": keras_mp.stabilize(model), "fp8": fp8}.items():
+        report = keras_mp.export_onnx(variant, tmp_path / f"{name}.onnx", verify=batch)
+        outputs = run(report.path, batch)["output_0"]
+        np.testing.assert_allclose(outputs, np.asarray(in_float32(model, batch)[0]), atol=1e-5)
 
 
 @only_tensorflow
@@ -209,9 +212,9 @@ def test_the_scan_finds_low_precision():
             helper.make_node("Cast", ["x"], ["low"], name="down", to=kind),
             helper.make_node("Cast", ["low"], ["y"], name="up", to=TensorProto.FLOAT),
         ]
-        found = low_precision(model(casts))
-        assert any(name in each and "down" in each for each in found), found
-        assert f"{name} in low" in found  # the tensor's type, which only inference tells
+        places = low_precision(model(casts))
+        assert any(name in place and "down" in place for place in places), places
+        assert f"{name} in low" in places  # the tensor's type, which only inference tells
     constant = helper.make_tensor("c", TensorProto.BFLOAT16, [2], [1.0, 2.0])
     nodes = [
         helper.make_node("Cast", ["c"], ["wide"], to=TensorProto.FLOAT),
@@ -225,7 +228,7 @@ def test_the_scan_finds_low_precision():
         helper.make_tensor_value_info("w", TensorProto.FLOAT, ["batch", 2])])  # fmt: skip
     true = helper.make_tensor("t", TensorProto.BOOL, [], [True])
     branch = helper.make_node("If", ["t"], ["y"], then_branch=inner, else_branch=plain)
-    assert any("down" in each for each in low_precision(model([branch], [true])))
+    assert any("down" in place for place in low_precision(model([branch], [true])))
 
 
 def test_a_file_is_overwritten_where_asked_for_and_a_folder_never(tmp_path):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
-from marks import few
+from marks import ci_on, few
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
@@ -21,9 +21,12 @@ from keras_mp.export.low_precision import low_precision
 from keras_mp.export.saved_model import ExportError, relative_difference
 from keras_mp.rebuild import RebuildError, rebuild
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="writing a SavedModel needs TensorFlow installed"
-)
+pytestmark = [
+    ci_on("jax"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("tensorflow") is None, reason="writing a SavedModel needs TensorFlow installed"
+    ),
+]
 CALLS = itertools.count()
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 only_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="looks into what the TensorFlow backend does in-process")
@@ -125,9 +128,9 @@ def test_what_keras_exports_is_not_float32(tmp_path):
     """The design's fact 17: the scan does find what model.export leaves, so that 0 means something."""
     model, _ = zoo.build("functional", "mixed_float16")
     model.export(tmp_path / "plain", verbose=False)
-    found = low_precision(tmp_path / "plain")
-    assert {place.what.split()[0] for place in found} == {"float16"}
-    assert any("dense" in place.node and place.op == "MatMul" for place in found)
+    places = low_precision(tmp_path / "plain")
+    assert {place.what.split()[0] for place in places} == {"float16"}
+    assert any("dense" in place.node and place.op == "MatMul" for place in places)
 
 
 @keras.saving.register_keras_serializable("test_export")

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import keras
 import numpy as np
 import pytest
+from marks import ci_on
 from rich.console import Console
 from steps import BATCH, LENGTH, convolutional, gpt_flops, planted, tensor, tiny_gpt
 
@@ -21,6 +22,8 @@ from keras_mp.xla.compiled_step import CheckError
 from keras_mp.xla.matmuls import Matmul
 from keras_mp.xla.memory import Memory
 from keras_mp.xla.targets import find_target
+
+pytestmark = ci_on("tensorflow")
 
 CHIPS = ["h100", "v5e", "host"]
 

@@ -4,11 +4,14 @@ from collections import Counter
 
 import keras
 import pytest
+from marks import ci_on
 from steps import tensor
 
 import keras_mp
 from models.gpt import gpt
 from models.transformer import Size
+
+pytestmark = ci_on("tensorflow")
 
 CHIPS = ["h100", "v7x"]
 
@@ -56,9 +59,9 @@ def test_what_is_kept_for_the_backward_pass_is_fp8():
     plain = keras.Sequential([keras.Input((512,)), *dense], name="linear")
     model = keras_mp.fp8.convert(plain, select=lambda path, layer: True)
     reports = []
-    for each in (plain, model):
-        each.compile("sgd", "mse")
-        reports.append(keras_mp.inspect(each, (tensor((2048, 512)), tensor((2048, 512))), "h100"))
+    for network in (plain, model):
+        network.compile("sgd", "mse")
+        reports.append(keras_mp.inspect(network, (tensor((2048, 512)), tensor((2048, 512))), "h100"))
     kept = [
         {(b.dtype, b.shape) for b in report.memory.largest if b.what == "activation" and 2048 in b.shape}
         for report in reports

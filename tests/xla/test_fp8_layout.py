@@ -5,6 +5,7 @@ from pathlib import Path
 
 import keras
 import pytest
+from marks import ci_on
 from steps import tensor
 
 from keras_mp.fp8 import Float8Dense
@@ -13,6 +14,8 @@ from keras_mp.xla.compile import compile_step
 from keras_mp.xla.hlo import parse
 from keras_mp.xla.lower import lower_step
 from keras_mp.xla.targets import find_target
+
+pytestmark = ci_on("tensorflow")
 
 ROWS, INPUTS, OUTPUTS = 1024, 512, 2048
 
@@ -39,17 +42,21 @@ def test_passes_over_the_input_on_an_h100(recipe, reads):
     lowered = lower_step(model, batch, training=True, platform="cuda")
     module = parse(compile_step(lowered, find_target("h100")).hlo)
     entry = module.computations[module.entry].values()
-    x = next(each.name for each in entry if each.opcode == "parameter" and each.shapes[0] == ("bf16", (ROWS, INPUTS)))
-    kernels = [each for each in entry if each.opcode == "fusion" and x in each.operands]
+    x = next(
+        parameter.name
+        for parameter in entry
+        if parameter.opcode == "parameter" and parameter.shapes[0] == ("bf16", (ROWS, INPUTS))
+    )
+    kernels = [kernel for kernel in entry if kernel.opcode == "fusion" and x in kernel.operands]
     assert len(kernels) == reads
     made = [shape.dtype for kernel in kernels for shape in kernel.shapes]
     assert made.count("f8e4m3fn") == 1 and "pred" not in made
 
 
 def test_passes_of_all_three_operands_on_an_h100():
-    found = layout()
+    script = layout()
     shape = (ROWS, INPUTS, OUTPUTS)
-    counts = {recipe: found.passes(found.compiled(recipe, shape, "h100"), shape) for recipe in ("delayed", "current")}
+    counts = {recipe: script.passes(script.compiled(recipe, shape, "h100"), shape) for recipe in ("delayed", "current")}
     # A kernel is transposed while it is quantized, and its amax is a pass of its own. The compiler of jax 0.7 also
     # makes two passes of an upstream gradient.
     gradient = 2 if installed(["jax"])["jax"].startswith("0.7.") else 1
@@ -59,7 +66,7 @@ def test_passes_of_all_three_operands_on_an_h100():
 @pytest.mark.slow
 @pytest.mark.parametrize("flagged", [False, True])
 def test_delayed_scaling_is_below_bfloat16_by_the_estimate_of_a_v7x(flagged):
-    found = layout()
-    shape, flags = found.SHAPES[1 if flagged else 0], found.FLAG if flagged else None
-    bfloat16, fp8 = (found.cycles(found.compiled(each, shape, "v7x", flags)) for each in ("bfloat16", "delayed"))
+    script = layout()
+    shape, flags = script.SHAPES[1 if flagged else 0], script.FLAG if flagged else None
+    bfloat16, fp8 = (script.cycles(script.compiled(recipe, shape, "v7x", flags)) for recipe in ("bfloat16", "delayed"))
     assert 0 < fp8 < bfloat16

@@ -2,12 +2,15 @@
 
 import keras
 import pytest
+from marks import ci_on
 
 import keras_mp
 from keras_mp.parallel.plan import Plan
 from keras_mp.xla.targets import find_target, slice_of
 from models.gpt import gpt
 from models.transformer import Size
+
+pytestmark = ci_on("tensorflow")
 
 only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="a step on several devices lowers on JAX only")
 
@@ -31,10 +34,14 @@ def test_a_fully_sharded_step_on_four_chips():
     quarter = 3 * 4 * parameters / 4
     assert quarter <= report.memory.parameters + report.memory.optimizer <= quarter + 64
     assert report.memory.fits and report.devices == 4 and report.layout == "fully_sharded"
-    kinds = {(each.kind, each.dtype) for each in report.collectives}
+    kinds = {(collective.kind, collective.dtype) for collective in report.collectives}
     assert ("all-gather", "bfloat16") in kinds, kinds
     assert ("all-gather", "float32") not in kinds, kinds
-    reduced = sum(each.bytes for each in report.collectives if each.kind != "all-gather" and each.dtype == "float32")
+    reduced = sum(
+        collective.bytes
+        for collective in report.collectives
+        if collective.kind != "all-gather" and collective.dtype == "float32"
+    )
     assert reduced >= 4 * parameters * 0.99
     assert "Collectives a step" in str(report)
 
@@ -46,7 +53,7 @@ def test_data_parallel_gradients_are_reduced_in_the_dtype_asked_for():
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         plan = Plan("data", (), (4,), reduce_dtype=dtype)
         report = keras_mp.inspect(build, tokens(16), "v5e", strategy=plan, chips=4)
-        sent = sum(each.bytes for each in report.collectives if each.dtype == dtype)
+        sent = sum(collective.bytes for collective in report.collectives if collective.dtype == dtype)
         assert size * parameters * 0.99 <= sent <= size * parameters * 1.1
 
 

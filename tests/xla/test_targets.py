@@ -37,8 +37,8 @@ def test_unknown():
 
 @pytest.mark.parametrize("name, module", [("h100", "jax_cuda13_plugin"), ("v5e", "libtpu"), ("host", "jax")])
 def test_what_is_missing_is_said_with_the_command(monkeypatch, name, module):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None if wanted == module else found(wanted))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None if wanted == module else find_spec(wanted))
     support = availability(find_target(name))
     assert not support.ok
     assert module in support.reason and install_command("inspect") in support.reason
