@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import random_seed
 
+import keras_mp
+
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parents[1]
@@ -33,11 +35,13 @@ def test_draws():
 """
 
 
-def run_pytest(*arguments, seed=None):
+def run_pytest(*arguments, seed=None, backend=None):
     """Output of pytest in a process of its own, on files that use this conftest."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "KERAS_MP_TEST"))
     }
+    if backend is not None:
+        environment["KERAS_BACKEND"] = backend
     if seed is not None:
         environment[random_seed.VARIABLE] = str(seed)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *map(str, arguments)]
@@ -97,11 +101,44 @@ def started(file):
     }
 
 
-def test_each_fault_that_was_fixed_has_a_test_in_make_test():
-    collected = run_pytest("--collect-only", "-m", "not ci and not slow", "tests")
-    here = {re.sub(r"\[.*", "", line) for line in collected.splitlines() if "::" in line}
-    assert len(here) > 500 and set(STARTED_BY.values()) <= here, collected[-2000:]
-    here = here.union(*map(started, STARTED_BY))
+def collected(backend, marks):
+    """The tests of a backend that marks select, by file and name."""
+    output = run_pytest("--collect-only", "-m", marks, "tests", backend=backend)
+    names = {re.sub(r"\[.*", "", line) for line in output.splitlines() if "::" in line}
+    assert len(names) > 500 and set(STARTED_BY.values()) <= names, output[-2000:]
+    return names
+
+
+@pytest.fixture(scope="module")
+def quick():
+    """The tests that `make test` runs on one backend or the other."""
+    pytest.importorskip("tensorflow")
+    pytest.importorskip("jax")
+    recipe = (ROOT / "Makefile").read_text().partition("\ntest-tensorflow:")[2].partition("\ntest-rest:")[0]
+    selections = re.findall(r'KERAS_BACKEND=(\w+) .* -m "(.*)"', recipe)
+    assert {backend for backend, _ in selections} == {"tensorflow", "jax"}
+    return set().union(*(collected(*selection) for selection in selections))
+
+
+def test_each_fault_that_was_fixed_has_a_test_in_make_test(quick):
+    here = quick.union(*map(started, STARTED_BY))
     rows = re.findall(r"^\| (\d+\w?) \|(.*)\|$", FIXED, re.MULTILINE)
     named = {number: re.findall(r"`(tests/[\w/]+\.py::\w+)`", row) for number, row in rows}
     assert len(rows) >= 24 and [number for number, tests in named.items() if not here.intersection(tests)] == []
+
+
+def without_the_rest(file, quick):
+    """The text of a test file without the tests that are not in `make test`."""
+    text = (ROOT / file).read_text()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and f"{file}::{node.name}" not in quick:
+            text = text.replace(ast.get_source_segment((ROOT / file).read_text(), node), "")
+    return text
+
+
+def test_each_public_name_is_used_in_make_test(quick):
+    files = {name.partition("::")[0] for name in quick} - {"tests/test_public_names.py", "tests/test_import.py"}
+    texts = "\n".join(without_the_rest(file, quick) for file in sorted(files))
+    returned_or_raised = re.compile(r"Error$|Report$|^NonFinite$|^PolicySearch$")  # by calls that are named themselves
+    names = {name for name in (*keras_mp.__all__, *keras_mp.fp8.__all__) if not returned_or_raised.search(name)}
+    assert len(names) > 40 and sorted(name for name in names if not re.search(rf"\b{name}\b", texts)) == []

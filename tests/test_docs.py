@@ -6,9 +6,12 @@ from pathlib import Path
 
 import keras
 import pytest
+from marks import ci_on
 
 import keras_mp
 from keras_mp.xla.targets import availability, find_target
+
+pytestmark = ci_on("jax")
 
 ROOT = Path(__file__).parents[1]
 

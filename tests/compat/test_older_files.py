@@ -11,8 +11,11 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from marks import ci_on
 
 import keras_mp
+
+pytestmark = ci_on("jax")
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

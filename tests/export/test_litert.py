@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
-from marks import few
+from marks import ci_on, few
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
@@ -19,9 +19,12 @@ from keras_mp.export.litert_file import LiteRTFile
 from keras_mp.export.saved_model import ExportError, relative_difference
 from keras_mp.rebuild import rebuild
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow makes a LiteRT file, and is not installed"
-)
+pytestmark = [
+    ci_on("jax"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("tensorflow") is None, reason="TensorFlow makes a LiteRT file, and is not installed"
+    ),
+]
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 only_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="each export from JAX starts a process: one test has it")
 

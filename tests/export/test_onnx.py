@@ -9,17 +9,20 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
-from marks import few
+from marks import ci_on, few
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.saved_model import ExportError, relative_difference
 from keras_mp.rebuild import rebuild
 
-pytestmark = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("tensorflow", "tf2onnx", "onnxruntime")),
-    reason='an ONNX file is made by TensorFlow, tf2onnx and onnxruntime: pip install "keras-mp[export]"',
-)
+pytestmark = [
+    ci_on("jax"),
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("tensorflow", "tf2onnx", "onnxruntime")),
+        reason='an ONNX file is made by TensorFlow, tf2onnx and onnxruntime: pip install "keras-mp[export]"',
+    ),
+]
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 only_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="each export from JAX starts a process: one test has it")
 

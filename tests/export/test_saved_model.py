@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
-from marks import few
+from marks import ci_on, few
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
@@ -21,9 +21,12 @@ from keras_mp.export.low_precision import low_precision
 from keras_mp.export.saved_model import ExportError, relative_difference
 from keras_mp.rebuild import RebuildError, rebuild
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="writing a SavedModel needs TensorFlow installed"
-)
+pytestmark = [
+    ci_on("jax"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("tensorflow") is None, reason="writing a SavedModel needs TensorFlow installed"
+    ),
+]
 CALLS = itertools.count()
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 only_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="looks into what the TensorFlow backend does in-process")

@@ -9,15 +9,19 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
+from marks import ci_on
 
 import keras_mp
 from keras_mp.export import self_check
 from keras_mp.export.verification import ExportError, relative_difference
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="writing a SavedModel needs TensorFlow installed"
-)
+pytestmark = [
+    ci_on("jax"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("tensorflow") is None, reason="writing a SavedModel needs TensorFlow installed"
+    ),
+]
 only_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="each export from JAX starts a process: one test has it")
 CALLS = itertools.count()
 

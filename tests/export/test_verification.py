@@ -12,13 +12,17 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
+from marks import ci_on
 
 import keras_mp
 from keras_mp.export.verification import ExportError, agreement, check_batch, inputs_of, relative_difference
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="writing a SavedModel needs TensorFlow installed"
-)
+pytestmark = [
+    ci_on("jax"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("tensorflow") is None, reason="writing a SavedModel needs TensorFlow installed"
+    ),
+]
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 only_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="each export from JAX starts a process: one test has it")
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import zoo
-from marks import few
+from marks import ci_on, few
 from reference import to_numpy
 
 import keras_mp
@@ -14,6 +14,8 @@ from keras_mp.fp8 import CurrentScaling, Float8Dense, RowwiseScaling, convert, e
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.selection import decide, end_layers
 from keras_mp.rebuild import RebuildError, layers_by_path
+
+pytestmark = ci_on("jax")
 
 layers = keras.layers
 PRODUCTS = (layers.Dense, layers.EinsumDense)

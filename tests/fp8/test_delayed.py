@@ -11,13 +11,18 @@ from keras_mp.fp8 import CurrentScaling, DelayedScaling, Float8Dense, convert, m
 from keras_mp.fp8.history import CALL_SITES, AmaxHistory
 
 EAGER, JIT = {"run_eagerly": True}, {"jit_compile": True}
-COMPILED = [JIT, {"jit_compile": False}] if keras.backend.backend() == "tensorflow" else [JIT]
-CASES = [(name, mode, checks) for name in RECIPES for mode in COMPILED for checks in (True, False)]
+MODES = [JIT, {"jit_compile": False}] if keras.backend.backend() == "tensorflow" else [JIT]
+COMPILED = [JIT, *(pytest.param(mode, marks=pytest.mark.ci) for mode in MODES[1:])]
+CASES = [pytest.param("margin", EAGER, True, marks=pytest.mark.once)]
+CASES += [
+    pytest.param(name, mode, checks, marks=[] if (mode, checks) == (JIT, True) else pytest.mark.ci)
+    for name in RECIPES
+    for mode in MODES
+    for checks in (True, False)
+]
 
 
-@pytest.mark.parametrize(
-    "name, mode, checks", [pytest.param("margin", EAGER, True, marks=pytest.mark.once), *CASES], ids=str
-)
+@pytest.mark.parametrize("name, mode, checks", CASES, ids=str)
 def test_trajectory(name, mode, checks):
     recipe = RECIPES[name]
     plan = steps(50) if checks else steps(50, bad=BAD[:2])  # what is skipped may be NaN
@@ -31,7 +36,7 @@ def test_micro_batches_move_the_history_once_an_update(mode):
     run(model, Reference(recipe, accumulate=3), steps(50), True)
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.ci), 3])
 @pytest.mark.parametrize("mode", COMPILED, ids=str)
 def test_a_reload_in_the_middle(accumulate, mode, tmp_path):
     recipe = DelayedScaling(amax_history_length=5)
@@ -58,6 +63,7 @@ def test_a_float16_overflow_leaves_the_history():
     assert skipped > 5 and np.all(history_of(model)[:, 0] > 0)
 
 
+@pytest.mark.ci
 def test_more_calls_than_slots_scale_too_little_and_never_grow():
     """A third call in one slot adds its amax; the older entries stay what they were."""
     layer = Float8Dense(WIDTH, use_bias=False, recipe=DelayedScaling(amax_history_length=3), name="shared")

@@ -80,6 +80,7 @@ np.save("loaded.npy", model.predict(np.load("x.npy"), verbose=0).astype("float32
 """
 
 
+@pytest.mark.ci
 def test_a_file_with_a_recipe_of_ones_own_loads_where_its_module_is_imported(tmp_path):
     model = fp8.convert(network(), Headroom(margin=2), select=lambda path, layer: True)
     model.compile("adam", "mse")

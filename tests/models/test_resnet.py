@@ -4,8 +4,11 @@ import keras
 import numpy as np
 import pytest
 from check_model import PRECISIONS, check_model
+from marks import ci_on
 
 from models.resnet import resnet_cifar, resnet_imagenet
+
+pytestmark = ci_on("jax")
 
 
 def trainable(model):

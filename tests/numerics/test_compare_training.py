@@ -41,12 +41,14 @@ def test_a_precision_that_differs_little_is_within_noise():
     assert report.within_noise("mixed_bfloat16") == (abs(expected) <= report.spread)
 
 
+@pytest.mark.ci
 def test_float32_twice_is_the_same_training():
     report = compare_training(build, lambda seed: DATA[seed:], {"again": "float32"}, seeds=[3, 1], steps=6)
     assert report.curves["again"] == report.curves["float32"] and report.difference("again") == 0
     assert report.within_noise("again") and "within seed noise" in str(report)
 
 
+@pytest.mark.ci
 def test_a_training_that_breaks_is_told():
     def broken():
         model = build()
@@ -76,6 +78,7 @@ def test_the_verdict_in_numbers(tmp_path):
     assert one.within_noise("low") is None and "no spread" in one.verdict("low")
 
 
+@pytest.mark.ci
 def test_fp8_and_a_model_of_ones_own():
     report = compare_training(build, DATA, ["fp8"], seeds=1, steps=3)
     assert np.isfinite(report.final["fp8"]).all() and report.curves["fp8"] != report.curves["float32"]

@@ -7,6 +7,8 @@ import pytest
 import keras_mp
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 
+pytestmark = pytest.mark.ci
+
 hub = pytest.importorskip("keras_hub")
 JAX = keras.backend.backend() == "jax"
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from faults import first_overflow, large_activations, normal, normalized, scale_only
 from keras import layers
+from marks import few
 
 import keras_mp
 from keras_mp.numerics.data_file import batches_of_file
@@ -77,8 +78,8 @@ def test_weights_are_looked_at_as_they_were_before_the_step(tmp_path):
 
 
 @pytest.mark.parametrize("skips", [False, True])
-@pytest.mark.parametrize("stabilized", [False, True])
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("stabilized", few([False, True], True))
+@pytest.mark.parametrize("jit", few([False, True], True))
 def test_the_layer_that_overflows_is_named_and_not_the_batch_normalization_behind_it(tmp_path, jit, stabilized, skips):
     place = int(np.random.default_rng().integers(3))
     model, (x, y) = normalized("mixed_float16", place)

@@ -61,6 +61,7 @@ def test_fp8_where_it_passes():
     assert [each.path for each in keras_mp.fp8.explain(model) if each.float8] == ["first", "second", "head"]
 
 
+@pytest.mark.ci
 def test_fp8_layers_are_restored_to_meet_a_tolerance():
     model, _ = healthy()
     search = search_policy(model, batches(4, 64), ("fp8", "mixed_bfloat16"), tolerance=0.03)

@@ -16,6 +16,8 @@ from recipes import digits as recipe
 from recipes.common import finish
 from recipes.datasets.digits import load
 
+pytestmark = ci_on("jax")
+
 QUICK = dataclasses.replace(recipe.digits(), epochs=2, width=4, batch_size=128)
 
 

@@ -6,10 +6,13 @@ import json
 import keras
 import numpy as np
 import pytest
+from marks import ci_on
 
 from recipes import language_model as recipe
 from recipes.datasets.text import sequences, split
 from recipes.run import main
+
+pytestmark = ci_on("jax")
 
 QUICK = dataclasses.replace(
     recipe.language_model(), sequence_length=16, layers=1, width=128, heads=2, epochs=2, batch_size=8, generate=20

@@ -6,6 +6,7 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
+from marks import ci_on
 
 import keras_mp
 from keras_mp.fp8.layers import Float8Layer
@@ -15,6 +16,7 @@ pytest.importorskip("keras_hub")
 
 import causal_models
 
+pytestmark = ci_on("jax")
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 SOFT_CAP = {"GemmaCausalLM": 3.0, "Gemma4CausalLM": 3.0}
 
@@ -122,6 +124,7 @@ def test_it_trains_is_saved_generates_and_is_exported(tmp_path):
         assert report.low_precision_ops == 0 and report.max_difference <= 1e-5
 
 
+@pytest.mark.ci
 def test_converted_to_fp8_after_it_was_stabilized(tmp_path):
     keras.config.set_dtype_policy("mixed_bfloat16")
     plain = stabilized(causal_models.build("LlamaCausalLM"))

@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
+from marks import ci_on
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.saved_model import relative_difference
 from keras_mp.precision.hardware import current_device
 from keras_mp.rebuild import rebuild
+
+pytestmark = ci_on("jax")
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 TOLERANCE = {"mixed_float16": 5e-3, "mixed_bfloat16": 4e-2}
@@ -163,6 +166,7 @@ def walked():
 
 def test_the_table_is_complete():
     assert set(walked()) - set(BUILT) - set(OUTSIDE) == set(), "a layer of this Keras without a row above"
+    assert set(walked()) >= OF_EACH_KIND
 
 
 def batch_of(shape, scale=1.0, size=4):
@@ -199,12 +203,20 @@ def models(name, policy):
 RECURRENT = {"Bidirectional", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D", "GRU", "LSTM", "RNN", "SimpleRNN"}
 
 
+# Of each kind of layer one, for `make test`.
+OF_EACH_KIND = {
+    "BatchNormalization", "Conv2D", "Dense", "Embedding", "LSTM", "LayerNormalization", "MultiHeadAttention", "Softmax",
+    "UnitNormalization", "UpSampling2D",
+}  # fmt: skip
+
+
 def marks(name, policy):
     if TENSORFLOW and policy == "mixed_float16" and "Pooling3D" in name and "Global" not in name:
         reason = "TensorFlow has no float16 kernel for pooling over volumes on a CPU"
         return pytest.mark.skipif(current_device().kind == "cpu", reason=reason)
-    slow_to_compile = not TENSORFLOW and name in RECURRENT
-    return [] if policy == FAST_POLICY and not slow_to_compile else pytest.mark.slow
+    if policy != FAST_POLICY or (not TENSORFLOW and name in RECURRENT):
+        return pytest.mark.slow
+    return [] if name in OF_EACH_KIND else pytest.mark.ci
 
 
 CASES = [

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
+from marks import few
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
@@ -34,7 +35,7 @@ def reloaded(model, tmp_path):
     return keras.saving.load_model(tmp_path / "model.keras", custom_objects=vars(zoo), safe_mode=False)
 
 
-@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("name", few(zoo.names(), "attention", "subclassed", "convolutional"))
 def test_every_kind_of_model(name, tmp_path):
     model, batch = zoo.build(name, "mixed_float16")
     before = [numpy(w) for w in model.weights]
@@ -113,6 +114,7 @@ def test_training_goes_on_with_optimizer_state():
     assert np.isfinite(new.fit(x, y, verbose=0).history["loss"][0])
 
 
+@pytest.mark.ci
 def test_loads_in_a_process_that_only_imports_the_kit(tmp_path):
     model, batch = zoo.build("attention", "mixed_bfloat16")
     new = stabilize(model)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tutorials
 from keras import layers
+from marks import few
 
 import keras_mp
 from keras_mp.rebuild import RebuildError
@@ -33,7 +34,7 @@ def stabilized(model):
         return keras_mp.stabilize(model)
 
 
-@pytest.mark.parametrize("name", tutorials.MODELS)
+@pytest.mark.parametrize("name", few(tutorials.MODELS, "vision_transformer"))
 def test_a_tutorials_model_is_stabilized_and_trained(name):
     if not tutorials.TENSORFLOW and name in tutorials.ONLY_ON_TENSORFLOW:
         pytest.skip("its train_step takes TensorFlow's tape")

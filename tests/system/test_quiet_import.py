@@ -1,6 +1,8 @@
 import subprocess
 import sys
 
+import pytest
+
 QUIET = "from keras_mp.system.quiet_import import import_keras\nimport_keras()\nimport os, sys\nos.write(2, b'after')"
 
 
@@ -8,6 +10,7 @@ def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.ci
 def test_nothing_is_written_and_stderr_is_back():
     done = run(QUIET)
     assert done.returncode == 0 and done.stderr == "after"

@@ -4,12 +4,15 @@ from pathlib import Path
 
 import keras
 import pytest
+from marks import ci_on
 from steps import tensor
 
 from keras_mp.xla import compile as compiling
 from keras_mp.xla.compile import CompileError, compile_step
 from keras_mp.xla.lower import lower_step
 from keras_mp.xla.targets import Target, find_target
+
+pytestmark = ci_on("tensorflow")
 
 
 def step(units=4):

@@ -10,10 +10,13 @@ from xml.etree import ElementTree
 import keras
 import numpy as np
 import pytest
+from marks import ci_on
 from steps import BATCH, LENGTH, convolutional, gpt_flops, planted, tensor, tiny_gpt
 
 import keras_mp
 from keras_mp.xla.compiled_step import CheckError
+
+pytestmark = ci_on("tensorflow")
 
 CHIPS = ["h100", "v5e", "host"]
 

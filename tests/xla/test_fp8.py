@@ -4,11 +4,14 @@ from collections import Counter
 
 import keras
 import pytest
+from marks import ci_on
 from steps import tensor
 
 import keras_mp
 from models.gpt import gpt
 from models.transformer import Size
+
+pytestmark = ci_on("tensorflow")
 
 CHIPS = ["h100", "v7x"]
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import keras
 import pytest
+from marks import ci_on
 from steps import tensor
 
 from keras_mp.fp8 import Float8Dense
@@ -13,6 +14,8 @@ from keras_mp.xla.compile import compile_step
 from keras_mp.xla.hlo import parse
 from keras_mp.xla.lower import lower_step
 from keras_mp.xla.targets import find_target
+
+pytestmark = ci_on("tensorflow")
 
 ROWS, INPUTS, OUTPUTS = 1024, 512, 2048
 
