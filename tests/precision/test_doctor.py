@@ -32,6 +32,7 @@ def with_nvidia_driver(monkeypatch, trace):
     """Makes the machine look like one with an NVIDIA GPU that nothing hides."""
     driver = keras_mp.system.drivers.DRIVERS[0]
     monkeypatch.setattr(keras_mp.system.drivers, "DRIVERS", (driver._replace(traces=(trace,)),))
+    monkeypatch.setattr(keras_mp.system.quiet_import, "_CHIPS", (trace,))
     for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
 
