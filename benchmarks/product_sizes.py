@@ -78,18 +78,18 @@ def main():
     options = parser.parse_args()
     columns = ["rows", "width", "a layer in float32, ms", "in bfloat16, of that", "a step in float32, ms"]
     columns.append("in mixed_bfloat16, of that")
-    found = []
+    table = []
     for rows in ROWS:
         for width in WIDTHS:
             if rows * width * width > LARGEST:
                 continue
-            found.append([rows, width, *measured(layer, rows, width, options.rounds)])
-            found[-1] += measured(step, rows, width, options.rounds)
-            print(*found[-1], sep="\t", flush=True)
+            table.append([rows, width, *measured(layer, rows, width, options.rounds)])
+            table[-1] += measured(step, rows, width, options.rounds)
+            print(*table[-1], sep="\t", flush=True)
     if options.out:
         command = f"KERAS_BACKEND=tensorflow python benchmarks/product_sizes.py --rounds {options.rounds}"
         title = "From which size of products on bfloat16 gains on a CPU"
-        write(options.out, title, command, columns, found, installed(("keras", "tensorflow", "numpy")))
+        write(options.out, title, command, columns, table, installed(("keras", "tensorflow", "numpy")))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,23 @@ app = typer.Typer(
 )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from keras_mp.system.versions import installed
+
+        typer.echo(f"keras-mp {installed(['keras-mp']).get('keras-mp') or 'from a clone, not installed'}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command()
 def doctor() -> None:
     """Print which precisions this machine supports, what `auto` chooses and why, and which packages are missing."""

@@ -193,6 +193,17 @@ def test_what_the_command_line_itself_refuses(command, arguments):
     assert status == 2 and "Traceback" not in err and "Usage" in err
 
 
+def test_the_version():
+    from typer.testing import CliRunner
+
+    from keras_mp.cli import app
+
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0 and re.fullmatch(
+        r"keras-mp (\d+\.\d+\.\d+|from a clone, not installed)\n", result.output
+    )
+
+
 @pytest.mark.parametrize("arguments", [["targets"], ["audit", "model.keras", "--json"]])
 def test_a_pipe_that_is_closed_early_ends_it_quietly(files, arguments):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

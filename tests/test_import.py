@@ -152,6 +152,17 @@ def test_export_without_tensorflow_says_what_to_install(tmp_path):
     assert '[tensorflow]"' in message and "keras-mp export model.keras" in message
 
 
+@pytest.mark.skipif(BACKEND != "jax", reason="on the TensorFlow backend TensorFlow is there")
+def test_the_example_of_the_readme_ends_in_a_sentence_without_tensorflow(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    printed = " ".join(run(WITHOUT + example, PYTHONPATH=str(ROOT)))
+    assert "which is not installed: pip install" in printed and printed.endswith(
+        "`keras-mp export model.keras saved_model`"
+    )
+    assert (tmp_path / "model.keras").is_file()
+
+
 def test_public_modules_import_under_their_names():
     code = (
         "import keras_mp.chips; from keras_mp.hardware import support; from keras_mp import chips, hardware; "

@@ -17,8 +17,8 @@ COLUMNS = ("layer", "output", "kernel", "output gradient", "float16", "damage fl
 
 
 def render(report: LayerAudits) -> Group:
-    """The report for rich: what to worry about first, then the layers, worst first."""
-    parts: list = [Text(headline(report), style="bold")]
+    """The report for rich: the layers, worst first, then what to worry about, and last the verdict."""
+    parts: list = []
     suspects = report.suspects()
     for suspect in suspects[:_SUSPECTS]:
         mark = "loss scale" if suspect.safe else "unsafe in float16"
@@ -37,7 +37,8 @@ def render(report: LayerAudits) -> Group:
         table.add_row(*row(layer))
     if len(ordered) > _ROWS:
         table.caption = f"and {len(ordered) - _ROWS} more: to_json() and to_html() have all"
-    return Group(*parts, table, *(Text(f"Note: {note}") for note in report.notes))
+    notes = [Text(f"Note: {note}") for note in report.notes]
+    return Group(table, *notes, *parts, Text(headline(report), style="bold"))
 
 
 def headline(report: LayerAudits) -> str:

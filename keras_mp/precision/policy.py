@@ -125,7 +125,7 @@ def _set(name: str, stacklevel: int) -> PolicyChoice:
     device = current_device()
     for sentence in _unseen(device):
         warnings.warn(sentence, UserWarning, stacklevel=stacklevel)
-    choice = choose_policy(device)
+    choice = choose_policy()
     if name != "auto":
         served = _served(name, device, keras.backend.backend())
         if not served.ok:

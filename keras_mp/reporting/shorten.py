@@ -6,11 +6,11 @@ from collections.abc import Sequence
 def shorten_middle(text: str, width: int) -> str:
     """The text, or its beginning and its end around "..." where it is longer than `width` characters.
 
-    The end keeps the larger half: of a path it is the layer's own name.
+    Of a path the end is the layer's own name, the beginning the block that it is in.
     """
     if len(text) <= width:
         return text
-    if width <= 3:
+    if width <= 4:
         return text[:width]
     end = (width - 2) // 2
     return f"{text[: width - 3 - end]}...{text[-end:]}"

@@ -10,6 +10,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from keras_mp.reporting.shorten import shorten_middle
+
 WIDE = 120  # characters; most terminals open with 80
 
 
@@ -29,6 +31,8 @@ class ColumnTable:
         names: of the columns.
         narrow: the names of those that are shown on less than `WIDE` characters; the caption names the others.
         right: the names of those that are set to the right.
+
+    On less than `WIDE` characters the cells of the column "layer" lose their middle.
     """
 
     def __init__(self, title: str, names: Sequence[str], narrow: Collection[str], right: Collection[str] = ()) -> None:
@@ -56,5 +60,9 @@ class ColumnTable:
             name = self.names[place]
             table.add_column(name, justify="right" if name in self.right else "left", overflow="fold")
         for cells in self.rows:
-            table.add_row(*(cells[place] for place in shown))
+            table.add_row(*(self._cell(cells[place], self.names[place], options) for place in shown))
         yield table
+
+    def _cell(self, cell: str, name: str, options: ConsoleOptions) -> str:
+        narrow = name == "layer" and options.max_width < WIDE
+        return shorten_middle(cell, options.max_width * 2 // 5) if narrow else cell

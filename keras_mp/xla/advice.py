@@ -14,6 +14,7 @@ from keras_mp.xla.matmuls import Matmul
 from keras_mp.xla.memory import Memory
 from keras_mp.xla.targets import Target
 
+WORTHWHILE = 0.01  # of a step
 _LOW = ("float16", "bfloat16")
 
 
@@ -34,7 +35,12 @@ class Advice:
 
 
 def advise(
-    matmuls: Sequence[Matmul], sensitive: Sequence[Sensitive], memory: Memory, target: Target, precision: str
+    matmuls: Sequence[Matmul],
+    sensitive: Sequence[Sensitive],
+    memory: Memory,
+    target: Target,
+    precision: str,
+    step_seconds: float = 0.0,
 ) -> list[Advice]:
     """Gives advice on a compiled step: first what makes it run or makes it right, then what gains the most time.
 
@@ -44,6 +50,8 @@ def advise(
         memory: its memory.
         target: what it was compiled for.
         precision: the model's precision.
+        step_seconds: of the whole step at the chip's rates, an estimate: what gains less than `WORTHWHILE` of it is
+            left out; 0 where it is not known.
     """
     urgent = [*_memory(memory, target), *_softmax(sensitive)]
     gains = [
@@ -52,6 +60,7 @@ def advise(
         *_lost_bits(matmuls, target),
         *_sizes(matmuls, target),
     ]
+    gains = [advice for advice in gains if not 0 < advice.seconds < WORTHWHILE * step_seconds]
     return urgent + sorted(gains, key=lambda advice: -advice.seconds)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from html import escape
 
+from keras_mp.reporting.byte_size import byte_size
 from keras_mp.reporting.html import document, table
 from keras_mp.reporting.svg import GRID, Picture, colours_of
 from keras_mp.xla.compile_table import (
     compiled_as,
     headline,
-    mebibytes,
     memory_rows,
     misaligned,
     scaled,
@@ -35,9 +35,9 @@ def page(report: CompiledStep) -> str:
         f"<p>{escape(speed(report))}</p>",
         "<h2>Advice</h2>",
         _advice(report),
-        "<h2>Memory, MiB</h2>",
+        "<h2>Memory</h2>",
         _bar(_memory_parts(report), "{:,.1f}"),
-        table(("what", "MiB"), ((what, mebibytes(size)) for what, size in memory_rows(report)), numbers=(1,)),
+        table(("what", "size"), ((what, byte_size(size)) for what, size in memory_rows(report)), numbers=(1,)),
         _compared(report),
         "<h2>Dots and convolutions</h2>",
         _matmuls(report),
@@ -58,9 +58,9 @@ def page(report: CompiledStep) -> str:
         ),
         "<h2>The largest arrays when memory is fullest (estimate)</h2>",
         table(
-            ("layer", "what", "array", "MiB"),
+            ("layer", "what", "array", "size"),
             (
-                (buffer.layer, buffer.what, f"{buffer.dtype}{list(buffer.shape)}", mebibytes(buffer.bytes))
+                (buffer.layer, buffer.what, f"{buffer.dtype}{list(buffer.shape)}", byte_size(buffer.bytes))
                 for buffer in report.memory.largest
             ),
             numbers=(3,),
@@ -91,7 +91,7 @@ def picture(report: CompiledStep) -> str:
     """Memory at the peak and operations by dtype, a bar for each precision that was compiled, as SVG."""
     reports = {report.precision: report, **report.compared}
     memory = {
-        f"{name}: {mebibytes(other.memory.peak)} MiB": {
+        f"{name}: {byte_size(other.memory.peak)}": {
             part: size for part, size in _memory_parts(other).items() if part != "free"
         }
         for name, other in reports.items()
@@ -141,14 +141,14 @@ def _compared(report: CompiledStep) -> str:
     rows = (
         (
             name,
-            mebibytes(other.memory.temporary),
-            mebibytes(other.memory.peak),
+            byte_size(other.memory.temporary),
+            byte_size(other.memory.peak),
             "yes" if other.memory.fits else "no",
             f"{other.roofline.seconds * 1e3:.3g}" if other.roofline else "-",
         )
         for name, other in {report.precision: report, **report.compared}.items()
     )
-    names = ("precision", "temporary MiB", "peak MiB", "fits", "bound, ms (estimate)")
+    names = ("precision", "temporary", "peak", "fits", "bound, ms (estimate)")
     return "<h2>In other precisions</h2>" + table(names, rows, numbers=(1, 2, 4))
 
 

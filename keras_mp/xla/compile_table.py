@@ -8,17 +8,20 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from keras_mp.reporting.byte_size import byte_size
+from keras_mp.reporting.shorten import shorten_middle
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.xla.advice import Advice
 from keras_mp.xla.compiled_step import CompiledStep
 from keras_mp.xla.matmuls import Matmul
 
 _ROWS = 40
+_LAYER = 32  # characters of a layer's name
 
 
 def render(report: CompiledStep) -> Group:
     """The report for rich."""
-    parts: list = [Text(headline(report), style="bold"), *map(Text, report.asked_and_compiled), _matmuls(report)]
+    parts: list = [Text(headline(report), style="bold"), _matmuls(report)]
     if report.sensitive:
         parts.append(_sensitive(report))
     parts += [_precision(report), _memory(report)]
@@ -28,9 +31,9 @@ def render(report: CompiledStep) -> Group:
         parts.append(_buffers(report))
     if report.compared:
         parts.append(_compared(report))
-    parts.append(Text(speed(report)))
     parts += [Text(f"Note: {note}") for note in report.notes]
-    parts.append(_advice(report))
+    # The verdict, last: a terminal shows the end.
+    parts += [*map(Text, report.asked_and_compiled), Text(speed(report)), _advice(report)]
     return Group(*parts)
 
 
@@ -89,7 +92,9 @@ def _sensitive(report: CompiledStep) -> Table:
     for name in ("layer", "what", "asked", "compiled", "values"):
         table.add_column(name, justify="right" if name == "values" else "left", overflow="fold")
     for entry in report.sensitive[:10]:
-        table.add_row(entry.layer, entry.kind, entry.dtype, entry.compiled or "-", scaled(entry.elements))
+        table.add_row(
+            shorten_middle(entry.layer, _LAYER), entry.kind, entry.dtype, entry.compiled or "-", scaled(entry.elements)
+        )
     if len(report.sensitive) > 10:
         table.caption = f"and {len(report.sensitive) - 10} more"
     return table
@@ -105,20 +110,20 @@ def _precision(report: CompiledStep) -> Table:
     count, size = report.cast_kernels
     table.add_row("kernels that only cast and move, compiled", str(count), scaled(size))
     for work in report.float32_work[:5]:
-        table.add_row(f"float32 arrays written by {work.layer}", "", scaled(work.bytes))
+        table.add_row(f"float32 arrays written by {shorten_middle(work.layer, _LAYER)}", "", scaled(work.bytes))
     return table
 
 
 def _memory(report: CompiledStep) -> Table:
     table = Table(title="Memory of one device" if report.layout else "Memory", title_justify="left")
     table.add_column("what")
-    table.add_column("MiB", justify="right")
+    table.add_column("size", justify="right")
     for what, size in memory_rows(report):
-        table.add_row(what, mebibytes(size))
+        table.add_row(what, byte_size(size))
     memory = report.memory
     if memory.capacity:
         table.caption = (
-            f"{report.title} has {mebibytes(memory.capacity)} MiB: it {'fits' if memory.fits else 'does not fit'}"
+            f"{report.title} has {byte_size(memory.capacity)}: it {'fits' if memory.fits else 'does not fit'}"
         )
     return table
 
@@ -138,10 +143,10 @@ def memory_rows(report: CompiledStep) -> list[tuple[str, int]]:
 
 def _collectives(report: CompiledStep) -> Table:
     table = Table(title="Collectives a step, whole arrays", title_justify="left")
-    for name in ("kind", "dtype", "arrays", "MiB"):
-        table.add_column(name, justify="right" if name in ("arrays", "MiB") else "left")
+    for name in ("kind", "dtype", "arrays", "size"):
+        table.add_column(name, justify="right" if name in ("arrays", "size") else "left")
     for collective in report.collectives:
-        table.add_row(collective.kind, collective.dtype, str(collective.count), mebibytes(collective.bytes))
+        table.add_row(collective.kind, collective.dtype, str(collective.count), byte_size(collective.bytes))
     return table
 
 
@@ -149,31 +154,36 @@ def _buffers(report: CompiledStep) -> Table:
     table = Table(
         title="The largest arrays when memory is fullest (estimate, from the order of kernels)", title_justify="left"
     )
-    for name in ("layer", "what", "array", "MiB"):
-        table.add_column(name, justify="right" if name == "MiB" else "left", overflow="fold")
+    for name in ("layer", "what", "array", "size"):
+        table.add_column(name, justify="right" if name == "size" else "left", overflow="fold")
     for buffer in report.memory.largest:
-        table.add_row(buffer.layer, buffer.what, f"{buffer.dtype}{list(buffer.shape)}", mebibytes(buffer.bytes))
+        table.add_row(
+            shorten_middle(buffer.layer, _LAYER),
+            buffer.what,
+            f"{buffer.dtype}{list(buffer.shape)}",
+            byte_size(buffer.bytes),
+        )
     return table
 
 
 def _compared(report: CompiledStep) -> ColumnTable:
     names = (
         "16- or 8-bit share",
-        "temporary MiB",
-        "peak MiB",
+        "temporary",
+        "peak",
         "fits",
         "bound, ms (estimate)",
         "cycles (estimate)",
     )
-    narrow = ("precision", "temporary MiB", "peak MiB", "bound, ms (estimate)")
+    narrow = ("precision", "temporary", "peak", "bound, ms (estimate)")
     table = ColumnTable("In other precisions", ("precision", *names), narrow, right=names)
     for name, other in {report.precision: report, **report.compared}.items():
         low = sum(share for dtype, share in other.shares.items() if "float32" not in dtype and dtype != "none")
         table.add_row(
             name,
             f"{low:.1%}",
-            mebibytes(other.memory.temporary),
-            mebibytes(other.memory.peak),
+            byte_size(other.memory.temporary),
+            byte_size(other.memory.peak),
             "yes" if other.memory.fits else "no",
             f"{other.roofline.seconds * 1e3:.3g}" if other.roofline else "-",
             scaled(other.roofline.cycles) if other.roofline and other.roofline.cycles else "-",
@@ -230,8 +240,3 @@ def scaled(number: float) -> str:
         if number >= factor:
             return f"{number / factor:.3g} {prefix}"
     return f"{number:.3g} "
-
-
-def mebibytes(size: int) -> str:
-    """Writes bytes as MiB."""
-    return f"{size / 2**20:,.1f}"

@@ -107,6 +107,8 @@ def _report(
     memory = measure(lowered, described, module, chip.memory_bytes // chip.devices if chip else 0)
     sensitive = findings.sensitive(lowered, described, module)
     precision = precision_of(model)
+    # Of a step that the compiler divides, the products are known whole, and not as each device runs them.
+    roofline = estimate(matmuls, module, chip) if chip and not (plan and plan.by_compiler) else None
     arguments = [argument for argument in lowered.arguments if argument.kind == "batch"]
     return CompileReport(
         model=model.name,
@@ -122,9 +124,8 @@ def _report(
         cast_kernels=findings.cast_kernels(module),
         float32_work=tuple(findings.float32_work(lowered, described, module)),
         memory=memory,
-        # Of a step that the compiler divides, the products are known whole, and not as each device runs them.
-        roofline=estimate(matmuls, module, chip) if chip and not (plan and plan.by_compiler) else None,
-        advice=tuple(advise(matmuls, sensitive, memory, target, precision)),
+        roofline=roofline,
+        advice=tuple(advise(matmuls, sensitive, memory, target, precision, roofline.seconds if roofline else 0.0)),
         notes=(*_notes(target, matmuls, lowered.backend, plan), *filter(None, [compiled.note])),
         versions=dict(compiled.versions),
         seconds=compiled.seconds,

@@ -51,11 +51,12 @@ class ProgressBar(keras.callbacks.Callback):
         # Fewer than all steps are read of an epoch that was resumed.
         self.step = self.batches.steps - len(self.batches) + batch + 1
         steps = f"{self.step:>{len(str(self.batches.steps))}}/{self.batches.steps}"
-        text = f"{steps}  {self._text(logs)}"
+        text = f"{steps}  {'  '.join(self._parts(logs))}"
         self.bar.update(self.task, completed=self.step, description=self._epoch(), text=text)
 
     def on_epoch_end(self, epoch, logs=None):
-        self.console.print(f"{self._epoch()}  {self._text(logs)}", soft_wrap=True, highlight=False)
+        start = f"{self._epoch()}  "
+        self.console.print(start + fitted(self._parts(logs), self.console.width, len(start)), highlight=False)
 
     def on_train_end(self, logs=None):
         self.bar.stop()
@@ -70,14 +71,32 @@ class ProgressBar(keras.callbacks.Callback):
     def _epoch(self):
         return f"epoch {self.epoch + 1:>{len(str(self.params['epochs']))}}/{self.params['epochs']}"
 
-    def _text(self, logs):
+    def _parts(self, logs):
         parts = [written(name, float(value)) for name, value in logs.items()]
         if self.timer.step_seconds:
             parts.append(f"{self.batches.batch_size / self.timer.step_seconds:.0f} samples/s")
         left = self.seconds_left()
         if left is not None:
             parts.append(f"{left / 60:.0f}:{left % 60:02.0f} left" if left >= 0.5 else "done")
-        return "  ".join(parts)
+        return parts
+
+
+def fitted(parts: list[str], width: int, start: int) -> str:
+    """The parts on one line, or, where that is too long, on as many as they need.
+
+    Args:
+        parts: none of which is divided.
+        width: of the terminal, in characters.
+        start: how many characters are before the first part; later lines begin under it.
+    """
+    lines = [""]
+    for part in parts:
+        longer = f"{lines[-1]}  {part}" if lines[-1] else part
+        if lines[-1] and start + len(longer) > width:
+            lines.append(part)
+        else:
+            lines[-1] = longer
+    return f"\n{' ' * start}".join(lines)
 
 
 def written(name: str, value: float) -> str:

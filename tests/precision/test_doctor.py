@@ -32,6 +32,7 @@ def with_nvidia_driver(monkeypatch, trace):
     """Makes the machine look like one with an NVIDIA GPU that nothing hides."""
     driver = keras_mp.system.drivers.DRIVERS[0]
     monkeypatch.setattr(keras_mp.system.drivers, "DRIVERS", (driver._replace(traces=(trace,)),))
+    monkeypatch.setattr(keras_mp.system.quiet_import, "_CHIPS", (trace,))
     for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
 
@@ -40,7 +41,8 @@ def test_auto_says_that_it_does_not_see_the_gpu(monkeypatch, tmp_path):
     with_nvidia_driver(monkeypatch, tmp_path)
     monkeypatch.setattr(keras_mp.precision.policy, "current_device", lambda: AVX512_CPU)
     with pytest.warns(UserWarning, match="driver of an NVIDIA GPU, which .* does not see: pip install"):
-        keras_mp.set_global_policy("auto")
+        choice = keras_mp.set_global_policy("auto")
+    assert "driver of an NVIDIA GPU" in choice.reason
     assert "driver of an NVIDIA GPU" in keras_mp.choose_policy().reason
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")

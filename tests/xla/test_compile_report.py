@@ -1,6 +1,7 @@
 """Reports of small steps, compiled for chips that are not attached, against counts made without the compiler."""
 
 import dataclasses
+import io
 import json
 import re
 from collections import Counter
@@ -11,10 +12,16 @@ import keras
 import numpy as np
 import pytest
 from marks import ci_on
+from rich.console import Console
 from steps import BATCH, LENGTH, convolutional, gpt_flops, planted, tensor, tiny_gpt
 
 import keras_mp
+from keras_mp.reporting.byte_size import byte_size
+from keras_mp.xla.advice import advise
 from keras_mp.xla.compiled_step import CheckError
+from keras_mp.xla.matmuls import Matmul
+from keras_mp.xla.memory import Memory
+from keras_mp.xla.targets import find_target
 
 pytestmark = ci_on("tensorflow")
 
@@ -287,13 +294,37 @@ def test_the_picture_has_a_bar_for_each_precision(h100, tmp_path):
     picture = ElementTree.parse(compared.to_svg(tmp_path / "report.svg")).getroot()
     space = "{http://www.w3.org/2000/svg}"
     words = [text.text for text in picture.iter(f"{space}text")]
-    peak = f"{h100.memory.peak / 2**20:,.1f} MiB"
+    peak = byte_size(h100.memory.peak)
     assert f"mixed_bfloat16: {peak}" in words and f"another: {peak}" in words
     titled = [rect for rect in picture.iter(f"{space}rect") if len(rect)]
     dtypes = [rect for rect in titled if rect[0].text.split(":")[0] in h100.shares]
     memory = [rect for rect in titled if rect not in dtypes]
     for bars in (dtypes, memory):  # both steps are the same, so all four bars are as wide as can be
         assert sum(float(rect.get("width")) for rect in bars) == pytest.approx(2 * 560, abs=1)
+
+
+def test_on_80_columns_the_verdict_is_last(h100):
+    console = Console(width=80, file=io.StringIO())
+    console.print(h100)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    ends = [index for index, line in enumerate(lines) if line.startswith(("Advice", "Estimate"))]
+    assert ends and min(ends) > max(index for index, line in enumerate(lines) if "┃" in line)
+    assert "0.0 MiB" not in str(h100)
+
+
+def test_what_gains_less_than_a_hundredth_of_the_step_is_not_advised():
+    product = Matmul(
+        "dense", 1, "forward", "dot", (64, 130, 8), ("float32",) * 2, ("float32",) * 2, "float32", "float32", 10**9, 1,
+        "k", 0,
+    )  # fmt: skip
+    memory = Memory(*(1 for _ in dataclasses.fields(Memory)[:-1]), ())
+    target = find_target("h100")
+    given = [advise([product], [], memory, target, "float32", seconds) for seconds in (0.0, 1e-4, 1.0)]
+    gain = max(advice.seconds for advice in given[0])
+    assert 0 < gain < 1e-3
+    assert given[2] == []  # of a step of a second
+    assert all(advice.seconds >= 1e-6 for advice in given[1])
 
 
 def test_bad_input():

@@ -6,7 +6,7 @@ from rich.console import Console
 
 import keras_mp
 from keras_mp.training.batches import ShuffledBatches
-from recipes.common.progress import ProgressBar, written
+from recipes.common.progress import ProgressBar, fitted, written
 from recipes.common.step_timer import StepTimer
 
 X, Y = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
@@ -30,6 +30,14 @@ def test_without_a_terminal_it_is_a_line_an_epoch():
     assert [line.split("  ")[0] for line in lines] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
     assert all("loss" in line and "test loss" in line and "samples/s" in line for line in lines)
     assert lines[-1].endswith("done")
+
+
+def test_a_line_is_as_wide_as_the_terminal():
+    metrics = ["loss 0.1234", "accuracy 0.9876", "test loss 0.1234", "test accuracy 0.9876", "1234 samples/s"]
+    assert fitted(metrics, 200, 13) == "  ".join(metrics)
+    lines = ("epoch 20/20  " + fitted([*metrics, "0:34 left"], 80, 13)).splitlines()
+    assert max(map(len, lines)) <= 80 and len(lines) == 2 and lines[1].startswith(" " * 13)
+    assert "  ".join(line.strip() for line in lines) == "  ".join(["epoch 20/20", *metrics, "0:34 left"])
 
 
 def test_on_a_terminal_there_is_a_bar_too():
