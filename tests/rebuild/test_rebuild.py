@@ -80,6 +80,23 @@ def test_adapted_state_and_custom_state_arrive():
     assert next(layer for layer in new.layers if isinstance(layer, zoo.Counts)).seen == 17
 
 
+class TwoOfOneName(layers.Layer):
+    """Two weights of one shape and one name, as layers that add weights in a loop have."""
+
+    def build(self, input_shape):
+        self.factors = [self.add_weight(shape=(3,), name="factor", initializer="uniform") for _ in range(2)]
+
+    def call(self, inputs):
+        return inputs * self.factors[0] + self.factors[1]
+
+
+def test_weights_of_one_name_arrive_in_their_order():
+    model = keras.Sequential([keras.Input((3,)), TwoOfOneName()])
+    new = rebuild(model, unchanged).model
+    for old, rebuilt in zip(weights_of(model), weights_of(new), strict=True):
+        np.testing.assert_array_equal(old, rebuilt)
+
+
 def test_seed_state_arrives():
     model = keras.Sequential([keras.Input((64,)), layers.Dropout(0.5, seed=3)])
     batch = np.ones((4, 64), "float32")
