@@ -150,6 +150,7 @@ def test_audit_of_a_training_recipe_without_data_says_what_to_add(elsewhere):
 
 
 @pytest.mark.once
+@pytest.mark.ci
 def test_bench_measures_a_file(elsewhere):
     result = CliRunner().invoke(app, ["bench", str(elsewhere), "--rounds", "1", "--seconds", "0", "--json"])
     assert result.exit_code == 0, result.exception

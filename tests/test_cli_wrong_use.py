@@ -132,6 +132,7 @@ def test_a_file_that_is_no_model(command, files, name, file):
     one_line(command(name, files / file, *(["out"] if name == "export" else [])), MODELS[file])
 
 
+@pytest.mark.ci
 def test_a_bench_of_which_nothing_ran_is_an_error(command, files):
     status, out, err = command("bench", files / "mix.keras")
     last = err.splitlines()[-1]
@@ -205,6 +206,7 @@ def test_the_version():
 
 
 @pytest.mark.parametrize("arguments", [["targets"], ["audit", "model.keras", "--json"]])
+@pytest.mark.ci
 def test_a_pipe_that_is_closed_early_ends_it_quietly(files, arguments):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     program = subprocess.Popen(

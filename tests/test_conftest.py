@@ -57,6 +57,7 @@ def file_beside_the_tests():
     path.unlink(missing_ok=True)
 
 
+@pytest.mark.ci
 def test_a_test_that_fails_prints_the_seed_that_repeats_it(file_beside_the_tests):
     file_beside_the_tests.write_text(DRAWS)
     first = run_pytest(file_beside_the_tests)
@@ -84,6 +85,7 @@ def test_a_seed_that_is_none_is_refused(text, monkeypatch):
         random_seed.of_this_run()
 
 
+@pytest.mark.ci
 def test_a_test_that_hangs_in_compiled_code_is_ended_and_named(file_beside_the_tests):
     file_beside_the_tests.write_text("import ctypes\n\ndef test_hangs():\n    ctypes.CDLL(None).sleep(600)\n")
     output = run_pytest(file_beside_the_tests, "--timeout", "3")
@@ -120,6 +122,7 @@ def quick():
     return set().union(*(collected(*selection) for selection in selections))
 
 
+@pytest.mark.ci
 def test_each_fault_that_was_fixed_has_a_test_in_make_test(quick):
     here = quick.union(*map(started, STARTED_BY))
     rows = re.findall(r"^\| (\d+\w?) \|(.*)\|$", FIXED, re.MULTILINE)
@@ -136,9 +139,20 @@ def without_the_rest(file, quick):
     return text
 
 
+@pytest.mark.ci
 def test_each_public_name_is_used_in_make_test(quick):
     files = {name.partition("::")[0] for name in quick} - {"tests/test_public_names.py", "tests/test_import.py"}
     texts = "\n".join(without_the_rest(file, quick) for file in sorted(files))
     returned_or_raised = re.compile(r"Error$|Report$|^NonFinite$|^PolicySearch$")  # by calls that are named themselves
     names = {name for name in (*keras_mp.__all__, *keras_mp.fp8.__all__) if not returned_or_raised.search(name)}
     assert len(names) > 40 and sorted(name for name in names if not re.search(rf"\b{name}\b", texts)) == []
+
+
+@pytest.mark.parametrize("name", ["THIRDS", "SIXTHS"])
+def test_each_test_file_is_in_one_part(name):
+    line = re.search(rf"^{name} := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    parts = [pattern.split() for pattern in re.findall(r'"(.*?)"', line)]
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        place = Path(*file.relative_to(ROOT).parts[:2])
+        matching = [part for part in parts if any(place.match(pattern.rstrip("/")) for pattern in part)]
+        assert len(matching) == 1, f"{file} is in {matching}"

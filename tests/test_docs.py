@@ -43,8 +43,10 @@ def marks(page):
     """A page that exports starts, on JAX, TensorFlow in a process of its own; most others say the same on both."""
     if "export_float32" in PROGRAMS[page] and keras.backend.backend() == "jax":
         return pytest.mark.slow
-    own = "```python jax" in (ROOT / page).read_text()
-    return [] if own or page in ("README.md", "docs/index.md", "docs/from-pytorch.md") else pytest.mark.once
+    if page in ("README.md", "docs/index.md"):
+        return []
+    own = "```python jax" in (ROOT / page).read_text() or page == "docs/from-pytorch.md"
+    return pytest.mark.ci if own else [pytest.mark.ci, pytest.mark.once]
 
 
 @pytest.mark.parametrize(

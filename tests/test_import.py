@@ -58,6 +58,7 @@ def test_the_library_names_neither_the_recipes_nor_the_models_of_the_repository(
 
 
 @pytest.mark.once
+@pytest.mark.ci
 def test_the_package_alone_as_a_wheel_holds_it_has_every_public_name(tmp_path):
     shutil.copytree(ROOT / "keras_mp", tmp_path / "keras_mp")
     printed = run(
@@ -138,6 +139,7 @@ print(len(keras_mp.sensitive_layers(model)))
 """
 
 
+@pytest.mark.ci
 def test_the_kit_works_without_the_other_backend():
     assert run(WITHOUT + TRAIN)[-1] == "0"
 
@@ -163,6 +165,7 @@ def test_the_example_of_the_readme_ends_in_a_sentence_without_tensorflow(tmp_pat
     assert (tmp_path / "model.keras").is_file()
 
 
+@pytest.mark.ci
 def test_public_modules_import_under_their_names():
     code = (
         "import keras_mp.chips; from keras_mp.hardware import support; from keras_mp import chips, hardware; "

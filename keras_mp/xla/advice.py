@@ -27,11 +27,13 @@ class Advice:
         code: the line that changes it.
         seconds: what a step would gain at the chip's peak rates, an estimate; 0 where it is not speed that is gained,
             or where the chip's rates are not known.
+        at_most: the time of the products that are named, where they may gain but no rate says how much; else 0.
     """
 
     text: str
     code: str
     seconds: float = 0.0
+    at_most: float = 0.0
 
 
 def advise(
@@ -60,8 +62,12 @@ def advise(
         *_lost_bits(matmuls, target),
         *_sizes(matmuls, target),
     ]
-    gains = [advice for advice in gains if not 0 < advice.seconds < WORTHWHILE * step_seconds]
-    return urgent + sorted(gains, key=lambda advice: -advice.seconds)
+    gains = [advice for advice in gains if not 0 < _worth(advice) < WORTHWHILE * step_seconds]
+    return urgent + sorted(gains, key=lambda advice: -_worth(advice))
+
+
+def _worth(advice: Advice) -> float:
+    return advice.seconds or advice.at_most
 
 
 def _memory(memory: Memory, target: Target) -> list[Advice]:
@@ -164,17 +170,19 @@ def _sizes(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
     advised = []
     for (size, multiple), group in by_size.items():
         padded = -(-size // multiple) * multiple
-        gain = sum(seconds(m, target.chip) for m in group) * (1 - size / padded)
+        spent = sum(seconds(m, target.chip) for m in group)
+        # A TPU pads. A GPU takes a kernel without aligned loads, whose cost no data sheet says.
+        gain = (spent * (1 - size / padded), 0.0) if target.platform == "tpu" else (0.0, spent)
         layers = _names([m.layer for m in group])
         advised.append(
             Advice(
                 f"The size {size} in {layers} is no multiple of {multiple}: the units of {target.title} work on "
                 f"{padded} instead, or a slower kernel is taken.",
                 f"{size} -> {padded}  # the next multiple of {multiple}",
-                gain,
+                *gain,
             )
         )
-    return sorted(advised, key=lambda advice: -advice.seconds)[:5]
+    return sorted(advised, key=lambda advice: -_worth(advice))[:5]
 
 
 def asks_fp8(matmul: Matmul) -> bool:

@@ -49,6 +49,7 @@ def check(equation, x, w, recipe, mode, scale=1.0):
         ("a,ab->b", (16,), (16, 8)),
     ],
 )
+@pytest.mark.ci
 def test_any_product(equation, x, w, recipe, mode):
     check(equation, x, w, recipe, mode)
 

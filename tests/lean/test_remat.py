@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
+from marks import few
 
 import keras_mp
 from keras_mp.lean.remat import Remat
@@ -60,7 +61,7 @@ def train(kind, mode, batches):
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: next(iter(mode)) + str(next(iter(mode.values()))))
-@pytest.mark.parametrize("kind", ["layer", "function"])
+@pytest.mark.parametrize("kind", few(["layer", "function"], "layer"))
 def test_training_is_the_same_with_dropout_state_and_losses(kind, mode):
     generator = np.random.default_rng()
     batches = [(generator.normal(size=(32, 8)).astype("float32"), generator.normal(size=(32, 1))) for _ in range(3)]
@@ -74,7 +75,7 @@ def test_training_is_the_same_with_dropout_state_and_losses(kind, mode):
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: next(iter(mode)) + str(next(iter(mode.values()))))
-@pytest.mark.parametrize("kind", ["layer", "function"])
+@pytest.mark.parametrize("kind", few(["layer", "function"], "layer"))
 def test_gradients_are_the_same_to_1e_6(kind, mode):
     generator = np.random.default_rng()
     batch = generator.normal(size=(32, 8)).astype("float32"), generator.normal(size=(32, 1)).astype("float32")
@@ -100,7 +101,7 @@ class Gradients(keras.optimizers.SGD):
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: next(iter(mode)) + str(next(iter(mode.values()))))
-@pytest.mark.parametrize("kind", ["layer", "function"])
+@pytest.mark.parametrize("kind", few(["layer", "function"], "layer"))
 def test_under_autocast(kind, mode):
     generator = np.random.default_rng()
     batches = [(generator.normal(size=(32, 8)).astype("float32"), generator.normal(size=(32, 1)))]

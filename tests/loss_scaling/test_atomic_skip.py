@@ -64,6 +64,7 @@ def test_a_skipped_step_changes_nothing_but_scale_and_seeds(mode, loss_scale):
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.ci
 def test_an_epoch_with_a_skipped_batch_has_the_loss_of_the_others(mode):
     good, bad = batch(), batch(bad=True)
     x, y = (np.concatenate([a, b, a]) for a, b in zip(good, bad, strict=True))
@@ -101,6 +102,7 @@ class OwnStep(keras.Model):
 
 @pytest.mark.skipif(not TENSORFLOW, reason="on JAX, Keras's own train_step is of the same form as a custom one")
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.ci
 def test_a_custom_train_step_and_a_custom_loop(mode):
     import tensorflow as tf
 

@@ -66,6 +66,7 @@ def test_float32_to_1e_5(remat):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(np.abs(b).max(), 1e-2) + 2**-23)
 
 
+@pytest.mark.ci
 def test_bfloat16_is_no_farther_from_float32_than_the_plain_model():
     ratios, in_float32, in_bfloat16 = [], pair("float32"), pair("mixed_bfloat16")
     for seed in np.random.default_rng().integers(2**31, size=8):

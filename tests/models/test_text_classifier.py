@@ -16,6 +16,7 @@ TEXTS = np.array([[5, 6, 7, 8, 9, 1, 2, 3], [5, 6, 7, PADDING, PADDING, PADDING,
 
 
 @pytest.mark.parametrize("precision", few(PRECISIONS, "mixed_float16"))
+@pytest.mark.ci
 def test_in_every_precision(precision, tmp_path):
     check_model(lambda: text_classifier(TINY, 3, 100, 8), TEXTS, precision, tmp_path)
 
@@ -55,6 +56,7 @@ def test_a_text_without_a_token_gives_finite_logits():
 
 
 @pytest.mark.parametrize("mode", [{"jit_compile": False}, {"jit_compile": True}, {"run_eagerly": True}], ids=str)
+@pytest.mark.ci
 def test_remat_trains_to_the_same_weights_with_a_mask(mode):
     """On JAX the mask was lost between the forward pass and the gradient."""
     found = []

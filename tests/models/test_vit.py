@@ -15,6 +15,7 @@ TINY = Size(1, 128, 2)
 
 
 @pytest.mark.parametrize("precision", few(PRECISIONS, "mixed_float16"))
+@pytest.mark.ci
 def test_in_every_precision(precision, tmp_path):
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
     check_model(lambda: vit(TINY, 5, (8, 8, 3), 4, dropout=0.1), images, precision, tmp_path)

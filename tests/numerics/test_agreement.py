@@ -22,6 +22,7 @@ OVERFLOWING = ("output", "input", "kernel", "scores", "before activation")
         pytest.param(mobilenet, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.ci
 def test_verdicts_agree_with_each_layer_run_in_float16(build):
     model, batch = build()
     judged = {}

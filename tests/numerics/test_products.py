@@ -46,6 +46,7 @@ def test_every_product_of_the_lean_gpt():
 
 
 @pytest.mark.once
+@pytest.mark.ci
 def test_search_policy_weighs_by_the_same_count():
     model = lean_gpt()
     search = search_policy(model, [tokens()] * 2, ("fp8", "mixed_bfloat16"), tolerance=1e9)

@@ -172,6 +172,7 @@ def test_one_that_is_lost_ends_the_other_which_names_it_and_a_restart_goes_on(lo
         np.testing.assert_array_equal(resumed[name], whole[name], err_msg=name)
 
 
+@pytest.mark.ci
 def test_other_settings_are_refused_with_the_difference(tmp_path):
     with Processes(tmp_path, "float32", environment={1: {"TEST_OTHER_SETTING": "0.5"}}) as processes:
         for status, errors in processes.end():
@@ -190,6 +191,7 @@ def test_a_port_in_use_is_told(tmp_path):
     assert status == 1 and f"port {port} of worker 0 (localhost:{port}) is in use" in errors
 
 
+@pytest.mark.ci
 def test_a_malformed_tf_config_is_told(tmp_path):
     with Processes(tmp_path, "float32", started=[0], environment={0: {"TF_CONFIG": "{"}}) as processes:
         ((status, errors),) = processes.end()

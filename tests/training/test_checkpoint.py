@@ -155,6 +155,7 @@ def test_counters_of_other_callbacks_go_on(tmp_path):
 
 
 @pytest.mark.parametrize("now", ["mixed_float16", "fp8"])
+@pytest.mark.ci
 def test_another_precision_goes_on_from_the_same_state(now, tmp_path, capsys):
     crashed(tmp_path, (1, 3), "float32", every=1)
     model = build("float32")
@@ -319,6 +320,7 @@ def test_a_bad_argument_is_named(arguments, message, tmp_path):
 
 
 @pytest.mark.once
+@pytest.mark.ci
 def test_the_names_of_0_1_work_and_warn(tmp_path):
     with pytest.warns(DeprecationWarning) as caught:
         checkpoint = keras_mp.TrainingCheckpoint(tmp_path, keep=5, free=["name"])

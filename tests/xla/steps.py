@@ -35,7 +35,7 @@ def gpt_flops(training=True):
     return 2 * (3 * projections + (2 + 5) * scores if training else projections + 2 * scores)
 
 
-def planted():
+def planted(rows=32):
     """A bfloat16 model with a layer of width 1001, a float32 product and a float16 softmax, and a batch."""
     keras.utils.clear_session()
     keras.config.set_dtype_policy("mixed_bfloat16")
@@ -45,7 +45,7 @@ def planted():
     x = layers.Softmax(dtype="float16", name="probabilities")(x)
     model = keras.Model(inputs, layers.Dense(8, name="last")(x), name="planted")
     model.compile("adam", "mse")
-    return model, (tensor((32, 64)), tensor((32, 8)))
+    return model, (tensor((rows, 64)), tensor((rows, 8)))
 
 
 def convolutional():

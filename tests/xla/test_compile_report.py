@@ -103,9 +103,9 @@ def test_memory_is_the_compilers(gpt_report):
 
 @pytest.mark.parametrize("chip", ["h100", "v5e"])
 def test_what_is_planted_is_found_and_named(chip):
-    model, batch = planted()
+    model, batch = planted(rows=8192)
     report = keras_mp.inspect(model, batch, chip)
-    with pytest.raises(CheckError, match="probabilities: softmax of 2048 values in float16"):
+    with pytest.raises(CheckError, match="probabilities: softmax of 524288 values in float16"):
         report.check(no_low_precision_softmax=True)
     with pytest.raises(CheckError, match="full \\(forward\\)"):
         report.check(low_precision_share=0.95 if chip == "h100" else 1.0)
@@ -115,7 +115,8 @@ def test_what_is_planted_is_found_and_named(chip):
     advice = "\n".join(advice.text for advice in report.advice)
     assert "Softmax in float16 in 'probabilities'" in advice
     assert "asked for in float32, in 'full'" in advice
-    assert "The size 1001 in 'odd'" in advice
+    # A TPU pads 1001 to 1024, which costs less than a hundredth of this step.
+    assert ("The size 1001 in 'odd'" in advice) == (chip == "h100")
 
 
 def test_stabilize_mends_the_softmax():
@@ -324,7 +325,7 @@ def test_what_gains_less_than_a_hundredth_of_the_step_is_not_advised():
     gain = max(advice.seconds for advice in given[0])
     assert 0 < gain < 1e-3
     assert given[2] == []  # of a step of a second
-    assert all(advice.seconds >= 1e-6 for advice in given[1])
+    assert all((advice.seconds or advice.at_most) >= 1e-6 for advice in given[1])
 
 
 def test_bad_input():
