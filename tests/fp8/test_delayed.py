@@ -183,6 +183,7 @@ class TestOnAModel:
         fit(model)
         assert np.all(np.isfinite(history_of(model))) and np.all(history_of(model)[:, :4] > 0)
 
+    @pytest.mark.ci
     def test_exported_without_amaxes(self, tmp_path):
         pytest.importorskip("tensorflow", reason="a SavedModel needs TensorFlow")
         model = small("delayed")

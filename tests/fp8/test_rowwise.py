@@ -5,10 +5,12 @@ import functools
 import keras
 import numpy as np
 import pytest
-from marks import few
+from marks import ci_on, few
 from reference import assert_close, compiled, row_product, sqnr, tensors, to_numpy, with_gradients
 
 from keras_mp.fp8 import CurrentScaling, Float8Dense, Float8EinsumDense, RowwiseScaling, convert, matmul
+
+pytestmark = ci_on("jax")
 
 MODES = pytest.mark.parametrize("mode", [lambda function: function, compiled], ids=["eager", "jit"])
 RECIPES = {

@@ -4,9 +4,11 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from marks import few
+from marks import ci_on, few
 
 import keras_mp
+
+pytestmark = ci_on("jax")
 
 VOCABULARY, WIDTH, LENGTH = 40, 16, 6
 

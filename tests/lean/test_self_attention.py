@@ -4,8 +4,11 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
+from marks import ci_on
 
 import keras_mp
+
+pytestmark = ci_on("jax")
 
 WIDTH, HEADS, LENGTH = 16, 4, 7
 

@@ -162,6 +162,7 @@ def two_inputs(structure):
 
 @pytest.mark.once
 @pytest.mark.parametrize("structure", few(["list", "unnamed list", "dict", "dict of others", "subclassed"], "dict"))
+@pytest.mark.ci
 def test_a_batch_of_several_inputs_is_read_again_by_name(tmp_path, structure):
     """Its arrays were called x_0 and x_1, which `keras-mp audit --data` does not know."""
     model = two_inputs(structure)

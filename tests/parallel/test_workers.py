@@ -181,6 +181,7 @@ def test_other_settings_are_refused_with_the_difference(tmp_path):
             assert f"worker 1 ({processes.addresses[1]}): rate: 0.5, and worker 0 has 0.01" in errors
 
 
+@pytest.mark.ci
 def test_a_port_in_use_is_told(tmp_path):
     with socket.socket() as taken:
         taken.bind(("", 0))

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
-from marks import few
+from marks import ci_on, few
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.saved_model import relative_difference
 from keras_mp.rebuild import RebuildError, layers_by_path, rebuild
+
+pytestmark = ci_on("jax")
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 # What Keras itself cannot save and load.

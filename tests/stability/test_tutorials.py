@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import tutorials
 from keras import layers
-from marks import few
+from marks import ci_on, few
 
 import keras_mp
 from keras_mp.rebuild import RebuildError
+
+pytestmark = ci_on("jax")
 
 
 @pytest.fixture(autouse=True)

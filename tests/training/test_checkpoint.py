@@ -11,6 +11,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from marks import ci_on
 from resumable import EPOCHS, PRECISIONS, STEPS, Act, Crash, build, data, train, values
 
 import keras_mp
@@ -18,6 +19,8 @@ from keras_mp.training import checkpoint
 from keras_mp.training.checkpoint import SettingsError
 from keras_mp.training.checkpoint_file import CheckpointFileError, checkpoints_in
 from keras_mp.training.training_state import MismatchError
+
+pytestmark = ci_on("jax")
 
 
 @pytest.fixture(scope="module", autouse=True)

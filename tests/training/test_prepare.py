@@ -4,10 +4,13 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from marks import ci_on
 
 import keras_mp
 from keras_mp.precision.policy import choose_policy
 from keras_mp.rebuild import layers_by_path
+
+pytestmark = ci_on("jax")
 
 JAX = keras.backend.backend() == "jax"
 LOSS = "sparse_categorical_crossentropy"

@@ -98,6 +98,7 @@ def attention():
     return lower_step(model, (tensor((64, 128, 1)), tensor((64, 4))), training=True, platform="cuda")
 
 
+@pytest.mark.ci
 def test_a_product_that_triton_has_no_tile_for_is_compiled_without_it():
     lowered, h100 = attention(), find_target("h100")
     compiled = compile_step(lowered, h100)

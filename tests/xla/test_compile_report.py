@@ -143,6 +143,7 @@ def test_keras_float8_on_an_h100_is_no_float8():
     assert report.precision == "fp8"
 
 
+@pytest.mark.ci
 def test_convolutions():
     model, batch = convolutional()
     report = keras_mp.inspect(model, batch, "h100")
@@ -158,6 +159,7 @@ def test_convolutions():
     assert rows["head", "forward"].asked == ("float32", "float32")
 
 
+@pytest.mark.ci
 def test_other_precisions_side_by_side():
     model, batch = tiny_gpt()
     report = keras_mp.inspect(model, batch, "h100", compare=["float32", "mixed_bfloat16"])
