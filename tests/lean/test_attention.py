@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from gradients_of import MODES, value_and_gradients
 from keras import ops
+from marks import ci_on
 
 from keras_mp.lean.attention import attention
+
+pytestmark = ci_on("jax")
 
 
 def expected(query, key, value, upstream, seen):

@@ -5,9 +5,12 @@ import numpy as np
 import pytest
 from gradients_of import MODES, value_and_gradients
 from keras import ops
+from marks import ci_on
 
 import keras_mp
 from keras_mp.lean.cross_entropy import chunked_cross_entropy
+
+pytestmark = ci_on("jax")
 
 
 def expected(features, kernel, bias, targets, weights, smoothing):

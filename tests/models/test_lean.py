@@ -58,6 +58,7 @@ def distance(ours, exact):
 
 
 @pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.ci
 def test_float32_to_1e_5(remat):
     (ours, changes), (plain, expected) = both(pair("float32", remat), None)
     assert ours == pytest.approx(plain, rel=1e-5)

@@ -101,6 +101,7 @@ def test_huge_logits_are_the_first_suspect():
     assert (suspect.path, suspect.tensor) == ("softmax", "input")
 
 
+@pytest.mark.ci
 def test_small_gradients_are_the_first_suspect_and_the_scale_brings_them_in():
     report = audit(*small_gradients())
     first = report.suspects()[0]

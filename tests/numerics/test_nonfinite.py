@@ -16,11 +16,13 @@ from faults import (
     sequential,
 )
 from keras import layers, ops
-from marks import few
+from marks import ci_on, few
 
 import keras_mp
 from keras_mp import find_nonfinite
 from keras_mp.numerics.observe import ObservedStep
+
+pytestmark = ci_on("jax")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_float16", "mixed_bfloat16"])

@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 from faults import first_overflow, large_activations, normal, normalized, scale_only
 from keras import layers
-from marks import few
+from marks import ci_on, few
 
 import keras_mp
 from keras_mp.numerics.data_file import batches_of_file
+
+pytestmark = ci_on("jax")
 
 
 def model_of(optimizer="sgd", dtype="float32"):

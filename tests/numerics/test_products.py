@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from faults import compiled, normal
 from keras import layers
+from marks import ci_on
 
 import keras_mp
 from keras_mp import audit, search_policy
@@ -12,6 +13,8 @@ from keras_mp.xla.lower import lower_step
 from keras_mp.xla.program import describe, number_operations, read_module, remove_dead
 from models.gpt import gpt
 from models.transformer import Size
+
+pytestmark = ci_on("jax")
 
 SIZE, VOCABULARY, LENGTH, BATCH = Size(2, 16, 2), 32, 12, 3
 

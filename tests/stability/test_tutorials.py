@@ -37,6 +37,7 @@ def stabilized(model):
 
 
 @pytest.mark.parametrize("name", few(tutorials.MODELS, "vision_transformer"))
+@pytest.mark.ci
 def test_a_tutorials_model_is_stabilized_and_trained(name):
     if not tutorials.TENSORFLOW and name in tutorials.ONLY_ON_TENSORFLOW:
         pytest.skip("its train_step takes TensorFlow's tape")

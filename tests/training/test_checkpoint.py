@@ -90,6 +90,7 @@ def test_killed_at_a_random_step_it_ends_with_the_same_bits(precision, tmp_path,
 
 
 @pytest.mark.parametrize("place", [(0, 2), slowly(1, 0), (1, STEPS - 1), slowly(2, STEPS - 2)])
+@pytest.mark.ci
 def test_a_crash_at_the_edges_of_an_epoch_and_of_a_window(place, tmp_path, undisturbed):
     whole = undisturbed("mixed_float16")
     crashed(tmp_path / "crashed", place, "mixed_float16", every=1)
@@ -141,6 +142,7 @@ def test_a_training_that_is_stopped_saves_at_that_step_and_goes_on(step, newest,
     assert_same_training(undisturbed("small"), train("small", tmp_path / "stopped", every=0))
 
 
+@pytest.mark.ci
 def test_counters_of_other_callbacks_go_on(tmp_path):
     def fit(folder, *actions):
         batches, model = data(), build("small")
