@@ -3,13 +3,15 @@
 import importlib
 import json
 import sys
+from collections import OrderedDict
 
 import command_line
 import keras
 import numpy as np
 import pytest
 
-from keras_mp.numerics.data_file import batches_of_file
+from keras_mp.conversion.input_names import input_names
+from keras_mp.numerics.data_file import batches_of_file, named_arrays
 
 pytestmark = pytest.mark.once
 
@@ -173,3 +175,24 @@ def test_bad_input_is_one_line(model_file, tmp_path):
 def test_a_recipe_takes_no_data(tmp_path):
     done = run("digits", "--data", tmp_path / "odd.npz")
     assert done.returncode == 1 and "a training recipe has data of its own" in done.stderr
+
+
+def test_inputs_called_as_labels_and_weights_are_kept_and_read(tmp_path):
+    inputs = [keras.Input((2,), name=name) for name in ("x", "y", "sample_weight")]
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(inputs)))
+    arrays = [np.full((3, 2), value, "float32") for value in range(3)]
+    named = named_arrays(model, (arrays, np.full((3, 1), 9.0), np.full(3, 7.0)))
+    assert sorted(named) == ["sample_weight", "x", "x:sample_weight", "x:y", "y"]
+    np.savez(tmp_path / "data.npz", **named)
+    ((x, y, weights),) = batches_of_file(tmp_path / "data.npz", model, 3)
+    for read, given in zip((*x, y, weights), (*arrays, named["y"], named["sample_weight"]), strict=True):
+        np.testing.assert_array_equal(read, given)
+
+
+def test_an_ordered_dict_of_inputs_keeps_its_names():
+    tensors = OrderedDict((name, keras.Input((2,), name=name)) for name in ("b", "a"))
+    model = keras.Model(tensors, keras.layers.Dense(1)(keras.layers.Concatenate()(list(tensors.values()))))
+    assert input_names(model.input) == [tensor.name for tensor in keras.tree.flatten(model.input)]
+    arrays = [np.full((3, 2), value) for value in range(2)]
+    named = named_arrays(model, (arrays, None))  # in the order in which Keras flattens
+    assert [int(named[tensor.name][0, 0]) for tensor in keras.tree.flatten(model.input)] == [0, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,7 +37,9 @@ def _layer_name(tensor: Any) -> str:
 def _keys(structure: Any, key: str | None) -> list[str | None]:
     """For each leaf the key of the innermost dict that it is in, or None."""
     if isinstance(structure, Mapping):
-        return [leaf_key for name in sorted(structure) for leaf_key in _keys(structure[name], str(name))]
+        # As keras.tree flattens them.
+        names = list(structure) if isinstance(structure, OrderedDict) else sorted(structure)
+        return [leaf_key for name in names for leaf_key in _keys(structure[name], str(name))]
     if isinstance(structure, (list, tuple)):
         return [leaf_key for item in structure for leaf_key in _keys(item, key)]
     return [] if structure is None else [key]

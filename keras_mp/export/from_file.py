@@ -63,6 +63,8 @@ def deploy_file(
     for name, file in (("verify", verify), ("calibrate", calibrate)):
         if file is not None and not Path(file).is_file():
             raise FileNotFoundError(f"there is no file {name}={str(file)!r}")
+        if file is not None and Path(path).exists() and Path(path).samefile(file):
+            raise ValueError(f"path={str(path)!r} is the file that {name} reads: give a new file")
     model = load_model(model_path, modules, unsafe)
     batch = None if verify is None else load_batch(verify, model)
     if format == "onnx":

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,17 +100,17 @@ def export_float32(
         )
     with parents_made(path):
         if keras.backend.backend() != "tensorflow":
-            return _export_in_tensorflow_process(model, path, verify, tolerance)
-        return _export(model, path, verify, tolerance)
+            return _export_in_tensorflow_process(model, path, verify, tolerance, overwrite)
+        return _export(model, path, verify, tolerance, overwrite)
 
 
-def _export(model: keras.Model, path: Path, verify: Any, tolerance: float) -> ExportReport:
+def _export(model: keras.Model, path: Path, verify: Any, tolerance: float, overwrite: bool) -> ExportReport:
     import tensorflow as tf
 
     float32, unreached, _ = rebuild(model, to_float32, policy="float32", sample=verify, carry_compile=False)
     if unreached:
         raise RebuildError(f"model {model.name!r} could not be carried over to float32: " + "; ".join(unreached))
-    with _beside(path) as partial:
+    with _beside(path, overwrite) as partial:
         signature = _input_signature(float32, verify)
         _write(float32, partial, signature)
         findings = low_precision(partial)
@@ -164,28 +165,39 @@ def check_path(path: Path, bytes_needed: int, kind: str = "folder", overwrite: b
 
 def _replaceable(path: Path, kind: str) -> bool:
     if kind == "file":
-        return path.is_file()
+        return path.is_file() and not zipfile.is_zipfile(path)  # as a .keras file is, and data in an .npz file
     return path.is_dir() and ((path / "saved_model.pb").is_file() or not any(path.iterdir()))
 
 
 @contextlib.contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """Gives a folder beside `path`, which takes the place of `path` on success and is removed on failure."""
+def _beside(path: Path, overwrite: bool) -> Iterator[Path]:
+    """Gives a folder beside `path`, which takes the place of `path` on success and is removed on failure.
+
+    What is at `path` by then goes only where it may be overwritten, and only after the new folder is in its place.
+    """
+    path = Path(os.path.realpath(path))
     unique = uuid.uuid4().hex[:8]
-    partial, old = (path.absolute().parent / f".{path.name}.{unique}.{kind}" for kind in ("partial", "old"))
+    partial, old = (path.parent / f".{path.name}.{unique}.{kind}" for kind in ("partial", "old"))
     try:
         yield partial
-        if path.exists():
-            path.rename(old)
-        try:
+        if path.exists() and overwrite:
+            check_path(path, 0, overwrite=True)
+            _exchange(path, partial, old)
+        else:
             partial.rename(path)
-        except OSError:
-            if old.exists():
-                old.rename(path)
-            raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(path: Path, partial: Path, old: Path) -> None:
+    try:
+        path.rename(old)
+        partial.rename(path)
+    except BaseException:  # Ctrl-C between the two as well
+        if old.exists() and not path.exists():
+            old.rename(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _write(model: keras.Model, path: Path, signature: list[Any]) -> None:
@@ -363,7 +375,9 @@ def load_batch(file: str | os.PathLike[str], model: keras.Model) -> Any:
     return keras.tree.pack_sequence_as(structure, arrays)
 
 
-def _export_in_tensorflow_process(model: keras.Model, path: Path, verify: Any, tolerance: float) -> ExportReport:
+def _export_in_tensorflow_process(
+    model: keras.Model, path: Path, verify: Any, tolerance: float, overwrite: bool
+) -> ExportReport:
     """Saves the model, exports the file on TensorFlow, and compares with this backend's own float32 outputs."""
     things = custom_objects_of(model).values()
     modules = {thing.__module__ for thing in things}
@@ -373,7 +387,7 @@ def _export_in_tensorflow_process(model: keras.Model, path: Path, verify: Any, t
             f"{names} of model {model.name!r} is defined in __main__, which the process that exports on TensorFlow "
             "cannot import: move it to a module of its own"
         )
-    with tempfile.TemporaryDirectory() as folder, _beside(path) as partial:
+    with tempfile.TemporaryDirectory() as folder, _beside(path, overwrite) as partial:
         saved, inputs, outputs = (str(Path(folder) / name) for name in ("model.keras", "inputs.npz", "outputs.npz"))
         model.save(saved)
         command = [sys.executable, "-m", "keras_mp.cli", "export", saved, str(partial), "--json", "--unsafe"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ def batches_of_file(path: str | os.PathLike[str], model: keras.Model, batch_size
     """Reads the batches of a file.
 
     Args:
-        path: an `.npz` file: `x`, or for a model of several inputs an array named after each input; `y`, or for a model
+        path: an `.npz` file: `x`, or for a model of several inputs an array named after each input (`x:y` for one that
+            is called y or sample_weight); `y`, or for a model
             of several outputs an array `y:NAME` for each; and `sample_weight`, or `sample_weight:NAME` for outputs,
             which may be left out.
         model: the model that they are for.
@@ -83,15 +85,25 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         ) from error
 
 
+def _is_taken(name: str) -> bool:
+    """Whether an array of this name holds labels or weights."""
+    return name.partition(":")[0] in ("y", "sample_weight")
+
+
+def _array_name(input_name: str) -> str:
+    """The name of an input's array: its own, unless that means labels or weights."""
+    return f"x:{input_name}" if _is_taken(input_name) else input_name
+
+
 def _inputs(path: Path, arrays: dict[str, np.ndarray], model: keras.Model) -> Any:
     if not getattr(model, "inputs", None):  # a subclassed model takes what its call() is given
-        others = {name: array for name, array in arrays.items() if name.partition(":")[0] not in ("y", "sample_weight")}
+        others = {name.removeprefix("x:"): array for name, array in arrays.items() if not _is_taken(name)}
         if not others:
             raise ValueError(f"{str(path)!r} must hold arrays named x and y, and holds {', '.join(arrays) or 'none'}")
         return others.get("x", others)
     inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
     tensors = keras.tree.flatten(inputs)
-    names = input_names(inputs)
+    names = [_array_name(name) for name in input_names(inputs)]
     if len(tensors) == 1 and "x" in arrays:
         names = ["x"]
     if missing := [name for name in names if name not in arrays]:
@@ -140,7 +152,9 @@ def _weights(arrays: dict[str, np.ndarray], model: keras.Model) -> Any:
 
 def _output_names(model: keras.Model) -> list[str]:
     """The names of a model's outputs, in the order in which they are flattened."""
-    return sorted(model.output) if isinstance(model.output, dict) else list(model.output_names)
+    if isinstance(model.output, dict) and not isinstance(model.output, OrderedDict):
+        return sorted(model.output)
+    return list(model.output) if isinstance(model.output, dict) else list(model.output_names)
 
 
 def named_arrays(model: keras.Model, batch: tuple) -> dict[str, Any]:
@@ -155,7 +169,7 @@ def named_arrays(model: keras.Model, batch: tuple) -> dict[str, Any]:
     """
     x, y, sample_weight = (*batch, None, None)[:3]
     functional = not isinstance(model, keras.Sequential) and getattr(model, "inputs", None)
-    inputs = input_names(model.input) if functional else []
+    inputs = [_array_name(name) for name in input_names(model.input)] if functional else []
     # Keras also finds the arrays of a dict by the names of the tensors.
     keys = dict(zip((tensor.name for tensor in keras.tree.flatten(model.input)), inputs, strict=True)) if inputs else {}
     outputs = _output_names(model) if len(getattr(model, "outputs", None) or []) > 1 else []
@@ -170,7 +184,9 @@ def _named(part: Any, name: str, keys: dict[str, str], names: list[str]) -> dict
     """Names the arrays of a part: after its keys, or by their order after the model's inputs or outputs."""
     given: dict[str, Any]
     if isinstance(part, dict) and not any(keras.tree.is_nested(array) for array in part.values()):
-        given = {keys.get(key) or key if name == "x" else f"{name}:{key}": array for key, array in part.items()}
+        given = {
+            keys.get(key) or _array_name(key) if name == "x" else f"{name}:{key}": array for key, array in part.items()
+        }
     else:
         arrays = keras.tree.flatten(part)
         if len(arrays) == 1:

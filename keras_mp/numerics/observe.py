@@ -139,7 +139,8 @@ class _Recorder:
         (seen or self._open)[-1].flops += flops * math.prod(repeats)
 
     def _time_steps(self, made: Call) -> int:
-        return self.record.shapes[made.inputs[0]][1] if made.inputs else 1
+        # None where the time axis is open, in the trace that looks at the shapes alone.
+        return (self.record.shapes[made.inputs[0]][1] or 1) if made.inputs else 1
 
     def _enter(self, made: Call, x: Any) -> Any:
         if not _is_float(x):

@@ -77,7 +77,11 @@ def _noting(flops: Callable[..., int], note: Note, depth: list[int]) -> Callable
             if depth[0] == 0:
                 given = signature.bind(*args, **kwargs)
                 given.apply_defaults()
-                note(flops(_shape(result), *given.args, **given.kwargs), result)
+                try:
+                    count = flops(_shape(result), *given.args, **given.kwargs)
+                except (IndexError, KeyError, TypeError, ValueError):
+                    count = 0  # an operand without a shape, as a Python list: counting does not fail a step
+                note(count, result)
             return result
 
         return call

@@ -24,7 +24,7 @@ def prepare(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer | str,
     loss: Any,
-    metrics: Sequence[Any] | None = None,
+    metrics: Sequence[Any] | Mapping[str, Any] | None = None,
     fp8: bool | str | Recipe | Mapping[str, Any] = False,
     verbose: bool = False,
     **compile_arguments: Any,
@@ -77,7 +77,7 @@ def prepare(
     jit = _jit(prepared, compile_arguments)
     # Not "auto", by which Keras never jits on a CPU. Whether the layers support it, `_jit` has seen.
     arguments = {"jit_compile": jit.ok} | compile_arguments
-    prepared.compile(optimizer, loss, metrics=metrics if metrics is None else list(metrics), **arguments)
+    prepared.compile(optimizer, loss, metrics=list(metrics) if isinstance(metrics, tuple) else metrics, **arguments)
     if isinstance(optimizer, LossScaleOptimizer):
         atomic_skip(prepared)
     if verbose:

@@ -170,7 +170,7 @@ def _export(model, folder, verify, console):
             markup=False,
         )
         return None
-    except ExportError as error:  # as of weights that are NaN: what was trained and measured is still written
+    except (ExportError, OSError) as error:  # NaN weights, a full disk: what was measured is still written
         console.print(
             f"There is no SavedModel of this training: {error}", soft_wrap=True, highlight=False, markup=False
         )

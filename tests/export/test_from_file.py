@@ -83,3 +83,15 @@ def test_the_command_says_what_is_missing_in_one_line(tmp_path):
     done = command("model.keras", "out", "--format", "litert-int8", cwd=tmp_path)
     assert done.returncode == 1 and "error: format='litert-int8' needs calibrate" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@only_tensorflow
+def test_a_model_and_the_data_that_are_read_are_not_overwritten(tmp_path):
+    keras.Sequential([keras.Input((3,)), layers.Dense(2)]).save(tmp_path / "m.keras")
+    before = (tmp_path / "m.keras").read_bytes()
+    np.save(tmp_path / "x.npy", zoo.normal(4, 3))
+    with pytest.raises(FileExistsError, match="a file of something else"):
+        deploy_file(tmp_path / "m.keras", tmp_path / "m.keras", "onnx", overwrite=True)
+    with pytest.raises(ValueError, match="is the file that verify reads: give a new file"):
+        deploy_file(tmp_path / "m.keras", tmp_path / "x.npy", "onnx", tmp_path / "x.npy", overwrite=True)
+    assert (tmp_path / "m.keras").read_bytes() == before

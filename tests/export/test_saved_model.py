@@ -19,6 +19,7 @@ import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.low_precision import low_precision
 from keras_mp.export.saved_model import ExportError, relative_difference
+from keras_mp.export.saved_model import _beside as beside
 from keras_mp.rebuild import RebuildError, rebuild
 
 pytestmark = [
@@ -366,3 +367,45 @@ def test_relative_difference():
     assert relative_difference(one, np.ones(4)) == float("inf")
     assert relative_difference(np.array([np.nan, 1.0]), np.array([1.0, 1.0])) == float("inf")
     assert relative_difference(np.array([np.nan, 1.0]), np.array([np.nan, 1.0])) == 0.0
+
+
+@only_tensorflow
+def test_what_came_to_the_path_during_an_export_is_kept(tmp_path):
+    path = tmp_path / "out"
+    for overwrite in (False, True):
+        with pytest.raises(OSError), beside(path, overwrite) as partial:
+            partial.mkdir()
+            path.mkdir(exist_ok=True)
+            (path / "thesis.txt").write_text("mine")
+        assert os.listdir(tmp_path) == ["out"] and (path / "thesis.txt").read_text() == "mine"
+
+
+@only_tensorflow
+@pytest.mark.parametrize("nth", [1, 2])
+def test_ctrl_c_while_folders_are_exchanged_keeps_the_old_one(nth, tmp_path, monkeypatch):
+    path = tmp_path / "out"
+    path.mkdir()
+    (path / "saved_model.pb").write_text("old")
+    rename, calls = Path.rename, []
+
+    def interrupted(self, target):
+        calls.append(self)
+        if len(calls) == nth:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with pytest.raises(KeyboardInterrupt), beside(path, True) as partial:
+        partial.mkdir()
+        monkeypatch.setattr(Path, "rename", interrupted)
+    assert os.listdir(tmp_path) == ["out"] and (path / "saved_model.pb").read_text() == "old"
+
+
+@only_tensorflow
+def test_a_link_is_kept_and_what_it_points_to_replaced(tmp_path):
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "latest").symlink_to(tmp_path / "v1")
+    with beside(tmp_path / "latest", True) as partial:
+        partial.mkdir()
+        (partial / "saved_model.pb").write_text("new")
+    assert (tmp_path / "latest").is_symlink() and (tmp_path / "v1" / "saved_model.pb").read_text() == "new"
+    assert sorted(os.listdir(tmp_path)) == ["latest", "v1"]

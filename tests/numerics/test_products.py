@@ -125,3 +125,25 @@ def test_attention_of_keras_counts_its_two_products(attention):
     heads = getattr(attention, "num_heads", None) or attention.num_query_heads
     core = sum(layer.flops for layer in report.layers if layer.path == attention.name)
     assert core == 2 * 2 * 2 * heads * 6 * 6 * 4
+
+
+class TimesAList(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+
+    def call(self, x):
+        return keras.ops.einsum("ij,jk->ik", self.dense(x), [[1.0], [2.0]])
+
+
+# Keras on TensorFlow takes no list there.
+@pytest.mark.parametrize("kind", ["open steps", *(["a list"] if keras.backend.backend() == "jax" else [])])
+def test_what_cannot_be_counted_fails_no_step(kind):
+    if kind == "a list":
+        model, x = TimesAList(), np.ones((4, 2), "float32")
+        model(x)
+    else:
+        model = keras.Sequential([keras.Input((None, 2)), layers.SimpleRNN(3), layers.Dense(1)])
+        x = np.ones((4, 5, 2), "float32")
+    model.compile("sgd", "mse")
+    assert keras_mp.audit(model, (x, np.ones((4, 1), "float32"))).steps == 1

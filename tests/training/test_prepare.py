@@ -205,3 +205,12 @@ def test_augmentation_is_jitted_on_jax():
     prepared = keras_mp.prepare(model, "sgd", "mse")
     assert prepared.jit_compile is True
     prepared.fit(np.ones((4, 8, 8, 3), "float32"), np.ones((4, 2), "float32"), verbose=0)
+
+
+def test_metrics_by_output_are_those_of_compile():
+    x = keras.Input((3,))
+    outputs = {name: keras.layers.Dense(1, name=name)(x) for name in ("left", "mse")}
+    model = keras_mp.prepare(keras.Model(x, outputs), "sgd", "mse", metrics={"left": ["mae"]})
+    targets = {name: np.ones((4, 1), "float32") for name in outputs}
+    logs = model.evaluate(np.ones((4, 3), "float32"), targets, verbose=0, return_dict=True)
+    assert "left_mae" in logs and "mse_mae" not in logs
