@@ -3,12 +3,15 @@
 import keras
 import numpy as np
 import pytest
+from marks import ci_on
 from reference import cast, sqnr, tensors, to_numpy, with_gradients
 from trajectory import BAD, RECIPES, ROWS, WIDTH, Reference, assert_same_state, build, dot_loss, history_of, run, steps
 
 import keras_mp
 from keras_mp.fp8 import CurrentScaling, DelayedScaling, Float8Dense, convert, matmul, revert
 from keras_mp.fp8.history import CALL_SITES, AmaxHistory
+
+pytestmark = ci_on("jax")
 
 EAGER, JIT = {"run_eagerly": True}, {"jit_compile": True}
 MODES = [JIT, {"jit_compile": False}] if keras.backend.backend() == "tensorflow" else [JIT]

@@ -10,10 +10,13 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from marks import ci_on
 from reference import Product, assert_close, compiled, product, quantize, sqnr, tensors, to_numpy, with_gradients
 
 from keras_mp.fp8 import E4M3, CurrentScaling, matmul
 from keras_mp.fp8.contraction import last_axis
+
+pytestmark = ci_on("jax")
 
 BACKEND = keras.backend.backend()
 EAGER = pytest.param(lambda function: function, id="eager")

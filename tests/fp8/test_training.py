@@ -3,10 +3,13 @@
 import keras
 import numpy as np
 import pytest
+from marks import ci_on
 from network import RATE, assert_same, build, gradients, kernels_of, numbers
 from reference import Product, with_gradients
 
 import keras_mp
+
+pytestmark = ci_on("jax")
 
 BACKEND = keras.backend.backend()
 MODES = [{"run_eagerly": True}, {"jit_compile": True}] + ([{"jit_compile": False}] if BACKEND == "tensorflow" else [])

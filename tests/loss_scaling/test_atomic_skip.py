@@ -2,9 +2,12 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from marks import ci_on
 from test_optimizer import MODES
 
 import keras_mp
+
+pytestmark = ci_on("jax")
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 

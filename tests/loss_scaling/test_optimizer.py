@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from keras import layers
+from marks import ci_on
 from overflows import BAD, batches_with_overflow
 from test_loss_scale import gradients, loss_scales, reference
 
 import keras_mp
+
+pytestmark = ci_on("jax")
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 MODES = {"eager": {"run_eagerly": True}, "jit": {"jit_compile": True}}

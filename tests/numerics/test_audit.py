@@ -15,11 +15,14 @@ from faults import (
     small_gradients,
 )
 from keras import layers, ops
+from marks import ci_on
 
 import keras_mp
 from keras_mp import audit
 from keras_mp.numerics.ranges import measure
 from keras_mp.precision.formats import FORMATS
+
+pytestmark = ci_on("jax")
 
 
 def by_path(report):

@@ -2,7 +2,6 @@
 
 import keras
 import pytest
-from marks import ci_on
 
 import keras_mp
 from keras_mp.parallel.plan import Plan
@@ -10,7 +9,7 @@ from keras_mp.xla.targets import find_target, slice_of
 from models.gpt import gpt
 from models.transformer import Size
 
-pytestmark = ci_on("tensorflow")
+pytestmark = pytest.mark.ci
 
 only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="a step on several devices lowers on JAX only")
 
