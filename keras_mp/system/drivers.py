@@ -17,6 +17,9 @@ class Driver(NamedTuple):
     tensorflow: str
     jax: str
 
+    def package(self, backend: str) -> str:
+        return self.tensorflow if backend == "tensorflow" else self.jax
+
 
 DRIVERS = (
     Driver(NVIDIA_DRIVER, "NVIDIA GPU", "tensorflow[and-cuda]", "jax[cuda13]"),
@@ -27,8 +30,7 @@ DRIVERS = (
 
 def packages_for(backend: str) -> list[str]:
     """The packages with which a backend sees the accelerators whose drivers are on this machine."""
-    here = [driver for driver in DRIVERS if any(trace.exists() for trace in driver.traces)]
-    packages = [driver.tensorflow if backend == "tensorflow" else driver.jax for driver in here]
+    packages = [driver.package(backend) for driver in _here()]
     return [package for package in packages if package]
 
 
@@ -45,15 +47,17 @@ def unseen_accelerators(backend: str, kind: str) -> list[str]:
     if kind != "cpu" or _hidden(backend):
         return []
     messages = []
-    for driver in DRIVERS:
-        if not any(trace.exists() for trace in driver.traces):
-            continue
-        package = driver.tensorflow if backend == "tensorflow" else driver.jax
+    for driver in _here():
+        package = driver.package(backend)
         way_out = f'pip install "{package}"' if package else f'pip install "{driver.jax}", export KERAS_BACKEND=jax'
         messages.append(
             f"This machine has the driver of an {driver.accelerator}, which {backend} does not see: {way_out}"
         )
     return messages
+
+
+def _here() -> list[Driver]:
+    return [driver for driver in DRIVERS if any(trace.exists() for trace in driver.traces)]
 
 
 def _hidden(backend: str) -> bool:
