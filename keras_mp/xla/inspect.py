@@ -13,7 +13,7 @@ from keras_mp.conversion.in_precision import FP8, check_precision, in_precision,
 from keras_mp.parallel.plan import Plan, plan_of
 from keras_mp.precision.policy import policy_scope
 from keras_mp.xla import findings
-from keras_mp.xla.advice import advise
+from keras_mp.xla.suggestions import suggest
 from keras_mp.xla.collectives import collectives
 from keras_mp.xla.compile import compile_step
 from keras_mp.xla.compile_report import CompileReport
@@ -125,7 +125,7 @@ def _report(
         float32_work=tuple(findings.float32_work(lowered, described, module)),
         memory=memory,
         roofline=roofline,
-        advice=tuple(advise(matmuls, sensitive, memory, target, precision, roofline.seconds if roofline else 0.0)),
+        advice=tuple(suggest(matmuls, sensitive, memory, target, precision, roofline.seconds if roofline else 0.0)),
         notes=(*_notes(target, matmuls, lowered.backend, plan), *filter(None, [compiled.note])),
         versions=dict(compiled.versions),
         seconds=compiled.seconds,

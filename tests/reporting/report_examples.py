@@ -13,7 +13,7 @@ from keras_mp.numerics.audit import audit
 from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.compare_training import ParityReport
 from keras_mp.numerics.search import PolicySearch, search_policy
-from keras_mp.xla.advice import Advice
+from keras_mp.xla.suggestions import Advice
 from keras_mp.xla.collectives import Collective
 from keras_mp.xla.compile_report import CompileReport
 from keras_mp.xla.estimate import Roofline
