@@ -10,21 +10,9 @@ from keras_mp.advice.chip_advice import ChipAdvice
 from keras_mp.reporting.byte_size import byte_size
 from keras_mp.reporting.table import ColumnTable
 
-COLUMNS = (
-    "chip",
-    "fits",
-    "with",
-    "weights",
-    "optimizer",
-    "kept activations",
-    "other temporary",
-    "needs",
-    "has",
-    "bound, ms (estimate)",
-    "by",
-)
-_NARROW = ("chip", "fits", "with", "needs", "has")
-_RIGHT = ("weights", "optimizer", "kept activations", "other temporary", "needs", "has", "bound, ms (estimate)")
+COLUMNS = ("chip", "fits", "needs", "has", "weights", "optimizer", "temporary", "bound (estimate)")
+_NARROW = ("chip", "fits", "needs", "has")
+_RIGHT = COLUMNS[2:]
 
 
 def render(report: Advised) -> Group:
@@ -59,15 +47,12 @@ def cells(row: ChipAdvice) -> tuple[str, ...]:
     return (
         row.title,
         {True: "yes", False: "no", None: "not known"}[row.fits],
-        row.measures.words if row.measures else "-",
-        byte_size(figures.weights),
-        byte_size(figures.optimizer),
-        byte_size(figures.activations) if compiled else "-",
-        byte_size(max(0, figures.peak - figures.state - figures.activations)) if compiled else "-",
         ("" if compiled else "over ") + byte_size(figures.peak),
         byte_size(row.capacity),
-        f"{row.roofline.seconds * 1e3:.3g}" if row.roofline else "-",
-        row.roofline.bound if row.roofline else "-",
+        byte_size(figures.weights),
+        byte_size(figures.optimizer),
+        byte_size(figures.temporary) if compiled else "-",
+        f"{row.roofline.seconds * 1e3:.3g} ms, {row.roofline.bound}" if row.roofline else "-",
     )
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from keras_mp.precision.chips import Chip
-from keras_mp.precision.hardware import Device, support
-from keras_mp.xla.targets import Target, find_target
+from keras_mp.parallel.plan import Plan, plan_of
+from keras_mp.precision.chip import Chip
+from keras_mp.precision.chips import parse_target
+from keras_mp.precision.hardware import Device, Support, support
+from keras_mp.xla.targets import Target, availability, find_target, slice_of
 
 _POLICIES = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16", "float32": "float32"}
-_SEVERAL = re.compile(r"(.+?)\s*(?:x|-)\s*(\d+)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -19,19 +19,18 @@ class Place:
 
     Args:
         name: as it was asked for, such as "rtx4090x4".
-        target: one chip.
+        chip: its row in the table of chips.
         chips: how many share the step.
     """
 
     name: str
-    target: Target
+    chip: Chip = field(hash=False)  # its rates are a mapping
     chips: int = 1
 
     @property
-    def chip(self) -> Chip:
-        """The chip's row."""
-        assert self.target.chip is not None
-        return self.target.chip
+    def platform(self) -> str:
+        """What a step is lowered for: "cuda" or "tpu"."""
+        return "tpu" if self.chip.vendor == "google" else "cuda"
 
     @property
     def devices(self) -> int:
@@ -49,35 +48,51 @@ class Place:
         return self.chip.memory_bytes // self.chip.devices
 
     @property
-    def family(self) -> str:
-        """What the compiler's result depends on; chips of one family share a compile.
+    def family(self) -> tuple[str, int]:
+        """Chips of one family may share a compile: the architecture, and the number of devices."""
+        return f"{self.chip.vendor} {self.chip.architecture}", self.devices
 
-        The memory of a step is the same on all GPUs of one compute capability; a test compares two.
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """How the devices can share the step, the simplest first."""
+        return ("data", "fully_sharded") if self.devices > 1 else ("",)
+
+    def plan(self, strategy: str) -> Plan | None:
+        """The plan of a strategy; None on one device."""
+        return plan_of(strategy, self.devices) if strategy else None
+
+    @property
+    def target(self) -> Target:
+        """What to compile for.
+
+        Raises:
+            ValueError: If no compiler that can be installed takes the chip, or as many of it.
         """
-        return f"{self.target.platform} {self.chip.architecture}, {self.devices} devices"
+        target = find_target(self.chip.name)
+        return target if self.chips == 1 else slice_of(target, self.chips)
+
+    @property
+    def compiler(self) -> Support:
+        """Whether a step can be compiled for it here, and if not, why."""
+        if self.chip.compiler is None:
+            return Support(False, f"No compiler that can be installed takes {self.chip.title}.")
+        try:
+            return availability(self.target)
+        except ValueError as error:
+            return Support(False, f"A step on {self.title} cannot be compiled: {error}.")
 
     @property
     def policy(self) -> str:
         """The precision in which training pays on the chip: bfloat16 if it has it, else float16, else float32."""
-        kind = "tpu" if self.chip.vendor == "google" else "gpu"
+        kind = "tpu" if self.platform == "tpu" else "gpu"
         device = Device(kind, self.chip.title, self.chip.architecture, self.chip)
         return next(policy for policy, dtype in _POLICIES.items() if support(dtype, device).ok)
 
 
 def find_place(name: str) -> Place:
-    """Reads a target: a chip's name, or with a number of chips, such as "rtx4090x4" or "v5e-8".
+    """Reads a target: a chip, or with a number of chips, as `keras_mp.precision.chips.parse_target` does.
 
     Raises:
-        ValueError: If there is no such chip or no such number of them; the message has the nearest names.
+        ValueError: If there is no such chip or no such number of it; the message has the nearest names.
     """
-    text = str(name).strip()
-    try:
-        target, chips = find_target(text), 1
-    except ValueError:
-        several = _SEVERAL.match(text)
-        if several is None or int(several[2]) < 1:
-            raise
-        target, chips = find_target(several[1]), int(several[2])
-    if target.chip is None:
-        raise ValueError(f"targets has {name!r}, and its memory is not known: name a chip, such as 'h100'")
-    return Place(text, target, chips)
+    return Place(str(name).strip(), *parse_target(str(name)))

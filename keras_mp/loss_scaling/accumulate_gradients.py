@@ -37,8 +37,8 @@ def accumulate_gradients(model: keras.Model, steps: int) -> keras.Model:
         return model
     if _updates(optimizer):
         raise ValueError(
-            f"model {model.name!r} was trained for {_updates(optimizer)} steps, and the state of its optimizer would be "
-            f"lost: call accumulate_gradients before fit, or give the optimizer {_STEPS}"
+            f"model {model.name!r} was trained for {_updates(optimizer)} steps, and its optimizer would start anew: "
+            f"call accumulate_gradients before fit, or give the optimizer {_STEPS}"
         )
     compile_again(model, _accumulating(optimizer, steps))
     return model

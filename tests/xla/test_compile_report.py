@@ -17,10 +17,10 @@ from steps import BATCH, LENGTH, convolutional, gpt_flops, planted, tensor, tiny
 
 import keras_mp
 from keras_mp.reporting.byte_size import byte_size
-from keras_mp.xla.suggestions import suggest
 from keras_mp.xla.compiled_step import CheckError
 from keras_mp.xla.matmuls import Matmul
 from keras_mp.xla.memory import Memory
+from keras_mp.xla.suggestions import suggest
 from keras_mp.xla.targets import find_target
 
 pytestmark = ci_on("tensorflow")

@@ -16,8 +16,21 @@ _Ask = Callable[[Measures], _Asked]
 HOPELESS = 4.0
 
 
-def search(ladder: Sequence[Stage]) -> Search:
-    """Looks for the first set of the stages that fits, and asks for as few as it can.
+def search(ladders: Sequence[Sequence[Stage]]) -> Search:
+    """Looks for the first set that fits in one ladder after another, and asks for as few as it can.
+
+    Args:
+        ladders: of the strategies, the cheapest first.
+    """
+    for ladder in ladders:
+        measures = yield from climb(ladder)
+        if measures is not None:
+            return measures
+    return None
+
+
+def climb(ladder: Sequence[Stage]) -> Search:
+    """Looks for the first set of the stages that fits.
 
     It takes for granted that memory falls within a stage; that a later stage with as many micro-batches needs no more
     than an earlier one; and that an Nth of the batch needs an Nth of the temporary memory or more. Where a compiler
