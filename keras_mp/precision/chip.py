@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from keras_mp.precision.link import Link
+
 TERA = 1e12
 GIGA = 1e9
 # Vendors write GB for the memory of an accelerator and mean 2**30 bytes: an "80 GB" H100 reports 84.9e9 bytes.
@@ -74,6 +76,7 @@ class Chip:
         compiler: How the compiler is told of the chip; None where no compiler that can be installed takes it.
         device_kinds: Names that a runtime gives the chip and that do not hold `name`, in lower case; of TPUs those of
             jax/_src/pallas/mosaic/tpu_info.py in JAX 0.10.
+        link: What it sends to other chips over; None where that is not known.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Chip:
     devices: int = 1
     compiler: GpuDescription | TpuSlices | None = None
     device_kinds: tuple[str, ...] = ()
+    link: Link | None = None
 
 
 def chip(
@@ -101,8 +105,9 @@ def chip(
     devices: int = 1,
     compiler: GpuDescription | TpuSlices | None = None,
     device_kinds: tuple[str, ...] = (),
+    link: Link | None = None,
 ) -> Chip:
     """Builds a row from the units that data sheets use: teraflops, GiB and GB/s."""
     rates = MappingProxyType({dtype: teraflops * TERA for dtype, teraflops in peak.items()})
     size, speed = memory * GIB, bandwidth * GIGA
-    return Chip(name, title, vendor, architecture, rates, size, speed, source, devices, compiler, device_kinds)
+    return Chip(name, title, vendor, architecture, rates, size, speed, source, devices, compiler, device_kinds, link)
