@@ -6,7 +6,7 @@ from html import escape
 
 from keras_mp.advice.advice_table import COLUMNS, cells, headline, sentence, work
 from keras_mp.advice.advised import Advised
-from keras_mp.reporting.html import document, table
+from keras_mp.reporting.html import document, scrolling, table
 from keras_mp.reporting.svg import GRID, Picture, colours_of
 
 _WIDTH, _LABEL = 900, 260
@@ -59,4 +59,4 @@ def _picture(report: Advised) -> str:
         drawing.rule(_LABEL + room, y - 18, _LABEL + room, y + 8)
         y += 28
     drawing.height = drawing.legend(10, y + 6, colours, columns=3)
-    return drawing.svg(inside_html=True)
+    return scrolling(drawing.svg(inside_html=True))
