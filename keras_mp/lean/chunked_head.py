@@ -178,11 +178,8 @@ def why_not_head(model: Any) -> tuple[Any, str]:
         return None, ""  # all logits are smaller than what they are made of
     reason = why_not_plain(head) if plain else "layers after it change the logits"
     own = original_class(model)
-    if not reason and (own.compute_loss, own.compute_metrics) != (
-        keras.Model.compute_loss,
-        keras.Model.compute_metrics,
-    ):
-        reason = "" if issubclass(own, ChunkedHead) else f"{own.__name__} computes its loss or metrics in its own code"
+    if not reason and not issubclass(own, ChunkedHead):
+        reason = _own_code(own)
     if not reason and getattr(model, "compiled", False) and chunked(model) is None:
         reason = "the model is not compiled with SparseCategoricalCrossentropy(from_logits=True)"
     return head, reason
