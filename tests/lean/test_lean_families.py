@@ -137,7 +137,7 @@ def test_a_step_with_recomputed_blocks_is_the_same(name, recomputed):
     assert [v.path for v in ours.weights] == [v.path for v in model.weights] or "own" in name
     x, y = data(model, np.random.default_rng())
     step = changes(ours, x, y)
-    assert len({getattr(call, "__qualname__", id(call)) for call in recomputed}) > 0 and len(recomputed) % count == 0
+    assert recomputed and len(recomputed) % count == 0
     assert_same_step(step, changes(model, x, y))
 
 
