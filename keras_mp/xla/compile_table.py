@@ -42,7 +42,9 @@ def headline(report: CompiledStep) -> str:
     step = "training step" if report.training else "inference step"
     batch = ", ".join(report.batch)
     where = f"{report.devices} devices of {report.title}, {report.layout}" if report.layout else report.title
-    return f"{report.model}: a {step} on {batch} in {report.precision}, lowered by {report.backend}, for {where}"
+    groups = "; ".join(map(str, report.extrapolated))
+    mark = f", EXTRAPOLATED from {groups}" if groups else ""
+    return f"{report.model}: a {step} on {batch} in {report.precision}, lowered by {report.backend}, for {where}{mark}"
 
 
 def _matmuls(report: CompiledStep) -> ColumnTable:
@@ -124,6 +126,7 @@ def _memory(report: CompiledStep) -> Table:
     if memory.capacity:
         table.caption = (
             f"{report.title} has {byte_size(memory.capacity)}: it {'fits' if memory.fits else 'does not fit'}"
+            f"{' (extrapolated)' if report.extrapolated else ''}"
         )
     return table
 

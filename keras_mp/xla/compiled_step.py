@@ -20,6 +20,24 @@ class CheckError(AssertionError):
 
 
 @dataclass(frozen=True)
+class ScaledBlocks:
+    """A group of equal blocks of which few were compiled, and the step's figures extrapolated to all.
+
+    Args:
+        first: the path of the first block.
+        blocks: how many there are.
+        compiled: how many were compiled, fewer and more.
+    """
+
+    first: str
+    blocks: int
+    compiled: tuple[int, int]
+
+    def __str__(self) -> str:
+        return f"{self.compiled[0]} and {self.compiled[1]} of {self.blocks} blocks"
+
+
+@dataclass(frozen=True)
 class CompiledStep:
     """The result of compiling one step of a model for a chip.
 
@@ -47,6 +65,7 @@ class CompiledStep:
         devices: how many share it. `memory`, and with the first two layouts `matmuls`, are those of one of them.
         collectives: what they send to each other.
         compared: the same step in other precisions, by their names.
+        extrapolated: the groups of blocks that were not compiled in full; empty where all of the step was compiled.
     """
 
     model: str
@@ -72,6 +91,7 @@ class CompiledStep:
     devices: int = 1
     collectives: tuple[Collective, ...] = ()
     compared: Mapping[str, CompiledStep] = dataclasses.field(default_factory=dict)
+    extrapolated: tuple[ScaledBlocks, ...] = ()
 
     @property
     def flops(self) -> int:
