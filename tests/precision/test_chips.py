@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_mp.precision.chips import CHIPS, find_chip, identify_chip
+from keras_mp.precision.chips import CHIPS, find_chip, identify_chip, parse_target
 
 # Compute units, clock in Hz of the matrix units, dense operations per unit and clock for float16 or bfloat16.
 # NVIDIA: streaming multiprocessors and boost clocks of the architecture white papers. AMD: compute units and
@@ -284,3 +284,45 @@ def test_a_form_with_other_figures_is_not_taken_for_the_chip(text):
 def test_the_nearest_names_are_told():
     with pytest.raises(ValueError, match="'a100-40gb' is not a known chip. Did you mean 'a100'"):
         find_chip("a100-40gb")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "count"),
+    [
+        ("h100", "h100", 1),
+        ("H100 SXM", "h100", 1),
+        ("h100x8", "h100", 8),
+        ("H100 x 8", "h100", 8),
+        ("8x H100", "h100", 8),
+        ("4 x Tesla T4", "t4", 4),
+        ("v5e-8", "v5e", 8),
+        ("v5litepod-8", "v5e", 8),
+        ("TPU v5e-16", "v5e", 16),
+        ("v6e-1", "v6e", 1),
+        ("v5e-2x4", "v5e", 8),
+        ("v5p-2x2x4", "v5p", 16),
+        # Google counts TensorCores here, two a chip.
+        ("v4-8", "v4", 4),
+        ("v5p-32", "v5p", 16),
+        ("v7x", "v7x", 1),
+        ("tpu7x", "v7x", 1),
+        ("h100-80gb", "h100", 1),
+    ],
+)
+def test_a_chip_and_how_many_of_it_as_people_write_them(text, name, count):
+    assert parse_target(text) == (CHIPS[name], count)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("h10x8", "target='h10x8' is not a known chip. Did you mean 'h100'"),
+        ("h100-8", "'h100-8' is not a known chip. Did you mean 'h100'"),
+        ("toaster", "target='toaster' is not a known chip. Known: v2"),
+        ("h100x0", "target='h100x0' is no whole number of H100 SXM5 chips"),
+        ("v4-3", "target='v4-3' is no whole number of TPU v4 chips"),
+    ],
+)
+def test_what_is_no_chip_or_no_number_of_them_is_said(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_target(text)

@@ -1,0 +1,113 @@
+"""One accelerator as data: its rates, its memory, and how a compiler is told of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from keras_mp.precision.link import Link
+
+TERA = 1e12
+GIGA = 1e9
+# Vendors write GB for the memory of an accelerator and mean 2**30 bytes: an "80 GB" H100 reports 84.9e9 bytes.
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class GpuDescription:
+    """The description of a GPU that XLA's compiler for NVIDIA needs where it is not attached.
+
+    Sources: the target descriptions in XLA's repository (xla/backends/gpu/target_config/specs, as of 2026) for A100,
+    H100, H200 and B200; for T4 and L4 the output of deviceQuery for memory, clock and L2, and the table of compute
+    capabilities 7.5 and 8.9 in the CUDA C++ Programming Guide for the figures of a multiprocessor.
+
+    Args:
+        device_name: The name that the driver reports, without "NVIDIA".
+        cores: Multiprocessors.
+        lanes: Float32 lanes of a multiprocessor.
+        threads: Most threads of a multiprocessor.
+        shared_per_core: Shared memory of a multiprocessor, in bytes.
+        shared_per_block: Most shared memory that a block may ask for, in bytes.
+        l2: Size of the L2 cache, in bytes.
+        clock: In GHz.
+        memory: Device memory that the driver reports, in bytes.
+        bandwidth: Device memory bandwidth, in bytes per second.
+    """
+
+    device_name: str
+    cores: int
+    lanes: int
+    threads: int
+    shared_per_core: int
+    shared_per_block: int
+    l2: int
+    clock: float
+    memory: int
+    bandwidth: int
+
+
+@dataclass(frozen=True)
+class TpuSlices:
+    """The names in libtpu of the slices of a TPU that is not attached.
+
+    Args:
+        family: libtpu's name of the chip, such as "tpu7x".
+        dimensions: In how many dimensions its chips are wired, 2 or 3.
+    """
+
+    family: str
+    dimensions: int
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One accelerator as it is sold: a whole chip or module.
+
+    Args:
+        name: The key in `CHIPS`, such as "h100".
+        title: The name people use, with the form that the figures are for.
+        vendor: "nvidia", "google" or "amd".
+        architecture: Compute capability ("9.0"), TPU generation ("v5e") or LLVM target ("gfx942").
+        peak: Dense operations per second (a multiply-add is two) by operand dtype: "float32", "tfloat32", "float16",
+            "bfloat16", "fp8". A missing key means that the chip has no hardware for it.
+        memory_bytes: Device memory in bytes.
+        bandwidth: Device memory bandwidth in bytes per second.
+        source: The document that each figure is from.
+        devices: How many devices the runtime makes of one chip; a device then has that share of every figure.
+        compiler: How the compiler is told of the chip; None where no compiler that can be installed takes it.
+        device_kinds: Names that a runtime gives the chip and that do not hold `name`, in lower case; of TPUs those of
+            jax/_src/pallas/mosaic/tpu_info.py in JAX 0.10.
+        link: What it sends to other chips over; None where that is not known.
+    """
+
+    name: str
+    title: str
+    vendor: str
+    architecture: str
+    peak: Mapping[str, float]
+    memory_bytes: int
+    bandwidth: float
+    source: str
+    devices: int = 1
+    compiler: GpuDescription | TpuSlices | None = None
+    device_kinds: tuple[str, ...] = ()
+    link: Link | None = None
+
+
+def chip(
+    name: str,
+    title: str,
+    vendor: str,
+    architecture: str,
+    peak: dict[str, float],
+    memory: int,
+    bandwidth: float,
+    source: str,
+    devices: int = 1,
+    compiler: GpuDescription | TpuSlices | None = None,
+    device_kinds: tuple[str, ...] = (),
+    link: Link | None = None,
+) -> Chip:
+    """Builds a row from the units that data sheets use: teraflops, GiB and GB/s."""
+    rates = MappingProxyType({dtype: teraflops * TERA for dtype, teraflops in peak.items()})
+    size, speed = memory * GIB, bandwidth * GIGA
+    return Chip(name, title, vendor, architecture, rates, size, speed, source, devices, compiler, device_kinds, link)

@@ -1,0 +1,34 @@
+"""Rates of links against figures that the table does not contain: ports and their rate, or another edition's unit."""
+
+import pytest
+
+from keras_mp.precision.chips import CHIPS
+from keras_mp.precision.link import nvlink, pcie
+
+pytestmark = pytest.mark.once
+
+# Ports of a TPU and gigabits per second of each in one direction: the "ICI ports per chip" of Google's newer
+# pages, and the gigabits of all ports together on its older ones (1600 for v5e, 4800 for v5p), which are rounded down.
+PORTS = {"v4": (6, 400), "v5e": (4, 400), "v5p": (6, 800), "v6e": (4, 800)}
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_a_chip_sends_over_all_of_its_ports(name):
+    ports, gigabits = PORTS[name]
+    assert CHIPS[name].link.bandwidth == ports * gigabits * 1e9 / 8
+
+
+def test_every_tpu_that_can_be_compiled_for_has_a_rate_and_its_source():
+    for chip in CHIPS.values():
+        if chip.vendor == "google" and chip.compiler is not None:
+            assert chip.link.name == "ICI" and chip.link.source.startswith(("Google", "6 links"))
+
+
+def test_rates_of_nvlink_and_pci_express():
+    # NVIDIA's totals add both directions up: 300, 600, 900 and 1800 GB/s for V100, A100, H100 and B200.
+    totals = {(2, 6): 300, (3, 12): 600, (4, 18): 900, (5, 18): 1800}
+    assert {key: 2 * nvlink(*key).bandwidth / 1e9 for key in totals} == totals
+    # 985 MB/s is what a lane of PCI Express 3.0 is said to carry; each generation doubles it.
+    for generation, factor in ((3, 1), (4, 2), (5, 4)):
+        assert pcie(generation).bandwidth == pytest.approx(16 * factor * 0.985e9, rel=0.001)
+    assert pcie(4, 8).name == "PCIe 4.0 x8"
