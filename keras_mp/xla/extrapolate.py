@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
 import keras
+import numpy as np
 
-from keras_mp.lean.blocks import Block, find_blocks
+from keras_mp.lean.blocks import Block, find_blocks, structure_of
+from keras_mp.lean.remat import Remat
 from keras_mp.parallel.plan import Plan
-from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild import layers_below, layers_by_path
 from keras_mp.system.whole_number import whole_number
 from keras_mp.xla.collectives import Collective
 from keras_mp.xla.compile_report import CompileReport
@@ -68,7 +72,7 @@ def inspect_by_blocks(
         with passing_over(model, groups, kept):
             return inspect(model, batch, target, **arguments)
 
-    groups = [group for group in find_blocks(model) if len(group) > many]
+    groups = [group for group in _groups(model) if len(group) > many]
     try:
         if not groups:
             raise CannotPassOver(f"no group has more than {many} equal blocks")
@@ -79,6 +83,19 @@ def inspect_by_blocks(
         return dataclasses.replace(whole, notes=(*whole.notes, f"Compiled with all blocks: {error}."))
     scaled = [_Scaled(group, few, many, report) for group, report in zip(groups, grown, strict=True)]
     return _at_depth(model, base, scaled)
+
+
+def _groups(model: keras.Model) -> list[tuple[Block, ...]]:
+    """The blocks of a model, and layers that are recomputed and in which none is found."""
+    groups = find_blocks(model)
+    inside = {id(layer) for group in groups for block in group for layer in block.layers}
+    alike: dict[Any, list[Block]] = defaultdict(list)
+    for path, layer in layers_by_path(model).items():
+        if isinstance(layer, Remat) and inside.isdisjoint(map(id, [layer, *layers_below(layer)])):
+            size = sum(math.prod(weight.shape) * np.dtype(weight.dtype).itemsize for weight in layer.weights)
+            structure = structure_of(layer)
+            alike[structure].append(Block(path, "layer", (layer,), size, structure))
+    return groups + [tuple(blocks) for blocks in alike.values()]
 
 
 @dataclasses.dataclass(frozen=True)
