@@ -51,9 +51,9 @@ def find_blocks(model: keras.Layer) -> list[tuple[Block, ...]]:
     The rule, for the model and for each layer that holds others:
 
     1. Layers of one class, side by side, are blocks, and one that a graph calls several times. Each of them holds at
-       least two layers. Keras's own layers and the kit's, such as an attention or an LSTM, are parts of blocks; Sequential and
-       functional models are blocks where their structures are equal: the same classes inside, with weights of the same
-       shapes. Blocks of one structure are a group.
+       least two layers. Keras's own layers and the kit's, such as an attention or an LSTM, are parts of blocks;
+       Sequential and functional models are blocks where their structures are equal: the same classes inside, with
+       weights of the same shapes. Blocks of one structure are a group.
     2. In the graph of a functional or sequential model, consecutive calls that repeat at once with the same classes,
        shapes of weights and shapes of outputs are blocks, called segments. They begin where the fewest values go from
        one to the next. A stretch between two groups of segments that has weights of all the classes that the next

@@ -6,6 +6,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from keras_mp.xla.collectives import Collective
 from keras_mp.xla.estimate import Roofline
@@ -32,6 +33,12 @@ class ScaledBlocks:
     first: str
     blocks: int
     compiled: tuple[int, int]
+
+    @property
+    def times(self) -> Fraction:
+        """How often the growth from fewer blocks to more is added to reach all."""
+        few, many = self.compiled
+        return Fraction(self.blocks - few, many - few)
 
     def __str__(self) -> str:
         return f"{self.compiled[0]} and {self.compiled[1]} of {self.blocks} blocks"

@@ -12,6 +12,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_mp.backend.common.lowered import Lowered
+from keras_mp.conversion.in_precision import precision_of
 from keras_mp.lean.blocks import Block, find_blocks, structure_of
 from keras_mp.lean.remat import Remat
 from keras_mp.parallel.plan import Plan
@@ -21,8 +23,8 @@ from keras_mp.xla.collectives import Collective
 from keras_mp.xla.compile_report import CompileReport
 from keras_mp.xla.compiled_step import ScaledBlocks
 from keras_mp.xla.estimate import Roofline
-from keras_mp.xla.inspect import inspect
-from keras_mp.xla.lower import build_without_values
+from keras_mp.xla.inspect import report_of, target_and_plan
+from keras_mp.xla.lower import build_without_values, lower_step
 from keras_mp.xla.matmuls import Matmul
 from keras_mp.xla.memory import Memory
 from keras_mp.xla.pass_over import CannotPassOver, passing_over
@@ -40,14 +42,15 @@ def inspect_by_blocks(
     training: bool = True,
     flags: dict[str, Any] | None = None,
     strategy: str | Plan | None = None,
-    chips: int = 4,
+    chips: int | None = None,
 ) -> CompileReport:
     """Compiles a step with few blocks of a deep model, and with more, and gives the line through both at its depth.
 
     Of each group of equal blocks that `keras_mp.lean.blocks.find_blocks` finds, all but the first few return their
-    input while the step is traced, and their weights are left out. The first compilation has `blocks[0]` of every group; then each
-    group by itself has `blocks[1]`, and the growth of all groups is added up. A group of `blocks[1]` blocks or fewer
-    is compiled whole. The model is left as it was, except that metrics and losses are built, as by `inspect`.
+    input while the step is traced, and their weights are left out. The first compilation has `blocks[0]` of every
+    group; then each group by itself has `blocks[1]`, and the growth of all groups is added up. A group of `blocks[1]`
+    blocks or fewer is compiled whole. The model is left as it was, but its metrics and losses are built, as by
+    `inspect`.
 
     Args:
         model, batch, target, training, flags, strategy, chips: as for `keras_mp.inspect`.
@@ -63,29 +66,105 @@ def inspect_by_blocks(
     Raises:
         ValueError: blocks are not two rising numbers; and what `keras_mp.inspect` raises.
     """
-    few, many = _checked(blocks)
+    chip, plan = target_and_plan(target, strategy, chips)
     if not isinstance(model, keras.Model) and callable(model):
         model = build_without_values(model)
-    arguments = {"training": training, "flags": flags, "strategy": strategy, "chips": chips}
 
-    def compiled(groups: Sequence[tuple[Block, ...]], kept: Sequence[int]) -> CompileReport:
-        with passing_over(model, groups, kept):
-            return inspect(model, batch, target, **arguments)
+    def compiled(lowered: Lowered) -> CompileReport:
+        return report_of(lowered, chip, precision_of(model), training=training, flags=flags, plan=plan)
 
-    groups = [group for group in _groups(model) if len(group) > many]
     try:
-        if not groups:
-            raise CannotPassOver(f"no group has more than {many} equal blocks")
-        base = compiled(groups, [few] * len(groups))
-        grown = [compiled(groups, [many if g is group else few for g in groups]) for group in groups]
+        steps = lower_by_blocks(model, batch, training=training, platform=chip.platform, plan=plan, blocks=blocks)
     except CannotPassOver as error:
-        whole = inspect(model, batch, target, **arguments)
+        lowered = lower_step(model, batch, training=training, platform=chip.platform, plan=plan)
+        whole = compiled(lowered)
         return dataclasses.replace(whole, notes=(*whole.notes, f"Compiled with all blocks: {error}."))
-    scaled = [_Scaled(group, few, many, report) for group, report in zip(groups, grown, strict=True)]
-    return _at_depth(model, base, scaled)
+    return steps.at_depth([compiled(lowered) for lowered in steps.lowered])
 
 
-def _groups(model: keras.Model) -> list[tuple[Block, ...]]:
+def lower_by_blocks(
+    model: keras.Model,
+    batch: Any,
+    *,
+    training: bool = True,
+    platform: str,
+    plan: Plan | None = None,
+    blocks: tuple[int, int] = BLOCKS,
+    deeper_than: int = 0,
+) -> StepsByBlocks:
+    """Lowers the steps with few of a model's blocks whose figures give those at its depth.
+
+    Args:
+        model, batch, training, platform, plan: as for `keras_mp.xla.lower.lower_step`.
+        blocks: as for `inspect_by_blocks`.
+        deeper_than: groups of so many blocks or fewer are left whole.
+
+    Raises:
+        CannotPassOver: If no group is deep enough, or a block cannot be passed over.
+        ValueError: If blocks are not two rising numbers; and as `lower_step` does.
+    """
+    few, many = _checked(blocks)
+    least = max(many, deeper_than)
+    groups = [group for group in groups_of(model) if len(group) > least]
+    if not groups:
+        raise CannotPassOver(f"no group has more than {least} equal blocks")
+
+    def lowered(deeper: Any) -> Lowered:
+        with passing_over(model, groups, [many if group is deeper else few for group in groups]):
+            return lower_step(model, batch, training=training, platform=platform, plan=plan)
+
+    steps = tuple(lowered(deeper) for deeper in (None, *groups))
+    paths = {id(layer): path for path, layer in layers_by_path(model).items()}
+    renamed = [[_names(block, group[few // 2], paths) for block in group[few:]] for group in groups]
+    scaled = tuple(ScaledBlocks(group[0].path, len(group), (few, many)) for group in groups)
+    return StepsByBlocks(steps, scaled, tuple(name for names in renamed for name in names))
+
+
+def _names(block: Block, like: Block, paths: dict[int, str]) -> dict[str, str]:
+    """For each layer of a block the path of the layer in its place in another."""
+    pairs = zip(like.layers, block.layers, strict=True)
+    return {paths.get(id(old), old.name): paths.get(id(new), new.name) for old, new in pairs}
+
+
+@dataclasses.dataclass(frozen=True)
+class StepsByBlocks:
+    """Steps of a deep model with few of its blocks.
+
+    Args:
+        lowered: first the step with few blocks of every group; then for each group one with more of it.
+        scaled: the groups.
+        repeated: for each block that was left out, which layer of a block that computes each of its layers is like.
+    """
+
+    lowered: tuple[Lowered, ...]
+    scaled: tuple[ScaledBlocks, ...]
+    repeated: tuple[dict[str, str], ...]
+
+    def at_depth(self, reports: Sequence[CompileReport]) -> CompileReport:
+        """The report of the step with all blocks, from those of `lowered`, in their order."""
+        base, *grown = reports
+        most = grown[-1]
+        along = _Along(base, grown, tuple(group.times for group in self.scaled))
+        products = [*base.matmuls, *_repeated(base.matmuls, self.repeated)]
+        names = "; ".join(f"{group} like {group.first!r}" for group in self.scaled)
+        note = (
+            f"Extrapolated from {names}: memory, time and collectives are on the line through what was compiled. "
+            "Casts, arrays and sums in 16 bits are listed as compiled."
+        )
+        return dataclasses.replace(
+            most,
+            matmuls=tuple(products),
+            memory=_memory(along),
+            roofline=_roofline(along),
+            collectives=_collectives(along),
+            notes=(*most.notes, note),
+            advice=tuple(advice for advice in most.advice if advice.seconds or advice.at_most),
+            seconds=sum(report.seconds for report in reports),
+            extrapolated=self.scaled,
+        )
+
+
+def groups_of(model: keras.Model) -> list[tuple[Block, ...]]:
     """The blocks of a model, and layers that are recomputed and in which none is found."""
     groups = find_blocks(model)
     inside = {id(layer) for group in groups for block in group for layer in block.layers}
@@ -96,42 +175,6 @@ def _groups(model: keras.Model) -> list[tuple[Block, ...]]:
             structure = structure_of(layer)
             alike[structure].append(Block(path, "layer", (layer,), size, structure))
     return groups + [tuple(blocks) for blocks in alike.values()]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Scaled:
-    """A group of blocks, and the report with `many` of them and `few` of the other groups."""
-
-    group: tuple[Block, ...]
-    few: int
-    many: int
-    report: CompileReport
-
-    @property
-    def times(self) -> Fraction:
-        """How often the growth from few blocks to many is added to reach all."""
-        return Fraction(len(self.group) - self.few, self.many - self.few)
-
-
-def _at_depth(model: keras.Model, base: CompileReport, scaled: Sequence[_Scaled]) -> CompileReport:
-    most = scaled[-1].report
-    products = [*base.matmuls, *_repeated(model, base.matmuls, scaled)]
-    names = ", ".join(f"{s.few} and {s.many} of {len(s.group)} blocks like {s.group[0].name!r}" for s in scaled)
-    note = (
-        f"Extrapolated from {names}: memory, time and collectives are on the line through what was compiled. Casts, "
-        f"arrays and sums in 16 bits are listed as compiled."
-    )
-    return dataclasses.replace(
-        most,
-        matmuls=tuple(products),
-        memory=_memory(base, scaled),
-        roofline=_roofline(base, scaled),
-        collectives=_collectives(base, scaled),
-        notes=(*most.notes, note),
-        advice=tuple(advice for advice in most.advice if advice.seconds or advice.at_most),
-        seconds=base.seconds + sum(s.report.seconds for s in scaled),
-        extrapolated=tuple(ScaledBlocks(s.group[0].path, len(s.group), (s.few, s.many)) for s in scaled),
-    )
 
 
 def line(start: float, ends: Sequence[float], times: Sequence[Fraction]) -> float:
@@ -150,54 +193,51 @@ def rising(start: float, ends: Sequence[float], times: Sequence[Fraction]) -> fl
     return max(start, *ends, line(start, [max(start, end) for end in ends], times))
 
 
-def _along(
-    way: Callable[[float, Sequence[float], Sequence[Fraction]], float],
-    value: Callable[[CompileReport], float],
-    base: CompileReport,
-    scaled: Sequence[_Scaled],
-) -> float:
-    return way(value(base), [value(s.report) for s in scaled], [s.times for s in scaled])
+@dataclasses.dataclass(frozen=True)
+class _Along:
+    """The reports that a line goes through: with few blocks, and for each group with many."""
+
+    base: CompileReport
+    grown: Sequence[CompileReport]
+    times: Sequence[Fraction]
+
+    def __call__(self, way: Callable[..., float], value: Callable[[CompileReport], float]) -> float:
+        return way(value(self.base), [value(report) for report in self.grown], self.times)
+
+    @property
+    def reports(self) -> list[CompileReport]:
+        return [self.base, *self.grown]
 
 
-def _memory(base: CompileReport, scaled: Sequence[_Scaled]) -> Memory:
-    def on(way: Callable[..., float], name: str) -> int:
-        return round(_along(way, lambda report: getattr(report.memory, name), base, scaled))
+def _memory(along: _Along) -> Memory:
+    def on(way: Callable[..., float], *names: str) -> dict[str, int]:
+        return {name: round(along(way, lambda report, n=name: getattr(report.memory, n))) for name in names}
 
-    exact = {name: on(line, name) for name in ("parameters", "optimizer", "other", "arguments", "outputs", "aliased")}
-    temporary = on(rising, "temporary")
-    whole = exact["arguments"] + exact["outputs"] - exact["aliased"] + temporary
-    return dataclasses.replace(
-        scaled[-1].report.memory,
-        **exact,
-        temporary=temporary,
-        activations=on(rising, "activations"),
-        code=on(rising, "code"),
-        peak=max(whole, on(line, "peak")),
-    )
+    exact = on(line, "parameters", "optimizer", "other", "arguments", "outputs", "aliased")
+    compilers = on(rising, "temporary", "activations", "code")
+    whole = exact["arguments"] + exact["outputs"] - exact["aliased"] + compilers["temporary"]
+    peak = max(whole, on(line, "peak")["peak"])
+    return dataclasses.replace(along.grown[-1].memory, **exact, **compilers, peak=peak)
 
 
-def _roofline(base: CompileReport, scaled: Sequence[_Scaled]) -> Roofline | None:
-    if any(report.roofline is None for report in (base, *(s.report for s in scaled))):
+def _roofline(along: _Along) -> Roofline | None:
+    if any(report.roofline is None for report in along.reports):
         return None
     compute, memory, cycles = (
-        _along(line, lambda report, name=name: getattr(report.roofline, name), base, scaled)  # type: ignore[misc]
-        for name in ("compute", "memory", "cycles")
+        along(line, lambda report, n=name: getattr(report.roofline, n)) for name in ("compute", "memory", "cycles")
     )
-    return dataclasses.replace(
-        base.roofline, seconds=max(compute, memory), compute=compute, memory=memory, cycles=round(cycles)
-    )
+    return Roofline(max(compute, memory), compute, memory, round(cycles))
 
 
-def _collectives(base: CompileReport, scaled: Sequence[_Scaled]) -> tuple[Collective, ...]:
+def _collectives(along: _Along) -> tuple[Collective, ...]:
     """Those of all layers together, by kind and dtype."""
-    reports = (base, *(s.report for s in scaled))
-    alike = {_sort(collective): collective for report in reports for collective in report.collectives}
+    alike = {_sort(collective): collective for report in along.reports for collective in report.collectives}
 
-    def total(sort: tuple[str, str], name: str) -> int:
+    def total(sort: tuple[str, ...], name: str) -> int:
         def of(report: CompileReport) -> int:
             return sum(getattr(collective, name) for collective in report.collectives if _sort(collective) == sort)
 
-        return round(_along(line, of, base, scaled))
+        return round(along(line, of))
 
     extrapolated = [
         dataclasses.replace(collective, **{name: total(sort, name) for name in _ADDITIVE})
@@ -206,20 +246,17 @@ def _collectives(base: CompileReport, scaled: Sequence[_Scaled]) -> tuple[Collec
     return tuple(sorted(extrapolated, key=lambda collective: -collective.bytes))
 
 
-def _sort(collective: Collective) -> tuple[str, str]:
+def _sort(collective: Collective) -> tuple[str, ...]:
     return collective.kind, collective.dtype
 
 
-def _repeated(model: keras.Model, products: Sequence[Matmul], scaled: Sequence[_Scaled]) -> Iterator[Matmul]:
-    """The products of the blocks that were not compiled: those of one in the middle of the few, under their names."""
-    paths = {id(layer): path for path, layer in layers_by_path(model).items()}
-    for group, few in ((s.group, s.few) for s in scaled):
-        for block in group[few:]:
-            for layer, like in zip(block.layers, group[few // 2].layers, strict=True):
-                old, new = (paths.get(id(part), part.name) for part in (like, layer))
-                for product in products:
-                    if product.layer == old or product.layer.startswith(f"{old}/"):
-                        yield dataclasses.replace(product, layer=new + product.layer[len(old) :])
+def _repeated(products: Sequence[Matmul], blocks: Sequence[dict[str, str]]) -> Iterator[Matmul]:
+    """The products of the blocks that were left out: those of one that computes, under their names."""
+    for names in blocks:
+        for old, new in names.items():
+            for product in products:
+                if product.layer == old or product.layer.startswith(f"{old}/"):
+                    yield dataclasses.replace(product, layer=new + product.layer[len(old) :])
 
 
 def _checked(blocks: tuple[int, int]) -> tuple[int, int]:

@@ -86,7 +86,7 @@ def _layers_pass_on(last: Block, over: Sequence[Block]) -> Iterator[None]:
 
 
 class _Cut:
-    """What is left out of a graph: the calls of some segments, each of whose results is replaced by one computed before.
+    """What is left out of a graph: the calls of some segments; a tensor computed before replaces each of their results.
 
     Args:
         last: the last segment that computes.

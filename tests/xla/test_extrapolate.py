@@ -1,5 +1,6 @@
 """A step of a deep model from steps with few of its blocks, against the step compiled in full."""
 
+import dataclasses
 from fractions import Fraction
 
 import keras
@@ -9,8 +10,11 @@ from keras import layers
 from steps import tensor
 
 import keras_mp
+from keras_mp.advice.kept import fingerprint
+from keras_mp.conversion.in_precision import in_precision
 from keras_mp.lean.blocks import find_blocks
-from keras_mp.xla.extrapolate import inspect_by_blocks, line, rising
+from keras_mp.xla.extrapolate import inspect_by_blocks, line, lower_by_blocks, rising
+from keras_mp.xla.lower import lower_step
 from keras_mp.xla.pass_over import CannotPassOver, passing_over
 from models.gpt import gpt
 from models.transformer import Size
@@ -119,6 +123,17 @@ def test_a_model_without_its_last_blocks_is_the_shallower_model(build, shape):
     assert [weight.path for weight in deep.weights] == names and deep.optimizer is optimizer
 
 
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow writes names into the program")
+@pytest.mark.parametrize("build, batch", [(functional, TOKENS), (subclassed, (tensor((4, 64)), tensor((4, 8))))])
+def test_the_step_with_few_blocks_is_that_of_the_shallower_model(build, batch):
+    steps = lower_by_blocks(build(7), batch, platform="cuda", blocks=(2, 4))
+    for lowered, depth in zip(steps.lowered, (2, 4), strict=True):
+        real = lower_step(build(depth), batch, training=True, platform="cuda")
+        # The calls of layers that are passed over are counted, too.
+        assert fingerprint(dataclasses.replace(lowered, calls=())) == fingerprint(dataclasses.replace(real, calls=()))
+    assert len(steps.repeated) == 5
+
+
 def test_an_exception_within_leaves_the_model_as_it_was():
     model = functional(3)
     names, optimizer, calls = [w.path for w in model.trainable_variables], model.optimizer, dict(vars(model))
@@ -194,3 +209,16 @@ def test_blocks_that_give_more_than_a_tensor_are_not_passed_over():
             model(np.ones((4, 64), "float32"))
     report = inspect_by_blocks(model, batch, blocks=(2, 4))
     assert not report.extrapolated and "'block1' cannot be passed over" in report.notes[-1]
+
+
+@pytest.mark.ci
+def test_advise_extrapolates_a_deep_model_and_says_so():
+    batch = (tensor((64, 64)), tensor((64, 8)))
+    report = keras_mp.advise(lambda: subclassed(26), batch, ["h100"], progress=False)
+    row = report["h100"]
+    assert row.fits and row.figures.extrapolated == "4 and 8 of 26 blocks"
+    whole = keras_mp.inspect(in_precision(subclassed(26), row.measures.precision), batch, "h100")
+    assert (row.figures.weights, row.figures.optimizer) == (whole.memory.parameters, whole.memory.optimizer)
+    assert row.figures.peak == pytest.approx(whole.memory.peak, rel=0.02)
+    assert sum(row.figures.flops.values()) == whole.flops
+    assert "about" in str(report) and "Extrapolated from 4 and 8 of 26 blocks" in str(report)
