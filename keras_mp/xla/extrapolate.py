@@ -121,9 +121,14 @@ def lower_by_blocks(
 
 
 def _names(block: Block, like: Block, paths: dict[int, str]) -> dict[str, str]:
-    """For each layer of a block the path of the layer in its place in another."""
-    pairs = zip(like.layers, block.layers, strict=True)
+    """For each layer in a block, by its path, the path of the layer in its place in another."""
+    inside = [[part for layer in each.layers for part in (layer, *_below(layer))] for each in (like, block)]
+    pairs = zip(*inside, strict=True)
     return {paths.get(id(old), old.name): paths.get(id(new), new.name) for old, new in pairs}
+
+
+def _below(layer: keras.Operation) -> list[keras.Layer]:
+    return list(layers_below(layer)) if isinstance(layer, keras.layers.Layer) else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,10 +258,9 @@ def _sort(collective: Collective) -> tuple[str, ...]:
 def _repeated(products: Sequence[Matmul], blocks: Sequence[dict[str, str]]) -> Iterator[Matmul]:
     """The products of the blocks that were left out: those of one that computes, under their names."""
     for names in blocks:
-        for old, new in names.items():
-            for product in products:
-                if product.layer == old or product.layer.startswith(f"{old}/"):
-                    yield dataclasses.replace(product, layer=new + product.layer[len(old) :])
+        for product in products:
+            if product.layer in names:
+                yield dataclasses.replace(product, layer=names[product.layer])
 
 
 def _checked(blocks: tuple[int, int]) -> tuple[int, int]:

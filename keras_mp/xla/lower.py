@@ -58,7 +58,7 @@ def _build_for(model: keras.Model, batch: Any) -> None:
             f"{leaf.dtype}{list(leaf.shape)}" for leaf in keras.tree.flatten(batch[1:]) if leaf is not None
         )
         raise ValueError(
-            f"the loss or a metric of model {model.name!r} cannot be computed of targets {given}: {error}"
+            f"model {model.name!r}, its loss or a metric fails on the batch, whose targets are {given}: {error}"
         ) from error
 
 

@@ -21,12 +21,12 @@ def advise(build=compiled, batch=BATCH, targets=("h100",)):
 
 
 def test_a_model_without_a_loss():
-    with pytest.raises(ValueError, match=r"model 'small' has no loss.*give compile\(\) a loss"):
+    with pytest.raises(ValueError, match="model 'small'.*[Nn]o loss.*compile"):
         advise(lambda: compiled(None))
 
 
 def test_targets_of_another_shape_than_the_outputs():
-    with pytest.raises(ValueError, match=r"loss.* of model 'small' cannot be computed of targets float32\[8, 5\]"):
+    with pytest.raises(ValueError, match=r"model 'small', its loss or a metric fails .* targets are float32\[8, 5\]"):
         advise(batch=(BATCH[0], keras.KerasTensor((8, 5))))
 
 
