@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from operator import attrgetter
 from typing import Any
 
 import keras
@@ -215,8 +216,8 @@ class _Along:
 
 
 def _memory(along: _Along) -> Memory:
-    def on(way: Callable[..., float], *names: str) -> dict[str, int]:
-        return {name: round(along(way, lambda report, n=name: getattr(report.memory, n))) for name in names}
+    def on(way: Callable[..., float], *names: str) -> dict[str, Any]:
+        return {name: round(along(way, attrgetter(f"memory.{name}"))) for name in names}
 
     exact = on(line, "parameters", "optimizer", "other", "arguments", "outputs", "aliased")
     compilers = on(rising, "temporary", "activations", "code")
@@ -228,9 +229,7 @@ def _memory(along: _Along) -> Memory:
 def _roofline(along: _Along) -> Roofline | None:
     if any(report.roofline is None for report in along.reports):
         return None
-    compute, memory, cycles = (
-        along(line, lambda report, n=name: getattr(report.roofline, n)) for name in ("compute", "memory", "cycles")
-    )
+    compute, memory, cycles = (along(line, attrgetter(f"roofline.{name}")) for name in ("compute", "memory", "cycles"))
     return Roofline(max(compute, memory), compute, memory, round(cycles))
 
 
@@ -244,10 +243,8 @@ def _collectives(along: _Along) -> tuple[Collective, ...]:
 
         return round(along(line, of))
 
-    extrapolated = [
-        dataclasses.replace(collective, **{name: total(sort, name) for name in _ADDITIVE})
-        for sort, collective in alike.items()
-    ]
+    sums: dict[tuple[str, ...], Any] = {sort: {name: total(sort, name) for name in _ADDITIVE} for sort in alike}
+    extrapolated = [dataclasses.replace(collective, **sums[sort]) for sort, collective in alike.items()]
     return tuple(sorted(extrapolated, key=lambda collective: -collective.bytes))
 
 

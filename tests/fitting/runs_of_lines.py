@@ -8,7 +8,7 @@ import keras_mp
 from keras_mp.advice.figures import figures_of
 from keras_mp.advice.measures import Measures
 
-ROWS, WIDTH = 64, 32
+ROWS, WIDTH = 2048, 32
 
 
 class Residual(layers.Layer):

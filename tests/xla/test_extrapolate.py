@@ -23,6 +23,11 @@ VOCABULARY, LENGTH, ROWS = 256, 32, 4
 TOKENS = (tensor((ROWS, LENGTH), "int32"),) * 2
 
 
+def rest(*values):
+    """Parameters for continuous integration."""
+    return pytest.param(*values, marks=pytest.mark.ci)
+
+
 class Block(keras.layers.Layer):
     """A residual block; one that widens, or gives its input beside its result, cannot be passed over."""
 
@@ -105,7 +110,7 @@ def test_the_line_of_one_group_and_of_two():
     assert rising(7, [9, 1], [Fraction(1), Fraction(10)]) == 9
 
 
-@pytest.mark.parametrize("build, shape", [(subclassed, (ROWS, 64)), (functional, (ROWS, LENGTH))])
+@pytest.mark.parametrize("build, shape", [(subclassed, (ROWS, 64)), rest(functional, (ROWS, LENGTH))])
 def test_a_model_without_its_last_blocks_is_the_shallower_model(build, shape):
     deep, shallow = build(5), build(2)
     x = np.random.default_rng().integers(0, VOCABULARY, shape)
@@ -124,7 +129,7 @@ def test_a_model_without_its_last_blocks_is_the_shallower_model(build, shape):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow writes names into the program")
-@pytest.mark.parametrize("build, batch", [(functional, TOKENS), (subclassed, (tensor((4, 64)), tensor((4, 8))))])
+@pytest.mark.parametrize("build, batch", [rest(functional, TOKENS), (subclassed, (tensor((4, 64)), tensor((4, 8))))])
 def test_the_step_with_few_blocks_is_that_of_the_shallower_model(build, batch):
     steps = lower_by_blocks(build(7), batch, platform="cuda", blocks=(2, 4))
     for lowered, depth in zip(steps.lowered, (2, 4), strict=True):
