@@ -1,4 +1,4 @@
-"""The same training in several precisions as a picture: how far each lies from a reference, and how far its seeds do."""
+"""The same training in several precisions as a picture: how far each is from a reference, and how far its seeds are."""
 
 from __future__ import annotations
 

@@ -22,7 +22,10 @@ from keras_mp.xla.hlo import parse
 from keras_mp.xla.lower import build_without_values, lower_step
 from keras_mp.xla.matmuls import Matmul, join
 from keras_mp.xla.memory import measure
-from keras_mp.xla.targets import Target, find_target, slice_of
+from keras_mp.xla.targets import Target, find_targets, slice_of
+
+# Where several chips are asked for and nobody says how many.
+_CHIPS = 4
 
 
 def inspect(
@@ -34,7 +37,7 @@ def inspect(
     compare: Sequence[str] = (),
     flags: dict[str, Any] | None = None,
     strategy: str | Plan | None = None,
-    chips: int = 4,
+    chips: int | None = None,
 ) -> CompileReport:
     """Compiles one step of a model for a chip, which need not be attached, and reports the result.
 
@@ -47,29 +50,36 @@ def inspect(
             can be looked at.
         batch: what `fit` takes a batch to be, (x, y) or (x, y, sample_weight); for inference x. Arrays, or anything
             with a shape and a dtype, such as `keras.KerasTensor`.
-        target: a chip, such as "h100" or "v5e" (`keras-mp targets` lists them), or "host".
+        target: a chip, such as "h100", "RTX 4090" or "v5e" (`keras-mp targets` lists them), or "host"; with `strategy`
+            also several, such as "h100x8" or "v5e-8".
         training: a whole training step, with loss, backward pass and optimizer; otherwise inference.
         compare: other precisions to compile the same step in: "float32", "mixed_float16", "mixed_bfloat16", "fp8".
         flags: further options of XLA, such as `{"xla_gpu_enable_triton_gemm": False}`.
-        strategy: for a slice of several TPUs, on JAX: "data", "fully_sharded" or "tensor" (as for
-            `keras_mp.distribute`), or a `keras_mp.parallel.plan.Plan`. The batch is then that of all devices. The rules
-            of "tensor" are the Plan's, or those that the model has from `keras_mp.tensor_rules`.
-        chips: of the slice: 4, 8, 16, 32, 64, 128 or 256. A Plan has as many devices as the slice.
+        strategy: for a slice of several TPUs, or several GPUs of one host, on JAX: "data", "fully_sharded" or "tensor"
+            (as for `keras_mp.distribute`), or a `keras_mp.parallel.plan.Plan`. The batch is then that of all devices.
+            The rules of "tensor" are the Plan's, or those that the model has from `keras_mp.tensor_rules`.
+        chips: of a slice of TPUs 4, 8, 16, 32, 64, 128 or 256; of GPUs 2, 4 or 8. By default as many as `target` names,
+            or 4. A Plan has as many devices as they make.
 
     Returns:
         The report. A step that does not fit the chip's memory is reported too.
 
     Raises:
-        ValueError: If the model is not built or compiled, the batch does not fit it or the slice's devices, a name or
-            the slice is not known, or a float16 model is to run on TPUs.
+        ValueError: If the model is not built or compiled, the batch does not fit it or the devices, a name or the
+            slice is not known, several chips are named without a strategy, or a float16 model is to run on TPUs.
         ImportError: If the target's compiler is not installed; the message is the command that installs it.
         keras_mp.xla.compile.CompileError: If the compiler fails; the message says at what.
     """
-    chip = find_target(target)
+    chip, named = find_targets(target)
     plan = None
     if strategy is not None:
-        chip = slice_of(chip, chips)
+        chip = slice_of(chip, _number_of_chips(target, named, chips))
         plan = plan_of(strategy, chip.devices)
+    elif named > 1:
+        raise ValueError(
+            f"target={target!r} names {named} chips: pass strategy='data', 'fully_sharded' or 'tensor' to divide the "
+            f"step over them, or target={chip.name!r}"
+        )
     precisions = [check_precision(name) for name in ([compare] if isinstance(compare, str) else compare)]
     build: Callable[[], Any] | None = None
     if not isinstance(model, keras.Model) and callable(model):
@@ -86,6 +96,12 @@ def inspect(
                 _report(other, batch, chip, training, flags, plan), precision=precision
             )
     return dataclasses.replace(report, compared=compared)
+
+
+def _number_of_chips(target: str, named: int, chips: int | None) -> int:
+    if chips is not None and named > 1 and chips != named:
+        raise ValueError(f"target={target!r} names {named} chips, and chips={chips!r}")
+    return chips if chips is not None else named if named > 1 else _CHIPS
 
 
 def _rebuilt(build: Callable[[], Any], precision: str) -> Any:
