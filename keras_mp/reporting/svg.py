@@ -197,8 +197,10 @@ class Picture:
             self.text(min(x, within), axes.bottom + 17, written, anchor="middle")
         self.rule(axes.left, axes.top, axes.left, axes.bottom)
         self.rule(axes.left, axes.bottom, axes.right, axes.bottom)
-        self.text((axes.left + axes.right) / 2, axes.bottom + 34, x_title, anchor="middle")
-        self.text(axes.left, axes.top - 8, y_title)
+        if x_title:
+            self.text((axes.left + axes.right) / 2, axes.bottom + 34, x_title, anchor="middle")
+        if y_title:
+            self.text(axes.left, axes.top - 8, y_title)
 
 
 def colours_of(names: Sequence[str]) -> dict[str, str]:
