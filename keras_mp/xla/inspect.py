@@ -8,12 +8,11 @@ from typing import Any
 
 import keras
 
-from keras_mp.backend.common.lowered import UNATTRIBUTED
+from keras_mp.backend.common.lowered import UNATTRIBUTED, Lowered
 from keras_mp.conversion.in_precision import FP8, check_precision, in_precision, precision_of
 from keras_mp.parallel.plan import Plan, plan_of
 from keras_mp.precision.policy import policy_scope
 from keras_mp.xla import findings
-from keras_mp.xla.advice import advise
 from keras_mp.xla.collectives import collectives
 from keras_mp.xla.compile import compile_step
 from keras_mp.xla.compile_report import CompileReport
@@ -22,6 +21,7 @@ from keras_mp.xla.hlo import parse
 from keras_mp.xla.lower import build_without_values, lower_step
 from keras_mp.xla.matmuls import Matmul, join
 from keras_mp.xla.memory import measure
+from keras_mp.xla.suggestions import suggest
 from keras_mp.xla.targets import Target, find_targets, slice_of
 
 # Where several chips are asked for and nobody says how many.
@@ -115,6 +115,27 @@ def _report(
     model: keras.Model, batch: Any, target: Target, training: bool, flags: dict[str, Any] | None, plan: Plan | None
 ) -> CompileReport:
     lowered = lower_step(model, batch, training=training, platform=target.platform, plan=plan)
+    return report_of(lowered, target, precision_of(model), training=training, flags=flags, plan=plan)
+
+
+def report_of(
+    lowered: Lowered,
+    target: Target,
+    precision: str,
+    *,
+    training: bool = True,
+    flags: dict[str, Any] | None = None,
+    plan: Plan | None = None,
+) -> CompileReport:
+    """Compiles a lowered step and reads the result; it needs no model, and can run in any thread.
+
+    Args:
+        lowered: the step, of one device or of a plan's.
+        target: what to compile for.
+        precision: the model's, for the report.
+        training: whether it is a training step.
+        flags, plan: as for `inspect`, and as the step was lowered.
+    """
     compiled = compile_step(lowered, target, flags)
     module = parse(compiled.hlo)
     described = compiled.described
@@ -122,12 +143,11 @@ def _report(
     chip = target.chip
     memory = measure(lowered, described, module, chip.memory_bytes // chip.devices if chip else 0)
     sensitive = findings.sensitive(lowered, described, module)
-    precision = precision_of(model)
     # Of a step that the compiler divides, the products are known whole, and not as each device runs them.
     roofline = estimate(matmuls, module, chip) if chip and not (plan and plan.by_compiler) else None
     arguments = [argument for argument in lowered.arguments if argument.kind == "batch"]
     return CompileReport(
-        model=model.name,
+        model=lowered.model,
         target=target.name,
         title=target.title,
         backend=lowered.backend,
@@ -141,7 +161,7 @@ def _report(
         float32_work=tuple(findings.float32_work(lowered, described, module)),
         memory=memory,
         roofline=roofline,
-        advice=tuple(advise(matmuls, sensitive, memory, target, precision, roofline.seconds if roofline else 0.0)),
+        advice=tuple(suggest(matmuls, sensitive, memory, target, precision, roofline.seconds if roofline else 0.0)),
         notes=(*_notes(target, matmuls, lowered.backend, plan), *filter(None, [compiled.note])),
         versions=dict(compiled.versions),
         seconds=compiled.seconds,
