@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -148,7 +148,14 @@ class Picture:
         self._elements.append(f'<polygon points="{places}" fill="{colour}" fill-opacity="{opacity:g}"/>')
 
     def stacked_bar(
-        self, x: float, y: float, width: float, height: float, parts: Mapping[str, float], colours: Mapping[str, str]
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        parts: Mapping[str, float],
+        colours: Mapping[str, str],
+        written: Callable[[float], str] = "{:.4g}".format,
     ) -> None:
         """Draws a bar whose parts share its width in proportion.
 
@@ -156,10 +163,11 @@ class Picture:
             x, y, width, height: of the whole bar.
             parts: the value of each part by name, from left to right.
             colours: by name.
+            written: writes a value, which is shown where the mouse rests on its part.
         """
         whole = sum(parts.values()) or 1.0
         for name, value in parts.items():
-            self.rectangle(x, y, width * value / whole, height, colours[name], f"{name}: {value:.4g}")
+            self.rectangle(x, y, width * value / whole, height, colours[name], f"{name}: {written(value)}")
             x += width * value / whole
 
     def legend(self, x: float, y: float, colours: Mapping[str, str], columns: int = 1, spacing: float = 260.0) -> float:
