@@ -228,13 +228,13 @@ def test_patterns_name_blocks_and_layers():
 @pytest.mark.ci
 def test_patterns_name_segments_and_nested_layers():
     model = causal_models.build("GPT2CausalLM")
-    path = "gpt2_backbone/transformer_layer_1"
+    path = f"{model.backbone.name}/transformer_layer_1"
     assert blocks(recomputing(model, (path, f"{path}/self_attention"))) == [path]
     flat = own_blocks.vit()
     second = blocks(recomputing(flat))[1]
     assert blocks(recomputing(flat, (second,))) == [second]
     again = recomputing(recomputing(model), ("*_layer_0",))
-    assert blocks(again) == ["gpt2_backbone/transformer_layer_0"]
+    assert blocks(again) == [f"{model.backbone.name}/transformer_layer_0"]
 
 
 @pytest.mark.once
