@@ -45,6 +45,7 @@ class Step:
         self._lowered: dict[tuple[Measures, str, int], Lowered] = {}
         plain = Measures(source.precision)
         model = source.under(plain)
+        _check_loss(model)
         with source.scope():
             self._plain = lower_step(model, batch, training=True, platform=platform)
         self.model, self.parameters = model.name, model.count_params()
@@ -110,6 +111,15 @@ class Step:
                     model, batch, training=True, platform=place.platform, plan=place.plan(measures.strategy)
                 )
         return self._lowered[key]
+
+
+def _check_loss(model: keras.Model) -> None:
+    cls = type(model)
+    own = cls.train_step is not keras.Model.train_step or cls.compute_loss is not keras.Model.compute_loss
+    if model.compiled and not own and model.loss is None and not model.losses:
+        raise ValueError(
+            f"model {model.name!r} is compiled without a loss, so it does not train: give compile() a loss"
+        )
 
 
 def _rows(batch: Any) -> int:
