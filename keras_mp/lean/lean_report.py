@@ -22,7 +22,7 @@ class LeanRow(NamedTuple):
 
     Attributes:
         layer: the names that lead to it, joined with `/`.
-        kind: "attention", "gelu", "head" (a layer that makes logits over a vocabulary) or "block" (rematerialized).
+        kind: "attention", "gelu", "head" (a layer that makes logits over a vocabulary) or "block" (recomputed).
         lean: whether it is lean.
         reason: why it cannot be lean; empty where it is, or where `make_lean` would make it so.
     """
@@ -64,7 +64,7 @@ class LeanReport(Report):
 
 
 def lean_report(model: keras.Model) -> LeanReport:
-    """Lists the attention layers, GELUs, vocabulary head and rematerialized blocks of a model: lean or not, and why.
+    """Lists the attention layers, GELUs, vocabulary head and recomputed blocks of a model: lean or not, and why.
 
     Args:
         model: a built Keras model, before or after `make_lean`, or loaded from a file.

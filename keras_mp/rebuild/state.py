@@ -89,12 +89,9 @@ def _pairs(
 
 def _carry_layer(path: str, old: keras.Layer, new: keras.Layer) -> list[tuple[keras.Variable, keras.Variable]]:
     pairs = _pair_variables(own_variables(old), own_variables(new))
-    valueless = any(has_no_value(variable) for variable in own_variables(old))
-    if (
-        not valueless
-        and isinstance(new, type(old))
-        and len(pairs) == len(own_variables(old)) == len(own_variables(new))
-    ):
+    if any(map(has_no_value, own_variables(old))):
+        return pairs
+    if isinstance(new, type(old)) and len(pairs) == len(own_variables(old)) == len(own_variables(new)):
         # The layer's own way first: custom layers keep more than variables there, and Normalization recomputes from it.
         store: dict[str, Any] = {}
         old.save_own_variables(store)
@@ -107,8 +104,7 @@ def _carry_layer(path: str, old: keras.Layer, new: keras.Layer) -> list[tuple[ke
                 f"weight {old_variable.name!r} of layer {path!r} has shape {tuple(old_variable.shape)}, "
                 f"rebuilt {tuple(new_variable.shape)}: the layer's config does not describe what it built"
             )
-        if not valueless:
-            copy_value(old_variable, new_variable)
+        copy_value(old_variable, new_variable)
     if hasattr(old, "save_assets") and hasattr(new, "load_assets"):
         with tempfile.TemporaryDirectory() as folder:
             old.save_assets(folder)
@@ -117,15 +113,17 @@ def _carry_layer(path: str, old: keras.Layer, new: keras.Layer) -> list[tuple[ke
     return pairs
 
 
-def has_no_value(variable: keras.Variable) -> bool:
-    """Whether a variable was made under `backend.no_allocation`; read, it would be allocated."""
-    return getattr(variable, "_value", 0) is None
-
-
 def copy_value(old: keras.Variable, new: keras.Variable) -> None:
+    if has_no_value(old):
+        return
     # A real copy: on JAX assigning would share the buffer, which training one of the two models donates and deletes.
     # By way of the host, because the two may lie on different devices.
     new.assign(value_on_host(old))
+
+
+def has_no_value(variable: keras.Variable) -> bool:
+    """Whether a variable has only a shape and a dtype, as those of a model have that is built from shapes alone."""
+    return variable._value is None  # private, because the public value would draw one
 
 
 def value_on_host(variable: keras.Variable) -> Any:
