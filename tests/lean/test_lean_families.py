@@ -100,15 +100,17 @@ def changes(model, x, y):
     """The loss of a step, minus its gradients, and the states of its random seeds after it."""
     before = [np.array(weight) for weight in model.get_weights()]
     loss = float(np.ravel(model.train_on_batch(x, y))[0])
-    seeds = [np.array(g.state) for layer in model._flatten_layers() for g in layer._seed_generators]
+    seeds = [
+        keras.ops.convert_to_numpy(g.state) for layer in model._flatten_layers() for g in layer._seed_generators
+    ]
     return loss, [np.asarray(after) - b for after, b in zip(model.get_weights(), before, strict=True)], seeds
 
 
 def assert_same_step(ours, plain):
     assert ours[0] == pytest.approx(plain[0], rel=1e-5)
     for a, b in zip(ours[1], plain[1], strict=True):
-        # A change is the difference of two weights, each known to half of 2**-23 of its size.
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(np.abs(b).max(), 1e-2) + 2**-22)
+        # A change is the difference of two weights of a size of up to 2, each known to half of 2**-23 of it.
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(np.abs(b).max(), 1e-2) + 2**-21)
     for a, b in zip(ours[2], plain[2], strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -137,7 +139,7 @@ def test_a_step_with_recomputed_blocks_is_the_same(name, recomputed):
     assert [v.path for v in ours.weights] == [v.path for v in model.weights] or "own" in name
     x, y = data(model, np.random.default_rng())
     step = changes(ours, x, y)
-    assert len({getattr(call, "__qualname__", id(call)) for call in recomputed}) > 0 and len(recomputed) % count == 0
+    assert recomputed and len(recomputed) % count == 0
     assert_same_step(step, changes(model, x, y))
 
 
