@@ -100,9 +100,7 @@ def changes(model, x, y):
     """The loss of a step, minus its gradients, and the states of its random seeds after it."""
     before = [np.array(weight) for weight in model.get_weights()]
     loss = float(np.ravel(model.train_on_batch(x, y))[0])
-    seeds = [
-        keras.ops.convert_to_numpy(g.state) for layer in model._flatten_layers() for g in layer._seed_generators
-    ]
+    seeds = [keras.ops.convert_to_numpy(g.state) for layer in model._flatten_layers() for g in layer._seed_generators]
     return loss, [np.asarray(after) - b for after, b in zip(model.get_weights(), before, strict=True)], seeds
 
 
