@@ -60,16 +60,6 @@ def test_bad_input():
         keras_mp.advise(build, 3, ["h100"])
 
 
-def test_a_model_without_a_loss():
-    def without():
-        model = build()
-        model.compile("adam")
-        return model
-
-    with pytest.raises(ValueError, match="has no loss"):
-        keras_mp.advise(without, BATCH, ["h100"])
-
-
 def test_without_compilers_there_are_rows_from_shapes(monkeypatch, nothing_compiles):
     there = importlib.util.find_spec
     missing = ("libtpu", "jax_cuda13_plugin")

