@@ -47,8 +47,8 @@ PRECISIONS = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloat16"
 HEADER = """# A training step on every GPU of the table of chips
 
 A training step of the digits network (`recipes/digits.py`, 64 images; convolutions, so not in FP8) and of a GPT (2
-blocks of width 128, 4 sequences of 32 tokens), with AdamW, compiled for GPUs that are not attached. "34 of 34" means
-that 34 products are asked for in the precision's dtype and all 34 run in it in the compiled program. A cell is empty
+blocks of width 128, 4 sequences of 32 tokens), with AdamW, compiled for GPUs that are not attached. "29 of 29" means
+that 29 products are asked for in the precision's dtype and all 29 run in it in the compiled program. A cell is empty
 where the GPU has no hardware for the precision. In float32, GPUs from Ampere on run the products as TensorFloat-32.
 `python benchmarks/chips_table.py --markdown docs/chips-table.md`, {made}.
 

@@ -175,12 +175,14 @@ def kept() -> dict[str, Any]:
 
 
 def markdown() -> list[str]:
-    """The table of docs/lean.md: temporary and peak in GiB."""
+    """The table of docs/lean.md: temporary and peak in GiB, of the families with kept rows."""
     rows = kept()
     header = ["model", "blocks", "batch", *(f"{name}: temporary, peak" for name in VARIANTS)]
     lines = [f"| {' | '.join(header)} |", f"| --- | --- | --- |{' ---: |' * len(VARIANTS)}"]
     for name, family in FAMILIES.items():
         found = rows.get(name, {})
+        if not found:
+            continue
         cells = [
             f"{found[variant]['temporary'] / 2**30:.2f}, {found[variant]['peak'] / 2**30:.2f}"
             if variant in found

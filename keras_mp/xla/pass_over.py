@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from keras_mp.backend.common.calls import wrapped_methods
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.lean.blocks import Block
 
-RUN = "keras.Function._run_through_graph"
+RUN = "keras.src.models.functional.Functional.call"
 # Private: the lists from which Keras makes `Layer.variables`.
 _HOLDS_WEIGHTS = ("_trainable_variables", "_non_trainable_variables", "_seed_generators", "_layers")
 
@@ -150,25 +151,46 @@ class _PassesOn:
 
 
 def _without(cuts: Sequence[_Cut]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes Keras's method that runs a graph leave out what is cut, whichever model's graph it is."""
+    """Makes the method by which Keras computes a graph leave out what is cut, whichever model's graph it is."""
 
-    def make(run: Callable[..., Any]) -> Callable[..., Any]:
-        def run_through_graph(self: Any, *args: Any, **kwargs: Any) -> Any:
-            whole = shorter = self._nodes_by_depth
-            inside = {id(node) for group in whole.values() for node in group}
-            for cut in cuts:
-                if cut.nodes & inside:
-                    shorter = cut.applied(shorter, self.outputs)
+    def make(compute: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(compute)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             # The instance's own dict, because Keras's __setattr__ tracks what it is given.
-            vars(self)["_nodes_by_depth"] = shorter
+            own = vars(self)
+            whole = {name: own[name] for name in ("_nodes_by_depth", "_segments") if name in own}
+            own |= _shorter(self, cuts)
             try:
-                return run(self, *args, **kwargs)
+                return compute(self, *args, **kwargs)
             finally:
-                vars(self)["_nodes_by_depth"] = whole
+                own |= whole
 
-        return run_through_graph
+        return call
 
     return make
+
+
+def _shorter(graph: Any, cuts: Sequence[_Cut]) -> dict[str, Any]:
+    """The attributes of a graph that change when calls are left out: its calls, and which of them are recomputed."""
+    whole = shorter = graph._nodes_by_depth
+    inside = {id(node) for group in whole.values() for node in group}
+    for cut in cuts:
+        if cut.nodes & inside:
+            shorter = cut.applied(shorter, graph.outputs)
+    changed = {"_nodes_by_depth": shorter}
+    segments = vars(graph).get("_segments")
+    if segments:
+        before, place = _calls(whole), {id(node): index for index, node in enumerate(_calls(shorter))}
+        stretches = [before[start:stop] for start, stop in segments]
+        changed["_segments"] = [
+            (place[id(nodes[0])], place[id(nodes[-1])] + 1) for nodes in stretches if id(nodes[0]) in place
+        ]
+    return changed
+
+
+def _calls(by_depth: Mapping[int, Sequence[Any]]) -> list[Any]:
+    """As `keras_mp.lean.blocks.calls_of` lists them."""
+    return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth] if not node.is_input]
 
 
 @contextmanager

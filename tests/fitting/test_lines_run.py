@@ -1,8 +1,11 @@
 """Where advise says "fits with ...", its lines run, and the model that they leave needs what the row says."""
 
 import dataclasses
+from pathlib import Path
 
+import keras
 import pytest
+from in_own_process import REST, run
 from runs_of_lines import ROWS, build, check, data, model_after
 
 import keras_mp
@@ -43,6 +46,12 @@ def test_the_lines_of_every_set_of_measures(precision, form, function):
     given = {"build": build} if function else {"model": build()}
     model = model_after(lines(measures, source, place, ROWS), given, x, y)
     check(figures, measures, place, model, x, y)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="a step on several devices lowers on JAX only")
+@pytest.mark.parametrize("part", [REST])
+def test_the_lines_for_several_devices(part):
+    run(Path(__file__).with_name("lines_on_devices.py"), part, devices=4)
 
 
 @pytest.mark.parametrize("share", [0.9, 0.6])

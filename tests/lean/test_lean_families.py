@@ -1,5 +1,6 @@
 """make_lean(remat=...): blocks of every family recompute; the step, the tokens, files and replicas are as before."""
 
+import re
 import warnings
 
 import causal_models
@@ -32,8 +33,8 @@ def _vit():
 
 def _resnet():
     backbone = keras_hub.models.ResNetBackbone(
-        input_conv_filters=[8], input_conv_kernel_sizes=[3], stackwise_num_filters=[8, 16],
-        stackwise_num_blocks=[3, 3], stackwise_num_strides=[1, 2], block_type="basic_block", image_shape=(16, 16, 3),
+        input_conv_filters=[64], input_conv_kernel_sizes=[3], stackwise_num_filters=[64, 128],
+        stackwise_num_blocks=[2, 3], stackwise_num_strides=[1, 2], block_type="basic_block", image_shape=(16, 16, 3),
     )  # fmt: skip
     return keras_hub.models.ResNetImageClassifier(backbone=backbone, num_classes=3)
 
@@ -96,6 +97,11 @@ def blocks(model):
     return [row.layer for row in keras_mp.lean_report(model).rows if row.kind == "block"]
 
 
+def paths(model):
+    """The paths of the weights without the numbers that Keras counts up."""
+    return [re.sub(r"_\d+(?=/|$)", "", weight.path) for weight in model.weights]
+
+
 def changes(model, x, y):
     """The loss of a step, minus its gradients, and the states of its random seeds after it."""
     before = [np.array(weight) for weight in model.get_weights()]
@@ -106,9 +112,11 @@ def changes(model, x, y):
 
 def assert_same_step(ours, plain):
     assert ours[0] == pytest.approx(plain[0], rel=1e-5)
+    # The rounding of a gradient is relative to those that it is made of, so to the largest; and a change is the
+    # difference of two weights of a size of up to 2, each known to half of 2**-23 of it.
+    largest = max(np.abs(b).max() for b in plain[1])
     for a, b in zip(ours[1], plain[1], strict=True):
-        # A change is the difference of two weights of a size of up to 2, each known to half of 2**-23 of it.
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(np.abs(b).max(), 1e-2) + 2**-21)
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * largest + 2**-22)
     for a, b in zip(ours[2], plain[2], strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -134,7 +142,7 @@ def test_a_step_with_recomputed_blocks_is_the_same(name, recomputed):
     model = compiled(build())
     ours = recomputing(model)
     assert len(blocks(ours)) == count
-    assert [v.path for v in ours.weights] == [v.path for v in model.weights] or "own" in name
+    assert paths(ours) == paths(model)
     x, y = data(model, np.random.default_rng())
     step = changes(ours, x, y)
     assert recomputed and len(recomputed) % count == 0
@@ -220,13 +228,13 @@ def test_patterns_name_blocks_and_layers():
 @pytest.mark.ci
 def test_patterns_name_segments_and_nested_layers():
     model = causal_models.build("GPT2CausalLM")
-    path = "gpt2_backbone/transformer_layer_1"
+    path = f"{model.backbone.name}/transformer_layer_1"
     assert blocks(recomputing(model, (path, f"{path}/self_attention"))) == [path]
     flat = own_blocks.vit()
     second = blocks(recomputing(flat))[1]
     assert blocks(recomputing(flat, (second,))) == [second]
     again = recomputing(recomputing(model), ("*_layer_0",))
-    assert blocks(again) == ["gpt2_backbone/transformer_layer_0"]
+    assert blocks(again) == [f"{model.backbone.name}/transformer_layer_0"]
 
 
 @pytest.mark.once

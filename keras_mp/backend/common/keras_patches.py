@@ -103,8 +103,8 @@ PATCHES: tuple[Patch, ...] = (
 )
 PATCHES += (
     Patch(
-        "keras:Function",
-        "_run_through_graph",
+        "keras.src.models.functional:Functional",
+        "call",
         ("tensorflow", "jax"),
         _VERSIONS,
         "A step is traced with few of a model's blocks, and a graph has no public way to leave calls out.",
