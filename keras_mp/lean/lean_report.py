@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from html import escape
 from typing import Any, NamedTuple
 
 import keras
@@ -50,7 +51,7 @@ class LeanReport(Report):
 
     def _html(self) -> str:
         title = f"{self.name}: {self._summary()}"
-        return document(title, [f"<h1>{title}</h1>", table(_COLUMNS, [_cells(row) for row in self.rows])])
+        return document(title, [f"<h1>{escape(title)}</h1>", table(_COLUMNS, [_cells(row) for row in self.rows])])
 
     def __rich__(self) -> RenderableType:
         shown = ColumnTable(f"{self.name}: {self._summary()}", _COLUMNS, narrow=_COLUMNS)
