@@ -51,9 +51,9 @@ def find_blocks(model: keras.Layer) -> list[tuple[Block, ...]]:
     The rule, for the model and for each layer that holds others:
 
     1. Layers of one class, side by side, are blocks, and one that a graph calls several times. Each of them holds at
-       least two layers. Keras's own layers, such as an attention or an LSTM, are parts of blocks; Sequential and
-       functional models are blocks where their structures are equal: the same classes inside, with weights of the same
-       shapes. Blocks of one structure are a group.
+       least two layers. Keras's own layers and the kit's, such as an attention or an LSTM, are parts of blocks;
+       Sequential and functional models are blocks where their structures are equal: the same classes inside, with
+       weights of the same shapes. Blocks of one structure are a group.
     2. In the graph of a functional or sequential model, consecutive calls that repeat at once with the same classes,
        shapes of weights and shapes of outputs are blocks, called segments. They begin where the fewest values go from
        one to the next. A stretch between two groups of segments that has weights of all the classes that the next
@@ -129,8 +129,8 @@ def _layer_groups(container: keras.Layer, children: Sequence[keras.Layer], path:
         return max(len(layers), siblings, calls[id(layers[0])]) > 1
 
     return [
-        tuple(Block(_path_of(layer, path), "layer", (layer,), _bytes_of([layer]), structure) for layer in layers)
-        for structure, layers in by_structure.items()
+        tuple(layer_block(layer, _path_of(layer, path)) for layer in layers)
+        for layers in by_structure.values()
         if repeats(layers)
     ]
 
@@ -145,9 +145,11 @@ def _families(groups: Sequence[tuple[Block, ...]]) -> list[list[tuple[Block, ...
 
 
 def _can_be_block(layer: keras.Layer) -> bool:
-    keras_own = any(cls.__module__.startswith("keras.src.layers") and cls is not keras.layers.Layer
-                    for cls in type(layer).__mro__)  # fmt: skip
-    return not keras_own and bool(layer.weights) and len(list(layers_below(layer))) > 1
+    ready_made = any(
+        cls.__module__.startswith(("keras.src.layers", "keras_mp.")) and cls is not keras.layers.Layer
+        for cls in _class_of(layer).__mro__
+    )
+    return not ready_made and bool(layer.weights) and len(list(layers_below(layer))) > 1
 
 
 def _class_of(layer: keras.Operation) -> type:
@@ -195,7 +197,7 @@ def _segment_groups(container: keras.Layer, path: str, blocks: set[int]) -> list
     bounds = [_bounds(run, crossing) for run in longest_runs(symbols, _can_be_segment)]
     groups = [tuple(zip(edges, edges[1:], strict=False)) for edges in bounds]
     groups = sorted(groups + [((start, stop),) for start, stop in _transitions(groups, symbols)])
-    return [tuple(_segment(container, path, nodes[slice(*edge)]) for edge in group) for group in groups]
+    return [tuple(segment_block(container, path, nodes[slice(*edge)]) for edge in group) for group in groups]
 
 
 def _symbol(node: Any) -> Structure:
@@ -255,7 +257,13 @@ def _transitions(groups: Sequence[tuple[tuple[int, int], ...]], symbols: Sequenc
     return found
 
 
-def _segment(container: keras.Layer, path: str, nodes: Sequence[Any]) -> Block:
+def layer_block(layer: keras.Layer, path: str) -> Block:
+    """A layer as a block."""
+    return Block(path, "layer", (layer,), _bytes_of([layer]), structure_of(layer))
+
+
+def segment_block(container: keras.Layer, path: str, nodes: Sequence[Any]) -> Block:
+    """Consecutive calls of a model's graph as a block."""
     operations = tuple(dict.fromkeys(node.operation for node in nodes))
     first, last = operations[0].name, operations[-1].name
     return Block(

@@ -13,7 +13,7 @@ from keras_mp.backend.common.lowered import Lowered
 from keras_mp.loss_scaling.wrap_optimizer import compute_dtypes
 from keras_mp.parallel.plan import FLOAT16_ON_TPU, Plan
 from keras_mp.parallel.tensor_rules import with_rules_of
-from keras_mp.rebuild import layers_by_path, operations_of
+from keras_mp.rebuild import has_no_value, layers_by_path, operations_of
 
 
 def lower_step(model: keras.Model, batch: Any, *, training: bool, platform: str, plan: Plan | None = None) -> Lowered:
@@ -43,10 +43,23 @@ def lower_step(model: keras.Model, batch: Any, *, training: bool, platform: str,
         plan = with_rules_of(plan, model)
     if training:
         with backend.no_allocation() if _has_no_values(model) else nullcontext():
-            model._symbolic_build(data_batch=shapes)
+            _build_for(model, shapes)
     operations = {operation.name: operation for operation in operations_of(model)}
     parts = {**operations, **layers_by_path(model), "": model}
     return backend.lower(model, shapes, parts, training=training, platform=platform, plan=plan)
+
+
+def _build_for(model: keras.Model, batch: Any) -> None:
+    """Makes what `fit` makes before its first step: it computes the loss and the metrics of shapes."""
+    try:
+        model._symbolic_build(data_batch=batch)
+    except (TypeError, ValueError) as error:
+        given = ", ".join(
+            f"{leaf.dtype}{list(leaf.shape)}" for leaf in keras.tree.flatten(batch[1:]) if leaf is not None
+        )
+        raise ValueError(
+            f"model {model.name!r}, its loss or a metric fails on the batch, whose targets are {given}: {error}"
+        ) from error
 
 
 def build_without_values(build: Callable[[], Any]) -> Any:
@@ -133,4 +146,4 @@ def _outline(batch: Any) -> str:
 
 
 def _has_no_values(model: keras.Model) -> bool:
-    return any(getattr(variable, "_value", 0) is None for variable in model.variables)
+    return any(map(has_no_value, model.variables))
