@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from keras_mp.xla.advice import Advice, asks_fp8, runs_fp8
 from keras_mp.xla.collectives import Collective
-from keras_mp.xla.estimate import Roofline
+from keras_mp.xla.estimate import LinkTime, Roofline
 from keras_mp.xla.findings import Casts, Float32Work, Sensitive
 from keras_mp.xla.matmuls import Matmul, dtype_pair
 from keras_mp.xla.memory import Memory
@@ -46,6 +46,8 @@ class CompiledStep:
         layout: how several devices share the step: "data", "fully_sharded" or "tensor"; "" on one.
         devices: how many share it. `memory`, and with the first two layouts `matmuls`, are those of one of them.
         collectives: what they send to each other.
+        link_time: how long that takes at the rate of the chip's links; None on one device, and where the rate is not
+            known.
         compared: the same step in other precisions, by their names.
     """
 
@@ -71,6 +73,7 @@ class CompiledStep:
     layout: str = ""
     devices: int = 1
     collectives: tuple[Collective, ...] = ()
+    link_time: LinkTime | None = None
     compared: Mapping[str, CompiledStep] = dataclasses.field(default_factory=dict)
 
     @property
