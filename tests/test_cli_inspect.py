@@ -64,7 +64,7 @@ def test_a_recipe(tmp_path):
     done = run("inspect", "language_model", "--target", "h100", "--html", page, *options, cache=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "a training step on int32[2, 16], int32[2, 16]" in done.stdout
-    assert "block1_dense_1" in page.read_text()
+    assert "block1_dense_1" in page.read_text().replace("<wbr>", "")
 
 
 def test_a_model_file(model_file):

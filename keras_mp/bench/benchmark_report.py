@@ -14,11 +14,11 @@ from rich.text import Text
 
 from keras_mp.bench.compare import Measured
 from keras_mp.bench.interleave import Spread, ratio, spread
-from keras_mp.reporting.html import document
+from keras_mp.reporting.html import document, scrolling
 from keras_mp.reporting.html import table as html_table
 from keras_mp.reporting.plain_values import plain_values
 from keras_mp.reporting.report import PicturedReport
-from keras_mp.reporting.svg import COLOURS, FRAME, Picture
+from keras_mp.reporting.svg import COLOURS, INK, Picture
 from keras_mp.reporting.table import ColumnTable
 
 _BAR = 480  # pixels of the longest bar
@@ -137,7 +137,7 @@ class BenchmarkReport(PicturedReport):
         names, rows = self.table()
         parts = [
             f"<h1>{escape(self.title)}</h1>",
-            picture(self, inside_html=True),
+            scrolling(picture(self, inside_html=True)),
             html_table(names, rows, numbers=range(1, len(names))),
             *(f"<p>{escape(text)}</p>" for text in [*self.problems, *self.notes, *self.verdict]),
             f"<p>{escape(', '.join(f'{name} {version}' for name, version in self.versions.items()))}</p>",
@@ -202,11 +202,11 @@ def picture(report: BenchmarkReport, *, inside_html: bool = False) -> str:
         top = 36 + 26 * place
         drawing.text(left - 8, top + 14, name, anchor="end")
         if step is None:
-            drawing.text(left, top + 14, report.row(name).problem, fill=FRAME)
+            drawing.text(left, top + 14, report.row(name).problem)
             continue
         bar, low, high = (_BAR * value / longest for value in (step.median, step.low, step.high))
         drawing.rectangle(left, top, bar, 18, COLOURS[place % len(COLOURS)])
-        drawing.rule(left + low, top + 9, left + high, top + 9, "#000000")
+        drawing.rule(left + low, top + 9, left + high, top + 9, INK)
         of_base = report.ratio(name)
         label = f"{_milliseconds(step.median)} ms" + (f", {of_base.median:.2f}" if of_base else "")
         drawing.text(left + max(bar, high) + 6, top + 14, label)

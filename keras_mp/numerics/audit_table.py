@@ -17,7 +17,7 @@ COLUMNS = ("layer", "output", "kernel", "output gradient", "float16", "damage fl
 
 
 def render(report: LayerAudits) -> Group:
-    """The report for rich: the layers, worst first, then what to worry about, and last the verdict."""
+    """The report for rich: the layers, worst first, then what to worry about, and last the verdicts."""
     parts: list = []
     suspects = report.suspects()
     for suspect in suspects[:_SUSPECTS]:
@@ -38,20 +38,41 @@ def render(report: LayerAudits) -> Group:
     if len(ordered) > _ROWS:
         table.caption = f"and {len(ordered) - _ROWS} more: to_json() and to_html() have all"
     notes = [Text(f"Note: {note}") for note in report.notes]
-    return Group(table, *notes, *parts, Text(headline(report), style="bold"))
+    verdicts = (Text(line, style="bold") for line in verdict_lines(report))
+    return Group(table, *notes, *parts, Text(headline(report)), *verdicts)
 
 
 def headline(report: LayerAudits) -> str:
-    """The run and its verdict in a sentence."""
-    suspects = [suspect for suspect in report.suspects() if not suspect.safe]
+    """The run in a sentence."""
+    return f"{report.model}: {report.steps} step{'s' if report.steps > 1 else ''} in float32, loss {report.loss:.4g}"
+
+
+def verdict_lines(report: LayerAudits) -> list[str]:
+    """The verdict on each format, a line: "float16: all 7 layers fit, at an initial loss scale of 16384"."""
+    return [
+        f"float16: {_fitting(report, 'mixed_float16')}, at an initial loss scale of {report.loss_scale:g}",
+        f"bfloat16: {_fitting(report, 'mixed_bfloat16')}",
+        f"FP8: {_fitting_fp8(report)}",
+    ]
+
+
+def _fitting(report: LayerAudits, precision: str) -> str:
+    unfit = sum(not layer.verdicts[precision].ok for layer in report.layers)
     count = len(report.layers)
-    fits = (
-        f"all {count} layers fit float16" if not suspects else f"{len(suspects)} of {count} layers do not fit float16"
-    )
-    return (
-        f"{report.model}: {report.steps} step{'s' if report.steps > 1 else ''} in float32, loss {report.loss:.4g}; "
-        f"{fits}, at an initial loss scale of {report.loss_scale:g}"
-    )
+    return f"{unfit} of {count} layers {'does' if unfit == 1 else 'do'} not fit" if unfit else f"all {count} layers fit"
+
+
+def _fitting_fp8(report: LayerAudits) -> str:
+    verdicts = [layer.verdicts["fp8"] for layer in report.layers]
+    candidates = [verdict for verdict in verdicts if verdict.ok or verdict.tensor]
+    if not candidates:
+        return "there is no Dense or EinsumDense layer, and no other layer computes in FP8"
+    fitting = sum(verdict.ok for verdict in candidates)
+    if len(candidates) == 1:
+        counted = f"the only Dense or EinsumDense layer {'fits' if fitting else 'does not fit'}"
+    else:
+        counted = f"{fitting} of {len(candidates)} Dense and EinsumDense layers fit"
+    return f"{counted}; no other layer computes in FP8"
 
 
 def row(layer: LayerAudit) -> list[str]:

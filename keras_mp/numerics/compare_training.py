@@ -17,7 +17,7 @@ from rich.text import Text
 from keras_mp.fp8.convert import convert
 from keras_mp.numerics.read_batches import batches_of
 from keras_mp.precision.policy import POLICIES, restored_policy
-from keras_mp.reporting.html import document, table
+from keras_mp.reporting.html import document, scrolling, table
 from keras_mp.reporting.plain_values import plain_values
 from keras_mp.reporting.report import PicturedReport
 from keras_mp.reporting.svg import Axes, Picture, colours_of
@@ -110,7 +110,7 @@ class ParityReport(PicturedReport):
         parts = [
             "<h1>The same training in several precisions</h1>",
             *(f"<p>{escape(self.verdict(name))}</p>" for name in self._others),
-            picture(self, inside_html=True),
+            scrolling(picture(self, inside_html=True)),
             f"<h2>Final loss: {escape(self.final_is)}</h2>",
             table(names, rows, numbers=range(1, len(names))),
         ]

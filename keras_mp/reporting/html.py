@@ -1,19 +1,34 @@
-"""The HTML pages of the kit's reports: one file each, pictures inside."""
+"""The HTML pages of the kit's reports: one file each, pictures inside, for a phone as for a screen, dark or light."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from html import escape
 
+from keras_mp.reporting.svg import DARK_STYLE, colours_of
+
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 72em; padding: 0 1em; color: #1b1f24; }
-table { border-collapse: collapse; width: 100%; margin: 0 0 2em; font-size: 13px; }
-th, td { text-align: left; padding: 3px 8px; border-bottom: 1px solid #d8dee4; vertical-align: top; }
-th { position: sticky; top: 0; background: #fff; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; }
+:root { color-scheme: light dark; --text: #1b1f24; --ground: #ffffff; --line: #d8dee4; --code: #f3f4f6; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e6e8eb; --ground: #16191d; --line: #3a4149; --code: #262c33; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 76em; padding: 0 1em; overflow-wrap: anywhere;
+  color: var(--text); background: var(--ground); }
+h1 { font-size: 24px; line-height: 1.25; }
 h2 { margin: 2em 0 .5em; font-size: 18px; }
-svg { display: block; margin: 0 0 1em; }
-code { background: #f3f4f6; padding: 1px 4px; }
+.scroll { overflow-x: auto; margin: 0 0 1.5em; }
+table { border-collapse: collapse; font-size: 13px; overflow-wrap: normal; }
+th, td { text-align: left; padding: 3px 8px; border-bottom: 1px solid var(--line); vertical-align: top; }
+th { vertical-align: bottom; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.number { white-space: nowrap; }
+svg { display: block; }
+code { background: var(--code); padding: 1px 4px; }
+.bar { display: flex; height: 28px; margin: 0 0 .5em; }
+.legend { display: flex; flex-wrap: wrap; gap: 2px 24px; list-style: none; margin: 0 0 1em; padding: 0; }
+.legend span { display: inline-block; width: 12px; height: 12px; margin-right: 6px; }
+@media (max-width: 40em) { body { margin: 1em auto; } }
 """
 
 
@@ -24,26 +39,58 @@ def document(title: str, parts: Iterable[str]) -> str:
         title: of the window.
         parts: the body, in HTML.
     """
-    head = f'<head><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style></head>'
+    head = (
+        '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}{DARK_STYLE}</style></head>"
+    )
     return f'<!doctype html><html lang="en">{head}<body>{"".join(parts)}</body></html>\n'
 
 
-def table(names: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """A table.
+def table(names: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[int] = ()) -> str:
+    """A table, which scrolls by itself where the page is narrower.
 
     Args:
-        names: of the columns.
+        names: of the columns; where all are empty, the table has no header.
         rows: the cells as text.
-        numbers: places of the columns to set to the right.
+        numbers: places of the columns to set to the right, with their names.
     """
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td class="number">{escape(cell)}</td>' if place in numbers else f"<td>{escape(cell)}</td>"
-            for place, cell in enumerate(row)
-        )
-        + "</tr>"
-        for row in rows
+    head = f"<thead>{_row('th', names, numbers)}</thead>" if any(names) else ""
+    body = "".join(_row("td", row, numbers) for row in rows)
+    return scrolling(f"<table>{head}<tbody>{body}</tbody></table>")
+
+
+def scrolling(wide: str) -> str:
+    """A table or a picture that scrolls by itself where the page is narrower."""
+    return f'<div class="scroll">{wide}</div>'
+
+
+def stacked_bar(parts: Mapping[str, float], written: Callable[[float], str]) -> str:
+    """A bar as wide as the page whose parts share it in proportion, and its legend.
+
+    Args:
+        parts: the value of each part by name, from left to right.
+        written: writes a value.
+    """
+    whole = sum(parts.values()) or 1.0
+    colours = colours_of(list(parts))
+    words = {name: f"{name}: {written(value)}" for name, value in parts.items()}
+    bar = "".join(
+        f'<span title="{escape(words[name])}" style="width: {value / whole:.3%}; background: {colours[name]}"></span>'
+        for name, value in parts.items()
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    legend = "".join(
+        f'<li><span style="background: {colours[name]}"></span>{escape(words[name])}</li>' for name in parts
+    )
+    return f'<div class="bar">{bar}</div><ul class="legend">{legend}</ul>'
+
+
+def _row(tag: str, cells: Sequence[str], numbers: Collection[int]) -> str:
+    classes = (' class="number"' if place in numbers else "" for place in range(len(cells)))
+    return (
+        f"<tr>{''.join(f'<{tag}{kind}>{_cell(cell)}</{tag}>' for kind, cell in zip(classes, cells, strict=True))}</tr>"
+    )
+
+
+def _cell(text: str) -> str:
+    """Escaped, with room to break a path after each of its names."""
+    return re.sub(r"([/_])", r"\1<wbr>", escape(text, quote=False))

@@ -9,7 +9,18 @@ from html import escape
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito, 2008).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#999999")
-FRAME, GRID = "#666666", "#e5e7eb"
+INK, FRAME, GRID = "#1b1f24", "#666666", "#e5e7eb"
+# The reader's dark mode, by class; where a program knows no CSS, the attributes of the elements are the light mode.
+DARK_STYLE = """
+@media (prefers-color-scheme: dark) {
+  svg .ground { fill: #16191d; }
+  svg text:not([fill]) { fill: #e6e8eb; }
+  svg .ink { stroke: #e6e8eb; }
+  svg .frame { stroke: #9aa3ad; }
+  svg .grid { stroke: #3a4149; }
+}
+"""
+_CLASSES = {INK: "ink", FRAME: "frame", GRID: "grid"}
 # The mean width of a character, as a share of the font's size: system fonts have 0.5 to 0.6.
 _CHARACTER = 0.6
 
@@ -61,13 +72,15 @@ class Picture:
         self._elements: list[str] = []
 
     def svg(self, *, inside_html: bool = False) -> str:
-        """The picture as an SVG document on white, or as an element of an HTML page."""
+        """The picture as an SVG document, or as an element of an HTML page, whose style has `DARK_STYLE`."""
         size = f'viewBox="0 0 {self.width:g} {self.height:g}" width="{self.width:g}" height="{self.height:g}"'
         font = f'font-family="system-ui, sans-serif" font-size="{self.font_size}"'
-        ground = f'<rect width="{self.width:g}" height="{self.height:g}" fill="#ffffff"/>'
+        ground = f'<rect class="ground" width="{self.width:g}" height="{self.height:g}" fill="#ffffff"/>'
         body = "".join([ground, *self._elements])
-        space = "" if inside_html else 'xmlns="http://www.w3.org/2000/svg" '
-        return f'<svg {space}{size} {font} role="img">{body}</svg>\n'
+        if inside_html:
+            return f'<svg {size} {font} role="img">{body}</svg>\n'
+        style = f"<style>{DARK_STYLE}</style>"
+        return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img">{style}{body}</svg>\n'
 
     def text_width(self, words: str) -> float:
         """The room that words take, in pixels: an estimate, because the reader's font is not known."""
@@ -91,7 +104,7 @@ class Picture:
             words: any text.
             anchor: "start", "middle" or "end".
             bold: whether the letters are.
-            fill: their colour; black where it is not given.
+            fill: their colour, also in dark mode; where it is not given, that of the text of the page.
             room: pixels to keep within. Longer words lose their end, or with the anchor "end" their beginning, and
                 are shown whole where the mouse rests on them.
         """
@@ -105,15 +118,20 @@ class Picture:
             title = _title(words)
         self._elements.append(f'<text x="{x:.1f}" y="{y:.1f}"{extra}>{escape(shown)}{title}</text>')
 
-    def rectangle(self, x: float, y: float, width: float, height: float, fill: str, title: str = "") -> None:
+    def rectangle(
+        self, x: float, y: float, width: float, height: float, fill: str, title: str = "", *, opacity: float = 1.0
+    ) -> None:
         """Draws a filled rectangle; the title is shown where the mouse rests on it."""
         place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+        place += f' fill-opacity="{opacity:g}"' if opacity < 1 else ""
         end = f">{_title(title)}</rect>" if title else "/>"
         self._elements.append(f'<rect {place} fill="{fill}"{end}')
 
     def rule(self, x1: float, y1: float, x2: float, y2: float, colour: str = FRAME) -> None:
-        """Draws one straight line, a pixel wide."""
-        self._elements.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"/>')
+        """Draws one straight line, a pixel wide; `INK`, `FRAME` and `GRID` follow the reader's dark mode."""
+        kind = f' class="{_CLASSES[colour]}"' if colour in _CLASSES else ""
+        place = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+        self._elements.append(f'<line{kind} {place} stroke="{colour}"/>')
 
     def curve(self, points: Iterable[tuple[float, float]], colour: str, width: float = 1.2) -> None:
         """Draws straight lines from point to point."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 from html import escape
 
 from keras_mp.reporting.byte_size import byte_size
-from keras_mp.reporting.html import document, table
-from keras_mp.reporting.svg import GRID, Picture, colours_of
+from keras_mp.reporting.html import document, stacked_bar, table
+from keras_mp.reporting.svg import Picture, colours_of
 from keras_mp.xla.compile_table import (
+    UNALIGNED,
     compiled_as,
     headline,
     memory_rows,
-    misaligned,
+    room,
     scaled,
     short,
     sizes,
     speed,
+    unaligned,
     worded,
 )
 from keras_mp.xla.compiled_step import CompiledStep
@@ -31,12 +33,13 @@ def page(report: CompiledStep) -> str:
         f"<p>{escape(headline(report))}</p>",
         *(f"<p>{escape(sentence)}</p>" for sentence in report.asked_and_compiled),
         "<h2>Operations by operand dtype as compiled</h2>",
-        _bar(report.shares, "{:.1%}"),
+        stacked_bar(report.shares, "{:.1%}".format),
         f"<p>{escape(speed(report))}</p>",
         "<h2>Advice</h2>",
         _advice(report),
         "<h2>Memory</h2>",
-        _bar(_memory_parts(report), "{:,.1f}"),
+        stacked_bar(_memory_parts(report), lambda size: byte_size(int(size))),
+        f"<p>{escape(room(report))}</p>",
         table(("what", "size"), ((what, byte_size(size)) for what, size in memory_rows(report)), numbers=(1,)),
         _collectives(report),
         _compared(report),
@@ -50,10 +53,10 @@ def page(report: CompiledStep) -> str:
         ),
         "<h2>Casts asked for, and float32 arrays written</h2>",
         table(
-            ("what", "count", "bytes"),
+            ("what", "count", "size"),
             [
-                *((f"from {c.source} to {c.target}", str(c.count), scaled(c.bytes)) for c in report.casts),
-                *((f"float32 written by {w.layer}", "", scaled(w.bytes)) for w in report.float32_work),
+                *((f"from {c.source} to {c.target}", str(c.count), byte_size(c.bytes)) for c in report.casts),
+                *((f"float32 written by {w.layer}", "", byte_size(w.bytes)) for w in report.float32_work),
             ],
             numbers=(1, 2),
         ),
@@ -76,31 +79,24 @@ def page(report: CompiledStep) -> str:
 def _memory_parts(report: CompiledStep) -> dict[str, float]:
     memory = report.memory
     rest = max(0, memory.peak - memory.parameters - memory.optimizer - memory.other - memory.activations)
-    parts = {
+    parts: dict[str, float] = {
         "weights": memory.parameters,
         "optimizer": memory.optimizer,
         "metrics and batch": memory.other,
         "kept for the backward pass": memory.activations,
         "other temporary": rest,
     }
-    if memory.capacity > memory.peak:
-        parts["free"] = memory.capacity - memory.peak
-    return {name: size / 2**20 for name, size in parts.items() if size}
+    return {name: size for name, size in parts.items() if size}
 
 
 def picture(report: CompiledStep) -> str:
     """Memory at the peak and operations by dtype, a bar for each precision that was compiled, as SVG."""
     reports = {report.precision: report, **report.compared}
-    memory = {
-        f"{name}: {byte_size(other.memory.peak)}": {
-            part: size for part, size in _memory_parts(other).items() if part != "free"
-        }
-        for name, other in reports.items()
-    }
+    memory = {f"{name}: {byte_size(other.memory.peak)}": _memory_parts(other) for name, other in reports.items()}
     operations = {name: other.shares for name, other in reports.items()}
     drawing = Picture(_WIDTH, font_size=13)
-    where = f"{report.model} on {report.title}"
-    below = _bars(drawing, f"{where}: memory of a step at its peak, by what takes it", memory, 24)
+    drawing.text(10, 22, f"{report.model}, on {report.title}", bold=True, room=_WIDTH - 20)
+    below = _bars(drawing, "Memory of a step at its peak, by what takes it", memory, 48)
     title = "Operations of the products, by the dtype of their operands as compiled"
     drawing.height = _bars(drawing, title, operations, below)
     return drawing.svg()
@@ -110,21 +106,12 @@ def _bars(drawing: Picture, title: str, bars: dict[str, dict[str, float]], y: fl
     """Draws bars on one scale and their legend; returns where the next section begins."""
     colours = colours_of([part for parts in bars.values() for part in parts])
     most = max(sum(parts.values()) for parts in bars.values()) or 1.0
-    drawing.text(10, y, title, bold=True, room=_WIDTH - 20)
+    drawing.text(10, y, title, room=_WIDTH - 20)
     for name, parts in bars.items():
         y += 28
         drawing.text(10, y, name, room=_LABEL - 14)
         drawing.stacked_bar(_LABEL, y - 16, (_WIDTH - _LABEL - 10) * sum(parts.values()) / most, 22, parts, colours)
     return drawing.legend(10, y + 28, colours, columns=3) + 20
-
-
-def _bar(parts: dict[str, float], form: str) -> str:
-    """One bar, split in proportion, with its legend: an SVG picture."""
-    drawing = Picture(_WIDTH, 46 + 20 * len(parts), font_size=13)
-    colours = colours_of(list(parts)) | ({"free": GRID} if "free" in parts else {})
-    drawing.stacked_bar(0, 0, _WIDTH, 28, parts, colours)
-    drawing.legend(0, 46, {f"{name}: {form.format(value)}": colours[name] for name, value in parts.items()})
-    return drawing.svg(inside_html=True)
 
 
 def _advice(report: CompiledStep) -> str:
@@ -165,7 +152,18 @@ def _compared(report: CompiledStep) -> str:
 
 
 def _matmuls(report: CompiledStep) -> str:
-    names = ("layer", "call", "role", "rows x sum x columns", "asked", "compiled", "summed in", "kernel", "FLOP", "off")
+    names = (
+        "layer",
+        "call",
+        "role",
+        "rows x sum x columns",
+        "asked",
+        "compiled",
+        "summed in",
+        "kernel",
+        "FLOP",
+        UNALIGNED,
+    )
     rows = (
         (
             m.layer,
@@ -177,7 +175,7 @@ def _matmuls(report: CompiledStep) -> str:
             m.accumulation,
             m.kernel,
             scaled(m.flops),
-            misaligned(m),
+            unaligned(m),
         )
         for m in report.matmuls
     )

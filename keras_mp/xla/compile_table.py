@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_mp.reporting.byte_size import byte_size
-from keras_mp.reporting.shorten import shorten_middle
+from keras_mp.reporting.shorten import listed, shorten_middle
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.xla.advice import Advice
 from keras_mp.xla.collectives import Collective
@@ -18,6 +18,7 @@ from keras_mp.xla.matmuls import Matmul
 
 _ROWS = 40
 _LAYER = 32  # characters of a layer's name
+UNALIGNED = "unaligned sizes"
 
 
 def render(report: CompiledStep) -> Group:
@@ -53,7 +54,7 @@ def _matmuls(report: CompiledStep) -> ColumnTable:
         groups[key].append(matmul)
     table = ColumnTable(
         f"Dots and convolutions: {scaled(report.flops)}FLOP a step",
-        ("layer", "role", "rows x sum x columns", "asked", "compiled", "summed in", "kernel", "share", "off"),
+        ("layer", "role", "rows x sum x columns", "asked", "compiled", "summed in", "kernel", "share", UNALIGNED),
         narrow=("layer", "role", "asked", "compiled", "share"),
         right=("share",),
     )
@@ -69,14 +70,14 @@ def _matmuls(report: CompiledStep) -> ColumnTable:
             first.accumulation,
             first.kernel,
             f"{sum(matmul.flops for matmul in group) / max(1, report.flops):.1%}",
-            misaligned(first),
+            unaligned(first),
         )
     if len(ordered) > _ROWS:
         table.caption = f"and {len(ordered) - _ROWS} more kinds: to_json() and to_html() have all"
     return table
 
 
-def misaligned(matmul: Matmul) -> str:
+def unaligned(matmul: Matmul) -> str:
     """The sizes that are no multiple of 8, of 16, or of 128, each under the smallest that it misses."""
     missed = []
     seen: set[int] = set()
@@ -84,7 +85,7 @@ def misaligned(matmul: Matmul) -> str:
         sizes = [size for size in dict.fromkeys(matmul.off(multiple)) if size not in seen]
         seen.update(sizes)
         if sizes:
-            missed.append(f"{multiple}: {', '.join(map(str, sizes))}")
+            missed.append(f"{listed([*map(str, sizes)], _LAYER, 'sizes')} not divisible by {multiple}")
     return "; ".join(missed)
 
 
@@ -105,13 +106,13 @@ def _precision(report: CompiledStep) -> Table:
     table = Table(title="Casts, and float32 arrays written", title_justify="left")
     table.add_column("what", overflow="fold")
     table.add_column("count", justify="right")
-    table.add_column("bytes", justify="right")
+    table.add_column("size", justify="right")
     for cast in report.casts[:4]:
-        table.add_row(f"casts from {cast.source} to {cast.target}, asked for", str(cast.count), scaled(cast.bytes))
+        table.add_row(f"casts from {cast.source} to {cast.target}, asked for", str(cast.count), byte_size(cast.bytes))
     count, size = report.cast_kernels
-    table.add_row("kernels that only cast and move, compiled", str(count), scaled(size))
+    table.add_row("kernels that only cast and move, compiled", str(count), byte_size(size))
     for work in report.float32_work[:5]:
-        table.add_row(f"float32 arrays written by {shorten_middle(work.layer, _LAYER)}", "", scaled(work.bytes))
+        table.add_row(f"float32 arrays written by {shorten_middle(work.layer, _LAYER)}", "", byte_size(work.bytes))
     return table
 
 
@@ -121,12 +122,18 @@ def _memory(report: CompiledStep) -> Table:
     table.add_column("size", justify="right")
     for what, size in memory_rows(report):
         table.add_row(what, byte_size(size))
-    memory = report.memory
-    if memory.capacity:
-        table.caption = (
-            f"{report.title} has {byte_size(memory.capacity)}: it {'fits' if memory.fits else 'does not fit'}"
-        )
+    table.caption = room(report) or None
     return table
+
+
+def room(report: CompiledStep) -> str:
+    """Whether the step fits in the memory of the chip, and what is left or missing, a sentence; "" if not known."""
+    memory = report.memory
+    if not memory.capacity:
+        return ""
+    gap = byte_size(abs(memory.capacity - memory.peak))
+    verdict = f"the step fits, and {gap} are left" if memory.fits else f"the step does not fit: {gap} are missing"
+    return f"{report.title} has {byte_size(memory.capacity)}: {verdict}."
 
 
 def memory_rows(report: CompiledStep) -> list[tuple[str, int]]:

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tests.reporting.test_svg import check_inside
 
 pytestmark = pytest.mark.once
 
-_VOID = {"meta", "br"}
+_VOID = {"meta", "br", "wbr"}
 
 
 @pytest.fixture(scope="module")
@@ -52,18 +53,20 @@ class Page(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.open, self.text = [], ""
+        self.open, self.text, self.unscrolled = [], "", []
 
     def handle_starttag(self, tag, attrs):
         assert tag != "b", "text was not escaped"
+        if tag in ("table", "svg") and self.open[-1] != "div.scroll":
+            self.unscrolled.append(tag)
         if tag not in _VOID:
-            self.open.append(tag)
+            self.open.append("div.scroll" if ("class", "scroll") in attrs else tag)
 
     def handle_startendtag(self, tag, attrs):
         pass
 
     def handle_endtag(self, tag):
-        assert self.open.pop() == tag
+        assert self.open.pop().split(".")[0] == tag
 
     def handle_data(self, data):
         self.text += data
@@ -88,6 +91,15 @@ class TestEveryReport:
         page = Page()
         page.feed(path.read_text(encoding="utf-8"))
         assert page.open == [] and MARKUP in page.text
+
+    def test_html_fits_a_phone_and_the_dark(self, kind, reports, tmp_path):
+        text = reports[kind].to_html(tmp_path / "report.html").read_text(encoding="utf-8")
+        assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
+        assert "@media (prefers-color-scheme: dark)" in text and "color-scheme: light dark" in text
+        page = Page()
+        page.feed(text)
+        assert page.unscrolled == []  # what is wider than the page scrolls by itself
+        assert set(re.findall(r"[^-]width: *(\d+)px", text)) == {"12"}  # a square of a legend
 
     def test_the_picture_is_an_svg_file(self, kind, reports, tmp_path):
         report = reports[kind]

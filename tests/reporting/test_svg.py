@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from keras_mp.reporting.svg import COLOURS, Axes, Picture, colours_of, ticks
+from keras_mp.reporting.svg import COLOURS, FRAME, Axes, Picture, colours_of, ticks
 
 pytestmark = pytest.mark.once
 
@@ -40,11 +40,12 @@ def check_inside(svg):
     root = ElementTree.fromstring(svg)
     _, _, width, height = map(float, root.get("viewBox").split())
     size = float(root.get("font-size"))
-    for element in root:
+    elements = [element for element in root if element.tag.removeprefix(SPACE) != "style"]
+    for element in elements:
         left, top, right, bottom = extents(element, size)
         assert -0.1 <= left <= right <= width + 0.1, (element.tag, element.attrib, element.text)
         assert -0.1 <= top <= bottom <= height + 0.1, (element.tag, element.attrib, element.text)
-    return list(root)
+    return elements
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -111,3 +112,16 @@ def test_a_curve_on_axes_lies_between_them():
 
 def test_inside_html_there_is_no_name_space():
     assert "http" not in Picture(10, 10).svg(inside_html=True)
+
+
+def test_a_picture_follows_the_dark_mode_and_is_light_where_css_is_not_known():
+    drawing = Picture(100, 40)
+    drawing.text(10, 20, "words")
+    drawing.rule(0, 30, 100, 30)
+    ground, words, rule = check_inside(drawing.svg())
+    assert (ground.get("fill"), words.get("fill"), rule.get("stroke")) == ("#ffffff", None, FRAME)
+    style = ElementTree.fromstring(drawing.svg()).find(f"{SPACE}style").text
+    assert "prefers-color-scheme: dark" in style
+    for element in (ground, rule):
+        assert f".{element.get('class')} " in style
+    assert "<style" not in drawing.svg(inside_html=True)  # the page's style has the rules

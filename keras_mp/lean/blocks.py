@@ -1,0 +1,269 @@
+"""The blocks of a model: its parts that repeat with one structure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_mp.lean.repeats import Run, longest_runs
+from keras_mp.rebuild import children_of, layers_below, own_variables
+
+Structure = tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """One block of a model.
+
+    Attributes:
+        path: the names that lead to it from the model, joined by "/"; the last one is its own.
+        kind: "layer" where it is a layer; "segment" where it is a stretch of a functional graph.
+        layers: the layer; or the layers and operations of the stretch, in the order of their calls.
+        bytes: of its weights.
+        structure: equal for two blocks that compute the same from weights of the same shapes.
+        graph: of a segment the model whose graph holds it; None for a layer.
+        nodes: of a segment its calls in that graph; empty for a layer.
+    """
+
+    path: str
+    kind: str
+    layers: tuple[keras.Operation, ...]
+    bytes: int
+    structure: Structure = dataclasses.field(repr=False)
+    graph: keras.Model | None = dataclasses.field(default=None, repr=False)
+    nodes: tuple[Any, ...] = dataclasses.field(default=(), repr=False)
+
+    @property
+    def name(self) -> str:
+        """The last part of the path: a layer's name; of a segment its first and its last name, joined by ".."."""
+        return self.path.rpartition("/")[2]
+
+
+def find_blocks(model: keras.Layer) -> list[tuple[Block, ...]]:
+    """Finds the blocks of a model, such as the layers of a transformer and the residual blocks of a ResNet.
+
+    The rule, for the model and for each layer that holds others:
+
+    1. Layers of one class, side by side, are blocks, and one that a graph calls several times. Each of them holds at
+       least two layers. Keras's own layers, such as an attention or an LSTM, are parts of blocks; Sequential and
+       functional models are blocks where their structures are equal: the same classes inside, with weights of the same
+       shapes. Blocks of one structure are a group.
+    2. In the graph of a functional or sequential model, consecutive calls that repeat at once with the same classes,
+       shapes of weights and shapes of outputs are blocks, called segments. They begin where the fewest values go from
+       one to the next. A stretch between two groups of segments that has weights of all the classes that the next
+       block has, as the first block of a ResNet's stage has, is a group of its own; so is one before the first group,
+       if it has the same classes.
+    3. Where blocks hold blocks, the outer are taken, unless they are fewer than those inside one of them: of two towers
+       of twelve layers, the layers are the blocks.
+
+    Args:
+        model: a built Keras model or layer: functional, sequential, subclassed, nested.
+
+    Returns:
+        Groups of blocks of equal structure, each in the order of the model; empty where nothing repeats.
+
+    Raises:
+        ValueError: the model has no weights yet.
+    """
+    if not model.built and not model.weights:
+        raise ValueError(
+            f"find_blocks needs the shapes of weights, and {model.name!r} has none yet: call it once on a batch, or "
+            "model.build(input_shape)"
+        )
+    return _blocks_in(model, "", set())
+
+
+def _blocks_in(container: keras.Layer, path: str, seen: set[int]) -> list[tuple[Block, ...]]:
+    children = [child for child in children_of(container) if id(child) not in seen]
+    seen.update(map(id, children))
+    outer = _layer_groups(container, children, path)
+    repeating = {id(block.layers[0]) for group in outer for block in group}
+    segments = _segment_groups(container, path, repeating)
+    covered = {id(operation) for group in segments for block in group for operation in block.layers}
+    # In the order of the model: what is found in a child stands at the child's place.
+    place = {id(child): index for index, child in enumerate(children)}
+    found: list[tuple[int, tuple[Block, ...]]] = []
+    for groups in (*_families(outer), segments):
+        members = [block for group in groups for block in group]
+        inner = [(layer, _blocks_in(layer, _path_of(layer, path), set(seen))) for layer in _composites(members)]
+        most = max((len(group) for _, groups_inside in inner for group in groups_inside), default=0)
+        if len(members) < most:
+            found += [(place.get(id(layer), 0), group) for layer, inside in inner for group in inside]
+        else:
+            found += [(_first_place(group, place), group) for group in groups]
+    for child in children:
+        if id(child) not in repeating | covered:
+            found += [(place[id(child)], group) for group in _blocks_in(child, _path_of(child, path), seen)]
+    return [group for _, group in sorted(found, key=lambda item: item[0])]
+
+
+def _path_of(layer: keras.Operation, path: str) -> str:
+    return f"{path}/{layer.name}" if path else layer.name
+
+
+def _first_place(group: tuple[Block, ...], place: dict[int, int]) -> int:
+    return min((place[id(layer)] for layer in group[0].layers if id(layer) in place), default=0)
+
+
+def _composites(blocks: Sequence[Block]) -> list[keras.Layer]:
+    layers = {id(layer): layer for block in blocks for layer in block.layers if children_of(layer)}
+    return list(layers.values())  # type: ignore[arg-type]
+
+
+def _layer_groups(container: keras.Layer, children: Sequence[keras.Layer], path: str) -> list[tuple[Block, ...]]:
+    graph = graph_of(container)
+    calls = Counter(id(node.operation) for node in calls_of(graph)) if graph is not None else Counter()
+    by_structure: dict[Structure, list[keras.Layer]] = defaultdict(list)
+    for child in filter(_can_be_block, children):
+        by_structure[structure_of(child)].append(child)
+    of_class = Counter(_class_of(layer) for layers in by_structure.values() for layer in layers)
+
+    def repeats(layers: list[keras.Layer]) -> bool:
+        siblings = 0 if _is_plain_model(layers[0]) else of_class[_class_of(layers[0])]
+        return max(len(layers), siblings, calls[id(layers[0])]) > 1
+
+    return [
+        tuple(Block(_path_of(layer, path), "layer", (layer,), _bytes_of([layer]), structure) for layer in layers)
+        for structure, layers in by_structure.items()
+        if repeats(layers)
+    ]
+
+
+def _families(groups: Sequence[tuple[Block, ...]]) -> list[list[tuple[Block, ...]]]:
+    """Groups of one class together: the blocks of two widths are as many as both."""
+    families: dict[Any, list[tuple[Block, ...]]] = defaultdict(list)
+    for group in groups:
+        layer = group[0].layers[0]
+        families[group[0].structure if _is_plain_model(layer) else _class_of(layer)].append(group)
+    return list(families.values())
+
+
+def _can_be_block(layer: keras.Layer) -> bool:
+    keras_own = any(cls.__module__.startswith("keras.src.layers") and cls is not keras.layers.Layer
+                    for cls in type(layer).__mro__)  # fmt: skip
+    return not keras_own and bool(layer.weights) and len(list(layers_below(layer))) > 1
+
+
+def _class_of(layer: keras.Operation) -> type:
+    return getattr(layer, "_original", type(layer))  # the class that an extension, such as a stabilized one, extends
+
+
+def _is_plain_model(layer: keras.Operation) -> bool:
+    return _class_of(layer).__module__.startswith("keras.")
+
+
+def structure_of(operation: keras.Operation) -> Structure:
+    """A key that is equal for operations of one class with weights and sublayers of one structure."""
+    name = _class_of(operation).__qualname__
+    if not isinstance(operation, keras.layers.Layer):
+        return (name, (), ())
+    shapes = tuple(tuple(variable.shape) for variable in own_variables(operation))
+    return (name, shapes, tuple(structure_of(child) for child in children_of(operation)))
+
+
+def _bytes_of(operations: Sequence[keras.Operation]) -> int:
+    weights = {id(w): w for op in operations if isinstance(op, keras.layers.Layer) for w in op.weights}
+    return sum(math.prod(w.shape) * np.dtype(w.dtype).itemsize for w in weights.values())
+
+
+def graph_of(model: keras.Layer) -> Any:
+    """The functional model that holds the graph of a functional or sequential model; None of any other layer."""
+    # Private: a Sequential keeps its graph there, and a graph gives its calls there in the order of computation.
+    graph = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model
+    return graph if hasattr(graph, "_nodes_by_depth") else None
+
+
+def calls_of(graph: Any) -> list[Any]:
+    """The nodes of a functional model in the order in which it computes them, without its inputs."""
+    by_depth = graph._nodes_by_depth
+    return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth] if not node.is_input]
+
+
+def _segment_groups(container: keras.Layer, path: str, blocks: set[int]) -> list[tuple[Block, ...]]:
+    graph = graph_of(container)
+    if graph is None:
+        return []
+    nodes = calls_of(graph)
+    symbols = [None if id(node.operation) in blocks else _symbol(node) for node in nodes]
+    crossing = _crossing(graph, nodes)
+    bounds = [_bounds(run, crossing) for run in longest_runs(symbols, _can_be_segment)]
+    groups = [tuple(zip(edges, edges[1:], strict=False)) for edges in bounds]
+    groups = sorted(groups + [((start, stop),) for start, stop in _transitions(groups, symbols)])
+    return [tuple(_segment(container, path, nodes[slice(*edge)]) for edge in group) for group in groups]
+
+
+def _symbol(node: Any) -> Structure:
+    return (structure_of(node.operation), tuple(tuple(output.shape) for output in node.outputs))
+
+
+def _can_be_segment(symbols: Sequence[Structure]) -> bool:
+    return len(symbols) > 1 and any(_has_weights(structure) for structure, _ in symbols)
+
+
+def _has_weights(structure: Structure) -> bool:
+    _, shapes, children = structure
+    return bool(shapes) or any(map(_has_weights, children))
+
+
+def _crossing(graph: Any, nodes: Sequence[Any]) -> list[int]:
+    """For each place between two calls the values that are computed before it and used after it, a sample."""
+    made = {id(tensor): 0 for tensor in graph.inputs}
+    sizes = {id(tensor): math.prod(d or 1 for d in tensor.shape) for tensor in graph.inputs}
+    last = dict.fromkeys(made, 0)
+    for index, node in enumerate(nodes):
+        last |= {id(tensor): index for tensor in node.input_tensors}
+        made |= {id(tensor): index + 1 for tensor in node.outputs}
+        sizes |= {id(tensor): math.prod(d or 1 for d in tensor.shape) for tensor in node.outputs}
+    last |= {id(tensor): len(nodes) for tensor in graph.outputs}
+    crossing = [0] * (len(nodes) + 1)
+    for key, start in made.items():
+        for place in range(start, last.get(key, 0) + 1):
+            crossing[place] += sizes[key]
+    return crossing
+
+
+def _bounds(run: Run, crossing: Sequence[int]) -> list[int]:
+    """Where the segments of a run begin, and where the last one ends."""
+    offsets = range(run.slack + 1 if run.stop - run.start < 3 * run.period else run.period)
+    cuts = [list(range(run.start + offset, run.stop + 1, run.period)) for offset in offsets]
+    # With equal cost, as many as possible, and the later: an activation belongs to what is before it.
+    return min(reversed(cuts), key=lambda cut: (sum(crossing[place] for place in cut) / len(cut), -len(cut)))
+
+
+def _transitions(groups: Sequence[tuple[tuple[int, int], ...]], symbols: Sequence[Any]) -> list[tuple[int, int]]:
+    """The first blocks of stages: between two groups, and before the first where it has the same classes."""
+    classes = [None if symbol is None else symbol[0][0] for symbol in symbols]
+    weighted = [symbol[0][0] if symbol is not None and _has_weights(symbol[0]) else None for symbol in symbols]
+    ordered = sorted(groups)
+    found = []
+    for left, right in zip(ordered, ordered[1:], strict=False):
+        start, stop = left[-1][1], right[0][0]
+        needed = set(weighted[slice(*right[0])]) - {None}
+        if None not in classes[start:stop] and needed <= set(weighted[start:stop]):
+            found.append((start, stop))
+    if found:
+        stop = ordered[0][0][0]
+        lengths = {end - start for start, end in found if stop >= end - start}
+        alike = [n for n in lengths if any(classes[stop - n : stop] == classes[a:b] for a, b in found)]
+        found += [(stop - n, stop) for n in alike[:1]]
+    return found
+
+
+def _segment(container: keras.Layer, path: str, nodes: Sequence[Any]) -> Block:
+    operations = tuple(dict.fromkeys(node.operation for node in nodes))
+    first, last = operations[0].name, operations[-1].name
+    return Block(
+        path=f"{path}/{first}..{last}" if path else f"{first}..{last}",
+        kind="segment",
+        layers=operations,
+        bytes=_bytes_of(operations),
+        structure=tuple(map(_symbol, nodes)),
+        graph=container,
+        nodes=tuple(nodes),
+    )

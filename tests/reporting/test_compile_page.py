@@ -1,0 +1,39 @@
+"""The page of a compiled step: what memory holds, in fitting units; sizes that a matrix unit pads, in words."""
+
+import dataclasses
+import re
+
+import pytest
+
+from keras_mp.reporting.byte_size import byte_size
+from keras_mp.xla.compile_table import unaligned
+from tests.reporting.report_examples import compiled
+
+pytestmark = [pytest.mark.once, pytest.mark.ci]
+
+
+def test_the_bar_of_memory_holds_what_is_used_and_words_hold_what_is_free(tmp_path):
+    report = compiled()
+    memory = report.memory
+    page = report.to_html(tmp_path / "report.html").read_text()
+    bar, legend = re.search(r'<h2>Memory</h2><div class="bar">(.*?)</div><ul class="legend">(.*?)</ul>', page).groups()
+    widths = [float(width) for width in re.findall(r"width: ([\d.]+)%", bar)]
+    assert sum(widths) == pytest.approx(100, abs=0.01) and "free" not in legend
+    assert widths[0] == pytest.approx(100 * memory.parameters / memory.peak, abs=0.01)
+    assert f"weights: {byte_size(memory.parameters)}" in legend
+    assert f"NVIDIA H100 has 1.0 GiB: the step fits, and {byte_size(memory.capacity - memory.peak)} are left." in page
+
+
+@pytest.mark.parametrize("capacity, words", [(2**20, "the step does not fit: 7.0 MiB are missing."), (0, "")])
+def test_a_step_that_does_not_fit_says_how_much_is_missing(capacity, words, tmp_path):
+    report = compiled()
+    report = dataclasses.replace(report, memory=dataclasses.replace(report.memory, capacity=capacity))
+    page = report.to_html(tmp_path / "report.html").read_text()
+    assert words in page and words in str(report) and ("NVIDIA H100 has" in page) == bool(words)
+
+
+def test_unaligned_sizes_are_words():
+    (product, _) = compiled().matmuls
+    assert unaligned(product) == "4 and 130 not divisible by 8; 8 not divisible by 16"
+    product = dataclasses.replace(product, sizes=(64, 24, 130))
+    assert unaligned(product) == "130 not divisible by 8; 24 not divisible by 16; 64 not divisible by 128"
