@@ -222,6 +222,8 @@ def speed(report: CompiledStep) -> str:
 
 
 def _speed(report: CompiledStep) -> str:
+    if report.roofline is None and report.layout == "tensor":
+        return "No estimate of the products' time: the compiler divides them over the devices."
     if report.roofline is None:
         return "No estimate of time: the rates of this machine are not known."
     roofline = report.roofline
