@@ -149,7 +149,7 @@ print(f"with remat    {with_remat.memory.temporary / MIB:7.1f} MiB")
 # layers ask for the product itself. Both are compiled for an H100, with autotuning off, because that needs the chip.
 
 # %%
-from keras_mp.xla.advice import asks_fp8, runs_fp8
+from keras_mp.xla.suggestions import asks_fp8, runs_fp8
 
 
 def in_float8(model):

@@ -1,8 +1,11 @@
 from keras_mp import backend as backend
 from keras_mp import fp8 as fp8
+from keras_mp.advice.advice_report import AdviceReport as AdviceReport
+from keras_mp.advice.advise import advise as advise
 from keras_mp.backend.common.lowered import LoweringError as LoweringError
 from keras_mp.bench.benchmark import benchmark as benchmark
 from keras_mp.bench.benchmark_report import BenchmarkReport as BenchmarkReport
+from keras_mp.conversion.in_precision import in_precision as in_precision
 from keras_mp.conversion.model_file import ModelFileError as ModelFileError
 from keras_mp.export.litert import export_litert as export_litert
 from keras_mp.export.onnx import export_onnx as export_onnx
@@ -14,6 +17,7 @@ from keras_mp.lean.language_model import ChunkedCrossEntropy as ChunkedCrossEntr
 from keras_mp.lean.language_model import LanguageModel as LanguageModel
 from keras_mp.lean.remat import remat as remat
 from keras_mp.lean.self_attention import SelfAttention as SelfAttention
+from keras_mp.loss_scaling.accumulate_gradients import accumulate_gradients as accumulate_gradients
 from keras_mp.loss_scaling.atomic_skip import atomic_skip as atomic_skip
 from keras_mp.loss_scaling.loss_scale import LossScale as LossScale
 from keras_mp.loss_scaling.loss_scale import NoLossScale as NoLossScale

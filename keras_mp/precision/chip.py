@@ -16,9 +16,9 @@ GIB = 2**30
 class GpuDescription:
     """The description of a GPU that XLA's compiler for NVIDIA needs where it is not attached.
 
-    Sources: the target descriptions in XLA's repository (xla/backends/gpu/target_config/specs, as of 2026) for A100,
-    H100, H200 and B200; for T4 and L4 the output of deviceQuery for memory, clock and L2, and the table of compute
-    capabilities 7.5 and 8.9 in the CUDA C++ Programming Guide for the figures of a multiprocessor.
+    Sources: the target descriptions in XLA's repository (xla/backends/gpu/target_config/specs, as of 2026) where there
+    is one (A100, H100, H200, B200, B300, RTX A6000), otherwise the output of deviceQuery on the GPU where a copy of it
+    was found; each row of the table says which.
 
     Args:
         device_name: The name that the driver reports, without "NVIDIA".
@@ -68,7 +68,8 @@ class Chip:
         vendor: "nvidia", "google" or "amd".
         architecture: Compute capability ("9.0"), TPU generation ("v5e") or LLVM target ("gfx942").
         peak: Dense operations per second (a multiply-add is two) by operand dtype: "float32", "tfloat32", "float16",
-            "bfloat16", "fp8". A missing key means that the chip has no hardware for it.
+            "bfloat16", "fp8". Of products that accumulate in float32: GeForce cards halve the rate there. A missing
+            key means that the chip has no hardware for it.
         memory_bytes: Device memory in bytes.
         bandwidth: Device memory bandwidth in bytes per second.
         source: The document that each figure is from.
@@ -91,6 +92,29 @@ class Chip:
     compiler: GpuDescription | TpuSlices | None = None
     device_kinds: tuple[str, ...] = ()
     link: Link | None = None
+
+
+# Float32 lanes, most threads, shared memory, and most shared memory of a block, by compute capability. Sources: the
+# same target descriptions for 8.0, 8.6, 9.0, 10.0 and 10.3; for all of them cuda::arch_traits in NVIDIA's CCCL
+# (libcudacxx/include/cuda/__device/arch_traits.h), and for lanes deviceQuery's "CUDA Cores/MP".
+_MULTIPROCESSORS = {
+    "7.5": (64, 1024, 65536, 65536),
+    "8.0": (64, 2048, 167936, 166912),
+    "8.6": (128, 1536, 102400, 101376),
+    "8.9": (128, 1536, 102400, 101376),
+    "9.0": (128, 2048, 233472, 232448),
+    "10.0": (128, 2048, 233472, 232448),
+    "10.3": (128, 2048, 233472, 232448),
+    "12.0": (128, 1536, 102400, 101376),
+}
+
+
+def gpu(
+    capability: str, device_name: str, cores: int, l2: int, clock: float, memory: int, bandwidth: float
+) -> GpuDescription:
+    """Builds a description from what differs between GPUs of one compute capability; bandwidth in GB/s."""
+    multiprocessor = _MULTIPROCESSORS[capability]
+    return GpuDescription(device_name, cores, *multiprocessor, l2, clock, memory, round(bandwidth * GIGA))
 
 
 def chip(

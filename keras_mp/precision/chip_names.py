@@ -15,7 +15,7 @@ _NICKNAMES = {
     "v5litepod": "v5e",
 }
 # Words of a name that change no figure. "Laptop", "Max-Q", "MIG", "SUPER", "Ti" and "D" do.
-_PLAIN_WORDS = {
+PLAIN_WORDS = {
     *("google", "cloud", "tpu", "nvidia", "tesla", "geforce", "rtx", "amd", "instinct", "gpu"),
     *("hbm2", "hbm2e", "hbm3", "hbm3e"),
 }
@@ -37,14 +37,14 @@ def name_among(chips: Iterable[Chip], text: str) -> str | None:
     """
     words = name_words(text)
     joined = " ".join(words)
-    plain = " ".join(word for word in words if word not in _PLAIN_WORDS)
+    plain = " ".join(word for word in words if word not in PLAIN_WORDS)
     if plain in _NICKNAMES:
         return _NICKNAMES[plain]
     for chip in chips:
         if joined in (" ".join(name_words(name)) for name in (chip.title, *chip.device_kinds)):
             return chip.name
     for chip in chips:
-        needed = set(name_words(chip.name)) - _PLAIN_WORDS
+        needed = set(name_words(chip.name)) - PLAIN_WORDS
         if needed <= set(words) <= _words_of(chip):
             return chip.name
     return None
@@ -86,7 +86,7 @@ def cores_in_name(chip: Chip) -> int:
 def _words_of(chip: Chip) -> set[str]:
     words = name_words(" ".join([chip.name, chip.title, *chip.device_kinds]))
     sizes = [f"{chip.memory_bytes // GIB}gb"]
-    return {*words, *sizes, *_PLAIN_WORDS, *(["sxm"] if _is_sxm(words) else [])}
+    return {*words, *sizes, *PLAIN_WORDS, *(["sxm"] if _is_sxm(words) else [])}
 
 
 def _is_sxm(words: Sequence[str]) -> bool:

@@ -7,9 +7,10 @@ from types import MappingProxyType
 
 from keras_mp.precision.amd_gpus import AMD_GPUS
 from keras_mp.precision.chip import GIB, GIGA, TERA, Chip, GpuDescription, TpuSlices
-from keras_mp.precision.chip_names import cores_in_name, name_among, name_words, split_count
+from keras_mp.precision.chip_names import PLAIN_WORDS, cores_in_name, name_among, name_words, split_count
 from keras_mp.precision.google_tpus import GOOGLE_TPUS
 from keras_mp.precision.nvidia_data_center_gpus import NVIDIA_DATA_CENTER_GPUS
+from keras_mp.precision.nvidia_desktop_gpus import NVIDIA_DESKTOP_GPUS
 
 __all__ = [
     "CHIPS",
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 CHIPS: Mapping[str, Chip] = MappingProxyType(
-    {chip.name: chip for chip in (*GOOGLE_TPUS, *NVIDIA_DATA_CENTER_GPUS, *AMD_GPUS)}
+    {chip.name: chip for chip in (*GOOGLE_TPUS, *NVIDIA_DATA_CENTER_GPUS, *NVIDIA_DESKTOP_GPUS, *AMD_GPUS)}
 )
 
 
@@ -100,9 +101,15 @@ def nearest_hint(text: str, names: Iterable[str]) -> str:
     """The question whether a name was meant that a text, or a word of it, comes near to; "" where none is near."""
     names = list(names)
     words = name_words(str(text))
-    wanted = [str(text).lower(), "".join(words), *words]
-    near = list(dict.fromkeys(name for word in wanted for name in difflib.get_close_matches(word, names, n=1)))
-    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    told = [word for word in words if word not in PLAIN_WORDS]
+    whole = [str(text).lower(), "".join(words), "".join(told)]
+    if told and told[0].isdecimal():  # "4080" is an RTX 4080
+        whole.append("rtx" + "".join(told))
+    for wanted in (whole, told):
+        near = list(dict.fromkeys(name for word in wanted for name in difflib.get_close_matches(word, names, n=1)))
+        if near:
+            return f" Did you mean {' or '.join(map(repr, near))}?"
+    return ""
 
 
 def identify_chip(device_name: str) -> Chip | None:
@@ -113,6 +120,6 @@ def identify_chip(device_name: str) -> Chip | None:
 
     Returns:
         The chip, or None where the name is not in the table or is of a form with other figures (a laptop's GPU, a
-        MIG slice).
+        MIG slice). Of an RTX 4060 Ti the name does not say its memory: the one with 8 GB.
     """
     return CHIPS.get(chip_name(device_name) or "")

@@ -49,6 +49,26 @@ def carry_compiled(old: keras.Model, new: keras.Model, variables: dict[int, kera
     return lost
 
 
+def compile_again(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+    """Compiles a model with its own arguments and another optimizer; metrics start anew.
+
+    Raises:
+        TypeError: If the model has a compile() of its own that keeps not every argument as it was given.
+    """
+    own_compile = type(model).compile is not keras.Model.compile
+    arguments = _kept_compile_arguments(model) if own_compile else dict(model._compile_config.config)
+    if arguments is None or "optimizer" not in arguments:
+        raise TypeError(
+            f"{type(model).__name__} has a compile() of its own, which keeps not every argument as it was given: "
+            "compile the model with the optimizer that it is to have"
+        )
+    arguments = keras.tree.map_structure(_fresh, arguments)
+    arguments["optimizer"] = optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        arguments["auto_scale_loss"] = False  # it does so itself
+    model.compile(**arguments)
+
+
 def _compiled_by_arguments(old: keras.Model, new: keras.Model) -> bool:
     """Compiles with the arguments that a `compile()` of the model's own kept; whether the new model keeps the same.
 

@@ -11,10 +11,10 @@ from rich.text import Text
 from keras_mp.reporting.byte_size import byte_size
 from keras_mp.reporting.shorten import listed, shorten_middle
 from keras_mp.reporting.table import ColumnTable
-from keras_mp.xla.advice import Advice
 from keras_mp.xla.collectives import Collective
 from keras_mp.xla.compiled_step import CompiledStep
 from keras_mp.xla.matmuls import Matmul
+from keras_mp.xla.suggestions import Advice
 
 _ROWS = 40
 _LAYER = 32  # characters of a layer's name

@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from keras_mp.xla.advice import Advice, asks_fp8, runs_fp8
 from keras_mp.xla.collectives import Collective
 from keras_mp.xla.estimate import LinkTime, Roofline
 from keras_mp.xla.findings import Casts, Float32Work, Sensitive
 from keras_mp.xla.matmuls import Matmul, dtype_pair
 from keras_mp.xla.memory import Memory
+from keras_mp.xla.suggestions import Advice, asks_fp8, runs_fp8
 
 
 class CheckError(AssertionError):

@@ -53,11 +53,15 @@ class LinkTime:
 
 
 def rate(matmul: Matmul, chip: Chip) -> float:
-    """The peak of a chip for the operands of a product as compiled, in operations per second.
+    """The peak of a chip for the operands of a product as compiled, in operations per second."""
+    return peak_of(matmul.compiled or matmul.asked, chip)
+
+
+def peak_of(dtypes: Sequence[str], chip: Chip) -> float:
+    """The peak of a chip for products of operands of these dtypes, in operations per second.
 
     TPUs multiply float32 operands as bfloat16 unless more is asked for; NVIDIA's since A100 as TensorFloat-32.
     """
-    dtypes = matmul.compiled or matmul.asked
     peak = chip.peak
     if any(dtype.startswith("float8") for dtype in dtypes) and all(d.startswith("float8") for d in dtypes):
         return peak.get("fp8") or peak.get("bfloat16") or peak["float16"]

@@ -8,12 +8,11 @@ from typing import Any
 
 import keras
 
-from keras_mp.backend.common.lowered import UNATTRIBUTED
+from keras_mp.backend.common.lowered import UNATTRIBUTED, Lowered
 from keras_mp.conversion.in_precision import FP8, check_precision, in_precision, precision_of
 from keras_mp.parallel.plan import Plan, plan_of
 from keras_mp.precision.policy import policy_scope
 from keras_mp.xla import findings
-from keras_mp.xla.advice import advise
 from keras_mp.xla.collective_layers import CollectiveLayers
 from keras_mp.xla.collectives import collectives
 from keras_mp.xla.compile import compile_step
@@ -23,7 +22,11 @@ from keras_mp.xla.hlo import parse
 from keras_mp.xla.lower import build_without_values, lower_step
 from keras_mp.xla.matmuls import Matmul, join
 from keras_mp.xla.memory import measure
-from keras_mp.xla.targets import Target, find_target, slice_of
+from keras_mp.xla.suggestions import suggest
+from keras_mp.xla.targets import Target, find_targets, slice_of
+
+# Where several chips are asked for and nobody says how many.
+_CHIPS = 4
 
 
 def inspect(
@@ -35,7 +38,7 @@ def inspect(
     compare: Sequence[str] = (),
     flags: dict[str, Any] | None = None,
     strategy: str | Plan | None = None,
-    chips: int = 4,
+    chips: int | None = None,
 ) -> CompileReport:
     """Compiles one step of a model for a chip, which need not be attached, and reports the result.
 
@@ -48,29 +51,36 @@ def inspect(
             can be looked at.
         batch: what `fit` takes a batch to be, (x, y) or (x, y, sample_weight); for inference x. Arrays, or anything
             with a shape and a dtype, such as `keras.KerasTensor`.
-        target: a chip, such as "h100" or "v5e" (`keras-mp targets` lists them), or "host".
+        target: a chip, such as "h100", "RTX 4090" or "v5e" (`keras-mp targets` lists them), or "host"; with `strategy`
+            also several, such as "h100x8" or "v5e-8".
         training: a whole training step, with loss, backward pass and optimizer; otherwise inference.
         compare: other precisions to compile the same step in: "float32", "mixed_float16", "mixed_bfloat16", "fp8".
         flags: further options of XLA, such as `{"xla_gpu_enable_triton_gemm": False}`.
-        strategy: for a slice of several TPUs, on JAX: "data", "fully_sharded" or "tensor" (as for
-            `keras_mp.distribute`), or a `keras_mp.parallel.plan.Plan`. The batch is then that of all devices. The rules
-            of "tensor" are the Plan's, or those that the model has from `keras_mp.tensor_rules`.
-        chips: of the slice: 4, 8, 16, 32, 64, 128 or 256. A Plan has as many devices as the slice.
+        strategy: for a slice of several TPUs, or several GPUs of one host, on JAX: "data", "fully_sharded" or "tensor"
+            (as for `keras_mp.distribute`), or a `keras_mp.parallel.plan.Plan`. The batch is then that of all devices.
+            The rules of "tensor" are the Plan's, or those that the model has from `keras_mp.tensor_rules`.
+        chips: of a slice of TPUs 4, 8, 16, 32, 64, 128 or 256; of GPUs 2, 4 or 8. By default as many as `target` names,
+            or 4. A Plan has as many devices as they make.
 
     Returns:
         The report. A step that does not fit the chip's memory is reported too.
 
     Raises:
-        ValueError: If the model is not built or compiled, the batch does not fit it or the slice's devices, a name or
-            the slice is not known, or a float16 model is to run on TPUs.
+        ValueError: If the model is not built or compiled, the batch does not fit it or the devices, a name or the
+            slice is not known, several chips are named without a strategy, or a float16 model is to run on TPUs.
         ImportError: If the target's compiler is not installed; the message is the command that installs it.
         keras_mp.xla.compile.CompileError: If the compiler fails; the message says at what.
     """
-    chip = find_target(target)
+    chip, named = find_targets(target)
     plan = None
     if strategy is not None:
-        chip = slice_of(chip, chips)
+        chip = slice_of(chip, _number_of_chips(target, named, chips))
         plan = plan_of(strategy, chip.devices)
+    elif named > 1:
+        raise ValueError(
+            f"target={target!r} names {named} chips: pass strategy='data', 'fully_sharded' or 'tensor' to divide the "
+            f"step over them, or target={chip.name!r}"
+        )
     precisions = [check_precision(name) for name in ([compare] if isinstance(compare, str) else compare)]
     build: Callable[[], Any] | None = None
     if not isinstance(model, keras.Model) and callable(model):
@@ -89,6 +99,12 @@ def inspect(
     return dataclasses.replace(report, compared=compared)
 
 
+def _number_of_chips(target: str, named: int, chips: int | None) -> int:
+    if chips is not None and named > 1 and chips != named:
+        raise ValueError(f"target={target!r} names {named} chips, and chips={chips!r}")
+    return chips if chips is not None else named if named > 1 else _CHIPS
+
+
 def _rebuilt(build: Callable[[], Any], precision: str) -> Any:
     if precision == FP8:
         raise ValueError("compare='fp8' needs a model: a function that builds one in FP8 can be inspected by itself")
@@ -100,6 +116,27 @@ def _report(
     model: keras.Model, batch: Any, target: Target, training: bool, flags: dict[str, Any] | None, plan: Plan | None
 ) -> CompileReport:
     lowered = lower_step(model, batch, training=training, platform=target.platform, plan=plan)
+    return report_of(lowered, target, precision_of(model), training=training, flags=flags, plan=plan)
+
+
+def report_of(
+    lowered: Lowered,
+    target: Target,
+    precision: str,
+    *,
+    training: bool = True,
+    flags: dict[str, Any] | None = None,
+    plan: Plan | None = None,
+) -> CompileReport:
+    """Compiles a lowered step and reads the result; it needs no model, and can run in any thread.
+
+    Args:
+        lowered: the step, of one device or of a plan's.
+        target: what to compile for.
+        precision: the model's, for the report.
+        training: whether it is a training step.
+        flags, plan: as for `inspect`, and as the step was lowered.
+    """
     compiled = compile_step(lowered, target, flags)
     module = parse(compiled.hlo)
     described = compiled.described
@@ -107,13 +144,12 @@ def _report(
     chip = target.chip
     memory = measure(lowered, described, module, chip.memory_bytes // chip.devices if chip else 0)
     sensitive = findings.sensitive(lowered, described, module)
-    precision = precision_of(model)
     # Of a step that the compiler divides, the products are known whole, and not as each device runs them.
     roofline = estimate(matmuls, module, chip) if chip and not (plan and plan.by_compiler) else None
     sent = collectives(module, plan.size, CollectiveLayers(module, lowered, described, matmuls)) if plan else []
     arguments = [argument for argument in lowered.arguments if argument.kind == "batch"]
     return CompileReport(
-        model=model.name,
+        model=lowered.model,
         target=target.name,
         title=target.title,
         backend=lowered.backend,
@@ -127,7 +163,7 @@ def _report(
         float32_work=tuple(findings.float32_work(lowered, described, module)),
         memory=memory,
         roofline=roofline,
-        advice=tuple(advise(matmuls, sensitive, memory, target, precision, roofline.seconds if roofline else 0.0)),
+        advice=tuple(suggest(matmuls, sensitive, memory, target, precision, roofline.seconds if roofline else 0.0)),
         notes=(*_notes(target, matmuls, lowered.backend, plan), *filter(None, [compiled.note])),
         versions=dict(compiled.versions),
         seconds=compiled.seconds,

@@ -82,7 +82,7 @@ def measure(lowered: Lowered, described: Mapping[str, Any], module: Module, capa
     statistics = described["memory"]
     kinds: dict[str, int] = defaultdict(int)
     for argument in lowered.arguments:
-        kinds[argument.kind] += _size(argument)
+        kinds[argument.kind] += size_of(argument)
     whole = statistics["argument"] + statistics["output"] - statistics["alias"] + statistics["temp"]
     buffers = _at_the_peak(lowered, described, module)
     return Memory(
@@ -101,7 +101,8 @@ def measure(lowered: Lowered, described: Mapping[str, Any], module: Module, capa
     )
 
 
-def _size(argument: Argument) -> int:
+def size_of(argument: Argument) -> int:
+    """The bytes that an argument takes on one device."""
     elements = int(np.prod(argument.shape, dtype=np.int64)) // argument.parts
     return elements * _BITS.get(argument.dtype, 8 * _bytes(argument.dtype)) // 8
 

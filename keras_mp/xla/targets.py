@@ -6,7 +6,7 @@ import importlib.util
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from keras_mp.precision.chips import CHIPS, Chip, GpuDescription, TpuSlices, chip_name, nearest_hint
+from keras_mp.precision.chips import CHIPS, Chip, GpuDescription, TpuSlices, chip_name, nearest_hint, parse_target
 from keras_mp.precision.hardware import Support
 from keras_mp.system.install import install_command
 
@@ -19,6 +19,8 @@ _SLICES = {
     3: {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8"},
 }
 _SMALLEST_SLICE = 4
+# As many GPUs of one host can share a step.
+_GPUS = (2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,10 @@ class Target:
         name: its name in `keras_mp.chips.CHIPS`, or "host".
         platform: "cuda", "tpu" or "cpu".
         chip: its row there; None for the host.
-        topology: what libtpu calls a slice of it.
+        topology: what libtpu calls a slice of it; of several GPUs slices x hosts x GPUs of a host, "" of one.
         configuration: the description that XLA's compiler for GPUs wants, a text protocol buffer.
         flags: the compiler's options that differ from its defaults.
-        devices: how many of a slice's devices share a step.
+        devices: how many devices, of a slice or of a host with several GPUs, share a step.
     """
 
     name: str
@@ -82,31 +84,60 @@ def find_target(name: str) -> Target:
     known = target_names()
     if chip is not None:
         raise ValueError(
-            f"target={name!r} is not known: no compiler that can be installed takes {chip.title}. Known: "
-            f"{', '.join(known)}."
+            f"target={name!r} is not known: no compiler that can be installed takes {chip.title}{_too_old(chip)}. "
+            f"Known: {', '.join(known)}."
         )
     raise ValueError(f"target={name!r} is not known.{nearest_hint(name, known)} Known: {', '.join(known)}.")
 
 
-def slice_of(target: Target, chips: int) -> Target:
-    """The same chip as a slice of several.
+def find_targets(name: str) -> tuple[Target, int]:
+    """Looks up a target and how many of it a text names.
 
     Args:
-        target: a TPU.
-        chips: 4, 8, 16, 32, 64, 128 or 256.
+        name: as for `find_target`, or with a number, as `keras_mp.precision.chips.parse_target` reads it: "h100x8".
 
     Returns:
-        The target of the whole slice.
+        The target of one chip, and the number of chips; 1 where the text names none.
 
     Raises:
-        ValueError: If it is no TPU, or there is no such slice.
+        ValueError: If there is no such target, or no such number of chips.
     """
-    if target.chip is None or not isinstance(target.chip.compiler, TpuSlices):
-        raise ValueError(f"target={target.name!r} is no TPU: a step on several devices is compiled for TPU slices only")
-    sizes = _SLICES[target.chip.compiler.dimensions]
+    try:
+        return find_target(name), 1
+    except ValueError:
+        try:
+            chip, count = parse_target(name)
+        except ValueError as error:
+            if "no whole number" in str(error):
+                raise
+        else:
+            if chip_name(name) is None:
+                return find_target(chip.name), count
+        raise
+
+
+def slice_of(target: Target, chips: int) -> Target:
+    """Several of the same chip: a slice of TPUs, or the GPUs of one host.
+
+    Args:
+        target: a chip.
+        chips: of TPUs 4, 8, 16, 32, 64, 128 or 256; of GPUs 2, 4 or 8.
+
+    Returns:
+        The target of all of them.
+
+    Raises:
+        ValueError: If it is the host, or there is no such slice.
+    """
+    if target.chip is None:
+        raise ValueError(f"target={target.name!r} is no chip: a step on several devices is compiled for TPUs and GPUs")
+    tpu = target.chip.compiler if isinstance(target.chip.compiler, TpuSlices) else None
+    sizes = tuple(_SLICES[tpu.dimensions]) if tpu else _GPUS
     if chips not in sizes:
-        raise ValueError(f"chips={chips!r} is not one of {', '.join(map(str, sizes))}, the slices of {target.title}")
-    return replace(target, topology=_topology(target.chip.compiler, chips), devices=chips * target.chip.devices)
+        several = "the slices" if tpu else "the numbers of GPUs of one host"
+        raise ValueError(f"chips={chips!r} is not one of {', '.join(map(str, sizes))}, {several} of {target.title}")
+    topology = _topology(tpu, chips) if tpu else f"1x1x{chips}"
+    return replace(target, topology=topology, devices=chips * target.chip.devices)
 
 
 def availability(target: Target) -> Support:
@@ -120,6 +151,13 @@ def availability(target: Target) -> Support:
             f"{install_command('inspect')}.",
         )
     return Support(True, f"The compiler for {target.title} is installed.")
+
+
+def _too_old(chip: Chip) -> str:
+    """Why the compiler for CUDA 13 does not take an NVIDIA GPU."""
+    if chip.vendor != "nvidia":
+        return ""
+    return f" (compute capability {chip.architecture}): the one for CUDA 13 begins with 7.5"
 
 
 def _topology(tpu: TpuSlices, chips: int) -> str:

@@ -72,7 +72,7 @@ def _compile(module: Any, target: dict[str, Any]) -> Any:
     else:
         jax.devices()  # registers the plugin
         attached = topologies.get_topology_desc(
-            target["name"], "cuda", target_config=target["configuration"], topology="1x1x1"
+            target["name"], "cuda", target_config=target["configuration"], topology=target["topology"] or "1x1x1"
         ).devices[:count]
     options = compiler.get_compile_options(
         num_replicas=1,

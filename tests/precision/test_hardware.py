@@ -161,7 +161,7 @@ def test_list_devices_counts_and_completes(monkeypatch):
 
 def test_list_devices_takes_the_architecture_that_the_runtime_tells(monkeypatch):
     # A GPU that TensorFlow for ROCm names without its target, and one that the table does not have.
-    infos = [DeviceInfo("gpu", "AMD Instinct MI300X", ""), DeviceInfo("gpu", "NVIDIA L40S", "8.9")]
+    infos = [DeviceInfo("gpu", "AMD Instinct MI300X", ""), DeviceInfo("gpu", "NVIDIA L40", "8.9")]
     monkeypatch.setattr(backend, "local_devices", lambda: infos)
     known, other = list_devices()
     assert (known.architecture, known.chip) == ("gfx942", CHIPS["mi300x"])

@@ -6,6 +6,10 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from keras_mp.advice.advice_report import AdviceReport
+from keras_mp.advice.chip_advice import ChipAdvice
+from keras_mp.advice.figures import Figures
+from keras_mp.advice.measures import Measures
 from keras_mp.bench.benchmark_report import BenchmarkReport
 from keras_mp.bench.compare import Measured
 from keras_mp.export.export_report import DeploymentReport, ExportReport, Int8Layer
@@ -13,13 +17,13 @@ from keras_mp.numerics.audit import audit
 from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.compare_training import ParityReport
 from keras_mp.numerics.search import PolicySearch, search_policy
-from keras_mp.xla.advice import Advice
 from keras_mp.xla.collectives import Collective
 from keras_mp.xla.compile_report import CompileReport
 from keras_mp.xla.estimate import LinkTime, Roofline
 from keras_mp.xla.findings import Casts, Float32Work, Sensitive
 from keras_mp.xla.matmuls import Matmul
 from keras_mp.xla.memory import Buffer, Memory
+from keras_mp.xla.suggestions import Advice
 
 MARKUP = "<b>'&\""
 
@@ -104,6 +108,23 @@ def compiled(precision: str = "mixed_bfloat16", *, compare: bool = True) -> Comp
     )
 
 
+def advised() -> AdviceReport:
+    """A chip that fits, one that does not, and one of which nothing was compiled."""
+    step = Figures(2**30, 2**31, 10, 2**29, 2**32, 2**33, {"bfloat16 x bfloat16": 1e12}, 1e9)
+    fits = ChipAdvice(
+        *("h100x4", "4 x H100", 4, 2**36, True, Measures("mixed_bfloat16", micro_batches=2, strategy="data"), step),
+        *(Roofline(1e-3, 1e-3, math.inf, 0), "compiled", "", (f"code {MARKUP}",), 3, 1, (f"a note {MARKUP}",)),
+    )
+    small = ChipAdvice("t4", "T4", 1, 2**32, False, Measures("mixed_float16"), step, None, "compiled", MARKUP)
+    shapes = ChipAdvice(
+        "v100", "V100", 1, 2**34, None, None, Figures(1, 2, peak=3), None, "shapes alone", "no compiler"
+    )
+    rows = (fits, small, shapes)
+    return AdviceReport(
+        f"gpt {MARKUP}", "jax", 124, ("int32[8]",), rows, 4, 1, 2.0, (f"a note {MARKUP}",), {"jax": "0"}
+    )
+
+
 def exported() -> ExportReport:
     """A SavedModel that differs by an infinity."""
     return ExportReport(Path("folder") / f"saved {MARKUP}", 203, 0, math.inf, 1e-4, (f"a note {MARKUP}",))
@@ -118,6 +139,7 @@ def deployed() -> DeploymentReport:
 
 
 EXAMPLES = {
+    AdviceReport: advised,
     AuditReport: audited,
     BenchmarkReport: benchmarked,
     CompileReport: compiled,

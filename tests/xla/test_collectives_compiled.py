@@ -121,9 +121,15 @@ def build():
 
 @only_jax
 @pytest.mark.parametrize(
-    ("target", "chips", "kind"), [("v5e", 4, "reduce-scatter"), ("v5e", 16, "all-reduce")], ids=["v5e-4", "v5e-16"]
+    ("target", "chips", "kind", "link", "rate"),
+    [
+        ("v5e", 4, "reduce-scatter", "ICI", 200e9),
+        ("v5e", 16, "all-reduce", "ICI", 200e9),
+        ("h100", 8, "reduce-scatter", "NVLink 4", 450e9),
+    ],
+    ids=["v5e-4", "v5e-16", "h100x8"],
 )
-def test_the_gradients_of_a_fully_sharded_step(target, chips, kind):
+def test_the_gradients_of_a_fully_sharded_step(target, chips, kind, link, rate):
     keras.config.set_dtype_policy("mixed_bfloat16")
     tokens = keras.KerasTensor((chips, 128), "int32")
     report = keras_mp.inspect(build, (tokens, tokens), target, strategy="fully_sharded", chips=chips)
@@ -150,6 +156,6 @@ def test_the_gradients_of_a_fully_sharded_step(target, chips, kind):
     for layer, size in (("block1_dense_1", 1024 * 4096 * 4), ("block1_attention/output", 1024 * 1024 * 4)):
         assert by_layer[layer] == pytest.approx(size, rel=0.01)
     time = report.link_time
-    assert time.seconds == pytest.approx(wire / 200e9) and time.link == "ICI"
-    for said in ("On the wire: the bytes", "Estimate, from the rate of the chip's links", "GB/s of ICI"):
+    assert time.seconds == pytest.approx(wire / rate) and time.link == link
+    for said in ("On the wire: the bytes", "Estimate, from the rate of the chip's links", f"GB/s of {link}"):
         assert said in str(report)

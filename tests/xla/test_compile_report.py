@@ -17,10 +17,10 @@ from steps import BATCH, LENGTH, convolutional, gpt_flops, planted, tensor, tiny
 
 import keras_mp
 from keras_mp.reporting.byte_size import byte_size
-from keras_mp.xla.advice import advise
 from keras_mp.xla.compiled_step import CheckError
 from keras_mp.xla.matmuls import Matmul
 from keras_mp.xla.memory import Memory
+from keras_mp.xla.suggestions import suggest
 from keras_mp.xla.targets import find_target
 
 pytestmark = ci_on("tensorflow")
@@ -323,7 +323,7 @@ def test_what_gains_less_than_a_hundredth_of_the_step_is_not_advised():
     )  # fmt: skip
     memory = Memory(*(1 for _ in dataclasses.fields(Memory)[:-1]), ())
     target = find_target("h100")
-    given = [advise([product], [], memory, target, "float32", seconds) for seconds in (0.0, 1e-4, 1.0)]
+    given = [suggest([product], [], memory, target, "float32", seconds) for seconds in (0.0, 1e-4, 1.0)]
     gain = max(advice.seconds for advice in given[0])
     assert 0 < gain < 1e-3
     assert given[2] == []  # of a step of a second

@@ -1,4 +1,6 @@
-"""A step on a slice of several TPUs, compiled."""
+"""A step on several devices, compiled: a slice of TPUs, the GPUs of one host."""
+
+import math
 
 import keras
 import pytest
@@ -46,6 +48,41 @@ def test_a_fully_sharded_step_on_four_chips():
 
 
 @only_jax
+def test_a_fully_sharded_step_on_eight_gpus_of_one_host():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    report = keras_mp.inspect(build, tokens(16), "h100x8", strategy="fully_sharded")
+    model = build()
+    parameters, memory = model.count_params(), report.memory
+    # Every weight has an axis that 8 divides: an eighth of it and of its moments, the step's number, the learning rate.
+    assert memory.parameters + memory.optimizer == 3 * 4 * parameters // 8 + 4 + 4
+    assert memory.arguments == memory.parameters + memory.optimizer + memory.other
+    assert memory.fits and report.devices == 8 and memory.capacity == 80 * 2**30
+    sent = {(collective.kind, collective.dtype): collective.bytes for collective in report.collectives}
+    matrices = sum(math.prod(weight.shape) for weight in model.weights if len(weight.shape) > 1)
+    assert 2 * matrices * 0.99 <= sent["all-gather", "bfloat16"], sent
+    assert sent.get(("all-gather", "float32"), 0) <= 4 * 4 * (parameters - matrices), sent
+    # Gradients: summed in float32, each device keeps its part.
+    assert 4 * parameters * 0.99 <= sent["reduce-scatter", "float32"], sent
+    assert sent.get(("all-reduce", "float32"), 0) < 1024, sent
+
+
+@only_jax
+def test_gpus_take_float16_and_a_batch_that_they_divide():
+    keras.config.set_dtype_policy("mixed_float16")
+    report = keras_mp.inspect(build, tokens(4), "RTX 4090", strategy="data", chips=2)
+    assert report.devices == 2 and report.asked_and_compiled[0].count("float16") == 2
+    with pytest.raises(ValueError, match="a batch of 6 rows cannot be divided by 4 devices"):
+        keras_mp.inspect(build, tokens(6), "rtx4090x4", strategy="data")
+
+
+def test_several_chips_want_a_strategy_and_one_number():
+    with pytest.raises(ValueError, match="target='h100x8' names 8 chips: pass strategy='data'"):
+        keras_mp.inspect(build, tokens(8), "h100x8")
+    with pytest.raises(ValueError, match="target='h100x8' names 8 chips, and chips=4"):
+        keras_mp.inspect(build, tokens(8), "h100x8", strategy="data", chips=4)
+
+
+@only_jax
 def test_data_parallel_gradients_are_reduced_in_the_dtype_asked_for():
     keras.config.set_dtype_policy("mixed_bfloat16")
     parameters = build().count_params()
@@ -59,8 +96,11 @@ def test_data_parallel_gradients_are_reduced_in_the_dtype_asked_for():
 def test_bad_input():
     with pytest.raises(ValueError, match="chips=5 is not one of 4, 8, 16"):
         slice_of(find_target("v5e"), 5)
-    with pytest.raises(ValueError, match="target='h100' is no TPU"):
-        slice_of(find_target("h100"), 4)
+    with pytest.raises(ValueError, match="chips=3 is not one of 2, 4, 8, the numbers of GPUs of one host of H100"):
+        slice_of(find_target("h100"), 3)
+    with pytest.raises(ValueError, match="target='host' is no chip"):
+        slice_of(find_target("host"), 4)
+    assert slice_of(find_target("h100"), 8).topology == "1x1x8" and slice_of(find_target("rtx4090"), 4).devices == 4
     assert slice_of(find_target("v7x"), 4).devices == 8
     assert slice_of(find_target("v5e"), 256).topology == "v5e:16x16"
 

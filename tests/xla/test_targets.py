@@ -5,12 +5,12 @@ import pytest
 
 from keras_mp.precision.chips import CHIPS
 from keras_mp.system.install import install_command
-from keras_mp.xla.targets import availability, find_target, target_names
+from keras_mp.xla.targets import availability, find_target, find_targets, target_names
 
 
 def test_every_target_is_a_chip_or_the_host():
     assert {name for name in target_names() if name != "host"} <= CHIPS.keys()
-    wanted = {"v4", "v5e", "v5p", "v6e", "v7x", "t4", "a100", "l4", "h100", "h200", "b200", "host"}
+    wanted = {"v4", "v5e", "v5p", "v6e", "v7x", "t4", "a100", "l4", "h100", "h200", "b200", "rtx4090", "b300", "host"}
     assert set(target_names()) >= wanted and not set(target_names()) & {"v2", "p100", "mi300x"}
 
 
@@ -53,6 +53,28 @@ def test_all_is_there(name):
 def test_a_target_is_found_by_the_title_that_targets_prints(name):
     title = find_target(name).title
     assert find_target(title).name == find_target(title.lower()).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "count"),
+    [("RTX 4090", "rtx4090", 1), ("h100x8", "h100", 8), ("v5e-8", "v5e", 8), ("CPU", "host", 1)],
+)
+def test_several_of_a_target_are_named_at_once(text, name, count):
+    assert find_targets(text) == (find_target(name), count)
+
+
+@pytest.mark.parametrize("text", ["h10O", "h10Ox8", "v100x8", "h100x0"])
+def test_several_of_what_is_no_target(text):
+    with pytest.raises(ValueError, match=f"target='{text}' is n|target='v100' is not known: no compiler"):
+        find_targets(text)
+
+
+def test_an_nvidia_gpu_before_turing_cannot_be_compiled_for():
+    for name, capability in (("V100", "7.0"), ("P100", "6.0")):
+        with pytest.raises(
+            ValueError, match=rf"takes Tesla .* \(compute capability {capability}\): .* begins with 7.5"
+        ):
+            find_target(name)
 
 
 def test_a_chip_without_a_compiler_here_is_no_target():

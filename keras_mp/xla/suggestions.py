@@ -36,7 +36,7 @@ class Advice:
     at_most: float = 0.0
 
 
-def advise(
+def suggest(
     matmuls: Sequence[Matmul],
     sensitive: Sequence[Sensitive],
     memory: Memory,
@@ -44,7 +44,7 @@ def advise(
     precision: str,
     step_seconds: float = 0.0,
 ) -> list[Advice]:
-    """Gives advice on a compiled step: first what makes it run or makes it right, then what gains the most time.
+    """Suggests changes to a compiled step: first what makes it run or makes it right, then what gains the most time.
 
     Args:
         matmuls: its dots and convolutions.

@@ -1,0 +1,1 @@
+"""Which chips hold the training of a model, and what makes it fit."""

@@ -1,0 +1,144 @@
+"""Which chips hold the training of a model, and what makes it fit: `advise`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from keras_mp.advice.advice_report import AdviceReport
+from keras_mp.advice.asked import Asked
+from keras_mp.advice.cheapest import Search, search
+from keras_mp.advice.chip_advice import ChipAdvice
+from keras_mp.advice.measures import stages
+from keras_mp.advice.place import Place, find_place
+from keras_mp.advice.progress import progress_of
+from keras_mp.advice.row import compiled_row, shapes_row
+from keras_mp.advice.schedule import Work, run
+from keras_mp.advice.source import Source
+from keras_mp.advice.step import Step
+from keras_mp.system.host import available_bytes
+from keras_mp.system.versions import installed
+
+_MEMORY_OF_A_COMPILER = 3 * 2**30
+_MOST_COMPILERS = 8
+
+
+def advise(
+    build: keras.Model | Callable[[], keras.Model],
+    batch: Any,
+    targets: Sequence[str],
+    *,
+    workers: int | None = None,
+    progress: bool = True,
+    text: str = "",
+) -> AdviceReport:
+    """Says for each chip whether it holds the training of a model, and the cheapest measures that make it fit.
+
+    The step is compiled for each chip, which need not be attached; nothing runs. Measures are tried in order of what
+    they cost:
+
+    1. the precision in which training pays on the chip: bfloat16, or float16 where the chip has no bfloat16;
+    2. lean layers (`keras_mp.make_lean`), which compute the same in less memory;
+    3. micro-batches (`keras_mp.accumulate_gradients`): the same update of more and smaller products;
+    4. remat by block, a third more operations, alone and then with micro-batches;
+    5. of several chips, copies of the weights on each ("data") with any of these come before "fully_sharded", which
+       sends the weights in each step.
+
+    Few sets are compiled: what is larger than the memory by its shapes alone is not, chips of one compute capability
+    share a compile where the step is well below the memory of both, and numbers of micro-batches are bisected. All
+    results are kept, also those of a call that was interrupted.
+
+    Args:
+        build: a function without arguments that builds and compiles a model; on JAX its variables get shapes and no
+            values, so that a model larger than this machine can be asked about. Or a built and compiled model.
+        batch: (x, y) or (x, y, sample_weight) of one update, on all devices together: arrays, or anything with a shape
+            and a dtype, such as `keras.KerasTensor`.
+        targets: chips, such as "h100", "RTX 4090" or "v5e", or several of one: "rtx4090x4", "v5e-8". Several need JAX.
+        workers: how many compilers run at once; by default as many as this machine has cores and memory for.
+        progress: whether a bar on a terminal says how far it is.
+        text: what stands right of `model =` in the lines that the report prints; by default the name of `build`.
+
+    Returns:
+        The report, a row for each chip. A chip whose compiler is not installed gets a row from shapes alone.
+
+    Raises:
+        TypeError: If build is neither a model nor a function that returns one.
+        ValueError: If a chip is not known, the message then has the nearest names; if the devices of a target do not
+            divide the batch; or if the model is not built, or not compiled with an optimizer and a loss.
+    """
+    started = time.monotonic()
+    places = _places(targets)
+    step = Step(source := Source(build, text), batch, places[0].platform)
+    for place in places:
+        _check_rows(place, step.rows)
+    obstacles = {place: _obstacle(place) for place in places}
+    searched = [place for place in places if not obstacles[place]]
+
+    def of(place: Place) -> Search:
+        possible = step.possible(place.policy, place.devices)
+        return search([stages(possible, strategy) for strategy in place.strategies])
+
+    with progress_of(len(searched), progress) as tell:
+        work = Work(of, step.state, step.kept, step.compiler, tell)
+        asked = run(searched, work, workers or _compilers())
+    rows: dict[Place, ChipAdvice] = {one.place: compiled_row(one, step, source) for one in asked}
+    rows |= {place: shapes_row(place, step, source, reason) for place, reason in obstacles.items() if reason}
+    return AdviceReport(
+        model=step.model,
+        backend=keras.backend.backend(),
+        parameters=step.parameters,
+        batch=step.batch,
+        rows=tuple(rows[place] for place in places),
+        compiles=work.compiled,
+        kept=work.from_files,
+        seconds=time.monotonic() - started,
+        notes=tuple(_notes(asked)),
+        versions=installed(("keras", "jax", "libtpu", "jax-cuda13-plugin")),
+    )
+
+
+def _places(targets: Sequence[str]) -> list[Place]:
+    names = [targets] if isinstance(targets, str) else list(targets)
+    if not names:
+        raise ValueError("targets names no chip: give some, such as ['rtx4090', 'v5e'] (`keras-mp targets` lists them)")
+    return list(dict.fromkeys(map(find_place, names)))
+
+
+def _check_rows(place: Place, rows: int) -> None:
+    if rows % place.devices:
+        raise ValueError(
+            f"the batch has {rows} rows, which the {place.devices} devices of {place.name!r} do not divide: give a "
+            f"multiple of {place.devices}"
+        )
+
+
+def _obstacle(place: Place) -> str:
+    """Why nothing can be compiled for a chip; "" where it can."""
+    if place.devices > 1 and keras.backend.backend() != "jax":
+        return "A step on several devices is compiled on JAX only: KERAS_BACKEND=jax."
+    compiler = place.compiler
+    return "" if compiler.ok else compiler.reason
+
+
+def _notes(asked: Sequence[Asked]) -> list[str]:
+    notes = [
+        "Memory is the compiler's, of a step that was compiled and not run. Times are estimates from the chips' peak "
+        "rates, which no kernel reaches."
+    ]
+    if any(one.place.platform == "cuda" for one in asked):
+        notes.append(
+            "GPUs of one compute capability are taken to need the same memory where a step is well below the memory of "
+            "both: XLA saves memory where a step comes near to it."
+        )
+    return notes
+
+
+def _compilers() -> int:
+    """As many compilers as there are cores, and gigabytes for."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    room = available_bytes()
+    return max(1, min(_MOST_COMPILERS, cores, _MOST_COMPILERS if room is None else room // _MEMORY_OF_A_COMPILER))

@@ -1,0 +1,122 @@
+"""What the compiler, or the shapes alone, say of a step under a set of measures."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from keras_mp.precision.chips import Chip
+from keras_mp.xla.compile_report import CompileReport
+from keras_mp.xla.estimate import Roofline, peak_of
+from keras_mp.xla.memory import Buffer
+
+_LARGEST = 5
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_OUT_OF_MEMORY = re.compile(
+    r"total memory required for HLO temporaries \(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)"
+    r"|Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm"
+)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A step under a set of measures, of one device, in bytes and operations.
+
+    Args:
+        weights: with those that do not train.
+        optimizer: its slots, accumulated gradients among them.
+        other: metrics and the batch.
+        activations: of the temporary memory what the forward pass keeps for the backward pass, an estimate.
+        temporary: all that is needed between the arguments and the results, by the compiler.
+        peak: of the whole step.
+        flops: of the products, by the dtypes of their operands as compiled, such as "bfloat16 x bfloat16".
+        moved: bytes that kernels read and write.
+        largest: the largest arrays when memory is fullest, an estimate.
+        seconds: that the compiler took, now or when the result that was kept was made.
+        notes: how it was compiled, where not as usual.
+    """
+
+    weights: int
+    optimizer: int
+    other: int = 0
+    activations: int = 0
+    temporary: int = 0
+    peak: int = 0
+    flops: Mapping[str, float] | None = None
+    moved: float = 0.0
+    largest: tuple[Buffer, ...] = ()
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> int:
+        """What lasts from step to step, and the batch."""
+        return self.weights + self.optimizer + self.other
+
+    @property
+    def rest(self) -> int:
+        """What the peak holds beside the state and the activations: gradients and other temporary arrays."""
+        return max(0, self.peak - self.state - self.activations)
+
+    def pressure(self, capacity: int) -> float:
+        """What is needed beside the state by the room for it; 1 or below where the step fits."""
+        room = capacity - self.state
+        return (self.peak - self.state) / room if room > 0 else float("inf")
+
+    def roofline(self, chip: Chip) -> Roofline:
+        """The least time of a step at a chip's rates, an estimate; a device has its share of them."""
+        rates = {dtypes: peak_of(dtypes.split(" x "), chip) / chip.devices for dtypes in self.flops or {}}
+        compute = sum(flops / rates[dtypes] for dtypes, flops in (self.flops or {}).items())
+        memory = self.moved / (chip.bandwidth / chip.devices)
+        return Roofline(max(compute, memory), compute, memory, 0)
+
+
+def figures_of(report: CompileReport, chip: Chip) -> Figures:
+    """Takes the figures from a report of a step that was compiled for this chip."""
+    flops: dict[str, float] = defaultdict(float)
+    for matmul in report.matmuls:
+        flops[" x ".join(matmul.compiled or matmul.asked)] += matmul.flops
+    memory, roofline = report.memory, report.roofline
+    return Figures(
+        weights=memory.parameters,
+        optimizer=memory.optimizer,
+        other=memory.other,
+        activations=memory.activations,
+        temporary=memory.temporary,
+        peak=memory.peak,
+        flops=dict(flops),
+        moved=roofline.memory * chip.bandwidth / chip.devices if roofline else 0.0,
+        largest=memory.largest[:_LARGEST],
+        seconds=report.seconds,
+    )
+
+
+def figures_of_refusal(message: str, state: Figures, capacity: int) -> Figures | None:
+    """The figures of a step that the compiler for TPUs refuses because it is larger than the memory.
+
+    Args:
+        message: the compiler's.
+        state: from shapes.
+        capacity: of a device, in bytes. A little of it is the runtime's own, so the compiler may refuse less.
+
+    Returns:
+        The figures, with the temporary memory that the message names; None where it says nothing of the kind.
+    """
+    match = _OUT_OF_MEMORY.search(message)
+    if match is None:
+        return None
+    numbers = [group for group in match.groups() if group is not None]
+    needed, available = (float(numbers[place]) * _UNITS[numbers[place + 1]] for place in (0, 2))
+    excess = int(needed - available) + 1
+    note = f"The compiler refuses the step: {match[0]}."
+    whole = max(state.state + int(needed), capacity + excess)
+    return replace(state, temporary=whole - state.state, peak=whole, notes=(note,))
+
+
+def figures_from(values: Mapping[str, Any]) -> Figures:
+    """Reads figures as `keras_mp.reporting.plain_values` writes them."""
+    largest = tuple(Buffer(**buffer | {"shape": tuple(buffer["shape"])}) for buffer in values["largest"])
+    return Figures(**{**values, "largest": largest, "notes": tuple(values["notes"])})

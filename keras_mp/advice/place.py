@@ -1,0 +1,98 @@
+"""A chip that is asked about: alone, or several of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from keras_mp.parallel.plan import Plan, plan_of
+from keras_mp.precision.chip import Chip
+from keras_mp.precision.chips import parse_target
+from keras_mp.precision.hardware import Device, Support, support
+from keras_mp.xla.targets import Target, availability, find_target, slice_of
+
+_POLICIES = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16", "float32": "float32"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a step is to run.
+
+    Args:
+        name: as it was asked for, such as "rtx4090x4".
+        chip: its row in the table of chips.
+        chips: how many share the step.
+    """
+
+    name: str
+    chip: Chip = field(hash=False)  # its rates are a mapping
+    chips: int = 1
+
+    @property
+    def platform(self) -> str:
+        """What a step is lowered for: "cuda" or "tpu"."""
+        return "tpu" if self.chip.vendor == "google" else "cuda"
+
+    @property
+    def devices(self) -> int:
+        """How many devices share the step: of some TPUs a chip is two."""
+        return self.chips * self.chip.devices if self.chips > 1 else 1
+
+    @property
+    def title(self) -> str:
+        """The name that people use, with the number of chips."""
+        return self.chip.title if self.chips == 1 else f"{self.chips} x {self.chip.title}"
+
+    @property
+    def capacity(self) -> int:
+        """Memory of one device, in bytes."""
+        return self.chip.memory_bytes // self.chip.devices
+
+    @property
+    def family(self) -> tuple[str, int]:
+        """Chips of one family may share a compile: the architecture, and the number of devices."""
+        return f"{self.chip.vendor} {self.chip.architecture}", self.devices
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """How the devices can share the step, the simplest first."""
+        return ("data", "fully_sharded") if self.devices > 1 else ("",)
+
+    def plan(self, strategy: str) -> Plan | None:
+        """The plan of a strategy; None on one device."""
+        return plan_of(strategy, self.devices) if strategy else None
+
+    @property
+    def target(self) -> Target:
+        """What to compile for.
+
+        Raises:
+            ValueError: If no compiler that can be installed takes the chip, or as many of it.
+        """
+        target = find_target(self.chip.name)
+        return target if self.chips == 1 else slice_of(target, self.chips)
+
+    @property
+    def compiler(self) -> Support:
+        """Whether a step can be compiled for it here, and if not, why."""
+        if self.chip.compiler is None:
+            return Support(False, f"No compiler that can be installed takes {self.chip.title}.")
+        try:
+            return availability(self.target)
+        except ValueError as error:
+            return Support(False, f"A step on {self.title} cannot be compiled: {error}.")
+
+    @property
+    def policy(self) -> str:
+        """The precision in which training pays on the chip: bfloat16 if it has it, else float16, else float32."""
+        kind = "tpu" if self.platform == "tpu" else "gpu"
+        device = Device(kind, self.chip.title, self.chip.architecture, self.chip)
+        return next(policy for policy, dtype in _POLICIES.items() if support(dtype, device).ok)
+
+
+def find_place(name: str) -> Place:
+    """Reads a target: a chip, or with a number of chips, as `keras_mp.precision.chips.parse_target` does.
+
+    Raises:
+        ValueError: If there is no such chip or no such number of it; the message has the nearest names.
+    """
+    return Place(str(name).strip(), *parse_target(str(name)))

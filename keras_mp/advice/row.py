@@ -1,0 +1,106 @@
+"""The row of a chip, made of what its search found."""
+
+from __future__ import annotations
+
+import math
+
+from keras_mp.advice.asked import Asked
+from keras_mp.advice.chip_advice import COMPILED, FROM_SHAPES, ChipAdvice
+from keras_mp.advice.figures import Figures
+from keras_mp.advice.lines import lines
+from keras_mp.advice.measures import Measures
+from keras_mp.advice.place import Place
+from keras_mp.advice.source import Source
+from keras_mp.advice.step import Step
+from keras_mp.reporting.byte_size import byte_size
+
+
+def compiled_row(one: Asked, step: Step, source: Source) -> ChipAdvice:
+    """The row of a chip that was searched."""
+    measures = one.nearest
+    if measures is None:
+        return shapes_row(one.place, step, source, one.failure)
+    place, figures = one.place, one.tried[measures]
+    origin = one.origins[measures]
+    fits = True if one.best is not None else None if one.failure else False
+    return ChipAdvice(
+        target=place.name,
+        title=place.title,
+        devices=place.devices,
+        capacity=place.capacity,
+        fits=fits,
+        measures=measures,
+        figures=figures,
+        roofline=figures.roofline(place.chip),
+        how=COMPILED if origin.chip is place.chip else f"a compile for {origin.title}, of the same architecture",
+        reason=one.failure if fits is None else "" if fits else _reason(figures),
+        code=lines(measures, source, place, step.rows) if fits else (),
+        compiles=len(one.tried),
+        shared=sum(origin.chip is not place.chip for origin in one.origins.values()),
+        notes=tuple(_notes(measures, step, place)) if fits else (),
+    )
+
+
+def shapes_row(place: Place, step: Step, source: Source, reason: str) -> ChipAdvice:
+    """The row of a chip for which nothing was compiled.
+
+    Args:
+        place, step, source: the chip, the model and where it comes from.
+        reason: why, where it is not that the state alone is larger than the memory.
+    """
+    states = [step.state(place, Measures(source.precision, strategy=strategy)) for strategy in place.strategies]
+    least = min(states, key=lambda state: state.peak)
+    too_large = least.peak > place.capacity
+    return ChipAdvice(
+        target=place.name,
+        title=place.title,
+        devices=place.devices,
+        capacity=place.capacity,
+        fits=False if too_large else None,
+        measures=None,
+        figures=least,
+        roofline=None,
+        how=FROM_SHAPES,
+        reason=_larger_state(least, place) if too_large else reason,
+    )
+
+
+def _larger_state(least: Figures, place: Place) -> str:
+    state = least.state
+    text = f"Weights, optimizer and batch alone take {byte_size(state)} a device."
+    number = math.ceil(state * place.devices / place.capacity)
+    return f"{text} Fully sharded they are smaller than the memory of {number} such devices or more."
+
+
+def _reason(figures: Figures) -> str:
+    """What takes the memory, the most first."""
+    kinds = {
+        "weights": figures.weights,
+        "the optimizer": figures.optimizer,
+        "activations kept for the backward pass": figures.activations,
+        "gradients and other temporary arrays": figures.rest,
+    }
+    ordered = sorted((kind for kind in kinds.items() if kind[1]), key=lambda kind: -kind[1])
+    text = ", ".join(f"{name} {byte_size(size)}" for name, size in ordered)
+    text = f"Memory goes to {text}."
+    if figures.largest:
+        first = figures.largest[0]
+        array = f"{first.dtype}{list(first.shape)} of {first.layer}"
+        text += f" The largest temporary array: {array}, {byte_size(first.bytes)}."
+    return text
+
+
+def _notes(measures: Measures, step: Step, place: Place) -> list[str]:
+    notes = []
+    if measures.micro_batches > 1 and step.sees_batch:
+        notes.append(
+            f"BatchNormalization ({step.sees_batch[0]} and others) computes its statistics over a micro-batch of "
+            f"{step.rows // (measures.micro_batches * place.devices)} rows, so the training differs."
+        )
+    if measures.micro_batches > 1:
+        notes.append("The roofline is that of one micro-batch; an update takes as many.")
+    if measures.remat:
+        notes.append("Remat computes the forward pass of each block again: about a third more operations.")
+    if place.devices == 1 and place.chip.devices > 1:
+        notes.append(f"On one of the {place.chip.devices} devices that the runtime makes of one {place.chip.title}.")
+    return notes

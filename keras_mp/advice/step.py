@@ -1,0 +1,133 @@
+"""The training step of one model and batch under any measures, for any chip: lowered here, compiled elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import keras
+
+from keras_mp.advice import kept
+from keras_mp.advice.figures import Figures, figures_from, figures_of, figures_of_refusal
+from keras_mp.advice.measures import Measures, Possible
+from keras_mp.advice.place import Place
+from keras_mp.advice.source import Source
+from keras_mp.advice.state_bytes import state_figures
+from keras_mp.backend.common.lowered import Lowered
+from keras_mp.rebuild import layers_by_path
+from keras_mp.xla.compile import CompileError
+from keras_mp.xla.inspect import report_of
+from keras_mp.xla.lower import lower_step
+
+
+class Step:
+    """One model and batch.
+
+    Args:
+        source: where the model comes from.
+        batch: what one update is made of, on all devices: shapes.
+        platform: what the step is lowered for where it is only looked at.
+
+    Attributes:
+        model: its name.
+        parameters: elements of its weights that train.
+        rows: of the batch.
+        sees_batch: names of its layers that compute statistics of a batch.
+
+    Raises:
+        ValueError: If the model is not built or not compiled, or the batch does not fit it.
+    """
+
+    def __init__(self, source: Source, batch: Any, platform: str) -> None:
+        self._source, self._batch = source, batch
+        self.rows = _rows(batch)
+        self._lowered: dict[tuple[Measures, str, int], Lowered] = {}
+        plain = Measures(source.precision)
+        model = source.under(plain)
+        with source.scope():
+            self._plain = lower_step(model, batch, training=True, platform=platform)
+        self.model, self.parameters = model.name, model.count_params()
+        layers = layers_by_path(model).values()
+        self.sees_batch = [layer.name for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
+        self._fingerprint = kept.fingerprint(self._plain)
+
+    @property
+    def batch(self) -> tuple[str, ...]:
+        """Shape and dtype of each array of the batch."""
+        given = [argument for argument in self._plain.arguments if argument.kind == "batch"]
+        return tuple(f"{argument.dtype}{list(argument.shape)}" for argument in given)
+
+    def possible(self, precision: str, devices: int) -> Possible:
+        """What can be taken of this model on so many devices."""
+        forms = kept.load(self._fingerprint, precision, "forms")
+        if forms is None:
+            forms = self._source.forms(precision)
+            kept.keep(forms, self._fingerprint, precision, "forms")
+        return Possible(precision, self.rows // devices, *forms)
+
+    def state(self, place: Place, measures: Measures) -> Figures:
+        """What shapes alone say."""
+        return state_figures(self._plain.arguments, measures, place.plan(measures.strategy))
+
+    def kept(self, place: Place, measures: Measures) -> Figures | None:
+        """The figures, if an earlier call compiled the step."""
+        values = kept.load(*self._key(place, measures))
+        return None if values is None else figures_from(values)
+
+    def compiler(self, place: Place, measures: Measures) -> Callable[[], Figures]:
+        """Lowers the step, and returns a function that compiles it and keeps the figures, for any thread.
+
+        Raises:
+            ValueError: If the backend cannot trace the step.
+        """
+        lowered = self._lower(place, measures)
+        key, target, plan = self._key(place, measures), place.target, place.plan(measures.strategy)
+
+        def compile_and_keep() -> Figures:
+            try:
+                figures = figures_of(report_of(lowered, target, measures.precision, plan=plan), place.chip)
+            except CompileError as error:
+                refused = figures_of_refusal(str(error), self.state(place, measures), place.capacity)
+                if refused is None:
+                    raise
+                figures = refused
+            kept.keep(figures, *key)
+            return figures
+
+        return compile_and_keep
+
+    def _key(self, place: Place, measures: Measures) -> tuple[Any, ...]:
+        return (self._fingerprint, asdict(measures), place.target)
+
+    def _lower(self, place: Place, measures: Measures) -> Lowered:
+        key = (measures, place.platform, place.devices)
+        if key not in self._lowered:
+            batch = _part(self._batch, self.rows, measures.micro_batches)
+            model = self._source.under(measures)
+            with self._source.scope():
+                self._lowered[key] = lower_step(
+                    model, batch, training=True, platform=place.platform, plan=place.plan(measures.strategy)
+                )
+        return self._lowered[key]
+
+
+def _rows(batch: Any) -> int:
+    leaves = [leaf for leaf in keras.tree.flatten(batch) if getattr(leaf, "shape", None)]
+    if not leaves or not isinstance(leaves[0].shape[0], int):
+        raise ValueError(
+            f"batch must be (x, y), arrays or keras.KerasTensor whose first axis are the rows; got {batch!r}"
+        )
+    return leaves[0].shape[0]
+
+
+def _part(batch: Any, rows: int, micro_batches: int) -> Any:
+    """The shapes of one micro-batch."""
+
+    def one(leaf: Any) -> Any:
+        shape = tuple(getattr(leaf, "shape", ()))
+        if not shape or shape[0] != rows:
+            return leaf
+        return keras.KerasTensor((rows // micro_batches, *shape[1:]), keras.backend.standardize_dtype(leaf.dtype))
+
+    return batch if micro_batches == 1 else keras.tree.map_structure(one, batch)

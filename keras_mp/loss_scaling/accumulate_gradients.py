@@ -1,0 +1,61 @@
+"""A compiled model whose optimizer adds up the gradients of several micro-batches before each update."""
+
+from __future__ import annotations
+
+import keras
+
+from keras_mp.rebuild.compiled import compile_again
+from keras_mp.system.whole_number import whole_number
+
+_STEPS = "gradient_accumulation_steps"
+
+
+def accumulate_gradients(model: keras.Model, steps: int) -> keras.Model:
+    """Compiles a model again, with an optimizer that makes one update of `steps` micro-batches.
+
+    The same batch in `steps` calls of `fit` with an Nth of the rows each makes the same update, in less memory:
+    `keras_mp.accumulate_gradients(model, 4).fit(x, y, batch_size=2)` for `model.fit(x, y, batch_size=8)`. The gradients
+    that are added up take as much memory as the weights that train. Layers that compute statistics of a batch, such as
+    BatchNormalization, see the micro-batch.
+
+    Args:
+        model: compiled; its compile arguments are kept, its metrics and its optimizer start anew.
+        steps: how many micro-batches; an optimizer that accumulates already takes as many times more.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ValueError: If the model is not compiled with an optimizer, was trained, or steps is not a whole number from 1.
+        TypeError: If the model has a compile() of its own: give its optimizer `gradient_accumulation_steps` there.
+    """
+    whole_number("steps", steps)
+    optimizer = getattr(model, "optimizer", None)
+    if not getattr(model, "compiled", False) or optimizer is None:
+        raise ValueError(f"model {model.name!r} is not compiled with an optimizer: call compile() first")
+    if steps == 1:
+        return model
+    if _updates(optimizer):
+        raise ValueError(
+            f"model {model.name!r} was trained for {_updates(optimizer)} steps, and its optimizer would start anew: "
+            f"call accumulate_gradients before fit, or give the optimizer {_STEPS}"
+        )
+    compile_again(model, _accumulating(optimizer, steps))
+    return model
+
+
+def _accumulating(optimizer: keras.optimizers.Optimizer, steps: int) -> keras.optimizers.Optimizer:
+    config = optimizer.get_config()
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is None:
+        config[_STEPS] = steps * (getattr(optimizer, _STEPS, None) or 1)
+    else:
+        config["inner_optimizer"] = keras.saving.serialize_keras_object(_accumulating(inner, steps))
+    return type(optimizer).from_config(config)
+
+
+def _updates(optimizer: keras.optimizers.Optimizer) -> int:
+    iterations = getattr(optimizer, "_iterations", None)  # `iterations` divides it by the steps of an accumulation
+    if not optimizer.built or iterations is None or getattr(iterations, "_value", 0) is None:
+        return 0
+    return int(keras.ops.convert_to_numpy(iterations))

@@ -1,0 +1,84 @@
+"""The searches of several chips: what they share, and what is compiled, with a compiler that answers from a table."""
+
+import pytest
+
+from keras_mp.advice.cheapest import search
+from keras_mp.advice.figures import Figures
+from keras_mp.advice.measures import Possible, stages
+from keras_mp.advice.place import find_place
+from keras_mp.advice.schedule import Work, run
+from keras_mp.xla.compile import CompileError
+
+pytestmark = pytest.mark.once
+
+GIB = 2**30
+
+
+class Compiler:
+    """Figures of a step that needs so many GiB besides 1 GiB of state, divided by its micro-batches."""
+
+    def __init__(self, temporary, kept=(), fails=()):
+        self.temporary, self.fails, self.compiled = temporary, fails, []
+        self.files = set(kept)
+
+    def figures(self, place, measures):
+        temporary = int(self.temporary / measures.micro_batches * GIB)
+        return Figures(GIB, 0, temporary=temporary, peak=GIB + temporary)
+
+    def kept(self, place, measures):
+        return self.figures(place, measures) if (place.name, measures.words) in self.files else None
+
+    def compiler(self, place, measures):
+        def compiled():
+            if place.name in self.fails:
+                raise CompileError("it crashed")
+            self.compiled.append((place.name, measures.words))
+            return self.figures(place, measures)
+
+        return compiled
+
+    def run(self, *names):
+        ladder = stages(Possible("float32", 8, lean=False, remat=False))
+        work = Work(lambda place: search([ladder]), lambda *_: Figures(GIB, 0, peak=GIB), self.kept, self.compiler)
+        return {asked.place.name: asked for asked in run([find_place(name) for name in names], work, 2)}, work
+
+
+def test_gpus_of_one_compute_capability_share_a_compile_where_memory_is_no_limit():
+    compiler = Compiler(20.0)
+    asked, work = compiler.run("h100", "h200")
+    assert compiler.compiled == [("h200", "float32")] and work.compiled == 1
+    assert {name: one.best.words for name, one in asked.items()} == {"h100": "float32", "h200": "float32"}
+    assert asked["h100"].origins[asked["h100"].best].name == "h200"
+
+
+def test_a_step_near_to_the_memory_is_compiled_for_the_chip_itself():
+    compiler = Compiler(75.0)
+    asked, _ = compiler.run("h100", "h200")
+    assert compiler.compiled == [("h200", "float32"), ("h100", "float32")]
+    assert asked["h100"].best.words == "float32"
+
+
+def test_what_is_far_out_of_reach_is_not_compiled_again():
+    compiler = Compiler(200.0)
+    asked, _ = compiler.run("h100", "h200")
+    assert ("h100", "float32") not in compiler.compiled
+    assert asked["h200"].best.micro_batches == 2 and asked["h100"].best.micro_batches == 4
+
+
+def test_chips_of_other_families_do_not_share():
+    compiler = Compiler(4.0)
+    compiler.run("h100", "t4", "v5e", "a100")
+    assert sorted(name for name, _ in compiler.compiled) == ["a100", "h100", "t4", "v5e"]
+
+
+def test_a_kept_result_is_not_compiled():
+    compiler = Compiler(4.0, kept=[("h100", "float32")])
+    asked, work = compiler.run("h100", "t4")
+    assert compiler.compiled == [("t4", "float32")]
+    assert (work.compiled, work.from_files) == (2, 1) and asked["h100"].best is not None
+
+
+def test_a_compiler_that_fails_ends_the_search_of_its_chip_only():
+    asked, _ = Compiler(4.0, fails=["v5e"]).run("h100", "v5e")
+    assert asked["v5e"].best is None and "it crashed" in asked["v5e"].failure
+    assert asked["h100"].best is not None and asked["h100"].failure == ""

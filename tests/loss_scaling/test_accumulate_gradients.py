@@ -1,0 +1,80 @@
+"""A compiled model whose optimizer accumulates: the update is that of the whole batch."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_mp
+
+
+def model(optimizer=None, **arguments):
+    layers = [keras.Input((5,)), keras.layers.Dense(3, kernel_initializer="ones"), keras.layers.Dense(1)]
+    built = keras.Sequential(layers)
+    built.compile(optimizer or keras.optimizers.SGD(0.1), "mse", **arguments)
+    return built
+
+
+def test_four_micro_batches_make_the_update_of_the_whole_batch():
+    rng = np.random.default_rng()
+    x, y = rng.normal(size=(8, 5)).astype("float32"), rng.normal(size=(8, 1)).astype("float32")
+    whole, divided = model(), model(metrics=["mae"])
+    divided.set_weights(whole.get_weights())
+    assert keras_mp.accumulate_gradients(divided, 4) is divided
+    # The gradients in float64: mse of two linear layers.
+    (w1, b1, w2, b2), x64 = (weight.astype("float64") for weight in whole.get_weights()), x.astype("float64")
+    hidden = x64 @ w1 + b1
+    error = 2 * (hidden @ w2 + b2 - y) / len(x)
+    gradients = [x64.T @ (error @ w2.T), (error @ w2.T).sum(0), hidden.T @ error, error.sum(0)]
+    whole.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    history = divided.fit(x, y, batch_size=2, shuffle=False, verbose=0)
+    for before, gradient, one, other in zip((w1, b1, w2, b2), gradients, whole.weights, divided.weights, strict=True):
+        for weight in (one, other):
+            np.testing.assert_allclose(
+                keras.ops.convert_to_numpy(weight), before - 0.1 * gradient, rtol=1e-4, atol=1e-5
+            )
+    assert divided.optimizer.gradient_accumulation_steps == 4 and "mae" in history.history
+
+
+@pytest.mark.once
+def test_an_optimizer_that_accumulates_or_scales_already():
+    twice = keras_mp.accumulate_gradients(model(keras.optimizers.Adam(gradient_accumulation_steps=2)), 3)
+    assert twice.optimizer.gradient_accumulation_steps == 6
+    scaled = keras_mp.accumulate_gradients(model(keras_mp.LossScaleOptimizer(keras.optimizers.Adam(0.5))), 2).optimizer
+    assert type(scaled) is keras_mp.LossScaleOptimizer
+    assert scaled.inner_optimizer.gradient_accumulation_steps == 2
+    assert float(scaled.inner_optimizer.learning_rate) == 0.5
+    assert keras_mp.accumulate_gradients(model(), 1).optimizer.gradient_accumulation_steps is None
+
+
+@pytest.mark.once
+def test_what_cannot_accumulate_says_so():
+    trained = model()
+    trained.fit(np.ones((2, 5)), np.ones((2, 1)), verbose=0)
+    with pytest.raises(ValueError, match="was trained for 1 steps"):
+        keras_mp.accumulate_gradients(trained, 2)
+    with pytest.raises(ValueError, match="steps"):
+        keras_mp.accumulate_gradients(model(), 0)
+    with pytest.raises(ValueError, match="not compiled with an optimizer"):
+        keras_mp.accumulate_gradients(keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)]), 2)
+
+
+@pytest.mark.once
+def test_a_compile_of_its_own_keeps_its_arguments():
+    class Own(keras.Sequential):
+        def compile(self, optimizer="sgd", loss="mse", weight=1.0, **arguments):
+            super().compile(optimizer=optimizer, loss=loss, **arguments)
+            self.weight = weight
+
+    own = Own([keras.Input((5,)), keras.layers.Dense(1)])
+    own.compile("adam", weight=3.0)
+    keras_mp.accumulate_gradients(own, 2)
+    assert own.weight == 3.0 and own.optimizer.gradient_accumulation_steps == 2
+
+    class Lost(keras.Sequential):
+        def compile(self, how, **arguments):
+            super().compile("sgd" if how else "adam", "mse", **arguments)
+
+    lost = Lost([keras.Input((5,)), keras.layers.Dense(1)])
+    lost.compile(True)
+    with pytest.raises(TypeError, match="Lost has a compile"):
+        keras_mp.accumulate_gradients(lost, 2)
