@@ -7,11 +7,13 @@ XDIST := -n 2 --dist worksteal
 NVIDIA_DRIVER ?= /proc/driver/nvidia/version /usr/lib/wsl/lib/libcuda.so.1
 CUDA ?= $(if $(wildcard $(NVIDIA_DRIVER)),tensorflow[and-cuda])
 PYTEST := $(BIN)/python -m pytest $(XDIST)
+# The Python of Colab's images, where this machine has it: on PATH, or one of pyenv's.
+COLAB_PYTHON ?= $(shell python3.13 -c "" 2> /dev/null && echo python3.13 || ls $(HOME)/.pyenv/versions/3.13*/bin/python3.13 2> /dev/null | tail -1)
 # TensorFlow keeps what XLA compiled until the process ends: the tests in parts, so that a worker stays below 4 GB.
 THIRDS := "tests/[b-k]*/" "tests/[l-q]*/" "tests/[r-z]*/ tests/test_*.py"
 SIXTHS := "tests/[b-e]*/" "tests/[f-k]*/" "tests/[l-m]*/" "tests/[n-q]*/" "tests/[r-s]*/" "tests/[t-z]*/ tests/test_*.py"
 
-.PHONY: train test test-rest bench test-all test-tensorflow test-jax test-oldest test-colab docs notebooks lint sweep tasks parity clean
+.PHONY: train test test-rest bench test-all test-tensorflow test-jax test-oldest test-colab test-notebook bundle docs notebooks lint sweep tasks parity clean
 
 train: .venv/train  ## Train the digits recipe and export it as a float32 SavedModel.
 	$(BIN)/python -m recipes digits
@@ -24,7 +26,7 @@ test-tensorflow: .venv/test
 test-jax: .venv/test
 	KERAS_BACKEND=jax $(PYTEST) -m "not ci and not slow and not once"
 
-test-rest: .venv/test  ## What continuous integration runs after `make test`.
+test-rest: .venv/test test-notebook  ## What continuous integration runs after `make test`.
 	for part in $(SIXTHS); do KERAS_BACKEND=tensorflow $(PYTEST) -m "ci and not slow" $$part || exit 1; done
 	KERAS_BACKEND=jax $(PYTEST) -m "ci and not slow and not once"
 
@@ -54,14 +56,19 @@ test-oldest: .venv-oldest/test  ## The same tests on the oldest Keras, TensorFlo
 	KERAS_BACKEND=tensorflow .venv-oldest/bin/python -m pytest $(XDIST) -m "not slow"
 	KERAS_BACKEND=jax .venv-oldest/bin/python -m pytest $(XDIST) -m "not slow"
 
-test-colab: .venv-colab/test  ## The tests on the versions of Colab's TPU image, without TensorFlow; then the TPU notebook.
+test-colab: .venv-colab/test  ## The tests on the versions of Colab's TPU image, without TensorFlow.
 	KERAS_BACKEND=jax .venv-colab/bin/python -m pytest $(XDIST) -m "not slow"
-	KERAS_BACKEND=jax .venv-colab/bin/python -m pytest -m slow tests/colab -k train_on_tpu
+
+test-notebook: .venv/test .venv-colab-tpu/ready  ## The TPU notebook in an empty folder, with what Colab's image has.
+	$(BIN)/python -m pytest -m slow tests/colab -k train_on_tpu
 
 docs: .venv/docs  ## The site, in build/site; a warning is an error.
 	$(BIN)/python -m mkdocs build
 
-notebooks: .venv/test  ## Make the notebooks from their sources, and run them.
+bundle:  ## build/keras_mp.zip: the repository without its tests and history, for a notebook.
+	$(PYTHON) colab/bundle.py
+
+notebooks: .venv/test .venv-colab-tpu/ready .venv-colab-cpu/ready  ## Make the notebooks from their sources, and run them.
 	$(BIN)/python colab/build.py
 
 .venv/bin/python:
@@ -82,5 +89,10 @@ notebooks: .venv/test  ## Make the notebooks from their sources, and run them.
 	.venv-colab/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-colab.txt -e ".[colab]"
 	touch $@
 
+.venv-colab-tpu/ready .venv-colab-cpu/ready: .venv-colab-%/ready: colab/image-%.txt
+	test -x .venv-colab-$*/bin/python || $(or $(COLAB_PYTHON),$(PYTHON)) -m venv .venv-colab-$*
+	.venv-colab-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
 clean:
-	rm -rf .venv .venv-oldest .venv-colab runs build *.egg-info
+	rm -rf .venv .venv-oldest .venv-colab .venv-colab-tpu .venv-colab-cpu runs build *.egg-info

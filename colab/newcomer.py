@@ -19,26 +19,24 @@
 # %% [markdown]
 # ## The kit
 #
-# On your machine: `make train`, then `. .venv/bin/activate`, then `pip install -c constraints.txt -e ".[inspect]"`. In
-# Colab, clone the repository first, beside this notebook or around it; what is missing is installed here.
+# In Colab, choose `keras_mp.zip` in the dialogue that this cell opens; `make bundle` in a clone writes that file.
+# Elsewhere put it beside this notebook, or run the notebook within a clone.
+# What is missing is installed here: some hundred megabytes, with the compilers.
 
 # %%
-import importlib.util
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")  # or "jax": the rest is the same, but for the last cell
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the compilers need no chip
-places = [Path.cwd(), *Path.cwd().parents, *sorted(Path.cwd().glob("*"))]
-root = next((place for place in places if (place / "keras_mp" / "__init__.py").is_file()), None)
-if root is None:
-    raise SystemExit("clone the repository of keras_mp beside this notebook, then run this cell again")
-sys.path.insert(0, str(root))
-needed = ("tensorflow", "jax", "libtpu", "jax_cuda13_plugin", "rich", "typer")
-if any(importlib.util.find_spec(name) is None for name in needed):
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", f"{root}[tensorflow,inspect]"], check=True)
+
+from first_cell import install
+
+install("tensorflow,inspect", needed=["tensorflow", "jax", "libtpu", "jax_cuda13_plugin"])
+
+# %%
+import subprocess
+import sys
+from pathlib import Path
 
 from keras_mp.system.quiet_import import import_keras
 
@@ -48,7 +46,7 @@ import_keras()
 def shell(command):
     """Runs a keras-mp command as the shell would, and shows what it prints."""
     print(f"$ keras-mp {command}")
-    environment = {**os.environ, "PYTHONPATH": str(root), "COLUMNS": "80"}
+    environment = {**os.environ, "COLUMNS": "80"}
     environment = {name: value for name, value in environment.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE")}
     arguments = [sys.executable, "-m", "keras_mp.cli", *command.split()]
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True)

@@ -21,27 +21,21 @@
 # %% [markdown]
 # ## The kit, and the compilers
 #
-# In Colab, clone the repository first, beside this notebook or around it. `keras_mp` is then imported from there. The
-# compilers are installed where they are missing: some hundred megabytes.
+# In Colab, choose `keras_mp.zip` in the dialogue that this cell opens; `make bundle` in a clone writes that file.
+# Elsewhere put it beside this notebook, or run the notebook within a clone. The compilers are installed
+# where they are missing: some hundred megabytes.
 
 # %%
-import importlib.util
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ["JAX_PLATFORMS"] = "cpu"  # nothing runs: JAX need not look for the chips
-places = [Path.cwd(), *Path.cwd().parents, *sorted(Path.cwd().glob("*"))]
-root = next((place for place in places if (place / "keras_mp" / "__init__.py").is_file()), None)
-if root is None:
-    raise SystemExit("clone the repository of keras_mp beside this notebook, then run this cell again")
-sys.path.insert(0, str(root))
-needed = ("jax", "libtpu", "jax_cuda13_plugin", "rich", "typer")
-if any(importlib.util.find_spec(name) is None for name in needed):
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", f"{root}[inspect]"], check=True)
 
+from first_cell import install
+
+install("inspect", needed=["jax", "libtpu", "jax_cuda13_plugin"])
+
+# %%
 from keras_mp.system.quiet_import import import_keras
 
 import_keras()
@@ -212,5 +206,7 @@ for title, change in (("as it is", lambda model: model), ("stabilized", keras_mp
 # The whole report is a table (`print(report)`) or a page with pictures:
 
 # %%
+from pathlib import Path
+
 on_h100.to_html("report.html")
 print(f"report.html: {Path('report.html').stat().st_size / 2**10:.0f} KiB")

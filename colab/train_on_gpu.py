@@ -1,5 +1,8 @@
 # ---
 # jupyter:
+#   accelerator: GPU
+#   colab:
+#     gpuType: T4
 #   jupytext:
 #     text_representation:
 #       format_name: percent
@@ -19,25 +22,21 @@
 # %% [markdown]
 # ## The kit
 #
-# In Colab, clone the repository first, beside this notebook or around it. `keras_mp` is then imported from there.
+# In Colab, choose `keras_mp.zip` in the dialogue that this cell opens; `make bundle` in a clone writes that file.
+# Elsewhere put it beside this notebook, or run the notebook within a clone.
 
 # %%
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")  # or "jax": the rest is the same
-places = [Path.cwd(), *Path.cwd().parents, *sorted(Path.cwd().glob("*"))]
-root = next((place for place in places if (place / "keras_mp" / "__init__.py").is_file()), None)
-if root is None:
-    raise SystemExit("clone the repository of keras_mp beside this notebook, then run this cell again")
-sys.path.insert(0, str(root))
-try:
-    from keras_mp.system.quiet_import import import_keras
-except ImportError:
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", str(root)], check=True)
-    from keras_mp.system.quiet_import import import_keras
+
+from first_cell import install
+
+install("tensorflow", needed=["tensorflow"])
+
+# %%
+from keras_mp.system.quiet_import import import_keras
+
 import_keras()
 
 # %% [markdown]

@@ -1,5 +1,8 @@
 # ---
 # jupyter:
+#   accelerator: TPU
+#   colab:
+#     gpuType: V5E1
 #   jupytext:
 #     text_representation:
 #       format_name: percent
@@ -21,25 +24,21 @@
 # %% [markdown]
 # ## The kit
 #
-# In Colab, clone the repository first, beside this notebook or around it. `keras_mp` is then imported from there.
+# In Colab, choose `keras_mp.zip` in the dialogue that this cell opens; `make bundle` in a clone writes that file.
+# Elsewhere put it beside this notebook, or run the notebook within a clone.
 
 # %%
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 os.environ["KERAS_BACKEND"] = "jax"
-places = [Path.cwd(), *Path.cwd().parents, *sorted(Path.cwd().glob("*"))]
-root = next((place for place in places if (place / "keras_mp" / "__init__.py").is_file()), None)
-if root is None:
-    raise SystemExit("clone the repository of keras_mp beside this notebook, then run this cell again")
-sys.path.insert(0, str(root))
-try:
-    from keras_mp.system.quiet_import import import_keras
-except ImportError:
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", str(root)], check=True)
-    from keras_mp.system.quiet_import import import_keras
+
+from first_cell import install
+
+install("jax", needed=["jax"])
+
+# %%
+from keras_mp.system.quiet_import import import_keras
+
 import_keras()
 
 # %% [markdown]
@@ -61,7 +60,7 @@ print(f"Keras {keras.__version__} on JAX {jax.__version__}: {len(jax.local_devic
 if on_tpu:
     size, length, batch_size, epochs, corpus = Size(6, 384, 6), 512, 64, 12, "stdlib"
 else:
-    size, length, batch_size, epochs, corpus = Size(2, 128, 2), 64, 16, 2, "pydoc"
+    size, length, batch_size, epochs, corpus = Size(2, 128, 2), 64, 16, 1, "pydoc"
 print(f"{size}, sequences of {length} bytes, {batch_size} a step")
 
 # %% [markdown]
@@ -145,6 +144,9 @@ print("The " + readable(generate(model, b"The ", 150 if on_tpu else 60, temperat
 # %%
 import importlib.util
 import platform
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 

@@ -11,10 +11,14 @@ from keras_mp.export.litert import export_litert as export_litert
 from keras_mp.export.onnx import export_onnx as export_onnx
 from keras_mp.export.saved_model import export_float32 as export_float32
 from keras_mp.export.verification import ExportError as ExportError
+from keras_mp.lean.chunked_loss import ChunkedCrossEntropy as ChunkedCrossEntropy
 from keras_mp.lean.cross_entropy import chunked_cross_entropy as chunked_cross_entropy
 from keras_mp.lean.gelu import Gelu as Gelu
-from keras_mp.lean.language_model import ChunkedCrossEntropy as ChunkedCrossEntropy
 from keras_mp.lean.language_model import LanguageModel as LanguageModel
+from keras_mp.lean.lean_report import LeanReport as LeanReport
+from keras_mp.lean.lean_report import lean_report as lean_report
+from keras_mp.lean.make_lean import make_lean as make_lean
+from keras_mp.lean.make_lean import undo_lean as undo_lean
 from keras_mp.lean.remat import remat as remat
 from keras_mp.lean.self_attention import SelfAttention as SelfAttention
 from keras_mp.loss_scaling.accumulate_gradients import accumulate_gradients as accumulate_gradients

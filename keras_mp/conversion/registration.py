@@ -4,8 +4,10 @@ from importlib import import_module
 
 _ROOMS_WITH_CLASSES = (
     "fp8",
+    "lean.chunked_loss",
     "lean.gelu",
     "lean.language_model",
+    "lean.make_lean",
     "lean.remat",
     "lean.self_attention",
     "loss_scaling.optimizer",

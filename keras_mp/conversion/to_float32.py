@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from keras_mp.fp8.converted import plain_node
+from keras_mp.fp8.converted import plain_node as without_fp8
+from keras_mp.lean.make_lean import plain_node as without_lean
 from keras_mp.rebuild import Config
 
 LOW_PRECISION_NAMES = frozenset({"float16", "half", "bfloat16", "mixed_float16", "mixed_bfloat16"})
@@ -21,9 +22,9 @@ FLOAT32_POLICY: Config = {
 def to_float32(node: Config, layer: Any) -> Config:
     """The rebuild rule of a float32 model: every dtype policy and every 16-bit dtype string becomes float32.
 
-    FP8 layers become plain ones.
+    FP8 layers and lean ones become plain ones.
     """
-    node = plain_node(node)
+    node = without_fp8(without_lean(node))
     kind = node.get("class_name")
     if kind in LOW_POLICY_CLASSES or (kind == "DTypePolicy" and _is_low(node["config"]["name"])):
         return FLOAT32_POLICY

@@ -15,8 +15,8 @@ from keras_mp.fp8.scaling import get_recipe
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.fp8.selection import Decision, Select, Target, decide
 from keras_mp.precision.hardware import Support, support
-from keras_mp.rebuild import layers_below, layers_by_path, rebuild
-from keras_mp.stability.stabilized import Stabilized
+from keras_mp.rebuild import layers_by_path, rebuild
+from keras_mp.rebuild.treated import Reached, Treated
 from keras_mp.system.whole_number import whole_number
 
 
@@ -91,15 +91,12 @@ def convert(
     ]
     stays = {id(decision.layer) for decision in known} - {id(decision.layer) for decision in changed}
     wanted = {id(decision.layer): recipe for decision in chosen if id(decision.layer) not in stays}
-    reached: set[int] = set()
+    reached = Reached()
 
     def rule(node: Config, layer: Any) -> Config:
         if layer is None:
             return node
-        reached.add(id(layer))
-        hidden = {id(sublayer) for sublayer in layers_below(layer)} & wanted.keys() - reached
-        reached.update(hidden)
-        below = places_below(layer, {key: recipe for key in hidden})
+        below = places_below(layer, {key: recipe for key in reached.hidden_below(layer, wanted)})
         return converted_node(node, wanted.get(id(layer)), below)
 
     new, unreached, _ = rebuild(model, rule)
@@ -232,7 +229,7 @@ def _told(changed: list[Decision], recipe: Recipe) -> str:
 
 def _is_wide(layer: keras.layers.Layer) -> bool:
     """Whether a layer was built to compute in float32; what `stabilize` lets return float32 was not."""
-    return (layer._precision if isinstance(layer, Stabilized) else layer.compute_dtype) == "float32"
+    return (layer._precision if isinstance(layer, Treated) else layer.compute_dtype) == "float32"
 
 
 def _verdict(decision: Decision) -> str:

@@ -12,8 +12,7 @@ from keras_mp.fp8.layers import Config, Float8Dense, Float8EinsumDense
 from keras_mp.fp8.scaling import get_recipe
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.rebuild import children_of, original_config
-from keras_mp.stability.stabilized import REGISTERED_NAME as STABILIZED
-from keras_mp.stability.stabilized import Stabilized, stabilize_in_place
+from keras_mp.rebuild.treated import REGISTERED_NAMES, original_class, treat, treatments_of
 
 CHILDREN = "keras_mp>Float8Children"
 # The order of a child among its parent's, from an outer layer inwards.
@@ -97,14 +96,13 @@ def _with_children(original: type) -> type:
 
 def convert_in_place(layer: keras.layers.Layer, recipe: Recipe) -> None:
     """Makes a live Dense or EinsumDense layer an FP8 one; it must be part of no compiled function yet."""
-    treatments = layer._treatments if isinstance(layer, Stabilized) else ()
-    precision = layer._precision if treatments else ""
-    layer.__class__ = CONVERTED[layer._original if treatments else type(layer)]
+    treatments, precision = treatments_of(layer), getattr(layer, "_precision", "")
+    layer.__class__ = CONVERTED[original_class(layer)]
     layer._recipe = recipe
     if layer.built:
         layer.build_history()
     if treatments:
-        stabilize_in_place(layer, treatments, precision)
+        treat(layer, treatments, precision)
 
 
 def places_below(layer: keras.layers.Layer, wanted: dict[int, Recipe]) -> dict[Place, Recipe]:
@@ -139,7 +137,7 @@ def converted_node(node: Config, recipe: Recipe | None, below: dict[Place, Recip
         The config of the converted layer.
     """
     config = node["config"]
-    if node["registered_name"] == STABILIZED:
+    if node["registered_name"] in REGISTERED_NAMES:
         return {**node, "config": {**config, "layer": converted_node(config["layer"], recipe, below)}}
     if recipe is not None:
         name = {} if node["registered_name"] in _PLAIN else _named(CONVERTED[getattr(keras.layers, node["class_name"])])

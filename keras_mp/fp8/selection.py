@@ -13,8 +13,8 @@ from keras_mp.fp8.cost import Cost, chip_for, rows_of, step_cost
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.treated import original_class
 from keras_mp.stability.sensitive import NORMALIZATIONS, PASSING_ON, output_layers
-from keras_mp.stability.stabilized import Stabilized
 
 # NVIDIA, cuBLAS documentation, cublasLtMatmul: sizes of FP8 operands must be multiples of 16.
 MULTIPLE = 16
@@ -137,7 +137,7 @@ def _told(cost: Cost) -> str:
 
 
 def _impossible(layer: keras.layers.Layer) -> str:
-    plain = layer._original if isinstance(layer, Stabilized) else type(layer)
+    plain = original_class(layer)
     known = (keras.layers.Dense, keras.layers.EinsumDense)
     if plain not in known and not issubclass(plain, Float8Layer):
         return f"{plain.__name__} has code of its own, which an FP8 layer would not run"

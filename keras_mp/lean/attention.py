@@ -26,16 +26,20 @@ def attention(
     causal: bool = False,
     scale: float | None = None,
     block: int | None = None,
+    unseen: str = "zero",
+    dropout: float = 0.0,
+    seed: Any = None,
 ) -> Any:
     """Attends, exactly, with a softmax in float32, and computes the probabilities anew in the backward pass.
 
         S = scale query . key^T             float32
-        P = softmax(S)                      float32, rounded to the inputs' dtype for the product
-        output = P . value                  summed in float32
+        P = softmax(S)                      float32
+        Q = P kept / (1 - dropout)          rounded to the inputs' dtype for the product
+        output = Q . value                  summed in float32
 
         D = sum(gradient . output)          a number a row
-        gradient of value = P^T . gradient
-        gradient of S = P (gradient . value^T - D)
+        gradient of value = Q^T . gradient
+        gradient of S = P (kept / (1 - dropout) gradient . value^T - D)
         gradient of query = scale (gradient of S) . key
         gradient of key = scale (gradient of S)^T . query
 
@@ -51,9 +55,14 @@ def attention(
         causal: whether row i sees only the columns 0 to i.
         scale: of the scores; `1 / sqrt(features)` by default.
         block: rows of a block; by default `max(128, rows / 16)`. It need not divide the rows.
+        unseen: the result of a row that sees no key: "zero", or "mean", the mean of all values, as
+            `keras.ops.dot_product_attention` has it. With "mean" and a mask, `causal` must be part of the mask.
+        dropout: this share of the probabilities is dropped.
+        seed: of the dropout, as `keras.random.SeedGenerator.next` returns it; a block of rows draws from the seed and
+            its number, the first from the seed itself.
 
     Returns:
-        A tensor of the shape and dtype of query. A row that sees no key is 0, and so is its gradient.
+        A tensor of the shape and dtype of query. Where unseen is "zero", so is the gradient of a row that sees no key.
 
     Raises:
         ValueError: shapes that do not fit, or a block below 1.
@@ -66,34 +75,37 @@ def attention(
     mask = None if mask is None else keras.ops.cast(backend.as_tensor(mask), "bool")
     _check(query, key, value, mask, block)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
-    fused = backend.fused_attention(query, key, value, mask, causal=causal, scale=scale)
-    if fused is not None:
-        return fused
+    if not dropout:
+        fused = backend.fused_attention(query, key, value, mask, causal=causal, scale=scale)
+        if fused is not None:
+            return fused
     if mask is not None:
         mask = keras.ops.reshape(
             mask, (-1, 1, 1, 1 if len(mask.shape) == 2 else mask.shape[1] or -1, key.shape[1] or -1)
         )
     blocks = _blocks(query.shape[1], key.shape[1], causal, block)
     dtype = keras.backend.standardize_dtype(query.dtype)
-    sizes = _Sizes(query.shape[2], key.shape[2], key.shape[1], scale, dtype)
+    sizes = _Sizes(query.shape[2], key.shape[2], key.shape[1], scale, dtype, unseen == "mean", dropout)
+    given = [mask is not None, bool(dropout)]
 
-    # The mask as an argument: JAX cannot recompute a function with a gradient that finds it around it.
+    # Mask and seed as arguments: JAX cannot recompute a function with a gradient that finds them around it.
     @keras.ops.custom_gradient
-    def attend(query: Any, key: Any, value: Any, *masks: Any) -> Any:
-        mask = masks[0] if masks else None
+    def attend(query: Any, key: Any, value: Any, *others: Any) -> Any:
+        remaining = iter(others)
+        mask, seed = (next(remaining) if there else None for there in given)
         scope = backend.gradient_scope()
         operands = [_by_head(query, sizes.key_heads), _by_key_head(key), _by_key_head(value)]
-        output = _forward(operands, mask, blocks, sizes)
+        output = _forward(operands, mask, seed, blocks, sizes)
 
         def gradient(*arguments: Any, upstream: Any = None) -> Any:
             upstream = arguments[0] if upstream is None else upstream
             with scope():
-                gradients = _backward(operands, output, upstream, mask, blocks, sizes)
-                return (*gradients, *(None for _ in masks))
+                gradients = _backward(operands, output, upstream, mask, seed, blocks, sizes)
+                return (*gradients, *(None for _ in others))
 
         return output, gradient
 
-    return attend(query, key, value, *([] if mask is None else [mask]))
+    return attend(query, key, value, *(other for other, there in zip((mask, seed), given, strict=True) if there))
 
 
 class _Sizes(NamedTuple):
@@ -105,6 +117,8 @@ class _Sizes(NamedTuple):
         columns: keys; None where they are unknown.
         scale: of the scores.
         dtype: of query, key and value.
+        mean_of_unseen: whether a row that sees no key is the mean of the values, and not 0.
+        dropout: of the probabilities.
     """
 
     heads: int
@@ -112,6 +126,8 @@ class _Sizes(NamedTuple):
     columns: int | None
     scale: float
     dtype: str
+    mean_of_unseen: bool
+    dropout: float
 
 
 class _Rows(NamedTuple):
@@ -121,12 +137,14 @@ class _Rows(NamedTuple):
         start, stop: its rows.
         seen: the columns before this one may be seen; None for all, of an unknown number.
         first: the same as start where attention is causal; -1 where it is not.
+        number: of the block.
     """
 
     start: int
     stop: int | None
     seen: int | None
     first: int
+    number: int = 0
 
     def cut(self, x: Any) -> Any:
         """The part of a tensor of shape (batch, key heads, group, rows, features) that is this block's."""
@@ -144,28 +162,29 @@ def _blocks(rows: int | None, columns: int | None, causal: bool, block: int | No
         return [_Rows(0, None, None, 0 if causal else -1)]
     block = block or max(BLOCK, -(-rows // BLOCKS))
     blocks = []
-    for start in range(0, rows, block):
+    for number, start in enumerate(range(0, rows, block)):
         stop = min(start + block, rows)
         if causal:
-            blocks.append(_Rows(start, stop, seen=min(stop, columns), first=start))
+            blocks.append(_Rows(start, stop, seen=min(stop, columns), first=start, number=number))
         else:
-            blocks.append(_Rows(start, stop, seen=columns, first=-1))
+            blocks.append(_Rows(start, stop, seen=columns, first=-1, number=number))
     return blocks
 
 
-def _forward(operands: list[Any], mask: Any, blocks: list[_Rows], sizes: _Sizes) -> Any:
+def _forward(operands: list[Any], mask: Any, seed: Any, blocks: list[_Rows], sizes: _Sizes) -> Any:
     """The output of `(batch, rows, heads, features)`, from queries, keys and values by head."""
     q, k, v = operands
     outputs = []
     for rows in blocks:
         scores = product_float32("bkgtd,bksd->bkgts", rows.cut(q), k[:, :, : rows.seen])
-        probabilities = _probabilities(scores, rows.of(mask), rows.first, sizes.scale)
+        probabilities = _probabilities(scores, rows.of(mask), rows.first, sizes)
+        probabilities = _times(probabilities, _kept(keras.ops.shape(scores), seed, rows.number, sizes))
         outputs.append(_times_columns(keras.ops.cast(probabilities, sizes.dtype), v[:, :, : rows.seen]))
     return keras.ops.cast(_by_row(_joined(outputs), sizes.heads), sizes.dtype)
 
 
 def _backward(
-    operands: list[Any], output: Any, upstream: Any, mask: Any, blocks: list[_Rows], sizes: _Sizes
+    operands: list[Any], output: Any, upstream: Any, mask: Any, seed: Any, blocks: list[_Rows], sizes: _Sizes
 ) -> list[Any]:
     """The gradients of query, key and value, in their shapes."""
     # Without the barrier the compiler takes the scores of the forward pass, and the parts of keys and values that each
@@ -179,7 +198,7 @@ def _backward(
         if gradients:
             # One block after the other: else the compiler may hold the scores of all.
             q_rows, up_rows = backend.barrier([q_rows, up_rows], list(gradients[-1]))
-        gradients.append(_block_gradients(rows, q_rows, k, v, up_rows, rows.cut(means), rows.of(mask), sizes))
+        gradients.append(_block_gradients(rows, q_rows, k, v, up_rows, rows.cut(means), rows.of(mask), seed, sizes))
     to_q, to_k, to_v = (list(blockwise) for blockwise in zip(*gradients, strict=True))
     to_query, to_key, to_value = _by_row(_joined(to_q), sizes.heads), _summed(to_k), _summed(to_v)
     # A key that no row can see is in no block.
@@ -190,15 +209,19 @@ def _backward(
 
 
 def _block_gradients(
-    rows: _Rows, q: Any, k: Any, v: Any, upstream: Any, means: Any, mask: Any, sizes: _Sizes
+    rows: _Rows, q: Any, k: Any, v: Any, upstream: Any, means: Any, mask: Any, seed: Any, sizes: _Sizes
 ) -> tuple[Any, Any, Any]:
     """The gradients of one block's queries, and its share of those of the keys and values that it sees."""
     keys, values = k[:, :, : rows.seen], v[:, :, : rows.seen]
     scores = product_float32("bkgtd,bksd->bkgts", q, keys)
     to_probabilities = product_float32("bkgtd,bksd->bkgts", upstream, values)
-    probabilities = _probabilities(scores, mask, rows.first, sizes.scale)
-    to_scores = _to_scores(probabilities, to_probabilities, means, sizes.scale, sizes.dtype)
-    probabilities = keras.ops.cast(probabilities, sizes.dtype)
+    probabilities = _probabilities(scores, mask, rows.first, sizes)
+    kept = _kept(keras.ops.shape(scores), seed, rows.number, sizes)
+    to_scores = _to_scores(probabilities, _times(to_probabilities, kept), means, sizes.scale, sizes.dtype)
+    if sizes.mean_of_unseen and mask is not None:
+        # The same number stands in the place of each score that is not seen.
+        to_scores = keras.ops.where(_seen(keras.ops.shape(scores), mask, rows.first), to_scores, 0)
+    probabilities = keras.ops.cast(_times(probabilities, kept), sizes.dtype)
     return (
         _times_columns(to_scores, keys),
         product_float32("bkgts,bkgtd->bksd", to_scores, q),
@@ -254,12 +277,24 @@ def _seen(shape: Any, mask: Any, first: int) -> Any:
     return causal if mask is None else keras.ops.logical_and(mask, causal)
 
 
-def _probabilities(scores: Any, mask: Any, first: int, scale: float) -> Any:
-    scores = _masked(scores, mask, first, scale)
+def _kept(shape: Any, seed: Any, number: int, sizes: _Sizes) -> Any:
+    """What each probability is multiplied by: 0 where it is dropped; None without dropout."""
+    if not sizes.dropout:
+        return None
+    kept = backend.kept_by_dropout(seed, number, shape, sizes.dropout)
+    return keras.ops.where(kept, 1.0 / (1.0 - sizes.dropout), 0.0)
+
+
+def _times(x: Any, factors: Any) -> Any:
+    return x if factors is None else x * factors
+
+
+def _probabilities(scores: Any, mask: Any, first: int, sizes: _Sizes) -> Any:
+    scores = _masked(scores, mask, first, sizes.scale)
     # Keras warns of a softmax over one number; inf and NaN stay what they were.
     probabilities = keras.ops.exp(scores - scores) if scores.shape[-1] == 1 else keras.ops.softmax(scores, axis=-1)
-    if mask is None:
-        return probabilities  # a row sees itself
+    if mask is None or sizes.mean_of_unseen:
+        return probabilities  # a row sees itself, or all that it does not see has one score
     return keras.ops.where(_seen(keras.ops.shape(probabilities), mask, first), probabilities, 0.0)
 
 

@@ -29,6 +29,7 @@ def chunked_cross_entropy(
     rows: int | None = None,
     vocabulary_first: bool = False,
     gradient: bool = True,
+    with_rows: bool = False,
 ) -> Any:
     """Sums the cross-entropy of the rows of `features . kernel + bias`, which is made and dropped in chunks of rows.
 
@@ -53,9 +54,10 @@ def chunked_cross_entropy(
         rows: of a chunk; by default what makes 2^26 logits. It need not divide the number of rows.
         vocabulary_first: whether the kernel has the shape `(vocabulary, width)`, as an embedding has.
         gradient: whether there is a backward pass; without one the loss alone is computed.
+        with_rows: whether to return what metrics need of each row, besides the sum.
 
     Returns:
-        A float32 number.
+        A float32 number. With with_rows, that number and `Rows(hits, losses)`, which have no gradients.
 
     Raises:
         ValueError: shapes that do not fit, label_smoothing outside 0 to 1, rows below 1.
@@ -67,11 +69,12 @@ def chunked_cross_entropy(
     width, vocabulary = reversed(kernel.shape) if vocabulary_first else kernel.shape
     _check(features, width, targets, weights, bias, vocabulary, label_smoothing, rows)
     features = keras.ops.reshape(features, (-1, width))
-    targets = keras.ops.cast(keras.ops.reshape(targets, (-1,)), "int32")
+    given_targets, targets = targets, keras.ops.cast(keras.ops.reshape(targets, (-1,)), "int32")
     weights = _weights(weights, targets)
     bias = None if bias is None else backend.as_tensor(bias)
     rows = rows or max(128, CHUNK // vocabulary // 128 * 128)
-    options = _Options(vocabulary, vocabulary_first, label_smoothing, features.dtype, gradient)
+    options = _Options(vocabulary, vocabulary_first, label_smoothing, features.dtype, gradient, with_rows)
+    shape = keras.ops.shape(given_targets)
 
     # Targets and weights as arguments: JAX cannot recompute a function with a gradient that finds them around it.
     @keras.ops.custom_gradient
@@ -83,23 +86,45 @@ def chunked_cross_entropy(
         zeros = [keras.ops.zeros((), "float32")]
         if gradient:
             zeros += [keras.ops.zeros(kernel.shape, "float32"), keras.ops.zeros((vocabulary,), "float32")]
-        row_dtype = options.row_dtype if gradient else None
-        sums, to_features = _over_chunks(step, zeros, [features, targets, weights], rows, row_dtype)
+        sums, results = _over_chunks(step, zeros, [features, targets, weights], rows, options.results)
+        of_rows, to_features = results[: 2 * with_rows], results[-1] if gradient else None
 
         def backward(*arguments: Any, upstream: Any = None) -> Any:
-            upstream = keras.ops.cast(arguments[0] if upstream is None else upstream, "float32")
+            # TensorFlow gives the upstream gradient of each result, JAX that of all.
+            upstream = keras.tree.flatten(arguments if upstream is None else upstream)[0]
+            upstream = keras.ops.cast(upstream, "float32")
             like = (features, kernel, *bias)
             if gradient:
                 factor = upstream * (largest / options.shift)
-                gradients = [to_features * keras.ops.cast(upstream, row_dtype), sums[1] * factor, sums[2] * factor]
+                gradients = [
+                    to_features * keras.ops.cast(upstream, options.row_dtype),
+                    sums[1] * factor,
+                    sums[2] * factor,
+                ]
             else:
                 gradients = [keras.ops.zeros_like(x) for x in like]
             gradients = [keras.ops.cast(g, x.dtype) for g, x in zip(gradients, like, strict=False)]
             return (*gradients[:2], None, None, *gradients[2:])
 
-        return sums[0], backward
+        return (sums[0], *of_rows) if with_rows else sums[0], backward
 
-    return total(features, kernel, targets, weights, *([] if bias is None else [bias]))
+    result = total(features, kernel, targets, weights, *([] if bias is None else [bias]))
+    if not with_rows:
+        return result
+    loss, *of_rows = result
+    return loss, Rows(*(keras.ops.reshape(keras.ops.stop_gradient(x), shape) for x in of_rows))
+
+
+class Rows(NamedTuple):
+    """What metrics need of each row.
+
+    Attributes:
+        hits: 1.0 where the largest logit is the target's, and 0.0 elsewhere.
+        losses: the cross-entropy, without label smoothing and weights.
+    """
+
+    hits: Any
+    losses: Any
 
 
 class _Options(NamedTuple):
@@ -111,6 +136,7 @@ class _Options(NamedTuple):
         smoothing: of the labels.
         features_dtype: dtype of the features.
         gradient: whether there is a backward pass.
+        with_rows: whether each row's `Rows` are wanted.
     """
 
     vocabulary: int
@@ -118,6 +144,7 @@ class _Options(NamedTuple):
     smoothing: float
     features_dtype: Any
     gradient: bool
+    with_rows: bool
 
     @property
     def labels(self) -> str:
@@ -139,29 +166,36 @@ class _Options(NamedTuple):
         """Of the gradients of rows, which are scaled by their upstream number later: float16 would not hold them."""
         return "float32" if self.dtype == "float16" else self.dtype
 
+    @property
+    def results(self) -> list[tuple[int, str]]:
+        """Of a chunk: which of features, targets and weights has a result's shape, and the result's dtype."""
+        return [(1, "float32"), (1, "float32")] * self.with_rows + [(0, self.row_dtype)] * self.gradient
+
 
 def _step(
     carry: list[Any], chunk: list[Any], *, kernel: Any, bias: Any, largest: Any, options: _Options
-) -> tuple[list[Any], Any]:
-    """Adds a chunk's loss, and its shares of the gradients of kernel and bias; returns the gradient of its rows."""
+) -> tuple[list[Any], list[Any]]:
+    """Adds a chunk's loss, and its shares of the gradients of kernel and bias; returns what its rows have of each."""
     rows, targets, weights = chunk
     labels = options.labels
     logits = product_float32(f"rw,{labels}->rv", rows, kernel)
-    loss, to_logits, to_bias = _loss(
-        logits, targets, weights, largest, bias, options.smoothing, options.shift, options.dtype
+    loss, to_logits, to_bias, *of_rows = _loss(
+        logits, targets, weights, largest, bias, options.smoothing, options.shift, options.dtype, options.with_rows
     )
     if not options.gradient:
-        return [carry[0] + loss], None
+        return [carry[0] + loss], of_rows
     if options.vocabulary_first:
         to_kernel = product_float32("rv,rw->vw", to_logits, rows)
     else:
         to_kernel = product_float32("rw,rv->wv", rows, to_logits)
     sums = [carry[0] + loss, carry[1] + to_kernel, carry[2] + to_bias]
     to_rows = product_float32(f"rv,{labels}->rw", to_logits, kernel) * (largest / options.shift)
-    return sums, keras.ops.cast(to_rows, options.row_dtype)
+    return sums, [*of_rows, keras.ops.cast(to_rows, options.row_dtype)]
 
 
-def _over_chunks(step: Any, carry: list[Any], slices: list[Any], rows: int, dtype: str | None) -> tuple[list[Any], Any]:
+def _over_chunks(
+    step: Any, carry: list[Any], slices: list[Any], rows: int, results: list[tuple[int, str]]
+) -> tuple[list[Any], list[Any]]:
     """Runs the step over chunks of the slices' rows; what the last chunk lacks is filled with zeros."""
     count = slices[0].shape[0]
     if count is not None and count <= rows:
@@ -176,15 +210,21 @@ def _over_chunks(step: Any, carry: list[Any], slices: list[Any], rows: int, dtyp
     missing = chunks * size - count
     padded = [keras.ops.pad(x, [(0, missing)] + [(0, 0)] * (len(x.shape) - 1)) for x in slices]
     cut = [keras.ops.reshape(x, (chunks, size, *x.shape[1:])) for x in padded]
-    carry, result = backend.scan(step, carry, cut, dtype)
-    if result is None:
-        return carry, None
-    return carry, keras.ops.reshape(result, (-1, result.shape[-1]))[:count]
+    carry, stacked = backend.scan(step, carry, cut, results)
+    return carry, [keras.ops.reshape(x, (-1, *x.shape[2:]))[:count] for x in stacked]
 
 
 @backend.fused
 def _loss(
-    logits: Any, targets: Any, weights: Any, largest: Any, bias: Any, smoothing: float, shift: float, dtype: str
+    logits: Any,
+    targets: Any,
+    weights: Any,
+    largest: Any,
+    bias: Any,
+    smoothing: float,
+    shift: float,
+    dtype: str,
+    with_rows: bool,
 ) -> Any:
     """The weighted loss, and the gradients of logits and bias divided by the largest weight, times the shift."""
     if bias is not None:
@@ -196,6 +236,10 @@ def _loss(
     one_hot = keras.ops.arange(vocabulary, dtype="int32")[None, :] == targets[:, None]
     # Differences to the largest logit, as in the sum: the logits themselves may be so large that they cancel badly.
     at_target = keras.ops.sum(keras.ops.where(one_hot, logits - peak, 0.0), axis=-1)
+    of_rows = []
+    if with_rows:
+        hits = keras.ops.cast(keras.ops.argmax(logits, axis=-1), "int32") == targets
+        of_rows = [keras.ops.cast(hits, "float32"), keras.ops.log(total[:, 0]) - at_target]
     losses = keras.ops.log(total[:, 0]) - (1.0 - smoothing) * at_target
     expected = keras.ops.cast(one_hot, "float32") * (1.0 - smoothing)
     if smoothing:
@@ -204,7 +248,7 @@ def _loss(
     losses = keras.ops.where(weights == 0, 0.0, losses * weights)
     to_logits = (exponentials / total - expected) * (weights / largest * shift)[:, None]
     to_logits = keras.ops.where(weights[:, None] == 0, 0.0, to_logits)
-    return keras.ops.sum(losses), keras.ops.cast(to_logits, dtype), keras.ops.sum(to_logits, axis=0)
+    return keras.ops.sum(losses), keras.ops.cast(to_logits, dtype), keras.ops.sum(to_logits, axis=0), *of_rows
 
 
 def _weights(weights: Any, targets: Any) -> Any:

@@ -11,18 +11,22 @@ from keras_mp import backend
 
 Config = dict[str, Any]
 _SLOPE = math.sqrt(2 / math.pi)
+_HALF_ROOT = math.sqrt(0.5)
+_DENSITY = 1 / math.sqrt(2 * math.pi)
 _CUBIC = 0.044715
 
 
-def gelu(x: Any) -> Any:
-    """Applies GELU in its approximation by tanh, in float32 inside.
+def gelu(x: Any, approximate: bool = True) -> Any:
+    """Applies GELU, in float32 inside.
 
-        gelu(x) = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+        gelu(x) = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))      approximate
+        gelu(x) = x / 2 (1 + erf(x / sqrt(2)))                           else
 
-    The backward pass computes the tanh anew from x, so no other array of its size is kept.
+    The backward pass computes the tanh or erf anew from x, so no other array of its size is kept.
 
     Args:
         x: floats of any shape.
+        approximate: whether by tanh.
 
     Returns:
         A tensor of the same shape and dtype.
@@ -34,9 +38,9 @@ def gelu(x: Any) -> Any:
     @keras.ops.custom_gradient
     def apply(x: Any) -> Any:
         def gradient(*arguments: Any, upstream: Any = None) -> Any:
-            return _backward(x, arguments[0] if upstream is None else upstream)
+            return _backward(x, arguments[0] if upstream is None else upstream, approximate)
 
-        return _forward(x), gradient
+        return _forward(x, approximate), gradient
 
     return apply(backend.as_tensor(x))
 
@@ -58,21 +62,32 @@ class Gelu(keras.layers.Layer):
 
 
 @backend.fused
-def _forward(x: Any) -> Any:
+def _forward(x: Any, approximate: bool) -> Any:
     wide = keras.ops.cast(x, "float32")
-    return keras.ops.cast(0.5 * wide * (1.0 + _tanh(wide)), x.dtype)
+    inner = _tanh(wide) if approximate else keras.ops.erf(wide * _HALF_ROOT)
+    return keras.ops.cast(0.5 * wide * (1.0 + inner), x.dtype)
 
 
 @backend.fused
-def _backward(x: Any, upstream: Any) -> Any:
+def _backward(x: Any, upstream: Any, approximate: bool) -> Any:
     # Without the barrier the compiler takes the tanh of the forward pass, and keeps it until here.
     (again,) = backend.barrier([x], [upstream])
     wide, upstream = keras.ops.cast(again, "float32"), keras.ops.cast(upstream, "float32")
+    slope = _slope_of_tanh(wide) if approximate else _slope_of_erf(wide)
+    return keras.ops.cast(upstream * slope, x.dtype)
+
+
+def _slope_of_tanh(wide: Any) -> Any:
     tanh = _tanh(wide)
     inner = _SLOPE * (1.0 + 3.0 * _CUBIC * wide * wide)
     # 1 - tanh^2 is 0 long before the square of x overflows.
-    slope = 0.5 * (1.0 + tanh) + keras.ops.where(tanh * tanh < 1.0, 0.5 * wide * (1.0 - tanh * tanh) * inner, 0.0)
-    return keras.ops.cast(upstream * slope, x.dtype)
+    return 0.5 * (1.0 + tanh) + keras.ops.where(tanh * tanh < 1.0, 0.5 * wide * (1.0 - tanh * tanh) * inner, 0.0)
+
+
+def _slope_of_erf(wide: Any) -> Any:
+    density = keras.ops.exp(-0.5 * wide * wide) * _DENSITY
+    # The density is 0 long before x is infinite.
+    return 0.5 * (1.0 + keras.ops.erf(wide * _HALF_ROOT)) + keras.ops.where(density > 0.0, wide * density, 0.0)
 
 
 def _tanh(wide: Any) -> Any:

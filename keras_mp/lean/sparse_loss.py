@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.lean.language_model import ChunkedCrossEntropy
+from keras_mp.lean.chunked_loss import ChunkedCrossEntropy
 
 
 def is_sparse_crossentropy(loss: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp.lean.language_model import LanguageModel
+from keras_mp.lean.chunked_head import ChunkedHead
 from keras_mp.lean.sparse_loss import is_sparse_crossentropy
 
 
@@ -36,7 +36,7 @@ def check_model(model: Any) -> None:
 
 def has_loss(model: keras.Model) -> bool:
     """Whether `model.compute_loss` has something to compute."""
-    own = type(model).compute_loss is not keras.Model.compute_loss
+    own = type(model).compute_loss not in (keras.Model.compute_loss, ChunkedHead.compute_loss)
     return own or (bool(getattr(model, "compiled", False)) and getattr(model, "_compile_loss", None) is not None)
 
 
@@ -52,7 +52,7 @@ def check_labels(model: keras.Model, batch: tuple) -> None:
         ValueError: y is missing, or holds a class that the model's output has no place for.
     """
     _, y, _ = batch
-    if type(model).compute_loss not in (keras.Model.compute_loss, LanguageModel.compute_loss):
+    if type(model).compute_loss not in (keras.Model.compute_loss, ChunkedHead.compute_loss):
         return
     if y is None:
         raise ValueError(f"data has no labels: the loss of model {model.name!r} needs batches (x, y)")

@@ -1,4 +1,4 @@
-"""Which processes train together: read from the command line, from TF_CONFIG, or from SLURM."""
+"""Which processes train together: read from the command line, from TF_CONFIG, from SLURM, or from a TPU pod."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SLURM_FIRST_PORT, SLURM_PORTS = 20000, 20000
+TPU_PORT = 20000
 TF_CONFIG_LOOKS = '{"cluster": {"worker": ["host0:12345", "host1:12345"]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -36,13 +37,33 @@ class Cluster:
         """A process in words: `worker 1 (host1:12345)`."""
         return f"worker {index} ({self.addresses[index]})"
 
+    def own_gpus(self, visible: str | None) -> list[int] | None:
+        """Tells which of the GPUs of its machine this process takes, where several processes share the machine.
+
+        Args:
+            visible: the variable CUDA_VISIBLE_DEVICES of this process.
+
+        Returns:
+            Their numbers among the visible ones; None for all of them: of a process alone on its machine, and of one
+            that was given fewer GPUs than there are processes, which are its own.
+        """
+        hosts = [split_address(address)[0] for address in self.addresses]
+        host = hosts[self.index]
+        count, local = hosts.count(host), hosts[: self.index].count(host)
+        given = len(visible.split(",")) if visible else None
+        if count == 1 or visible == "" or (given is not None and given < count):
+            return None
+        share = given // count if given else 1
+        return list(range(local * share, (local + 1) * share))
+
 
 def find_cluster(
     hosts: str | None = None, index: int | None = None, environment: Mapping[str, str] | None = None
 ) -> Cluster | None:
     """Finds out which processes train together.
 
-    The first of these that is there counts: `hosts`, the variable TF_CONFIG, the variables of a SLURM job step.
+    The first of these that is there counts: `hosts`, the variable TF_CONFIG, the variables of a SLURM job step, those
+    that GKE sets for the workers of a TPU slice.
 
     Args:
         hosts: `host0:port,host1:port`, the same on all, as `--hosts` takes it.
@@ -65,6 +86,8 @@ def find_cluster(
         cluster = _from_tf_config(environment["TF_CONFIG"])
     elif int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         cluster = _from_slurm(environment)
+    elif "," in environment.get("TPU_WORKER_HOSTNAMES", ""):
+        cluster = _from_tpu(environment)
     else:
         return None
     return cluster if len(cluster.addresses) > 1 else None
@@ -121,6 +144,22 @@ def _from_slurm(environment: Mapping[str, str]) -> Cluster:
         f"{node}:{port + local}" for node, count in zip(nodes, tasks, strict=True) for local in range(count)
     )
     return _checked(addresses, int(read("SLURM_PROCID")), "SLURM")
+
+
+def _from_tpu(environment: Mapping[str, str]) -> Cluster:
+    if int(environment.get("MEGASCALE_NUM_SLICES") or "1") > 1:
+        raise ClusterError(
+            f"MEGASCALE_NUM_SLICES is {environment['MEGASCALE_NUM_SLICES']}, and TPU_WORKER_HOSTNAMES has the workers "
+            "of one slice: pass --hosts with those of all"
+        )
+    index = environment.get("TPU_WORKER_ID", "")
+    if not index.isdecimal():
+        raise ClusterError(
+            f"TPU_WORKER_HOSTNAMES lists several workers, and TPU_WORKER_ID, {index!r}, must be which of them this is, "
+            "counted from 0; or pass --hosts"
+        )
+    hosts = environment["TPU_WORKER_HOSTNAMES"].split(",")
+    return _checked(tuple(f"{host.strip()}:{TPU_PORT}" for host in hosts), int(index), "TPU_WORKER_HOSTNAMES")
 
 
 def expand_node_list(text: str) -> list[str]:

@@ -53,7 +53,8 @@ def join(
         coordinator.agree("versions", _versions())
         coordinator.agree("code", _code([_program_folder(), *code]))
         coordinator.agree("settings", dict(settings or {}))
-        backend.connect(coordinator.addresses, cluster.index)
+        gpus = cluster.own_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        backend.connect(coordinator.addresses, cluster.index, gpus, coordinator.silence_seconds)
     except BaseException:
         coordinator.close()
         raise

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.rebuild import children_of, has_no_call, layers_below, operations_of
+from keras_mp.rebuild.treated import original_class, treatments_of
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
     FLOAT32_ACTIVATIONS,
@@ -50,8 +51,8 @@ class SensitiveLayer(NamedTuple):
         path: the names that lead to it, joined with `/`.
         layer: the live layer.
         reason: why, a sentence a reason.
-        treatments: what `stabilize` does about it, in the words of `stabilize_in_place`; empty where it can do
-            nothing.
+        treatments: what `stabilize` does about it, by the names in `keras_mp.stability.stabilized`; empty where
+            it can do nothing.
     """
 
     path: str
@@ -93,9 +94,9 @@ def find(layer: keras.Operation, outputs: dict[int, str]) -> list[SensitiveLayer
     return sensitive
 
 
-def is_stabilized(layer: keras.Operation) -> bool:
-    """Whether `stabilize` has changed the layer."""
-    return hasattr(layer, "_treatments")
+def is_stabilized(operation: keras.Operation) -> bool:
+    """Whether `stabilize` has changed the operation."""
+    return "operation" in treatments_of(operation)
 
 
 def _find(layer: keras.Operation, path: str, outputs: dict[int, str], seen: set[int]) -> Iterator[SensitiveLayer]:
@@ -114,7 +115,7 @@ def _find(layer: keras.Operation, path: str, outputs: dict[int, str], seen: set[
 
 def _needs(layer: keras.Operation, output: str | None) -> Iterator[tuple[str, str]]:
     """The treatments that a layer needs, each with its reason; an empty one where nothing can be done."""
-    if _adds_losses(layer) and "losses" not in getattr(layer, "_treatments", ()):
+    if _adds_losses(layer) and "losses" not in treatments_of(layer):
         dtypes = {part.compute_dtype for part in (layer, *layers_below(layer))}
         for low in sorted(dtypes & set(LOW_PRECISION)):
             yield "losses", f"its add_loss may add a loss in {low}, which does not add up with the model's in float32"
@@ -125,7 +126,7 @@ def _needs(layer: keras.Operation, output: str | None) -> Iterator[tuple[str, st
         yield "regularizer", f"its activity regularizer adds up activations in {low}"
     if any(getattr(layer, name, None) in FLOAT32_ACTIVATIONS for name in ACTIVATION_ATTRIBUTES):
         yield "activation", f"its softmax exponentiates and sums in {low}"
-    if isinstance(layer, tuple(SCORES_MIXINS)) and "scores" not in getattr(layer, "_treatments", ()):
+    if isinstance(layer, tuple(SCORES_MIXINS)) and "scores" not in treatments_of(layer):
         yield "scores", f"it sums attention scores and takes their softmax in {low}"
     if output is not None:
         treatment = _output_treatment(layer)
@@ -143,11 +144,11 @@ def _adds_losses(layer: keras.Operation) -> bool:
     """Whether code in the layer's own class calls `add_loss`; Keras's calls it for regularizers only."""
     own = [cls for cls in type(layer).__mro__ if not cls.__module__.startswith(("keras.", "keras_mp."))]
     functions = [inspect.unwrap(value) for cls in own for value in vars(cls).values() if inspect.isfunction(value)]
-    return any("add_loss" in _names_in(function.__code__) for function in functions)
+    return any("add_loss" in names_in(function.__code__) for function in functions)
 
 
-def _names_in(code: CodeType) -> set[str]:
-    inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+def names_in(code: CodeType) -> set[str]:
+    inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return set(code.co_names).union(*inner)
 
 
@@ -166,7 +167,7 @@ def _output_treatment(layer: keras.Operation) -> str:
 
 def _computes_plainly(layer: keras.Operation) -> bool:
     """Whether the layer's product is that of Keras's own class, which a subclass with a `call()` of its own changes."""
-    cls = getattr(layer, "_original", type(layer))
+    cls = original_class(layer)
     keras_own = next(base for base in RESULT_MIXINS if issubclass(cls, base))
     return cls.call is keras_own.call or getattr(cls, "float32_sums", False)
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from keras_mp.rebuild import Config, RebuildError, layers_below, original_config, rebuild
+from keras_mp.rebuild import Config, RebuildError, rebuild
+from keras_mp.rebuild.treated import (
+    Reached,
+    Treatment,
+    original_class,
+    register_treatments,
+    treat,
+    treated_node,
+    treatments_of,
+)
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
     FLOAT32_ACTIVATIONS,
@@ -23,8 +31,6 @@ from keras_mp.stability.float32_layers import (
 )
 from keras_mp.stability.sensitive import find, output_layers
 from keras_mp.stability.way_out import way_out
-
-REGISTERED_NAME = "keras_mp>Stabilized"
 
 
 def stabilize(model: keras.Model) -> keras.Model:
@@ -56,16 +62,14 @@ def stabilize(model: keras.Model) -> keras.Model:
     outputs = output_layers(model)
     sensitive = find(model, outputs)
     needed = {id(entry.layer): entry.treatments for entry in sensitive if entry.treatments}
-    reached: set[int] = set()
+    reached = Reached()
     left_to_code: set[int] = set()
 
     def rule(node: Config, layer: Any) -> Config:
-        if layer is None or node["registered_name"] == REGISTERED_NAME:
+        if layer is None:
             return node
-        reached.add(id(layer))
         left_to_code.discard(id(layer))
-        hidden = {id(sublayer) for sublayer in layers_below(layer)} & needed.keys() - reached
-        reached.update(hidden)
+        hidden = reached.hidden_below(layer, needed)
         left_to_code.update(hidden)
         treatments = [*needed.get(id(layer), ())]
         if layer is model and (hidden or left_to_code & outputs.keys()):
@@ -73,13 +77,7 @@ def stabilize(model: keras.Model) -> keras.Model:
             treatments += ["children", "outputs"]
         elif hidden:
             treatments.append("children")
-        if isinstance(layer, Stabilized) or not treatments:
-            return node
-        inner = {key: value for key, value in node.items() if key not in ("shared_object_id", "inbound_nodes", "name")}
-        config = {"layer": inner, "treatments": treatments, "precision": _precision(layer), "name": layer.name}
-        kept: Config = {key: node[key] for key in ("shared_object_id", "inbound_nodes", "name") if key in node}
-        name = {"module": __name__, "class_name": node["class_name"], "registered_name": REGISTERED_NAME}
-        return {**name, "config": config, **kept}
+        return treated_node(node, layer, treatments, _precision(layer))
 
     try:
         new, unreached, _ = rebuild(model, rule)
@@ -95,47 +93,13 @@ def _precision(layer: keras.layers.Layer) -> str:
     return layer.compute_dtype if isinstance(layer, keras.layers.Layer) else "float32"  # an operation follows its input
 
 
-class Stabilized:
-    """A layer whose sensitive parts run in float32; it is still an instance of its own class.
-
-    Its config holds the original layer's config and the names of the treatments, so that it saves, loads and clones.
-    """
-
-    _original: type
-    _treatments: tuple[str, ...]
-    _precision: str
-
-    def get_config(self) -> Config:
-        layer = original_config(self, self._original)
-        return {"name": self.name, "layer": layer, "treatments": list(self._treatments), "precision": self._precision}  # type: ignore[attr-defined]
-
-    @classmethod
-    def from_config(cls, config: Config) -> Any:
-        layer = keras.saving.deserialize_keras_object(config["layer"])
-        return stabilize_in_place(layer, config["treatments"], config["precision"])
-
-
-# One name in saved models for whatever class was extended: Stabilized.from_config reads the class from the config.
-_register = keras.saving.register_keras_serializable("keras_mp", "Stabilized")
-_register(Stabilized)
-
-
-class StabilizedChildren:
-    """Sublayers that the layer's own code creates, and no config shows, are treated before they first compute."""
-
-    _treatments: tuple[str, ...]
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        self.treat_children()
-        return super().call(*args, **kwargs)  # type: ignore[misc]
-
-    def treat_children(self) -> None:
-        treated = set()
-        for entry in find(self, output_layers(self) if "outputs" in self._treatments else {}):
-            if entry.layer is not self and entry.treatments:
-                treated.add(id(stabilize_in_place(entry.layer, entry.treatments, entry.layer.compute_dtype)))
-        if treated:
-            _infer_again(self, treated)
+def _stabilize_children(layer: Any) -> None:
+    treated = set()
+    for entry in find(layer, output_layers(layer) if "outputs" in treatments_of(layer) else {}):
+        if entry.layer is not layer and entry.treatments:
+            treated.add(id(treat(entry.layer, entry.treatments, entry.layer.compute_dtype)))
+    if treated:
+        _infer_again(layer, treated)
 
 
 def _infer_again(model: keras.Model, treated: set[int]) -> None:
@@ -153,63 +117,63 @@ def _infer_again(model: keras.Model, treated: set[int]) -> None:
                 changed.add(id(old))
 
 
-def stabilize_in_place(layer: keras.layers.Layer, treatments: Sequence[str], precision: str) -> keras.layers.Layer:
-    """Applies treatments to a live layer and returns it.
+def _to_float32(layer: Any) -> None:
+    layer.dtype_policy = "float32"
+    if Float32BatchNormalization.stands_for(original_class(layer)):
+        layer.autocast = False  # its inputs stay in 16 bits: they do not go up to float32 first
 
-    Args:
-        layer: a Keras layer, built or not, that is part of no compiled function yet.
-        treatments: some of
-            "float32": inputs, weights and sums in float32, the result in `precision`;
-            "everywhere": the result in float32, too;
-            "result": products of 16-bit operands, everything after them in float32;
-            "scores": of attention, in float32;
-            "activation", "regularizer", "operation": those in float32;
-            "losses": what `add_loss` is given, as float32;
-            "children": sublayers that no config shows, each as it needs;
-            "outputs": and those of them that compute the model's outputs.
-        precision: "float16" or "bfloat16", what the layer computed in; "float32" after an export.
-    """
-    if isinstance(layer, Stabilized):
-        treatments = tuple(dict.fromkeys([*layer._treatments, *treatments]))
-    original = layer._original if isinstance(layer, Stabilized) else type(layer)
-    if "activation" in treatments:
-        for name in ACTIVATION_ATTRIBUTES:
-            function = getattr(layer, name, None)
-            if function in FLOAT32_ACTIVATIONS:
-                setattr(layer, name, FLOAT32_ACTIVATIONS[function])
-    if "regularizer" in treatments and not isinstance(layer.activity_regularizer, Float32Regularizer):
+
+def _to_float32_result(layer: Any) -> None:
+    layer.dtype_policy = "float32"
+    layer.autocast = False  # its inputs go down to 16 bits: not first up to float32
+
+
+def _activation_in_float32(layer: Any) -> None:
+    for name in ACTIVATION_ATTRIBUTES:
+        function = getattr(layer, name, None)
+        if function in FLOAT32_ACTIVATIONS:
+            setattr(layer, name, FLOAT32_ACTIVATIONS[function])
+
+
+def _regularizer_in_float32(layer: Any) -> None:
+    if not isinstance(layer.activity_regularizer, Float32Regularizer):
         layer.activity_regularizer = Float32Regularizer(layer.activity_regularizer)
-    if {"float32", "result", "everywhere"} & set(treatments):
-        layer.dtype_policy = "float32"
-    if "result" in treatments or ("float32" in treatments and Float32BatchNormalization.stands_for(original)):
-        layer.autocast = False  # its inputs go down to 16 bits, or stay there: not first up to float32
-    layer.__class__ = _extended(original, tuple(treatments))
-    layer._treatments = tuple(treatments)
-    layer._precision = precision
-    if "children" in treatments:
-        layer.treat_children()
-    return layer
 
 
-@functools.cache
-def _extended(original: type, treatments: tuple[str, ...]) -> type:
-    mixins: list[type] = [Stabilized]
-    for treatment in treatments:
-        if treatment == "float32":
-            of_batches = Float32BatchNormalization.stands_for(original)
-            mixins.append(Float32BatchNormalization if of_batches else Float32Inside)
-        elif treatment == "result" and not getattr(original, "float32_sums", False):
-            mixins.append(next(mixin for cls, mixin in RESULT_MIXINS.items() if issubclass(original, cls)))
-        elif treatment == "scores":
-            mixins.append(next(mixin for cls, mixin in SCORES_MIXINS.items() if issubclass(original, cls)))
-        elif treatment == "losses":
-            mixins.append(Float32Losses)
-        elif treatment == "operation":
-            mixins.append(Float32Operation)
-        elif treatment == "children":
-            mixins.append(StabilizedChildren)
-    # It keeps the class's name: Keras files weights by it, so they can be loaded into the plain model, and back.
-    extended = type(original.__name__, (*mixins, original), {"_original": original, "__module__": __name__})
-    _register(extended)
-    _register(Stabilized)
-    return extended
+def _policy_float32(layer: Any) -> None:
+    layer.dtype_policy = "float32"
+
+
+def _by_base(mixins: dict[Any, Any]) -> Callable[[type], type]:
+    return lambda original: next(mixin for cls, mixin in mixins.items() if issubclass(original, cls))
+
+
+def _inside(original: type) -> type:
+    return Float32BatchNormalization if Float32BatchNormalization.stands_for(original) else Float32Inside
+
+
+def _result(original: type) -> type | None:
+    return None if getattr(original, "float32_sums", False) else _by_base(RESULT_MIXINS)(original)
+
+
+register_treatments(
+    {
+        # Inputs, weights and sums in float32, the result in the layer's precision.
+        "float32": Treatment(_inside, _to_float32),
+        # The result in float32, too.
+        "everywhere": Treatment(prepare=_policy_float32),
+        # Products of 16-bit operands, everything after them in float32.
+        "result": Treatment(_result, _to_float32_result),
+        # Attention's scores in float32.
+        "scores": Treatment(_by_base(SCORES_MIXINS)),
+        "activation": Treatment(prepare=_activation_in_float32),
+        "regularizer": Treatment(prepare=_regularizer_in_float32),
+        "operation": Treatment(lambda original: Float32Operation),
+        # Losses that the layer's own code adds, as float32.
+        "losses": Treatment(lambda original: Float32Losses),
+        # Sublayers that no config shows, each as it needs.
+        "children": Treatment(children=_stabilize_children),
+        # Those of them that compute the model's outputs.
+        "outputs": Treatment(),
+    }
+)

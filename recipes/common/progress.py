@@ -30,7 +30,10 @@ class ProgressBar(keras.callbacks.Callback):
     def __init__(self, batches: Batches, timer: StepTimer, console: Console | None = None):
         super().__init__()
         self.batches, self.timer, self.console = batches, timer, console or Console(quiet=not workers.is_first())
-        self.first_step_ended: float | None = None
+        self.last_step_ended: float | None = None
+        self.steps_done = 0
+        # Seconds from one step's end to the next one's: within an epoch, and with what lies between two epochs.
+        self.within, self.between = _Mean(), _Mean()
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
         self.bar = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
 
@@ -39,15 +42,15 @@ class ProgressBar(keras.callbacks.Callback):
         self.bar.start()
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
+        self.epoch, self.begins = epoch, True
         self.bar.reset(self.task)
 
     def on_train_batch_end(self, batch, logs=None):
-        if self.first_step_ended is None:
-            self.first_step_ended = time.perf_counter()
-            self.steps_done = 0
-        else:
+        now = time.perf_counter()
+        if self.last_step_ended is not None:
             self.steps_done += 1
+            (self.between if self.begins else self.within).add(now - self.last_step_ended)
+        self.last_step_ended, self.begins = now, False
         # Fewer than all steps are read of an epoch that was resumed.
         self.step = self.batches.steps - len(self.batches) + batch + 1
         steps = f"{self.step:>{len(str(self.batches.steps))}}/{self.batches.steps}"
@@ -62,11 +65,17 @@ class ProgressBar(keras.callbacks.Callback):
         self.bar.stop()
 
     def seconds_left(self) -> float | None:
-        """Time since the first step ended, a step, times the steps left; what lies between epochs is in it."""
-        if self.first_step_ended is None or self.steps_done == 0:
+        """Seconds a step, times the steps left, and what lies between epochs, times the epochs left.
+
+        Neither the first of the steps nor the first of the tests counts, which compile, where there is another.
+        """
+        step = self.within.value()
+        if step is None:
             return None
-        left = (self.params["epochs"] - self.epoch) * self.batches.steps - self.step
-        return (time.perf_counter() - self.first_step_ended) / self.steps_done * left
+        epochs = self.params["epochs"] - self.epoch - 1
+        left = (epochs + 1) * self.batches.steps - self.step
+        pause = max(0.0, self.between.value() - step) if self.between.count > 1 else 0.0
+        return step * left + pause * epochs
 
     def _epoch(self):
         return f"epoch {self.epoch + 1:>{len(str(self.params['epochs']))}}/{self.params['epochs']}"
@@ -79,6 +88,24 @@ class ProgressBar(keras.callbacks.Callback):
         if left is not None:
             parts.append(f"{left / 60:.0f}:{left % 60:02.0f} left" if left >= 0.5 else "done")
         return parts
+
+
+class _Mean:
+    """The mean of numbers without the first, where there is another."""
+
+    def __init__(self) -> None:
+        self.first = self.rest = 0.0
+        self.count = 0
+
+    def add(self, number: float) -> None:
+        if self.count:
+            self.rest += number
+        else:
+            self.first = number
+        self.count += 1
+
+    def value(self) -> float | None:
+        return self.rest / (self.count - 1) if self.count > 1 else self.first if self.count else None
 
 
 def fitted(parts: list[str], width: int, start: int) -> str:

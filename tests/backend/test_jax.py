@@ -51,3 +51,18 @@ def test_peak_memory_is_that_of_the_fullest_accelerator(monkeypatch):
 def test_peak_memory_of_an_accelerator_that_does_not_tell(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", lambda: [fake("gpu", "Metal")])
     assert backend.peak_memory_bytes() is None
+
+
+def test_a_connection_has_the_kit_s_timeout_and_gpus_and_not_those_that_jax_reads_from_slurm(monkeypatch):
+    asked = {}
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **options: asked.update(options, args=args))
+    monkeypatch.setattr(jax.config, "update", lambda *args: None)
+    backend.connect(["a:1", "b:1"], 1, None, silence_seconds=150.5)
+    assert asked.pop("args") == ("a:1", 2, 1)
+    assert asked == {
+        "local_device_ids": None,
+        "cluster_detection_method": "deactivate",
+        "heartbeat_timeout_seconds": 161,
+    }
+    backend.connect(["a:1", "a:2"], 1, [1], silence_seconds=20.0)
+    assert asked["local_device_ids"] == [1] and 20 < asked["heartbeat_timeout_seconds"] <= 40

@@ -66,3 +66,17 @@ def test_peak_memory_of_an_accelerator_that_does_not_tell(monkeypatch):
     assert backend.peak_memory_bytes() is None
     monkeypatch.setattr(tf.config.experimental, "get_memory_info", lambda name: {"current": 0, "peak": 0})
     assert backend.peak_memory_bytes() is None
+
+
+def test_a_process_takes_its_share_of_the_gpus(monkeypatch):
+    from keras_mp.backend.tensorflow import workers
+
+    gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(2)]
+    taken = []
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
+    monkeypatch.setattr(tf.config, "set_visible_devices", lambda devices, kind: taken.append((devices, kind)))
+    workers._take_gpus(None)
+    workers._take_gpus([1])
+    assert taken == [([gpus[1]], "GPU")]
+    with pytest.raises(ValueError, match="GPU 2 is this process's .* which has 2: start fewer"):
+        workers._take_gpus([2])

@@ -84,3 +84,30 @@ def test_an_index_that_is_not_there_is_named():
         find_cluster("a:1,b:2", 2, {})
     with pytest.raises(ClusterError, match="there are no --hosts"):
         find_cluster(None, 1, {})
+
+
+@pytest.mark.parametrize(
+    "addresses, index, visible, gpus",
+    [
+        (("a:1", "b:1"), 1, None, None),  # one process a machine: all
+        (("a:1", "b:1"), 1, "0,1,2,3", None),
+        (("a:1", "a:2", "b:1", "b:2"), 3, None, [1]),
+        (("a:1", "a:2", "b:1", "b:2"), 2, "0,1,2,3,4,5,6,7", [0, 1, 2, 3]),
+        (("a:1", "a:2", "b:1", "b:2"), 3, "4,5", [1]),
+        (("a:1", "a:2", "b:1", "b:2"), 3, "7", None),  # its own
+        (("a:1", "a:2"), 1, "", None),  # none
+    ],
+)
+def test_the_gpus_of_a_machine_are_shared_out(addresses, index, visible, gpus):
+    assert Cluster(addresses, index, "test").own_gpus(visible) == gpus
+
+
+def test_the_workers_of_a_tpu_slice():
+    workers = {"TPU_WORKER_HOSTNAMES": "t-0.s, t-1.s", "TPU_WORKER_ID": "1"}
+    assert find_cluster(environment=workers) == Cluster(("t-0.s:20000", "t-1.s:20000"), 1, "TPU_WORKER_HOSTNAMES")
+    assert find_cluster(environment=workers | {"TPU_WORKER_HOSTNAMES": "localhost"}) is None
+    assert find_cluster("a:1,b:1", 0, workers).source == "--hosts"
+    with pytest.raises(ClusterError, match="TPU_WORKER_ID, '', must be which of them this is"):
+        find_cluster(environment={"TPU_WORKER_HOSTNAMES": "a,b"})
+    with pytest.raises(ClusterError, match="MEGASCALE_NUM_SLICES is 2, .* pass --hosts with those of all"):
+        find_cluster(environment=workers | {"MEGASCALE_NUM_SLICES": "2"})

@@ -91,6 +91,7 @@ def run(folder, *arguments, **options):
     with Processes(folder, *arguments, **options) as processes:
         for status, errors in processes.end():
             assert status == 0, errors
+            assert "retracing" not in errors, errors
 
 
 def results(folder):

@@ -14,7 +14,14 @@ from keras_mp.backend.jax.parallel import (
     reduce_dtype,
     share_of_batch,
 )
-from keras_mp.backend.jax.products import einsum_float32, full_float32, fused_attention, fused_attention_in_float32
+from keras_mp.backend.jax.products import (
+    einsum_float32,
+    full_float32,
+    fused_attention,
+    fused_attention_in_float32,
+    kept_by_dropout,
+    keras_has_kernel,
+)
 from keras_mp.backend.jax.replicas import any_replica, max_over_replicas, replica_count, sum_over_replicas
 from keras_mp.backend.jax.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
 from keras_mp.backend.jax.steps import timed_steps
@@ -62,6 +69,8 @@ __all__ = [
     "fused_attention_in_float32",
     "gradient_scope",
     "is_spread",
+    "kept_by_dropout",
+    "keras_has_kernel",
     "local_devices",
     "lower",
     "map_values",

@@ -56,3 +56,36 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
 def full_float32() -> Any:
     """Within it, products of float32 operands are float32 products: by default a TPU makes one bfloat16 pass of one."""
     return jax.default_matmul_precision("highest")
+
+
+def kept_by_dropout(seed: Any, number: int, shape: Any, rate: float) -> Any:
+    """Draws which entries of an array dropout keeps: for number 0 those that `keras.layers.Dropout` keeps.
+
+    Args:
+        seed: as `keras.random.SeedGenerator.next` returns it.
+        number: of the part of the array, each of which has its own draw.
+        shape: of the part.
+        rate: of those that are dropped.
+
+    Returns:
+        Booleans.
+    """
+    key = jax.random.fold_in(seed, number) if number else seed
+    return jax.random.bernoulli(key, p=1.0 - rate, shape=shape)
+
+
+def keras_has_kernel(query: Any, key: Any, value: Any, mask: Any) -> bool:
+    """Whether `keras.ops.dot_product_attention` takes a kernel on this device that keeps no scores.
+
+    Args:
+        query: shape `(batch, rows, heads, features)`.
+        key, value: shape `(batch, columns, key heads, features)`.
+        mask: as Keras gives it, or None.
+    """
+    # Private, as Keras has no public way to ask.
+    from keras.src.backend.jax.nn import _can_use_flash_attention
+
+    if jax.default_backend() == "tpu":
+        return mask is None  # the kernel for TPUs needs to know its mask when it is compiled
+    low = query.dtype in (jnp.float16, jnp.bfloat16)
+    return jax.default_backend() == "gpu" and low and _can_use_flash_attention(query, key, value, None)

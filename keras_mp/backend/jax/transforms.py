@@ -40,17 +40,19 @@ def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.checkpoint(function)
 
 
-def scan(step: Callable[..., Any], carry: list[Any], slices: list[Any], dtype: str | None) -> tuple[list[Any], Any]:
-    """Calls `step(carry, slices at i) -> (carry, result)` for each i of the slices' first axis, in one loop.
+def scan(
+    step: Callable[..., Any], carry: list[Any], slices: list[Any], results: list[tuple[int, str]]
+) -> tuple[list[Any], list[Any]]:
+    """Calls `step(carry, slices at i) -> (carry, results)` for each i of the slices' first axis, in one loop.
 
     Args:
-        step: keeps the shapes and dtypes of the carry; its result is of the shape of the first slice.
+        step: keeps the shapes and dtypes of the carry.
         carry: what the first step begins with.
         slices: arrays with the same first axis.
-        dtype: of the result; None where there is none.
+        results: for each result of a step the place of the slice that has its shape, and its dtype.
 
     Returns:
-        The last carry, and the results stacked, or None.
+        The last carry, and the results stacked.
     """
     return jax.lax.scan(step, carry, slices)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,23 +13,39 @@ import numpy as np
 COLLECTIVE_ERRORS = (jax.errors.JaxRuntimeError,)
 """What a step raises when another process is gone."""
 
+LATER_SECONDS = 10.0
+"""How much later than the kit's coordinator JAX's own ends a training, whose process sends no heartbeat."""
 
 _shards_input = [False]
 
 
-def connect(addresses: Sequence[str], index: int) -> None:
+def connect(
+    addresses: Sequence[str], index: int, gpus: Sequence[int] | None = None, silence_seconds: float = 20.0
+) -> None:
     """Connects this process with the others.
 
     Args:
         addresses: `host:port` of each; on the first one JAX's coordinator is to listen.
         index: which of them this process is.
+        gpus: the numbers of the visible GPUs that this process takes; all by default.
+        silence_seconds: after which the kit ends a training whose process sends no heartbeat; JAX does so later, so
+            that the message which names the process comes first.
 
     Raises:
         RuntimeError: JAX has computed something already, and can no longer be connected.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
-        jax.distributed.initialize(addresses[0], len(addresses), index)
+        jax.distributed.initialize(
+            addresses[0],
+            len(addresses),
+            index,
+            local_device_ids=gpus,
+            # In a SLURM job JAX would take the GPU numbered SLURM_LOCALID alone: also where a process has a whole
+            # machine, and where CUDA_VISIBLE_DEVICES gives each process its own, which is then number 0.
+            cluster_detection_method="deactivate",
+            heartbeat_timeout_seconds=math.ceil(silence_seconds + LATER_SECONDS),
+        )
     except RuntimeError as error:
         raise RuntimeError(
             "JAX can only be connected with other processes before it computes anything: begin the training with this, "

@@ -17,6 +17,8 @@ from keras_mp.backend.tensorflow.products import (
     full_float32,
     fused_attention,
     fused_attention_in_float32,
+    kept_by_dropout,
+    keras_has_kernel,
 )
 from keras_mp.backend.tensorflow.replicas import (
     any_replica,
@@ -72,6 +74,8 @@ __all__ = [
     "fused_attention_in_float32",
     "gradient_scope",
     "is_spread",
+    "kept_by_dropout",
+    "keras_has_kernel",
     "local_devices",
     "lower",
     "map_values",

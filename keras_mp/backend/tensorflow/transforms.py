@@ -96,30 +96,32 @@ def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def scan(step: Callable[..., Any], carry: list[Any], slices: list[Any], dtype: str | None) -> tuple[list[Any], Any]:
-    """Calls `step(carry, slices at i) -> (carry, result)` for each i of the slices' first axis, in one loop.
+def scan(
+    step: Callable[..., Any], carry: list[Any], slices: list[Any], results: list[tuple[int, str]]
+) -> tuple[list[Any], list[Any]]:
+    """Calls `step(carry, slices at i) -> (carry, results)` for each i of the slices' first axis, in one loop.
 
     Args:
-        step: keeps the shapes and dtypes of the carry; its result is of the shape of the first slice.
+        step: keeps the shapes and dtypes of the carry.
         carry: what the first step begins with.
         slices: tensors with the same first axis.
-        dtype: of the result; None where there is none.
+        results: for each result of a step the place of the slice that has its shape, and its dtype.
 
     Returns:
-        The last carry, and the results stacked, or None.
+        The last carry, and the results stacked.
     """
     count = tf.shape(slices[0])[0]
-    results = [tf.TensorArray(dtype, count, element_shape=slices[0].shape[1:])] if dtype else []
+    arrays = [tf.TensorArray(dtype, count, element_shape=slices[place].shape[1:]) for place, dtype in results]
 
-    def body(index: Any, carry: Any, results: Any) -> Any:
-        carry, result = step(carry, [sliced[index] for sliced in slices])
-        return index + 1, carry, [array.write(index, result) for array in results]
+    def body(index: Any, carry: Any, arrays: Any) -> Any:
+        carry, made = step(carry, [sliced[index] for sliced in slices])
+        return index + 1, carry, [array.write(index, result) for array, result in zip(arrays, made, strict=True)]
 
-    _, carry, results = tf.while_loop(
-        lambda index, carry, results: index < count, body, (tf.constant(0), list(carry), results),
+    _, carry, arrays = tf.while_loop(
+        lambda index, carry, arrays: index < count, body, (tf.constant(0), list(carry), arrays),
         maximum_iterations=count,
     )  # fmt: skip
-    return carry, results[0].stack() if results else None
+    return carry, [array.stack() for array in arrays]
 
 
 def gradient_scope() -> Callable[[], Any]:

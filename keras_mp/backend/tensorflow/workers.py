@@ -26,21 +26,27 @@ class WorkerReplicas(OnReplicas, tf.distribute.MultiWorkerMirroredStrategy):
     """The replicas of all processes: each draws random numbers of its own, and counts by the rows that it has."""
 
 
-def connect(addresses: Sequence[str], index: int) -> None:
+def connect(
+    addresses: Sequence[str], index: int, gpus: Sequence[int] | None = None, silence_seconds: float = 20.0
+) -> None:
     """Connects this process with the others.
 
     Args:
         addresses: `host:port` of each, where TensorFlow is to listen.
         index: which of them this process is.
+        gpus: the numbers of the visible GPUs that this process takes; all by default.
+        silence_seconds: JAX's alone: TensorFlow's collectives wait for ever, and the kit's coordinator ends them.
 
     Raises:
         RuntimeError: TensorFlow has computed something already, and can no longer be connected.
+        ValueError: this machine has no such GPU.
     """
     # Where TensorFlow reads it.
     os.environ["TF_CONFIG"] = json.dumps(
         {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}}
     )
     try:
+        _take_gpus(gpus)
         strategy = WorkerReplicas()
     except RuntimeError as error:
         raise RuntimeError(
@@ -48,6 +54,18 @@ def connect(addresses: Sequence[str], index: int) -> None:
             f"with this, before any model or random seed ({error})"
         ) from error
     _strategy.append(strategy)
+
+
+def _take_gpus(gpus: Sequence[int] | None) -> None:
+    physical = tf.config.list_physical_devices("GPU")
+    if gpus is None or not physical:
+        return
+    if max(gpus) >= len(physical):
+        raise ValueError(
+            f"GPU {max(gpus)} is this process's among those that share its machine, which has {len(physical)}: start "
+            "fewer processes there, or give each its own with CUDA_VISIBLE_DEVICES"
+        )
+    tf.config.set_visible_devices([physical[gpu] for gpu in gpus], "GPU")
 
 
 def connected() -> Any:
@@ -135,7 +153,7 @@ def replica_values(variable: keras.Variable) -> np.ndarray | None:
     strategy = held.distribute_strategy
     own = iter([component.read_value()[None] for component in held.values])
     values = strategy.experimental_distribute_values_from_function(lambda context: next(own))
-    return np.asarray(strategy.gather(values, axis=0))
+    return np.asarray(_gather(values))
 
 
 def assign_replica_values(variable: keras.Variable, values: np.ndarray) -> None:
@@ -159,6 +177,12 @@ def assign_replica_values(variable: keras.Variable, values: np.ndarray) -> None:
     )
     for component, value in zip(held.values, strategy.experimental_local_results(own), strict=True):
         component.assign(value)
+
+
+@tf.function(autograph=False)
+def _gather(values: Any) -> Any:
+    """Gathers in one function: called outside of one, TensorFlow makes a new one each time, and warns of retracing."""
+    return _strategy[-1].gather(values, axis=0)
 
 
 def _per_replica(strategy: Any, rows: Any) -> Any:

@@ -6,6 +6,7 @@ from rich.console import Console
 
 import keras_mp
 from keras_mp.training.batches import ShuffledBatches
+from recipes.common import progress
 from recipes.common.progress import ProgressBar, fitted, written
 from recipes.common.step_timer import StepTimer
 
@@ -49,6 +50,43 @@ def test_on_a_terminal_there_is_a_bar_too():
 def test_the_time_left_is_none_at_the_start_and_zero_at_the_end():
     assert ProgressBar(ShuffledBatches(X, Y, 2, seed=0), StepTimer()).seconds_left() is None
     assert printed(terminal=False)[1].seconds_left() == 0
+
+
+def test_the_time_left_after_a_resume_leaves_out_what_compiles(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: clock[0])
+    batches = ShuffledBatches(np.ones((100, 2)), np.ones((100, 1)), 1, seed=0)
+    bar = ProgressBar(batches, StepTimer(), Console(file=io.StringIO()))
+    bar.set_params({"epochs": 4})
+    bar.on_train_begin()
+    left = []
+    for epoch, first in ((1, 90), (2, 0), (3, 0)):
+        batches.start_at(epoch, first)
+        bar.on_epoch_begin(epoch)
+        for batch in range(len(batches)):
+            clock[0] += 8.0 if (epoch, batch) == (1, 0) else 0.1
+            bar.on_train_batch_end(batch, {"loss": 1.0})
+        clock[0] += 5.0 if epoch == 1 else 1.0  # the first test compiles
+        bar.on_epoch_end(epoch, {"loss": 1.0})
+        left.append(bar.seconds_left())
+    # 200 steps, without a test that takes as long as it does compiled; then 100 steps; then none.
+    np.testing.assert_allclose(left, [20.0, 10.0, 0.0], rtol=1e-9, atol=1e-9)
+
+
+def test_the_time_left_counts_the_tests_between_epochs(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: clock[0])
+    step, test = np.random.default_rng().uniform(0.01, 5, 2)
+    bar = ProgressBar(ShuffledBatches(X, Y, 2, seed=0), StepTimer(), Console(file=io.StringIO()))
+    bar.set_params({"epochs": 10})
+    bar.on_train_begin()
+    for epoch in range(3):
+        bar.on_epoch_begin(epoch)
+        for batch in range(4):
+            clock[0] += step
+            bar.on_train_batch_end(batch, {"loss": 1.0})
+        clock[0] += test
+    np.testing.assert_allclose(bar.seconds_left(), 7 * (4 * step + test))
 
 
 def test_the_live_line_has_the_step_and_the_time_left():

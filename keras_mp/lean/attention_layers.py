@@ -1,0 +1,223 @@
+"""Attention layers of Keras and KerasHub that attend as `keras_mp.lean.attention` does while they train."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_mp import backend
+from keras_mp.lean.attention import attention
+from keras_mp.lean.phase import is_training
+
+
+class Call(NamedTuple):
+    """What a layer asks of attention, besides query, key and value.
+
+    Attributes:
+        scale: of the scores.
+        mask: as the layer has it; None for none.
+        causal: whether a row sees only the columns up to its own.
+        dropout: of the probabilities.
+        dropout_layer: that draws for it.
+        kernel: whether the layer's own code computes by `keras.ops.dot_product_attention`.
+    """
+
+    scale: float
+    mask: Any = None
+    causal: bool = False
+    dropout: float = 0.0
+    dropout_layer: Any = None
+    kernel: bool = True
+
+
+class LeanAttention:
+    """Attends leanly while it trains, and in its own way else, so that inference returns what it did."""
+
+    def _compute_attention(self, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        call = self._attention_call(query, *args, **kwargs)
+        if call is not None:
+            mask, known = _by_query(call.mask)
+            if known and not (call.kernel and backend.keras_has_kernel(query, key, value, mask)):
+                return self._attention_result(_attend(query, key, value, mask, call))
+        return super()._compute_attention(query, key, value, *args, **kwargs)  # type: ignore[misc]
+
+    def _attention_call(self, query: Any, *args: Any, **kwargs: Any) -> Call | None:
+        """What the layer asks for; None where it attends in its own way."""
+        raise NotImplementedError
+
+    def _attention_result(self, output: Any) -> Any:
+        return output
+
+
+class LeanMultiHeadAttention(LeanAttention):
+    """For `keras.layers.MultiHeadAttention` and what KerasHub derives from it."""
+
+    def _attention_call(
+        self,
+        query: Any,
+        attention_mask: Any = None,
+        training: bool | None = None,
+        return_attention_scores: bool = False,
+        use_causal_mask: bool = False,
+    ) -> Call | None:
+        if not is_training(training) or return_attention_scores or len(query.shape) != 4:
+            return None
+        rate, layer = self._dropout, self._dropout_layer  # type: ignore[attr-defined]
+        return Call(self._inverse_sqrt_key_dim, attention_mask, use_causal_mask, rate, layer, kernel=not rate)  # type: ignore[attr-defined]
+
+    def _attention_result(self, output: Any) -> Any:
+        return output, None
+
+
+class LeanGroupedQueryAttention(LeanAttention):
+    """For `keras.layers.GroupQueryAttention`, which hands on keys and values repeated for each query head."""
+
+    def _attention_call(
+        self, query: Any, attention_mask: Any = None, training: bool | None = None, use_causal_mask: bool = False
+    ) -> Call | None:
+        if not is_training(training) or self._return_attention_scores:  # type: ignore[attr-defined]
+            return None
+        rate, layer = self.dropout, self._dropout_layer  # type: ignore[attr-defined]
+        return Call(self._inverse_sqrt_head_dim, attention_mask, use_causal_mask, rate, layer, kernel=not rate)  # type: ignore[attr-defined]
+
+    def _attention_result(self, output: Any) -> Any:
+        return output, None
+
+
+class LeanDecoderAttention(LeanAttention):
+    """For the attention of KerasHub's Llama, and of the models that are written after it."""
+
+    def _attention_call(
+        self, query: Any, attention_mask: Any = None, cache_update_index: Any = None, **options: Any
+    ) -> Call | None:
+        if not is_training() or options:
+            return None
+        fused = getattr(self, "_use_fused_attention_op", lambda: keras.backend.backend() == "jax")
+        return Call(self._inv_norm_factor, attention_mask, kernel=fused())  # type: ignore[attr-defined]
+
+
+class LeanNeoXAttention(LeanAttention):
+    """For the attention of KerasHub's GPT-NeoX."""
+
+    def _attention_call(self, query: Any, attention_mask: Any = None, training: bool | None = None) -> Call | None:
+        if not is_training(training):
+            return None
+        rate, layer = self.dropout, self._attn_dropout_layer  # type: ignore[attr-defined]
+        kernel = keras.backend.backend() == "jax" and not rate
+        return Call(self._inv_norm_factor, attention_mask, False, rate, layer, kernel)  # type: ignore[attr-defined]
+
+
+class LeanGemmaAttention(LeanAttention):
+    """For the attention of KerasHub's Gemma and Gemma 3, whose windows are a part of the mask."""
+
+    def _attention_call(
+        self, query: Any, attention_mask: Any, training: bool | None = False, cache_update_index: Any = 0
+    ) -> Call | None:
+        if not is_training(training):
+            return None
+        width = self.head_dim if self.query_head_dim_normalize else self.hidden_dim // self.num_query_heads  # type: ignore[attr-defined]
+        if self.use_sliding_window_attention and attention_mask is not None:  # type: ignore[attr-defined]
+            attention_mask = self._mask_sliding_window(attention_mask, cache_update_index=cache_update_index)  # type: ignore[attr-defined]
+        kernel = self._use_fused_attention_op()  # type: ignore[attr-defined]
+        return Call(float(width) ** -0.5, attention_mask, False, self.dropout, self.dropout_layer, kernel)  # type: ignore[attr-defined]
+
+
+class LeanJointAttention(LeanAttention):
+    """For the blocks of KerasHub's Stable Diffusion 3, which attend over image and text together."""
+
+    def _attention_call(self, query: Any) -> Call | None:
+        kernel = keras.backend.backend() == "jax"
+        return Call(self._inverse_sqrt_key_dim, kernel=kernel) if is_training() else None  # type: ignore[attr-defined]
+
+    def _attention_result(self, output: Any) -> Any:
+        return keras.ops.reshape(output, (keras.ops.shape(output)[0], -1, self.num_heads * self.head_dim))  # type: ignore[attr-defined]
+
+
+# By the class that defines `_compute_attention`: what it takes and returns is that class's own.
+_MIXINS = {
+    "keras.MultiHeadAttention": LeanMultiHeadAttention,
+    "keras.GroupedQueryAttention": LeanGroupedQueryAttention,
+    "keras_hub.LlamaAttention": LeanDecoderAttention,
+    "keras_hub.CachedMistralAttention": LeanDecoderAttention,
+    "keras_hub.CachedMixtralAttention": LeanDecoderAttention,
+    "keras_hub.Phi3Attention": LeanDecoderAttention,
+    "keras_hub.QwenAttention": LeanDecoderAttention,
+    "keras_hub.Qwen3Attention": LeanDecoderAttention,
+    "keras_hub.Qwen3MoeAttention": LeanDecoderAttention,
+    "keras_hub.Qwen3_5Attention": LeanDecoderAttention,
+    "keras_hub.QwenMoeAttention": LeanDecoderAttention,
+    "keras_hub.SmolLM3Attention": LeanDecoderAttention,
+    "keras_hub.GPTNeoXAttention": LeanNeoXAttention,
+    "keras_hub.CachedGemmaAttention": LeanGemmaAttention,
+    "keras_hub.CachedGemma3Attention": LeanGemmaAttention,
+    "keras_hub.MMDiTBlock": LeanJointAttention,
+}
+
+
+def attention_mixin(cls: type) -> type[LeanAttention] | None:
+    """The mixin for a class that attends; None where there is none."""
+    plain = [base for base in cls.__mro__ if not base.__module__.startswith("keras_mp.")]
+    definer = next((base for base in plain if "_compute_attention" in vars(base)), None)
+    return None if definer is None else _MIXINS.get(f"{definer.__module__.partition('.')[0]}.{definer.__name__}")
+
+
+def attends(layer: Any) -> bool:
+    """Whether a layer is an attention layer, as far as its class says."""
+    if isinstance(layer, (keras.layers.Attention, keras.layers.AdditiveAttention)):
+        return True
+    return hasattr(type(layer), "_compute_attention") or type(layer).__name__.endswith("Attention")
+
+
+def why_not_attention(layer: Any, cls: type) -> str:
+    """Why an attention layer cannot be lean; empty where it can.
+
+    Args:
+        layer: the live layer.
+        cls: its class, without treatments.
+    """
+    if attention_mixin(cls) is None:
+        return f"{cls.__name__} attends in code of its own"
+    if getattr(layer, "_flash_attention", False):
+        return "flash attention was asked for"
+    if getattr(layer, "_value_dim", None) != getattr(layer, "_key_dim", None):
+        return "the features of its values are not as many as those of its keys"
+    if len(getattr(layer, "_attention_axes", None) or (1,)) > 1:
+        return "it attends over more than one axis"
+    if getattr(layer, "logit_soft_cap", None):
+        return "it caps its scores"
+    mixin = attention_mixin(cls)
+    if mixin is LeanDecoderAttention and _has_window(layer):
+        return f"{cls.__name__} has a sliding window, which it applies on some devices only"
+    return ""
+
+
+def _has_window(layer: Any) -> bool:
+    if hasattr(layer, "use_sliding_window_attention"):
+        return bool(layer.use_sliding_window_attention)
+    return bool(getattr(layer, "sliding_window_size", None))
+
+
+def _by_query(mask: Any) -> tuple[Any, bool]:
+    """A mask as `(batch, rows or 1, columns)`, and whether it has that form."""
+    if mask is None or len(mask.shape) == 3:
+        return mask, True
+    if len(mask.shape) == 2:
+        return keras.ops.expand_dims(mask, 0), True
+    return (keras.ops.squeeze(mask, 1), True) if len(mask.shape) == 4 and mask.shape[1] == 1 else (None, False)
+
+
+def _attend(query: Any, key: Any, value: Any, mask: Any, call: Call) -> Any:
+    causal = call.causal
+    if causal and mask is not None:
+        rows, columns = (keras.ops.arange(keras.ops.shape(x)[1]) for x in (query, key))
+        seen = keras.ops.expand_dims(rows, 1) >= keras.ops.expand_dims(columns, 0)
+        mask, causal = keras.ops.logical_and(keras.ops.cast(mask, "bool"), seen), False
+    # Keras's operation returns the mean of the values where a row sees none; its softmax layer makes that 0.
+    unseen = "mean" if call.kernel else "zero"
+    if not call.dropout:
+        return attention(query, key, value, mask, causal=causal, scale=call.scale, unseen=unseen)
+    seed = call.dropout_layer.seed_generator.next()
+    return attention(
+        query, key, value, mask, causal=causal, scale=call.scale, unseen=unseen, dropout=call.dropout, seed=seed
+    )

@@ -1,0 +1,80 @@
+"""Which parts of a model can be lean, and why the others cannot."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_mp.lean.attention_layers import attends, why_not_attention
+from keras_mp.lean.chunked_head import why_not_head
+from keras_mp.lean.gelu_layers import lean_gelu
+from keras_mp.lean.remat import Remat
+from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.treated import original_class, treatments_of
+from keras_mp.stability.sensitive import names_in
+
+ATTENTION, GELU, HEAD = "lean attention", "lean gelu", "lean head"
+
+
+class Candidate(NamedTuple):
+    """A part of a model that keeps much for the backward pass.
+
+    Attributes:
+        path: the names that lead to the layer, joined with `/`.
+        layer: the live layer.
+        kind: "attention", "gelu", "head" or "block".
+        treatment: what makes it lean, by the names in `keras_mp.lean.make_lean`; empty where nothing does.
+        lean: whether it is.
+        reason: why it cannot be; empty where it can.
+    """
+
+    path: str
+    layer: keras.layers.Layer
+    kind: str
+    treatment: str
+    lean: bool
+    reason: str
+
+
+def candidates(model: keras.Model) -> list[Candidate]:
+    """The parts of a model that are lean or could be, in the model's order; its head last."""
+    parts = [part for path, layer in layers_by_path(model).items() for part in _of_layer(path, layer)]
+    return [*parts, *_head(model)]
+
+
+def _of_layer(path: str, layer: Any) -> Iterator[Candidate]:
+    treatments, cls = treatments_of(layer), original_class(layer)
+    if isinstance(layer, Remat):
+        yield Candidate(path, layer, "block", "", True, "")
+    elif attends(layer):
+        reason = why_not_attention(layer, cls)
+        yield Candidate(path, layer, "attention", "" if reason else ATTENTION, ATTENTION in treatments, reason)
+    if GELU in treatments:
+        yield Candidate(path, layer, "gelu", GELU, True, "")
+    elif lean_gelu(vars(layer).get("activation")) is not None and _applies_its_activation(cls):
+        yield Candidate(path, layer, "gelu", GELU, False, "")
+    elif _calls_gelu(cls):
+        yield Candidate(path, layer, "gelu", "", False, f"{cls.__name__} computes it in code of its own")
+
+
+def _applies_its_activation(cls: Any) -> bool:
+    """Whether a layer computes with its activation, and does not only hand it to the layers that it creates."""
+    keras_own = (keras.layers.Activation, keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Conv1D)
+    return issubclass(cls, (*keras_own, keras.layers.Conv2D, keras.layers.Conv3D))
+
+
+def _calls_gelu(cls: Any) -> bool:
+    own = not cls.__module__.startswith(("keras.", "keras_mp."))
+    return own and "gelu" in names_in(inspect.unwrap(cls.call).__code__)
+
+
+def _head(model: keras.Model) -> list[Candidate]:
+    head, reason = why_not_head(model)
+    if head is None:
+        return []
+    treatment = "" if reason else HEAD
+    path = next((path for path, layer in layers_by_path(model).items() if layer is head), head.name)
+    return [Candidate(path, head, "head", treatment, HEAD in treatments_of(model), reason)]

@@ -1,0 +1,216 @@
+"""The loss and the metrics of a model with a large vocabulary, without all of its logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+# Private, because Keras has no public way to read one variable in its own dtype, or to see a tensor's mask.
+from keras.src.backend import get_keras_mask
+from keras.src.backend.common.variables import AutocastScope
+
+from keras_mp import backend
+from keras_mp.lean.chunked_loss import ChunkedCrossEntropy
+from keras_mp.lean.chunked_metrics import measure, measures
+from keras_mp.rebuild.treated import Treated, original_class
+from keras_mp.stability.sensitive import PASSING_ON
+
+HEADS = (keras.layers.Dense, keras.layers.ReversibleEmbedding)
+
+
+class ChunkedHead:
+    """Computes a sparse cross-entropy from the input of the layer that makes the logits, in chunks.
+
+    For a functional model with one output. The logits that `call` returns are not used then, so a compiled step does
+    not compute them.
+    """
+
+    _calls: _Calls
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        if self.chunked_loss() is None or keras.tree.flatten(inputs) == []:
+            return super().call(inputs, training=training, mask=mask)  # type: ignore[misc]
+        features, logits = self._calls.graph.call(inputs, training=training, mask=mask)
+        self._calls.note(features, logits)
+        return logits
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
+        features, loss = self._calls.features_of(y_pred), self.chunked_loss()
+        if features is None or loss is None:
+            return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)  # type: ignore[misc]
+        (y,) = keras.tree.flatten(y)
+        weights = next(iter(keras.tree.flatten(sample_weight)), None)
+        metrics, mask = measures(self, y, y_pred), get_keras_mask(y_pred)
+        total = loss.of_features(
+            y, *self._calls.product(features), sample_weight=weights, mask=mask, gradient=bool(training),
+            with_rows=bool(metrics), **self._calls.options(),
+        )  # fmt: skip
+        if metrics:
+            total, rows = total
+            measure(metrics, y, rows, mask, weights)
+            self._calls.measured = True
+        others = [self._aggregate_additional_loss(keras.ops.cast(loss, "float32")) for loss in self.losses]  # type: ignore[attr-defined]
+        return total + sum(others)
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if self._calls.measured:
+            self._calls.measured = False
+            return self.get_metrics_result()  # type: ignore[attr-defined]
+        return super().compute_metrics(x, y, y_pred, sample_weight)  # type: ignore[misc]
+
+    def chunked_loss(self) -> ChunkedCrossEntropy | None:
+        """The loss, where it can be computed in chunks."""
+        plain = self._calls.plain and not why_not_plain(self._calls.head)
+        return chunked(self) if plain else None
+
+
+class _Calls:
+    """The features behind the logits of the calls whose loss is to come, one a replica.
+
+    Args:
+        model: the functional model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.head, features, self.plain = find_head(model.outputs[0])
+        # The model that gives both. Here, and not in the language model, where Keras would take it for a layer.
+        self.graph = keras.Model(model._inputs_struct, [features, model.outputs[0]])
+        # Whether the metrics of the last call have been updated.
+        self.measured = False
+        self._by_id: dict[int, tuple[Any, Any]] = {}
+
+    def note(self, features: Any, logits: Any) -> None:
+        # What was never asked for, as in predict, is dropped, as many replicas as a host may have are kept.
+        while len(self._by_id) > 64:
+            self._by_id.pop(next(iter(self._by_id)))
+        self._by_id[id(logits)] = logits, features
+        self.measured = False
+
+    def features_of(self, logits: Any) -> Any:
+        noted = self._by_id.pop(id(logits), None)
+        return noted[1] if noted is not None and noted[0] is logits else None
+
+    def product(self, features: Any) -> tuple[Any, Any]:
+        """The operands of the product that makes the logits."""
+        head = self.head
+        dtype = head._precision if isinstance(head, Treated) else head.compute_dtype
+        dtype = getattr(head, "reverse_dtype", None) or dtype
+        return keras.ops.cast(features, dtype), _value(_kernel(head))
+
+    def options(self) -> dict[str, Any]:
+        """What else the product is made with."""
+        bias = getattr(self.head, "bias", None)
+        return {
+            "bias": None if bias is None else _value(bias),
+            "vocabulary_first": bool(getattr(self.head, "tie_weights", False)),
+        }
+
+
+def prepare_head(model: Any) -> None:
+    """Gives a functional model what `ChunkedHead` needs."""
+    object.__setattr__(model, "_calls", _Calls(model))  # a value, which Keras need not track
+
+
+def _kernel(head: Any) -> Any:
+    if isinstance(head, keras.layers.Dense):
+        return head.kernel
+    return head.embeddings if head.tie_weights else head.reverse_embeddings
+
+
+def _value(variable: Any) -> Any:
+    """A variable in its own dtype: the gradient of master weights in float32 is never rounded."""
+    with AutocastScope(None):
+        return backend.as_tensor(variable)
+
+
+def chunked(model: Any) -> ChunkedCrossEntropy | None:
+    """The loss that a model is compiled with as one that can be computed in chunks; None where it cannot."""
+    losses = keras.tree.flatten(getattr(model, "loss", None))
+    # Private, because a compiled model has no public way to say how its losses are weighted.
+    weighted = getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)
+    if len(losses) != 1 or weighted is not None:
+        return None
+    (loss,) = losses
+    if isinstance(loss, ChunkedCrossEntropy):
+        return loss
+    if type(loss) is not keras.losses.SparseCategoricalCrossentropy:
+        return None
+    config = loss.get_config()
+    if (
+        not config["from_logits"]
+        or config.get("axis", -1) != -1
+        or loss.reduction not in ChunkedCrossEntropy.REDUCTIONS
+    ):
+        return None
+    return ChunkedCrossEntropy(ignore_class=config.get("ignore_class"), reduction=loss.reduction)
+
+
+def why_not_plain(head: Any) -> str:
+    """Why the logits are not only a product and a bias; empty where they are."""
+    activation = getattr(head, "activation", None)
+    if activation is not None and activation is not keras.activations.linear:
+        return f"its activation is {getattr(activation, '__name__', activation)}, so its result is not logits"
+    if getattr(head, "logit_soft_cap", None):
+        return "it caps its logits"
+    if getattr(head, "quantization_mode", None):
+        return f"it is quantized to {head.quantization_mode}"
+    if getattr(head, "lora_enabled", False):
+        return "LoRA adds a product to it"
+    return "it computes in FP8" if hasattr(head, "recipe") else ""
+
+
+def why_not_head(model: Any) -> tuple[Any, str]:
+    """The layer that makes a model's logits, and why its loss cannot be computed in chunks; empty where it can.
+
+    None for a model that has no vocabulary, and for one that does not show which layer makes its output.
+    """
+    outputs = keras.tree.flatten(getattr(model, "outputs", None) or [])
+    if len(outputs) != 1:
+        return None, ""
+    try:
+        head, features, plain = find_head(outputs[0])
+    except ValueError:
+        return None, ""
+    if len(features.shape) < 3 or not features.shape[-1] < outputs[0].shape[-1]:
+        return None, ""  # all logits are smaller than what they are made of
+    reason = why_not_plain(head) if plain else "layers after it change the logits"
+    own = original_class(model)
+    if not reason and not issubclass(own, ChunkedHead):
+        reason = _own_code(own)
+    if not reason and getattr(model, "compiled", False) and chunked(model) is None:
+        reason = "the model is not compiled with SparseCategoricalCrossentropy(from_logits=True)"
+    return head, reason
+
+
+def find_head(logits: Any) -> tuple[Any, Any, bool]:
+    """The layer that makes logits, its input, and whether what comes after leaves them as they are.
+
+    Raises:
+        ValueError: another kind of layer makes them.
+    """
+    plain = True
+    while True:
+        # Private, as there is no public way from a symbolic tensor to the layer that made it.
+        operation, node_index, _ = logits._keras_history
+        node = operation._inbound_nodes[node_index]
+        if isinstance(operation, HEADS):
+            return operation, node.input_tensors[0], plain
+        if not isinstance(operation, PASSING_ON):
+            raise ValueError(
+                "a LanguageModel ends in a Dense or a ReversibleEmbedding layer, which makes the logits; got "
+                f"{type(operation).__name__} {operation.name!r}"
+            )
+        linear = isinstance(operation, keras.layers.Activation) and operation.activation is keras.activations.linear
+        plain = plain and (linear or isinstance(operation, keras.layers.Identity))
+        (logits,) = node.input_tensors
+
+
+def _own_code(cls: Any) -> str:
+    for name in ("call", "compute_loss", "compute_metrics"):
+        definer = next(base for base in cls.__mro__ if name in vars(base))
+        if not definer.__module__.startswith("keras."):
+            return f"{definer.__name__} has a {name}() of its own"
+    return ""

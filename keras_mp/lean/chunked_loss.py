@@ -1,0 +1,144 @@
+"""Cross-entropy of integer targets as a loss that can be computed without whole logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+# Private, because Keras has no public way to see a tensor's mask, or to divide a mean by the number of TensorFlow's
+# replicas, over which the gradients are added up.
+from keras.src.backend import get_keras_mask
+from keras.src.losses.loss import scale_loss_for_distribution
+
+from keras_mp import backend
+from keras_mp.lean.cross_entropy import chunked_cross_entropy
+from keras_mp.system.whole_number import whole_number
+
+Config = dict[str, Any]
+
+
+@keras.saving.register_keras_serializable("keras_mp")
+class ChunkedCrossEntropy(keras.losses.Loss):
+    """Cross-entropy of integer targets; in a `LanguageModel` without whole logits, elsewhere from the logits.
+
+    The value is that of `keras.losses.SparseCategoricalCrossentropy(from_logits=True)`; see
+    `keras_mp.lean.cross_entropy.chunked_cross_entropy`.
+
+    Args:
+        label_smoothing: from 0 to 1: this share of each target is spread over the vocabulary.
+        ignore_class: targets of this number do not count.
+        rows: of a chunk; by default what makes 2^26 logits. It need not divide the number of targets.
+        reduction: "sum_over_batch_size" (the mean over the targets that count), "mean_with_sample_weight" or "sum".
+        name: of the loss.
+
+    Call arguments:
+        y_true: integers, shape `(...)`.
+        y_pred: logits, shape `(..., vocabulary)`.
+        sample_weight: floats that broadcast to y_true from the left.
+
+    Raises:
+        ValueError: an argument outside its range, or shapes that do not fit.
+    """
+
+    REDUCTIONS = ("sum_over_batch_size", "mean_with_sample_weight", "sum")
+
+    def __init__(
+        self,
+        label_smoothing: float = 0.0,
+        ignore_class: int | None = None,
+        rows: int | None = None,
+        reduction: str = "sum_over_batch_size",
+        name: str = "chunked_cross_entropy",
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(name=name, reduction=reduction, dtype=dtype)
+        if reduction not in self.REDUCTIONS:
+            raise ValueError(f"reduction is one of {', '.join(self.REDUCTIONS)}, got {reduction!r}")
+        if not 0 <= label_smoothing <= 1:
+            raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing!r}")
+        if rows is not None:
+            whole_number("rows", rows)
+        self.label_smoothing, self.ignore_class, self.rows = label_smoothing, ignore_class, rows
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        # The identity as a kernel would cost a product: the logits are there, so the gradient of logits is all.
+        logits = keras.ops.cast(y_pred, "float32")
+        targets, weights, divisor = self._weighted(y_true, tuple(logits.shape), sample_weight, get_keras_mask(y_pred))
+        log_sum = keras.ops.logsumexp(logits, axis=-1)
+        one_hot = keras.ops.arange(logits.shape[-1], dtype="int32") == keras.ops.expand_dims(targets, -1)
+        at_target = keras.ops.sum(keras.ops.where(one_hot, logits, 0.0), axis=-1)
+        smooth = self.label_smoothing
+        losses = log_sum - (1.0 - smooth) * at_target
+        if smooth:
+            losses = losses - smooth * keras.ops.mean(logits, axis=-1)
+        return self._reduced(keras.ops.sum(keras.ops.where(weights == 0, 0.0, losses * weights)), divisor)
+
+    def of_features(
+        self, y_true: Any, features: Any, kernel: Any, *, sample_weight: Any = None, mask: Any = None, **arguments: Any
+    ) -> Any:
+        """The same of `features . kernel`, in chunks.
+
+        Args:
+            y_true: as for a call.
+            features: floats, shape `(..., width)`.
+            kernel: floats, shape `(width, vocabulary)`.
+            sample_weight: as for a call.
+            mask: booleans of the shape of y_true, False for targets that do not count.
+            **arguments: bias, vocabulary_first, gradient and with_rows of `chunked_cross_entropy`.
+
+        Returns:
+            A float32 number; with_rows=True as `chunked_cross_entropy`.
+        """
+        targets, weights, divisor = self._weighted(y_true, tuple(features.shape), sample_weight, mask)
+        total = chunked_cross_entropy(
+            features, kernel, targets, weights, label_smoothing=self.label_smoothing, rows=self.rows, **arguments
+        )
+        if arguments.get("with_rows"):
+            total, rows = total
+            return self._reduced(total, divisor), rows
+        return self._reduced(total, divisor)
+
+    def get_config(self) -> Config:
+        own = {"label_smoothing": self.label_smoothing, "ignore_class": self.ignore_class, "rows": self.rows}
+        return {**super().get_config(), **own}
+
+    def _weighted(self, y_true: Any, shape: tuple, sample_weight: Any, mask: Any) -> tuple[Any, Any, Any]:
+        """Targets, the weight of each, and what their sum is divided by."""
+        targets = keras.ops.cast(backend.as_tensor(y_true), "int32")
+        if len(targets.shape) == len(shape) and targets.shape[-1] == 1 and len(shape) > 1:
+            targets = keras.ops.squeeze(targets, -1)
+        counts = keras.ops.ones_like(targets, dtype="float32")
+        if self.ignore_class is not None:
+            counts = keras.ops.cast(targets != self.ignore_class, "float32")
+        if mask is not None:
+            counts = counts * keras.ops.cast(mask, "float32")
+        weights = counts
+        if sample_weight is not None:
+            given = keras.ops.cast(backend.as_tensor(sample_weight), "float32")
+            if len(given.shape) == len(targets.shape) + 1 and given.shape[-1] == 1:
+                given = keras.ops.squeeze(given, -1)
+            weights = counts * keras.ops.reshape(given, _broadcast(given, targets))
+        divisor = {
+            "sum": lambda: 1.0,
+            "sum_over_batch_size": lambda: keras.ops.sum(counts),
+            "mean_with_sample_weight": lambda: keras.ops.sum(weights),
+        }[self.reduction]()
+        if self.reduction != "sum":
+            # Rows that do not count may be more on one replica than on another.
+            if weights is not counts or mask is not None or self.ignore_class is not None:
+                divisor = backend.global_mean(divisor)
+            divisor = keras.ops.where(divisor == 0, 1.0, divisor)  # the sum is 0 as well
+        return targets, weights, divisor
+
+    def _reduced(self, total: Any, divisor: Any) -> Any:
+        return total if self.reduction == "sum" else scale_loss_for_distribution(total / divisor)
+
+
+def _broadcast(weights: Any, targets: Any) -> tuple[int, ...]:
+    """The shape that lets weights, which lack the last axes, meet the targets."""
+    have, want = tuple(weights.shape), tuple(targets.shape)
+    pairs = zip(have, want, strict=False)
+    if len(have) > len(want) or any(a not in (1, b) and a is not None and b is not None for a, b in pairs):
+        raise ValueError(f"sample_weight must broadcast from the left to the targets' shape {want}, got {have}")
+    return tuple(-1 if size is None else size for size in have) + (1,) * (len(want) - len(have))

@@ -1,0 +1,183 @@
+"""Layers whose class is extended, in place, by what is done to them under a name; they save and load so."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_mp.rebuild.config import original_config
+from keras_mp.rebuild.rule import Config
+from keras_mp.rebuild.walk import layers_below
+
+REGISTERED_NAME = "keras_mp>Treated"
+# The name in models that version 0.1 saved.
+REGISTERED_NAMES = (REGISTERED_NAME, "keras_mp>Stabilized")
+# What Keras writes around a layer's config, not into it.
+_OUTSIDE = ("shared_object_id", "inbound_nodes", "name")
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+class Treatment(NamedTuple):
+    """What is done to a layer under a name.
+
+    Attributes:
+        mixin: the class that comes before the layer's own, by the latter; None where there is none.
+        prepare: called with the live layer before its class is changed.
+        children: called with the live layer, each time before it computes: it treats the sublayers that the layer's
+            own code creates, and no config shows.
+        outermost: whether its mixin comes before those of the others.
+    """
+
+    mixin: Callable[[type], type | None] = _nothing
+    prepare: Callable[[Any], None] = _nothing
+    children: Callable[[Any], None] | None = None
+    outermost: bool = False
+
+
+_TREATMENTS: dict[str, Treatment] = {}
+
+
+def register_treatments(treatments: dict[str, Treatment]) -> None:
+    """Makes treatments known by their names, which saved models contain."""
+    _TREATMENTS.update(treatments)
+
+
+class Treated:
+    """A layer with treatments; it is still an instance of its own class.
+
+    Its config holds the original layer's config and the names of the treatments, so that it saves, loads and clones.
+    """
+
+    _original: type
+    _treatments: tuple[str, ...]
+    _precision: str
+
+    def get_config(self) -> Config:
+        layer = original_config(self, self._original)
+        return {"name": self.name, "layer": layer, "treatments": list(self._treatments), "precision": self._precision}  # type: ignore[attr-defined]
+
+    @classmethod
+    def from_config(cls, config: Config) -> Any:
+        layer = keras.saving.deserialize_keras_object(config["layer"])
+        return treat(layer, config["treatments"], config["precision"])
+
+
+# One name in saved models for whatever class was extended: Treated.from_config reads the class from the config.
+_register = keras.saving.register_keras_serializable("keras_mp", "Treated")
+keras.saving.register_keras_serializable("keras_mp", "Stabilized")(Treated)
+_register(Treated)
+
+
+class TreatedChildren:
+    """Sublayers that the layer's own code creates, and no config shows, are treated before they first compute."""
+
+    _treatments: tuple[str, ...]
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        self.treat_children()
+        return super().call(*args, **kwargs)  # type: ignore[misc]
+
+    def treat_children(self) -> None:
+        for name in self._treatments:
+            children = _TREATMENTS[name].children
+            if children is not None:
+                children(self)
+
+
+def treatments_of(layer: Any) -> tuple[str, ...]:
+    """The names of a layer's treatments."""
+    return layer._treatments if isinstance(layer, Treated) else ()
+
+
+def original_class(layer: Any) -> Any:
+    """The class of a layer without its treatments."""
+    return layer._original if isinstance(layer, Treated) else type(layer)
+
+
+def treat(layer: Any, treatments: Sequence[str], precision: str) -> Any:
+    """Applies treatments to a live layer, besides those that it has, and returns it.
+
+    Args:
+        layer: a Keras layer, built or not, or an operation; it is part of no compiled function yet.
+        treatments: their names.
+        precision: the dtype that the layer computed in without any.
+    """
+    names = tuple(dict.fromkeys([*treatments_of(layer), *treatments]))
+    original = original_class(layer)
+    layer._treatments = names
+    layer._precision = precision
+    for name in names:
+        _TREATMENTS[name].prepare(layer)
+    layer.__class__ = _extended(original, names)
+    if isinstance(layer, TreatedChildren):
+        layer.treat_children()
+    return layer
+
+
+@functools.cache
+def _extended(original: type, names: tuple[str, ...]) -> type:
+    by_place = sorted(names, key=lambda name: not _TREATMENTS[name].outermost)
+    mixins = [_TREATMENTS[name].mixin(original) for name in by_place]
+    if any(_TREATMENTS[name].children for name in names):
+        mixins.append(TreatedChildren)
+    present = dict.fromkeys(mixin for mixin in mixins if mixin is not None)
+    # It keeps the class's name: Keras files weights by it, so they can be loaded into the plain model, and back.
+    extended = type(original.__name__, (Treated, *present, original), {"_original": original, "__module__": __name__})
+    _register(extended)
+    _register(Treated)
+    return extended
+
+
+def treated_node(node: Config, layer: Any, treatments: Sequence[str], precision: str) -> Config:
+    """Rewrites the config of a layer to that of the layer with treatments, besides those that it has.
+
+    Args:
+        node: as Keras serializes a layer.
+        layer: the live layer.
+        treatments: their names; with none the node is returned as it is.
+        precision: the dtype that the layer computes in without any.
+    """
+    if not treatments:
+        return node
+    if node["registered_name"] in REGISTERED_NAMES:
+        names = list(dict.fromkeys([*node["config"]["treatments"], *treatments]))
+        return {**node, "config": {**node["config"], "treatments": names}}
+    inner = {key: value for key, value in node.items() if key not in _OUTSIDE}
+    config = {"layer": inner, "treatments": list(treatments), "precision": precision, "name": layer.name}
+    named = {"module": __name__, "class_name": node["class_name"], "registered_name": REGISTERED_NAME}
+    return {**named, "config": config, **{key: node[key] for key in _OUTSIDE if key in node}}
+
+
+def untreated_node(node: Config, treatments: Collection[str]) -> Config:
+    """Rewrites the config of a layer to that of the layer without treatments; any other dict is returned as it is."""
+    if node.get("registered_name") not in REGISTERED_NAMES or "layer" not in node["config"]:
+        return node
+    names = [name for name in node["config"]["treatments"] if name not in treatments]
+    if names:
+        return {**node, "config": {**node["config"], "treatments": names}}
+    return {**node["config"]["layer"], **{key: node[key] for key in _OUTSIDE if key in node}}
+
+
+class Reached:
+    """The layers that a rule has met on its way through a config, innermost first."""
+
+    def __init__(self) -> None:
+        self._ids: set[int] = set()
+
+    def hidden_below(self, layer: keras.Operation, wanted: Collection[int]) -> set[int]:
+        """Notes a layer, and returns the ids of the wanted sublayers that its own code creates and no config shows.
+
+        Args:
+            layer: a live layer or operation.
+            wanted: ids of live layers.
+        """
+        self._ids.add(id(layer))
+        hidden = {id(sublayer) for sublayer in layers_below(layer)} & set(wanted) - self._ids
+        self._ids |= hidden
+        return hidden

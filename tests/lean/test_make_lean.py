@@ -1,0 +1,130 @@
+"""`make_lean` on models of Keras and KerasHub: the same step before and after, and the way back."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from marks import few
+
+import keras_mp
+from keras_mp.rebuild import layers_by_path
+
+pytest.importorskip("keras_hub")
+
+import causal_models
+
+pytestmark = pytest.mark.usefixtures("float32_policy")
+LENGTH = 8
+# Their embeddings belong to another scale, so that logits are far apart.
+MODELS = causal_models.DECODERS | causal_models.TWO_SIDED
+
+
+def changes(model, x, y, sample_weight=None):
+    """The logs of a step, and minus its gradients: the model is compiled with SGD at rate 1."""
+    before = [np.array(weight) for weight in model.get_weights()]
+    logs = model.train_on_batch(x, y, sample_weight, return_dict=True)
+    return logs, [np.asarray(after) - b for after, b in zip(model.get_weights(), before, strict=True)]
+
+
+def assert_same_step(ours, plain, tolerance=1e-5):
+    (logs, found), (expected_logs, expected) = ours, plain
+    assert logs.keys() == expected_logs.keys()
+    for name, value in expected_logs.items():
+        assert float(logs[name]) == pytest.approx(float(value), rel=tolerance, abs=1e-6), name
+    for a, b in zip(found, expected, strict=True):
+        # A change is the difference of two weights, each known to half of 2**-23 of its size.
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(np.abs(b).max(), 1e-2) + 2**-22)
+
+
+def compiled(model):
+    model.compile(
+        keras.optimizers.SGD(1.0),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=[keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="crossentropy")],
+        weighted_metrics=[keras.metrics.SparseCategoricalAccuracy()],
+    )
+    return model
+
+
+def data(model, generator):
+    """Tokens for each input, their successors, and weights; the first row is padded."""
+    tokens = generator.integers(1, causal_models.VOCABULARY, (3, LENGTH))
+    padding = np.ones((3, LENGTH), "int32")
+    padding[0, 5:] = 0
+    x = {tensor.name: padding if "mask" in tensor.name else tokens for tensor in model.inputs}
+    return x, np.roll(tokens, -1, 1), padding.astype("float32") * generator.uniform(0.5, 1, padding.shape)
+
+
+def lean_of(model):
+    """The lean model, which nothing must be missing from."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="(?s).*could not reach.*")
+        return keras_mp.make_lean(model)
+
+
+def kinds(model):
+    return {row.kind for row in keras_mp.lean_report(model).rows if row.lean}
+
+
+@pytest.mark.parametrize("name", few(MODELS, "GPT2CausalLM", "LlamaCausalLM"))
+def test_a_language_model_makes_the_same_step(name):
+    model = compiled(causal_models.build(name))
+    lean = lean_of(model)
+    x, y, weights = data(model, np.random.default_rng())
+    # A dropped probability is the same one: a sequence of one block draws as Keras does.
+    assert_same_step(changes(lean, x, y, weights), changes(model, x, y, weights))
+    evaluated = [m.evaluate(x, y, sample_weight=weights, verbose=0, return_dict=True) for m in (lean, model)]
+    assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-5, abs=1e-6)
+    parts = keras_mp.lean_report(lean).rows
+    assert parts and all(row.lean or row.reason for row in parts)
+
+
+def test_what_is_lean_is_listed_saved_and_undone(tmp_path):
+    model = compiled(causal_models.build("GPT2CausalLM"))
+    lean = keras_mp.make_lean(model)
+    assert kinds(model) == set() and kinds(lean) == {"attention", "gelu", "head"}
+    assert "5 of 5 parts are lean" in str(keras_mp.lean_report(lean))
+    lean.save(tmp_path / "lean.keras")
+    loaded = keras.saving.load_model(tmp_path / "lean.keras")
+    assert keras_mp.lean_report(loaded).rows == keras_mp.lean_report(lean).rows
+    plain = keras_mp.undo_lean(loaded)
+    assert kinds(plain) == set()
+    assert [type(layer) for layer in layers_by_path(plain).values()] == [
+        type(layer) for layer in layers_by_path(model).values()
+    ]
+    lean.save_weights(tmp_path / "lean.weights.h5")
+    plain.set_weights([np.zeros_like(weight) for weight in plain.get_weights()])
+    plain.load_weights(tmp_path / "lean.weights.h5")
+    for ours, before in zip(plain.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, before)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("kind", ["multi-head", "grouped"])
+def test_keras_attention_with_masks_makes_the_same_step(kind, dropout):
+    generator = np.random.default_rng()
+    tokens = keras.Input((LENGTH,), dtype="int32")
+    x = layers.Embedding(20, 12, mask_zero=True)(tokens)
+    seed = int(generator.integers(1000))
+    if kind == "grouped":
+        attend = layers.GroupQueryAttention(3, 4, 2, dropout=dropout, seed=seed)
+    else:
+        attend = layers.MultiHeadAttention(4, 3, dropout=dropout, seed=seed)
+    x = layers.Dense(6, activation="gelu")(attend(x, x, use_causal_mask=True))
+    model = keras.Model(tokens, layers.Lambda(lambda x: keras.ops.mean(x, (1, 2))[:, None])(x))
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+    lean = lean_of(model)
+    assert kinds(lean) == {"attention", "gelu"}
+    numbers, targets = generator.integers(0, 20, (4, LENGTH)), generator.normal(size=(4, 1))
+    numbers[0, 3:] = 0  # rows that see no key, where a mask of the queries counts too
+    assert_same_step(changes(lean, numbers, targets), changes(model, numbers, targets))
+
+
+def test_a_model_with_nothing_to_make_lean_says_so():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    with pytest.warns(UserWarning, match="nothing in the model can become lean. It has no attention layer, no GELU"):
+        new = keras_mp.make_lean(model)
+    x = np.random.default_rng().normal(size=(2, 4)).astype("float32")
+    np.testing.assert_array_equal(new.predict(x, verbose=0), model.predict(x, verbose=0))
