@@ -217,9 +217,11 @@ def main() -> None:
                 )
                 figures = extrapolated._replace(state=state_bytes(here))
                 lines.append(row(here, figures if here == cell else figures._replace(whole={}, wire={}), how))
-            if cell == IN_FULL:
-                lines.append(row(cell, measure(cell, layers), f"all {layers}"))
             _write(lines, arguments.markdown)
+    if not arguments.only:
+        layers = MODELS[IN_FULL.model].size.layers
+        lines.append(row(IN_FULL, measure(IN_FULL, layers), f"all {layers}"))
+        _write(lines, arguments.markdown)
     if arguments.only == "one block":
         lines.append(row(WHOLE_SLICE, measure(WHOLE_SLICE, 1), "all 1"))
     if arguments.only == "largest":  # more than an hour on 2 cores
