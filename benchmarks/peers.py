@@ -20,6 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+from peer_picture import draw
 from results import write
 from rich.console import Console
 
@@ -103,7 +104,7 @@ def main() -> None:
                 report.versions,
                 " ".join(report.problems),
             )
-            report.to_svg(options.out / f"peers-{workload}.svg")
+            draw(options.out / f"peers-{workload}.json")
 
 
 if __name__ == "__main__":

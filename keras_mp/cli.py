@@ -82,6 +82,8 @@ def targets() -> None:
     for name in target_names():
         target = find_target(name)
         memory = f"{target.chip.memory_bytes // target.chip.devices / 2**30:.0f} GiB" if target.chip else ""
+        if target.chip and target.chip.devices > 1:
+            memory += f" a device, {target.chip.devices} devices a chip"
         available = availability(target)
         table.add_row(name, target.title, memory, "yes" if available.ok else "no")
         ready = ready and available.ok

@@ -2,7 +2,7 @@
 
     python -m recipes.parity digits --seeds 3 --out docs/digits-parity.md
     python -m recipes.parity language_model --precisions float32,mixed_bfloat16 --out docs/language-model-parity.md
-    python -m recipes.parity language_model --precisions mixed_bfloat16,fp8,fp8:delayed --curves docs/fp8-curves.png
+    python -m recipes.parity language_model --precisions mixed_bfloat16,fp8,fp8:delayed --curves fp8-curves.svg
 
 Options after these go to the training recipe: `--epochs 5`. Each training is a process of its own, so that none
 inherits the policy, the compiled functions or the random state of the one before.
@@ -22,8 +22,8 @@ from pathlib import Path
 
 from keras_mp.fp8.scaling import RECIPES
 from keras_mp.precision.policy import PRECISIONS
-from keras_mp.system.atomic_write import atomic_write
-from recipes.common.curves import draw_parity
+from keras_mp.reporting.difference_picture import difference_picture
+from keras_mp.system.atomic_write import atomic_write, write_text
 from recipes.common.metric import difference, written
 
 COMPARED = ("float32", "mixed_bfloat16", "mixed_float16")
@@ -95,7 +95,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("recipe", help="name or path of a training recipe")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, counted from 0 (default: 3)")
     parser.add_argument("--out", type=Path, help="Markdown file to write")
-    parser.add_argument("--curves", type=Path, help="picture to write, a PNG: the loss on the test data by epoch")
+    parser.add_argument(
+        "--curves", type=Path, help="picture to write, an SVG: by epoch, the loss less the first precision's"
+    )
     parser.add_argument("--precisions", default=",".join(COMPARED), help="separated by commas (default: %(default)s)")
     known, options = parser.parse_known_args(list(arguments))
     if known.seeds < 1:
@@ -114,7 +116,9 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{precision:<15} seed {seed}: {metric} {written(metric, value)}", flush=True)
     print("\n" + table(metric, values) + "\n" + curves(histories))
     if known.curves:
-        draw_parity(histories, f"{known.recipe}: loss on the test data", known.curves)
+        reference = next(iter(histories))
+        title = f"{known.recipe}: loss on the test data less {reference}'s with the same seed, the mean of the seeds"
+        write_text(difference_picture(histories, reference, x_title="epoch", y_title=title), known.curves)
     if known.out:
         versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
         command = shlex.join(["python", "-m", "recipes.parity", *arguments])

@@ -80,8 +80,22 @@ def test_the_site_builds_without_a_warning(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "keras_mp.stabilize" in (tmp_path / "api" / "layers.html").read_text()
+    # Search works from a folder: the index is a script, and the worker's shim is there and not fetched from elsewhere.
+    home = (tmp_path / "index.html").read_text()
+    assert (tmp_path / "search" / "search_index.js").read_text().startswith("var __index = {")
+    assert (
+        '<script src="iframe-worker.js"' in home
+        and "unpkg.com" not in home
+        and (tmp_path / "iframe-worker.js").is_file()
+    )
     pages = {path.relative_to(tmp_path).with_suffix("") for path in tmp_path.rglob("*.html")}
     assert pages >= {path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")}
+
+
+def test_links_to_pages_have_their_titles():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    named = {page.name: re.findall(r"\[`?[\w/-]+\.md`?\]\(", page.read_text()) for page in pages}
+    assert {name: links for name, links in named.items() if links} == {}
 
 
 def tables_of(text):

@@ -44,10 +44,11 @@ def work(report: Advised) -> str:
 def cells(row: ChipAdvice) -> tuple[str, ...]:
     """A row's cells."""
     figures, compiled = row.figures, row.measures is not None
+    mark = "over " if not compiled else "about " if figures.extrapolated else ""
     return (
         row.title,
         {True: "yes", False: "no", None: "not known"}[row.fits],
-        ("" if compiled else "over ") + byte_size(figures.peak),
+        mark + byte_size(figures.peak),
         byte_size(row.capacity),
         byte_size(figures.weights),
         byte_size(figures.optimizer),

@@ -37,6 +37,7 @@ class Figures:
         largest: the largest arrays when memory is fullest, an estimate.
         seconds: that the compiler took, now or when the result that was kept was made.
         notes: how it was compiled, where not as usual.
+        extrapolated: from how many of the model's blocks, such as "4 and 8 of 48 blocks"; "" where all were compiled.
     """
 
     weights: int
@@ -50,6 +51,7 @@ class Figures:
     largest: tuple[Buffer, ...] = ()
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    extrapolated: str = ""
 
     @property
     def state(self) -> int:
@@ -91,6 +93,7 @@ def figures_of(report: CompileReport, chip: Chip) -> Figures:
         moved=roofline.memory * chip.bandwidth / chip.devices if roofline else 0.0,
         largest=memory.largest[:_LARGEST],
         seconds=report.seconds,
+        extrapolated="; ".join(map(str, report.extrapolated)),
     )
 
 

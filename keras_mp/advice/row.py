@@ -37,7 +37,7 @@ def compiled_row(one: Asked, step: Step, source: Source) -> ChipAdvice:
         code=lines(measures, source, place, step.rows) if fits else (),
         compiles=len(one.tried),
         shared=sum(origin.chip is not place.chip for origin in one.origins.values()),
-        notes=tuple(_notes(measures, step, place)) if fits else (),
+        notes=(*_extrapolated(figures), *(_notes(measures, step, place) if fits else ())),
     )
 
 
@@ -88,6 +88,15 @@ def _reason(figures: Figures) -> str:
         array = f"{first.dtype}{list(first.shape)} of {first.layer}"
         text += f" The largest temporary array: {array}, {byte_size(first.bytes)}."
     return text
+
+
+def _extrapolated(figures: Figures) -> list[str]:
+    if not figures.extrapolated:
+        return []
+    return [
+        f"Extrapolated from {figures.extrapolated}, which were compiled: weights and optimizer are exact, temporary "
+        "memory is on the line through both."
+    ]
 
 
 def _notes(measures: Measures, step: Step, place: Place) -> list[str]:

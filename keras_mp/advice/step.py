@@ -14,11 +14,20 @@ from keras_mp.advice.measures import Measures, Possible
 from keras_mp.advice.place import Place
 from keras_mp.advice.source import Source
 from keras_mp.advice.state_bytes import state_figures
-from keras_mp.backend.common.lowered import Lowered
+from keras_mp.backend.common.lowered import Lowered, is_backward
+from keras_mp.parallel.plan import Plan
 from keras_mp.rebuild import layers_by_path
+from keras_mp.reporting.shorten import shorten_middle
 from keras_mp.xla.compile import CompileError
+from keras_mp.xla.compile_report import CompileReport
+from keras_mp.xla.extrapolate import BLOCKS, StepsByBlocks, lower_by_blocks
 from keras_mp.xla.inspect import report_of
 from keras_mp.xla.lower import lower_step
+from keras_mp.xla.pass_over import CannotPassOver
+
+# Models with more equal blocks than this are extrapolated. Steps with 4 and with 8 blocks take a compiler for GPUs as
+# long as one with twice their sum, because it compiles equal kernels once.
+DEEP = 2 * sum(BLOCKS)
 
 
 class Step:
@@ -42,11 +51,12 @@ class Step:
     def __init__(self, source: Source, batch: Any, platform: str) -> None:
         self._source, self._batch = source, batch
         self.rows = _rows(batch)
-        self._lowered: dict[tuple[Measures, str, int], Lowered] = {}
+        self._lowered: dict[tuple[Measures, str, int], Lowered | StepsByBlocks] = {}
         plain = Measures(source.precision)
         model = source.under(plain)
         with source.scope():
             self._plain = lower_step(model, batch, training=True, platform=platform)
+        _check_trains(model, self._plain)
         self.model, self.parameters = model.name, model.count_params()
         layers = layers_by_path(model).values()
         self.sees_batch = [layer.name for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
@@ -84,9 +94,16 @@ class Step:
         lowered = self._lower(place, measures)
         key, target, plan = self._key(place, measures), place.target, place.plan(measures.strategy)
 
+        def compiled(step: Lowered) -> CompileReport:
+            return report_of(step, target, measures.precision, plan=plan)
+
         def compile_and_keep() -> Figures:
             try:
-                figures = figures_of(report_of(lowered, target, measures.precision, plan=plan), place.chip)
+                if isinstance(lowered, StepsByBlocks):
+                    report = lowered.at_depth([compiled(step) for step in lowered.lowered])
+                else:
+                    report = compiled(lowered)
+                figures = figures_of(report, place.chip)
             except CompileError as error:
                 refused = figures_of_refusal(str(error), self.state(place, measures), place.capacity)
                 if refused is None:
@@ -100,23 +117,36 @@ class Step:
     def _key(self, place: Place, measures: Measures) -> tuple[Any, ...]:
         return (self._fingerprint, asdict(measures), place.target)
 
-    def _lower(self, place: Place, measures: Measures) -> Lowered:
+    def _lower(self, place: Place, measures: Measures) -> Lowered | StepsByBlocks:
         key = (measures, place.platform, place.devices)
         if key not in self._lowered:
             batch = _part(self._batch, self.rows, measures.micro_batches)
             model = self._source.under(measures)
             with self._source.scope():
-                self._lowered[key] = lower_step(
-                    model, batch, training=True, platform=place.platform, plan=place.plan(measures.strategy)
-                )
+                self._lowered[key] = _lowered(model, batch, place.platform, place.plan(measures.strategy))
         return self._lowered[key]
+
+
+def _lowered(model: keras.Model, batch: Any, platform: str, plan: Plan | None) -> Lowered | StepsByBlocks:
+    """One step, or of a deep model those with few of its blocks."""
+    try:
+        return lower_by_blocks(model, batch, platform=platform, plan=plan, deeper_than=DEEP)
+    except CannotPassOver:
+        return lower_step(model, batch, training=True, platform=platform, plan=plan)
+
+
+def _check_trains(model: keras.Model, lowered: Lowered) -> None:
+    """Checks that a step has a backward pass: without a loss Keras trains nothing, and says nothing."""
+    if getattr(model, "loss", None) is None and not is_backward(lowered.module.decode(errors="ignore")):
+        raise ValueError(f"model {model.name!r} has no loss, so that nothing trains: give compile() a loss")
 
 
 def _rows(batch: Any) -> int:
     leaves = [leaf for leaf in keras.tree.flatten(batch) if getattr(leaf, "shape", None)]
     if not leaves or not isinstance(leaves[0].shape[0], int):
         raise ValueError(
-            f"batch must be (x, y), arrays or keras.KerasTensor whose first axis are the rows; got {batch!r}"
+            "batch must be (x, y), arrays or keras.KerasTensor whose first axis are the rows; got "
+            f"{shorten_middle(repr(batch), 200)}"
         )
     return leaves[0].shape[0]
 

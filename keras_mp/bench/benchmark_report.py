@@ -14,14 +14,13 @@ from rich.text import Text
 
 from keras_mp.bench.compare import Measured
 from keras_mp.bench.interleave import Spread, ratio, spread
+from keras_mp.reporting.bars import Bar, as_long, bar_chart
 from keras_mp.reporting.html import document, scrolling
 from keras_mp.reporting.html import table as html_table
 from keras_mp.reporting.plain_values import plain_values
 from keras_mp.reporting.report import PicturedReport
-from keras_mp.reporting.svg import COLOURS, INK, Picture
 from keras_mp.reporting.table import ColumnTable
 
-_BAR = 480  # pixels of the longest bar
 _COLUMNS = ("", "step, ms", "time, of the base's", "a second", "compile, s", "MiB", "of peak", "batch")
 
 
@@ -192,25 +191,17 @@ class BenchmarkReport(PicturedReport):
 
 def picture(report: BenchmarkReport, *, inside_html: bool = False) -> str:
     """The bars, as SVG."""
-    steps = {row.name: report.step(row.name) for row in report.rows}
-    longest = max((step.high for step in steps.values() if step), default=1.0)
-    drawing = Picture(0, 48 + 26 * len(steps), font_size=13)
-    left = 20 + max(drawing.text_width(name) for name in steps)
-    drawing.width = left + _BAR + 150
-    drawing.text(8, 20, report.title, bold=True, room=drawing.width - 16)
-    for place, (name, step) in enumerate(steps.items()):
-        top = 36 + 26 * place
-        drawing.text(left - 8, top + 14, name, anchor="end")
-        if step is None:
-            drawing.text(left, top + 14, report.row(name).problem)
-            continue
-        bar, low, high = (_BAR * value / longest for value in (step.median, step.low, step.high))
-        drawing.rectangle(left, top, bar, 18, COLOURS[place % len(COLOURS)])
-        drawing.rule(left + low, top + 9, left + high, top + 9, INK)
-        of_base = report.ratio(name)
-        label = f"{_milliseconds(step.median)} ms" + (f", {of_base.median:.2f}" if of_base else "")
-        drawing.text(left + max(bar, high) + 6, top + 14, label)
-    return drawing.svg(inside_html=inside_html)
+    below = f"Time of a step compared with {report.base}; the line is the middle half of the rounds"
+    return bar_chart(report.title, below, [_bar(report, row) for row in report.rows], inside_html=inside_html)
+
+
+def _bar(report: BenchmarkReport, row: Measured) -> Bar:
+    step, of_base = report.step(row.name), report.ratio(row.name)
+    highlighted = row.name == report.base
+    if step is None:
+        return Bar(row.name, None, 0.0, 0.0, row.problem, highlighted)
+    words = f"{_milliseconds(step.median)} ms" + (f", {as_long(of_base.median)}" if of_base and not highlighted else "")
+    return Bar(row.name, step.median, step.low, step.high, words, highlighted)
 
 
 def _milliseconds(seconds: float) -> str:

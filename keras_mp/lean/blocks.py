@@ -51,9 +51,9 @@ def find_blocks(model: keras.Layer) -> list[tuple[Block, ...]]:
     The rule, for the model and for each layer that holds others:
 
     1. Layers of one class, side by side, are blocks, and one that a graph calls several times. Each of them holds at
-       least two layers. Keras's own layers, such as an attention or an LSTM, are parts of blocks; Sequential and
-       functional models are blocks where their structures are equal: the same classes inside, with weights of the same
-       shapes. Blocks of one structure are a group.
+       least two layers. Keras's own layers and the kit's, such as an attention or an LSTM, are parts of blocks;
+       Sequential and functional models are blocks where their structures are equal: the same classes inside, with
+       weights of the same shapes. Blocks of one structure are a group.
     2. In the graph of a functional or sequential model, consecutive calls that repeat at once with the same classes,
        shapes of weights and shapes of outputs are blocks, called segments. They begin where the fewest values go from
        one to the next. A stretch between two groups of segments that has weights of all the classes that the next
@@ -145,9 +145,11 @@ def _families(groups: Sequence[tuple[Block, ...]]) -> list[list[tuple[Block, ...
 
 
 def _can_be_block(layer: keras.Layer) -> bool:
-    keras_own = any(cls.__module__.startswith("keras.src.layers") and cls is not keras.layers.Layer
-                    for cls in type(layer).__mro__)  # fmt: skip
-    return not keras_own and bool(layer.weights) and len(list(layers_below(layer))) > 1
+    ready_made = any(
+        cls.__module__.startswith(("keras.src.layers", "keras_mp.")) and cls is not keras.layers.Layer
+        for cls in _class_of(layer).__mro__
+    )
+    return not ready_made and bool(layer.weights) and len(list(layers_below(layer))) > 1
 
 
 def _class_of(layer: keras.Operation) -> type:

@@ -17,10 +17,10 @@ from rich.text import Text
 from keras_mp.fp8.convert import convert
 from keras_mp.numerics.read_batches import batches_of
 from keras_mp.precision.policy import POLICIES, restored_policy
+from keras_mp.reporting.difference_picture import difference_picture
 from keras_mp.reporting.html import document, scrolling, table
 from keras_mp.reporting.plain_values import plain_values
 from keras_mp.reporting.report import PicturedReport
-from keras_mp.reporting.svg import Axes, Picture, colours_of
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.system.whole_number import whole_number
 
@@ -29,7 +29,8 @@ REFERENCE = "float32"
 
 @dataclass
 class ParityReport(PicturedReport):
-    """The result of `compare_training`. The picture has the loss by step, a line a seed, a colour a precision.
+    """The result of `compare_training`. The picture has the difference of the loss from float32's by
+    step, a line a precision, beside the spread of the float32 seeds.
 
     Attributes:
         steps: of each training.
@@ -283,24 +284,17 @@ def _final(model: keras.Model, losses: list[float], tests: list[tuple] | None) -
 
 
 def picture(report: ParityReport, *, inside_html: bool = False) -> str:
-    """The curves as SVG, each the moving mean over a fiftieth of the steps."""
+    """The differences from float32 as SVG; each curve is the moving mean over a fiftieth of the steps."""
     width = max(1, report.steps // 50)
-    smooth = {name: [_moving_mean(curve, width) for curve in curves] for name, curves in report.curves.items()}
-    values = np.concatenate([curve for curves in smooth.values() for curve in curves])
-    values = values[np.isfinite(values)]
-    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
-    drawing = Picture(760, 420)
-    axes = Axes(60, 28, 750, 376, (width, max(report.steps, width + 1)), (low, high if high > low else low + 1.0))
-    drawing.axes(axes, "step; a line a seed", "loss")
-    colours = colours_of(list(smooth))
-    for name, curves in smooth.items():
-        for curve in curves:
-            steps = range(width, width + len(curve))
-            points = [axes.place(step, loss) for step, loss in zip(steps, curve, strict=True) if math.isfinite(loss)]
-            drawing.curve(points, colours[name])
-    drawing.legend(570, 44, colours)
-    return drawing.svg(inside_html=inside_html)
+    return difference_picture(
+        {name: [_moving_mean(curve, width) for curve in curves] for name, curves in report.curves.items()},
+        REFERENCE,
+        x_title="step",
+        y_title="Training loss less float32's with the same seed, the mean of the seeds",
+        first=width,
+        inside_html=inside_html,
+    )
 
 
-def _moving_mean(curve: list[float], width: int) -> np.ndarray:
-    return np.convolve(curve, np.full(width, 1 / width), "valid")
+def _moving_mean(curve: list[float], width: int) -> list[float]:
+    return np.convolve(curve, np.full(width, 1 / width), "valid").tolist()

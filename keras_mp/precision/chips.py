@@ -93,7 +93,7 @@ def parse_target(text: str) -> tuple[Chip, int]:
         if number < 1 or number % cores:
             raise ValueError(f"target={text!r} is no whole number of {chip.title} chips")
         return chip, number // cores
-    hint = nearest_hint(rest, CHIPS)
+    hint = nearest_hint(rest, CHIPS) or nearest_hint(str(text), CHIPS)
     raise ValueError(f"target={text!r} is not a known chip.{hint} Known: {', '.join(CHIPS)}.")
 
 

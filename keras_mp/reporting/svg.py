@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -133,13 +133,29 @@ class Picture:
         place = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
         self._elements.append(f'<line{kind} {place} stroke="{colour}"/>')
 
+    def dot(self, x: float, y: float, colour: str, title: str = "") -> None:
+        """Draws a filled circle around a point; the title is shown where the mouse rests on it."""
+        self._elements.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}">{_title(title)}</circle>')
+
     def curve(self, points: Iterable[tuple[float, float]], colour: str, width: float = 1.2) -> None:
         """Draws straight lines from point to point."""
         places = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         self._elements.append(f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="{width:g}"/>')
 
+    def area(self, points: Iterable[tuple[float, float]], colour: str, opacity: float = 1.0) -> None:
+        """Fills what straight lines from point to point, and back to the first, enclose."""
+        places = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        self._elements.append(f'<polygon points="{places}" fill="{colour}" fill-opacity="{opacity:g}"/>')
+
     def stacked_bar(
-        self, x: float, y: float, width: float, height: float, parts: Mapping[str, float], colours: Mapping[str, str]
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        parts: Mapping[str, float],
+        colours: Mapping[str, str],
+        written: Callable[[float], str] = "{:.4g}".format,
     ) -> None:
         """Draws a bar whose parts share its width in proportion.
 
@@ -147,10 +163,11 @@ class Picture:
             x, y, width, height: of the whole bar.
             parts: the value of each part by name, from left to right.
             colours: by name.
+            written: writes a value, which is shown where the mouse rests on its part.
         """
         whole = sum(parts.values()) or 1.0
         for name, value in parts.items():
-            self.rectangle(x, y, width * value / whole, height, colours[name], f"{name}: {value:.4g}")
+            self.rectangle(x, y, width * value / whole, height, colours[name], f"{name}: {written(value)}")
             x += width * value / whole
 
     def legend(self, x: float, y: float, colours: Mapping[str, str], columns: int = 1, spacing: float = 260.0) -> float:
@@ -171,8 +188,8 @@ class Picture:
             self.text(x + spacing * across + 18, y + 20 * down, name, room=spacing - 24 if columns > 1 else None)
         return y + 20 * -(-len(colours) // columns)
 
-    def axes(self, axes: Axes, x_title: str, y_title: str) -> None:
-        """Draws two axes with ticks, their numbers, a grid and titles.
+    def axes(self, axes: Axes, x_title: str, y_title: str, *, x_numbers: bool = True) -> None:
+        """Draws two axes with ticks, their numbers (those of x only if they are wanted), a grid and titles.
 
         The numbers of y stand left of the rectangle, those of x and its title below, the title of y above.
         """
@@ -180,7 +197,7 @@ class Picture:
             _, y = axes.place(axes.x[0], value)
             self.rule(axes.left, y, axes.right, y, GRID)
             self.text(axes.left - 6, y + 4, f"{value:.6g}", anchor="end")
-        for value in ticks(*axes.x):
+        for value in ticks(*axes.x) if x_numbers else ():
             x, _ = axes.place(value, axes.y[0])
             self.rule(x, axes.bottom, x, axes.bottom + 4)
             written = f"{value:.6g}"
@@ -188,8 +205,10 @@ class Picture:
             self.text(min(x, within), axes.bottom + 17, written, anchor="middle")
         self.rule(axes.left, axes.top, axes.left, axes.bottom)
         self.rule(axes.left, axes.bottom, axes.right, axes.bottom)
-        self.text((axes.left + axes.right) / 2, axes.bottom + 34, x_title, anchor="middle")
-        self.text(axes.left, axes.top - 8, y_title)
+        if x_title:
+            self.text((axes.left + axes.right) / 2, axes.bottom + 34, x_title, anchor="middle")
+        if y_title:
+            self.text(axes.left, axes.top - 8, y_title)
 
 
 def colours_of(names: Sequence[str]) -> dict[str, str]:

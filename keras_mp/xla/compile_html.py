@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from html import escape
 
 from keras_mp.reporting.byte_size import byte_size
@@ -38,7 +39,7 @@ def page(report: CompiledStep) -> str:
         "<h2>Advice</h2>",
         _advice(report),
         "<h2>Memory</h2>",
-        stacked_bar(_memory_parts(report), lambda size: byte_size(int(size))),
+        stacked_bar(_memory_parts(report), _bytes),
         f"<p>{escape(room(report))}</p>",
         table(("what", "size"), ((what, byte_size(size)) for what, size in memory_rows(report)), numbers=(1,)),
         _collectives(report),
@@ -89,6 +90,10 @@ def _memory_parts(report: CompiledStep) -> dict[str, float]:
     return {name: size for name, size in parts.items() if size}
 
 
+def _bytes(size: float) -> str:
+    return byte_size(int(size))
+
+
 def picture(report: CompiledStep) -> str:
     """Memory at the peak and operations by dtype, a bar for each precision that was compiled, as SVG."""
     reports = {report.precision: report, **report.compared}
@@ -96,13 +101,15 @@ def picture(report: CompiledStep) -> str:
     operations = {name: other.shares for name, other in reports.items()}
     drawing = Picture(_WIDTH, font_size=13)
     drawing.text(10, 22, f"{report.model}, on {report.title}", bold=True, room=_WIDTH - 20)
-    below = _bars(drawing, "Memory of a step at its peak, by what takes it", memory, 48)
+    below = _bars(drawing, "Memory of a step at its peak, by what takes it", memory, _bytes, 48)
     title = "Operations of the products, by the dtype of their operands as compiled"
-    drawing.height = _bars(drawing, title, operations, below)
+    drawing.height = _bars(drawing, title, operations, "{:.1%}".format, below)
     return drawing.svg()
 
 
-def _bars(drawing: Picture, title: str, bars: dict[str, dict[str, float]], y: float) -> float:
+def _bars(
+    drawing: Picture, title: str, bars: dict[str, dict[str, float]], written: Callable[[float], str], y: float
+) -> float:
     """Draws bars on one scale and their legend; returns where the next section begins."""
     colours = colours_of([part for parts in bars.values() for part in parts])
     most = max(sum(parts.values()) for parts in bars.values()) or 1.0
@@ -110,7 +117,9 @@ def _bars(drawing: Picture, title: str, bars: dict[str, dict[str, float]], y: fl
     for name, parts in bars.items():
         y += 28
         drawing.text(10, y, name, room=_LABEL - 14)
-        drawing.stacked_bar(_LABEL, y - 16, (_WIDTH - _LABEL - 10) * sum(parts.values()) / most, 22, parts, colours)
+        drawing.stacked_bar(
+            _LABEL, y - 16, (_WIDTH - _LABEL - 10) * sum(parts.values()) / most, 22, parts, colours, written
+        )
     return drawing.legend(10, y + 28, colours, columns=3) + 20
 
 

@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from keras_mp.precision.chips import CHIPS
 from keras_mp.reporting.byte_size import byte_size
 from keras_mp.reporting.shorten import listed, shorten_middle
 from keras_mp.reporting.table import ColumnTable
@@ -44,7 +45,9 @@ def headline(report: CompiledStep) -> str:
     step = "training step" if report.training else "inference step"
     batch = ", ".join(report.batch)
     where = f"{report.devices} devices of {report.title}, {report.layout}" if report.layout else report.title
-    return f"{report.model}: a {step} on {batch} in {report.precision}, lowered by {report.backend}, for {where}"
+    groups = "; ".join(map(str, report.extrapolated))
+    mark = f", EXTRAPOLATED from {groups}" if groups else ""
+    return f"{report.model}: a {step} on {batch} in {report.precision}, lowered by {report.backend}, for {where}{mark}"
 
 
 def _matmuls(report: CompiledStep) -> ColumnTable:
@@ -133,7 +136,11 @@ def room(report: CompiledStep) -> str:
         return ""
     gap = byte_size(abs(memory.capacity - memory.peak))
     verdict = f"the step fits, and {gap} are left" if memory.fits else f"the step does not fit: {gap} are missing"
-    return f"{report.title} has {byte_size(memory.capacity)}: {verdict}."
+    chip = CHIPS.get(report.target)
+    title = report.title
+    if chip is not None and chip.devices > 1:
+        title = f"A device of {title} ({chip.devices} devices a chip)"
+    return f"{title} has {byte_size(memory.capacity)}: {verdict}."
 
 
 def memory_rows(report: CompiledStep) -> list[tuple[str, int]]:

@@ -6,6 +6,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from keras_mp.xla.collectives import Collective
 from keras_mp.xla.estimate import LinkTime, Roofline
@@ -17,6 +18,30 @@ from keras_mp.xla.suggestions import Advice, asks_fp8, runs_fp8
 
 class CheckError(AssertionError):
     """A compiled step fails a check; the message lists the operations that fail it."""
+
+
+@dataclass(frozen=True)
+class ScaledBlocks:
+    """A group of equal blocks of which few were compiled, and the step's figures extrapolated to all.
+
+    Args:
+        first: the path of the first block.
+        blocks: how many there are.
+        compiled: how many were compiled, fewer and more.
+    """
+
+    first: str
+    blocks: int
+    compiled: tuple[int, int]
+
+    @property
+    def times(self) -> Fraction:
+        """How often the growth from fewer blocks to more is added to reach all."""
+        few, many = self.compiled
+        return Fraction(self.blocks - few, many - few)
+
+    def __str__(self) -> str:
+        return f"{self.compiled[0]} and {self.compiled[1]} of {self.blocks} blocks"
 
 
 @dataclass(frozen=True)
@@ -49,6 +74,7 @@ class CompiledStep:
         link_time: how long that takes at the rate of the chip's links; None on one device, and where the rate is not
             known.
         compared: the same step in other precisions, by their names.
+        extrapolated: the groups of blocks that were not compiled in full; empty where all of the step was compiled.
     """
 
     model: str
@@ -75,6 +101,7 @@ class CompiledStep:
     collectives: tuple[Collective, ...] = ()
     link_time: LinkTime | None = None
     compared: Mapping[str, CompiledStep] = dataclasses.field(default_factory=dict)
+    extrapolated: tuple[ScaledBlocks, ...] = ()
 
     @property
     def flops(self) -> int:

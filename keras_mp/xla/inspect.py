@@ -71,16 +71,7 @@ def inspect(
         ImportError: If the target's compiler is not installed; the message is the command that installs it.
         keras_mp.xla.compile.CompileError: If the compiler fails; the message says at what.
     """
-    chip, named = find_targets(target)
-    plan = None
-    if strategy is not None:
-        chip = slice_of(chip, _number_of_chips(target, named, chips))
-        plan = plan_of(strategy, chip.devices)
-    elif named > 1:
-        raise ValueError(
-            f"target={target!r} names {named} chips: pass strategy='data', 'fully_sharded' or 'tensor' to divide the "
-            f"step over them, or target={chip.name!r}"
-        )
+    chip, plan = target_and_plan(target, strategy, chips)
     precisions = [check_precision(name) for name in ([compare] if isinstance(compare, str) else compare)]
     build: Callable[[], Any] | None = None
     if not isinstance(model, keras.Model) and callable(model):
@@ -97,6 +88,24 @@ def inspect(
                 _report(other, batch, chip, training, flags, plan), precision=precision
             )
     return dataclasses.replace(report, compared=compared)
+
+
+def target_and_plan(target: str, strategy: str | Plan | None, chips: int | None) -> tuple[Target, Plan | None]:
+    """What to compile for, and how several devices share the step; the arguments are those of `inspect`.
+
+    Raises:
+        ValueError: If a name or the slice is not known, or several chips are named without a strategy.
+    """
+    chip, named = find_targets(target)
+    if strategy is not None:
+        chip = slice_of(chip, _number_of_chips(target, named, chips))
+        return chip, plan_of(strategy, chip.devices)
+    if named > 1:
+        raise ValueError(
+            f"target={target!r} names {named} chips: pass strategy='data', 'fully_sharded' or 'tensor' to divide the "
+            f"step over them, or target={chip.name!r}"
+        )
+    return chip, None
 
 
 def _number_of_chips(target: str, named: int, chips: int | None) -> int:

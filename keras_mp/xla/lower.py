@@ -43,10 +43,23 @@ def lower_step(model: keras.Model, batch: Any, *, training: bool, platform: str,
         plan = with_rules_of(plan, model)
     if training:
         with backend.no_allocation() if _has_no_values(model) else nullcontext():
-            model._symbolic_build(data_batch=shapes)
+            _build_for(model, shapes)
     operations = {operation.name: operation for operation in operations_of(model)}
     parts = {**operations, **layers_by_path(model), "": model}
     return backend.lower(model, shapes, parts, training=training, platform=platform, plan=plan)
+
+
+def _build_for(model: keras.Model, batch: Any) -> None:
+    """Makes what `fit` makes before its first step: it computes the loss and the metrics of shapes."""
+    try:
+        model._symbolic_build(data_batch=batch)
+    except (TypeError, ValueError) as error:
+        given = ", ".join(
+            f"{leaf.dtype}{list(leaf.shape)}" for leaf in keras.tree.flatten(batch[1:]) if leaf is not None
+        )
+        raise ValueError(
+            f"model {model.name!r}, its loss or a metric fails on the batch, whose targets are {given}: {error}"
+        ) from error
 
 
 def build_without_values(build: Callable[[], Any]) -> Any:

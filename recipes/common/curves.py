@@ -9,7 +9,6 @@ from recipes.common.require import require
 figure = require("matplotlib.figure", extra="plots")
 
 TRAIN, TEST = "#9aa5b1", "#0b6e99"
-PRECISION_COLORS = ("#0b6e99", "#d1495b", "#66a182", "#edae49")
 
 
 def draw_curves(rows: list[dict[str, float]], title: str, path: Path) -> None:
@@ -41,28 +40,5 @@ def draw_curves(rows: list[dict[str, float]], title: str, path: Path) -> None:
             axes.set_yscale("log")
         if metric == "accuracy":
             axes.set_ylim(top=1.005)
-    with atomic_write(path) as partial:
-        picture.savefig(partial, dpi=150, format="png")
-
-
-def draw_parity(histories: dict[str, list[list[float]]], title: str, path: Path) -> None:
-    """Draws the loss over the epochs, a line a seed and a color a precision, as a PNG.
-
-    Args:
-        histories: the losses by epoch, a list a seed, by precision.
-        title: above the picture.
-        path: the PNG file.
-    """
-    picture = figure.Figure(figsize=(6, 4), layout="constrained")
-    axes = picture.subplots()
-    for (precision, seeds), color in zip(histories.items(), PRECISION_COLORS, strict=False):
-        for index, losses in enumerate(seeds):
-            label = precision if index == 0 else None
-            axes.plot(range(1, len(losses) + 1), losses, color=color, linewidth=1.5, alpha=0.8, label=label)
-    axes.set(xlabel="epoch", ylabel="loss", title=title)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
     with atomic_write(path) as partial:
         picture.savefig(partial, dpi=150, format="png")

@@ -40,6 +40,22 @@ def trained():
     model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
 
 
+class Unbuilt(keras.layers.Layer):
+    """Makes its weights in its first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def called_graph():
+    x = keras.Input((2,))
+    keras.Model(x, keras.layers.Dense(1)(x))(ONES)
+
+
 def trained_on_devices():
     with keras.distribution.DataParallel(devices=keras.distribution.list_devices()[:1]).scope():
         trained()
@@ -47,12 +63,14 @@ def trained_on_devices():
 
 USES = {
     "keras.Variable._initialize_with_initializer": lambda: keras.Variable("zeros", (2,)),
+    "keras.Variable._deferred_initialize": lambda: Unbuilt()(keras.Input((2,))),
     "keras.Variable._maybe_autocast": lambda: keras.Variable(1.0).value,
     "keras.StatelessScope.__init__": lambda: keras.StatelessScope(),
     "keras.random.SeedGenerator.next": lambda: keras.random.uniform((1,), seed=keras.random.SeedGenerator(1)),
     "keras.Model.compute_loss_and_updates": trained,
     "keras.src.backend.jax.distribution_lib.distribute_data_input": trained_on_devices,
     "keras.Model._make_function": trained,
+    "keras.src.models.functional.Functional.call": called_graph,
     "keras.src.backend.numpy.matmul": lambda: keras.ops.matmul(ONES, ONES),
     "keras.src.backend.numpy.dot": lambda: keras.ops.dot(ONES, ONES),
     "keras.src.backend.numpy.inner": lambda: keras.ops.inner(ONES, ONES),

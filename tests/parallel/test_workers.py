@@ -18,6 +18,7 @@ import together
 
 from keras_mp.parallel import workers
 
+ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("together.py")
 JAX_ENDS = "the JAX distributed service detected fatal errors"
 LIMIT = 150  # seconds; whatever still runs then is killed
@@ -56,7 +57,7 @@ class Processes:
             environment.setdefault("TF_CONFIG", json.dumps(task))
         command = [sys.executable, str(PROGRAM), str(folder), *map(str, arguments)]
         return subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROGRAM.parents[2]
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
         )
 
     def __enter__(self):
@@ -171,6 +172,32 @@ def test_one_that_is_lost_ends_the_other_which_names_it_and_a_restart_goes_on(lo
     resumed = results(tmp_path / "lost")
     for name in whole.files:
         np.testing.assert_array_equal(resumed[name], whole[name], err_msg=name)
+
+
+ALONE = """
+import os, signal, time
+from keras_mp.parallel.cluster import find_cluster
+from keras_mp.parallel.workers import join
+
+with join(find_cluster(), silence_seconds=1.0, on_lost=lambda text: None):
+    if os.environ["STOPS"] == "1":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="JAX's own heartbeats")
+def test_jax_itself_ends_a_training_soon_after_the_kit_would(tmp_path, monkeypatch):
+    program = tmp_path / "alone.py"
+    program.write_text(ALONE)
+    monkeypatch.setattr(sys.modules[__name__], "PROGRAM", program)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with Processes(tmp_path, environment={0: {"STOPS": "0"}, 1: {"STOPS": "1"}}) as processes:
+        _, errors = processes.running[0].communicate(timeout=100)
+        # Its default of 100 s would let this process sleep to its end.
+        assert processes.running[0].returncode not in (0, 1), errors[-2000:]
+        assert "heartbeat" in errors.lower(), errors[-2000:]
 
 
 @pytest.mark.ci

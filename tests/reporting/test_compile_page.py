@@ -37,3 +37,16 @@ def test_unaligned_sizes_are_words():
     assert unaligned(product) == "4 and 130 not divisible by 8; 8 not divisible by 16"
     product = dataclasses.replace(product, sizes=(64, 24, 130))
     assert unaligned(product) == "130 not divisible by 8; 24 not divisible by 16; 64 not divisible by 128"
+
+
+def test_the_memory_of_a_chip_of_two_devices_is_that_of_a_device():
+    report = compiled()
+    memory = dataclasses.replace(report.memory, capacity=96 * 2**30)
+    report = dataclasses.replace(report, target="v7x", title="TPU7x (Ironwood)", memory=memory)
+    assert "A device of TPU7x (Ironwood) (2 devices a chip) has 96.0 GiB: the step fits" in str(report)
+
+
+def test_the_picture_names_its_sizes_in_fitting_units(tmp_path):
+    report = compiled()
+    svg = report.to_svg(tmp_path / "report.svg").read_text()
+    assert f"<title>weights: {byte_size(report.memory.parameters)}</title>" in svg and "<title>bfloat16: 33.3%" in svg

@@ -25,7 +25,7 @@ def extents(element, size):
     if tag == "line":
         xs, ys = sorted((get["x1"], get["x2"])), sorted((get["y1"], get["y2"]))
         return xs[0], ys[0], xs[1], ys[1]
-    if tag == "polyline":
+    if tag in ("polyline", "polygon"):
         points = [tuple(map(float, point.split(","))) for point in element.get("points").split()]
         xs, ys = zip(*points, strict=True) if points else ((0.0,), (0.0,))
         return min(xs), min(ys), max(xs), max(ys)

@@ -51,6 +51,14 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         "keras:Variable",
+        "_deferred_initialize",
+        ("jax",),
+        _VERSIONS,
+        "It forgets the initializer of a variable that was made in a symbolic call, without which a variable that has "
+        "no value cannot be read in the next.",
+    ),
+    Patch(
+        "keras:Variable",
         "_maybe_autocast",
         ("jax",),
         _VERSIONS,
@@ -91,6 +99,15 @@ PATCHES: tuple[Patch, ...] = (
         ("tensorflow",),
         _VERSIONS,
         "steps_per_execution above 1 fails on several replicas, even with plain SGD (keras#19246).",
+    ),
+)
+PATCHES += (
+    Patch(
+        "keras.src.models.functional:Functional",
+        "call",
+        ("tensorflow", "jax"),
+        _VERSIONS,
+        "A step is traced with few of a model's blocks, and a graph has no public way to leave calls out.",
     ),
 )
 PATCHES += tuple(

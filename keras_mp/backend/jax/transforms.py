@@ -68,4 +68,12 @@ def no_allocation() -> AbstractContextManager[None]:
     def without_value(variable: keras.Variable, initializer: Any) -> None:
         variable._value, variable._initializer = None, initializer
 
-    return patched({"keras.Variable._initialize_with_initializer": lambda initialize: without_value})
+    def keep_initializer(variable: keras.Variable) -> None:
+        without_value(variable, variable._initializer)
+
+    return patched(
+        {
+            "keras.Variable._initialize_with_initializer": lambda initialize: without_value,
+            "keras.Variable._deferred_initialize": lambda initialize: keep_initializer,
+        }
+    )

@@ -1,0 +1,156 @@
+"""Where the bytes of a training step are, and what makes it fit: the figures of docs/will-it-fit.md.
+
+    python benchmarks/will_it_fit.py
+    python benchmarks/will_it_fit.py --only "GPT-2 XL"
+
+Gemma 2B on four RTX 4090, as in keras-hub#1628, and GPT-2 XL on one TPU v5e and one T4, as Colab lends them. Models
+have shapes and no values, and nothing runs. Weights and slots are exact; what the compiler adds is extrapolated from
+steps with few of the blocks (`keras_mp.xla.extrapolate`). A step whose weights and slots alone are larger than the
+memory is not compiled. What has been compiled once is kept (`KERAS_MP_CACHE`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+os.environ["KERAS_BACKEND"] = "jax"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import keras
+import keras_hub
+
+import keras_mp
+from keras_mp.advice.measures import Measures
+from keras_mp.advice.place import find_place
+from keras_mp.advice.state_bytes import state_figures
+from keras_mp.reporting.byte_size import byte_size
+from keras_mp.xla.extrapolate import inspect_by_blocks
+from keras_mp.xla.lower import build_without_values, lower_step
+from models.gpt import gpt
+from models.transformer import Size
+
+# KerasHub's preset gemma_2b_en.
+GEMMA_2B = {
+    "vocabulary_size": 256000,
+    "num_layers": 18,
+    "num_query_heads": 8,
+    "num_key_value_heads": 1,
+    "hidden_dim": 2048,
+    "intermediate_dim": 32768,
+    "head_dim": 256,
+}
+# Radford et al. 2019, table 2: 48 layers of width 1600; 25 heads in the code released with it.
+GPT2_XL = Size(48, 1600, 25)
+
+
+class Case(NamedTuple):
+    """One row: a model, its optimizer, and where it trains."""
+
+    model: str
+    optimizer: str
+    precision: str
+    target: str
+    strategy: str
+    batch: tuple[int, int]
+    remat: bool = False
+    blocks: tuple[int, int] = (4, 8)
+
+
+CASES = [
+    *(
+        Case("Gemma 2B", "AdamW", precision, "rtx4090x4", strategy, (4, 512))
+        for strategy in ("data", "fully_sharded")
+        for precision in ("float32", "mixed_bfloat16")
+    ),
+    *(
+        Case("GPT-2 XL", optimizer, precision, target, "", (1, 1024), True)
+        for target, precision in (("v5e", "mixed_bfloat16"), ("t4", "mixed_float16"))
+        for optimizer in ("AdamW", "Lion", "Adafactor")
+    ),
+]
+
+
+def gemma_2b(case: Case) -> keras.Model:
+    """Gemma 2B as KerasHub's language model, compiled to train."""
+    model = keras_hub.models.GemmaCausalLM(keras_hub.models.GemmaBackbone(**GEMMA_2B), preprocessor=None)
+    model.compile(optimizer_of(case, model), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def gpt2_xl(case: Case) -> keras.Model:
+    """GPT-2 XL in the kit's lean layers, compiled to train."""
+    model = gpt(GPT2_XL, length=case.batch[1], remat=case.remat)
+    model.compile(optimizer_of(case, model), keras_mp.ChunkedCrossEntropy())
+    return model
+
+
+def optimizer_of(case: Case, model: keras.Model) -> keras.optimizers.Optimizer:
+    """The optimizer, with a loss scale where the precision needs one."""
+    return keras_mp.wrap_optimizer(getattr(keras.optimizers, case.optimizer)(1e-4), model)
+
+
+BUILDERS: dict[str, Callable[[Case], keras.Model]] = {"Gemma 2B": gemma_2b, "GPT-2 XL": gpt2_xl}
+
+
+def batch_of(case: Case) -> tuple:
+    """Tokens and the next tokens, as shapes."""
+    tokens = keras.KerasTensor(case.batch, "int32")
+    if case.model == "Gemma 2B":
+        return {"token_ids": tokens, "padding_mask": keras.KerasTensor(case.batch, "bool")}, tokens
+    return tokens, tokens
+
+
+def row(case: Case) -> str:
+    """Compiles what needs to be, and writes a line of the table."""
+    keras.utils.clear_session()
+    keras.config.set_dtype_policy(case.precision)
+    model, batch, place = (
+        build_without_values(lambda: BUILDERS[case.model](case)),
+        batch_of(case),
+        find_place(case.target),
+    )
+    plan = place.plan(case.strategy)
+    arguments = lower_step(model, batch, training=True, platform=place.platform).arguments
+    state = state_figures(arguments, Measures(case.precision, strategy=case.strategy), plan)
+    cells = [case.model, case.optimizer, case.precision, place.title, case.strategy or "one device"]
+    cells += [byte_size(state.weights), byte_size(state.optimizer)]
+    if state.peak > place.capacity:
+        return _line(*cells, "not compiled", f"more than {byte_size(state.state)}", "no", "shapes")
+    strategy = {"strategy": case.strategy} if case.strategy else {}
+    report = inspect_by_blocks(model, batch, case.target, blocks=case.blocks, **strategy)
+    memory = report.memory
+    assert memory.parameters + memory.optimizer == state.weights + state.optimizer
+    verdict = "yes" if memory.fits else "no"
+    how = ", ".join(map(str, report.extrapolated)) or "all blocks"
+    share = f"{verdict}, {memory.peak / memory.capacity:.0%}"
+    print(report.memory.largest[:6], f"compiled in {report.seconds:.0f} s", flush=True)
+    return _line(*cells, byte_size(memory.temporary), byte_size(memory.peak), share, how)
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--only", default="", help="rows whose model, optimizer, precision, target or strategy hold this"
+    )
+    arguments = parser.parse_args()
+    print(
+        "| model | optimizer | precision | devices | strategy | weights | slots | temporary | peak | fits | from |\n"
+        f"|{' --- |' * 11}"
+    )
+    for case in CASES:
+        if arguments.only in " ".join(map(str, case)):
+            print(row(case), flush=True)
+
+
+if __name__ == "__main__":
+    main()

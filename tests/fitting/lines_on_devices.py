@@ -1,0 +1,22 @@
+"""The lines of advice for several devices; `test_lines_run.py` starts this file with virtual devices."""
+
+import pytest
+from runs_of_lines import ROWS, build, check, data, model_after
+
+from keras_mp.advice.lines import lines
+from keras_mp.advice.measures import Measures
+from keras_mp.advice.place import find_place
+from keras_mp.advice.source import Source
+from keras_mp.advice.step import Step
+
+pytestmark = pytest.mark.ci
+
+
+@pytest.mark.parametrize("strategy", ["data", "fully_sharded"])
+def test_the_lines_for_four_devices(strategy):
+    place, (x, y) = find_place("rtx4090x4"), data()
+    source, measures = Source(build), Measures("float32", strategy=strategy)
+    figures = Step(source, (x, y), place.platform).compiler(place, measures)()
+    code = lines(measures, source, place, ROWS)
+    assert f'with keras_mp.distribute("{strategy}", devices=4):' in code
+    check(figures, measures, place, model_after(code, {"build": build}, x, y), x, y)

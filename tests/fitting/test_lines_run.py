@@ -1,0 +1,85 @@
+"""Where advise says "fits with ...", its lines run, and the model that they leave needs what the row says."""
+
+import dataclasses
+from pathlib import Path
+
+import keras
+import pytest
+from in_own_process import REST, run
+from runs_of_lines import ROWS, build, check, data, model_after
+
+import keras_mp
+from keras_mp.advice import advise as advising
+from keras_mp.advice.lines import lines
+from keras_mp.advice.measures import Measures
+from keras_mp.advice.place import Place, find_place
+from keras_mp.advice.source import Source
+from keras_mp.advice.step import Step
+
+pytestmark = pytest.mark.ci
+
+
+@pytest.mark.parametrize(
+    "precision, form",
+    [
+        ("float32", "plain"),
+        ("mixed_float16", "micro-batches"),
+        ("mixed_bfloat16", "lean"),
+        ("mixed_bfloat16", "remat"),
+        ("mixed_bfloat16", "all"),
+    ],
+)
+@pytest.mark.parametrize("function", [True, False], ids=["function", "model"])
+def test_the_lines_of_every_set_of_measures(precision, form, function):
+    place, (x, y) = find_place("rtx4090"), data()
+    source = Source(build) if function else Source(build(), "model")
+    lean, remat = source.forms(precision)
+    measures = Measures(
+        precision,
+        lean=form in ("lean", "remat", "all"),
+        remat=form in ("remat", "all"),
+        micro_batches=4 if form in ("micro-batches", "all") else 1,
+    )
+    if measures.lean and not lean or measures.remat and not remat:
+        pytest.skip("this model has no such form")
+    figures = Step(source, (x, y), place.platform).compiler(place, measures)()
+    given = {"build": build} if function else {"model": build()}
+    model = model_after(lines(measures, source, place, ROWS), given, x, y)
+    check(figures, measures, place, model, x, y)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="a step on several devices lowers on JAX only")
+@pytest.mark.parametrize("part", [REST])
+def test_the_lines_for_several_devices(part):
+    run(Path(__file__).with_name("lines_on_devices.py"), part, devices=4)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.6])
+def test_the_lines_of_a_chip_that_is_too_small_for_the_plain_step(monkeypatch, share):
+    """A chip in whose memory the plain step does not fit: what advise finds does, and its lines make it so."""
+    x, y = data()
+    plain = keras_mp.advise(build, (x, y), ["rtx4090"], progress=False)["rtx4090"]
+    state = plain.figures.state
+    room = state + int(share * (plain.figures.peak - state))
+
+    def smaller(name):
+        place = find_place(name)
+        return Place(place.name, dataclasses.replace(place.chip, memory_bytes=room), place.chips)
+
+    monkeypatch.setattr(advising, "find_place", smaller)
+    report = keras_mp.advise(build, (x, y), ["rtx4090"], progress=False)
+    row = report["rtx4090"]
+    assert row.fits and row.measures != plain.measures and row.figures.peak <= room
+    assert all(line in str(report) for line in row.code)
+    model = model_after(row.code, {"build": build}, x, y)
+    check(row.figures, row.measures, smaller("rtx4090"), model, x, y)
+
+
+def test_a_chip_that_is_too_small_for_all_measures(monkeypatch):
+    place = find_place("rtx4090")
+    x, y = data()
+    state = keras_mp.advise(build, (x, y), ["rtx4090"], progress=False)["rtx4090"].figures.state
+    tiny = Place(place.name, dataclasses.replace(place.chip, memory_bytes=state + 4096))
+    monkeypatch.setattr(advising, "find_place", lambda name: tiny)
+    row = keras_mp.advise(build, (x, y), ["rtx4090"], progress=False)["rtx4090"]
+    assert row.fits is False and row.missing > 0 and not row.code and "Memory goes to" in row.reason

@@ -1,0 +1,229 @@
+"""A step of a deep model from steps with few of its blocks, against the step compiled in full."""
+
+import dataclasses
+from fractions import Fraction
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from steps import tensor
+
+import keras_mp
+from keras_mp.advice.kept import fingerprint
+from keras_mp.conversion.in_precision import in_precision
+from keras_mp.lean.blocks import find_blocks
+from keras_mp.xla.extrapolate import inspect_by_blocks, line, lower_by_blocks, rising
+from keras_mp.xla.lower import lower_step
+from keras_mp.xla.pass_over import CannotPassOver, passing_over
+from models.gpt import gpt
+from models.transformer import Size
+
+VOCABULARY, LENGTH, ROWS = 256, 32, 4
+TOKENS = (tensor((ROWS, LENGTH), "int32"),) * 2
+
+
+def rest(*values):
+    """Parameters for continuous integration."""
+    return pytest.param(*values, marks=pytest.mark.ci)
+
+
+class Block(keras.layers.Layer):
+    """A residual block; one that widens, or gives its input beside its result, cannot be passed over."""
+
+    def __init__(self, width, returns=lambda x, y: x + y, **arguments):
+        super().__init__(**arguments)
+        self.returns = returns
+        self.first, self.second = (
+            layers.Dense(4 * width, "gelu", name="up"),
+            layers.Dense(width, name="down"),
+        )
+
+    def build(self, shape):
+        self.first.build(shape)
+        self.second.build((*shape[:-1], self.first.units))
+
+    def call(self, x):
+        return self.returns(x, self.second(self.first(x)))
+
+
+class Subclassed(keras.Model):
+    def __init__(self, depth, width=64, returns=lambda x, y: x + y, take=lambda result: result):
+        super().__init__(name="subclassed")
+        self.take = take
+        self.blocks = [Block(width, returns, name=f"block{index}") for index in range(depth)]
+        self.head = layers.Dense(8, name="head")
+
+    def build(self, shape):
+        for block in self.blocks:
+            block.build(shape)
+        self.head.build(shape)
+        self.built = True
+
+    def call(self, x):
+        for block in self.blocks:
+            x = self.take(block(x))
+        return self.head(x)
+
+
+def subclassed(depth, **arguments):
+    model = Subclassed(depth, **arguments)
+    model.build((None, 64))
+    model.compile(keras.optimizers.AdamW(1e-3), "mse")
+    return model
+
+
+def functional(depth, remat=False):
+    model = gpt(Size(depth, 64, 2), VOCABULARY, LENGTH, remat=remat)
+    model.compile(keras.optimizers.AdamW(1e-3), keras_mp.ChunkedCrossEntropy())
+    return model
+
+
+def towers(depth, other):
+    """Two towers of residual blocks, of different depths and widths."""
+    ends = []
+    for side, blocks, width in (("left", depth, 32), ("right", other, 48)):
+        x = start = keras.Input((width,), name=side)
+        for index in range(blocks):
+            y = layers.Dense(2 * width, "relu", name=f"{side}{index}_up")(x)
+            x = layers.Add(name=f"{side}{index}_add")([x, layers.Dense(width, name=f"{side}{index}_down")(y)])
+        ends.append((start, layers.Dense(4, name=f"{side}_head")(x)))
+    model = keras.Model([start for start, _ in ends], layers.Add()([end for _, end in ends]))
+    model.compile(keras.optimizers.Adam(1e-3), "mse")
+    return model
+
+
+def with_first_weights(shallow, deep):
+    """Gives a shallow model the weights of the same names."""
+    values = {weight.path: weight for weight in deep.weights}
+    for weight in shallow.weights:
+        weight.assign(values[weight.path].numpy())
+    return shallow
+
+
+def test_the_line_of_one_group_and_of_two():
+    growth = [Fraction(12 - 4, 8 - 4)]
+    assert line(10, [14], growth) == 18
+    assert rising(10, [14], growth) == 18
+    assert line(10, [8], growth) == 6 and rising(10, [8], growth) == 10
+    assert line(7, [9, 10], [Fraction(1), Fraction(10, 3)]) == 7 + 2 + 10
+    assert rising(7, [9, 1], [Fraction(1), Fraction(10)]) == 9
+
+
+@pytest.mark.parametrize("build, shape", [(subclassed, (ROWS, 64)), rest(functional, (ROWS, LENGTH))])
+def test_a_model_without_its_last_blocks_is_the_shallower_model(build, shape):
+    deep, shallow = build(5), build(2)
+    x = np.random.default_rng().integers(0, VOCABULARY, shape)
+    x = x.astype("int32") if build is functional else x / VOCABULARY
+    expected = with_first_weights(shallow, deep)(x)
+    before, names, optimizer = deep(x), [weight.path for weight in deep.weights], deep.optimizer
+    (group,) = find_blocks(deep)
+    with passing_over(deep, [group], [2]):
+        np.testing.assert_array_equal(deep(x), expected)
+        assert [tuple(w.shape) for w in deep.trainable_variables] == [
+            tuple(w.shape) for w in shallow.trainable_variables
+        ]
+        assert deep.optimizer is not optimizer and type(deep.optimizer) is type(optimizer)
+    np.testing.assert_array_equal(deep(x), before)
+    assert [weight.path for weight in deep.weights] == names and deep.optimizer is optimizer
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow writes names into the program")
+@pytest.mark.parametrize("build, batch", [rest(functional, TOKENS), (subclassed, (tensor((4, 64)), tensor((4, 8))))])
+def test_the_step_with_few_blocks_is_that_of_the_shallower_model(build, batch):
+    steps = lower_by_blocks(build(7), batch, platform="cuda", blocks=(2, 4))
+    for lowered, depth in zip(steps.lowered, (2, 4), strict=True):
+        real = lower_step(build(depth), batch, training=True, platform="cuda")
+        # The calls of layers that are passed over are counted, too.
+        assert fingerprint(dataclasses.replace(lowered, calls=())) == fingerprint(dataclasses.replace(real, calls=()))
+    assert len(steps.repeated) == 5
+
+
+def test_an_exception_within_leaves_the_model_as_it_was():
+    model = functional(3)
+    names, optimizer, calls = [w.path for w in model.trainable_variables], model.optimizer, dict(vars(model))
+    with pytest.raises(KeyError), passing_over(model, find_blocks(model), [1]):
+        assert len(model.trainable_variables) < len(names)
+        raise KeyError
+    assert [w.path for w in model.trainable_variables] == names and model.optimizer is optimizer
+    assert vars(model) == calls
+
+
+def test_bad_input():
+    for blocks in ((8, 4), (4, 4), (0, 4)):
+        with pytest.raises(ValueError, match="blocks"):
+            inspect_by_blocks(subclassed(3), (tensor((4, 64)), tensor((4, 8))), blocks=blocks)
+
+
+def same_state(report, whole):
+    state = ("parameters", "optimizer", "other")
+    assert {name: getattr(report.memory, name) for name in state} == {
+        name: getattr(whole.memory, name) for name in state
+    }
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "build, batch",
+    [
+        (lambda depth: functional(depth), TOKENS),
+        (lambda depth: functional(depth, remat=True), TOKENS),
+        (subclassed, (tensor((64, 64)), tensor((64, 8)))),
+    ],
+    ids=["functional", "remat", "subclassed"],
+)
+def test_extrapolated_is_compiled_in_full(build, batch):
+    """State and products to the last byte and operation; the compiler's temporary memory within 5%."""
+    whole = keras_mp.inspect(build(9), batch, "h100")
+    report = inspect_by_blocks(build(9), batch, "h100", blocks=(2, 4))
+    same_state(report, whole)
+    assert report.flops == whole.flops and len(report.matmuls) == len(whole.matmuls)
+    assert {matmul.layer for matmul in report.matmuls} == {matmul.layer for matmul in whole.matmuls}
+    assert report.memory.temporary == pytest.approx(whole.memory.temporary, rel=0.05)
+    assert report.memory.peak == pytest.approx(whole.memory.peak, rel=0.05)
+    assert report.roofline.seconds == pytest.approx(whole.roofline.seconds, rel=0.05)
+    assert [entry.blocks for entry in report.extrapolated] == [9] and not whole.extrapolated
+    assert "EXTRAPOLATED from 2 and 4 of 9 blocks" in str(report) and "EXTRAPOLATED" not in str(whole)
+
+
+@pytest.mark.ci
+def test_groups_of_different_depth_are_each_extrapolated():
+    batch = ((tensor((256, 32)), tensor((256, 48))), tensor((256, 4)))
+    whole = keras_mp.inspect(towers(7, 10), batch, "host")
+    report = inspect_by_blocks(towers(7, 10), batch, "host", blocks=(2, 4))
+    same_state(report, whole)
+    assert report.flops == whole.flops
+    assert [entry.blocks for entry in report.extrapolated] == [7, 10]
+    assert report.memory.temporary == pytest.approx(whole.memory.temporary, rel=0.1)
+
+
+@pytest.mark.ci
+def test_a_model_of_few_blocks_is_compiled_whole():
+    batch = (tensor((4, 64)), tensor((4, 8)))
+    report = inspect_by_blocks(subclassed(3), batch, blocks=(2, 4))
+    assert not report.extrapolated and "no group has more than 4 equal blocks" in report.notes[-1]
+    same_state(report, keras_mp.inspect(subclassed(3), batch))
+
+
+@pytest.mark.ci
+def test_blocks_that_give_more_than_a_tensor_are_not_passed_over():
+    model = subclassed(6, returns=lambda x, y: (x + y, y), take=lambda result: result[0])
+    batch = (tensor((4, 64)), tensor((4, 8)))
+    with pytest.raises(CannotPassOver, match="block 'block1' cannot be passed over: it returns a tuple"):
+        with passing_over(model, find_blocks(model), [2]):
+            model(np.ones((4, 64), "float32"))
+    report = inspect_by_blocks(model, batch, blocks=(2, 4))
+    assert not report.extrapolated and "'block1' cannot be passed over" in report.notes[-1]
+
+
+@pytest.mark.ci
+def test_advise_extrapolates_a_deep_model_and_says_so():
+    batch = (tensor((64, 64)), tensor((64, 8)))
+    report = keras_mp.advise(lambda: subclassed(26), batch, ["h100"], progress=False)
+    row = report["h100"]
+    assert row.fits and row.figures.extrapolated == "4 and 8 of 26 blocks"
+    whole = keras_mp.inspect(in_precision(subclassed(26), row.measures.precision), batch, "h100")
+    assert (row.figures.weights, row.figures.optimizer) == (whole.memory.parameters, whole.memory.optimizer)
+    assert row.figures.peak == pytest.approx(whole.memory.peak, rel=0.02)
+    assert sum(row.figures.flops.values()) == whole.flops
+    assert "about" in str(report) and "Extrapolated from 4 and 8 of 26 blocks" in str(report)
