@@ -150,6 +150,54 @@ def inspect(
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def advise(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    targets: Annotated[
+        str, typer.Option(help="Chips of `keras-mp targets`, or several of one, separated by commas: rtx4090,v5e-8.")
+    ],
+    html: Annotated[Path | None, typer.Option(help="Write the whole report as one HTML file.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help=f"Of all devices together. {BATCH_HELP}")] = None,
+    imports: Annotated[
+        list[str] | None,
+        typer.Option("--import", help="For a .keras file: a module that defines its custom layers; may be repeated."),
+    ] = None,
+    unsafe: Annotated[
+        bool, typer.Option("--unsafe", help="Load Python lambdas, which can run arbitrary code.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Say for each chip whether it holds the training of a model, and the cheapest measures that make it fit.
+
+    Steps are compiled, which takes minutes; results are kept. Other options are passed to the training recipe.
+    """
+    _check_writable(html=html)
+    sys.path.insert(0, os.getcwd())
+    import_keras()
+    from keras_mp.advice.advise import advise as advise_chips
+
+    names = [name.strip() for name in targets.split(",") if name.strip()]
+    text = ""
+    if _is_file(model, context):
+        from keras_mp.conversion.saved_step import step_of_file
+
+        built, batch, trains = step_of_file(
+            Path(model), 8 if batch_size is None else batch_size, imports or (), unsafe=unsafe
+        )
+        if not trains:
+            raise ValueError(
+                f"the model in {model!r} is not compiled for training: compile it with a loss, and save it"
+            )
+        text = f"keras.saving.load_model({model!r})"
+    else:
+        _check_no_file_options(imports, unsafe)
+        with quiet_stderr():  # a recipe's data sets import TensorFlow on JAX too
+            recipe, config = _recipe(model, context, batch_size)
+            built, batch = recipe.step(config)
+    _show(advise_chips(built, batch, names, text=text), html, as_json)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def audit(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],

@@ -131,8 +131,8 @@ def _notes(asked: Sequence[Asked]) -> list[str]:
     ]
     if any(one.place.platform == "cuda" for one in asked):
         notes.append(
-            "GPUs of one compute capability are taken to need the same memory where a step is well below the memory of "
-            "both: XLA saves memory where a step comes near to it."
+            "GPUs of one compute capability are taken to need the same memory to a hundredth where a step is well "
+            "below the memory of both: XLA saves memory where a step comes near to it."
         )
     return notes
 

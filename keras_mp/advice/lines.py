@@ -25,7 +25,7 @@ def lines(measures: Measures, source: Source, place: Place, rows: int) -> tuple[
     else:
         within += [f"model = {source.text}"] if source.text else []
         within += [f'model = keras_mp.in_precision(model, "{measures.precision}")'] if changes else []
-    if measures.lean:
+    if measures.lean or measures.remat:
         within.append(f"model = keras_mp.make_lean(model{', remat=True' if measures.remat else ''})")
     if measures.micro_batches > 1:
         within.append(f"model = keras_mp.accumulate_gradients(model, {measures.micro_batches})")

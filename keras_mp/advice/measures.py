@@ -13,7 +13,7 @@ class Measures:
         precision: the policy that the model is built under: "float32", "mixed_float16" or "mixed_bfloat16".
         lean: whether `keras_mp.make_lean` exchanges its layers.
         micro_batches: into how many parts a device's rows of a batch are divided; their gradients are accumulated.
-        remat: whether its blocks are recomputed in the backward pass. Lean, too.
+        remat: whether its blocks are recomputed in the backward pass.
         strategy: how several devices share the step: "data" or "fully_sharded"; "" on one.
     """
 
@@ -27,10 +27,8 @@ class Measures:
     def words(self) -> str:
         """The measures as a reader calls them, the precision first."""
         named = [self.precision]
-        if self.remat:
-            named.append("lean with remat")
-        elif self.lean:
-            named.append("lean")
+        named += ["lean"] if self.lean else []
+        named += ["remat"] if self.remat else []
         if self.micro_batches > 1:
             named.append(f"{self.micro_batches} micro-batches")
         if self.strategy:
@@ -80,7 +78,7 @@ def stages(possible: Possible, strategy: str = "") -> list[Stage]:
     ladder: list[Stage] = [(form,) for form in forms]
     ladder.append(tuple(_divided(forms[-1], number) for number in numbers))
     if possible.remat:
-        remat = Measures(possible.precision, lean=True, remat=True, strategy=strategy)
+        remat = Measures(possible.precision, lean=possible.lean, remat=True, strategy=strategy)
         ladder += [(remat,), tuple(_divided(remat, number) for number in numbers)]
     return [stage for stage in ladder if stage]
 

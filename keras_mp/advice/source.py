@@ -60,7 +60,7 @@ class Source:
         """
         with restored_policy(), self.scope():
             model = self._in(measures.precision)
-            if measures.lean:
+            if measures.lean or measures.remat:
                 model = lean_model(model, remat=measures.remat)
             if measures.micro_batches > 1:
                 model = model if model is not self._given else rebuild(model, lambda node, layer: node).model

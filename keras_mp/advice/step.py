@@ -14,7 +14,7 @@ from keras_mp.advice.measures import Measures, Possible
 from keras_mp.advice.place import Place
 from keras_mp.advice.source import Source
 from keras_mp.advice.state_bytes import state_figures
-from keras_mp.backend.common.lowered import Lowered, is_backward
+from keras_mp.backend.common.lowered import Lowered
 from keras_mp.parallel.plan import Plan
 from keras_mp.rebuild import layers_by_path
 from keras_mp.reporting.shorten import shorten_middle
@@ -56,7 +56,7 @@ class Step:
         model = source.under(plain)
         with source.scope():
             self._plain = lower_step(model, batch, training=True, platform=platform)
-        _check_trains(model, self._plain)
+        _check_trains(model)
         self.model, self.parameters = model.name, model.count_params()
         layers = layers_by_path(model).values()
         self.sees_batch = [layer.name for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
@@ -135,9 +135,11 @@ def _lowered(model: keras.Model, batch: Any, platform: str, plan: Plan | None) -
         return lower_step(model, batch, training=True, platform=platform, plan=plan)
 
 
-def _check_trains(model: keras.Model, lowered: Lowered) -> None:
-    """Checks that a step has a backward pass: without a loss Keras trains nothing, and says nothing."""
-    if getattr(model, "loss", None) is None and not is_backward(lowered.module.decode(errors="ignore")):
+def _check_trains(model: keras.Model) -> None:
+    """Checks that a model has a loss: without one Keras trains nothing, and says nothing."""
+    cls = type(model)
+    own = cls.train_step is not keras.Model.train_step or cls.compute_loss is not keras.Model.compute_loss
+    if not own and getattr(model, "loss", None) is None and not model.losses:
         raise ValueError(f"model {model.name!r} has no loss, so that nothing trains: give compile() a loss")
 
 

@@ -24,10 +24,10 @@ def precision_of(model: keras.Model) -> str:
     return mixed.most_common(1)[0][0] if mixed else "float32"
 
 
-def check_precision(name: str) -> str:
-    """Returns the name of a precision, or raises a ValueError that lists those there are."""
+def check_precision(name: str, argument: str = "compare") -> str:
+    """Returns the name of a precision, or raises a ValueError that names the argument and lists those there are."""
     if name not in PRECISIONS:
-        raise ValueError(f"compare={name!r} is not a known precision. Known: {', '.join(PRECISIONS)}.")
+        raise ValueError(f"{argument}={name!r} is not a known precision. Known: {', '.join(PRECISIONS)}.")
     return name
 
 
@@ -42,8 +42,13 @@ def in_precision(model: keras.Model, precision: str) -> keras.Model:
         precision: "float32", "mixed_float16", "mixed_bfloat16" or "fp8".
 
     Returns:
-        A new model with the same weights, compiled like the old one.
+        A new model with the same weights, compiled like the old one; the model itself where it is in that precision.
+
+    Raises:
+        ValueError: If the precision is none of the four.
+        RebuildError: If the model is not built, or has a layer that cannot be rebuilt; the message names it.
     """
+    check_precision(precision, "precision")
     now = precision_of(model)
     if now == FP8:
         from keras_mp import fp8

@@ -129,8 +129,8 @@ def _layer_groups(container: keras.Layer, children: Sequence[keras.Layer], path:
         return max(len(layers), siblings, calls[id(layers[0])]) > 1
 
     return [
-        tuple(Block(_path_of(layer, path), "layer", (layer,), _bytes_of([layer]), structure) for layer in layers)
-        for structure, layers in by_structure.items()
+        tuple(layer_block(layer, _path_of(layer, path)) for layer in layers)
+        for layers in by_structure.values()
         if repeats(layers)
     ]
 
@@ -197,7 +197,7 @@ def _segment_groups(container: keras.Layer, path: str, blocks: set[int]) -> list
     bounds = [_bounds(run, crossing) for run in longest_runs(symbols, _can_be_segment)]
     groups = [tuple(zip(edges, edges[1:], strict=False)) for edges in bounds]
     groups = sorted(groups + [((start, stop),) for start, stop in _transitions(groups, symbols)])
-    return [tuple(_segment(container, path, nodes[slice(*edge)]) for edge in group) for group in groups]
+    return [tuple(segment_block(container, path, nodes[slice(*edge)]) for edge in group) for group in groups]
 
 
 def _symbol(node: Any) -> Structure:
@@ -257,7 +257,13 @@ def _transitions(groups: Sequence[tuple[tuple[int, int], ...]], symbols: Sequenc
     return found
 
 
-def _segment(container: keras.Layer, path: str, nodes: Sequence[Any]) -> Block:
+def layer_block(layer: keras.Layer, path: str) -> Block:
+    """A layer as a block."""
+    return Block(path, "layer", (layer,), _bytes_of([layer]), structure_of(layer))
+
+
+def segment_block(container: keras.Layer, path: str, nodes: Sequence[Any]) -> Block:
+    """Consecutive calls of a model's graph as a block."""
     operations = tuple(dict.fromkeys(node.operation for node in nodes))
     first, last = operations[0].name, operations[-1].name
     return Block(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.lean.attention_layers import attends, why_not_attention
+from keras_mp.lean.choose_blocks import recomputed_blocks
 from keras_mp.lean.chunked_head import why_not_head
 from keras_mp.lean.gelu_layers import lean_gelu
 from keras_mp.lean.remat import Remat
@@ -40,9 +41,10 @@ class Candidate(NamedTuple):
 
 
 def candidates(model: keras.Model) -> list[Candidate]:
-    """The parts of a model that are lean or could be, in the model's order; its head last."""
+    """The parts of a model that are lean or could be, in the model's order; its head behind them, then its blocks."""
     parts = [part for path, layer in layers_by_path(model).items() for part in _of_layer(path, layer)]
-    return [*parts, *_head(model)]
+    blocks = [Candidate(block.path, block.layers[0], "block", "", True, "") for block in recomputed_blocks(model)]
+    return [*parts, *_head(model), *blocks]
 
 
 def _of_layer(path: str, layer: Any) -> Iterator[Candidate]:

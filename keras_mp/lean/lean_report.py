@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from html import escape
 from typing import Any, NamedTuple
 
 import keras
@@ -22,7 +23,7 @@ class LeanRow(NamedTuple):
 
     Attributes:
         layer: the names that lead to it, joined with `/`.
-        kind: "attention", "gelu", "head" (a layer that makes logits over a vocabulary) or "block" (rematerialized).
+        kind: "attention", "gelu", "head" (a layer that makes logits over a vocabulary) or "block" (recomputed).
         lean: whether it is lean.
         reason: why it cannot be lean; empty where it is, or where `make_lean` would make it so.
     """
@@ -50,7 +51,7 @@ class LeanReport(Report):
 
     def _html(self) -> str:
         title = f"{self.name}: {self._summary()}"
-        return document(title, [f"<h1>{title}</h1>", table(_COLUMNS, [_cells(row) for row in self.rows])])
+        return document(title, [f"<h1>{escape(title)}</h1>", table(_COLUMNS, [_cells(row) for row in self.rows])])
 
     def __rich__(self) -> RenderableType:
         shown = ColumnTable(f"{self.name}: {self._summary()}", _COLUMNS, narrow=_COLUMNS)
@@ -64,7 +65,7 @@ class LeanReport(Report):
 
 
 def lean_report(model: keras.Model) -> LeanReport:
-    """Lists the attention layers, GELUs, vocabulary head and rematerialized blocks of a model: lean or not, and why.
+    """Lists the attention layers, GELUs, vocabulary head and recomputed blocks of a model: lean or not, and why.
 
     Args:
         model: a built Keras model, before or after `make_lean`, or loaded from a file.

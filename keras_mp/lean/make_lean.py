@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
+from keras_mp.lean import remat_blocks
 from keras_mp.lean.attention_layers import attention_mixin
 from keras_mp.lean.candidates import ATTENTION, GELU, HEAD, candidates
+from keras_mp.lean.choose_blocks import choose_blocks, treatments_for
 from keras_mp.lean.chunked_head import ChunkedHead, prepare_head
 from keras_mp.lean.gelu_layers import LeanGelu
-from keras_mp.rebuild import Config, rebuild
+from keras_mp.lean.remat_blocks import children_name, places_below
+from keras_mp.rebuild import Config, is_built, rebuild
 from keras_mp.rebuild.treated import (
     Reached,
     Treatment,
@@ -22,15 +26,19 @@ from keras_mp.rebuild.treated import (
 )
 
 CHILDREN = "lean children"
+REMATS = (remat_blocks.BLOCK, remat_blocks.SEGMENTS, remat_blocks.CHILDREN)
 
 
-def make_lean(model: keras.Model) -> keras.Model:
+def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.Model:
     """Returns a new model whose attention, GELUs and vocabulary head keep less memory for the backward pass.
 
     - Attention layers of Keras and KerasHub keep no scores; see `keras_mp.lean.attention.attention`.
     - GELU as the activation of a layer keeps only its input.
     - A model that ends in a vocabulary computes its loss, accuracy and perplexity a chunk of rows at a time, where it
       is compiled with `SparseCategoricalCrossentropy(from_logits=True)`.
+    - With `remat`, blocks keep only what enters them and are recomputed in the backward pass, as by `keras_mp.remat`,
+      under their own names: layers that repeat, such as those of a transformer, and stretches of a functional graph
+      that repeat, such as the residual blocks of a ResNet.
 
     Losses and gradients stay the same. Inference, such as `generate`, runs the layers' own code. Where Keras has a
     kernel on the device that keeps no scores, such as flash attention, that is used.
@@ -40,35 +48,48 @@ def make_lean(model: keras.Model) -> keras.Model:
 
     Args:
         model: a built Keras model, before or after training, `stabilize`, `fp8.convert` or `enable_lora`.
+        remat: whether blocks are recomputed; or patterns, as of file names, for the names or paths of the blocks that
+            are: `remat=("transformer_layer_*",)`. A pattern that matches no block names layers.
 
     Returns:
         The new model. Each layer that was changed is still an instance of its class. `lean_report` lists them.
 
     Raises:
         RebuildError: the model is not built, or has a layer that cannot be rebuilt; the message names it.
+        TypeError, ValueError: `remat` is neither a truth value nor patterns; nothing matches one of them.
 
     Warns:
-        UserWarning: names what could not be carried over; or says that the model has nothing that can become lean.
+        UserWarning: names what could not be carried over; or says that the model has nothing that can become lean, or
+            no blocks.
     """
+    blocks = treatments_for(choose_blocks(model, remat)) if is_built(model) else {}
     parts = candidates(model)
     needed: dict[int, list[str]] = {}
     for part in parts:
         if part.treatment and not part.lean:
             owner = model if part.treatment == HEAD else part.layer
             needed.setdefault(id(owner), []).append(part.treatment)
-    reached = Reached()
+    reached, blocks_reached = Reached(), Reached()
 
     def rule(node: Config, layer: Any) -> Config:
         if layer is None:
             return node
+        if remat:
+            node = untreated_node(node, REMATS)
         hidden = reached.hidden_below(layer, needed)
         treatments = [*needed.get(id(layer), ()), *([CHILDREN] if hidden else [])]
+        hidden = blocks_reached.hidden_below(layer, blocks)
+        if hidden:
+            places = places_below(layer)
+            treatments.append(children_name({places[key]: blocks[key] for key in hidden}))
+        if id(layer) in blocks:
+            treatments.append(blocks[id(layer)])
         return treated_node(node, layer, treatments, _precision(layer))
 
     new, unreached, _ = rebuild(model, rule)
     if unreached:
         warnings.warn(f"make_lean({model.name!r}) could not reach everything: {'; '.join(unreached)}", stacklevel=2)
-    if not needed and not any(part.lean for part in parts):
+    if not needed and not remat and not any(part.lean for part in parts):
         warnings.warn(
             f"make_lean({model.name!r}): nothing in the model can become lean. {_why_none(parts)}", stacklevel=2
         )
@@ -98,7 +119,7 @@ def undo_lean(model: keras.Model) -> keras.Model:
 
 def plain_node(node: Config) -> Config:
     """Rewrites the config of a lean layer to that of the plain one; any other dict is returned as it is."""
-    return untreated_node(node, (ATTENTION, GELU, HEAD, CHILDREN))
+    return untreated_node(node, (ATTENTION, GELU, HEAD, CHILDREN, *REMATS))
 
 
 def _precision(layer: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ def remat(layer_or_function: Any) -> Any:
 
     @functools.wraps(layer_or_function)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
-        results, losses = _recomputed(layer_or_function, None, variables, args, kwargs)
+        results, losses = recomputed_call(layer_or_function, [], variables, args, kwargs)
         if losses:
             name = getattr(layer_or_function, "__name__", repr(layer_or_function))
             raise ValueError(
@@ -94,7 +94,7 @@ class Remat(keras.layers.Wrapper):
             return self.layer(inputs, *args, **kwargs)
         if not self.layer.built:
             compute_output_spec(self.layer, inputs, *args, **kwargs)
-        results, losses = _recomputed(self.layer, self.layer, self.layer.variables, (inputs, *args), kwargs)
+        results, losses = recomputed_call(self.layer, [self.layer], self.layer.variables, (inputs, *args), kwargs)
         for loss in losses:
             self.add_loss(loss)
         return results
@@ -147,14 +147,14 @@ class _Scope(keras.StatelessScope):
         super().add_update(update)
 
 
-def _recomputed(
-    function: Callable[..., Any], layer: keras.layers.Layer | None, variables: list[Any], args: Any, kwargs: Any
+def recomputed_call(
+    function: Callable[..., Any], layers: Sequence[keras.layers.Layer], variables: list[Any], args: Any, kwargs: Any
 ) -> tuple[Any, list[Any]]:
     """Calls a function so that the backward pass recomputes it.
 
     Args:
         function: the function.
-        layer: the layer that it is, or None.
+        layers: those that it calls, and that may add losses.
         variables: those that it is known to use; others that it uses are added to the list.
         args, kwargs: what to call it with; tensors anywhere in them are kept.
 
@@ -163,7 +163,7 @@ def _recomputed(
     """
     arguments, scopes = _Arguments(args, kwargs), _Scopes.current()
     while True:
-        call = _PureCall(function, layer, tuple(variables), arguments, scopes)
+        call = _PureCall(function, layers, tuple(variables), arguments, scopes)
         inputs = [scopes.value_of(variable) for variable in variables] + arguments.tensors()
         try:
             outputs = backend.recompute(call)(*map(backend.as_tensor, inputs))
@@ -242,7 +242,7 @@ class _PureCall:
 
     Args:
         function: the function to call.
-        layer: the layer that it is, or None.
+        layers: those that it calls, and that may add losses.
         variables: the variables that it may use.
         arguments: of the call.
         scopes: to call it in.
@@ -251,12 +251,12 @@ class _PureCall:
     def __init__(
         self,
         function: Callable[..., Any],
-        layer: Any,
+        layers: Sequence[keras.layers.Layer],
         variables: tuple[Any, ...],
         arguments: _Arguments,
         scopes: _Scopes,
     ) -> None:
-        self._function, self._layer, self._variables = function, layer, variables
+        self._function, self._layers, self._variables = function, layers, variables
         self._arguments, self._scopes = arguments, scopes
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
@@ -277,7 +277,7 @@ class _PureCall:
             self._results = self._function(*args, **kwargs)
         if scope.unknown:
             raise _UnknownVariables(list(scope.unknown.values()))
-        for inner in [] if self._layer is None else [self._layer, *layers_below(self._layer)]:
+        for inner in [inner for layer in self._layers for inner in (layer, *layers_below(layer))]:
             # Keras knows a loss by its id, which another may have once this one is gone.
             inner._loss_ids.difference_update(map(id, scope.losses))
         results = keras.tree.flatten(self._results)

@@ -6,8 +6,10 @@ from keras_mp.rebuild.model import Rebuilt as Rebuilt
 from keras_mp.rebuild.model import rebuild as rebuild
 from keras_mp.rebuild.rule import Config as Config
 from keras_mp.rebuild.rule import RebuildError as RebuildError
+from keras_mp.rebuild.state import has_no_value as has_no_value
 from keras_mp.rebuild.walk import children_of as children_of
 from keras_mp.rebuild.walk import has_no_call as has_no_call
+from keras_mp.rebuild.walk import is_built as is_built
 from keras_mp.rebuild.walk import layers_below as layers_below
 from keras_mp.rebuild.walk import layers_by_path as layers_by_path
 from keras_mp.rebuild.walk import operations_of as operations_of

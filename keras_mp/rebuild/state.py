@@ -89,6 +89,8 @@ def _pairs(
 
 def _carry_layer(path: str, old: keras.Layer, new: keras.Layer) -> list[tuple[keras.Variable, keras.Variable]]:
     pairs = _pair_variables(own_variables(old), own_variables(new))
+    if any(map(has_no_value, own_variables(old))):
+        return pairs
     if isinstance(new, type(old)) and len(pairs) == len(own_variables(old)) == len(own_variables(new)):
         # The layer's own way first: custom layers keep more than variables there, and Normalization recomputes from it.
         store: dict[str, Any] = {}
@@ -112,9 +114,16 @@ def _carry_layer(path: str, old: keras.Layer, new: keras.Layer) -> list[tuple[ke
 
 
 def copy_value(old: keras.Variable, new: keras.Variable) -> None:
+    if has_no_value(old):
+        return
     # A real copy: on JAX assigning would share the buffer, which training one of the two models donates and deletes.
     # By way of the host, because the two may lie on different devices.
     new.assign(value_on_host(old))
+
+
+def has_no_value(variable: keras.Variable) -> bool:
+    """Whether a variable has only a shape and a dtype, as those of a model have that is built from shapes alone."""
+    return variable._value is None  # private, because the public value would draw one
 
 
 def value_on_host(variable: keras.Variable) -> Any:

@@ -43,6 +43,15 @@ class Treatment(NamedTuple):
 _TREATMENTS: dict[str, Treatment] = {}
 
 
+def _treatment(name: str) -> Treatment:
+    return _TREATMENTS[base_name(name)]
+
+
+def base_name(name: str) -> str:
+    """The name of a treatment without what may follow it: "remat segments:3-9" is "remat segments"."""
+    return name.partition(":")[0]
+
+
 def register_treatments(treatments: dict[str, Treatment]) -> None:
     """Makes treatments known by their names, which saved models contain."""
     _TREATMENTS.update(treatments)
@@ -85,7 +94,7 @@ class TreatedChildren:
 
     def treat_children(self) -> None:
         for name in self._treatments:
-            children = _TREATMENTS[name].children
+            children = _treatment(name).children
             if children is not None:
                 children(self)
 
@@ -113,7 +122,7 @@ def treat(layer: Any, treatments: Sequence[str], precision: str) -> Any:
     layer._treatments = names
     layer._precision = precision
     for name in names:
-        _TREATMENTS[name].prepare(layer)
+        _treatment(name).prepare(layer)
     layer.__class__ = _extended(original, names)
     if isinstance(layer, TreatedChildren):
         layer.treat_children()
@@ -122,9 +131,9 @@ def treat(layer: Any, treatments: Sequence[str], precision: str) -> Any:
 
 @functools.cache
 def _extended(original: type, names: tuple[str, ...]) -> type:
-    by_place = sorted(names, key=lambda name: not _TREATMENTS[name].outermost)
-    mixins = [_TREATMENTS[name].mixin(original) for name in by_place]
-    if any(_TREATMENTS[name].children for name in names):
+    by_place = sorted(names, key=lambda name: not _treatment(name).outermost)
+    mixins = [_treatment(name).mixin(original) for name in by_place]
+    if any(_treatment(name).children for name in names):
         mixins.append(TreatedChildren)
     present = dict.fromkeys(mixin for mixin in mixins if mixin is not None)
     # It keeps the class's name: Keras files weights by it, so they can be loaded into the plain model, and back.
@@ -158,7 +167,7 @@ def untreated_node(node: Config, treatments: Collection[str]) -> Config:
     """Rewrites the config of a layer to that of the layer without treatments; any other dict is returned as it is."""
     if node.get("registered_name") not in REGISTERED_NAMES or "layer" not in node["config"]:
         return node
-    names = [name for name in node["config"]["treatments"] if name not in treatments]
+    names = [name for name in node["config"]["treatments"] if base_name(name) not in treatments]
     if names:
         return {**node, "config": {**node["config"], "treatments": names}}
     return {**node["config"]["layer"], **{key: node[key] for key in _OUTSIDE if key in node}}

@@ -13,7 +13,7 @@ from keras_mp.backend.common.lowered import Lowered
 from keras_mp.loss_scaling.wrap_optimizer import compute_dtypes
 from keras_mp.parallel.plan import FLOAT16_ON_TPU, Plan
 from keras_mp.parallel.tensor_rules import with_rules_of
-from keras_mp.rebuild import layers_by_path, operations_of
+from keras_mp.rebuild import has_no_value, layers_by_path, operations_of
 
 
 def lower_step(model: keras.Model, batch: Any, *, training: bool, platform: str, plan: Plan | None = None) -> Lowered:
@@ -146,4 +146,4 @@ def _outline(batch: Any) -> str:
 
 
 def _has_no_values(model: keras.Model) -> bool:
-    return any(getattr(variable, "_value", 0) is None for variable in model.variables)
+    return any(map(has_no_value, model.variables))

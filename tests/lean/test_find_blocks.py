@@ -33,17 +33,19 @@ def test_of_a_subclassed_model_and_of_a_custom_layer():
 
 
 def test_of_a_nested_task_and_of_two_sides():
-    assert found(causal_models.build("GPT2CausalLM")) == [names("gpt2_backbone/transformer_layer_", 2)]
-    paths = found(causal_models.build("BartSeq2SeqLM"))
-    assert paths == [names(f"bart_backbone/transformer_{side}_layer_", 2) for side in ("encoder", "decoder")]
+    task = causal_models.build("GPT2CausalLM")
+    assert found(task) == [names(f"{task.backbone.name}/transformer_layer_", 2)]
+    task = causal_models.build("BartSeq2SeqLM")
+    sides = [f"{task.backbone.name}/transformer_{side}_layer_" for side in ("encoder", "decoder")]
+    assert found(task) == [names(side, 2) for side in sides]
 
 
 @pytest.mark.ci
 def test_of_blocks_of_one_class_and_different_structure():
-    sides = ("encoder", "decoder")
+    task = causal_models.build("T5Seq2SeqLM")
+    sides = [f"{task.backbone.name}/transformer_{side}_layer_" for side in ("encoder", "decoder")]
     # Only the first layer of each side has the position biases.
-    expected = [[f"t5_backbone/transformer_{side}_layer_{index}"] for side in sides for index in range(2)]
-    assert found(causal_models.build("T5Seq2SeqLM")) == expected
+    assert found(task) == [[name] for side in sides for name in names(side, 2)]
 
 
 @pytest.mark.ci

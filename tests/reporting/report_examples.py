@@ -13,6 +13,7 @@ from keras_mp.advice.measures import Measures
 from keras_mp.bench.benchmark_report import BenchmarkReport
 from keras_mp.bench.compare import Measured
 from keras_mp.export.export_report import DeploymentReport, ExportReport, Int8Layer
+from keras_mp.lean.lean_report import LeanReport, LeanRow
 from keras_mp.numerics.audit import audit
 from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.compare_training import ParityReport
@@ -125,6 +126,15 @@ def advised() -> AdviceReport:
     )
 
 
+def lean_listed() -> LeanReport:
+    """A part that is lean, and one that cannot be."""
+    rows = (
+        LeanRow("block/attention", "attention", True, ""),
+        LeanRow("head", "head", False, f"an activation {MARKUP}"),
+    )
+    return LeanReport(f"gpt {MARKUP}", rows)
+
+
 def exported() -> ExportReport:
     """A SavedModel that differs by an infinity."""
     return ExportReport(Path("folder") / f"saved {MARKUP}", 203, 0, math.inf, 1e-4, (f"a note {MARKUP}",))
@@ -145,6 +155,7 @@ EXAMPLES = {
     CompileReport: compiled,
     DeploymentReport: deployed,
     ExportReport: exported,
+    LeanReport: lean_listed,
     ParityReport: parity,
     PolicySearch: searched,
 }

@@ -139,6 +139,26 @@ def test_the_step_with_few_blocks_is_that_of_the_shallower_model(build, batch):
     assert len(steps.repeated) == 5
 
 
+@pytest.mark.ci
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow writes names into the program")
+def test_stretches_of_a_graph_that_recompute_are_passed_over():
+    def recomputing(depth):
+        x = inputs = keras.Input((8,))
+        for index in range(depth):
+            y = layers.Dense(16, "gelu", name=f"up{index}")(x)
+            x = layers.Add(name=f"add{index}")([x, layers.Dense(8, name=f"down{index}")(y)])
+        model = keras.Model(inputs, layers.Dense(2, name="head")(x))
+        model.compile("adam", "mse")
+        return keras_mp.make_lean(model, remat=True)
+
+    batch, deep = (tensor((4, 8)), tensor((4, 2))), recomputing(5)
+    segments = vars(deep)["_segments"]
+    lowered, _ = lower_by_blocks(deep, batch, platform="cuda", blocks=(2, 3)).lowered
+    real = lower_step(recomputing(2), batch, training=True, platform="cuda")
+    assert fingerprint(dataclasses.replace(lowered, calls=())) == fingerprint(dataclasses.replace(real, calls=()))
+    assert vars(deep)["_segments"] == segments and len(segments) == 5
+
+
 def test_an_exception_within_leaves_the_model_as_it_was():
     model = functional(3)
     names, optimizer, calls = [w.path for w in model.trainable_variables], model.optimizer, dict(vars(model))

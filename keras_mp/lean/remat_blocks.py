@@ -1,0 +1,205 @@
+"""Layers and stretches of graphs that recompute in the backward pass, under the names and with the weights they have.
+
+Treatments, as `keras_mp.rebuild.treated` registers them:
+    "remat": the layer.
+    "remat segments:3-9,9-15": of the graph of a functional or sequential model the calls 3 to 8, and 9 to 14.
+    'remat children:{"0/2": "remat"}': sublayers that no config shows; of the first sublayer the third.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_mp.lean.blocks import calls_of, graph_of
+from keras_mp.lean.phase import is_training
+from keras_mp.lean.remat import recomputed_call
+from keras_mp.rebuild import children_of, layers_below
+from keras_mp.rebuild.treated import Treatment, base_name, register_treatments, treat, treatments_of
+
+BLOCK, SEGMENTS, CHILDREN = "remat", "remat segments", "remat children"
+
+
+class RematBlock:
+    """A layer that in training keeps only its arguments, and recomputes the rest in the backward pass."""
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        call = super().call  # type: ignore[misc]
+        if not is_training(kwargs.get("training")) or _unbuilt(self):
+            results = call(*args, **kwargs)
+            # What a call has left unbuilt is never used.
+            self.__dict__.setdefault("_unused_layers", set()).update(_unbuilt(self))
+            return results
+        results, losses = recomputed_call(call, [self], self.variables, args, kwargs)  # type: ignore[list-item, attr-defined]
+        _add_losses(self, losses)
+        return results
+
+
+def _unbuilt(layer: Any) -> set[int]:
+    known = layer.__dict__.get("_unused_layers", set())
+    return {id(inner) for inner in layers_below(layer) if not inner.built} - known
+
+
+def _add_losses(layer: Any, losses: Sequence[Any]) -> None:
+    for loss in losses:
+        # The class of a functional model refuses losses, and that of a stabilized layer has widened them already.
+        keras.layers.Layer.add_loss(layer, loss)
+
+
+class Segment(NamedTuple):
+    """A stretch of a graph.
+
+    Attributes:
+        nodes: its calls.
+        inputs: the symbolic tensors that it takes from outside.
+        outputs: those that others take from it.
+    """
+
+    nodes: tuple[Any, ...]
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+
+class RematGraph:
+    """A functional model that in training keeps of some stretches only what enters them, and recomputes the rest."""
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **others: Any) -> Any:
+        # JAX's trainer calls this without `__call__`, which tells layers whether they train.
+        before = self.__dict__.get("_trains", False)
+        self.__dict__["_trains"] = is_training(training)
+        try:
+            return super().call(inputs, training=training, mask=mask, **others)  # type: ignore[misc]
+        finally:
+            self.__dict__["_trains"] = before
+
+    def _run_through_graph(self, inputs: Any, operation_fn: Callable[[Any], Any] = lambda op: op, **others: Any) -> Any:
+        flat = keras.tree.flatten(inputs)
+        computes = any(keras.ops.is_tensor(x) and not isinstance(x, keras.KerasTensor) for x in flat)
+        if others or not computes or not self.__dict__.get("_trains"):
+            return super()._run_through_graph(inputs, operation_fn, **others)  # type: ignore[misc]
+        values = {id(x): value for x, value in zip(self.inputs, flat, strict=True)}  # type: ignore[attr-defined]
+        nodes = calls_of(self)
+        segments = dict(self.__dict__.get("_segments", ()))
+        index = 0
+        while index < len(nodes):
+            if index in segments:
+                segment = _segment(self, nodes, index, segments[index])
+                values |= _recompute(segment, values, operation_fn)
+                index = segments[index]
+            else:
+                _run([nodes[index]], values, operation_fn)
+                index += 1
+        outputs = [values[id(x)] for x in self.outputs]  # type: ignore[attr-defined]
+        return keras.tree.pack_sequence_as(self._outputs_struct, outputs)  # type: ignore[attr-defined]
+
+
+def _run(nodes: Sequence[Any], values: dict[int, Any], operation_fn: Callable[[Any], Any]) -> None:
+    """Computes the outputs of nodes, as Keras's own loop does."""
+    for node in nodes:
+        if all(id(x) in values for x in node.input_tensors):
+            args, kwargs = node.arguments.fill_in(values)
+            results = keras.tree.flatten(operation_fn(node.operation)(*args, **kwargs))
+            values.update((id(x), result) for x, result in zip(node.outputs, results, strict=False))
+
+
+def _segment(graph: Any, nodes: Sequence[Any], start: int, stop: int) -> Segment:
+    inside = {id(x): x for node in nodes[start:stop] for x in node.outputs}
+    taken = {id(x): x for node in nodes[start:stop] for x in node.input_tensors if id(x) not in inside}
+    later = {id(x) for node in nodes[stop:] for x in node.input_tensors} | {id(x) for x in graph.outputs}
+    outputs = tuple(x for key, x in inside.items() if key in later)
+    return Segment(tuple(nodes[start:stop]), tuple(taken.values()), outputs)
+
+
+def _recompute(segment: Segment, values: dict[int, Any], operation_fn: Callable[[Any], Any]) -> dict[int, Any]:
+    layers = [node.operation for node in segment.nodes if isinstance(node.operation, keras.layers.Layer)]
+    layers = list({id(layer): layer for layer in layers}.values())
+    keys = [id(x) for x in segment.outputs]
+
+    def compute(inputs: dict[str, Any]) -> list[Any]:
+        inner = {int(key): value for key, value in inputs.items()}
+        _run(segment.nodes, inner, operation_fn)
+        return [inner[key] for key in keys]
+
+    inputs = {str(id(x)): values[id(x)] for x in segment.inputs}
+    variables = list({id(v): v for layer in layers for v in layer.variables}.values())
+    results, losses = recomputed_call(compute, layers, variables, (inputs,), {})
+    _add_losses(layers[0], losses)
+    return dict(zip(keys, results, strict=True))
+
+
+def segments_name(segments: Sequence[tuple[int, int]]) -> str:
+    """The treatment of a model by which stretches of its graph are recomputed, from a call to one that is excluded."""
+    return f"{SEGMENTS}:{','.join(f'{start}-{stop}' for start, stop in sorted(segments))}"
+
+
+def segments_in(treatments: Sequence[str]) -> list[tuple[int, int]]:
+    """The stretches that the names of a layer's treatments hold."""
+    texts = [name.partition(":")[2] for name in treatments if base_name(name) == SEGMENTS]
+    pairs = [pair.split("-") for text in texts for pair in text.split(",")]
+    return [(int(start), int(stop)) for start, stop in pairs]
+
+
+def children_name(treatments: dict[str, str]) -> str:
+    """The treatment of a layer by which sublayers have treatments, given by the places that lead to them."""
+    return f"{CHILDREN}:{json.dumps(treatments)}"
+
+
+def places_below(layer: keras.layers.Layer) -> dict[int, str]:
+    """By the id of each layer below another the places that lead to it, joined by "/"."""
+    places: dict[int, str] = {}
+    for index, child in enumerate(_children(layer)):
+        places.setdefault(id(child), str(index))
+        for key, place in places_below(child).items():
+            places.setdefault(key, f"{index}/{place}")
+    return places
+
+
+def _children(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    # A Sequential gets its input only once it is built.
+    return [child for child in children_of(layer) if not isinstance(child, keras.layers.InputLayer)]
+
+
+def _treat_children(layer: Any) -> None:
+    for name in treatments_of(layer):
+        if base_name(name) == CHILDREN:
+            for place, treatment in json.loads(name.partition(":")[2]).items():
+                child = _at(layer, place)
+                if child is not None and treatment not in treatments_of(child):
+                    treat(child, [treatment], getattr(child, "_precision", child.compute_dtype))
+
+
+def _at(layer: Any, place: str) -> Any:
+    for index in map(int, place.split("/")):
+        children = _children(layer)
+        if index >= len(children):
+            return None  # it is not there yet
+        layer = children[index]
+    return layer
+
+
+def _give_segments(layer: Any) -> None:
+    """Tells the graphs of a functional or sequential model which of their stretches are recomputed."""
+    segments = segments_in(treatments_of(layer))
+    # A model whose loss is computed in chunks runs through a graph that has the features as an output, too.
+    with_features = getattr(layer.__dict__.get("_calls"), "graph", None)
+    for graph in (graph_of(layer), with_features):
+        if graph is not None:
+            graph.__dict__["_segments"] = segments
+            if not isinstance(graph, RematGraph):
+                graph.__class__ = type(type(graph).__name__, (RematGraph, type(graph)), {})
+
+
+def _graph_mixin(original: type) -> type | None:
+    return None if issubclass(original, keras.Sequential) else RematGraph
+
+
+register_treatments(
+    {
+        BLOCK: Treatment(lambda original: RematBlock, outermost=True),
+        SEGMENTS: Treatment(_graph_mixin, children=_give_segments, outermost=True),
+        CHILDREN: Treatment(children=_treat_children),
+    }
+)

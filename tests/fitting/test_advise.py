@@ -1,0 +1,152 @@
+"""`advise` where nothing has to be compiled: bad input, what shapes decide, compilers that are not there; the lines."""
+
+import importlib.util
+
+import command_line
+import keras
+import numpy as np
+import pytest
+
+import keras_mp
+from keras_mp.advice import step as step_module
+from keras_mp.advice.lines import lines
+from keras_mp.advice.measures import Measures
+from keras_mp.advice.place import find_place
+from keras_mp.advice.source import Source
+from keras_mp.lean.lean_report import lean_report
+from keras_mp.system.install import install_command
+
+pytestmark = pytest.mark.once
+
+BATCH = (keras.KerasTensor((8, 6, 16)), keras.KerasTensor((8, 6, 4)))
+on_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="variables without values, and several devices")
+
+
+def build(width=16):
+    inputs = keras.Input((6, 16))
+    x = keras.layers.Dense(width, "gelu", name="hidden")(inputs)
+    x = x + keras.layers.MultiHeadAttention(2, 8)(x, x)
+    model = keras.Model(inputs, keras.layers.Dense(4)(x), name="small")
+    model.compile(keras.optimizers.Adam(), "mse")
+    return model
+
+
+@pytest.fixture
+def nothing_compiles(monkeypatch, tmp_path):
+    def refuse(*_, **__):
+        raise AssertionError("nothing is to be compiled")
+
+    monkeypatch.setattr(step_module, "report_of", refuse)
+    monkeypatch.setenv("KERAS_MP_CACHE", str(tmp_path))
+
+
+def test_bad_input():
+    for targets, said in (
+        (["rtx4080ti"], "target='rtx4080ti' is not a known chip. Did you mean"),
+        (["h1000"], "Did you mean 'h100'"),
+        (["h100x3"], "8 rows, which the 3 devices of 'h100x3' do not divide: give a multiple of 3"),
+        ([], "targets names no chip"),
+    ):
+        with pytest.raises(ValueError) as error:
+            keras_mp.advise(build, BATCH, targets)
+        assert said in str(error.value)
+    with pytest.raises(ValueError, match="not compiled with an optimizer and a loss"):
+        keras_mp.advise(lambda: keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), BATCH, ["h100"])
+    with pytest.raises(TypeError, match="must return a keras.Model, got int"):
+        keras_mp.advise(lambda: 3, BATCH, ["h100"])
+    with pytest.raises(TypeError, match="build must be a function"):
+        keras_mp.advise("model.keras", BATCH, ["h100"])
+    with pytest.raises(ValueError, match="batch must be"):
+        keras_mp.advise(build, 3, ["h100"])
+
+
+def test_without_compilers_there_are_rows_from_shapes(monkeypatch, nothing_compiles):
+    there = importlib.util.find_spec
+    missing = ("libtpu", "jax_cuda13_plugin")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else there(name))
+    report = keras_mp.advise(build, BATCH, ["h100", "v5e"])
+    state = 3 * 4 * build().count_params()
+    for row in report.rows:
+        assert (row.verdict, row.measures, row.how) == ("not known", None, "shapes alone")
+        assert install_command("inspect") in row.reason
+        assert state <= row.figures.state < state + 6000
+    assert install_command("inspect") in str(report) and report.compiles == 0
+
+
+def test_what_no_compiler_takes_says_so(nothing_compiles):
+    row = keras_mp.advise(build, BATCH, ["v100"])["v100"]
+    assert row.verdict == "not known" and "No compiler that can be installed takes" in row.reason
+
+
+@on_jax
+def test_a_state_larger_than_the_memory_is_not_compiled(nothing_compiles):
+    def large():
+        layers = [keras.Input((65536,)), *(keras.layers.Dense(65536, use_bias=False) for _ in range(4))]
+        model = keras.Sequential(layers)
+        model.compile("adam", "mse")
+        return model
+
+    batch = (keras.KerasTensor((8, 65536)),) * 2
+    report = keras_mp.advise(large, batch, ["t4", "v5e", "v5e-8"])
+    for row in report.rows:
+        assert row.fits is False and row.compiles == 0 and row.code == ()
+        share = 8 if row.target == "v5e-8" else 1
+        assert row.figures.weights == 4 * 4 * 65536**2 // share
+        assert row.missing == row.figures.peak - row.capacity > 0
+    assert "26 such devices or more" not in report["t4"].reason  # 192 GiB, 16 GiB each
+    assert "13 such devices or more" in report["t4"].reason
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX lowers a step on several devices")
+def test_several_devices_need_jax(nothing_compiles):
+    row = keras_mp.advise(build, BATCH, ["h100x2"])["h100x2"]
+    assert row.verdict == "not known" and "KERAS_BACKEND=jax" in row.reason
+
+
+MEASURES = [
+    Measures("float32"),
+    Measures("mixed_bfloat16"),
+    Measures("mixed_float16", micro_batches=4),
+    Measures("mixed_bfloat16", lean=True, micro_batches=2),
+]
+
+
+@pytest.mark.parametrize("given", ["function", "model"])
+@pytest.mark.parametrize("measures", MEASURES, ids=lambda measures: measures.words)
+def test_the_lines_apply_the_measures_and_train(measures, given):
+    if "float16" in measures.precision and "bf" not in measures.precision and keras.backend.backend() == "jax":
+        pytest.skip("JAX on a CPU has no products of float16 with float32 sums")
+    source = Source(build if given == "function" else build())
+    program = lines(measures, source, find_place("h100"), 8)
+    scope = {"keras_mp": keras_mp, "keras": keras, "build": build, "model": build()}
+    scope["x"], scope["y"] = (np.zeros(tensor.shape, "float32") for tensor in BATCH)
+    exec("\n".join(program), scope)
+    model, optimizer = scope["model"], scope["model"].optimizer
+    assert model.get_layer("hidden").dtype_policy.name == measures.precision
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    assert (inner.gradient_accumulation_steps or 1) == measures.micro_batches
+    assert int(inner._iterations) == measures.micro_batches
+    assert any(row.lean for row in lean_report(model).rows) == measures.lean
+
+
+@on_jax
+@pytest.mark.parametrize("strategy", ["data", "fully_sharded"])
+def test_the_lines_of_several_devices(strategy):
+    measures = Measures("mixed_bfloat16", micro_batches=2, strategy=strategy)
+    program = lines(measures, Source(build), find_place("h100x4"), 8)
+    assert program[1] == f'with keras_mp.distribute("{strategy}", devices=4):'
+    text = "\n".join(program).replace("devices=4", "devices=1")
+    scope = {"keras_mp": keras_mp, "build": build}
+    scope["x"], scope["y"] = (np.zeros(tensor.shape, "float32") for tensor in BATCH)
+    exec(text, scope)
+    assert int(scope["model"].optimizer._iterations) == 2
+
+
+def test_the_command(tmp_path):
+    build().save(tmp_path / "mine.keras")
+    done = command_line.run("advise", tmp_path / "mine.keras", "--targets", "v100,h1000")
+    assert done.returncode == 1 and "Did you mean 'h100'" in done.stderr and done.stderr.count("\n") == 1
+    page = tmp_path / "advice.html"
+    done = command_line.run("advise", tmp_path / "mine.keras", "--targets", "v100", "--html", page)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "not known" in done.stdout and "small" in page.read_text()

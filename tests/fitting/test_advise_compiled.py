@@ -1,0 +1,103 @@
+"""`advise` with the real compilers, on models that take seconds."""
+
+import dataclasses
+
+import keras
+import pytest
+
+import keras_mp
+from keras_mp.advice import advise as advise_module
+from keras_mp.advice.figures import Figures, figures_of_refusal
+from keras_mp.advice.place import Place
+from keras_mp.lean.lean_report import lean_report
+from keras_mp.precision.chips import find_chip
+
+pytestmark = pytest.mark.ci
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_once(tmp_path_factory):
+    patch = pytest.MonkeyPatch()
+    patch.setenv("KERAS_MP_CACHE", str(tmp_path_factory.getbasetemp() / "advised"))
+    yield
+    patch.undo()
+
+
+def build():
+    inputs = keras.Input((256, 64))
+    x = inputs
+    for _ in range(2):
+        x = x + keras.layers.MultiHeadAttention(4, 16)(x, x)
+        x = x + keras.layers.Dense(64)(keras.layers.Dense(256, "gelu")(x))
+    model = keras.Model(inputs, keras.layers.Dense(4)(x), name="small")
+    model.compile(keras.optimizers.Adam(), "mse")
+    return model
+
+
+def batch(rows):
+    return keras.KerasTensor((rows, 256, 64)), keras.KerasTensor((rows, 256, 4))
+
+
+def inspected(row):
+    """`inspect` of what the lines of a row make, but for `fit`."""
+    *made, fit = row.code
+    scope = {"keras_mp": keras_mp, "build": build}
+    exec("\n".join(made), scope)
+    rows = int(fit.partition("batch_size=")[2].rstrip(")"))
+    return scope["model"], keras_mp.inspect(scope["model"], batch(rows), row.target)
+
+
+def test_each_kind_of_chip_and_inspect_agrees():
+    report = keras_mp.advise(build, batch(16), ["h100", "t4", "v5e"])
+    precisions = {row.target: row.measures.precision for row in report.rows}
+    assert precisions == {"h100": "mixed_bfloat16", "t4": "mixed_float16", "v5e": "mixed_bfloat16"}
+    for row in report.rows:
+        keras.config.set_dtype_policy("float32")
+        _, there = inspected(row)
+        assert row.fits and there.memory.fits and row.figures.peak == there.memory.peak
+        assert row.roofline.seconds == pytest.approx(there.roofline.seconds)
+        assert row.figures.optimizer == there.memory.optimizer
+    keras.config.set_dtype_policy("float32")
+    again = keras_mp.advise(build, batch(16), ["h100", "t4", "v5e"])
+    assert again.compiles == again.kept == report.compiles == 3
+    assert [row.figures for row in again.rows] == [row.figures for row in report.rows]
+
+
+def test_a_chip_that_is_too_small_gets_the_cheapest_measures(monkeypatch):
+    h100 = find_chip("h100")
+    plain = keras_mp.advise(build, batch(16), ["h100"])["h100"].figures
+    rows = {}
+    for share in (0.6, 0.2, 0.01):
+        small = dataclasses.replace(h100, memory_bytes=int(plain.state + share * (plain.peak - plain.state)))
+        monkeypatch.setattr(advise_module, "find_place", lambda name, chip=small: Place(name, chip))
+        keras.config.set_dtype_policy("float32")
+        rows[share] = keras_mp.advise(build, batch(16), ["h100"])["h100"]
+    assert rows[0.6].fits and rows[0.6].measures.lean and not rows[0.6].measures.remat
+    assert rows[0.2].fits is False or rows[0.2].measures.micro_batches > 1 or rows[0.2].measures.remat
+    assert rows[0.01].fits is False and rows[0.01].missing > 0 and "Memory goes to" in rows[0.01].reason
+    for share in (0.6, 0.2):
+        if rows[share].fits:
+            keras.config.set_dtype_policy("float32")
+            model, there = inspected(rows[share])
+            assert there.memory.peak == rows[share].figures.peak <= rows[share].capacity
+            assert any(row.lean for row in lean_report(model).rows) == rows[share].measures.lean
+
+
+def test_gpus_of_one_compute_capability_need_the_same_memory_but_for_a_hundredth():
+    model = build()
+    needs = {
+        name: keras_mp.inspect(model, batch(8), name).memory.peak for name in ("h100", "h200", "rtx3060", "rtx3090")
+    }
+    assert needs["h100"] == pytest.approx(needs["h200"], rel=0.01), needs
+    assert needs["rtx3060"] == pytest.approx(needs["rtx3090"], rel=0.01), needs
+
+
+def test_a_step_that_the_tpu_compiler_refuses():
+    said = "the total memory required for HLO temporaries (25.14G) exceeds available HBM (15.75G)."
+    message = f"Ran out of memory on HBM, {said}"
+    figures = figures_of_refusal(message, Figures(2**30, 0, peak=2**30), 16 * 2**30)
+    assert figures.peak == int(25.14 * 2**30) + 2**30 == figures.state + figures.temporary
+    near = figures_of_refusal(message.replace("25.14", "15.80"), Figures(0, 0), 16 * 2**30)
+    assert near.peak > 16 * 2**30
+    assert figures_of_refusal("INTERNAL: it crashed", Figures(0, 0), 2**30) is None

@@ -1,0 +1,275 @@
+"""make_lean(remat=...): blocks of every family recompute; the step, the tokens, files and replicas are as before."""
+
+import re
+import warnings
+
+import causal_models
+import keras
+import keras_hub
+import numpy as np
+import own_blocks
+import pytest
+from keras import layers
+from marks import few
+
+import keras_mp
+from keras_mp.lean import remat_blocks
+from keras_mp.rebuild import layers_by_path
+
+pytestmark = pytest.mark.usefixtures("float32_policy")
+_SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32}
+
+
+def _bert():
+    backbone = keras_hub.models.BertBackbone(**_SIZES, vocabulary_size=40, max_sequence_length=8)
+    return keras_hub.models.BertTextClassifier(backbone=backbone, num_classes=3)
+
+
+def _vit():
+    sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32, "dropout_rate": 0.1}
+    backbone = keras_hub.models.ViTBackbone(image_shape=(8, 8, 3), patch_size=4, **sizes)
+    return keras_hub.models.ViTImageClassifier(backbone=backbone, num_classes=3)
+
+
+def _resnet():
+    backbone = keras_hub.models.ResNetBackbone(
+        input_conv_filters=[64], input_conv_kernel_sizes=[3], stackwise_num_filters=[64, 128],
+        stackwise_num_blocks=[2, 3], stackwise_num_strides=[1, 2], block_type="basic_block", image_shape=(16, 16, 3),
+    )  # fmt: skip
+    return keras_hub.models.ResNetImageClassifier(backbone=backbone, num_classes=3)
+
+
+# By family: how it is built, and how many blocks it has.
+FAMILIES = {
+    "gpt2": (lambda: causal_models.build("GPT2CausalLM"), 2),
+    "llama3": (lambda: causal_models.build("Llama3CausalLM"), 2),
+    "gemma": (lambda: causal_models.build("GemmaCausalLM"), 2),
+    "qwen": (lambda: causal_models.build("QwenCausalLM"), 2),
+    "t5": (lambda: causal_models.build("T5Seq2SeqLM"), 4),
+    "bert": (_bert, 2),
+    "vit": (_vit, 2),
+    "resnet": (_resnet, 5),
+    "own gpt, subclassed": (own_blocks.mini_gpt, 3),
+    "own gpt, functional": (own_blocks.functional_gpt, 3),
+    "own vit, a loop": (own_blocks.vit, 3),
+    "own resnet": (lambda: own_blocks.resnet(rate=0.1), 6),
+    "own blocks in a layer": (own_blocks.tower, 3),
+}
+GENERATING = ("gpt2", "llama3", "gemma", "qwen", "t5")
+
+
+def data(model, generator):
+    """A batch of three, tokens where the model takes integers, the first row padded; and targets."""
+
+    def of(tensor):
+        shape = (3, *(size or 8 for size in tensor.shape[1:]))
+        padding = np.ones(shape, "int32")
+        padding[0, 5:] = 0
+        if "mask" in tensor.name:
+            return padding
+        if tensor.name.endswith("segment_ids"):
+            return np.zeros(shape, "int32")
+        is_float = keras.backend.is_float_dtype(tensor.dtype)
+        return (
+            generator.normal(size=shape).astype("float32") if is_float else generator.integers(1, 40, shape) * padding
+        )
+
+    inputs = model._inputs_struct if hasattr(model, "_inputs_struct") else keras.KerasTensor((None, 8), "int32")
+    x = keras.tree.map_structure(of, inputs)
+    x = x[0] if isinstance(x, list) and len(x) == 1 else x
+    outputs = model(x, training=False)
+    return x, generator.integers(0, outputs.shape[-1], tuple(outputs.shape[:-1]))
+
+
+def compiled(model, **mode):
+    model.compile(keras.optimizers.SGD(1.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True), **mode)
+    return model
+
+
+def recomputing(model, remat=True):
+    """The model with blocks that recompute, of which nothing must be missing."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="(?s).*could not reach.*")
+        return keras_mp.make_lean(model, remat=remat)
+
+
+def blocks(model):
+    return [row.layer for row in keras_mp.lean_report(model).rows if row.kind == "block"]
+
+
+def paths(model):
+    """The paths of the weights without the numbers that Keras counts up."""
+    return [re.sub(r"_\d+(?=/|$)", "", weight.path) for weight in model.weights]
+
+
+def changes(model, x, y):
+    """The loss of a step, minus its gradients, and the states of its random seeds after it."""
+    before = [np.array(weight) for weight in model.get_weights()]
+    loss = float(np.ravel(model.train_on_batch(x, y))[0])
+    seeds = [keras.ops.convert_to_numpy(g.state) for layer in model._flatten_layers() for g in layer._seed_generators]
+    return loss, [np.asarray(after) - b for after, b in zip(model.get_weights(), before, strict=True)], seeds
+
+
+def assert_same_step(ours, plain):
+    assert ours[0] == pytest.approx(plain[0], rel=1e-5)
+    # The rounding of a gradient is relative to those that it is made of, so to the largest; and a change is the
+    # difference of two weights of a size of up to 2, each known to half of 2**-23 of it.
+    largest = max(np.abs(b).max() for b in plain[1])
+    for a, b in zip(ours[1], plain[1], strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * largest + 2**-22)
+    for a, b in zip(ours[2], plain[2], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.fixture
+def recomputed(monkeypatch):
+    """The calls that are made so that the backward pass makes them again."""
+    calls = []
+    make = remat_blocks.recomputed_call
+
+    def noting(function, *arguments):
+        calls.append(function)
+        return make(function, *arguments)
+
+    monkeypatch.setattr(remat_blocks, "recomputed_call", noting)
+    return calls
+
+
+@pytest.mark.parametrize("name", few(FAMILIES, "own blocks in a layer"))
+def test_a_step_with_recomputed_blocks_is_the_same(name, recomputed):
+    build, count = FAMILIES[name]
+    keras.utils.set_random_seed(int(np.random.default_rng().integers(1000)))
+    model = compiled(build())
+    ours = recomputing(model)
+    assert len(blocks(ours)) == count
+    assert paths(ours) == paths(model)
+    x, y = data(model, np.random.default_rng())
+    step = changes(ours, x, y)
+    assert recomputed and len(recomputed) % count == 0
+    assert_same_step(step, changes(model, x, y))
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("mode", [{"jit_compile": False}, {"jit_compile": True}, {"run_eagerly": True}], ids=str)
+@pytest.mark.parametrize("build", [own_blocks.tower, own_blocks.vit], ids=["layer", "segment"])
+def test_in_every_mode(build, mode):
+    model = compiled(build(), **mode)
+    ours = recomputing(model)
+    x, y = data(model, np.random.default_rng())
+    assert_same_step(changes(ours, x, y), changes(model, x, y))
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["gpt2", "bert", "own vit, a loop", "own blocks in a layer"])
+def test_in_bfloat16_it_is_as_close_to_float32_as_before(name):
+    model = compiled(FAMILIES[name][0]())
+    x, y = data(model, np.random.default_rng())
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    low = compiled(FAMILIES[name][0]())
+    low.set_weights(model.get_weights())
+    for low_layer, layer in zip(low._flatten_layers(), model._flatten_layers(), strict=True):
+        for ours, theirs in zip(low_layer._seed_generators, layer._seed_generators, strict=True):
+            ours.state.assign(theirs.state)
+    lean = recomputing(low)
+    steps = [changes(each, x, y)[1] for each in (lean, low, model)]
+    error, allowed = (sum(np.square(a - b).sum() for a, b in zip(each, steps[2], strict=True)) for each in steps[:2])
+    # The two are compiled, and so rounded, differently.
+    assert 0 < error < 2 * allowed
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", GENERATING)
+def test_generate_gives_the_same_tokens(name):
+    model = FAMILIES[name][0]()
+    for weight in model.weights:  # so that the logits are far apart
+        weight.assign(weight + np.random.default_rng().normal(size=weight.shape) * 0.2)
+    ours = recomputing(model)
+    x = {key: value[:, :8] for key, value in causal_models.batch(model).items()}
+    for key in x:
+        if "mask" in key and "encoder" not in key:
+            x[key][:, 3:] = 0
+    tokens = [each.generate(x, stop_token_ids=None) for each in (model, ours)]
+    keras.tree.map_structure(np.testing.assert_array_equal, *tokens)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["gpt2", "resnet", "own gpt, subclassed", "own vit, a loop", "own blocks in a layer"])
+def test_it_saves_loads_exports_and_is_undone(name, tmp_path):
+    model = compiled(FAMILIES[name][0]())
+    ours = recomputing(model)
+    x, y = data(model, np.random.default_rng())
+    ours.train_on_batch(x, y)
+    ours.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    loaded(x)
+    assert len(blocks(loaded)) == len(blocks(ours)) > 0
+    assert_same_step(changes(loaded, x, y), changes(ours, x, y))  # the optimizer and the seeds, too
+    ours.save_weights(tmp_path / "model.weights.h5")
+    model.load_weights(tmp_path / "model.weights.h5")
+    plain = keras_mp.undo_lean(ours)
+    assert blocks(plain) == []
+    assert [type(layer) for layer in layers_by_path(plain).values()] == [
+        type(layer) for layer in layers_by_path(model).values()
+    ]
+    expected = ours.predict(x, verbose=0)
+    for each in (model, plain, keras_mp.to_float32(ours)):
+        keras.tree.map_structure(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), each.predict(x, verbose=0), expected
+        )
+
+
+def test_patterns_name_blocks_and_layers():
+    model = own_blocks.mini_gpt(name="gpt")
+    assert blocks(recomputing(model, ("block_[02]",))) == ["block_0", "block_2"]
+    one = own_blocks.mini_gpt(blocks=1, name="gpt")  # nothing repeats
+    assert blocks(recomputing(one, ("block_*",))) == ["block_0"]
+
+
+@pytest.mark.ci
+def test_patterns_name_segments_and_nested_layers():
+    model = causal_models.build("GPT2CausalLM")
+    path = f"{model.backbone.name}/transformer_layer_1"
+    assert blocks(recomputing(model, (path, f"{path}/self_attention"))) == [path]
+    flat = own_blocks.vit()
+    second = blocks(recomputing(flat))[1]
+    assert blocks(recomputing(flat, (second,))) == [second]
+    again = recomputing(recomputing(model), ("*_layer_0",))
+    assert blocks(again) == [f"{model.backbone.name}/transformer_layer_0"]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("wrong", ["block_*", 3, (1,)])
+def test_what_is_no_pattern_is_named(wrong):
+    with pytest.raises(TypeError, match="remat takes True, False, or patterns such as"):
+        keras_mp.make_lean(own_blocks.mini_gpt(), remat=wrong)
+
+
+@pytest.mark.once
+def test_a_pattern_without_a_match_has_the_nearest_names():
+    with pytest.raises(ValueError, match="'gpt' matches 'blok_1'; nearest: 'block_1'"):
+        keras_mp.make_lean(own_blocks.mini_gpt(name="gpt"), remat=("block_0", "blok_1"))
+
+
+@pytest.mark.once
+def test_a_model_without_blocks_says_so():
+    model = keras.Sequential([keras.Input((8,)), *(layers.Dense(8) for _ in range(3))], name="plain")
+    with pytest.warns(UserWarning, match="'plain', remat=True.*no part of the model repeats; name the layers"):
+        keras_mp.make_lean(model, remat=True)
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="shapes alone suffice on JAX")
+@pytest.mark.parametrize("build", [own_blocks.functional_gpt, own_blocks.vit], ids=["layer", "segment"])
+def test_the_compiled_memory_falls(build):
+    def memory(remat):
+        model = build(blocks=8)
+        model = keras_mp.make_lean(model, remat=True) if remat else model
+        report = keras_mp.inspect(compiled(model), batch, "h100")
+        return report.memory.temporary
+
+    shape = (512, 8, 8, 3) if build is own_blocks.vit else (512, 8)
+    classes = (512,) if build is own_blocks.vit else (512, 8)
+    batch = (keras.KerasTensor(shape, "float32" if len(shape) == 4 else "int32"), keras.KerasTensor(classes, "int32"))
+    plain, recomputed = memory(False), memory(True)
+    print(f"{plain / 2**20:.1f} MiB, recomputed {recomputed / 2**20:.1f} MiB")
+    assert recomputed < 0.5 * plain

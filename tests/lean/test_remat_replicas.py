@@ -1,0 +1,11 @@
+"""Blocks that recompute on several replicas, in a process of its own."""
+
+from pathlib import Path
+
+import pytest
+from in_own_process import REST, run
+
+
+@pytest.mark.parametrize("part", [REST])
+def test_on_several_replicas(part):
+    run(Path(__file__).parent / "remat_on_replicas.py", part, 4)
