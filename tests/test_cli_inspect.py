@@ -56,7 +56,8 @@ def test_targets_print_the_whole_command_that_installs_a_compiler(monkeypatch, c
     out = capsys.readouterr().out
     assert f"To get the compilers that are missing: {install_command('inspect')}\n" in out
     assert '[inspect]"' in out and "JAX_PLATFORMS=cpu" in out
-    assert {line.split()[-2] for line in out.splitlines() if line.count("│") == 5} == {"yes", "no"}
+    ready = [line.split("│")[-2].strip() for line in out.splitlines() if line.count("│") == 5]
+    assert set(filter(None, ready)) == {"yes", "no"}  # a cell of two lines leaves one empty
 
 
 @pytest.mark.ci

@@ -44,19 +44,25 @@ def passing_over(model: keras.Model, groups: Sequence[tuple[Block, ...]], kept: 
     segments = [(last, over) for last, over in stack if last.kind == "segment"]
     computing = [block for group, count in zip(groups, kept, strict=True) for block in group[:count]]
     skipped = [block for _, over in stack for block in over]
+    refused: list[str] = []
     with ExitStack() as scopes:
         for last, over in layers:
-            scopes.enter_context(_layers_pass_on(last, over))
+            scopes.enter_context(_layers_pass_on(last, over, refused))
         if segments:
             cuts = [_Cut(last, over) for last, over in segments]
             scopes.enter_context(patched({RUN: _without(cuts)}))
         scopes.enter_context(_without_weights(skipped, computing))
         scopes.enter_context(_new_optimizer(model))
-        yield
+        try:
+            yield
+        except Exception as error:
+            if refused:  # Keras and the backends wrap what a layer raises in errors of their own
+                raise CannotPassOver(refused[0]) from error
+            raise
 
 
 @contextmanager
-def _layers_pass_on(last: Block, over: Sequence[Block]) -> Iterator[None]:
+def _layers_pass_on(last: Block, over: Sequence[Block], refused: list[str]) -> Iterator[None]:
     """Layers return the first tensor that they are called on; the last one that computes shows whether that will do."""
 
     def checked(path: str, layer: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,9 +70,10 @@ def _layers_pass_on(last: Block, over: Sequence[Block]) -> Iterator[None]:
             result = function(*args, **kwargs)
             taken = _first_tensor(args, kwargs)
             if not _is_tensor(result) or taken is None or tuple(result.shape) != tuple(taken.shape):
-                raise CannotPassOver(
+                refused.append(
                     f"block {path!r} cannot be passed over: it returns {_outline(result)} of {_outline(taken)}"
                 )
+                raise CannotPassOver(refused[0])
             made.append(str(keras.backend.standardize_dtype(result.dtype)))
             return result
 
