@@ -38,6 +38,9 @@ def carry_state(old: keras.Model, new: keras.Model) -> _Carried:
             setattr(new_layer, RULES, getattr(old_layer, RULES))
         if new_layer.trainable != old_layer.trainable:
             new_layer.trainable = old_layer.trainable
+        if getattr(old_layer, "lora_enabled", False) and not new_layer.lora_enabled:
+            # No config shows it where the layer is created by another's own code, as in KerasHub's backbones.
+            new_layer.enable_lora(old_layer.lora_rank, lora_alpha=old_layer.lora_alpha)
         pairs = _carry_layer(path, old_layer, new_layer)
         variables |= {id(old_variable): new_variable for old_variable, new_variable in pairs}
         arrived |= {id(new_variable) for _, new_variable in pairs}
