@@ -71,10 +71,10 @@ class CompiledStep:
         layout: how several devices share the step: "data", "fully_sharded" or "tensor"; "" on one.
         devices: how many share it. `memory`, and with the first two layouts `matmuls`, are those of one of them.
         collectives: what they send to each other.
-        link_time: how long that takes at the rate of the chip's links; None on one device, and where the rate is not
-            known.
         compared: the same step in other precisions, by their names.
         extrapolated: the groups of blocks that were not compiled in full; empty where all of the step was compiled.
+        link_time: how long that takes at the rate of the chip's links; None on one device, and where the rate is not
+            known.
     """
 
     model: str
@@ -99,9 +99,9 @@ class CompiledStep:
     layout: str = ""
     devices: int = 1
     collectives: tuple[Collective, ...] = ()
-    link_time: LinkTime | None = None
     compared: Mapping[str, CompiledStep] = dataclasses.field(default_factory=dict)
     extrapolated: tuple[ScaledBlocks, ...] = ()
+    link_time: LinkTime | None = None
 
     @property
     def flops(self) -> int:
