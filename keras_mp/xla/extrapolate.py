@@ -124,7 +124,7 @@ def lower_by_blocks(
 
 def _names(block: Block, like: Block, paths: dict[int, str]) -> dict[str, str]:
     """For each layer in a block, by its path, the path of the layer in its place in another."""
-    inside = [[part for layer in each.layers for part in (layer, *_below(layer))] for each in (like, block)]
+    inside = [[part for layer in one.layers for part in (layer, *_below(layer))] for one in (like, block)]
     pairs = zip(*inside, strict=True)
     return {paths.get(id(old), old.name): paths.get(id(new), new.name) for old, new in pairs}
 
