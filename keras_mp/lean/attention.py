@@ -174,7 +174,7 @@ def _blocks(rows: int | None, columns: int | None, causal: bool, block: int | No
 def _forward(operands: list[Any], mask: Any, seed: Any, blocks: list[_Rows], sizes: _Sizes) -> Any:
     """The output of `(batch, rows, heads, features)`, from queries, keys and values by head."""
     q, k, v = operands
-    outputs = []
+    outputs: list[Any] = []
     for rows in blocks:
         q_rows = rows.cut(q)
         if outputs and rows.first < 0:
