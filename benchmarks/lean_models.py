@@ -6,7 +6,7 @@
 
 Each training step, with AdamW in mixed_bfloat16, is compiled from shapes alone: as the model is, lean, and lean with
 blocks that are recomputed. Widths are the published ones; of the blocks as many as compile in a few minutes. Rows are
-written to docs/results/lean_models.json as they come.
+written to benchmarks/lean_models.json as they come.
 """
 
 import argparse
@@ -25,7 +25,7 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-RESULTS = ROOT / "docs/results/lean_models.json"
+RESULTS = ROOT / "benchmarks/lean_models.json"
 VARIANTS = ("plain", "lean", "lean, remat")
 
 
@@ -180,12 +180,12 @@ def markdown() -> list[str]:
     header = ["model", "blocks", "batch", *(f"{name}: temporary, peak" for name in VARIANTS)]
     lines = [f"| {' | '.join(header)} |", f"| --- | --- | --- |{' ---: |' * len(VARIANTS)}"]
     for name, family in FAMILIES.items():
-        found = rows.get(name, {})
-        if not found:
+        variants = rows.get(name, {})
+        if not variants:
             continue
         cells = [
-            f"{found[variant]['temporary'] / 2**30:.2f}, {found[variant]['peak'] / 2**30:.2f}"
-            if variant in found
+            f"{variants[variant]['temporary'] / 2**30:.2f}, {variants[variant]['peak'] / 2**30:.2f}"
+            if variant in variants
             else "not measured"
             for variant in VARIANTS
         ]
@@ -216,7 +216,6 @@ def main() -> None:
             rows = kept()
             if variant not in rows.get(name, {}):
                 result = measure(FAMILIES[name], variant)
-                RESULTS.parent.mkdir(exist_ok=True)
                 rows.setdefault(name, {})[variant] = result
                 RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
                 print(name, variant, result, flush=True)

@@ -7,9 +7,10 @@
 Nothing is allocated and nothing runs. State is exact: the bytes of each variable and slot by the devices that share
 it. Temporary memory and collectives are the compiler's, of a training step with 4 and with 8 blocks, extrapolated to
 the model's number, because all blocks are alike; a row marked "all" is compiled in full, to check that. (With 2 blocks
-the compiler fetches weights further ahead, and needs more than with 4.) Rows of other slices take them from the slice
-named there: with as many rows a chip they hardly depend on the number of chips. The steps take minutes each on 2
-cores; what has been compiled once is kept (`KERAS_MP_CACHE`).
+the compiler fetches weights further ahead, and needs more than with 4.) A row that names another slice takes its
+temporary memory from there: with as many rows a chip it hardly depends on the number of chips. It has no collectives,
+because the compiler chooses them by the slice. The steps take minutes each on 2 cores; what has been compiled once is
+kept (`KERAS_MP_CACHE`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import datetime
 import math
 import os
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,11 +61,12 @@ class Cell(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What the compiler says of one chip, in bytes; `sent` by (kind, dtype)."""
+    """What the compiler says of one chip, in bytes: of whole arrays, and of what a chip sends, by (kind, dtype)."""
 
     state: float
     temporary: float
-    sent: dict[tuple[str, str], float]
+    whole: dict[tuple[str, str], float]
+    wire: dict[tuple[str, str], float]
 
 
 MODELS = {
@@ -73,11 +76,17 @@ MODELS = {
 }
 COMPARED = ("float32", "mixed_bfloat16")
 BLOCKS = (4, 8)
-# What is compiled, and the slices that take its temporary memory and collectives.
+# What is compiled, in which precisions, and the slices that take its temporary memory.
 COMPILED = (
-    ("6.7B", "fully_sharded", "v5e", 16, (("v5e", 4), ("v5e", 8), ("v5e", 256), ("v6e", 4), ("v6e", 8), ("v6e", 256))),
-    ("124M", "fully_sharded", "v5e", 4, (("v5e", 256), ("v6e", 4), ("v6e", 256))),
-    ("124M", "data", "v5e", 4, (("v5e", 256), ("v6e", 4))),
+    ("6.7B", "fully_sharded", "v5e", 4, ("mixed_bfloat16",), (("v6e", 4),)),
+    ("6.7B", "fully_sharded", "v5e", 8, ("mixed_bfloat16",), (("v6e", 8),)),
+    ("6.7B", "fully_sharded", "v5e", 16, ("mixed_bfloat16",), (("v5e", 256), ("v6e", 256))),
+    (
+        *("6.7B", "fully_sharded", "v5e", 16, ("float32",)),
+        (("v5e", 4), ("v5e", 8), ("v5e", 256), ("v6e", 4), ("v6e", 8), ("v6e", 256)),
+    ),
+    ("124M", "fully_sharded", "v5e", 4, COMPARED, (("v5e", 256), ("v6e", 4), ("v6e", 256))),
+    ("124M", "data", "v5e", 4, COMPARED[::-1], (("v5e", 256), ("v6e", 4))),
 )
 IN_FULL = Cell("124M", "fully_sharded", "v5e", 4, "mixed_bfloat16")
 WHOLE_SLICE = Cell("one block", "fully_sharded", "v5e", 256, "mixed_bfloat16")
@@ -86,12 +95,14 @@ LARGEST = Cell("6.7B", "fully_sharded", "v5e", 256, "mixed_bfloat16")
 
 HEADER = """# Two GPTs compiled for slices of TPUs
 
-A training step with AdamW of a GPT of 124M (batch 8 x 1024 per chip) and of 6.7B parameters (batch 1 x 2048 per
-chip, with remat), compiled for TPU slices that are not attached. State (weights and moments) is exact, computed
-from shapes. Temporary memory and collective operations are the compiler's, for as many blocks as the last
-column says, extrapolated to all blocks; "all" was compiled in full, as a check. A row that names another slice
-takes these figures from that slice. Whether a step fits was not tried on a TPU. `python
-benchmarks/scale_table.py --markdown docs/scale-table.md`, {made}.
+A training step with AdamW of a GPT of 124M (batch 8 x 1024 per chip) and of 6.7B parameters (batch 1 x 2048 per chip,
+with remat), compiled for TPU slices that are not attached. State (weights and moments) is exact, computed from
+shapes. Temporary memory and collective operations are the compiler's, for as many blocks as the last column says,
+extrapolated to all blocks; "all" was compiled in full, as a check. A row that names another slice takes its temporary
+memory from that slice; its own collectives are not known, because the compiler chooses them by the slice. On the wire
+is what one chip sends in a step, on a ring; the time in brackets is an estimate, at the rate of all of the chip's
+links. Whether a step fits was not tried on a TPU. `python benchmarks/scale_table.py --markdown docs/scale-table.md`,
+{made}.
 
 """
 
@@ -127,10 +138,14 @@ def measure(cell: Cell, layers: int) -> Figures:
         )
     memory = report.memory
     state = memory.parameters + memory.optimizer
-    sent = {(collective.kind, collective.dtype): float(collective.bytes) for collective in report.collectives}
-    print(f"{cell}, {layers} blocks: state {state:,} bytes, temporary {memory.temporary / GIB:.3f} GiB, {sent}, "
-          f"compiled in {report.seconds:.0f} s", flush=True)  # fmt: skip
-    return Figures(state, memory.temporary, sent)
+    whole: dict[tuple[str, str], float] = defaultdict(float)
+    wire: dict[tuple[str, str], float] = defaultdict(float)
+    for collective in report.collectives:
+        whole[collective.kind, collective.dtype] += collective.bytes
+        wire[collective.kind, collective.dtype] += collective.wire
+    print(f"{cell}, {layers} blocks: state {state:,} bytes, temporary {memory.temporary / GIB:.3f} GiB, {dict(whole)}, "
+          f"on the wire {dict(wire)}, compiled in {report.seconds:.0f} s", flush=True)  # fmt: skip
+    return Figures(state, memory.temporary, dict(whole), dict(wire))
 
 
 def extrapolate(few: Figures, many: Figures, layers: int) -> Figures:
@@ -139,10 +154,11 @@ def extrapolate(few: Figures, many: Figures, layers: int) -> Figures:
     def line(at_few: float, at_many: float) -> float:
         return at_few + (at_many - at_few) / (BLOCKS[1] - BLOCKS[0]) * (layers - BLOCKS[0])
 
-    kinds = {*few.sent, *many.sent}
-    sent = {kind: line(few.sent.get(kind, 0.0), many.sent.get(kind, 0.0)) for kind in kinds}
+    def lines(at_few: dict[tuple[str, str], float], at_many: dict[tuple[str, str], float]) -> dict:
+        return {kind: line(at_few.get(kind, 0.0), at_many.get(kind, 0.0)) for kind in {*at_few, *at_many}}
+
     temporary = max(few.temporary, many.temporary, line(few.temporary, many.temporary))
-    return Figures(line(few.state, many.state), temporary, sent)
+    return Figures(line(few.state, many.state), temporary, lines(few.whole, many.whole), lines(few.wire, many.wire))
 
 
 def row(cell: Cell, figures: Figures, how: str) -> str:
@@ -150,18 +166,29 @@ def row(cell: Cell, figures: Figures, how: str) -> str:
     capacity = keras_mp.chips.CHIPS[cell.target].memory_bytes
     need = figures.state + figures.temporary
     fits = "yes" if need <= capacity else "no"
-    sent = ", ".join(
-        f"{kind} {dtype} {size / GIB:.2f}"
-        for (kind, dtype), size in sorted(figures.sent.items(), key=lambda item: -item[1])
-        if size >= GIB / 200
-    )
     return (
         f"| {cell.model} | {cell.target}-{cell.chips} | {cell.strategy} | {cell.precision} "
         f"| {figures.state / GIB:.3f} "
         f"| {figures.temporary / GIB:.2f} | {fits}, {need / capacity:.0%} "
-        f"| {sent} "
+        f"| {_listed(figures.whole)} | {_sent(figures.wire, cell)} "
         f"| {how} |"
     )
+
+
+def _listed(sizes: dict[tuple[str, str], float]) -> str:
+    """The sizes of at least 5 MiB, the largest first."""
+    ordered = sorted(sizes.items(), key=lambda item: -item[1])
+    shown = [f"{kind} {dtype} {size / GIB:.2f}" for (kind, dtype), size in ordered if size >= GIB / 200]
+    return ", ".join(shown) or "-"
+
+
+def _sent(wire: dict[tuple[str, str], float], cell: Cell) -> str:
+    """What a chip sends, and how long its links take for that."""
+    if not wire:
+        return "-"
+    chip, total = keras_mp.chips.CHIPS[cell.target], sum(wire.values())
+    seconds = total / (chip.link.bandwidth / chip.devices)
+    return f"{total / GIB:.2f} ({seconds:.2g} s): {_listed(wire)}"
 
 
 def main() -> None:
@@ -171,11 +198,11 @@ def main() -> None:
     arguments = parser.parse_args()
     lines = [
         "| model | slice | strategy | precision | state, GiB a chip | temporary, GiB a chip | fits "
-        "| collectives, GiB of whole arrays | blocks compiled, and where |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| collectives, GiB of whole arrays | on the wire, GiB a chip | blocks compiled, and where |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for model, strategy, target, chips, others in COMPILED:
-        for precision in COMPARED:
+    for model, strategy, target, chips, precisions, others in COMPILED:
+        for precision in precisions:
             cell = Cell(model, strategy, target, chips, precision)
             if arguments.only not in f"{cell.model} {cell.target}-{cell.chips} {cell.strategy} {cell.precision}":
                 continue
@@ -188,10 +215,13 @@ def main() -> None:
                 how = f"{BLOCKS[0]} and {BLOCKS[1]} of {layers}{grows}" + (
                     "" if here == cell else f", {target}-{chips}"
                 )
-                lines.append(row(here, extrapolated._replace(state=state_bytes(here)), how))
-            if cell == IN_FULL:
-                lines.append(row(cell, measure(cell, layers), f"all {layers}"))
+                figures = extrapolated._replace(state=state_bytes(here))
+                lines.append(row(here, figures if here == cell else figures._replace(whole={}, wire={}), how))
             _write(lines, arguments.markdown)
+    if not arguments.only:
+        layers = MODELS[IN_FULL.model].size.layers
+        lines.append(row(IN_FULL, measure(IN_FULL, layers), f"all {layers}"))
+        _write(lines, arguments.markdown)
     if arguments.only == "one block":
         lines.append(row(WHOLE_SLICE, measure(WHOLE_SLICE, 1), "all 1"))
     if arguments.only == "largest":  # more than an hour on 2 cores

@@ -60,7 +60,8 @@ def main() -> None:
     print(f"peak                           {memory.peak:,} of {memory.capacity:,}")
     for collective in report.collectives:
         print(
-            f"{collective.kind} {collective.dtype}: {collective.count} arrays, {collective.bytes:,} bytes of the whole"
+            f"{collective.kind} {collective.dtype} of {collective.layer}: {collective.count} arrays, "
+            f"{collective.bytes:,} bytes of the whole, {collective.wire:,} on the wire"
         )
     print(*report.asked_and_compiled, f"compiled in {report.seconds:.0f} s", sep="\n")
 

@@ -53,7 +53,7 @@ def test_the_library_names_neither_the_recipes_nor_the_models_of_the_repository(
                 named |= {node.module} if node.module and not node.level else set()
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 # What a process of its own is started with, or import_module is given.
-                named |= set(re.findall(r"\b(?:recipes|models)\.\w+|-m (?:recipes|models)\b", node.value))
+                named |= set(re.findall(r"(?<![.\w])(?:recipes|models)\.\w+|-m (?:recipes|models)\b", node.value))
         assert not [name for name in named if name.split(".")[0].split()[-1] in ("recipes", "models")], path
 
 
@@ -85,13 +85,14 @@ def test_type_checkers_see_the_public_names_and_no_other(tmp_path):
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
     revealed = [line.partition("Revealed type is ")[2] for line in printed if "Revealed type is" in line]
     assert len(revealed) == len(keras_mp.__all__) and '"Any"' not in revealed
-    assert [line for line in printed if "error" in line][:-1] == [
-        f'{program}:{len(lines) + 2}: error: Module has no attribute "stabilise"; maybe "stabilize"?  [attr-defined]'
+    # From its cache mypy reports an unchanged program under the path that it had in an earlier run.
+    assert [line.partition("program.py")[2] for line in printed if "error" in line][:-1] == [
+        f':{len(lines) + 2}: error: Module has no attribute "stabilise"; maybe "stabilize"?  [attr-defined]'
     ]
 
 
 # What ends up as a row of a benchmark's report.
-NOT_RAISED_TO_USERS = {"WorkloadError", "CannotRunError"}
+NOT_RAISED_TO_USERS = {"WorkloadError", "CannotRunError", "CannotPassOver"}
 
 
 @pytest.mark.once

@@ -174,9 +174,13 @@ def _blocks(rows: int | None, columns: int | None, causal: bool, block: int | No
 def _forward(operands: list[Any], mask: Any, seed: Any, blocks: list[_Rows], sizes: _Sizes) -> Any:
     """The output of `(batch, rows, heads, features)`, from queries, keys and values by head."""
     q, k, v = operands
-    outputs = []
+    outputs: list[Any] = []
     for rows in blocks:
-        scores = product_float32("bkgtd,bksd->bkgts", rows.cut(q), k[:, :, : rows.seen])
+        q_rows = rows.cut(q)
+        if outputs and rows.first < 0:
+            # One block after the other: all have the same keys, and the compiler would merge their products into one.
+            (q_rows,) = backend.barrier([q_rows], outputs[-1:])
+        scores = product_float32("bkgtd,bksd->bkgts", q_rows, k[:, :, : rows.seen])
         probabilities = _probabilities(scores, rows.of(mask), rows.first, sizes)
         probabilities = _times(probabilities, _kept(keras.ops.shape(scores), seed, rows.number, sizes))
         outputs.append(_times_columns(keras.ops.cast(probabilities, sizes.dtype), v[:, :, : rows.seen]))

@@ -88,19 +88,19 @@ def _blocks_in(container: keras.Layer, path: str, seen: set[int]) -> list[tuple[
     covered = {id(operation) for group in segments for block in group for operation in block.layers}
     # In the order of the model: what is found in a child stands at the child's place.
     place = {id(child): index for index, child in enumerate(children)}
-    found: list[tuple[int, tuple[Block, ...]]] = []
+    placed: list[tuple[int, tuple[Block, ...]]] = []
     for groups in (*_families(outer), segments):
         members = [block for group in groups for block in group]
         inner = [(layer, _blocks_in(layer, _path_of(layer, path), set(seen))) for layer in _composites(members)]
         most = max((len(group) for _, groups_inside in inner for group in groups_inside), default=0)
         if len(members) < most:
-            found += [(place.get(id(layer), 0), group) for layer, inside in inner for group in inside]
+            placed += [(place.get(id(layer), 0), group) for layer, inside in inner for group in inside]
         else:
-            found += [(_first_place(group, place), group) for group in groups]
+            placed += [(_first_place(group, place), group) for group in groups]
     for child in children:
         if id(child) not in repeating | covered:
-            found += [(place[id(child)], group) for group in _blocks_in(child, _path_of(child, path), seen)]
-    return [group for _, group in sorted(found, key=lambda item: item[0])]
+            placed += [(place[id(child)], group) for group in _blocks_in(child, _path_of(child, path), seen)]
+    return [group for _, group in sorted(placed, key=lambda item: item[0])]
 
 
 def _path_of(layer: keras.Operation, path: str) -> str:
@@ -243,18 +243,18 @@ def _transitions(groups: Sequence[tuple[tuple[int, int], ...]], symbols: Sequenc
     classes = [None if symbol is None else symbol[0][0] for symbol in symbols]
     weighted = [symbol[0][0] if symbol is not None and _has_weights(symbol[0]) else None for symbol in symbols]
     ordered = sorted(groups)
-    found = []
+    stretches = []
     for left, right in zip(ordered, ordered[1:], strict=False):
         start, stop = left[-1][1], right[0][0]
         needed = set(weighted[slice(*right[0])]) - {None}
         if None not in classes[start:stop] and needed <= set(weighted[start:stop]):
-            found.append((start, stop))
-    if found:
+            stretches.append((start, stop))
+    if stretches:
         stop = ordered[0][0][0]
-        lengths = {end - start for start, end in found if stop >= end - start}
-        alike = [n for n in lengths if any(classes[stop - n : stop] == classes[a:b] for a, b in found)]
-        found += [(stop - n, stop) for n in alike[:1]]
-    return found
+        lengths = {end - start for start, end in stretches if stop >= end - start}
+        alike = [n for n in lengths if any(classes[stop - n : stop] == classes[a:b] for a, b in stretches)]
+        stretches += [(stop - n, stop) for n in alike[:1]]
+    return stretches
 
 
 def layer_block(layer: keras.Layer, path: str) -> Block:

@@ -85,7 +85,7 @@ def treatments_for(blocks: Sequence[Block]) -> dict[int, str]:
             order = [id(node) for node in calls_of(graph_of(block.graph))]  # type: ignore[arg-type]
             start = order.index(id(block.nodes[0]))
             stretches[id(block.graph)].append((start, start + len(block.nodes)))
-    return treatments | {key: segments_name(found) for key, found in stretches.items()}
+    return treatments | {key: segments_name(places) for key, places in stretches.items()}
 
 
 def recomputed_blocks(model: keras.Model) -> list[Block]:

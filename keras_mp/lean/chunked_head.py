@@ -11,6 +11,7 @@ from keras.src.backend import get_keras_mask
 from keras.src.backend.common.variables import AutocastScope
 
 from keras_mp import backend
+from keras_mp.backend.common.lowered import call_scope
 from keras_mp.lean.chunked_loss import ChunkedCrossEntropy
 from keras_mp.lean.chunked_metrics import measure, measures
 from keras_mp.rebuild.treated import Treated, original_class
@@ -44,10 +45,11 @@ class ChunkedHead:
         (y,) = keras.tree.flatten(y)
         weights = next(iter(keras.tree.flatten(sample_weight)), None)
         metrics, mask = measures(self, y, y_pred), get_keras_mask(y_pred)
-        total = loss.of_features(
-            y, *self._calls.product(features), sample_weight=weights, mask=mask, gradient=bool(training),
-            with_rows=bool(metrics), **self._calls.options(),
-        )  # fmt: skip
+        with call_scope(self._calls.head):
+            total = loss.of_features(
+                y, *self._calls.product(features), sample_weight=weights, mask=mask, gradient=bool(training),
+                with_rows=bool(metrics), **self._calls.options(),
+            )  # fmt: skip
         if metrics:
             total, rows = total
             measure(metrics, y, rows, mask, weights)

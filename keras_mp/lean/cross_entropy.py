@@ -178,18 +178,22 @@ def _step(
     """Adds a chunk's loss, and its shares of the gradients of kernel and bias; returns what its rows have of each."""
     rows, targets, weights = chunk
     labels = options.labels
-    logits = product_float32(f"rw,{labels}->rv", rows, kernel)
+    # The scopes tell `inspect` the role of each product: no name of a backward pass would.
+    with keras.name_scope("keras_mp.forward"):
+        logits = product_float32(f"rw,{labels}->rv", rows, kernel)
     loss, to_logits, to_bias, *of_rows = _loss(
         logits, targets, weights, largest, bias, options.smoothing, options.shift, options.dtype, options.with_rows
     )
     if not options.gradient:
         return [carry[0] + loss], of_rows
-    if options.vocabulary_first:
-        to_kernel = product_float32("rv,rw->vw", to_logits, rows)
-    else:
-        to_kernel = product_float32("rw,rv->wv", rows, to_logits)
+    with keras.name_scope("keras_mp.kernel_gradient"):
+        if options.vocabulary_first:
+            to_kernel = product_float32("rv,rw->vw", to_logits, rows)
+        else:
+            to_kernel = product_float32("rw,rv->wv", rows, to_logits)
     sums = [carry[0] + loss, carry[1] + to_kernel, carry[2] + to_bias]
-    to_rows = product_float32(f"rv,{labels}->rw", to_logits, kernel) * (largest / options.shift)
+    with keras.name_scope("keras_mp.input_gradient"):
+        to_rows = product_float32(f"rv,{labels}->rw", to_logits, kernel) * (largest / options.shift)
     return sums, [*of_rows, keras.ops.cast(to_rows, options.row_dtype)]
 
 

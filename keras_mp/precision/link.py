@@ -40,8 +40,14 @@ def nvlink(generation: int, links: int) -> Link:
     return Link(f"NVLink {generation}", links * _NVLINK[generation] * _GIGA, _NVLINK_SOURCE)
 
 
-def pcie(generation: int, lanes: int = 16) -> Link:
-    """PCI Express, over which GPUs without NVLink, or with a bridge between two of them at most, send."""
+def pcie(generation: int, source: str, lanes: int = 16) -> Link:
+    """PCI Express, over which GPUs send that have no NVLink, or only a bridge between two of them.
+
+    Args:
+        generation: 3, 4 or 5.
+        source: The document that names generation and lanes.
+        lanes: 16, or 8.
+    """
     rate = _PCIE[generation]
-    source = _PCIE_SOURCE.format(generation, rate, lanes)
+    source = _PCIE_SOURCE.format(generation, rate, lanes) + f"; {source}"
     return Link(f"PCIe {generation}.0 x{lanes}", lanes * rate * 128 / 130 / 8 * _GIGA, source)

@@ -1,6 +1,7 @@
 """NVIDIA's GPUs for data centers."""
 
 from keras_mp.precision.chip import chip, gpu
+from keras_mp.precision.link import nvlink, pcie
 from keras_mp.precision.nvidia_sources import DATA_SHEET, DEVICE_QUERY, GPUMAP, NANOCHAT, NOT_OPENED, SPARSE, XLA
 
 # fmt: off
@@ -9,17 +10,20 @@ NVIDIA_DATA_CENTER_GPUS = (
         "p100", "Tesla P100 SXM2", "nvidia", "6.0", {"float32": 10.6, "float16": 21.2}, 16, 732,
         "NVIDIA Tesla P100 data sheet, https://www.nvidia.com/en-us/data-center/tesla-p100/; float16 is plain "
         "arithmetic, there are no tensor cores" + NOT_OPENED + "56 SMs x 64 lanes x 1480 MHz",
+        link=nvlink(1, 4),
     ),
     chip(
         "v100", "Tesla V100 SXM2 16GB", "nvidia", "7.0", {"float32": 15.7, "float16": 125}, 16, 900,
         "NVIDIA V100 data sheet, https://www.nvidia.com/en-us/data-center/v100/; 125 also from "
         "https://developer.nvidia.com/programming-tensor-cores-cuda-9-0, which was opened",
+        link=nvlink(2, 6),
     ),
     chip(
         "t4", "Tesla T4", "nvidia", "7.5", {"float32": 8.1, "float16": 65}, 16, 320,
         "NVIDIA T4 data sheet, https://www.nvidia.com/en-us/data-center/tesla-t4/ (some versions say 300 GB/s)"
         + NOT_OPENED + "a deviceQuery of a T4: 40 SMs, 1590 MHz, 256 bits at 5001 MHz",
         compiler=gpu("7.5", "Tesla T4", 40, 4194304, 1.59, 15828320256, 320.064),
+        link=pcie(3, "https://pcpartcomparison.com/gpu/tesla-t4-vs-l4"),
     ),
     chip(
         "a100", "A100 SXM4 80GB", "nvidia", "8.0",
@@ -28,6 +32,7 @@ NVIDIA_DATA_CENTER_GPUS = (
         + NOT_OPENED + "https://www.microway.com/knowledge-center-articles/"
         "in-depth-comparison-of-nvidia-ampere-gpu-accelerators/ for float32, bandwidth and memory",
         compiler=gpu("8.0", "A100-SXM4-80GB", 108, 41943040, 1.41, 85100068864, 2039.04),
+        link=nvlink(3, 12),
     ),
     chip(
         "a100-40gb", "A100 SXM4 40GB", "nvidia", "8.0",
@@ -35,18 +40,21 @@ NVIDIA_DATA_CENTER_GPUS = (
         DATA_SHEET % "A100" + "; rates are those of the 80 GB module, bandwidth from " + GPUMAP
         + XLA % "a100_sxm_40",
         compiler=gpu("8.0", "A100-SXM4-40GB", 108, 41943040, 1.41, 42331013120, 1555.2),
+        link=nvlink(3, 12),
     ),
     chip(
         "a100-40gb-pcie", "A100 PCIe 40GB", "nvidia", "8.0",
         {"float32": 19.5, "tfloat32": 156, "float16": 312, "bfloat16": 312}, 40, 1555,
         DATA_SHEET % "A100" + "; figures from " + GPUMAP + "; memory, clock and L2 of the SXM4 module",
         compiler=gpu("8.0", "A100-PCIE-40GB", 108, 41943040, 1.41, 42331013120, 1555.2),
+        link=pcie(4, GPUMAP),
     ),
     chip(
         "a10", "A10", "nvidia", "8.6",
         {"float32": 31.2, "tfloat32": 62.5, "float16": 125, "bfloat16": 125}, 24, 600,
         DATA_SHEET % "A10" + "; figures from " + GPUMAP + DEVICE_QUERY,
         compiler=gpu("8.6", "A10", 72, 6291456, 1.695, 23696375808, 600.096),
+        link=pcie(4, GPUMAP),
     ),
     chip(
         "a40", "A40", "nvidia", "8.6",
@@ -54,6 +62,7 @@ NVIDIA_DATA_CENTER_GPUS = (
         DATA_SHEET % "A40" + "; figures from https://hmc-tech.com/gpu/nvidia-a16-vs-nvidia-a40 and " + GPUMAP
         + "; " + NANOCHAT + DEVICE_QUERY,
         compiler=gpu("8.6", "A40", 84, 6291456, 1.74, 47608692736, 696.096),
+        link=pcie(4, GPUMAP),
     ),
     chip(
         "l4", "L4", "nvidia", "8.9",
@@ -61,6 +70,7 @@ NVIDIA_DATA_CENTER_GPUS = (
         "NVIDIA L4 product page, https://www.nvidia.com/en-us/data-center/l4/" + SPARSE
         + NOT_OPENED + "58 SMs x 2040 MHz only",
         compiler=gpu("8.9", "L4", 58, 50331648, 2.04, 23660331008, 300.096),
+        link=pcie(4, GPUMAP),
     ),
     chip(
         "l40s", "L40S", "nvidia", "8.9",
@@ -68,6 +78,7 @@ NVIDIA_DATA_CENTER_GPUS = (
         "NVIDIA L40S data sheet, copied at https://www.mullet.se/product.html?product_id=355414" + SPARSE
         + " (its own dense 362.05 is less than that half); also " + GPUMAP + DEVICE_QUERY,
         compiler=gpu("8.9", "L40S", 142, 100663296, 2.52, 47576711168, 864.096),
+        link=pcie(4, GPUMAP),
     ),
     chip(
         "h100", "H100 SXM5", "nvidia", "9.0",
@@ -75,6 +86,7 @@ NVIDIA_DATA_CENTER_GPUS = (
         "NVIDIA H100 product page, https://www.nvidia.com/en-us/data-center/h100/" + SPARSE
         + NOT_OPENED + "https://glennklockwood.com/garden/processors/h100",
         compiler=gpu("9.0", "H100 80GB HBM3", 132, 52428800, 1.98, 84942979072, 3352),
+        link=nvlink(4, 18),
     ),
     chip(
         "h100-pcie", "H100 PCIe", "nvidia", "9.0",
@@ -82,6 +94,7 @@ NVIDIA_DATA_CENTER_GPUS = (
         "NVIDIA's table at https://archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html (which rounds the bandwidth "
         "to 2000)" + SPARSE + "; " + NANOCHAT + XLA % "h100_pcie",
         compiler=gpu("9.0", "H100 PCIe", 114, 52428800, 1.755, 84942979072, 2039.04),
+        link=pcie(5, GPUMAP),
     ),
     chip(
         "h100-nvl", "H100 NVL", "nvidia", "9.0",
@@ -89,6 +102,7 @@ NVIDIA_DATA_CENTER_GPUS = (
         DATA_SHEET % "H100" + SPARSE + "; " + NANOCHAT + "; bandwidth from https://grokipedia.com/page/210100120 "
         "(a bus of 6016 bits); memory, clock and L2 as nvidia-smi and PyTorch report them",
         compiler=gpu("9.0", "H100 NVL", 132, 62914560, 1.785, 95830 * 2**20, 3938),
+        link=pcie(5, GPUMAP),
     ),
     chip(
         "gh200", "GH200 96GB HBM3", "nvidia", "9.0",
@@ -106,6 +120,7 @@ NVIDIA_DATA_CENTER_GPUS = (
         + NOT_OPENED + "https://glennklockwood.com/garden/processors/h100 for the rates (those of the H100); "
         "the bandwidth could not be checked",
         compiler=gpu("9.0", "H200", 132, 52428800, 1.98, 151397597184, 4800),
+        link=nvlink(4, 18),
     ),
     chip(
         "b200", "B200 (HGX, 1000 W)", "nvidia", "10.0",
@@ -114,6 +129,7 @@ NVIDIA_DATA_CENTER_GPUS = (
         + SPARSE + NOT_OPENED
         + "the copy of its table at https://zdszero.github.io/Computer/Artificial_Intelligence/Hardware.html",
         compiler=gpu("10.0", "B200", 148, 132644864, 1.965, 191514411008, 7672.32),
+        link=nvlink(5, 18),
     ),
     chip(
         "b300", "B300 (HGX)", "nvidia", "10.3",
@@ -122,6 +138,7 @@ NVIDIA_DATA_CENTER_GPUS = (
         "GiB of the 288 GB fitted), clock, L2 and a bus of 7680 bits as a B300 SXM6 AC reports them",
         compiler=gpu("10.3", "B300 SXM6 AC", 148, 132644864, 2.032, 275040 * 2**20, 7672.32),
         device_kinds=("nvidia b300 sxm6 ac",),
+        link=nvlink(5, 18),
     ),
 )
 # fmt: on

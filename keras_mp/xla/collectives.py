@@ -1,53 +1,146 @@
-"""The collectives of a compiled step: what devices send to each other, by kind and dtype."""
+"""The collectives of a compiled step: what devices send to each other, by kind, dtype and layer."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
 
+from keras_mp.backend.common.lowered import UNATTRIBUTED
+from keras_mp.xla.collective_layers import CollectiveLayers
 from keras_mp.xla.hlo import Instruction, Module, Shape, long_name
+
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 
 # A TPU's compiler spreads a collective over several kernels, in each of which it stands once more, by one name.
 _PART = re.compile(r'(chain_id|async_collective_name)="[^"]*"')
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+# A TPU's compiler writes some reduce-scatters as a custom fusion: a pad, an all-reduce, and a slice of the result. The
+# emitter behind it sends what a reduce-scatter does.
+_SCATTERING_FUSION = re.compile(r'"emitter":"\w*AllReduceScatterFusion"|calls=%?all-reduce-scatter\b')
+_LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,\s]*)\}")
+_COUNTED_GROUPS = re.compile(r"replica_groups=\[\d+,(\d+)\]<=")
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
 
 
 @dataclass(frozen=True)
 class Collective:
-    """The collectives of one kind and dtype in a step.
+    """The collectives of one kind and dtype that a layer has in a step.
 
     Args:
         kind: as XLA writes it, such as "all-gather".
         dtype: of the elements that are sent.
+        group: how many devices take part in one together; 0 for permutes, in which each sends to one other.
+        layer: path of the layer whose weights, gradients or activations are sent, or "unattributed".
         count: how many arrays a step sends so.
-        bytes: of the whole arrays, on one device: what an all-gather makes, what a reduce-scatter takes, what an
-            all-reduce takes and makes. What crosses a link depends on how the slice is wired.
+        bytes: of the whole arrays, on one device: what an all-gather makes, what a reduce-scatter takes, what the
+            others take and make.
+        wire: the bytes that one device sends, if the collectives run on a ring: of an array's bytes 2(n-1)/n in an
+            all-reduce of n devices, (n-1)/n in an all-gather, reduce-scatter or all-to-all, and all in a permute or
+            broadcast. With what the compiler pads an array by before it is sent.
     """
 
     kind: str
     dtype: str
+    group: int
+    layer: str
     count: int
     bytes: int
+    wire: int
 
 
-def collectives(module: Module) -> list[Collective]:
-    """Lists the collectives of a compiled module, the largest first."""
-    counts: dict[tuple[str, str], int] = defaultdict(int)
-    sizes: dict[tuple[str, str], int] = defaultdict(int)
+def collectives(module: Module, devices: int, layers: CollectiveLayers | None = None) -> list[Collective]:
+    """Lists the collectives of a compiled module, those with the most bytes on the wire first.
+
+    Args:
+        module: the compiled module.
+        devices: how many devices run it: the group of a collective that names none.
+        layers: finds the layer of each; None leaves all unattributed.
+    """
+    counts: dict[tuple[str, str, int, str], int] = defaultdict(int)
+    sizes: dict[tuple[str, str, int, str], int] = defaultdict(int)
+    wires: dict[tuple[str, str, int, str], Fraction] = defaultdict(Fraction)
+    for sent, repeats in _sent(module):
+        group = 0 if sent.kind == "collective-permute" else group_size(sent.instruction.attributes, devices)
+        layer = layers.of(sent.instruction, sent.fusion, sent.place) if layers else UNATTRIBUTED
+        key = (sent.kind, long_name(sent.whole.dtype), group, layer)
+        counts[key] += repeats
+        sizes[key] += repeats * sent.whole.size
+        wires[key] += repeats * sent.padded.size * ring_share(sent.kind, group)
+    listed = [Collective(*key, counts[key], size, int(wires[key])) for key, size in sizes.items()]
+    return sorted(listed, key=lambda collective: (-collective.wire, -collective.bytes))
+
+
+def ring_share(kind: str, group: int) -> Fraction:
+    """The part of an array's bytes that each device of a ring sends in a collective; 0 where a device is alone."""
+    if kind in ("collective-permute", "collective-broadcast"):
+        return Fraction(1)
+    share = Fraction(group - 1, group)
+    return 2 * share if kind == "all-reduce" else share
+
+
+def group_size(attributes: str, devices: int) -> int:
+    """How many devices take part in a collective together.
+
+    Args:
+        attributes: of its line in the compiled text; the groups are listed, counted, or axes of a mesh there.
+        devices: how many there are; all take part where no groups are named.
+    """
+    listed = _LISTED_GROUPS.search(attributes)
+    if listed:
+        return len(listed[1].split(","))
+    counted = _COUNTED_GROUPS.search(attributes)
+    if counted:
+        return int(counted[1])
+    mesh = _MESH_GROUPS.search(attributes)
+    if not mesh:
+        return devices
+    axes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh[1])}
+    size = 1
+    for name, part in re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", mesh[2]):
+        size *= int(part) if part else axes[name]
+    return size
+
+
+class _Sent(NamedTuple):
+    """One array of a collective: its size in the program, and its size as it is sent."""
+
+    kind: str
+    instruction: Instruction
+    place: int
+    whole: Shape
+    padded: Shape
+    fusion: Instruction | None
+
+
+def _sent(module: Module) -> Iterator[tuple[_Sent, int]]:
     seen: set[str] = set()
     for kernel, repeats in module.kernels():
-        for instruction in module.inside(kernel):
+        for instruction, fusion in _with_fusion(kernel, None, module):
             kind = _kind(instruction)
             part = _PART.search(instruction.attributes)
             if not kind or (part and part[0] in seen):
                 continue
             seen.update([part[0]] if part else [])
-            for shape in _sent(instruction, kind, module):
-                counts[kind, shape.dtype] += repeats
-                sizes[kind, shape.dtype] += repeats * shape.size
-    listed = [Collective(kind, long_name(dtype), counts[kind, dtype], size) for (kind, dtype), size in sizes.items()]
-    return sorted(listed, key=lambda collective: -collective.bytes)
+            padded = _arrays(instruction, kind, module)
+            whole = padded
+            if kind == "all-reduce" and fusion is not None and _SCATTERING_FUSION.search(fusion.attributes):
+                kind = "reduce-scatter"
+                whole = _unpadded(padded, module.shapes_of(fusion))
+            for place, shapes in enumerate(zip(whole, padded, strict=True)):
+                yield _Sent(kind, instruction, place, *shapes, fusion), repeats
+
+
+def _with_fusion(
+    instruction: Instruction, fusion: Instruction | None, module: Module
+) -> Iterator[tuple[Instruction, Instruction | None]]:
+    """Yields an instruction and all that is fused into it, each with the innermost fusion that it is in."""
+    yield instruction, fusion
+    for callee in instruction.callees if instruction.opcode in ("fusion", "async-start") else []:
+        for inner in module.computations.get(callee, {}).values():
+            yield from _with_fusion(inner, instruction if instruction.opcode == "fusion" else fusion, module)
 
 
 def _kind(instruction: Instruction) -> str:
@@ -56,7 +149,7 @@ def _kind(instruction: Instruction) -> str:
     return name if name in KINDS else ""
 
 
-def _sent(instruction: Instruction, kind: str, module: Module) -> list[Shape]:
+def _arrays(instruction: Instruction, kind: str, module: Module) -> list[Shape]:
     """The whole arrays: of the operands and the results of a collective, the larger."""
     inside = module.computations[instruction.computation]
     taken = [shape for name in instruction.operands if name in inside for shape in inside[name].shapes]
@@ -64,3 +157,10 @@ def _sent(instruction: Instruction, kind: str, module: Module) -> list[Shape]:
     if instruction.opcode.endswith("-start") and len(made) > len(taken):
         made = made[len(taken) : 2 * len(taken)]  # operands, results, and what the compiler keeps with them
     return taken if kind == "reduce-scatter" else made
+
+
+def _unpadded(padded: list[Shape], operands: list[Shape]) -> list[Shape]:
+    """The arrays that a fusion takes and pads, in the dtype that they are sent in."""
+    if len(operands) != len(padded):
+        return padded
+    return [Shape(sent.dtype, taken.dimensions) for sent, taken in zip(padded, operands, strict=True)]

@@ -42,6 +42,7 @@ def page(report: CompiledStep) -> str:
         stacked_bar(_memory_parts(report), _bytes),
         f"<p>{escape(room(report))}</p>",
         table(("what", "size"), ((what, byte_size(size)) for what, size in memory_rows(report)), numbers=(1,)),
+        _collectives(report),
         _compared(report),
         "<h2>Dots and convolutions</h2>",
         _matmuls(report),
@@ -129,6 +130,17 @@ def _advice(report: CompiledStep) -> str:
     for advice in report.advice:
         items.append(f"<li>{escape(worded(advice))}<br><code>{escape(advice.code)}</code></li>")
     return f"<ol>{''.join(items)}</ol>"
+
+
+def _collectives(report: CompiledStep) -> str:
+    if not report.collectives:
+        return ""
+    names = ("kind", "dtype", "devices", "layer", "arrays", "whole", "on the wire")
+    rows = (
+        (c.kind, c.dtype, str(c.group or "-"), c.layer, str(c.count), byte_size(c.bytes), byte_size(c.wire))
+        for c in report.collectives
+    )
+    return "<h2>Collectives a step, bytes of one device</h2>" + table(names, rows, numbers=(2, 4, 5, 6))
 
 
 def _compared(report: CompiledStep) -> str:

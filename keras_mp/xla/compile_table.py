@@ -12,6 +12,7 @@ from keras_mp.precision.chips import CHIPS
 from keras_mp.reporting.byte_size import byte_size
 from keras_mp.reporting.shorten import listed, shorten_middle
 from keras_mp.reporting.table import ColumnTable
+from keras_mp.xla.collectives import Collective
 from keras_mp.xla.compiled_step import CompiledStep
 from keras_mp.xla.matmuls import Matmul
 from keras_mp.xla.suggestions import Advice
@@ -155,13 +156,30 @@ def memory_rows(report: CompiledStep) -> list[tuple[str, int]]:
     ]
 
 
-def _collectives(report: CompiledStep) -> Table:
-    table = Table(title="Collectives a step, whole arrays", title_justify="left")
-    for name in ("kind", "dtype", "arrays", "size"):
-        table.add_column(name, justify="right" if name in ("arrays", "size") else "left")
+def _collectives(report: CompiledStep) -> ColumnTable:
+    groups: dict[tuple[str, str, int], list[Collective]] = defaultdict(list)
     for collective in report.collectives:
-        table.add_row(collective.kind, collective.dtype, str(collective.count), byte_size(collective.bytes))
+        groups[collective.kind, collective.dtype, collective.group].append(collective)
+    names = ("kind", "dtype", "devices", "arrays", "whole", "on the wire", "layers")
+    table = ColumnTable(
+        "Collectives a step, bytes of one device", names, ("kind", "dtype", "on the wire", "layers"), right=names[2:6]
+    )
+    for (kind, dtype, group), sent in groups.items():
+        table.add_row(
+            kind,
+            dtype,
+            str(group or "-"),
+            str(sum(collective.count for collective in sent)),
+            byte_size(sum(collective.bytes for collective in sent)),
+            byte_size(sum(collective.wire for collective in sent)),
+            _layers([collective.layer for collective in sent]),
+        )
     return table
+
+
+def _layers(layers: list[str]) -> str:
+    """The first of them, which sends the most, and how many others."""
+    return layers[0] if len(layers) == 1 else f"{layers[0]} and {len(layers) - 1} more"
 
 
 def _buffers(report: CompiledStep) -> Table:
@@ -206,7 +224,13 @@ def _compared(report: CompiledStep) -> ColumnTable:
 
 
 def speed(report: CompiledStep) -> str:
-    """The estimates of time, in a sentence."""
+    """The estimates of time, in a sentence or two."""
+    return " ".join(filter(None, (_speed(report), _link_time(report))))
+
+
+def _speed(report: CompiledStep) -> str:
+    if report.roofline is None and report.layout == "tensor":
+        return "No estimate of the products' time: the compiler divides them over the devices."
     if report.roofline is None:
         return "No estimate of time: the rates of this machine are not known."
     roofline = report.roofline
@@ -214,6 +238,17 @@ def speed(report: CompiledStep) -> str:
     return (
         f"Estimate, from the chip's peak rates: a step takes no less than {roofline.seconds * 1e3:.3g} ms, bound by "
         f"{roofline.bound} (products {roofline.compute * 1e3:.3g} ms, memory {roofline.memory * 1e3:.3g} ms){cycles}."
+    )
+
+
+def _link_time(report: CompiledStep) -> str:
+    time = report.link_time
+    if time is None:
+        return ""
+    return (
+        f"Estimate, from the rate of the chip's links: a device sends {byte_size(time.wire)} on a ring, in "
+        f"{time.seconds * 1e3:.3g} ms at {time.rate / 1e9:.4g} GB/s of {time.link}. How much of that passes while the "
+        "device computes is not known."
     )
 
 

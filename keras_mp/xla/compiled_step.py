@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from keras_mp.xla.collectives import Collective
-from keras_mp.xla.estimate import Roofline
+from keras_mp.xla.estimate import LinkTime, Roofline
 from keras_mp.xla.findings import Casts, Float32Work, Sensitive
 from keras_mp.xla.matmuls import Matmul, dtype_pair
 from keras_mp.xla.memory import Memory
@@ -73,6 +73,8 @@ class CompiledStep:
         collectives: what they send to each other.
         compared: the same step in other precisions, by their names.
         extrapolated: the groups of blocks that were not compiled in full; empty where all of the step was compiled.
+        link_time: how long that takes at the rate of the chip's links; None on one device, and where the rate is not
+            known.
     """
 
     model: str
@@ -99,6 +101,7 @@ class CompiledStep:
     collectives: tuple[Collective, ...] = ()
     compared: Mapping[str, CompiledStep] = dataclasses.field(default_factory=dict)
     extrapolated: tuple[ScaledBlocks, ...] = ()
+    link_time: LinkTime | None = None
 
     @property
     def flops(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keras_mp.precision.chips import Chip
+from keras_mp.xla.collectives import Collective
 from keras_mp.xla.hlo import Module
 from keras_mp.xla.matmuls import Matmul
 
@@ -30,6 +31,25 @@ class Roofline:
     def bound(self) -> str:
         """What limits the step: "compute" or "memory"."""
         return "compute" if self.compute >= self.memory else "memory"
+
+
+@dataclass(frozen=True)
+class LinkTime:
+    """How long a step's collectives take at the rate of the chip's links. An estimate: no collective reaches it.
+
+    How much of it passes while the chip computes is not known.
+
+    Args:
+        seconds: `wire` at `rate`.
+        wire: the bytes that a device sends in a step, on a ring.
+        rate: bytes per second that a device sends, over all of its links together.
+        link: what they are, such as "NVLink 4".
+    """
+
+    seconds: float
+    wire: int
+    rate: float
+    link: str
 
 
 def rate(matmul: Matmul, chip: Chip) -> float:
@@ -74,3 +94,12 @@ def estimate(matmuls: Sequence[Matmul], module: Module, chip: Chip) -> Roofline:
     memory = moved / (chip.bandwidth / chip.devices)
     cycles = sum(kernel.cycles * repeats for kernel, repeats in kernels)
     return Roofline(max(compute, memory), compute, memory, cycles)
+
+
+def link_time(collectives: Sequence[Collective], chip: Chip) -> LinkTime | None:
+    """How long collectives take at the rate of a chip's links; None where that is not known, or nothing is sent."""
+    if chip.link is None or not collectives:
+        return None
+    wire = sum(collective.wire for collective in collectives)
+    bandwidth = chip.link.bandwidth / chip.devices
+    return LinkTime(wire / bandwidth, wire, bandwidth, chip.link.name)

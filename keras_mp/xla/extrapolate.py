@@ -31,7 +31,8 @@ from keras_mp.xla.memory import Memory
 from keras_mp.xla.pass_over import CannotPassOver, passing_over
 
 BLOCKS = (4, 8)
-_ADDITIVE = ("count", "bytes")  # of a collective
+_ADDITIVE = ("count", "bytes", "wire")  # of a collective
+ALL_LAYERS = "all layers"
 
 
 def inspect_by_blocks(
@@ -123,7 +124,7 @@ def lower_by_blocks(
 
 def _names(block: Block, like: Block, paths: dict[int, str]) -> dict[str, str]:
     """For each layer in a block, by its path, the path of the layer in its place in another."""
-    inside = [[part for layer in each.layers for part in (layer, *_below(layer))] for each in (like, block)]
+    inside = [[part for layer in one.layers for part in (layer, *_below(layer))] for one in (like, block)]
     pairs = zip(*inside, strict=True)
     return {paths.get(id(old), old.name): paths.get(id(new), new.name) for old, new in pairs}
 
@@ -157,12 +158,15 @@ class StepsByBlocks:
             f"Extrapolated from {names}: memory, time and collectives are on the line through what was compiled. "
             "Casts, arrays and sums in 16 bits are listed as compiled."
         )
+        sent, time = _collectives(along), most.link_time
+        wire = sum(collective.wire for collective in sent)
         return dataclasses.replace(
             most,
             matmuls=tuple(products),
             memory=_memory(along),
             roofline=_roofline(along),
-            collectives=_collectives(along),
+            collectives=sent,
+            link_time=time and dataclasses.replace(time, wire=wire, seconds=wire / time.rate),
             notes=(*most.notes, note),
             advice=tuple(advice for advice in most.advice if advice.seconds or advice.at_most),
             seconds=sum(report.seconds for report in reports),
@@ -234,22 +238,24 @@ def _roofline(along: _Along) -> Roofline | None:
 
 
 def _collectives(along: _Along) -> tuple[Collective, ...]:
-    """Those of all layers together, by kind and dtype."""
+    """Those of all layers together, by kind, dtype and number of devices."""
     alike = {_sort(collective): collective for report in along.reports for collective in report.collectives}
 
-    def total(sort: tuple[str, ...], name: str) -> int:
+    def total(sort: tuple[str, str, int], name: str) -> int:
         def of(report: CompileReport) -> int:
             return sum(getattr(collective, name) for collective in report.collectives if _sort(collective) == sort)
 
         return round(along(line, of))
 
-    sums: dict[tuple[str, ...], Any] = {sort: {name: total(sort, name) for name in _ADDITIVE} for sort in alike}
-    extrapolated = [dataclasses.replace(collective, **sums[sort]) for sort, collective in alike.items()]
-    return tuple(sorted(extrapolated, key=lambda collective: -collective.bytes))
+    sums: dict[tuple[str, str, int], Any] = {sort: {name: total(sort, name) for name in _ADDITIVE} for sort in alike}
+    extrapolated = [
+        dataclasses.replace(collective, layer=ALL_LAYERS, **sums[sort]) for sort, collective in alike.items()
+    ]
+    return tuple(sorted(extrapolated, key=lambda collective: -collective.wire))
 
 
-def _sort(collective: Collective) -> tuple[str, ...]:
-    return collective.kind, collective.dtype
+def _sort(collective: Collective) -> tuple[str, str, int]:
+    return collective.kind, collective.dtype, collective.group
 
 
 def _repeated(products: Sequence[Matmul], blocks: Sequence[dict[str, str]]) -> Iterator[Matmul]:

@@ -13,10 +13,11 @@ from keras_mp.conversion.in_precision import FP8, check_precision, in_precision,
 from keras_mp.parallel.plan import Plan, plan_of
 from keras_mp.precision.policy import policy_scope
 from keras_mp.xla import findings
+from keras_mp.xla.collective_layers import CollectiveLayers
 from keras_mp.xla.collectives import collectives
 from keras_mp.xla.compile import compile_step
 from keras_mp.xla.compile_report import CompileReport
-from keras_mp.xla.estimate import estimate
+from keras_mp.xla.estimate import estimate, link_time
 from keras_mp.xla.hlo import parse
 from keras_mp.xla.lower import build_without_values, lower_step
 from keras_mp.xla.matmuls import Matmul, join
@@ -154,6 +155,7 @@ def report_of(
     sensitive = findings.sensitive(lowered, described, module)
     # Of a step that the compiler divides, the products are known whole, and not as each device runs them.
     roofline = estimate(matmuls, module, chip) if chip and not (plan and plan.by_compiler) else None
+    sent = collectives(module, plan.size, CollectiveLayers(module, lowered, described, matmuls)) if plan else []
     arguments = [argument for argument in lowered.arguments if argument.kind == "batch"]
     return CompileReport(
         model=lowered.model,
@@ -177,7 +179,8 @@ def report_of(
         log=compiled.log,
         layout=plan.layout if plan else "",
         devices=plan.size if plan else 1,
-        collectives=tuple(collectives(module)),
+        collectives=tuple(sent),
+        link_time=link_time(sent, chip) if chip else None,
     )
 
 
@@ -185,8 +188,9 @@ def _notes(target: Target, matmuls: Sequence[Matmul], backend: str, plan: Plan |
     notes = []
     if plan is not None:
         notes.append(
-            "Bytes of collectives are those of the whole arrays. Estimates of time leave out what the links between "
-            "the chips take."
+            "On the wire: the bytes that a device sends if the collectives run on a ring of n devices, of an array's "
+            "bytes 2(n-1)/n in an all-reduce, (n-1)/n in an all-gather, a reduce-scatter or an all-to-all, all in a "
+            "permute."
         )
         if plan.by_compiler:
             notes.append("The products are listed as asked for; the compiler divides them over the devices.")

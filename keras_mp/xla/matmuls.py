@@ -13,7 +13,8 @@ from keras_mp.backend.common.lowered import UNATTRIBUTED, Lowered, call_of, is_b
 from keras_mp.precision.flops import dot_flops
 from keras_mp.xla.hlo import Instruction, Module, long_name
 
-_ROLE = re.compile(r"keras_mp\.(forward|input_gradient|kernel_gradient)\b")
+# A number may follow: TensorFlow makes names of scopes unique.
+_ROLE = re.compile(r"keras_mp\.(forward|input_gradient|kernel_gradient)")
 
 
 @dataclass(frozen=True)

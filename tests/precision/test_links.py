@@ -24,11 +24,19 @@ def test_every_tpu_that_can_be_compiled_for_has_a_rate_and_its_source():
             assert chip.link.name == "ICI" and chip.link.source.startswith(("Google", "6 links"))
 
 
+def test_every_gpu_that_can_be_compiled_for_has_links_but_a_superchip():
+    without = {chip.name for chip in CHIPS.values() if chip.vendor == "nvidia" and chip.link is None}
+    assert without == {"gh200"}  # one to a host
+    for chip in CHIPS.values():
+        if chip.link is not None and chip.link.name.startswith("PCIe"):
+            assert chip.link.source.split("; ")[-1], chip.name
+
+
 def test_rates_of_nvlink_and_pci_express():
     # NVIDIA's totals add both directions up: 300, 600, 900 and 1800 GB/s for V100, A100, H100 and B200.
     totals = {(2, 6): 300, (3, 12): 600, (4, 18): 900, (5, 18): 1800}
     assert {key: 2 * nvlink(*key).bandwidth / 1e9 for key in totals} == totals
     # 985 MB/s is what a lane of PCI Express 3.0 is said to carry; each generation doubles it.
     for generation, factor in ((3, 1), (4, 2), (5, 4)):
-        assert pcie(generation).bandwidth == pytest.approx(16 * factor * 0.985e9, rel=0.001)
-    assert pcie(4, 8).name == "PCIe 4.0 x8"
+        assert pcie(generation, "").bandwidth == pytest.approx(16 * factor * 0.985e9, rel=0.001)
+    assert pcie(4, "", lanes=8).name == "PCIe 4.0 x8"

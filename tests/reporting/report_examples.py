@@ -20,7 +20,7 @@ from keras_mp.numerics.compare_training import ParityReport
 from keras_mp.numerics.search import PolicySearch, search_policy
 from keras_mp.xla.collectives import Collective
 from keras_mp.xla.compile_report import CompileReport
-from keras_mp.xla.estimate import Roofline
+from keras_mp.xla.estimate import LinkTime, Roofline
 from keras_mp.xla.findings import Casts, Float32Work, Sensitive
 from keras_mp.xla.matmuls import Matmul
 from keras_mp.xla.memory import Buffer, Memory
@@ -99,7 +99,12 @@ def compiled(precision: str = "mixed_bfloat16", *, compare: bool = True) -> Comp
         versions={"jax": "0.10"},
         seconds=1.0,
         log="log.txt",
-        collectives=(Collective("all-reduce", "float32", 1, 4),),
+        collectives=(
+            Collective("all-reduce", "float32", 4, f"dense {MARKUP}", 2, 8, 12),
+            Collective("all-reduce", "float32", 4, "head", 1, 4, 6),
+            Collective("collective-permute", "bfloat16", 0, "head", 1, 4, 4),
+        ),
+        link_time=LinkTime(math.inf, 22, 1e9, f"NVLink {MARKUP}"),
         compared={"float32": compiled("float32", compare=False)} if compare else {},
     )
 

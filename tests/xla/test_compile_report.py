@@ -56,6 +56,24 @@ def test_every_product_has_its_layer_and_its_role(gpt_report):
     assert sum(roles.values()) == 2 * (4 * 3 + 7) + 3
 
 
+def untied():
+    """A lean model whose head has weights of its own."""
+    tokens = keras.Input((LENGTH,), dtype="int32")
+    logits = keras.layers.Dense(64, name="head")(keras.layers.Embedding(64, 32)(tokens))
+    return keras_mp.make_lean(keras.Model(tokens, logits)), (tensor((BATCH, LENGTH), "int32"),) * 2
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("build, head", [(tiny_gpt, "tokens_embedding"), (untied, "head")])
+def test_a_loss_in_chunks_is_of_the_layer_that_makes_the_logits(build, head):
+    model, batch = build()
+    model.compile("sgd", keras_mp.ChunkedCrossEntropy(rows=BATCH * LENGTH // 4))
+    matmuls = keras_mp.inspect(model, batch, "host").matmuls
+    assert all(matmul.layer != "unattributed" for matmul in matmuls)
+    products = Counter((matmul.role, matmul.repeats) for matmul in matmuls if matmul.layer == head)
+    assert products == Counter([("forward", 4), ("input gradient", 4), ("kernel gradient", 4)])
+
+
 def test_every_product_is_found_in_the_compiled_step(gpt_report):
     assert all(matmul.compiled for matmul in gpt_report.matmuls)
 

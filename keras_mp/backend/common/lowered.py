@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,8 @@ from keras_mp.backend.common.calls import wrapped_methods
 
 UNATTRIBUTED = "unattributed"
 _CALL = re.compile(r"keras_mp\.call\.(\d+)")
+# Makes the name scope of a layer's next call, while a step is lowered.
+_SCOPES: ContextVar[Callable[[Any], AbstractContextManager] | None] = ContextVar("scopes", default=None)
 
 
 class LoweringError(ValueError):
@@ -101,19 +105,36 @@ def named_calls(layers: Mapping[str, Any], scope: Callable[[str], AbstractContex
         The list of calls, which grows with the trace.
     """
     calls: list[LayerCall] = []
+    paths = {id(layer): path for path, layer in layers.items()}
+    numbers: Counter[str] = Counter()
+
+    def next_call(layer: Any) -> AbstractContextManager:
+        path = paths[id(layer)]
+        numbers[path] += 1
+        calls.append(LayerCall(path, type(layer).__name__, numbers[path]))
+        return scope(f"keras_mp.call.{len(calls) - 1}")
 
     def named(path: str, layer: keras.Operation, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        number = 0
-
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal number
-            number += 1
-            calls.append(LayerCall(path, type(layer).__name__, number))
-            with scope(f"keras_mp.call.{len(calls) - 1}"):
+            with next_call(layer):
                 return function(*args, **kwargs)
 
         return call
 
-    with wrapped_methods(layers.items(), ("call", "quantized_call"), named):
-        yield calls
+    before = _SCOPES.set(lambda layer: next_call(layer) if id(layer) in paths else nullcontext())
+    try:
+        with wrapped_methods(layers.items(), ("call", "quantized_call"), named):
+            yield calls
+    finally:
+        _SCOPES.reset(before)
+
+
+def call_scope(layer: Any) -> AbstractContextManager:
+    """A scope within which operations count as a call of a layer, for code that computes what the layer would.
+
+    Args:
+        layer: the layer; where no step is lowered that has it, the scope does nothing.
+    """
+    scopes = _SCOPES.get()
+    return nullcontext() if scopes is None else scopes(layer)

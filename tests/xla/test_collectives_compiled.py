@@ -1,0 +1,161 @@
+"""The collectives that compilers make, against a reading of their text that has nothing of the kit's."""
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import keras
+import pytest
+
+import keras_mp
+from keras_mp.xla.collectives import collectives
+from keras_mp.xla.hlo import parse
+from models.gpt import gpt
+from models.transformer import Size
+
+pytestmark = pytest.mark.ci
+
+HERE = Path(__file__).parent
+only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="a step on several devices lowers on JAX only")
+WHOLE = 2048 * 2048 * 4
+# What a program sends: of psum and of a slice of it all of the array in both directions. A square slice of 16 v5e makes
+# an all-reduce of a psum_scatter too (libtpu 0.0.42).
+EXPECTED = {
+    ("v5e-4", "psum"): "all-reduce",
+    ("v5e-4", "psum_scatter"): "reduce-scatter",
+    ("v5e-4", "slice_of_psum"): "all-reduce",
+    ("v5e-16", "psum"): "all-reduce",
+    ("v5e-16", "psum_scatter"): "all-reduce",
+    ("v5e-16", "slice_of_psum"): "all-reduce",
+    ("h100x8", "psum"): "all-reduce",
+    ("h100x8", "psum_scatter"): "reduce-scatter",
+    ("h100x8", "slice_of_psum"): "all-reduce",
+}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """The compiled text of each program on each set of devices."""
+    folder = tmp_path_factory.mktemp("compiled")
+    quiet = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
+    paths = os.pathsep.join([str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, **quiet, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "PYTHONPATH": paths}
+    environment.pop("XLA_FLAGS", None)
+    command = [sys.executable, str(HERE / "compile_collectives.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {tuple(path.stem.rsplit("-", 1)): path.read_text() for path in folder.iterdir()}
+
+
+def read(text):
+    """The collectives in a compiled text: their kinds, and their arrays' bytes as sent.
+
+    One computation after another, a line each: an all-reduce in a computation called all-reduce-scatter is none, and
+    a part of a collective that is spread over several kernels counts once, by the chain that it names.
+    """
+    counts, sizes, chains = Counter(), Counter(), set()
+    for computation in re.split(r"\n\}\n", text):
+        scatters = re.search(r"^%all-reduce-scatter[\w.]* \(", computation, re.M)
+        arrays = dict(re.findall(r"^ +(?:ROOT )?(%[\w.\-]+) = \(?+(\w+\[[\d,]*\])", computation, re.M))
+        for line in computation.splitlines():
+            found = re.match(
+                r" +(?:ROOT )?%[\w.\-]+ = (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
+                r"(-start)?\(([^)]*)\)",
+                line,
+            )
+            if not found:
+                continue
+            made, kind, started, operands = found.groups()
+            chain = re.search(r'(chain_id|async_collective_name)="[^"]*"', line)
+            if chain and chain[0] in chains:
+                continue
+            chains.add(chain[0] if chain else line)
+            taken = [arrays[name] for name in re.findall(r"%[\w.\-]+", operands)]
+            results = re.findall(r"\w+\[[\d,]*\]", made)
+            if started and len(results) > len(taken):
+                results = results[len(taken) : 2 * len(taken)]
+            sent = taken if kind == "reduce-scatter" else results
+            kind = "reduce-scatter" if scatters else kind
+            counts[kind] += len(sent)
+            sizes[kind] += sum(map(_bytes, sent))
+    return counts, sizes
+
+
+def _bytes(array):
+    dtype, dimensions = array.removesuffix("]").split("[")
+    size = {"f32": 4, "bf16": 2}[dtype]
+    for dimension in filter(None, dimensions.split(",")):
+        size *= int(dimension)
+    return size
+
+
+def on_the_wire(kind, size, devices):
+    """The bytes that one device of a ring sends."""
+    rounds = {"all-reduce": 2 * (devices - 1), "all-gather": devices - 1, "reduce-scatter": devices - 1}
+    return size if kind == "collective-permute" else rounds[kind] * size / devices
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("devices", "program"), EXPECTED)
+def test_what_reduces_and_what_scatters(compiled, devices, program):
+    text, count = compiled[devices, program], int(re.search(r"\d+$", devices)[0])
+    counts, sizes = read(text)
+    listed = {collective.kind: collective for collective in collectives(parse(text), count)}
+    kind = EXPECTED[devices, program]
+    assert counts[kind] == 1 and not ({"all-reduce", "reduce-scatter"} - {kind}) & set(counts)
+    assert {name: collective.count for name, collective in listed.items()} == counts
+    assert listed[kind].bytes == WHOLE
+    assert WHOLE <= sizes[kind] <= 1.1 * WHOLE  # with its padding
+    for name, collective in listed.items():
+        assert collective.wire == on_the_wire(name, sizes[name], count)
+
+
+def build():
+    model = gpt(Size(1, 1024, 2), 1024, 128)
+    model.compile(keras.optimizers.AdamW(1e-4, global_clipnorm=1.0), keras_mp.ChunkedCrossEntropy())
+    return model
+
+
+@only_jax
+@pytest.mark.parametrize(
+    ("target", "chips", "kind", "link", "rate"),
+    [
+        ("v5e", 4, "reduce-scatter", "ICI", 200e9),
+        ("v5e", 16, "all-reduce", "ICI", 200e9),
+        ("h100", 8, "reduce-scatter", "NVLink 4", 450e9),
+    ],
+    ids=["v5e-4", "v5e-16", "h100x8"],
+)
+def test_the_gradients_of_a_fully_sharded_step(target, chips, kind, link, rate):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    tokens = keras.KerasTensor((chips, 128), "int32")
+    report = keras_mp.inspect(build, (tokens, tokens), target, strategy="fully_sharded", chips=chips)
+    text = (Path(report.log).parent / "compiled.hlo").read_text()
+    counts, sizes = read(text)
+    listed = Counter()
+    for collective in report.collectives:
+        listed[collective.kind] += collective.count
+    assert listed == counts
+    wire = sum(on_the_wire(name, size, chips) for name, size in sizes.items())
+    assert sum(collective.wire for collective in report.collectives) == pytest.approx(wire, rel=1e-6)
+
+    # Each matrix once, and the embedding's twice, from its lookups and from the logits: in float32.
+    matrices = [weight.shape for weight in build().trainable_weights if len(weight.shape) == 2]
+    elements = sum(rows * columns for rows, columns in matrices) + 1024 * 1024
+    gradients = [c for c in report.collectives if c.kind == kind and c.dtype == "float32"]
+    assert sum(collective.bytes for collective in gradients) == pytest.approx(4 * elements, rel=0.01)
+    other = ({"all-reduce", "reduce-scatter"} - {kind}).pop()
+    assert sum(c.bytes for c in report.collectives if c.kind == other and c.dtype == "float32") < 1e5
+
+    by_layer = Counter()
+    for collective in gradients:
+        by_layer[collective.layer] += collective.bytes
+    for layer, size in (("block1_dense_1", 1024 * 4096 * 4), ("block1_attention/output", 1024 * 1024 * 4)):
+        assert by_layer[layer] == pytest.approx(size, rel=0.01)
+    time = report.link_time
+    assert time.seconds == pytest.approx(wire / rate) and time.link == link
+    for said in ("On the wire: the bytes", "Estimate, from the rate of the chip's links", f"GB/s of {link}"):
+        assert said in str(report)
