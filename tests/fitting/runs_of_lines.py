@@ -16,14 +16,14 @@ class Residual(layers.Layer):
 
     def __init__(self, **arguments):
         super().__init__(**arguments)
-        self.up, self.down = layers.Dense(4 * WIDTH, name="up"), layers.Dense(WIDTH, name="down")
+        self.up, self.down = layers.Dense(4 * WIDTH, "gelu", name="up"), layers.Dense(WIDTH, name="down")
 
     def build(self, shape):
         self.up.build(shape)
         self.down.build((*shape[:-1], 4 * WIDTH))
 
     def call(self, x):
-        return x + self.down(keras.ops.gelu(self.up(x)))
+        return x + self.down(self.up(x))
 
 
 def build():
