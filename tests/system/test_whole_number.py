@@ -12,8 +12,8 @@ from keras_mp.system.whole_number import whole_number
 pytestmark = pytest.mark.once
 
 PACKAGE = Path(__file__).parents[2] / "keras_mp"
-# Each has a message of its own: a list of seeds or their number, the index in TF_CONFIG, the chips in a target.
-OTHER_CHECKS = {"compare_training.py", "cluster.py", "arguments.py", "chips.py"}
+# Each has a message of its own: a list of seeds or their number, and the index in TF_CONFIG.
+OTHER_CHECKS = {"compare_training.py", "cluster.py", "arguments.py"}
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
