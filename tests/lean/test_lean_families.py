@@ -101,8 +101,12 @@ def blocks(model):
 
 
 def paths(model):
-    """The paths of the weights without the numbers that Keras counts up."""
-    return [re.sub(r"_\d+(?=/|$)", "", weight.path) for weight in model.weights]
+    """The paths of the weights without the numbers that Keras counts up.
+
+    And without the model's own name, which they have where a call has built it, but not where `build` has: so Keras too
+    loads a subclassed model.
+    """
+    return [re.sub(r"_\d+(?=/|$)", "", weight.path.removeprefix(f"{model.name}/")) for weight in model.weights]
 
 
 class Step(NamedTuple):
