@@ -24,7 +24,9 @@ _FUNCTION = re.compile(rb"a_inference_\w+?_\d+__\.\d+")
 def fingerprint(lowered: Lowered) -> str:
     """What a model computes in a step, as text that is the same for the same model.
 
-    It is that of the step's operations, and does not depend on the names that Keras gives to layers.
+    It is that of the step's operations. On JAX it does not depend on the names that Keras gives to layers. On
+    TensorFlow it does: a new run of a program finds what was kept, a model that is built a second time in one run may
+    not, because automatic names and TensorFlow's functions are counted up.
     """
     content = _FUNCTION.sub(b"", _PLACES.sub(b"", lowered.module))
     arguments = [(argument.kind, argument.shape, argument.dtype) for argument in lowered.arguments]

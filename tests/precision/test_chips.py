@@ -461,8 +461,8 @@ def test_a_chip_and_how_many_of_it_as_people_write_them(text, name, count):
         ("h10x8", "target='h10x8' is not a known chip. Did you mean 'h100'"),
         ("h100-8", "'h100-8' is not a known chip. Did you mean 'h100'"),
         ("toaster", "target='toaster' is not a known chip. Known: v2"),
-        ("h100x0", "target='h100x0' is no whole number of H100 SXM5 chips"),
-        ("v4-3", "target='v4-3' is no whole number of TPU v4 chips"),
+        ("h100x0", "target='h100x0' names 0 H100 SXM5 chips: the least is 1"),
+        ("v4-3", "target='v4-3' names 1.5 TPU v4 chips: a name ends in a multiple of 2, its TensorCores"),
     ],
 )
 def test_what_is_no_chip_or_no_number_of_them_is_said(text, message):

@@ -182,27 +182,28 @@ def same_state(report, whole):
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    "build, batch",
+    "build, batch, depth, blocks",
     [
-        (lambda depth: functional(depth), TOKENS),
-        (lambda depth: functional(depth, remat=True), TOKENS),
-        (subclassed, (tensor((64, 64)), tensor((64, 8)))),
+        (functional, TOKENS, 9, (2, 4)),
+        (lambda depth: functional(depth, remat=True), TOKENS, 9, (2, 4)),
+        # From 2 and 4 blocks, TensorFlow's figures are 21% too low: XLA arranges this step with 4 blocks otherwise.
+        (subclassed, (tensor((64, 64)), tensor((64, 8))), 12, (4, 8)),
     ],
     ids=["functional", "remat", "subclassed"],
 )
-def test_extrapolated_is_compiled_in_full(build, batch):
+def test_extrapolated_is_compiled_in_full(build, batch, depth, blocks):
     """State and products to the last byte and operation; the compiler's temporary memory within 5%."""
-    whole = keras_mp.inspect(build(9), batch, "h100")
-    report = inspect_by_blocks(build(9), batch, "h100", blocks=(2, 4))
+    whole = keras_mp.inspect(build(depth), batch, "h100")
+    report = inspect_by_blocks(build(depth), batch, "h100", blocks=blocks)
     same_state(report, whole)
     assert report.flops == whole.flops and len(report.matmuls) == len(whole.matmuls)
     assert {matmul.layer for matmul in report.matmuls} == {matmul.layer for matmul in whole.matmuls}
-    if keras.backend.backend() == "jax" or build is not subclassed:  # on TensorFlow 21% too low, as the page says
-        assert report.memory.temporary == pytest.approx(whole.memory.temporary, rel=0.05)
-        assert report.memory.peak == pytest.approx(whole.memory.peak, rel=0.05)
+    assert report.memory.temporary == pytest.approx(whole.memory.temporary, rel=0.05)
+    assert report.memory.peak == pytest.approx(whole.memory.peak, rel=0.05)
     assert report.roofline.seconds == pytest.approx(whole.roofline.seconds, rel=0.05)
-    assert [entry.blocks for entry in report.extrapolated] == [9] and not whole.extrapolated
-    assert "EXTRAPOLATED from 2 and 4 of 9 blocks" in str(report) and "EXTRAPOLATED" not in str(whole)
+    assert [entry.blocks for entry in report.extrapolated] == [depth] and not whole.extrapolated
+    text = f"EXTRAPOLATED from {blocks[0]} and {blocks[1]} of {depth} blocks"
+    assert text in str(report) and "EXTRAPOLATED" not in str(whole)
 
 
 @pytest.mark.ci
