@@ -164,7 +164,10 @@ def recomputed(monkeypatch):
 
 
 @pytest.mark.parametrize("name", few(FAMILIES, "own blocks in a layer"))
-def test_a_step_with_recomputed_blocks_is_the_same(name, recomputed):
+def test_a_step_with_recomputed_blocks_is_the_same(name, recomputed, request):
+    if name == "own gpt, subclassed":
+        reason = "its call() has no argument training, so Keras does not tell its layers that they train"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     build, count = FAMILIES[name]
     keras.utils.set_random_seed(int(np.random.default_rng().integers(1000)))
     model = compiled(build())
