@@ -38,7 +38,8 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
       is compiled with `SparseCategoricalCrossentropy(from_logits=True)`.
     - With `remat`, blocks keep only what enters them and are recomputed in the backward pass, as by `keras_mp.remat`,
       under their own names: layers that repeat, such as those of a transformer, and stretches of a functional graph
-      that repeat, such as the residual blocks of a ResNet.
+      that repeat, such as the residual blocks of a ResNet. Only in training: where a subclassed model's `call` has no
+      argument `training`, Keras does not tell its layers that they train, and nothing is recomputed.
 
     Losses and gradients stay the same. Inference, such as `generate`, runs the layers' own code. Where Keras has a
     kernel on the device that keeps no scores, such as flash attention, that is used.

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from typing import NamedTuple
 
 import causal_models
 import keras
@@ -13,8 +14,9 @@ from keras import layers
 from marks import few
 
 import keras_mp
+from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.lean import remat_blocks
-from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild import layers_by_path, rebuild
 
 pytestmark = pytest.mark.usefixtures("float32_policy")
 _SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32}
@@ -82,7 +84,8 @@ def data(model, generator):
 
 
 def compiled(model, **mode):
-    model.compile(keras.optimizers.SGD(1.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True), **mode)
+    optimizer = keras.optimizers.SGD(1.0, momentum=0.9)  # after a step its momenta are minus the gradients, to the bit
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **mode)
     return model
 
 
@@ -98,16 +101,33 @@ def blocks(model):
 
 
 def paths(model):
-    """The paths of the weights without the numbers that Keras counts up."""
-    return [re.sub(r"_\d+(?=/|$)", "", weight.path) for weight in model.weights]
+    """The paths of the weights without the numbers that Keras counts up.
+
+    And without the model's own name, which they have where a call has built it, but not where `build` has: so Keras too
+    loads a subclassed model.
+    """
+    return [re.sub(r"_\d+(?=/|$)", "", weight.path.removeprefix(f"{model.name}/")) for weight in model.weights]
 
 
-def changes(model, x, y):
-    """The loss of a step, minus its gradients, and the states of its random seeds after it."""
-    before = [np.array(weight) for weight in model.get_weights()]
+class Step(NamedTuple):
+    """What a step made: the loss, minus the gradients, moving statistics, and the states of random seeds."""
+
+    loss: float
+    gradients: list
+    statistics: list
+    seeds: list
+
+
+def step(model, x, y):
+    numbers = keras.ops.convert_to_numpy
+    model.optimizer.build(model.trainable_variables)
+    for momentum in model.optimizer.momentums:
+        momentum.assign(np.zeros(momentum.shape))
     loss = float(np.ravel(model.train_on_batch(x, y))[0])
-    seeds = [keras.ops.convert_to_numpy(g.state) for layer in model._flatten_layers() for g in layer._seed_generators]
-    return loss, [np.asarray(after) - b for after, b in zip(model.get_weights(), before, strict=True)], seeds
+    gradients = [numbers(momentum) for momentum in model.optimizer.momentums]
+    statistics = [numbers(weight) for weight in model.non_trainable_weights]
+    seeds = [numbers(seed.state) for layer in model._flatten_layers() for seed in layer._seed_generators]
+    return Step(loss, gradients, statistics, seeds)
 
 
 def give_seeds(source, target):
@@ -118,13 +138,14 @@ def give_seeds(source, target):
 
 
 def assert_same_step(ours, plain):
-    assert ours[0] == pytest.approx(plain[0], rel=1e-5)
-    # The rounding of a gradient is relative to those that it is made of, so to the largest; and a change is the
-    # difference of two weights of a size of up to 2, each known to half of 2**-23 of it.
-    largest = max(np.abs(b).max() for b in plain[1])
-    for a, b in zip(ours[1], plain[1], strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * largest + 2**-22)
-    for a, b in zip(ours[2], plain[2], strict=True):
+    assert ours.loss == pytest.approx(plain.loss, rel=1e-5)
+    # Relative to the largest of all, as some are zero but for rounding: those of the bias of keys.
+    largest = max(np.abs(b).max() for b in plain.gradients)
+    for a, b in zip(ours.gradients, plain.gradients, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * largest)
+    for a, b in zip(ours.statistics, plain.statistics, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
+    for a, b in zip(ours.seeds, plain.seeds, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -143,7 +164,10 @@ def recomputed(monkeypatch):
 
 
 @pytest.mark.parametrize("name", few(FAMILIES, "own blocks in a layer"))
-def test_a_step_with_recomputed_blocks_is_the_same(name, recomputed):
+def test_a_step_with_recomputed_blocks_is_the_same(name, recomputed, request):
+    if name == "own gpt, subclassed":
+        reason = "its call() has no argument training, so Keras does not tell its layers that they train"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     build, count = FAMILIES[name]
     keras.utils.set_random_seed(int(np.random.default_rng().integers(1000)))
     model = compiled(build())
@@ -151,9 +175,9 @@ def test_a_step_with_recomputed_blocks_is_the_same(name, recomputed):
     assert len(blocks(ours)) == count
     assert paths(ours) == paths(model)
     x, y = data(model, np.random.default_rng())
-    step = changes(ours, x, y)
+    made = step(ours, x, y)
     assert recomputed and len(recomputed) % count == 0
-    assert_same_step(step, changes(model, x, y))
+    assert_same_step(made, step(model, x, y))
 
 
 @pytest.mark.ci
@@ -163,7 +187,7 @@ def test_in_every_mode(build, mode):
     model = compiled(build(), **mode)
     ours = recomputing(model)
     x, y = data(model, np.random.default_rng())
-    assert_same_step(changes(ours, x, y), changes(model, x, y))
+    assert_same_step(step(ours, x, y), step(model, x, y))
 
 
 @pytest.mark.ci
@@ -176,7 +200,7 @@ def test_in_bfloat16_it_is_as_close_to_float32_as_before(name):
     low.set_weights(model.get_weights())
     give_seeds(model, low)
     lean = recomputing(low)
-    steps = [changes(each, x, y)[1] for each in (lean, low, model)]
+    steps = [step(each, x, y).gradients for each in (lean, low, model)]
     error, allowed = (sum(np.square(a - b).sum() for a, b in zip(each, steps[2], strict=True)) for each in steps[:2])
     # The two are compiled, and so rounded, differently.
     assert 0 < error < 2 * allowed
@@ -188,6 +212,7 @@ def test_generate_gives_the_same_tokens(name):
     model = FAMILIES[name][0]()
     for weight in model.weights:  # so that the logits are far apart
         weight.assign(weight + np.random.default_rng().normal(size=weight.shape) * 0.2)
+    model.compile(sampler="greedy")
     ours = recomputing(model)
     x = {key: value[:, :8] for key, value in causal_models.batch(model).items()}
     for key in x:
@@ -207,11 +232,11 @@ def test_it_saves_loads_exports_and_is_undone(name, tmp_path):
     ours.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     loaded(x)
-    if not loaded.compiled:  # Keras leaves it to a model with a compile() of its own, as KerasHub's have
-        compiled(loaded)
+    if type(getattr(loaded, "optimizer", None)) is not keras.optimizers.SGD:
+        compiled(loaded)  # KerasHub's models are loaded with a default optimizer
     give_seeds(ours, loaded)
     assert len(blocks(loaded)) == len(blocks(ours)) > 0
-    assert_same_step(changes(loaded, x, y), changes(ours, x, y))
+    assert_same_step(step(loaded, x, y), step(ours, x, y))
     ours.save_weights(tmp_path / "model.weights.h5")
     model.load_weights(tmp_path / "model.weights.h5")
     plain = keras_mp.undo_lean(ours)
@@ -220,10 +245,51 @@ def test_it_saves_loads_exports_and_is_undone(name, tmp_path):
         type(layer) for layer in layers_by_path(model).values()
     ]
     expected = ours.predict(x, verbose=0)
-    for each in (model, plain, keras_mp.to_float32(ours)):
+    exported = rebuild(ours, to_float32, policy="float32", sample=x, carry_compile=False).model
+    assert blocks(exported) == []
+    for each in (model, plain, exported):
         keras.tree.map_structure(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), each.predict(x, verbose=0), expected
         )
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("build", [own_blocks.mini_gpt, own_blocks.vit], ids=["layer", "segment"])
+def test_export_float32_proves_what_it_writes(build, tmp_path):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = build()
+    x, _ = data(model, np.random.default_rng())
+    keras_mp.export_float32(recomputing(model), tmp_path / "exported", verify=x)
+
+
+class Stop(keras.callbacks.Callback):
+    """Ends a training after a step, as an interrupt does."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.iterations == 5:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("build", [own_blocks.functional_gpt, own_blocks.resnet], ids=["layer", "segment"])
+def test_a_stopped_training_goes_on_to_the_same_bits(build, tmp_path):
+    """Dropout, moving statistics and momenta go on where they were."""
+    seed = int(np.random.default_rng().integers(1000))
+
+    def trained(folder, *stop):
+        keras.utils.set_random_seed(seed)
+        model = recomputing(compiled(build(rate=0.2)))
+        x, y = data(model, np.random.default_rng(seed))
+        batches = keras_mp.ShuffledBatches(np.repeat(x, 4, 0), np.repeat(y, 4, 0), 3, seed=seed)
+        saves = keras_mp.TrainingCheckpoint(folder, batches, every=2)
+        model.fit(batches, epochs=2, shuffle=False, verbose=0, callbacks=[*stop, saves])
+        return [keras.ops.convert_to_numpy(value) for value in [*model.variables, *model.optimizer.variables]]
+
+    whole = trained(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "stopped", Stop())
+    for ours, expected in zip(trained(tmp_path / "stopped"), whole, strict=True):
+        np.testing.assert_array_equal(ours, expected)
 
 
 def test_patterns_name_blocks_and_layers():
