@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from typing import Any
 
 import keras
@@ -85,15 +87,20 @@ class _Calls:
         self._by_id: dict[int, tuple[Any, Any]] = {}
 
     def note(self, features: Any, logits: Any) -> None:
-        # What was never asked for, as in predict, is dropped, as many replicas as a host may have are kept.
+        # What was never asked for, as in predict, is dropped, as many replicas as a host may have are kept. Logits are
+        # the largest array of a model: those of an eager call go, and the features with them, when its caller lets go.
         while len(self._by_id) > 64:
             self._by_id.pop(next(iter(self._by_id)))
-        self._by_id[id(logits)] = logits, features
+        self._by_id[id(logits)] = weakref.ref(logits, functools.partial(self._drop, id(logits))), features
         self.measured = False
+
+    def _drop(self, key: int, gone: Any) -> None:
+        if key in self._by_id and self._by_id[key][0] is gone:
+            del self._by_id[key]
 
     def features_of(self, logits: Any) -> Any:
         noted = self._by_id.pop(id(logits), None)
-        return noted[1] if noted is not None and noted[0] is logits else None
+        return noted[1] if noted is not None and noted[0]() is logits else None
 
     def product(self, features: Any) -> tuple[Any, Any]:
         """The operands of the product that makes the logits."""
@@ -179,6 +186,9 @@ def why_not_head(model: Any) -> tuple[Any, str]:
     if len(features.shape) < 3 or not features.shape[-1] < outputs[0].shape[-1]:
         return None, ""  # all logits are smaller than what they are made of
     reason = why_not_plain(head) if plain else "layers after it change the logits"
+    # Private, because `outputs` is flat: a graph does not show publicly that it returns a dict.
+    if isinstance(getattr(model, "_outputs_struct", None), dict):
+        reason = "the model returns its logits in a dict"
     own = original_class(model)
     if not reason and not issubclass(own, ChunkedHead):
         reason = _own_code(own)

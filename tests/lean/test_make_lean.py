@@ -1,6 +1,8 @@
 """`make_lean` on models of Keras and KerasHub: the same step before and after, and the way back."""
 
+import gc
 import warnings
+import weakref
 
 import keras
 import numpy as np
@@ -128,3 +130,38 @@ def test_a_model_with_nothing_to_make_lean_says_so():
         new = keras_mp.make_lean(model)
     x = np.random.default_rng().normal(size=(2, 4)).astype("float32")
     np.testing.assert_array_equal(new.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
+def small_language_model(in_a_dict):
+    inputs = keras.Input((LENGTH,))
+    logits = layers.Dense(50, name="out")(layers.Dense(8, activation="gelu")(layers.Embedding(50, 8)(inputs)))
+    return compiled_plainly(keras.Model(inputs, {"out": logits} if in_a_dict else logits), in_a_dict)
+
+
+def compiled_plainly(model, in_a_dict):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(1.0), {"out": loss} if in_a_dict else loss)
+    return model
+
+
+@pytest.mark.ci
+def test_a_model_whose_one_output_is_in_a_dict_keeps_the_dict():
+    tokens = np.random.default_rng().integers(0, 50, (4, LENGTH))
+    plain = small_language_model(in_a_dict=True)
+    lean = keras_mp.make_lean(plain)
+    expected, got = plain.predict(tokens, verbose=0), lean.predict(tokens, verbose=0)
+    assert got.keys() == expected.keys()
+    np.testing.assert_allclose(got["out"], expected["out"], rtol=1e-5, atol=1e-6)
+    assert_same_step(changes(lean, tokens, {"out": tokens}), changes(plain, tokens, {"out": tokens}))
+    assert "in a dict" in str(keras_mp.lean_report(lean))
+
+
+@pytest.mark.ci
+def test_logits_of_a_call_without_a_loss_are_not_kept():
+    tokens = np.random.default_rng().integers(0, 50, (4, LENGTH))
+    lean = keras_mp.make_lean(small_language_model(in_a_dict=False))
+    logits = weakref.ref(lean(tokens))
+    gc.collect()
+    assert logits() is None
+    kept = lean(tokens)
+    assert lean._calls.features_of(kept) is not None  # while the caller holds them, their loss can be in chunks
