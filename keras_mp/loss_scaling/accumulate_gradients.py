@@ -16,7 +16,8 @@ def accumulate_gradients(model: keras.Model, steps: int) -> keras.Model:
     The same batch in `steps` calls of `fit` with an Nth of the rows each makes the same update, in less memory:
     `keras_mp.accumulate_gradients(model, 4).fit(x, y, batch_size=2)` for `model.fit(x, y, batch_size=8)`. The gradients
     that are added up take as much memory as the weights that train. Layers that compute statistics of a batch, such as
-    BatchNormalization, see the micro-batch.
+    BatchNormalization, see the micro-batch, and a loss that is a mean over the targets that count (masks, weights,
+    `ignore_class`) is the mean of the micro-batches' means.
 
     Args:
         model: compiled; its compile arguments are kept, its metrics and its optimizer start anew.
