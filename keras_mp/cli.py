@@ -128,17 +128,8 @@ def inspect(
     import_keras()
     from keras_mp.xla.inspect import inspect as inspect_step
 
-    if _is_file(model, context):
-        from keras_mp.conversion.saved_step import step_of_file
-
-        size = 8 if batch_size is None else batch_size
-        built, batch, trains = step_of_file(Path(model), size, imports or (), unsafe=unsafe)
-        inference = inference or not trains
-    else:
-        _check_no_file_options(imports, unsafe)
-        with quiet_stderr():  # a recipe's data sets import TensorFlow on JAX too
-            recipe, config = _recipe(model, context, batch_size)
-            built, batch = recipe.step(config)
+    built, batch, trains = _step(model, context, batch_size, imports, unsafe)
+    inference = inference or not trains
     report = inspect_step(
         built,
         batch[0] if inference else batch,
@@ -177,23 +168,10 @@ def advise(
     from keras_mp.advice.advise import advise as advise_chips
 
     names = [name.strip() for name in targets.split(",") if name.strip()]
-    text = ""
-    if _is_file(model, context):
-        from keras_mp.conversion.saved_step import step_of_file
-
-        built, batch, trains = step_of_file(
-            Path(model), 8 if batch_size is None else batch_size, imports or (), unsafe=unsafe
-        )
-        if not trains:
-            raise ValueError(
-                f"the model in {model!r} is not compiled for training: compile it with a loss, and save it"
-            )
-        text = f"keras.saving.load_model({model!r})"
-    else:
-        _check_no_file_options(imports, unsafe)
-        with quiet_stderr():  # a recipe's data sets import TensorFlow on JAX too
-            recipe, config = _recipe(model, context, batch_size)
-            built, batch = recipe.step(config)
+    built, batch, trains = _step(model, context, batch_size, imports, unsafe)
+    if not trains:
+        raise ValueError(f"the model in {model!r} is not compiled for training: compile it with a loss, and save it")
+    text = f"keras.saving.load_model({model!r})" if _is_file(model, context) else ""
     _show(advise_chips(built, batch, names, text=text), html, as_json)
 
 
@@ -445,6 +423,21 @@ def _is_file(model: str, context: typer.Context) -> bool:
             "the options; only training recipes add options of their own"
         )
     return True
+
+
+def _step(
+    model: str, context: typer.Context, batch_size: int | None, imports: list[str] | None, unsafe: bool
+) -> tuple[Any, Any, bool]:
+    """The model of a training recipe or of a .keras file, a batch, and whether it is compiled to train."""
+    if _is_file(model, context):
+        from keras_mp.conversion.saved_step import step_of_file
+
+        return step_of_file(Path(model), 8 if batch_size is None else batch_size, imports or (), unsafe=unsafe)
+    _check_no_file_options(imports, unsafe)
+    with quiet_stderr():  # a recipe's data sets import TensorFlow on JAX too
+        recipe, config = _recipe(model, context, batch_size)
+        built, batch = recipe.step(config)
+    return built, batch, True
 
 
 def _check_no_file_options(imports: list[str] | None, unsafe: bool = False) -> None:
