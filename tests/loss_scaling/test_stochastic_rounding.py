@@ -41,7 +41,7 @@ def neighbours(dtype, x):
 
 
 def some_values(dtype, rng, count=4096):
-    """Values of every size that a format has, its subnormals among them, with the 16 bits that rounding decides over."""
+    """Values of every size that a format has, subnormals too, with 16 bits for rounding to decide over."""
     lowest = -120 if dtype is BFLOAT16 else -14
     size = rng.uniform(lowest, np.log2(LARGEST[dtype]) - 0.01, count)
     x = (rng.choice([-1, 1], count) * 2**size).astype("float32")
@@ -171,7 +171,7 @@ def test_words_are_uniform_and_uncorrelated():
 def test_no_element_draws_more_than_its_share_over_the_steps():
     seed, steps = int(np.random.default_rng().integers(2**63)), 1000
     draw = jitted(lambda step: random_bits((64, 64), seed, step, 1))
-    # As unsigned int32: a step is a tensor in training.
+    # A step is a tensor in training.
     low = [ops.convert_to_numpy(draw(ops.convert_to_tensor(step, "int32"))) & 0xFFFF for step in range(steps)]
     means = ((np.array(low) - 32767.5) / 65536 * np.sqrt(12 * steps)).sum(0) / steps
     assert np.abs(means).max() < 6
