@@ -79,7 +79,8 @@ def figures_of(report: CompileReport, chip: Chip) -> Figures:
     for matmul in report.matmuls:
         flops[" x ".join(matmul.compiled or matmul.asked)] += matmul.flops
     memory, roofline = report.memory, report.roofline
-    peak, notes = memory.peak, ()
+    peak = memory.peak
+    notes: tuple[str, ...] = ()
     if report.refused:  # what the compiler leaves a program is less than the memory, of which the runtime has a part
         peak = max(peak, chip.memory_bytes // chip.devices + 1 + memory.peak - memory.capacity)
         notes = (f"The compiler refuses the step: {report.refused}.",)
