@@ -50,8 +50,7 @@ def advise(
 
     Few sets are compiled: what is larger than the memory by its shapes alone is not, chips of one compute capability
     share a compile where the step is well below the memory of both, and numbers of micro-batches are bisected. All
-    results are kept for later runs, also those of a call that was interrupted. On TensorFlow a second call in the same
-    run may compile again.
+    results are kept for later calls and runs, also those of a call that was interrupted.
 
     Args:
         build: a function without arguments that builds and compiles a model; on JAX its variables get shapes and no

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -123,3 +123,18 @@ def figures_from(values: Mapping[str, Any]) -> Figures:
     """Reads figures as `keras_mp.reporting.plain_values` writes them."""
     largest = tuple(Buffer(**buffer | {"shape": tuple(buffer["shape"])}) for buffer in values["largest"])
     return Figures(**{**values, "largest": largest, "notes": tuple(values["notes"])})
+
+
+def with_numbers(figures: Figures, paths: Sequence[str]) -> Figures:
+    """Figures with the numbers of layers in place of their paths: a model that is built again has other paths."""
+    return _with_layers(figures, {path: str(number) for number, path in enumerate(paths)})
+
+
+def with_names(figures: Figures, paths: Sequence[str]) -> Figures:
+    """The reverse of `with_numbers`, for the layers of another model of the same structure."""
+    return _with_layers(figures, {str(number): path for number, path in enumerate(paths)})
+
+
+def _with_layers(figures: Figures, names: Mapping[str, str]) -> Figures:
+    largest = tuple(replace(buffer, layer=names.get(buffer.layer, buffer.layer)) for buffer in figures.largest)
+    return replace(figures, largest=largest)

@@ -9,7 +9,15 @@ from typing import Any
 import keras
 
 from keras_mp.advice import kept
-from keras_mp.advice.figures import Figures, figures_from, figures_of, figures_of_refusal
+from keras_mp.advice.figures import (
+    Figures,
+    figures_from,
+    figures_of,
+    figures_of_refusal,
+    with_names,
+    with_numbers,
+)
+from keras_mp.advice.fingerprint import fingerprint
 from keras_mp.advice.measures import Measures, Possible
 from keras_mp.advice.place import Place
 from keras_mp.advice.source import Source
@@ -52,16 +60,19 @@ class Step:
     def __init__(self, source: Source, batch: Any, platform: str) -> None:
         self._source, self._batch = source, batch
         self.rows = _rows(batch)
-        self._lowered: dict[tuple[Measures, str, int], Lowered | StepsByBlocks] = {}
+        self._lowered: dict[tuple[Measures, str, int], tuple[Lowered | StepsByBlocks, list[str]]] = {}
+        self._fingerprints: dict[str, str] = {}
         plain = Measures(source.precision)
         model = source.under(plain)
         with source.scope():
             self._plain = lower_step(model, batch, training=True, platform=platform)
         _check_trains(model)
         self.model, self.parameters = model.name, model.count_params()
-        layers = layers_by_path(model).values()
-        self.sees_batch = [layer.name for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
-        self._fingerprint = kept.fingerprint(self._plain)
+        layers = layers_by_path(model)
+        self.sees_batch = [
+            layer.name for layer in layers.values() if isinstance(layer, keras.layers.BatchNormalization)
+        ]
+        self._paths = list(layers)
 
     @property
     def batch(self) -> tuple[str, ...]:
@@ -71,11 +82,7 @@ class Step:
 
     def possible(self, precision: str, devices: int) -> Possible:
         """What can be taken of this model on so many devices."""
-        forms = kept.load(self._fingerprint, precision, "forms")
-        if forms is None:
-            forms = self._source.forms(precision)
-            kept.keep(forms, self._fingerprint, precision, "forms")
-        return Possible(precision, self.rows // devices, *forms)
+        return Possible(precision, self.rows // devices, *self._source.forms(precision))
 
     def state(self, place: Place, measures: Measures) -> Figures:
         """What shapes alone say."""
@@ -84,7 +91,7 @@ class Step:
     def kept(self, place: Place, measures: Measures) -> Figures | None:
         """The figures, if an earlier call compiled the step."""
         values = kept.load(*self._key(place, measures))
-        return None if values is None else figures_from(values)
+        return None if values is None else with_names(figures_from(values), self._paths)
 
     def compiler(self, place: Place, measures: Measures) -> Callable[[], Figures]:
         """Lowers the step, and returns a function that compiles it and keeps the figures, for any thread.
@@ -92,7 +99,7 @@ class Step:
         Raises:
             ValueError: If the backend cannot trace the step.
         """
-        lowered = self._lower(place, measures)
+        lowered, paths = self._lower(place, measures)
         key, target, plan = self._key(place, measures), place.target, place.plan(measures.strategy)
 
         def compiled(step: Lowered) -> CompileReport:
@@ -110,21 +117,29 @@ class Step:
                 if refused is None:
                     raise
                 figures = refused
+            figures = with_numbers(figures, paths)
             kept.keep(figures, *key)
-            return figures
+            return with_names(figures, self._paths)
 
         return compile_and_keep
 
     def _key(self, place: Place, measures: Measures) -> tuple[Any, ...]:
-        return (self._fingerprint, asdict(measures), place.target)
+        precision = measures.precision
+        if precision not in self._fingerprints:
+            with self._source.scope():
+                self._fingerprints[precision] = fingerprint(self._plain, self._source.under(Measures(precision)))
+        return (self._fingerprints[precision], asdict(measures), place.target)
 
-    def _lower(self, place: Place, measures: Measures) -> Lowered | StepsByBlocks:
+    def _lower(self, place: Place, measures: Measures) -> tuple[Lowered | StepsByBlocks, list[str]]:
+        """The lowered step, and the paths of the layers of its model where they are those of the plain model."""
         key = (measures, place.platform, place.devices)
         if key not in self._lowered:
             batch = _part(self._batch, self.rows, measures.micro_batches)
             model = self._source.under(measures)
             with self._source.scope():
-                self._lowered[key] = _lowered(model, batch, place.platform, place.plan(measures.strategy))
+                lowered = _lowered(model, batch, place.platform, place.plan(measures.strategy))
+            paths = list(layers_by_path(model))
+            self._lowered[key] = lowered, paths if len(paths) == len(self._paths) else []
         return self._lowered[key]
 
 

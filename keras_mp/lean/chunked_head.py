@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from typing import Any
 
 import keras
+import numpy as np
 
 # Private, because Keras has no public way to read one variable in its own dtype, or to see a tensor's mask.
 from keras.src.backend import get_keras_mask
@@ -16,6 +18,7 @@ from keras_mp import backend
 from keras_mp.backend.common.lowered import call_scope
 from keras_mp.lean.chunked_loss import ChunkedCrossEntropy
 from keras_mp.lean.chunked_metrics import measure, measures
+from keras_mp.lean.cross_entropy import chunks_save_memory
 from keras_mp.rebuild.treated import Treated, original_class
 from keras_mp.stability.sensitive import PASSING_ON
 
@@ -42,7 +45,7 @@ class ChunkedHead:
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
         features, loss = self._calls.features_of(y_pred), self.chunked_loss()
-        if features is None or loss is None:
+        if features is None or loss is None or not self._saves_memory(features):
             return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)  # type: ignore[misc]
         (y,) = keras.tree.flatten(y)
         weights = next(iter(keras.tree.flatten(sample_weight)), None)
@@ -64,6 +67,14 @@ class ChunkedHead:
             self._calls.measured = False
             return self.get_metrics_result()  # type: ignore[attr-defined]
         return super().compute_metrics(x, y, y_pred, sample_weight)  # type: ignore[misc]
+
+    def _saves_memory(self, features: Any) -> bool:
+        if isinstance(keras.tree.flatten(self.loss)[0], ChunkedCrossEntropy):  # type: ignore[attr-defined]
+            return True  # asked for
+        operand, kernel = self._calls.product(features)
+        rows = None if None in operand.shape[:-1] else math.prod(operand.shape[:-1])
+        width, dtype = operand.shape[-1], keras.backend.standardize_dtype(operand.dtype)
+        return chunks_save_memory(rows, width, math.prod(kernel.shape) // width, np.dtype(dtype).itemsize)
 
     def chunked_loss(self) -> ChunkedCrossEntropy | None:
         """The loss, where it can be computed in chunks."""

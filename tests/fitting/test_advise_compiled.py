@@ -59,12 +59,11 @@ def test_each_kind_of_chip_and_inspect_agrees():
         assert row.roofline.seconds == pytest.approx(there.roofline.seconds)
         assert row.figures.optimizer == there.memory.optimizer
     assert report.compiles == 3
-    if keras.backend.backend() == "tensorflow":  # automatic names, which are counted up, are in its program
-        return
     keras.config.set_dtype_policy("float32")
     again = keras_mp.advise(build, batch(16), ["h100", "t4", "v5e"])
     assert again.compiles == again.kept == 3
-    assert [row.figures for row in again.rows] == [row.figures for row in report.rows]
+    for row, before in zip(again.rows, report.rows, strict=True):  # layers have the automatic names of another model
+        assert dataclasses.replace(row.figures, largest=()) == dataclasses.replace(before.figures, largest=())
 
 
 def test_a_chip_that_is_too_small_gets_the_cheapest_measures(monkeypatch):

@@ -25,7 +25,7 @@ from keras_mp.backend.jax.products import (
 from keras_mp.backend.jax.replicas import any_replica, max_over_replicas, replica_count, sum_over_replicas
 from keras_mp.backend.jax.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
 from keras_mp.backend.jax.steps import timed_steps
-from keras_mp.backend.jax.tensors import as_tensor, bitcast
+from keras_mp.backend.jax.tensors import as_tensor, bitcast, places
 from keras_mp.backend.jax.transforms import (
     barrier,
     fused,
@@ -83,6 +83,7 @@ __all__ = [
     "parallel_scope",
     "replica_values",
     "peak_memory_bytes",
+    "places",
     "shards_input",
     "recompute",
     "reduce_dtype",

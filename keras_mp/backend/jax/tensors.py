@@ -1,9 +1,13 @@
 """Tensors and their bits."""
 
+import math
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
+import numpy as np
 
 
 def as_tensor(x: Any) -> Any:
@@ -14,3 +18,11 @@ def as_tensor(x: Any) -> Any:
 def bitcast(x: Any, dtype: str) -> Any:
     """Reads the bits of each element as another dtype of the same size."""
     return jax.lax.bitcast_convert_type(x, dtype)
+
+
+def places(shape: tuple[int, ...]) -> Any:
+    """Numbers the elements of an array in row-major order, across all devices: uint32 of its shape, modulo 2**32."""
+    # Not a reshaped range, which a TPU would lay out anew.
+    iota = partial(jax.lax.broadcasted_iota, np.uint32, shape)
+    strides = [math.prod(shape[axis + 1 :]) % 2**32 for axis in range(len(shape))]
+    return sum((iota(axis) * np.uint32(stride) for axis, stride in enumerate(strides)), jnp.zeros(shape, np.uint32))

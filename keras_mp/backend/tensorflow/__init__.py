@@ -30,7 +30,7 @@ from keras_mp.backend.tensorflow.replicas import (
 )
 from keras_mp.backend.tensorflow.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
 from keras_mp.backend.tensorflow.steps import timed_steps
-from keras_mp.backend.tensorflow.tensors import as_tensor, bitcast
+from keras_mp.backend.tensorflow.tensors import as_tensor, bitcast, places
 from keras_mp.backend.tensorflow.transforms import (
     barrier,
     fused,
@@ -88,6 +88,7 @@ __all__ = [
     "parallel_scope",
     "replica_values",
     "peak_memory_bytes",
+    "places",
     "shards_input",
     "recompute",
     "reduce_dtype",

@@ -1,5 +1,6 @@
 """Tensors and their bits."""
 
+import math
 from typing import Any
 
 import keras
@@ -15,3 +16,12 @@ def as_tensor(x: Any) -> Any:
 def bitcast(x: Any, dtype: str) -> Any:
     """Reads the bits of each element as another dtype of the same size."""
     return tf.bitcast(x, dtype)
+
+
+def places(shape: tuple[int, ...]) -> Any:
+    """Numbers the elements of a tensor in row-major order: uint32 of its shape, modulo 2**32."""
+    numbers = tf.zeros(shape, tf.uint32)
+    for axis, size in enumerate(shape):
+        stride = tf.constant(math.prod(shape[axis + 1 :]) % 2**32, tf.uint32)
+        numbers += tf.reshape(tf.cast(tf.range(size), tf.uint32) * stride, [-1, *[1] * (len(shape) - axis - 1)])
+    return numbers
