@@ -10,7 +10,8 @@ import keras
 
 from keras_mp.lean import remat_blocks
 from keras_mp.lean.attention_layers import attention_mixin
-from keras_mp.lean.candidates import ATTENTION, GELU, HEAD, candidates
+from keras_mp.lean.called_head import CALLED_HEAD, NOTED_HEAD
+from keras_mp.lean.candidates import ATTENTION, GELU, HEAD, candidates, parts_below
 from keras_mp.lean.choose_blocks import choose_blocks, treatments_for
 from keras_mp.lean.chunked_head import ChunkedHead, prepare_head
 from keras_mp.lean.gelu_layers import LeanGelu
@@ -69,7 +70,7 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
     needed: dict[int, list[str]] = {}
     for part in parts:
         if part.treatment and not part.lean:
-            owner = model if part.treatment == HEAD else part.layer
+            owner = model if part.kind == "head" else part.layer
             needed.setdefault(id(owner), []).append(part.treatment)
     reached, blocks_reached = Reached(), Reached()
 
@@ -123,7 +124,7 @@ def undo_lean(model: keras.Model) -> keras.Model:
 
 def plain_node(node: Config) -> Config:
     """Rewrites the config of a lean layer to that of the plain one; any other dict is returned as it is."""
-    return untreated_node(node, (ATTENTION, GELU, HEAD, STEP, CHILDREN, *REMATS))
+    return untreated_node(node, (ATTENTION, GELU, HEAD, CALLED_HEAD, NOTED_HEAD, STEP, CHILDREN, *REMATS))
 
 
 def _precision(layer: Any) -> str:
@@ -137,8 +138,8 @@ def _why_none(parts: list[Any]) -> str:
 
 
 def _make_children_lean(layer: Any) -> None:
-    for part in candidates(layer):
-        if part.treatment in (ATTENTION, GELU) and not part.lean:
+    for part in parts_below(layer):
+        if part.treatment and not part.lean:
             precision = getattr(part.layer, "_precision", part.layer.compute_dtype)
             treat(part.layer, [part.treatment], precision)
 

@@ -166,16 +166,17 @@ def _treat_children(layer: Any) -> None:
     for name in treatments_of(layer):
         if base_name(name) == CHILDREN:
             for place, treatment in json.loads(name.partition(":")[2]).items():
-                child = _at(layer, place)
+                child = layer_at(layer, place)
                 if child is not None and treatment not in treatments_of(child):
                     treat(child, [treatment], getattr(child, "_precision", child.compute_dtype))
 
 
-def _at(layer: Any, place: str) -> Any:
+def layer_at(layer: Any, place: str) -> Any:
+    """The layer at a place, as `places_below` names it; None where it is not there yet."""
     for index in map(int, place.split("/")):
         children = _children(layer)
         if index >= len(children):
-            return None  # it is not there yet
+            return None
         layer = children[index]
     return layer
 
