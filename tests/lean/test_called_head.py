@@ -89,8 +89,8 @@ def test_the_loss_of_a_subclassed_model_comes_from_the_input_of_its_head(build, 
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("kind", "cls", "reason"),
-    [("probabilities", Tied, "its activation is softmax"), ("logits", OwnLoss, "OwnLoss has a compute_loss() of its own"),
-     ("divided", Tied, None), ("dict", Tied, None)],
+    [("probabilities", Tied, "its activation is softmax"), ("divided", Tied, None), ("dict", Tied, None),
+     ("logits", OwnLoss, "OwnLoss has a compute_loss() of its own")],
 )  # fmt: skip
 def test_other_models_compute_their_loss_as_before(kind, cls, reason, chunks):
     model = tied(kind, cls)
