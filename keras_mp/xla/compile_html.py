@@ -13,6 +13,7 @@ from keras_mp.xla.compile_table import (
     compiled_as,
     headline,
     memory_rows,
+    optimizer_title,
     room,
     scaled,
     short,
@@ -82,7 +83,7 @@ def _memory_parts(report: CompiledStep) -> dict[str, float]:
     rest = max(0, memory.peak - memory.parameters - memory.optimizer - memory.other - memory.activations)
     parts: dict[str, float] = {
         "weights": memory.parameters,
-        "optimizer": memory.optimizer,
+        optimizer_title(memory): memory.optimizer,
         "metrics and batch": memory.other,
         "kept for the backward pass": memory.activations,
         "other temporary": rest,

@@ -15,6 +15,7 @@ from keras_mp.reporting.table import ColumnTable
 from keras_mp.xla.collectives import Collective
 from keras_mp.xla.compiled_step import CompiledStep
 from keras_mp.xla.matmuls import NOT_COMPILED, Matmul
+from keras_mp.xla.memory import Memory
 from keras_mp.xla.suggestions import Advice
 
 _ROWS = 40
@@ -151,12 +152,18 @@ def memory_rows(report: CompiledStep) -> list[tuple[str, int]]:
     memory = report.memory
     return [
         ("weights", memory.parameters),
-        ("optimizer", memory.optimizer),
+        (optimizer_title(memory), memory.optimizer),
         ("metrics and batch", memory.other),
         ("temporary (compiler)", memory.temporary),
         ("of it kept for the backward pass (estimate)", memory.activations),
         ("peak (compiler)", memory.peak),
     ]
+
+
+def optimizer_title(memory: Memory) -> str:
+    """What a report calls the optimizer's variables: with their dtype where that is not float32."""
+    dtype = memory.optimizer_dtype
+    return "optimizer" if dtype == "float32" else f"optimizer, {dtype}"
 
 
 def _collectives(report: CompiledStep) -> ColumnTable:

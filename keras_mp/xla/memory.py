@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ class Memory:
     Args:
         parameters: the weights, those that do not train included.
         optimizer: the optimizer's variables.
+        optimizer_dtype: what most of their values are stored in: "float32", "bfloat16" or "float8".
         other: metrics and the batch.
         activations: of `temporary`, what the forward pass keeps for the backward pass. An estimate: the arrays that
             live when memory is fullest if kernels run in the order of the compiled module.
@@ -64,6 +66,7 @@ class Memory:
     peak: int
     capacity: int
     largest: tuple[Buffer, ...]
+    optimizer_dtype: str = "float32"
 
     @property
     def fits(self) -> bool:
@@ -87,6 +90,7 @@ def measure(lowered: Lowered, described: Mapping[str, Any], module: Module, capa
     return Memory(
         parameters=kinds["parameters"] + kinds["state"],
         optimizer=kinds["optimizer"],
+        optimizer_dtype=_optimizer_dtype(lowered),
         other=kinds["metrics"] + kinds["batch"],
         activations=sum(buffer.bytes for buffer in buffers if buffer.what == "activation"),
         arguments=statistics["argument"],
@@ -107,6 +111,7 @@ def measure_refused(lowered: Lowered, refusal: Refusal) -> Memory:
     return Memory(
         parameters=kinds["parameters"] + kinds["state"],
         optimizer=kinds["optimizer"],
+        optimizer_dtype=_optimizer_dtype(lowered),
         other=kinds["metrics"] + kinds["batch"],
         activations=0,
         arguments=arguments,
@@ -191,3 +196,12 @@ def _owner(instruction: Instruction, module: Module) -> str:
 
 def _is_result(instruction: Instruction, last: Mapping[str, int], entry: list[Instruction]) -> bool:
     return entry[last[instruction.name]].root
+
+
+def _optimizer_dtype(lowered: Lowered) -> str:
+    values: dict[str, int] = {}
+    for argument in lowered.arguments:
+        if argument.kind == "optimizer":
+            values[argument.dtype] = values.get(argument.dtype, 0) + math.prod(argument.shape)
+    dtype = max(values, key=lambda name: values[name], default="float32")
+    return "float8" if dtype.startswith(("float8", "f8")) else dtype

@@ -188,3 +188,27 @@ def test_a_skipped_step_changes_no_replica():
     for value in values_on_each(batch_normalization.moving_mean):
         assert np.isfinite(value).all()
     assert number(model.optimizer.skipped_steps) == 1
+
+
+def test_states_in_8_bits_are_on_each_replica_those_of_one():
+    with scope():
+        dense = keras.layers.Dense(64, use_bias=False, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((64,)), dense])
+        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.Adam(0.01), KINDS[1], state_dtype="float8")
+        model.compile(optimizer, loss=lambda y, out: keras.ops.sum(y * out, axis=-1), **MODE)
+    # Integers, whose products and sums are exact in any order.
+    draws = np.random.default_rng().integers(-8, 9, (2, 3, REPLICAS, 64)).astype("float32")
+    x, y = draws.reshape(2, -1, 64)
+    fit(model, x, y)
+    weight = keras.Variable(np.ones((64, 64), "float32"))
+    alone = keras_mp.LossScaleOptimizer(keras.optimizers.Adam(0.01), KINDS[1], state_dtype="float8")
+    for rows, factors in zip(*draws, strict=True):
+        alone.apply([keras.ops.convert_to_tensor(rows.T @ factors / REPLICAS)], [weight])
+    stored = [[number(v) for v in inner.variables if v.dtype == "float8_e4m3fn"] for inner in
+              (optimizer.inner_optimizer, alone.inner_optimizer)]  # fmt: skip
+    assert len(stored[0]) == 2
+    # The mean of a replica is divided once more: one in 2**20 roundings may go the other way.
+    assert all(np.mean(a.view("uint8") == b.view("uint8")) > 0.999 for a, b in zip(*stored, strict=True))
+    for variable in optimizer.inner_optimizer.variables:
+        first, *others = values_on_each(variable)
+        assert all(np.array_equal(first, other) for other in others)

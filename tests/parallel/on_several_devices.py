@@ -471,3 +471,36 @@ def test_fp8_scales_agree_on_all_devices(layout):
     if layout == "data":
         for value in on_each(slots):
             np.testing.assert_array_equal(value, number(slots))
+
+
+@only_jax
+@pytest.mark.parametrize("state_dtype", ["float8", "bfloat16"])
+def test_small_states_are_split_as_their_weight_and_have_the_same_bits(state_dtype):
+    keras.config.set_dtype_policy("float32")
+    # Integers, whose products and sums are exact in any order.
+    x, y = np.random.default_rng().integers(-8, 9, (2, 24, 64)).astype("float32")
+    rules = (("kernel", (None, "model")),)
+
+    def stored(layout, devices, **arguments):
+        with scope_of(layout, devices, **arguments):
+            dense = keras.layers.Dense(64, use_bias=False, kernel_initializer="ones")
+            model = keras.Sequential([keras.Input((64,)), dense])
+            inner = keras.optimizers.Adam(0.01)
+            optimizer = keras_mp.LossScaleOptimizer(inner, keras_mp.NoLossScale(), state_dtype=state_dtype)
+            model.compile(optimizer, lambda y, out: keras.ops.sum(y * out, axis=-1), **MODE)
+            model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        slot = inner._velocities[0]
+        for variable in slot.variables if layout in ("fully_sharded", "tensor") else ():
+            assert on_each(dense.kernel)[0].size == 64 * 64 // (devices if layout == "fully_sharded" else 2)
+            whole = int(np.prod(variable.shape))
+            parts = devices if layout == "fully_sharded" else 2 if variable is slot.values else 1
+            assert on_each(variable)[0].size == whole // parts
+        return [
+            number(variable).tobytes() for variable in [dense.kernel, *inner._momentums[0].variables, *slot.variables]
+        ]
+
+    one = stored(None, 1)
+    for devices in (2, 4, 8):
+        assert stored("data", devices) == one
+        assert stored("fully_sharded", devices) == one
+    assert stored("tensor", 4, rules=rules) == one

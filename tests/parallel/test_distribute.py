@@ -26,6 +26,8 @@ def test_fully_sharded_splits_the_first_axis_that_divides():
     assert plan.axes_of("kernel", (3, 24), "float32") == (None, "batch")
     assert plan.axes_of("kernel", (3, 5), "float32") == (None, None)
     assert plan.axes_of("scale", (), "float32") == ()
+    assert plan.axes_of("kernel_momentum", (16, 24), "float8_e4m3fn") == ("batch", None)
+    assert plan.axes_of("kernel_momentum_scale", (16, 1), "float32") == ("batch", None)
     assert plan.axes_of("seed_generator_state", (8,), "uint32") == (None,)
 
 
