@@ -6,6 +6,9 @@ distribution strategy refuses.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,6 +17,9 @@ from keras import ops
 
 from keras_mp import backend
 from keras_mp.loss_scaling.gradients import is_overwritten
+from keras_mp.loss_scaling.state_creation import creating, slots_of
+from keras_mp.loss_scaling.state_files import load_with_dtypes
+from keras_mp.loss_scaling.state_slot import updating
 
 
 def check_unscaled(name: str, optimizer: keras.optimizers.Optimizer) -> None:
@@ -33,6 +39,20 @@ def check_unscaled(name: str, optimizer: keras.optimizers.Optimizer) -> None:
         raise ValueError(
             f"{name}={optimizer.name!r} is a {type(optimizer).__name__} already, and the loss must be scaled once: use "
             "it as it is, or pass its inner_optimizer"
+        )
+
+
+def check_not_built(optimizer: keras.optimizers.Optimizer, state_dtype: str) -> None:
+    """Checks that an optimizer can still be given slots in another dtype.
+
+    Raises:
+        ValueError: If it is built already, with slots in float32, and state_dtype is another.
+    """
+    built = next((leaf for leaf in (optimizer, *leaves(optimizer)) if leaf.built), None)
+    if built is not None and state_dtype != "float32":
+        raise ValueError(
+            f"state_dtype={state_dtype!r} needs an optimizer that is not built, and {built.name!r} has its slots in "
+            "float32 already: make a new one, for instance by type(optimizer).from_config(optimizer.get_config())"
         )
 
 
@@ -62,21 +82,66 @@ def accumulation_steps(optimizer: keras.optimizers.Optimizer) -> int:
     return steps.pop() if steps else 1
 
 
-def build(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]) -> None:
+def build(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable], state_dtype: str = "float32") -> None:
     """Builds an optimizer without its own sums of gradients: ours are float32, and one for each replica.
 
     Args:
         optimizer: the optimizer.
         variables: the model's trainable variables.
+        state_dtype: what its slots are stored in: "float32", "bfloat16" or "float8".
+
+    Raises:
+        ValueError: If it is built already, with slots in float32, and state_dtype is another.
     """
-    steps_of_leaves = [leaf.gradient_accumulation_steps for leaf in leaves(optimizer)]
-    for leaf in leaves(optimizer):
-        leaf.gradient_accumulation_steps = None
-    try:
+    check_not_built(optimizer, state_dtype)
+    # The weights come first: they may be rounded with words of their own.
+    numbers = itertools.count(len(variables))
+    with ExitStack() as stack:
+        entered = set()
+
+        def enter(leaf: keras.optimizers.Optimizer) -> None:
+            if id(leaf) not in entered:
+                entered.add(id(leaf))
+                stack.enter_context(_building(leaf, state_dtype, numbers))
+
+        for leaf in leaves(optimizer):
+            enter(leaf)
+        stack.enter_context(_telling_of_leaves(optimizer, enter))
         optimizer.build(variables)
+    for saved in (optimizer, *leaves(optimizer)) if state_dtype != "float32" else ():
+        load_with_dtypes(saved)
+
+
+@contextmanager
+def _building(leaf: keras.optimizers.Optimizer, state_dtype: str, numbers: Iterator[int]) -> Iterator[None]:
+    steps, leaf.gradient_accumulation_steps = leaf.gradient_accumulation_steps, None
+    try:
+        with nullcontext() if state_dtype == "float32" else creating(leaf, state_dtype, numbers):
+            yield
     finally:
-        for leaf, steps in zip(leaves(optimizer), steps_of_leaves, strict=True):
-            leaf.gradient_accumulation_steps = steps
+        leaf.gradient_accumulation_steps = steps
+
+
+@contextmanager
+def _telling_of_leaves(optimizer: keras.optimizers.Optimizer, enter: Callable[[Any], None]) -> Iterator[None]:
+    """Tells of the optimizers that a MultiOptimizer learns of while it is built, from a function of each variable."""
+    # Private: Keras asks the function again for no variable, and it may give a new optimizer each time.
+    choose = vars(optimizer).get("_optimizer_map")
+
+    def choosing(variable: keras.Variable) -> keras.optimizers.Optimizer:
+        leaf = choose(variable)
+        if isinstance(leaf, keras.optimizers.Optimizer):
+            enter(leaf)
+        return leaf
+
+    if choose is None:
+        yield
+        return
+    vars(optimizer)["_optimizer_map"] = choosing
+    try:
+        yield
+    finally:
+        vars(optimizer)["_optimizer_map"] = choose
 
 
 def count(optimizer: keras.optimizers.Optimizer) -> None:
@@ -86,7 +151,11 @@ def count(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def apply(
-    optimizer: keras.optimizers.Optimizer, grads: list[Any], variables: list[keras.Variable], changing: list[Any]
+    optimizer: keras.optimizers.Optimizer,
+    grads: list[Any],
+    variables: list[keras.Variable],
+    changing: list[Any],
+    seed: int = 0,
 ) -> None:
     """Makes the update.
 
@@ -95,6 +164,7 @@ def apply(
         grads: the mean gradients of the micro-batches, summed over all replicas.
         variables: their variables.
         changing: all variables that a step may change.
+        seed: of the stochastic rounding of slots in 8 or 16 bits.
     """
     replacements = {
         "_overwrite_variables_directly_with_gradients": _overwrite_with_gradients,
@@ -104,13 +174,17 @@ def apply(
     state = vars(optimizer)
     state["_replicas_applying"] = state.get("_replicas_applying", 0) + 1
     for leaf in leaves(optimizer):
-        vars(leaf).update(replacements, _backend_apply_gradients=partial(_apply_to_leaf, leaf, changing))
+        vars(leaf).update(
+            replacements,
+            _backend_apply_gradients=partial(_apply_to_leaf, leaf, changing),
+            update_step=partial(_update_step, leaf, seed),
+        )
     try:
         optimizer.apply(grads, variables)
     finally:
         state["_replicas_applying"] -= 1
         for leaf in leaves(optimizer) if state["_replicas_applying"] == 0 else []:
-            for name in (*replacements, "_backend_apply_gradients"):
+            for name in (*replacements, "_backend_apply_gradients", "update_step"):
                 del vars(leaf)[name]
 
 
@@ -148,6 +222,11 @@ def _apply_to_leaf(
     if leaf.ema_overwrite_frequency:
         is_due = ops.equal((leaf.iterations + 1) % leaf.ema_overwrite_frequency, 0)
         backend.conditional(is_due, lambda _: _overwrite_with_averages(leaf), lambda _: None, [], changing)
+
+
+def _update_step(leaf: keras.optimizers.Optimizer, seed: int, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    with updating(slots_of(leaf, variable), seed, leaf._iterations):
+        type(leaf).update_step(leaf, gradient, variable, learning_rate)
 
 
 def _overwrite_with_gradients(grads: list[Any], variables: list[keras.Variable]) -> tuple[list[Any], list[Any]]:

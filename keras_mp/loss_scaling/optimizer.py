@@ -19,6 +19,9 @@ from keras_mp.loss_scaling.loss_scale import (
     StaticLossScale,
     warn_if_needless,
 )
+from keras_mp.loss_scaling.state_files import with_dtypes
+from keras_mp.loss_scaling.state_formats import check_state_dtype
+from keras_mp.system.whole_number import whole_number
 
 _SETTINGS = tuple(LossScale().get_config())
 _SMALLEST_NORMAL_FLOAT16 = 2.0**-14  # IEEE 754 binary16
@@ -47,11 +50,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         inner_optimizer: the Keras optimizer that makes the update.
         loss_scale: `LossScale`, `StaticLossScale` or `NoLossScale`; `LossScale(**settings)` by default.
         name: the optimizer's name.
+        state_dtype: what the inner optimizer's slots, such as Adam's moments, are stored in: "float32"; "bfloat16";
+            or "float8", E4M3 with a float32 scale for each row. They are computed in float32, and rounded
+            stochastically once a step. Slots of fewer than 4,096 values or of one axis stay float32.
+        rounding_seed: of the stochastic rounding, an int.
         **settings: the arguments of `LossScale`; `dynamic_growth_steps` is Keras's name for `growth_interval`.
 
     Raises:
         TypeError: If inner_optimizer is not an optimizer, or loss_scale is none of the three.
-        ValueError: If inner_optimizer scales the loss already, or a setting is unknown, out of range or given twice.
+        ValueError: If inner_optimizer scales the loss already; if a setting is unknown, out of range or given twice;
+            if state_dtype is unknown, or is not "float32" and inner_optimizer is built.
     """
 
     def __init__(
@@ -60,9 +68,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         loss_scale: AnyLossScale | None = None,
         *,
         name: str | None = None,
+        state_dtype: str = "float32",
+        rounding_seed: int = 0,
         **settings: Any,
     ) -> None:
         inner.check_unscaled("inner_optimizer", inner_optimizer)
+        check_state_dtype(state_dtype)
+        inner.check_not_built(inner_optimizer, state_dtype)
         loss_scale, unknown = _loss_scale_from(loss_scale, settings)
         start = loss_scale.initial_state()
         growth_interval = getattr(loss_scale, "growth_interval", 0)
@@ -70,6 +82,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         super().__init__(inner_optimizer, float(start.scale), growth_interval, name=name, **unknown)
         self.loss_scale = loss_scale
         self.measures_gradients = False
+        self.state_dtype, self.rounding_seed = state_dtype, whole_number("rounding_seed", rounding_seed, 0)
         with keras.name_scope(self.name):
             self.dynamic_scale = _scalar("dynamic_scale", start.scale, "float32")
             self.step_counter = _scalar("step_counter", start.clean_steps, "int")
@@ -92,7 +105,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         if self.built:
             return
-        inner.build(self.inner_optimizer, variables)
+        inner.build(self.inner_optimizer, variables, self.state_dtype)
         with keras.name_scope(self.name):
             self._sums = accumulation.empty_sums(variables) if self._accumulation_steps > 1 else []
         # Not Keras's LossScaleOptimizer.build, which would make the state once more.
@@ -235,6 +248,14 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         for variable, weight in zip(variables, weights, strict=True):
             variable.assign(weight)
 
+    def load_own_variables(self, store: Any) -> None:
+        """Sets the variables from a file of Keras's.
+
+        Args:
+            store: an array for each of `variables`, by its number.
+        """
+        super().load_own_variables(with_dtypes(store, self.variables))
+
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Excludes variables from the inner optimizer's weight decay; call it before the optimizer is built.
 
@@ -259,6 +280,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             "name": self.name,
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
         }
+        if self.state_dtype != "float32":
+            config["state_dtype"] = self.state_dtype
+        if self.rounding_seed:
+            config["rounding_seed"] = self.rounding_seed
         if not isinstance(self.loss_scale, LossScale):
             return {**config, "loss_scale": keras.saving.serialize_keras_object(self.loss_scale)}
         settings, defaults = self.loss_scale.get_config(), LossScale().get_config()
@@ -371,7 +396,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         grads = gradients.sum_over_replicas(grads, variables)
         if self.measures_gradients:
             self._gradient_norm.assign(gradients.norm(grads, variables))
-        inner.apply(self.inner_optimizer, grads, variables, self._changing)
+        inner.apply(self.inner_optimizer, grads, variables, self._changing, self.rounding_seed)
 
 
 def _loss_scale_from(loss_scale: Any, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

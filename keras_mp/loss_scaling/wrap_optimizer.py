@@ -9,10 +9,13 @@ from keras_mp.loss_scaling.inner_optimizer import check_unscaled
 from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.other_step import makes_another_step
+from keras_mp.loss_scaling.state_formats import check_state_dtype
 from keras_mp.rebuild import layers_by_path
 
 
-def wrap_optimizer(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> keras.optimizers.Optimizer:
+def wrap_optimizer(
+    optimizer: keras.optimizers.Optimizer, model: keras.Model, *, state_dtype: str = "float32"
+) -> keras.optimizers.Optimizer:
     """Wraps an optimizer in the loss scaling that a model needs, so that it makes the same step in every precision.
 
     Keras's optimizers by themselves make another step than `LossScaleOptimizer`, which is wrapped around them in
@@ -33,21 +36,26 @@ def wrap_optimizer(optimizer: keras.optimizers.Optimizer, model: keras.Model) ->
         optimizer: a Keras optimizer that does not scale the loss yet.
         model: the model it is to train, built: of one that is not, nothing but its embeddings is known to give sparse
             gradients.
+        state_dtype: what the optimizer's slots are stored in: "float32", "bfloat16" or "float8", as
+            `LossScaleOptimizer` says.
 
     Returns:
         `LossScaleOptimizer(optimizer)` if a layer computes in float16, whatever the name of the model's policy or of
         the global one; `LossScaleOptimizer(optimizer, NoLossScale())`, which scales nothing, if none does and the
-        optimizer by itself would make another step, or there are several replicas; else the optimizer itself.
+        optimizer by itself would make another step, or there are several replicas, or state_dtype is not "float32";
+        else the optimizer itself.
 
     Raises:
         TypeError: If optimizer is not a Keras optimizer.
-        ValueError: If optimizer scales the loss already.
+        ValueError: If optimizer scales the loss already; if state_dtype is unknown, or is not "float32" and the
+            optimizer is built.
     """
     check_unscaled("optimizer", optimizer)
+    check_state_dtype(state_dtype)
     if "float16" in compute_dtypes(model):
-        return LossScaleOptimizer(optimizer)
-    differs = backend.replica_count() > 1 or makes_another_step(optimizer, model)
-    return LossScaleOptimizer(optimizer, NoLossScale()) if differs else optimizer
+        return LossScaleOptimizer(optimizer, state_dtype=state_dtype)
+    is_needed = state_dtype != "float32" or backend.replica_count() > 1 or makes_another_step(optimizer, model)
+    return LossScaleOptimizer(optimizer, NoLossScale(), state_dtype=state_dtype) if is_needed else optimizer
 
 
 def compute_dtypes(model: keras.Model) -> set[str]:

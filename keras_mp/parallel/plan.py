@@ -11,7 +11,7 @@ Rules = tuple[tuple[str, tuple[str | None, ...]], ...]
 
 LAYOUTS = ("data", "fully_sharded", "tensor")
 REDUCE_DTYPES = ("float32", "bfloat16")
-_FLOATS = ("float64", "float32", "float16", "bfloat16")
+_FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class Plan:
         """Says which axis of a variable is split over which axis of the mesh.
 
         "fully_sharded" splits the first axis that the devices divide; "tensor" follows the rules. A slot of an
-        optimizer lies as its variable does, because its shape is the same and its path holds the variable's.
+        optimizer lies as its variable does, because its shape is the same and its path holds the variable's; the scales
+        of a slot in 8 bits lie with the rows, whose own axis has length 1 there and is not split.
 
         Args:
             path: the variable's.
@@ -86,6 +87,7 @@ class Plan:
                 axes[divisible[0]] = "batch"
         for pattern, split in self.rules_in_force if self.layout == "tensor" else ():
             if len(split) == len(shape) and re.search(pattern, path):
+                split = tuple(None if size == 1 else axis for size, axis in zip(shape, split, strict=True))
                 self._check_split(path, shape, split)
                 return split
         return tuple(axes)

@@ -150,10 +150,18 @@ def _copy_optimizer(
 ) -> set[int]:
     reached: set[int] = set()
 
-    def copy(old_variable: Any, new_variable: Any) -> None:
-        if new_variable is not None and tuple(old_variable.shape) == tuple(new_variable.shape):
-            copy_value(old_variable, new_variable)
-            reached.add(id(old_variable))
+    def copy(old_slot: Any, new_slot: Any) -> None:
+        if new_slot is None or tuple(old_slot.shape) != tuple(new_slot.shape):
+            return
+        old_parts, new_parts = _stored(old_slot), _stored(new_slot)
+        if [part.dtype for part in old_parts] == [part.dtype for part in new_parts]:
+            for old_part, new_part in zip(old_parts, new_parts, strict=True):
+                copy_value(old_part, new_part)
+        elif old_slot.dtype == "float32":
+            new_slot.assign(old_slot.numpy())
+        else:
+            copy_value(old_slot, new_slot)
+        reached.update(map(id, old_parts))
 
     # Private, because optimizers publish their variables only as one flat list. A slot is kept in a list with a place
     # for each weight, in the order of `_trainable_variables`.
@@ -172,6 +180,11 @@ def _copy_optimizer(
             elif name != "_variables" and len(value) == len(old_weights) and len(other) == len(place):
                 for weight, slot in zip(old_weights, value, strict=True):
                     index = place.get(id(variables.get(id(weight))))
-                    if isinstance(slot, keras.Variable) and index is not None:
+                    if slot is not None and index is not None:
                         copy(slot, other[index])
     return reached
+
+
+def _stored(slot: Any) -> list[keras.Variable]:
+    """The variables of a slot: itself, or those of one that is stored in fewer bits than it is read in."""
+    return [slot] if isinstance(slot, keras.Variable) else slot.variables

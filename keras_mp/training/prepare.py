@@ -27,6 +27,7 @@ def prepare(
     metrics: Sequence[Any] | Mapping[str, Any] | None = None,
     fp8: bool | str | Recipe | Mapping[str, Any] = False,
     verbose: bool = False,
+    state_dtype: str | None = None,
     **compile_arguments: Any,
 ) -> keras.Model:
     """Makes a model ready for `fit` in the precision that it was built in.
@@ -53,6 +54,8 @@ def prepare(
             `{"recipe": "delayed", "target": "h100"}`. With False, layers that `keras_mp.fp8.convert` made FP8 layers
             before stay so.
         verbose: print five lines that say what was done, and why.
+        state_dtype: what the optimizer's slots, such as Adam's moments, are stored in: "float32", the default;
+            "bfloat16"; or "float8", as `LossScaleOptimizer` says. None leaves a `LossScaleOptimizer` as it is.
         **compile_arguments: of `model.compile`; a `jit_compile` among them is used instead of the choice made here.
 
     Returns:
@@ -61,7 +64,8 @@ def prepare(
 
     Raises:
         RebuildError: the model is not built, or has a layer that cannot be rebuilt; the message names it.
-        ValueError: the optimizer is Keras's LossScaleOptimizer, or a scaling recipe is unknown.
+        ValueError: the optimizer is Keras's LossScaleOptimizer, a scaling recipe or state_dtype is unknown, or
+            state_dtype is not that of a LossScaleOptimizer.
         TypeError: fp8 is none of the above, or the dict has a name that `keras_mp.fp8.convert` does not.
 
     Warns:
@@ -73,7 +77,12 @@ def prepare(
         prepared = convert(prepared, **convert_arguments)
     optimizer = keras.optimizers.get(optimizer)
     if not isinstance(optimizer, LossScaleOptimizer):
-        optimizer = wrap_optimizer(optimizer, prepared)
+        optimizer = wrap_optimizer(optimizer, prepared, state_dtype=state_dtype or "float32")
+    elif state_dtype not in (None, optimizer.state_dtype):
+        raise ValueError(
+            f"state_dtype={state_dtype!r} and optimizer={optimizer.name!r}, a LossScaleOptimizer with "
+            f"state_dtype={optimizer.state_dtype!r}: give it to the optimizer alone"
+        )
     jit = _jit(prepared, compile_arguments)
     # Not "auto", by which Keras never jits on a CPU. Whether the layers support it, `_jit` has seen.
     arguments = {"jit_compile": jit.ok} | compile_arguments

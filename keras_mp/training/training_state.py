@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -13,11 +14,14 @@ from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_g
 from keras_mp import backend
 from keras_mp.loss_scaling.gradients import is_overwritten
 from keras_mp.loss_scaling.loss_scale import NoLossScale
+from keras_mp.loss_scaling.state_slot import StateSlot
 from keras_mp.training.checkpoint_file import Reader
 
 WEIGHT, SEED, FP8 = "weight", "seed", "fp8"
 SHOWN = 5
 REPLICA_VALUES = "|parts"
+# Of a slot that is stored in 8 or 16 bits: its values, or their square roots, and the scales of its rows.
+STORED, STORED_ROOT, SCALE = "|stored", "|stored_root", "|scale"
 
 
 class MismatchError(ValueError):
@@ -29,7 +33,7 @@ class _Slot(NamedTuple):
 
     name: str
     weight: Any
-    variable: keras.Variable
+    variable: keras.Variable | StateSlot
 
 
 def build(model: keras.Model, batch: Any = None) -> None:
@@ -87,7 +91,8 @@ def arrays(model: keras.Model, metrics: bool) -> Iterator[tuple[str, np.ndarray]
         yield _named(f"weights/{index}", variable)
     for slot in _slots(model.optimizer):
         of_weight = "" if slot.weight is None else f"@{place[id(slot.weight)]}"
-        yield _named(f"optimizer/{slot.name}{of_weight}", slot.variable)
+        for suffix, variable in _stored(slot.variable).items():
+            yield _named(f"optimizer/{slot.name}{of_weight}{suffix}", variable)
     for index, variable in enumerate(model.metrics_variables if metrics else ()):
         yield _named(f"metrics/{index}", variable)
     if (seed := _global_seed()) is not None:
@@ -96,7 +101,8 @@ def arrays(model: keras.Model, metrics: bool) -> Iterator[tuple[str, np.ndarray]
 
 def byte_count(model: keras.Model) -> int:
     """Bytes of all that `arrays` reads without metrics."""
-    variables = [*model.variables, *(slot.variable for slot in _slots(model.optimizer))]
+    slots = [_stored(slot.variable).values() for slot in _slots(model.optimizer)]
+    variables = [*model.variables, *itertools.chain.from_iterable(slots)]
     return sum(int(np.prod(v.shape)) * np.dtype(_numpy_dtype(v)).itemsize for v in variables)
 
 
@@ -209,7 +215,7 @@ def _matched_slots(
     """Pairs the optimizer's variables with the names of saved arrays; what only one side has of a scale is told."""
     live = {(slot.name, id(slot.weight)): slot for slot in _slots(optimizer)}
     assignments, lost = [], []
-    for name in sorted({name.removesuffix(REPLICA_VALUES) for name in reader.names if name.startswith("optimizer/")}):
+    for name in sorted({name.partition("|")[0] for name in reader.names if name.startswith("optimizer/")}):
         own, _, index = name.removeprefix("optimizer/").partition("@")
         if index and int(index) not in pairs:
             continue
@@ -254,7 +260,7 @@ def _slots(optimizer: keras.optimizers.Optimizer) -> list[_Slot]:
         slots = named + _own_slots(inner)
     else:
         slots = _own_slots(optimizer)
-    reached = {id(slot.variable) for slot in slots}
+    reached = {id(variable) for slot in slots for variable in _stored(slot.variable).values()}
     rest = [variable for variable in optimizer.variables if id(variable) not in reached]
     return slots + [_Slot(f"variables.{index}", None, variable) for index, variable in enumerate(rest)]
 
@@ -265,16 +271,16 @@ def _own_slots(optimizer: keras.optimizers.Optimizer, prefix: str = "") -> list[
     weights = list(getattr(optimizer, "_trainable_variables", ()))
     slots = []
     for attribute, value in vars(optimizer).items():
-        if attribute in ("_variables", "_trainable_variables") or attribute.startswith("_self_"):
+        if attribute in ("_variables", "_trainable_variables") or attribute.startswith(("_self_", "_keras_mp_")):
             continue
         name = prefix + ("gradient_sums" if attribute in ("_sums", "_accumulated_gradients") else attribute)
-        if isinstance(value, keras.Variable):
+        if isinstance(value, (keras.Variable, StateSlot)):
             slots.append(_Slot(name, None, value))
         elif isinstance(value, keras.optimizers.Optimizer):
             slots += _own_slots(value, f"{name}.")
         elif isinstance(value, (list, tuple)):
             for index, item in enumerate(value):
-                if isinstance(item, keras.Variable):
+                if isinstance(item, (keras.Variable, StateSlot)):
                     paired = len(value) == len(weights)
                     slots.append(_Slot(name if paired else f"{name}.{index}", weights[index] if paired else None, item))
                 elif isinstance(item, keras.optimizers.Optimizer):
@@ -312,11 +318,39 @@ def _named(name: str, variable: keras.Variable) -> tuple[str, np.ndarray]:
     return name, backend.to_numpy(variable)
 
 
-def _assign(variable: keras.Variable, reader: Reader, name: str) -> None:
-    if name in reader.names:
+def _stored(slot: keras.Variable | StateSlot) -> dict[str, keras.Variable]:
+    """The variables of a slot, by what is added to its name."""
+    if isinstance(slot, keras.Variable):
+        return {"": slot}
+    suffixes = [STORED_ROOT if slot.holds_root else STORED, SCALE]
+    return dict(zip(suffixes, slot.variables, strict=False))
+
+
+def _assign(variable: keras.Variable | StateSlot, reader: Reader, name: str) -> None:
+    parts = _stored(variable)
+    if all(name + suffix in reader.names for suffix in parts) and _same_format(parts, reader, name):
+        for suffix, part in parts.items():
+            part.assign(reader[name + suffix])
+    elif name in reader.names:
         variable.assign(reader[name])
+    elif {name + STORED, name + STORED_ROOT} & reader.names:
+        variable.assign(_decoded(reader, name))
     else:
         backend.assign_replica_values(variable, reader[name + REPLICA_VALUES])
+
+
+def _same_format(parts: dict[str, keras.Variable], reader: Reader, name: str) -> bool:
+    dtypes = reader.manifest["dtypes"]
+    return all(dtypes[name + suffix] == str(part.dtype) for suffix, part in parts.items() if suffix)
+
+
+def _decoded(reader: Reader, name: str) -> np.ndarray:
+    """The float32 values of a slot that was saved in 8 or 16 bits."""
+    is_root = name + STORED_ROOT in reader.names
+    values = reader[name + (STORED_ROOT if is_root else STORED)].astype("float32")
+    if name + SCALE in reader.names:
+        values *= reader[name + SCALE]
+    return np.square(values) if is_root else values
 
 
 def _numpy_dtype(variable: keras.Variable) -> str:

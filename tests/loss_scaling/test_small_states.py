@@ -1,0 +1,399 @@
+"""Optimizer states in 8 and 16 bits: what is stored, that it moves, and that all else of a step is as before."""
+
+import itertools
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+from marks import few
+
+import keras_mp
+from keras_mp.loss_scaling import inner_optimizer
+from keras_mp.loss_scaling.state_slot import StateSlot
+from keras_mp.loss_scaling.stochastic_rounding import random_bits
+
+TENSORFLOW = keras.backend.backend() == "tensorflow"
+SHAPE = (64, 128)
+SMALLEST_NORMAL = 2.0**-6  # of E4M3; below it steps are 2**-9
+OPTIMIZERS = {
+    "Adam": lambda: keras.optimizers.Adam(1e-2),
+    "amsgrad": lambda: keras.optimizers.Adam(1e-2, amsgrad=True),
+    "AdamW": lambda: keras.optimizers.AdamW(1e-2),
+    "Nadam": lambda: keras.optimizers.Nadam(1e-2),
+    "Adamax": lambda: keras.optimizers.Adamax(1e-2),
+    "SGD": lambda: keras.optimizers.SGD(1e-2, momentum=0.9),
+    "nesterov": lambda: keras.optimizers.SGD(1e-2, momentum=0.9, nesterov=True),
+    "RMSprop": lambda: keras.optimizers.RMSprop(1e-2, momentum=0.9),
+    "centered": lambda: keras.optimizers.RMSprop(1e-2, momentum=0.5, centered=True),
+    "Adagrad": lambda: keras.optimizers.Adagrad(1e-2),
+    "Adadelta": lambda: keras.optimizers.Adadelta(1.0),
+    "Ftrl": lambda: keras.optimizers.Ftrl(1e-2),
+    "Lamb": lambda: keras.optimizers.Lamb(1e-2),
+    "Lion": lambda: keras.optimizers.Lion(1e-3),
+    "Muon": lambda: keras.optimizers.Muon(1e-2),
+    "Adafactor": lambda: keras.optimizers.Adafactor(1e-2),
+    "ScheduleFreeAdamW": lambda: keras.optimizers.ScheduleFreeAdamW(1e-2),
+}
+
+
+def wrapped(inner, state_dtype="float8", **settings):
+    return keras_mp.LossScaleOptimizer(inner, keras_mp.NoLossScale(), state_dtype=state_dtype, **settings)
+
+
+def weights_of(*shapes, seed=5):
+    generator = np.random.default_rng(seed)
+    return [
+        keras.Variable(generator.normal(size=shape).astype("float32"), name=f"w{place}")
+        for place, shape in enumerate(shapes)
+    ]
+
+
+def make_steps(optimizer, weights, gradients):
+    optimizer.build(weights)
+    for step in gradients:
+        optimizer.apply([gradient if gradient is None else keras.ops.convert_to_tensor(gradient) for gradient in step])
+    return [np.asarray(keras.ops.convert_to_numpy(weight)) for weight in weights]
+
+
+def gradients_of(weights, steps):
+    generator = np.random.default_rng()
+    spread = [np.exp(generator.normal(size=weight.shape)) for weight in weights]
+    return [[(generator.normal(size=s.shape) * s).astype("float32") for s in spread] for _ in range(steps)]
+
+
+def slots_of(optimizer):
+    leaves = inner_optimizer.leaves(optimizer.inner_optimizer)
+    return [slot for leaf in leaves for slots in leaf._keras_mp_state_slots for slot in slots]
+
+
+def bits_of(variables):
+    return [np.asarray(keras.ops.convert_to_numpy(variable)).tobytes() for variable in variables]
+
+
+def e4m3(values, scale):
+    return values.astype("float32").astype("float64") * scale.astype("float64")
+
+
+@pytest.mark.parametrize("state_dtype, expected", [("float32", 12.0), ("bfloat16", 8.0), ("float8", 6.0)])
+def test_bytes_for_each_parameter(state_dtype, expected):
+    weights = weights_of(SHAPE, (128,), (3, 3, 64, 32), (16, 8))
+    optimizer = wrapped(keras.optimizers.AdamW(1e-3), state_dtype)
+    optimizer.build(weights)
+    large = {0, 2}
+    of_weight = [[v for v in optimizer.variables if v.path.split("/")[-1].startswith(f"w{i}_")] for i in range(4)]
+    for place, (weight, variables) in enumerate(zip(weights, of_weight, strict=True)):
+        count = int(np.prod(weight.shape))
+        scales = [v for v in variables if v.name.endswith("_scale")]
+        assert len(scales) == (2 if state_dtype == "float8" and place in large else 0)
+        assert all(tuple(scale.shape) == (*weight.shape[:-1], 1) and scale.dtype == "float32" for scale in scales)
+        rest = [v for v in variables if v not in scales]
+        assert all(tuple(v.shape) == tuple(weight.shape) for v in rest)
+        itemsize = {"float8_e4m3fn": 1, "bfloat16": 2, "float32": 4}
+        size = 4 + sum(itemsize[str(v.dtype)] * int(np.prod(v.shape)) / count for v in rest)
+        assert size == (expected if place in large else 12.0)
+
+
+@pytest.mark.parametrize("name", few(OPTIMIZERS, "AdamW", "Muon"))
+@pytest.mark.parametrize("state_dtype", ["bfloat16", "float8"])
+def test_weights_stay_near_those_of_float32_states(name, state_dtype):
+    """Both roundings are relative: at most one unit in the last of 4 or of 8 bits."""
+    weights, others = weights_of(SHAPE, (128,)), weights_of(SHAPE, (128,))
+    gradients = gradients_of(weights, 20)
+    before = [np.asarray(weight) for weight in weights]
+    new = make_steps(wrapped(OPTIMIZERS[name](), state_dtype), weights, gradients)
+    exact = make_steps(wrapped(OPTIMIZERS[name](), "float32"), others, gradients)
+    np.testing.assert_array_equal(new[1], exact[1])  # a bias has float32 slots
+    # A stored value is off by at most 2**-3, and in the mean square by 2**-3 / sqrt(6), of it.
+    largest = {"bfloat16": 2.0**-7, "float8": 2.0**-3}[state_dtype]
+    moved = np.linalg.norm(exact[0] - before[0])
+    assert np.linalg.norm(new[0] - exact[0]) < largest * moved
+    if name != "Adafactor":  # its full moment is only written
+        assert np.linalg.norm(new[0] - exact[0]) > 0
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_adam_against_numpy_with_the_same_bits(seed):
+    weights = weights_of(SHAPE)
+    gradients = gradients_of(weights, 6)
+    rate, beta_1, beta_2, epsilon = 1e-2, 0.9, 0.99, 1e-7
+    optimizer = wrapped(keras.optimizers.Adam(rate, beta_1, beta_2, epsilon), rounding_seed=seed)
+    w, m, v = np.asarray(weights[0], "float64"), 0.0, 0.0
+    new = make_steps(optimizer, weights, gradients)[0]
+
+    def stored(x, step, index):
+        scale = np.max(np.abs(x), -1, keepdims=True) / 448
+        scaled = x / scale
+        ulp = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(scaled), SMALLEST_NORMAL))) - 3)
+        bits = np.asarray(random_bits(SHAPE, seed, step, index)) & (2**20 - 1)
+        steps = np.floor(np.abs(scaled) / ulp + bits / 2.0**20)
+        return np.sign(x) * steps * ulp * scale
+
+    for step, (gradient,) in enumerate(gradients):
+        g = gradient.astype("float64")
+        m, v = m + (1 - beta_1) * (g - m), v + (1 - beta_2) * (np.square(g) - v)
+        alpha = rate * np.sqrt(1 - beta_2 ** (step + 1)) / (1 - beta_1 ** (step + 1))
+        w = w - alpha * m / (np.sqrt(v) + epsilon)
+        m, v = stored(m, step, 1), np.square(stored(np.sqrt(v), step, 2))
+    # Float32 may fall on the other side of a random word: one step of E4M3 in few values.
+    first, second = slots_of(optimizer)
+    for slot, reference in ((first, m), (second, v)):
+        same = np.isclose(slot.numpy(), reference, rtol=1e-5, atol=1e-7 * np.max(np.abs(reference)))
+        assert np.mean(same) > 0.999
+    assert np.mean(np.isclose(new, w, rtol=1e-5, atol=1e-6)) > 0.99
+
+
+@pytest.mark.parametrize("shape", [(4096, 2), (1, 4096), (3, 1367), (5, 7, 11, 13)])
+def test_odd_shapes_rows_of_zeros_and_gradients_of_none(shape):
+    weights = weights_of(shape, SHAPE)
+    gradient = np.random.default_rng().normal(size=shape).astype("float32")
+    gradient[0] = 0.0
+    optimizer = wrapped(keras.optimizers.Adam(1e-2))
+    before = np.asarray(weights[1])
+    optimizer.build(weights)
+    untouched = [v for slot in slots_of(optimizer)[2:] for v in slot.variables]
+    assert len(untouched) == 4
+    stored = bits_of(untouched)
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        make_steps(optimizer, weights, [[gradient, None]] * 3)
+    first, second = slots_of(optimizer)[:2]
+    assert bits_of(untouched) == stored
+    np.testing.assert_array_equal(np.asarray(weights[1]), before)
+    for slot, expected in ((first, (1 - 0.9**3) * gradient), (second, (1 - 0.999**3) * gradient**2)):
+        assert tuple(slot.shape) == shape and np.isfinite(slot.numpy()).all()
+        np.testing.assert_array_equal(slot.numpy()[0], 0.0)
+        amax = np.max(np.sqrt(np.abs(expected)) if slot.holds_root else np.abs(expected), -1, keepdims=True)
+        # Each of three roundings by less than one step of E4M3, and the root twice as far.
+        far = np.maximum(2.0**-3 * np.abs(expected), 2.0**-9 / 448 * amax * (amax if slot.holds_root else 1)) * 6
+        assert np.all(np.abs(slot.numpy() - expected) <= far)
+    optimizer.apply([])
+
+
+def test_small_slots_and_rows_of_one_value_stay_float32():
+    weights = weights_of((63, 65), (64, 64), (4096,), (8192, 1))
+    optimizer = wrapped(keras.optimizers.Adam(1e-2))
+    optimizer.build(weights)
+    assert [tuple(slot.shape) for slot in slots_of(optimizer)] == [(64, 64)] * 2
+
+
+def test_one_huge_value_in_a_row_loses_what_is_smaller_by_2_to_the_18_in_the_slots_own_unit():
+    x = np.zeros((1, 4096), "float32")
+    x[0, 0], x[0, 1:] = 1.0, 2.0 ** -np.linspace(4, 22, 4095)
+    weights = weights_of(x.shape)
+    optimizer = wrapped(keras.optimizers.SGD(1.0, momentum=0.5))
+    make_steps(optimizer, weights, [[-x]])
+    stored = slots_of(optimizer)[0].numpy()[0]
+    assert stored[0] == 1.0  # the largest is exact
+    step = 2.0**-9 / 448
+    normal = x[0] >= SMALLEST_NORMAL / 448
+    assert np.all(np.abs(stored[normal] / x[0][normal] - 1) < 2.0**-3)
+    assert np.all(np.abs(stored[~normal] - x[0][~normal]) < step)
+    lost = x[0] < step
+    assert set(np.unique(stored[lost])) <= {0.0, np.float32(step)}
+    assert abs(stored[lost].sum() - x[0][lost].sum()) < 5 * step * np.sqrt(lost.sum())  # right in the mean
+
+
+def test_a_skipped_step_leaves_every_bit():
+    weights = weights_of(SHAPE)
+    optimizer = wrapped(keras.optimizers.AdamW(1e-2))
+    gradient = np.random.default_rng().normal(size=SHAPE).astype("float32")
+    make_steps(optimizer, weights, [[gradient]] * 2)
+    watched = [*weights, *optimizer.inner_optimizer.variables]
+    before = bits_of(watched)
+    gradient[3, 5] = np.nan
+    make_steps(optimizer, weights, [[gradient]])
+    assert bits_of(watched) == before
+    assert int(optimizer.skipped_steps) == 1
+
+
+def test_the_seed_is_in_the_config_and_decides_the_bits():
+    def stored(**settings):
+        optimizer = wrapped(keras.optimizers.Adam(1e-2), **settings)
+        again = keras_mp.LossScaleOptimizer.from_config(optimizer.get_config())
+        assert (again.state_dtype, again.rounding_seed) == ("float8", settings.get("rounding_seed", 0))
+        weights = weights_of(SHAPE)
+        make_steps(again, weights, [[np.asarray(weights_of(SHAPE, seed=3)[0])]])
+        return bits_of(again.variables)
+
+    assert stored() == stored(rounding_seed=0) != stored(rounding_seed=1)
+    assert "state_dtype" not in wrapped(keras.optimizers.Adam(), "float32").get_config()
+
+
+def test_averaged_weights_and_sums_of_gradients_stay_float32():
+    weights, others = weights_of(SHAPE), weights_of(SHAPE)
+
+    def inner():
+        return keras.optimizers.Adam(
+            1e-2, use_ema=True, ema_momentum=0.5, gradient_accumulation_steps=2, global_clipnorm=1.0
+        )
+
+    gradients = gradients_of(weights, 4)
+    optimizer = wrapped(inner())
+    new = make_steps(optimizer, weights, gradients)[0]
+    exact = make_steps(wrapped(inner(), "float32"), others, gradients)[0]
+    kinds = {v.name.rpartition("_")[2]: str(v.dtype) for v in optimizer.variables if tuple(v.shape) == SHAPE}
+    assert kinds == {"average": "float32", "sum": "float32", "momentum": "float8_e4m3fn", "velocity": "float8_e4m3fn"}
+    assert int(optimizer.inner_optimizer.iterations) == 2
+    assert 0 < np.linalg.norm(new - exact) < 2.0**-3 * np.linalg.norm(exact - np.asarray(weights_of(SHAPE)[0]))
+
+
+@pytest.mark.parametrize("kind", ["map", "function"])
+def test_every_optimizer_of_several_has_small_states(kind):
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        pytest.skip("Keras has no MultiOptimizer")
+    adam, sgd = keras.optimizers.Adam(1e-2), keras.optimizers.SGD(1e-2, momentum=0.9, gradient_accumulation_steps=None)
+
+    def choose(variable):
+        return adam if variable.name == "w0" else sgd
+
+    if kind == "map":
+        from keras.src.optimizers.multi_optimizer import OptimizerMap
+
+        choose = OptimizerMap(sgd, {"w0": adam})
+    weights = weights_of(SHAPE, SHAPE)
+    optimizer = wrapped(keras.optimizers.MultiOptimizer(choose))
+    make_steps(optimizer, weights, gradients_of(weights, 2))
+    slots = slots_of(optimizer)
+    assert sorted(slot.name for slot in slots) == ["w0_momentum", "w0_velocity", "w1_momentum"]
+    assert len({slot.index for slot in slots}) == 3 and min(slot.index for slot in slots) == 2
+    assert all(np.any(slot.numpy()) for slot in slots)
+
+
+def test_an_unknown_optimizers_slots_are_stored_with_their_sign():
+    class Own(keras.optimizers.Optimizer):
+        def build(self, variables):
+            super().build(variables)
+            self.trace = self.add_optimizer_variables(variables, "velocity", initializer="ones")
+
+        def update_step(self, gradient, variable, learning_rate):
+            trace = self.trace[self._get_variable_index(variable)]
+            self.assign_sub(trace, 3.0 * gradient)
+            self.assign(variable, abs(-trace * 2.0 + 1.0 - trace / 4.0)[...] - trace**2 * 0.0)
+
+    weights = weights_of(SHAPE)
+    optimizer = wrapped(Own(1.0))
+    optimizer.build(weights)
+    np.testing.assert_array_equal(slots_of(optimizer)[0].numpy(), 1.0)
+    new = make_steps(optimizer, weights, [[np.ones(SHAPE, "float32")]])[0]
+    np.testing.assert_allclose(slots_of(optimizer)[0].numpy(), -2.0, rtol=1e-6)
+    np.testing.assert_allclose(new, 5.5, rtol=1e-6)
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="state_dtype='float7' must be one of 'float32', 'bfloat16', 'float8'"):
+        wrapped(keras.optimizers.Adam(), "float7")
+    with pytest.raises(ValueError, match="rounding_seed=-1"):
+        wrapped(keras.optimizers.Adam(), rounding_seed=-1)
+    built = keras.optimizers.Adam(name="mine")
+    built.build(weights_of(SHAPE))
+    with pytest.raises(ValueError, match="state_dtype='float8' needs an optimizer that is not built, and 'mine'"):
+        wrapped(built)
+    wrapped(built, "float32")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    with pytest.raises(ValueError, match="state_dtype=16"):
+        keras_mp.wrap_optimizer(keras.optimizers.Adam(), model, state_dtype=16)
+    mine = wrapped(keras.optimizers.Adam(), "bfloat16", name="own")
+    with pytest.raises(ValueError, match=r"state_dtype='float8' and optimizer='own'.*state_dtype='bfloat16'"):
+        keras_mp.prepare(model, mine, "mse", state_dtype="float8")
+
+
+@pytest.mark.skipif(not TENSORFLOW, reason="on JAX, Keras's gradients are dense")
+@pytest.mark.parametrize("name", ["Adam", "SGD", "Adagrad", "RMSprop"])
+def test_sparse_gradients_do_as_dense_ones(name):
+    import tensorflow as tf
+
+    weights, others = weights_of((512, 16)), weights_of((512, 16))
+    generator = np.random.default_rng()
+    optimizer, dense = wrapped(OPTIMIZERS[name]()), wrapped(OPTIMIZERS[name]())
+    optimizer.build(weights)
+    dense.build(others)
+    for _ in range(3):
+        rows, values = generator.integers(0, 512, 64), generator.normal(size=(64, 16)).astype("float32")
+        optimizer.apply([tf.IndexedSlices(values, rows, (512, 16))])
+        whole = np.zeros((512, 16), "float32")
+        np.add.at(whole, rows, values)
+        dense.apply([whole])
+    np.testing.assert_allclose(np.asarray(weights[0]), np.asarray(others[0]), rtol=1e-4, atol=1e-6)
+
+
+def model_of(state_dtype, **settings):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(64)])
+    return keras_mp.prepare(model, keras.optimizers.AdamW(1e-2), "mse", state_dtype=state_dtype, **settings)
+
+
+def data_of(rows=32):
+    generator = np.random.default_rng(8)
+    return [generator.normal(size=(rows, 64)).astype("float32") for _ in range(2)]
+
+
+@pytest.mark.parametrize("ending", ["keras", "weights.h5"])
+@pytest.mark.parametrize("state_dtype", ["float8", "bfloat16"])
+def test_a_saved_model_goes_on_bit_for_bit(tmp_path, ending, state_dtype):
+    x, y = data_of()
+    model = model_of(state_dtype)
+    assert model.optimizer.state_dtype == state_dtype
+    model.fit(x, y, epochs=2, verbose=0, shuffle=False)
+    path = tmp_path / f"model.{ending}"
+    if ending == "keras":
+        model.save(path)
+        again = keras_mp.load_model(path) if hasattr(keras_mp, "load_model") else keras.saving.load_model(path)
+    else:
+        model.save_weights(path)
+        again = model_of(state_dtype)
+        again.optimizer.build(again.trainable_variables)
+        again.load_weights(path)
+    assert bits_of(again.optimizer.variables) == bits_of(model.optimizer.variables)
+    for trained in (model, again):
+        trained.fit(x, y, epochs=1, verbose=0, shuffle=False)
+    assert bits_of(again.variables) == bits_of(model.variables)
+
+
+def test_a_rebuilt_model_keeps_the_stored_bits():
+    x, y = data_of()
+    model = model_of("float8")
+    model.fit(x, y, verbose=0)
+    again = keras_mp.stabilize(model)
+    assert isinstance(slots_of(again.optimizer)[0], StateSlot)
+    before, after = (bits_of(m.optimizer.inner_optimizer.variables) for m in (model, again))
+    assert before == after
+
+
+PAIRS = [f"{was} {now}" for was, now in itertools.product(["float32", "bfloat16", "float8"], repeat=2)]
+
+
+@pytest.mark.parametrize("dtypes", few(PAIRS, "float8 float32", "float8 float8"))
+def test_a_checkpoint_goes_on_in_another_state_dtype(tmp_path, dtypes):
+    was, now = dtypes.split()
+    x, y = data_of()
+    batches = keras_mp.ShuffledBatches(x, y, batch_size=8, seed=0)
+
+    def train(state_dtype, epochs):
+        model = model_of(state_dtype)
+        checkpoint = keras_mp.TrainingCheckpoint(tmp_path, batches)
+        model.fit(batches, epochs=epochs, shuffle=False, verbose=0, callbacks=[checkpoint])
+        inner = model.optimizer if not hasattr(model.optimizer, "inner_optimizer") else model.optimizer.inner_optimizer
+        return model, [np.asarray(slot.numpy()) for slot in [*inner._momentums, *inner._velocities]]
+
+    model, old = train(was, 1)
+    again, new = train(now, 1)  # nothing is left to do: the state as it was read
+    for before, after in zip(old, new, strict=True):
+        if was == now or now == "float32" or before.size < 4096:
+            np.testing.assert_array_equal(after, before)
+        else:
+            step = {"bfloat16": 2.0**-8, "float8": 2.0**-4}[now]
+            amax = np.max(np.abs(before), -1, keepdims=True)
+            smallest = np.maximum(2.0**-10 / 448 * amax, (2.0**-10 / 448 * np.sqrt(amax)) ** 2 * 4)
+            assert np.all(np.abs(after - before) <= np.maximum(2.1 * step * np.abs(before), smallest))
+    assert bits_of(model.variables) == bits_of(again.variables)
+    train(now, 2)
+
+
+def test_slots_in_ml_dtypes_own_e4m3():
+    weights = weights_of(SHAPE)
+    optimizer = wrapped(keras.optimizers.SGD(1.0, momentum=0.9))
+    make_steps(optimizer, weights, gradients_of(weights, 3))
+    slot = slots_of(optimizer)[0]
+    values, scale = (np.asarray(keras.ops.convert_to_numpy(v)) for v in slot.variables)
+    assert values.dtype == ml_dtypes.float8_e4m3fn and np.all(np.max(np.abs(values.astype("float32")), -1) == 448)
+    np.testing.assert_allclose(slot.numpy(), e4m3(values, scale), rtol=1e-6)
