@@ -10,6 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_mp.loss_scaling.gradients import at_least_float32
 from keras_mp.loss_scaling.state_formats import STORED_AS, encode
 from keras_mp.loss_scaling.state_slot import StateSlot
 
@@ -39,19 +40,20 @@ _SQUARES = {
 
 @contextmanager
 def creating(optimizer: keras.optimizers.Optimizer, state_dtype: str, numbers: Iterator[int]) -> Iterator[None]:
-    """A scope in which an optimizer makes its slots as `StateSlot`s.
+    """A scope in which an optimizer makes its slots as `StateSlot`s, and the others in float32 at least.
 
     Args:
         optimizer: one that is not built, and holds slots itself.
-        state_dtype: "float8" or "bfloat16".
+        state_dtype: "float8", "bfloat16" or "float32".
         numbers: the indices of slots, each of which is used once.
     """
     slots: dict[int, list[StateSlot]] = {}
     original = optimizer.add_variable_from_reference
 
     def add(reference_variable: Any, name: str | None = None, initializer: Any = "zeros") -> Any:
-        if not is_small(optimizer, name or "", reference_variable):
-            return original(reference_variable, name=name, initializer=initializer)
+        if state_dtype == "float32" or not is_small(optimizer, name or "", reference_variable):
+            with _replaced(optimizer, "add_variable", _wide_maker(optimizer)):
+                return original(reference_variable, name=name, initializer=initializer)
         make = _slot_maker(optimizer, state_dtype, next(numbers), name or "")
         with _replaced(optimizer, "add_variable", make):
             slot = original(reference_variable, name=name, initializer=initializer)
@@ -69,6 +71,11 @@ def slots_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> tuple[Stat
     """Returns the slots of a weight that are stored in fewer bits; none of an optimizer without such slots."""
     by_place = getattr(optimizer, _SLOTS, ())
     return by_place[optimizer._get_variable_index(variable)] if by_place else ()
+
+
+def has_slots(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Tells whether an optimizer was built within `creating`."""
+    return hasattr(optimizer, _SLOTS)
 
 
 def is_small(optimizer: keras.optimizers.Optimizer, slot: str, weight: Any) -> bool:
@@ -91,6 +98,16 @@ def is_small(optimizer: keras.optimizers.Optimizer, slot: str, weight: Any) -> b
 
 def _is_listed(table: dict[str, set[str]], optimizer: keras.optimizers.Optimizer, slot: str) -> bool:
     return any(slot in table.get(base.__name__, ()) for base in type(optimizer).__mro__)
+
+
+def _wide_maker(optimizer: keras.optimizers.Optimizer) -> Callable[..., keras.Variable]:
+    """Returns Keras's `add_variable`, which makes a slot of a 16-bit weight in float32."""
+    add_variable = optimizer.add_variable
+
+    def add(shape: Any, initializer: Any = "zeros", dtype: Any = None, **other: Any) -> keras.Variable:
+        return add_variable(shape, initializer, dtype if dtype is None else at_least_float32(dtype), **other)
+
+    return add
 
 
 def _slot_maker(

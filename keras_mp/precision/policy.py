@@ -160,8 +160,8 @@ def _check(name: str) -> None:
     known = f"Known: {', '.join(policies)}."
     if name == "float16":
         raise ValueError(
-            "name='float16' would keep the weights in float16 too, whose range ends at 65504 and at 6e-8: updates would "
-            f"be lost, and rounding them stochastically brings back only part. Use 'mixed_float16', or 'bfloat16'. {known}"
+            "name='float16' would keep the weights in float16 too, whose smallest step is 6e-8: small updates would be "
+            f"lost or mostly noise. Use 'mixed_float16', or 'bfloat16'. {known}"
         )
     nearest = difflib.get_close_matches(str(name), policies, n=1)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
