@@ -6,8 +6,8 @@ stored = round(x / scale)               E4M3; the largest of a row is exact, a r
 read   = stored * scale
 ```
 
-Rounded stochastically, a value below 2**-9 scale / 448, that is below 2**-18 of 1.75 times the row's largest, is zero
-in most steps; rounded to nearest it always is. Scales by rows and not by blocks: a row lies within a TPU's tiles.
+A value below 2**-9 of its row's scale, which is 1 / 229,376 of the row's largest, is stored as 0 or as that bound: as a
+mean right, in each single step not. Scales by rows and not by blocks: a row lies within a TPU's tiles.
 """
 
 from __future__ import annotations

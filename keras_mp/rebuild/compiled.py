@@ -180,7 +180,7 @@ def _copy_optimizer(
             elif name != "_variables" and len(value) == len(old_weights) and len(other) == len(place):
                 for weight, slot in zip(old_weights, value, strict=True):
                     index = place.get(id(variables.get(id(weight))))
-                    if slot is not None and index is not None:
+                    if hasattr(slot, "assign") and index is not None:
                         copy(slot, other[index])
     return reached
 

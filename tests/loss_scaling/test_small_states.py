@@ -87,7 +87,7 @@ def test_bytes_for_each_parameter(state_dtype, expected):
         scales = [v for v in variables if v.name.endswith("_scale")]
         assert len(scales) == (2 if state_dtype == "float8" and place in large else 0)
         assert all(tuple(scale.shape) == (*weight.shape[:-1], 1) and scale.dtype == "float32" for scale in scales)
-        rest = [v for v in variables if v not in scales]
+        rest = [v for v in variables if not v.name.endswith("_scale")]
         assert all(tuple(v.shape) == tuple(weight.shape) for v in rest)
         itemsize = {"float8_e4m3fn": 1, "bfloat16": 2, "float32": 4}
         size = 4 + sum(itemsize[str(v.dtype)] * int(np.prod(v.shape)) / count for v in rest)
@@ -97,17 +97,22 @@ def test_bytes_for_each_parameter(state_dtype, expected):
 @pytest.mark.parametrize("name", few(OPTIMIZERS, "AdamW", "Muon"))
 @pytest.mark.parametrize("state_dtype", ["bfloat16", "float8"])
 def test_weights_stay_near_those_of_float32_states(name, state_dtype):
-    """Both roundings are relative: at most one unit in the last of 4 or of 8 bits."""
     weights, others = weights_of(SHAPE, (128,)), weights_of(SHAPE, (128,))
     gradients = gradients_of(weights, 20)
     before = [np.asarray(weight) for weight in weights]
     new = make_steps(wrapped(OPTIMIZERS[name](), state_dtype), weights, gradients)
     exact = make_steps(wrapped(OPTIMIZERS[name](), "float32"), others, gradients)
     np.testing.assert_array_equal(new[1], exact[1])  # a bias has float32 slots
-    # A stored value is off by at most 2**-3, and in the mean square by 2**-3 / sqrt(6), of it.
-    largest = {"bfloat16": 2.0**-7, "float8": 2.0**-3}[state_dtype]
+    # Off by less than u of it, in the root mean square by u / sqrt(6), and as often up as down: after 20 steps by
+    # at most sqrt(20 / 6) u, where nothing is forgotten, in each of two slots.
+    u = {"bfloat16": 2.0**-7, "float8": 2.0**-3}[state_dtype]
+    bound = np.sqrt(2 * 20 / 6) * u
+    if name == "Lion":  # steps are signs: those turn that are nearer to 0 than the error, at a density of 0.4
+        bound = 2 * np.sqrt(0.8 * bound)
     moved = np.linalg.norm(exact[0] - before[0])
-    assert np.linalg.norm(new[0] - exact[0]) < largest * moved
+    if name == "Ftrl":  # each step makes weights anew from its slots
+        moved += np.linalg.norm(before[0])
+    assert np.linalg.norm(new[0] - exact[0]) < bound * moved
     if name != "Adafactor":  # its full moment is only written
         assert np.linalg.norm(new[0] - exact[0]) > 0
 
@@ -176,7 +181,7 @@ def test_small_slots_and_rows_of_one_value_stay_float32():
     assert [tuple(slot.shape) for slot in slots_of(optimizer)] == [(64, 64)] * 2
 
 
-def test_one_huge_value_in_a_row_loses_what_is_smaller_by_2_to_the_18_in_the_slots_own_unit():
+def test_one_huge_value_in_a_row_loses_what_is_smaller_than_its_229376th():
     x = np.zeros((1, 4096), "float32")
     x[0, 0], x[0, 1:] = 1.0, 2.0 ** -np.linspace(4, 22, 4095)
     weights = weights_of(x.shape)
@@ -312,7 +317,7 @@ def test_sparse_gradients_do_as_dense_ones(name):
         optimizer.apply([tf.IndexedSlices(values, rows, (512, 16))])
         whole = np.zeros((512, 16), "float32")
         np.add.at(whole, rows, values)
-        dense.apply([whole])
+        dense.apply([tf.constant(whole)])
     np.testing.assert_allclose(np.asarray(weights[0]), np.asarray(others[0]), rtol=1e-4, atol=1e-6)
 
 
@@ -387,6 +392,69 @@ def test_a_checkpoint_goes_on_in_another_state_dtype(tmp_path, dtypes):
             assert np.all(np.abs(after - before) <= np.maximum(2.1 * step * np.abs(before), smallest))
     assert bits_of(model.variables) == bits_of(again.variables)
     train(now, 2)
+
+
+def moments_over_time(state_dtype, gradient_at, steps, watched):
+    """Adam's moments, m and the root of v, after some steps, each step compiled."""
+    weights = weights_of((16, 256))
+    optimizer = wrapped(keras.optimizers.Adam(1e-3), state_dtype)
+    optimizer.build(weights)
+    taken = []
+
+    def read():
+        inner = optimizer.inner_optimizer
+        return [np.asarray(inner._momentums[0].numpy()), np.sqrt(np.asarray(inner._velocities[0].numpy()))]
+
+    if TENSORFLOW:
+        import tensorflow as tf
+
+        step = tf.function(lambda gradient: optimizer.apply([gradient], weights), jit_compile=True)
+        for number in range(steps):
+            step(tf.constant(gradient_at(number)))
+            if number + 1 in watched:
+                taken.append(read())
+        return taken
+    import jax
+
+    step = jax.jit(lambda state, gradient: optimizer.stateless_apply(state[1], [gradient], state[0]))
+    state = [weight.value for weight in weights], [v.value for v in optimizer.variables]
+    for number in range(steps):
+        state = step(state, gradient_at(number))
+        if number + 1 in watched:
+            for variable, value in zip(optimizer.variables, state[1], strict=True):
+                variable.assign(value)
+            taken.append(read())
+    return taken
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("state_dtype", ["float8", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_a_state_that_must_move_does(monkeypatch, state_dtype):
+    """Gradients fall tenfold after 1,000 steps and triple after 3,000, beside one large element in each row."""
+    generator = np.random.default_rng()
+    sizes = np.exp(0.5 * generator.normal(size=(16, 256))).astype("float32")
+    noise = (1 + 0.3 * generator.normal(size=(64, 16, 256))).astype("float32")
+
+    def gradient_at(number):
+        gradient = sizes * noise[number % 64] * np.float32(1 if number < 1000 else 0.1 if number < 3000 else 0.3)
+        gradient[:, 0] = 300.0
+        return gradient
+
+    watched = (1000, 3000, 5000)
+    exact = moments_over_time("float32", gradient_at, 5000, watched)
+    small = moments_over_time(state_dtype, gradient_at, 5000, watched)
+    monkeypatch.setattr("keras_mp.loss_scaling.state_slot.random_bits", lambda *arguments: None)
+    nearest = moments_over_time(state_dtype, gradient_at, 5000, watched)
+
+    def mean_ratios(moments):
+        return np.array([
+            [np.mean(new[:, 1:] / old[:, 1:]) for new, old in zip(*both, strict=True)]
+            for both in zip(moments, exact, strict=True)
+        ])  # fmt: skip
+
+    print("m and root of v, of float32's:", mean_ratios(small).tolist(), "to nearest:", mean_ratios(nearest).tolist())
+    np.testing.assert_allclose(mean_ratios(small), 1.0, atol=0.1)
+    assert np.max(np.abs(mean_ratios(nearest) - 1.0)) > 0.5
 
 
 def test_slots_in_ml_dtypes_own_e4m3():
