@@ -13,6 +13,7 @@ from keras import ops
 from keras_mp.loss_scaling.gradients import at_least_float32
 from keras_mp.loss_scaling.state_formats import STORED_AS, encode
 from keras_mp.loss_scaling.state_slot import StateSlot
+from keras_mp.rebuild import widen
 
 SMALLEST = 4096
 """A slot of fewer values stays float32: there is little to save, and biases and norms are small."""
@@ -48,20 +49,29 @@ def creating(optimizer: keras.optimizers.Optimizer, state_dtype: str, numbers: I
         numbers: the indices of slots, each of which is used once.
     """
     slots: dict[int, list[StateSlot]] = {}
-    original = optimizer.add_variable_from_reference
+    add_variable, original = optimizer.add_variable, optimizer.add_variable_from_reference
+
+    def add_wide(shape: Any, initializer: Any = "zeros", dtype: Any = None, **other: Any) -> keras.Variable:
+        return add_variable(shape, initializer, dtype if dtype is None else at_least_float32(dtype), **other)
 
     def add(reference_variable: Any, name: str | None = None, initializer: Any = "zeros") -> Any:
         if state_dtype == "float32" or not is_small(optimizer, name or "", reference_variable):
-            with _replaced(optimizer, "add_variable", _wide_maker(optimizer)):
-                return original(reference_variable, name=name, initializer=initializer)
-        make = _slot_maker(optimizer, state_dtype, next(numbers), name or "")
+            return original(reference_variable, name=name, initializer=initializer)
+        holds_root = _is_listed(_SQUARES, optimizer, name or "")
+        make = _slot_maker(add_variable, state_dtype, next(numbers), holds_root)
         with _replaced(optimizer, "add_variable", make):
             slot = original(reference_variable, name=name, initializer=initializer)
         slots.setdefault(id(reference_variable), []).append(slot)
         return slot
 
-    with _replaced(optimizer, "add_variable_from_reference", add):
+    with _replaced(optimizer, "add_variable", add_wide), _replaced(optimizer, "add_variable_from_reference", add):
         yield
+    stored = {id(variable) for made in slots.values() for slot in made for variable in slot.variables}
+    for variable in optimizer.variables:
+        if id(variable) not in stored:
+            widen(variable)  # what Keras makes otherwise, in the dtype of the first weight: Nadam's product of factors
+    if state_dtype == "float32":
+        return
     by_place = [slots.get(id(variable), []) for variable in optimizer._trainable_variables]
     # Past Keras's tracking of attributes: the variables are tracked already.
     object.__setattr__(optimizer, _SLOTS, tuple(map(tuple, by_place)))
@@ -74,7 +84,7 @@ def slots_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> tuple[Stat
 
 
 def has_slots(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Tells whether an optimizer was built within `creating`."""
+    """Tells whether an optimizer was built with slots in fewer bits."""
     return hasattr(optimizer, _SLOTS)
 
 
@@ -100,22 +110,10 @@ def _is_listed(table: dict[str, set[str]], optimizer: keras.optimizers.Optimizer
     return any(slot in table.get(base.__name__, ()) for base in type(optimizer).__mro__)
 
 
-def _wide_maker(optimizer: keras.optimizers.Optimizer) -> Callable[..., keras.Variable]:
-    """Returns Keras's `add_variable`, which makes a slot of a 16-bit weight in float32."""
-    add_variable = optimizer.add_variable
-
-    def add(shape: Any, initializer: Any = "zeros", dtype: Any = None, **other: Any) -> keras.Variable:
-        return add_variable(shape, initializer, dtype if dtype is None else at_least_float32(dtype), **other)
-
-    return add
-
-
 def _slot_maker(
-    optimizer: keras.optimizers.Optimizer, state_dtype: str, index: int, slot: str
+    add_variable: Callable[..., keras.Variable], state_dtype: str, index: int, holds_root: bool
 ) -> Callable[..., StateSlot]:
     """Returns what makes a slot in place of Keras's `add_variable`."""
-    add_variable = optimizer.add_variable
-    holds_root = _is_listed(_SQUARES, optimizer, slot)
 
     def add(shape: Any, initializer: Any, dtype: Any, name: str, layout: Any = None, **other: Any) -> StateSlot:
         del dtype
