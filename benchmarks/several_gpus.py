@@ -1,6 +1,7 @@
 """Compiles a training step of a GPT of 1.3B parameters for the GPUs of one host, and prints what one of them holds.
 
     python benchmarks/several_gpus.py                    # 8 H100, fully sharded, all 24 blocks: 10 minutes on 2 cores
+    python benchmarks/several_gpus.py --from-blocks 2 4  # the same, extrapolated from steps with 2 and with 4 blocks
     python benchmarks/several_gpus.py --blocks 2 --target rtx4090x4
 
 The model is GPT-3 XL in table 2.1 of Brown et al. 2020, 24 blocks of width 2048, with 16 heads of 128 (the 24 heads of
@@ -10,6 +11,7 @@ that table do not divide 2048). It is built from shapes: no weight gets a value.
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import os
 import sys
@@ -22,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import keras
 
 import keras_mp
+from keras_mp.xla.extrapolate import inspect_by_blocks
 from keras_mp.xla.lower import build_without_values
 from models.gpt import gpt
 from models.transformer import Size
@@ -43,12 +46,16 @@ def main() -> None:
     parser.add_argument("--precision", default="mixed_bfloat16")
     parser.add_argument("--blocks", type=int, default=24)
     parser.add_argument("--rows", type=int, default=4, help="sequences of 2048 tokens a GPU")
+    parser.add_argument("--from-blocks", type=int, nargs=2, help="extrapolate from steps with so many blocks")
     arguments = parser.parse_args()
     _, gpus = keras_mp.chips.parse_target(arguments.target)
     tokens = keras.KerasTensor((arguments.rows * gpus, LENGTH), "int32")
     with keras_mp.policy_scope(arguments.precision):
         model = build_without_values(lambda: build(arguments.blocks))
-        report = keras_mp.inspect(
+        inspected = keras_mp.inspect
+        if arguments.from_blocks:
+            inspected = functools.partial(inspect_by_blocks, blocks=tuple(arguments.from_blocks))
+        report = inspected(
             lambda: build(arguments.blocks), (tokens, tokens), arguments.target, strategy=arguments.strategy
         )
     parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)

@@ -71,7 +71,7 @@ CASES = [
     *(
         Case("GPT-2 XL", optimizer, precision, target, "", (1, 1024), True)
         for target, precision in (("v5e", "mixed_bfloat16"), ("t4", "mixed_float16"))
-        for optimizer in ("AdamW", "Lion", "Adafactor")
+        for optimizer in ("AdamW", "Lion", "Adafactor", "SGD")
     ),
 ]
 

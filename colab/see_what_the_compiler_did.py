@@ -30,6 +30,7 @@ import os
 
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ["JAX_PLATFORMS"] = "cpu"  # nothing runs: JAX need not look for the chips
+os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # nor for the libraries of a GPU
 
 from first_cell import install
 

@@ -103,7 +103,13 @@ def targets() -> None:
 def inspect(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],
-    target: Annotated[str, typer.Option(help="A chip of `keras-mp targets`, or host.")] = "host",
+    target: Annotated[
+        str, typer.Option(help="A chip of `keras-mp targets`, or host; with --strategy several: h100x8, v5e-16.")
+    ] = "host",
+    strategy: Annotated[
+        str | None,
+        typer.Option(help="How several chips share the step, on JAX: data, fully_sharded or tensor."),
+    ] = None,
     compare: Annotated[str, typer.Option(help="Precisions to compare with, separated by commas.")] = "",
     html: Annotated[Path | None, typer.Option(help="Write the whole report as one HTML file.")] = None,
     batch_size: Annotated[
@@ -136,6 +142,7 @@ def inspect(
         target,
         training=not inference,
         compare=[name for name in compare.split(",") if name],
+        strategy=strategy,
     )
     _show(report, html, as_json)
 

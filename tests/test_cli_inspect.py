@@ -78,6 +78,28 @@ def test_a_model_file(model_file):
     assert {matmul["role"] for matmul in report["matmuls"]} == {"forward", "kernel gradient"}
 
 
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="a step on several devices lowers on JAX only")
+@pytest.mark.ci
+def test_several_chips(model_file):
+    done = command_line.run(
+        *("inspect", model_file, "--batch-size", 16, "--target", "h100x8", "--strategy", "fully_sharded", "--json")
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["layout"], report["devices"], report["target"]) == ("fully_sharded", 8, "h100")
+    assert {collective["group"] for collective in report["collectives"]} == {8}
+
+
+def test_several_chips_are_asked_for_wrongly(model_file):
+    for options, said in (
+        (["--target", "h100x8"], "names 8 chips: pass strategy='data', 'fully_sharded' or 'tensor'"),
+        (["--target", "h100x3", "--strategy", "data"], "chips=3 is not one of 2, 4, 8"),
+        (["--target", "h100x8", "--strategy", "sharded"], "strategy='sharded'"),
+    ):
+        done = command_line.run("inspect", model_file, *options)
+        assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
 def test_mistakes_are_one_line():
     for arguments, said in (
         (["no_such_recipe"], "unknown training recipe 'no_such_recipe'"),

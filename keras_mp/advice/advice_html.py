@@ -6,10 +6,8 @@ from html import escape
 
 from keras_mp.advice.advice_table import COLUMNS, cells, headline, sentence, work
 from keras_mp.advice.advised import Advised
-from keras_mp.reporting.html import document, scrolling, table
-from keras_mp.reporting.svg import GRID, Picture, colours_of
-
-_WIDTH, _LABEL = 900, 260
+from keras_mp.reporting.byte_size import byte_size
+from keras_mp.reporting.html import document, limited_bars, table
 
 
 def page(report: Advised) -> str:
@@ -25,7 +23,7 @@ def page(report: Advised) -> str:
     for row in report.rows:
         code = f"<pre><code>{escape(chr(10).join(row.code))}</code></pre>" if row.code else ""
         notes = "".join(f"<p>{escape(note)}</p>" for note in row.notes)
-        parts.append(f"<p>{escape(sentence(row))}</p>{code}{notes}")
+        parts.append(f"<h3>{escape(row.title)}</h3><p>{escape(sentence(row))}</p>{code}{notes}")
     parts += ["<h2>Notes</h2>", *(f"<p>{escape(note)}</p>" for note in report.notes)]
     parts.append(f"<p>{escape(work(report))}</p>")
     parts.append(f"<p>{escape(', '.join(f'{name} {version}' for name, version in report.versions.items()))}</p>")
@@ -34,7 +32,7 @@ def page(report: Advised) -> str:
 
 def _picture(report: Advised) -> str:
     """A bar for each chip: what takes its memory, and how much is free; a line where its memory ends."""
-    bars = []
+    bars = {}
     for row in report.rows:
         figures = row.figures
         rest = max(0, figures.peak - figures.state - figures.activations)
@@ -45,18 +43,7 @@ def _picture(report: Advised) -> str:
             "kept for the backward pass": figures.activations,
             "other temporary": rest,
         }
-        free = max(0, row.capacity - figures.peak)
-        bars.append((row, {name: size / row.capacity for name, size in parts.items()} | {"free": free / row.capacity}))
-    if not bars:
-        return ""
-    colours = colours_of([name for name in bars[0][1] if name != "free"]) | {"free": GRID}
-    room = (_WIDTH - _LABEL - 10) / max(1.0, *(sum(parts.values()) for _, parts in bars))
-    drawing = Picture(_WIDTH, font_size=13)
-    y = 24.0
-    for row, shares in bars:
-        drawing.text(10, y, f"{row.title}: {cells(row)[1]}", room=_LABEL - 14)
-        drawing.stacked_bar(_LABEL, y - 15, room * sum(shares.values()), 20, shares, colours)
-        drawing.rule(_LABEL + room, y - 18, _LABEL + room, y + 8)
-        y += 28
-    drawing.height = drawing.legend(10, y + 6, colours, columns=3)
-    return scrolling(drawing.svg(inside_html=True))
+        shares = {name: size / row.capacity for name, size in parts.items()}
+        title = f"{row.title}: {cells(row)[2]} of {byte_size(row.capacity)}"
+        bars[title] = shares
+    return limited_bars(bars, "{:.1%} of the memory".format, "free", "all of the memory") if bars else ""

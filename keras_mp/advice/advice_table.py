@@ -8,10 +8,11 @@ from rich.text import Text
 from keras_mp.advice.advised import Advised
 from keras_mp.advice.chip_advice import ChipAdvice
 from keras_mp.reporting.byte_size import byte_size
-from keras_mp.reporting.table import ColumnTable
+from keras_mp.reporting.table import ColumnTable, Prose
 
 COLUMNS = ("chip", "fits", "needs", "has", "weights", "optimizer", "temporary", "bound (estimate)")
-_NARROW = ("chip", "fits", "needs", "has")
+_NARROW = ("chip", "fits", "needs", "has", "bound (estimate)")
+_INDENT = "    "
 _RIGHT = COLUMNS[2:]
 
 
@@ -22,9 +23,9 @@ def render(report: Advised) -> Group:
         table.add_row(*cells(row))
     parts: list = [Text(headline(report), style="bold"), table]
     for row in report.rows:
-        parts += [Text(sentence(row)), *(Text(f"    {line}", style="bold") for line in row.code)]
-        parts += [Text(f"    Note: {note}") for note in row.notes]
-    parts += [Text(f"Note: {note}") for note in report.notes]
+        parts += [Text(sentence(row)), *(Text(f"{_INDENT}{line}", style="bold") for line in row.code)]
+        parts += [Prose(f"Note: {note}", _INDENT) for note in row.notes]
+    parts += [Prose(f"Note: {note}") for note in report.notes]
     return Group(*parts, Text(work(report)))
 
 

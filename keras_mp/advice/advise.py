@@ -126,13 +126,13 @@ def _obstacle(place: Place) -> str:
 
 def _notes(asked: Sequence[Asked]) -> list[str]:
     notes = [
-        "Memory is the compiler's, of a step that was compiled and not run. Times are estimates from the chips' peak "
-        "rates, which no kernel reaches."
+        "Memory is the compiler's; nothing was run. Times are estimates from the chips' peak rates, which no kernel "
+        "reaches."
     ]
     if any(one.place.platform == "cuda" for one in asked):
         notes.append(
-            "GPUs of one compute capability are taken to need the same memory to a hundredth where a step is well "
-            "below the memory of both: XLA saves memory where a step comes near to it."
+            "GPUs of one compute capability share a compile where the step is well below the memory of both; they "
+            "differ by less than a hundredth."
         )
     return notes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,11 +13,6 @@ from keras_mp.xla.estimate import Roofline, peak_of
 from keras_mp.xla.memory import Buffer
 
 _LARGEST = 5
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_OUT_OF_MEMORY = re.compile(
-    r"total memory required for HLO temporaries \(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)"
-    r"|Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm"
-)
 
 
 @dataclass(frozen=True)
@@ -32,7 +26,8 @@ class Figures:
         activations: of the temporary memory what the forward pass keeps for the backward pass, an estimate.
         temporary: all that is needed between the arguments and the results, by the compiler.
         peak: of the whole step.
-        flops: of the products, by the dtypes of their operands as compiled, such as "bfloat16 x bfloat16".
+        flops: of the products, by the dtypes of their operands as compiled, such as "bfloat16 x bfloat16"; None where
+            nothing compiled.
         moved: bytes that kernels read and write.
         largest: the largest arrays when memory is fullest, an estimate.
         seconds: that the compiler took, now or when the result that was kept was made.
@@ -68,10 +63,12 @@ class Figures:
         room = capacity - self.state
         return (self.peak - self.state) / room if room > 0 else float("inf")
 
-    def roofline(self, chip: Chip) -> Roofline:
-        """The least time of a step at a chip's rates, an estimate; a device has its share of them."""
-        rates = {dtypes: peak_of(dtypes.split(" x "), chip) / chip.devices for dtypes in self.flops or {}}
-        compute = sum(flops / rates[dtypes] for dtypes, flops in (self.flops or {}).items())
+    def roofline(self, chip: Chip) -> Roofline | None:
+        """The least time of a step at a device's share of a chip's rates, an estimate; None where nothing compiled."""
+        if self.flops is None:
+            return None
+        rates = {dtypes: peak_of(dtypes.split(" x "), chip) / chip.devices for dtypes in self.flops}
+        compute = sum(flops / rates[dtypes] for dtypes, flops in self.flops.items())
         memory = self.moved / (chip.bandwidth / chip.devices)
         return Roofline(max(compute, memory), compute, memory, 0)
 
@@ -82,41 +79,25 @@ def figures_of(report: CompileReport, chip: Chip) -> Figures:
     for matmul in report.matmuls:
         flops[" x ".join(matmul.compiled or matmul.asked)] += matmul.flops
     memory, roofline = report.memory, report.roofline
+    peak = memory.peak
+    notes: tuple[str, ...] = ()
+    if report.refused:  # what the compiler leaves a program is less than the memory, of which the runtime has a part
+        peak = max(peak, chip.memory_bytes // chip.devices + 1 + memory.peak - memory.capacity)
+        notes = (f"The compiler refuses the step: {report.refused}.",)
     return Figures(
         weights=memory.parameters,
         optimizer=memory.optimizer,
         other=memory.other,
         activations=memory.activations,
         temporary=memory.temporary,
-        peak=memory.peak,
-        flops=dict(flops),
+        peak=peak,
+        flops=None if report.refused else dict(flops),
         moved=roofline.memory * chip.bandwidth / chip.devices if roofline else 0.0,
         largest=memory.largest[:_LARGEST],
         seconds=report.seconds,
+        notes=notes,
         extrapolated="; ".join(map(str, report.extrapolated)),
     )
-
-
-def figures_of_refusal(message: str, state: Figures, capacity: int) -> Figures | None:
-    """The figures of a step that the compiler for TPUs refuses because it is larger than the memory.
-
-    Args:
-        message: the compiler's.
-        state: from shapes.
-        capacity: of a device, in bytes. A little of it is the runtime's own, so the compiler may refuse less.
-
-    Returns:
-        The figures, with the temporary memory that the message names; None where it says nothing of the kind.
-    """
-    match = _OUT_OF_MEMORY.search(message)
-    if match is None:
-        return None
-    numbers = [group for group in match.groups() if group is not None]
-    needed, available = (float(numbers[place]) * _UNITS[numbers[place + 1]] for place in (0, 2))
-    excess = int(needed - available) + 1
-    note = f"The compiler refuses the step: {match[0]}."
-    whole = max(state.state + int(needed), capacity + excess)
-    return replace(state, temporary=whole - state.state, peak=whole, notes=(note,))
 
 
 def figures_from(values: Mapping[str, Any]) -> Figures:

@@ -37,7 +37,7 @@ def compiled_row(one: Asked, step: Step, source: Source) -> ChipAdvice:
         code=lines(measures, source, place, step.rows) if fits else (),
         compiles=len(one.tried),
         shared=sum(origin.chip is not place.chip for origin in one.origins.values()),
-        notes=(*_extrapolated(figures), *(_notes(measures, step, place) if fits else ())),
+        notes=(*_extrapolated(figures), *figures.notes, *(_notes(measures, step, place) if fits else ())),
     )
 
 

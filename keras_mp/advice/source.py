@@ -56,7 +56,6 @@ class Source:
 
         Raises:
             TypeError: If the function returns no model.
-            ValueError: If the model is not compiled.
         """
         with restored_policy(), self.scope():
             model = self._in(measures.precision)
@@ -71,6 +70,20 @@ class Source:
         """Whether a layer of the model has a lean form, and whether it has blocks to recompute."""
         return lean_forms(self.under(Measures(precision)))
 
+    def check_compiled(self, model: keras.Model) -> None:
+        """Checks that a model is compiled to train: whether a training step fits is what is asked.
+
+        Raises:
+            ValueError: If it is not compiled with an optimizer.
+        """
+        whose = f"{self.text} returns model {model.name!r}" if self.is_function else f"model {model.name!r}"
+        where = " in it" if self.is_function else ""
+        if not model.compiled or model.optimizer is None:
+            raise ValueError(
+                f"{whose}, which is not compiled with an optimizer and a loss: advise asks whether a training step "
+                f"fits. Call compile(optimizer, loss){where}"
+            )
+
     def _in(self, precision: str) -> keras.Model:
         if not self.is_function:
             return in_precision(self._given, precision)
@@ -78,9 +91,4 @@ class Source:
         model = self._given()
         if not isinstance(model, keras.Model):
             raise TypeError(f"{self.text} must return a keras.Model, got {type(model).__name__}")
-        if not model.compiled or model.optimizer is None:
-            raise ValueError(
-                f"{self.text} returns model {model.name!r}, which is not compiled with an optimizer and a loss: call "
-                "compile() in it"
-            )
         return model

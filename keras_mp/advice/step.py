@@ -13,7 +13,6 @@ from keras_mp.advice.figures import (
     Figures,
     figures_from,
     figures_of,
-    figures_of_refusal,
     with_names,
     with_numbers,
 )
@@ -26,7 +25,6 @@ from keras_mp.backend.common.lowered import Lowered
 from keras_mp.parallel.plan import Plan
 from keras_mp.rebuild import layers_by_path
 from keras_mp.reporting.shorten import shorten_middle
-from keras_mp.xla.compile import CompileError
 from keras_mp.xla.compile_report import CompileReport
 from keras_mp.xla.extrapolate import BLOCKS, StepsByBlocks, lower_by_blocks
 from keras_mp.xla.inspect import report_of
@@ -63,6 +61,7 @@ class Step:
         self._fingerprints: dict[str, str] = {}
         plain = Measures(source.precision)
         model = source.under(plain)
+        source.check_compiled(model)
         with source.scope():
             self._plain = lower_step(model, batch, training=True, platform=platform)
         _check_trains(model)
@@ -105,17 +104,11 @@ class Step:
             return report_of(step, target, measures.precision, plan=plan)
 
         def compile_and_keep() -> Figures:
-            try:
-                if isinstance(lowered, StepsByBlocks):
-                    report = lowered.at_depth([compiled(step) for step in lowered.lowered])
-                else:
-                    report = compiled(lowered)
-                figures = figures_of(report, place.chip)
-            except CompileError as error:
-                refused = figures_of_refusal(str(error), self.state(place, measures), place.capacity)
-                if refused is None:
-                    raise
-                figures = refused
+            if isinstance(lowered, StepsByBlocks):
+                report = lowered.at_depth([compiled(step) for step in lowered.lowered])
+            else:
+                report = compiled(lowered)
+            figures = figures_of(report, place.chip)
             figures = with_numbers(figures, paths)
             kept.keep(figures, *key)
             return with_names(figures, self._paths)

@@ -77,7 +77,9 @@ class Chip:
         compiler: How the compiler is told of the chip; None where no compiler that can be installed takes it.
         device_kinds: Names that a runtime gives the chip and that do not hold `name`, in lower case; of TPUs those of
             jax/_src/pallas/mosaic/tpu_info.py in JAX 0.10.
-        link: What it sends to other chips over; None where that is not known.
+        link: What it sends to other chips over; None where that is not known. A GH200 that stands alone has none: its
+            NVLink reaches others in a DGX GH200 only. For TPU v2 and v3 and AMD's GPUs no compiler is there, so that
+            no collective is timed.
     """
 
     name: str

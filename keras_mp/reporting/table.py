@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,24 @@ def plain_text(renderable: RenderableType, width: int) -> str:
     console = Console(file=io.StringIO(), width=width, no_color=True, force_terminal=False, force_jupyter=False)
     console.print(renderable, soft_wrap=True)
     return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+
+
+class Prose:
+    """A paragraph whose lines are as long as the terminal is wide, also where lines are not broken otherwise.
+
+    Args:
+        text: words alone: a command that is to be copied would be broken, too.
+        indent: before each line; lines after the first have two spaces more.
+    """
+
+    def __init__(self, text: str, indent: str = "") -> None:
+        self.text, self.indent = text, indent
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        following = f"{self.indent}  "
+        width = min(options.max_width, WIDE)
+        for line in textwrap.wrap(self.text, width, initial_indent=self.indent, subsequent_indent=following):
+            yield Text(line)
 
 
 class ColumnTable:

@@ -19,10 +19,12 @@ from typing import Any
 from keras_mp.backend.common.lowered import Lowered
 from keras_mp.system.install import install_command
 from keras_mp.system.versions import installed
+from keras_mp.xla.refusal import Refusal, refusal_in
 from keras_mp.xla.targets import Target, availability
 
 # Of what is described of a step; one more when keras_mp.xla.program changes it. Compiling again is not needed then.
 _FORMAT = 8
+_REFUSED = "refused.txt"
 _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cuda-nvcc")
 
 
@@ -42,6 +44,8 @@ class Compiled:
         seconds: how long the compiler took, now or when the result that was kept was made.
         log: the file with all that the compiler printed.
         note: how it had to be compiled, where not as usual.
+        refused: what the compiler says of a step that is larger than the chip's memory, of which `hlo` is empty and no
+            memory statistics are known; None where it compiled.
     """
 
     hlo: str
@@ -50,6 +54,7 @@ class Compiled:
     seconds: float
     log: str
     note: str = ""
+    refused: Refusal | None = None
 
 
 def cache_folder() -> Path:
@@ -71,7 +76,7 @@ def compile_step(lowered: Lowered, target: Target, flags: Mapping[str, Any] | No
 
     Raises:
         ImportError: If the target's compiler is not installed; the message is the command that installs it.
-        CompileError: If the compiler fails.
+        CompileError: If the compiler fails, but for a step that is larger than the chip's memory.
     """
     available = availability(target)
     if not available.ok:
@@ -91,19 +96,23 @@ def compile_step(lowered: Lowered, target: Target, flags: Mapping[str, Any] | No
     content = re.sub(rb"a_inference_\w+?_\d+__\.\d+", b"", lowered.module)
     key = json.dumps([request | {"format": 0}, versions], sort_keys=True).encode() + content
     kept = cache_folder() / "compiled" / hashlib.sha256(key).hexdigest()[:32]
-    if not (kept / "memory.json").is_file():
+    if not (kept / "memory.json").is_file() and not (kept / _REFUSED).is_file():
         _compile_beside(lowered, request, target, kept)
     described = json.loads((kept / "described.json").read_text())
     if described["format"] != _FORMAT:
         (kept / "target.json").write_text(json.dumps(request))
         _run(kept, target)
         described = json.loads((kept / "described.json").read_text())
+    seconds, log = float((kept / "seconds").read_text()), str(kept / "log.txt")
+    if not (kept / "memory.json").is_file():
+        refused = refusal_in((kept / _REFUSED).read_text())
+        return Compiled("", described, versions, seconds, log, refused=refused)
     return Compiled(
         (kept / "compiled.hlo").read_text(),
         described | {"memory": json.loads((kept / "memory.json").read_text())},
         versions,
-        float((kept / "seconds").read_text()),
-        str(kept / "log.txt"),
+        seconds,
+        log,
         (kept / "note.txt").read_text() if (kept / "note.txt").is_file() else "",
     )
 
@@ -129,8 +138,12 @@ def _run(folder: Path, target: Target) -> None:
         status = subprocess.run(
             command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=_environment()
         ).returncode
-    if status:
+    if not status:
+        return
+    refused = refusal_in((folder / "log.txt").read_text(errors="replace"))
+    if refused is None:
         raise CompileError(_explain(folder, target, status, folder.parent))
+    (folder / _REFUSED).write_text(refused.message)
 
 
 def _environment() -> dict[str, str]:

@@ -14,7 +14,7 @@ from keras_mp.reporting.shorten import listed, shorten_middle
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.xla.collectives import Collective
 from keras_mp.xla.compiled_step import CompiledStep
-from keras_mp.xla.matmuls import Matmul
+from keras_mp.xla.matmuls import NOT_COMPILED, Matmul
 from keras_mp.xla.suggestions import Advice
 
 _ROWS = 40
@@ -27,7 +27,8 @@ def render(report: CompiledStep) -> Group:
     parts: list = [Text(headline(report), style="bold"), _matmuls(report)]
     if report.sensitive:
         parts.append(_sensitive(report))
-    parts += [_precision(report), _memory(report)]
+    parts += [_precision(report)] if report.casts or not report.refused else []
+    parts.append(_memory(report))
     if report.collectives:
         parts.append(_collectives(report))
     if report.memory.largest:
@@ -113,7 +114,8 @@ def _precision(report: CompiledStep) -> Table:
     for cast in report.casts[:4]:
         table.add_row(f"casts from {cast.source} to {cast.target}, asked for", str(cast.count), byte_size(cast.bytes))
     count, size = report.cast_kernels
-    table.add_row("kernels that only cast and move, compiled", str(count), byte_size(size))
+    if not report.refused:
+        table.add_row("kernels that only cast and move, compiled", str(count), byte_size(size))
     for work in report.float32_work[:5]:
         table.add_row(f"float32 arrays written by {shorten_middle(work.layer, _LAYER)}", "", byte_size(work.bytes))
     return table
@@ -140,7 +142,8 @@ def room(report: CompiledStep) -> str:
     title = report.title
     if chip is not None and chip.devices > 1:
         title = f"A device of {title} ({chip.devices} devices a chip)"
-    return f"{title} has {byte_size(memory.capacity)}: {verdict}."
+    left = " for a program" if report.refused else ""
+    return f"{title} has {byte_size(memory.capacity)}{left}: {verdict}."
 
 
 def memory_rows(report: CompiledStep) -> list[tuple[str, int]]:
@@ -229,6 +232,8 @@ def speed(report: CompiledStep) -> str:
 
 
 def _speed(report: CompiledStep) -> str:
+    if report.refused:
+        return f"No estimate of time: the compiler refuses the step ({report.refused})."
     if report.roofline is None and report.layout == "tensor":
         return "No estimate of the products' time: the compiler divides them over the devices."
     if report.roofline is None:
@@ -274,6 +279,8 @@ def sizes(matmul: Matmul) -> str:
 
 def compiled_as(matmul: Matmul) -> str:
     """What a product was compiled to, and what became of it."""
+    if matmul.note == NOT_COMPILED:
+        return NOT_COMPILED
     return short(matmul.compiled) + (f" ({matmul.note})" if matmul.note else "")
 
 

@@ -75,6 +75,8 @@ class CompiledStep:
         extrapolated: the groups of blocks that were not compiled in full; empty where all of the step was compiled.
         link_time: how long that takes at the rate of the chip's links; None on one device, and where the rate is not
             known.
+        refused: the compiler's message where it refuses the step because it is larger than the memory: then `memory` is
+            from that message, no product has a compiled dtype, and there are neither times nor collectives.
     """
 
     model: str
@@ -102,6 +104,7 @@ class CompiledStep:
     compared: Mapping[str, CompiledStep] = dataclasses.field(default_factory=dict)
     extrapolated: tuple[ScaledBlocks, ...] = ()
     link_time: LinkTime | None = None
+    refused: str = ""
 
     @property
     def flops(self) -> int:
@@ -122,6 +125,9 @@ class CompiledStep:
         sentences = []
         for wanted in dict.fromkeys(_family(matmul.asked) for matmul in self.matmuls):
             group = [matmul for matmul in self.matmuls if _family(matmul.asked) == wanted]
+            if self.refused:
+                sentences.append(f"{len(group)} of {len(self.matmuls)} matmuls asked for {wanted}; none is compiled")
+                continue
             kept = sum(_family(matmul.compiled) == wanted for matmul in group)
             others: dict[str, int] = defaultdict(int)
             for matmul in group:

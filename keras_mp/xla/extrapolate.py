@@ -171,6 +171,7 @@ class StepsByBlocks:
             advice=tuple(advice for advice in most.advice if advice.seconds or advice.at_most),
             seconds=sum(report.seconds for report in reports),
             extrapolated=self.scaled,
+            refused=next((report.refused for report in reports if report.refused), ""),
         )
 
 

@@ -18,10 +18,10 @@ from keras_mp.xla.collectives import collectives
 from keras_mp.xla.compile import compile_step
 from keras_mp.xla.compile_report import CompileReport
 from keras_mp.xla.estimate import estimate, link_time
-from keras_mp.xla.hlo import parse
+from keras_mp.xla.hlo import Module, parse
 from keras_mp.xla.lower import build_without_values, lower_step
-from keras_mp.xla.matmuls import Matmul, join
-from keras_mp.xla.memory import measure
+from keras_mp.xla.matmuls import NOT_COMPILED, Matmul, join
+from keras_mp.xla.memory import measure, measure_refused
 from keras_mp.xla.suggestions import suggest
 from keras_mp.xla.targets import Target, find_targets, slice_of
 
@@ -63,7 +63,8 @@ def inspect(
             or 4. A Plan has as many devices as they make.
 
     Returns:
-        The report. A step that does not fit the chip's memory is reported too.
+        The report. A step that does not fit the chip's memory is reported too; where the compiler refuses it, with the
+        memory that its message names, the products as they are asked for, and no times.
 
     Raises:
         ValueError: If the model is not built or compiled, the batch does not fit it or the devices, a name or the
@@ -147,16 +148,22 @@ def report_of(
         flags, plan: as for `inspect`, and as the step was lowered.
     """
     compiled = compile_step(lowered, target, flags)
-    module = parse(compiled.hlo)
-    described = compiled.described
+    described, refused, chip = compiled.described, compiled.refused, target.chip
+    if refused is None:
+        module = parse(compiled.hlo)
+        memory = measure(lowered, described, module, chip.memory_bytes // chip.devices if chip else 0)
+    else:
+        module, memory = Module("", {}), measure_refused(lowered, refused)
     matmuls = join(lowered, described, module, target.platform)
-    chip = target.chip
-    memory = measure(lowered, described, module, chip.memory_bytes // chip.devices if chip else 0)
     sensitive = findings.sensitive(lowered, described, module)
     # Of a step that the compiler divides, the products are known whole, and not as each device runs them.
-    roofline = estimate(matmuls, module, chip) if chip and not (plan and plan.by_compiler) else None
+    timed = chip is not None and refused is None and not (plan and plan.by_compiler)
+    roofline = estimate(matmuls, module, chip) if chip and timed else None
     sent = collectives(module, plan.size, CollectiveLayers(module, lowered, described, matmuls)) if plan else []
     arguments = [argument for argument in lowered.arguments if argument.kind == "batch"]
+    known = matmuls if refused is None else []
+    if refused is not None:
+        matmuls = [dataclasses.replace(matmul, note=NOT_COMPILED) for matmul in matmuls]
     return CompileReport(
         model=lowered.model,
         target=target.name,
@@ -172,8 +179,9 @@ def report_of(
         float32_work=tuple(findings.float32_work(lowered, described, module)),
         memory=memory,
         roofline=roofline,
-        advice=tuple(suggest(matmuls, sensitive, memory, target, precision, roofline.seconds if roofline else 0.0)),
+        advice=tuple(suggest(known, sensitive, memory, target, precision, roofline.seconds if roofline else 0.0)),
         notes=(*_notes(target, matmuls, lowered.backend, plan), *filter(None, [compiled.note])),
+        refused=refused.message if refused else "",
         versions=dict(compiled.versions),
         seconds=compiled.seconds,
         log=compiled.log,

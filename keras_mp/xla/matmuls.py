@@ -17,6 +17,10 @@ from keras_mp.xla.hlo import Instruction, Module, long_name
 _ROLE = re.compile(r"keras_mp\.(forward|input_gradient|kernel_gradient)")
 
 
+# The note of a product of a step that the compiler refuses.
+NOT_COMPILED = "not compiled"
+
+
 @dataclass(frozen=True)
 class Matmul:
     """One dot or convolution of a step.

@@ -12,6 +12,7 @@ import numpy as np
 from keras_mp.backend.common.lowered import Argument, Lowered, is_backward
 from keras_mp.xla.findings import layer_of, name_of
 from keras_mp.xla.hlo import BITS, FREE, NAMES, Instruction, Module, long_name
+from keras_mp.xla.refusal import Refusal
 
 _BITS = {"bool": 8} | {long: BITS[short] for short, long in NAMES.items()}
 
@@ -47,7 +48,7 @@ class Memory:
             much of that shares its memory with what goes in, what is needed in between, and the program.
         peak: the larger of the compiler's own figure for the most that lives at once (some give none), and arguments
             + outputs - aliased + temporary.
-        capacity: of the chip; 0 where it is not known.
+        capacity: of the chip; 0 where it is not known; of a step that the compiler refuses, what it leaves a program.
         largest: the largest arrays when memory is fullest, an estimate as `activations` is.
     """
 
@@ -80,9 +81,7 @@ def measure(lowered: Lowered, described: Mapping[str, Any], module: Module, capa
         capacity: the chip's memory in bytes, 0 if unknown.
     """
     statistics = described["memory"]
-    kinds: dict[str, int] = defaultdict(int)
-    for argument in lowered.arguments:
-        kinds[argument.kind] += size_of(argument)
+    kinds = _kinds(lowered)
     whole = statistics["argument"] + statistics["output"] - statistics["alias"] + statistics["temp"]
     buffers = _at_the_peak(lowered, described, module)
     return Memory(
@@ -101,10 +100,37 @@ def measure(lowered: Lowered, described: Mapping[str, Any], module: Module, capa
     )
 
 
+def measure_refused(lowered: Lowered, refusal: Refusal) -> Memory:
+    """What is known of a step that the compiler refuses: its arguments by their shapes, and all by the message."""
+    kinds = _kinds(lowered)
+    arguments = sum(kinds.values())
+    return Memory(
+        parameters=kinds["parameters"] + kinds["state"],
+        optimizer=kinds["optimizer"],
+        other=kinds["metrics"] + kinds["batch"],
+        activations=0,
+        arguments=arguments,
+        outputs=0,
+        aliased=0,
+        temporary=max(0, refusal.needed - arguments),
+        code=0,
+        peak=max(arguments, refusal.needed),
+        capacity=refusal.available,
+        largest=(),
+    )
+
+
 def size_of(argument: Argument) -> int:
     """The bytes that an argument takes on one device."""
     elements = int(np.prod(argument.shape, dtype=np.int64)) // argument.parts
     return elements * _BITS.get(argument.dtype, 8 * _bytes(argument.dtype)) // 8
+
+
+def _kinds(lowered: Lowered) -> dict[str, int]:
+    kinds: dict[str, int] = defaultdict(int)
+    for argument in lowered.arguments:
+        kinds[argument.kind] += size_of(argument)
+    return kinds
 
 
 def _bytes(dtype: str) -> int:

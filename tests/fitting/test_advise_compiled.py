@@ -7,13 +7,11 @@ import pytest
 
 import keras_mp
 from keras_mp.advice import advise as advise_module
-from keras_mp.advice.figures import Figures, figures_of_refusal
 from keras_mp.advice.place import Place
 from keras_mp.lean.lean_report import lean_report
 from keras_mp.precision.chips import find_chip
 
 pytestmark = pytest.mark.ci
-MIB = 2**20
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -94,13 +92,3 @@ def test_gpus_of_one_compute_capability_need_the_same_memory_but_for_a_hundredth
     }
     assert needs["h100"] == pytest.approx(needs["h200"], rel=0.002), needs
     assert needs["rtx3060"] == needs["rtx3090"], needs
-
-
-def test_a_step_that_the_tpu_compiler_refuses():
-    said = "the total memory required for HLO temporaries (25.14G) exceeds available HBM (15.75G)."
-    message = f"Ran out of memory on HBM, {said}"
-    figures = figures_of_refusal(message, Figures(2**30, 0, peak=2**30), 16 * 2**30)
-    assert figures.peak == int(25.14 * 2**30) + 2**30 == figures.state + figures.temporary
-    near = figures_of_refusal(message.replace("25.14", "15.80"), Figures(0, 0), 16 * 2**30)
-    assert near.peak > 16 * 2**30
-    assert figures_of_refusal("INTERNAL: it crashed", Figures(0, 0), 2**30) is None

@@ -25,6 +25,20 @@ def test_a_model_without_a_loss():
         advise(lambda: compiled(None))
 
 
+@pytest.mark.once
+def test_a_model_that_is_not_compiled():
+    def build():
+        return keras.Sequential([keras.Input((16,)), layers.Dense(4)], name="small")
+
+    for given, said in (
+        (build(), r"^model 'small', which is not compiled .* training step fits. Call compile\(optimizer, loss\)$"),
+        (build, r"^build\(\) returns model 'small', which is not compiled .*loss\) in it$"),
+    ):
+        with pytest.raises(ValueError, match=said) as raised:
+            advise(given)
+        assert "training=False" not in str(raised.value)
+
+
 def test_targets_of_another_shape_than_the_outputs():
     with pytest.raises(ValueError, match=r"model 'small', its loss or a metric fails .* targets are float32\[8, 5\]"):
         advise(batch=(BATCH[0], keras.KerasTensor((8, 5))))
