@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from keras import ops
+from marks import ci_on
 
 from keras_mp import backend
 from keras_mp.loss_scaling.stochastic_rounding import random_bits, round_to_bfloat16, round_to_float8
@@ -70,6 +71,7 @@ def test_what_a_format_holds_stays(dtype):
         assert same.all(), x[~same]  # as bits: zero with its sign
 
 
+@ci_on("tensorflow")
 @pytest.mark.parametrize("dtype", FORMATS, ids=lambda dtype: np.dtype(dtype).name)
 def test_the_mean_over_all_bits_is_the_value(dtype):
     x = some_values(dtype, np.random.default_rng())
@@ -156,6 +158,7 @@ def uniform(shape, *arguments):
     return (low - 32767.5) / 65536 * np.sqrt(12)
 
 
+@pytest.mark.once
 def test_words_are_uniform_and_uncorrelated():
     seed = int(np.random.default_rng().integers(2**63))
     shape, count = (1024, 1024), 2**20
@@ -174,6 +177,7 @@ def test_words_are_uniform_and_uncorrelated():
         assert abs(np.mean(a * b)) < 6 / np.sqrt(a.size), pair
 
 
+@pytest.mark.once
 def test_no_element_draws_more_than_its_share_over_the_steps():
     seed, steps = int(np.random.default_rng().integers(2**63)), 1000
     draw = jitted(lambda step: random_bits((64, 64), seed, step, 1))
