@@ -98,7 +98,8 @@ FAMILIES = {
     "gpt2-whole": Family(
         "GPT-2 124M, no dropout",
         causal(
-            "GPT2", vocabulary_size=50257, num_layers=12, num_heads=12, hidden_dim=768, intermediate_dim=3072, dropout=0.0
+            "GPT2", vocabulary_size=50257, num_layers=12, num_heads=12, hidden_dim=768, intermediate_dim=3072,
+            dropout=0.0,
         ),
         (8, 1024),
         "12 of 12",

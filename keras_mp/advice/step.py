@@ -24,6 +24,7 @@ from keras_mp.advice.state_bytes import state_figures
 from keras_mp.backend.common.lowered import Lowered
 from keras_mp.parallel.plan import Plan
 from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.treated import original_class
 from keras_mp.reporting.shorten import shorten_middle
 from keras_mp.xla.compile_report import CompileReport
 from keras_mp.xla.extrapolate import BLOCKS, StepsByBlocks, lower_by_blocks
@@ -145,7 +146,7 @@ def _lowered(model: keras.Model, batch: Any, platform: str, plan: Plan | None) -
 
 def _check_trains(model: keras.Model) -> None:
     """Checks that a model has a loss: without one Keras trains nothing, and says nothing."""
-    cls = type(model)
+    cls = original_class(model)
     own = cls.train_step is not keras.Model.train_step or cls.compute_loss is not keras.Model.compute_loss
     if not own and getattr(model, "loss", None) is None and not model.losses:
         raise ValueError(f"model {model.name!r} has no loss, so that nothing trains: give compile() a loss")

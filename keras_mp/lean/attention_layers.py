@@ -8,7 +8,7 @@ import keras
 
 from keras_mp import backend
 from keras_mp.lean.attention import attention
-from keras_mp.lean.phase import is_training
+from keras_mp.lean.phase import is_training, may_be_differentiated
 
 
 class Call(NamedTuple):
@@ -61,10 +61,11 @@ class LeanMultiHeadAttention(LeanAttention):
         return_attention_scores: bool = False,
         use_causal_mask: bool = False,
     ) -> Call | None:
-        if not is_training(training) or return_attention_scores or len(query.shape) != 4:
+        if not may_be_differentiated(training) or return_attention_scores or len(query.shape) != 4:
             return None
-        rate, layer = self._dropout, self._dropout_layer  # type: ignore[attr-defined]
-        return Call(self._inverse_sqrt_key_dim, attention_mask, use_causal_mask, rate, layer, kernel=not rate)  # type: ignore[attr-defined]
+        rate, kernel = _rate(self._dropout, training), not self._dropout  # type: ignore[attr-defined]
+        scale, layer = self._inverse_sqrt_key_dim, self._dropout_layer  # type: ignore[attr-defined]
+        return Call(scale, attention_mask, use_causal_mask, rate, layer, kernel)
 
     def _attention_result(self, output: Any) -> Any:
         return output, None
@@ -76,10 +77,11 @@ class LeanGroupedQueryAttention(LeanAttention):
     def _attention_call(
         self, query: Any, attention_mask: Any = None, training: bool | None = None, use_causal_mask: bool = False
     ) -> Call | None:
-        if not is_training(training) or self._return_attention_scores:  # type: ignore[attr-defined]
+        if not may_be_differentiated(training) or self._return_attention_scores:  # type: ignore[attr-defined]
             return None
-        rate, layer = self.dropout, self._dropout_layer  # type: ignore[attr-defined]
-        return Call(self._inverse_sqrt_head_dim, attention_mask, use_causal_mask, rate, layer, kernel=not rate)  # type: ignore[attr-defined]
+        rate, kernel = _rate(self.dropout, training), not self.dropout  # type: ignore[attr-defined]
+        scale, layer = self._inverse_sqrt_head_dim, self._dropout_layer  # type: ignore[attr-defined]
+        return Call(scale, attention_mask, use_causal_mask, rate, layer, kernel)
 
     def _attention_result(self, output: Any) -> Any:
         return output, None
@@ -91,7 +93,7 @@ class LeanDecoderAttention(LeanAttention):
     def _attention_call(
         self, query: Any, attention_mask: Any = None, cache_update_index: Any = None, **options: Any
     ) -> Call | None:
-        if not is_training() or options:
+        if not may_be_differentiated() or options:
             return None
         fused = getattr(self, "_use_fused_attention_op", lambda: keras.backend.backend() == "jax")
         return Call(self._inv_norm_factor, attention_mask, kernel=fused())  # type: ignore[attr-defined]
@@ -101,10 +103,10 @@ class LeanNeoXAttention(LeanAttention):
     """For the attention of KerasHub's GPT-NeoX."""
 
     def _attention_call(self, query: Any, attention_mask: Any = None, training: bool | None = None) -> Call | None:
-        if not is_training(training):
+        if not may_be_differentiated(training):
             return None
-        rate, layer = self.dropout, self._attn_dropout_layer  # type: ignore[attr-defined]
-        kernel = keras.backend.backend() == "jax" and not rate
+        rate, layer = _rate(self.dropout, training), self._attn_dropout_layer  # type: ignore[attr-defined]
+        kernel = keras.backend.backend() == "jax" and not self.dropout  # type: ignore[attr-defined]
         return Call(self._inv_norm_factor, attention_mask, False, rate, layer, kernel)  # type: ignore[attr-defined]
 
 
@@ -114,13 +116,13 @@ class LeanGemmaAttention(LeanAttention):
     def _attention_call(
         self, query: Any, attention_mask: Any, training: bool | None = False, cache_update_index: Any = 0
     ) -> Call | None:
-        if not is_training(training):
+        if not may_be_differentiated(training):
             return None
         width = self.head_dim if self.query_head_dim_normalize else self.hidden_dim // self.num_query_heads  # type: ignore[attr-defined]
         if self.use_sliding_window_attention and attention_mask is not None:  # type: ignore[attr-defined]
             attention_mask = self._mask_sliding_window(attention_mask, cache_update_index=cache_update_index)  # type: ignore[attr-defined]
-        kernel = self._use_fused_attention_op()  # type: ignore[attr-defined]
-        return Call(float(width) ** -0.5, attention_mask, False, self.dropout, self.dropout_layer, kernel)  # type: ignore[attr-defined]
+        rate, kernel = _rate(self.dropout, training), self._use_fused_attention_op()  # type: ignore[attr-defined]
+        return Call(float(width) ** -0.5, attention_mask, False, rate, self.dropout_layer, kernel)  # type: ignore[attr-defined]
 
 
 class LeanJointAttention(LeanAttention):
@@ -128,7 +130,7 @@ class LeanJointAttention(LeanAttention):
 
     def _attention_call(self, query: Any) -> Call | None:
         kernel = keras.backend.backend() == "jax"
-        return Call(self._inverse_sqrt_key_dim, kernel=kernel) if is_training() else None  # type: ignore[attr-defined]
+        return Call(self._inverse_sqrt_key_dim, kernel=kernel) if may_be_differentiated() else None  # type: ignore[attr-defined]
 
     def _attention_result(self, output: Any) -> Any:
         return keras.ops.reshape(output, (keras.ops.shape(output)[0], -1, self.num_heads * self.head_dim))  # type: ignore[attr-defined]
@@ -196,6 +198,11 @@ def _has_window(layer: Any) -> bool:
     if hasattr(layer, "use_sliding_window_attention"):
         return bool(layer.use_sliding_window_attention)
     return bool(getattr(layer, "sliding_window_size", None))
+
+
+def _rate(dropout: float, training: bool | None) -> float:
+    """The dropout of a call: only a layer that is told to train drops something."""
+    return dropout if is_training(training) else 0.0
 
 
 def _by_query(mask: Any) -> tuple[Any, bool]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.lean.attention_layers import attends, why_not_attention
+from keras_mp.lean.called_head import called_head_name, why_not_called_head
 from keras_mp.lean.choose_blocks import recomputed_blocks
 from keras_mp.lean.chunked_head import why_not_head
 from keras_mp.lean.gelu_layers import lean_gelu
@@ -42,9 +43,13 @@ class Candidate(NamedTuple):
 
 def candidates(model: keras.Model) -> list[Candidate]:
     """The parts of a model that are lean or could be, in the model's order; its head behind them, then its blocks."""
-    parts = [part for path, layer in layers_by_path(model).items() for part in _of_layer(path, layer)]
     blocks = [Candidate(block.path, block.layers[0], "block", "", True, "") for block in recomputed_blocks(model)]
-    return [*parts, *_head(model), *blocks]
+    return [*parts_below(model), *_head(model), *blocks]
+
+
+def parts_below(layer: keras.layers.Layer) -> list[Candidate]:
+    """The attention layers and GELUs below a layer that are lean or could be."""
+    return [part for path, inner in layers_by_path(layer).items() for part in _of_layer(path, inner)]
 
 
 def _of_layer(path: str, layer: Any) -> Iterator[Candidate]:
@@ -74,9 +79,12 @@ def _calls_gelu(cls: Any) -> bool:
 
 
 def _head(model: keras.Model) -> list[Candidate]:
-    head, reason = why_not_head(model)
+    (head, reason), treatment = why_not_head(model), HEAD
+    if head is None:
+        head, reason = why_not_called_head(model)
+        treatment = "" if head is None else called_head_name(model, head)
     if head is None:
         return []
-    treatment = "" if reason else HEAD
     path = next((path for path, layer in layers_by_path(model).items() if layer is head), head.name)
-    return [Candidate(path, head, "head", treatment, HEAD in treatments_of(model), reason)]
+    lean = treatment in treatments_of(model)
+    return [Candidate(path, head, "head", "" if reason else treatment, lean, reason)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -25,26 +26,20 @@ from keras_mp.stability.sensitive import PASSING_ON
 HEADS = (keras.layers.Dense, keras.layers.ReversibleEmbedding)
 
 
-class ChunkedHead:
+class ChunkedLoss:
     """Computes a sparse cross-entropy from the input of the layer that makes the logits, in chunks.
 
-    For a functional model with one output. The logits that `call` returns are not used then, so a compiled step does
-    not compute them.
+    For a model with one output, whose `call` notes the features behind the logits. The logits that it returns are not
+    used then, so a compiled step does not compute them.
     """
 
-    _calls: _Calls
-
-    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        if self.chunked_loss() is None or keras.tree.flatten(inputs) == []:
-            return super().call(inputs, training=training, mask=mask)  # type: ignore[misc]
-        features, logits = self._calls.graph.call(inputs, training=training, mask=mask)
-        self._calls.note(features, logits)
-        return logits
+    _calls: Calls
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
-        features, loss = self._calls.features_of(y_pred), self.chunked_loss()
+        loss = self.chunked_loss()
+        features = None if loss is None else self._calls.features_of(y_pred)
         if features is None or loss is None or not self._saves_memory(features):
             return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)  # type: ignore[misc]
         (y,) = keras.tree.flatten(y)
@@ -63,7 +58,7 @@ class ChunkedHead:
         return total + sum(others)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        if self._calls.measured:
+        if self.chunked_loss() is not None and self._calls.measured:
             self._calls.measured = False
             return self.get_metrics_result()  # type: ignore[attr-defined]
         return super().compute_metrics(x, y, y_pred, sample_weight)  # type: ignore[misc]
@@ -78,21 +73,34 @@ class ChunkedHead:
 
     def chunked_loss(self) -> ChunkedCrossEntropy | None:
         """The loss, where it can be computed in chunks."""
-        plain = self._calls.plain and not why_not_plain(self._calls.head)
+        calls = self.__dict__.get("_calls")
+        plain = calls is not None and calls.plain and not why_not_plain(calls.head)
         return chunked(self) if plain else None
 
 
-class _Calls:
+class ChunkedHead(ChunkedLoss):
+    """The same for a functional model."""
+
+    _calls: _GraphCalls
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        if self.chunked_loss() is None or keras.tree.flatten(inputs) == []:
+            return super().call(inputs, training=training, mask=mask)  # type: ignore[misc]
+        features, logits = self._calls.graph.call(inputs, training=training, mask=mask)
+        self._calls.note(features, logits)
+        return logits
+
+
+class Calls:
     """The features behind the logits of the calls whose loss is to come, one a replica.
 
     Args:
-        model: the functional model.
+        head: the layer that makes the logits.
+        plain: whether what comes after it leaves them as they are.
     """
 
-    def __init__(self, model: Any) -> None:
-        self.head, features, self.plain = find_head(model.outputs[0])
-        # The model that gives both. Here, and not in the language model, where Keras would take it for a layer.
-        self.graph = keras.Model(model._inputs_struct, [features, model.outputs[0]])
+    def __init__(self, head: Any, plain: bool = True) -> None:
+        self.head, self.plain = head, plain
         # Whether the metrics of the last call have been updated.
         self.measured = False
         self._by_id: dict[int, tuple[Any, Any]] = {}
@@ -129,9 +137,19 @@ class _Calls:
         }
 
 
+class _GraphCalls(Calls):
+    """The same of a functional model, with the graph that gives both."""
+
+    def __init__(self, model: Any) -> None:
+        head, features, plain = find_head(model.outputs[0])
+        super().__init__(head, plain)
+        # Here, and not in the language model, where Keras would take it for a layer.
+        self.graph = keras.Model(model._inputs_struct, [features, model.outputs[0]])
+
+
 def prepare_head(model: Any) -> None:
     """Gives a functional model what `ChunkedHead` needs."""
-    object.__setattr__(model, "_calls", _Calls(model))  # a value, which Keras need not track
+    object.__setattr__(model, "_calls", _GraphCalls(model))  # a value, which Keras need not track
 
 
 def _kernel(head: Any) -> Any:
@@ -202,10 +220,15 @@ def why_not_head(model: Any) -> tuple[Any, str]:
         reason = "the model returns its logits in a dict"
     own = original_class(model)
     if not reason and not issubclass(own, ChunkedHead):
-        reason = _own_code(own)
-    if not reason and getattr(model, "compiled", False) and chunked(model) is None:
-        reason = "the model is not compiled with SparseCategoricalCrossentropy(from_logits=True)"
-    return head, reason
+        reason = own_code(own, ("call", "compute_loss", "compute_metrics"))
+    return head, reason or why_not_compiled(model)
+
+
+def why_not_compiled(model: Any) -> str:
+    """Why the loss that a model is compiled with cannot be computed in chunks; empty where it can, or is to come."""
+    if getattr(model, "compiled", False) and chunked(model) is None:
+        return "the model is not compiled with SparseCategoricalCrossentropy(from_logits=True)"
+    return ""
 
 
 def find_head(logits: Any) -> tuple[Any, Any, bool]:
@@ -231,8 +254,9 @@ def find_head(logits: Any) -> tuple[Any, Any, bool]:
         (logits,) = node.input_tensors
 
 
-def _own_code(cls: Any) -> str:
-    for name in ("call", "compute_loss", "compute_metrics"):
+def own_code(cls: Any, methods: Sequence[str]) -> str:
+    """Which of the methods a class does not have from Keras, as a reason; empty for none."""
+    for name in methods:
         definer = next(base for base in cls.__mro__ if name in vars(base))
         if not definer.__module__.startswith("keras."):
             return f"{definer.__name__} has a {name}() of its own"

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_mp.lean.gelu import gelu
-from keras_mp.lean.phase import is_training
+from keras_mp.lean.phase import may_be_differentiated
 
 _EXACT = functools.partial(gelu, approximate=False)
 # KerasHub's GELU by tanh, which its models register under both names.
@@ -39,7 +39,7 @@ class LeanGelu:
     @property
     def activation(self) -> Any:
         plain = vars(self)["activation"]
-        return (lean_gelu(plain) or plain) if is_training() else plain
+        return (lean_gelu(plain) or plain) if may_be_differentiated() else plain
 
     @activation.setter
     def activation(self, function: Any) -> None:

@@ -10,10 +10,12 @@ import keras
 
 from keras_mp.lean import remat_blocks
 from keras_mp.lean.attention_layers import attention_mixin
-from keras_mp.lean.candidates import ATTENTION, GELU, HEAD, candidates
+from keras_mp.lean.called_head import CALLED_HEAD, NOTED_HEAD
+from keras_mp.lean.candidates import ATTENTION, GELU, HEAD, candidates, parts_below
 from keras_mp.lean.choose_blocks import choose_blocks, treatments_for
 from keras_mp.lean.chunked_head import ChunkedHead, prepare_head
 from keras_mp.lean.gelu_layers import LeanGelu
+from keras_mp.lean.phase import STEP, LeanStep
 from keras_mp.lean.remat_blocks import children_name, places_below
 from keras_mp.rebuild import Config, is_built, rebuild
 from keras_mp.rebuild.treated import (
@@ -38,9 +40,9 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
       is compiled with `SparseCategoricalCrossentropy(from_logits=True)`.
     - With `remat`, blocks keep only what enters them and are recomputed in the backward pass, as by `keras_mp.remat`,
       under their own names: layers that repeat, such as those of a transformer, and stretches of a functional graph
-      that repeat, such as the residual blocks of a ResNet. Only in training: where a subclassed model's `call` has no
-      argument `training`, Keras does not tell its layers that they train, and nothing is recomputed.
+      that repeat, such as the residual blocks of a ResNet.
 
+    Layers are lean in a training step of the new model (`fit`, `train_on_batch`), and in any call with `training=True`.
     Losses and gradients stay the same. Inference, such as `generate`, runs the layers' own code. Where Keras has a
     kernel on the device that keeps no scores, such as flash attention, that is used.
 
@@ -68,7 +70,7 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
     needed: dict[int, list[str]] = {}
     for part in parts:
         if part.treatment and not part.lean:
-            owner = model if part.treatment == HEAD else part.layer
+            owner = model if part.kind == "head" else part.layer
             needed.setdefault(id(owner), []).append(part.treatment)
     reached, blocks_reached = Reached(), Reached()
 
@@ -79,6 +81,8 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
             node = untreated_node(node, REMATS)
         hidden = reached.hidden_below(layer, needed)
         treatments = [*needed.get(id(layer), ()), *([CHILDREN] if hidden else [])]
+        if layer is model and (needed or blocks):
+            treatments.append(STEP)
         hidden = blocks_reached.hidden_below(layer, blocks)
         if hidden:
             places = places_below(layer)
@@ -120,7 +124,7 @@ def undo_lean(model: keras.Model) -> keras.Model:
 
 def plain_node(node: Config) -> Config:
     """Rewrites the config of a lean layer to that of the plain one; any other dict is returned as it is."""
-    return untreated_node(node, (ATTENTION, GELU, HEAD, CHILDREN, *REMATS))
+    return untreated_node(node, (ATTENTION, GELU, HEAD, CALLED_HEAD, NOTED_HEAD, STEP, CHILDREN, *REMATS))
 
 
 def _precision(layer: Any) -> str:
@@ -134,8 +138,8 @@ def _why_none(parts: list[Any]) -> str:
 
 
 def _make_children_lean(layer: Any) -> None:
-    for part in candidates(layer):
-        if part.treatment in (ATTENTION, GELU) and not part.lean:
+    for part in parts_below(layer):
+        if part.treatment and not part.lean:
             precision = getattr(part.layer, "_precision", part.layer.compute_dtype)
             treat(part.layer, [part.treatment], precision)
 
@@ -145,6 +149,7 @@ register_treatments(
         ATTENTION: Treatment(attention_mixin, outermost=True),
         GELU: Treatment(lambda original: LeanGelu, outermost=True),
         HEAD: Treatment(lambda original: ChunkedHead, prepare_head, outermost=True),
+        STEP: Treatment(lambda original: LeanStep, outermost=True),
         # Sublayers that no config shows.
         CHILDREN: Treatment(children=_make_children_lean),
     }

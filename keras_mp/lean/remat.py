@@ -17,6 +17,7 @@ from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.common.variables import AutocastScope, get_autocast_scope
 
 from keras_mp import backend
+from keras_mp.lean.phase import may_be_differentiated
 from keras_mp.rebuild import layers_below
 
 Config = dict[str, Any]
@@ -90,7 +91,7 @@ class Remat(keras.layers.Wrapper):
         """Leaves building to the first call, which knows all arguments."""
 
     def call(self, inputs: Any, *args: Any, training: bool | None = None, **kwargs: Any) -> Any:
-        if not training:
+        if not may_be_differentiated(training):
             return self.layer(inputs, *args, **kwargs)
         if not self.layer.built:
             compute_output_spec(self.layer, inputs, *args, **kwargs)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.lean.blocks import calls_of, graph_of
-from keras_mp.lean.phase import is_training
+from keras_mp.lean.phase import may_be_differentiated
 from keras_mp.lean.remat import recomputed_call
 from keras_mp.rebuild import children_of, layers_below
 from keras_mp.rebuild.treated import Treatment, base_name, register_treatments, treat, treatments_of
@@ -28,7 +28,7 @@ class RematBlock:
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         call = super().call  # type: ignore[misc]
-        if not is_training(kwargs.get("training")) or _unbuilt(self):
+        if not may_be_differentiated(kwargs.get("training")) or _unbuilt(self):
             results = call(*args, **kwargs)
             # What a call has left unbuilt is never used.
             self.__dict__.setdefault("_unused_layers", set()).update(_unbuilt(self))
@@ -69,7 +69,7 @@ class RematGraph:
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **others: Any) -> Any:
         # JAX's trainer calls this without `__call__`, which tells layers whether they train.
         before = self.__dict__.get("_trains", False)
-        self.__dict__["_trains"] = is_training(training)
+        self.__dict__["_trains"] = may_be_differentiated(training)
         try:
             return super().call(inputs, training=training, mask=mask, **others)  # type: ignore[misc]
         finally:
@@ -166,16 +166,17 @@ def _treat_children(layer: Any) -> None:
     for name in treatments_of(layer):
         if base_name(name) == CHILDREN:
             for place, treatment in json.loads(name.partition(":")[2]).items():
-                child = _at(layer, place)
+                child = layer_at(layer, place)
                 if child is not None and treatment not in treatments_of(child):
                     treat(child, [treatment], getattr(child, "_precision", child.compute_dtype))
 
 
-def _at(layer: Any, place: str) -> Any:
+def layer_at(layer: Any, place: str) -> Any:
+    """The layer at a place, as `places_below` names it; None where it is not there yet."""
     for index in map(int, place.split("/")):
         children = _children(layer)
         if index >= len(children):
-            return None  # it is not there yet
+            return None
         layer = children[index]
     return layer
 

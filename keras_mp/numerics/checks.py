@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_mp.lean.chunked_head import ChunkedHead
 from keras_mp.lean.sparse_loss import is_sparse_crossentropy
+from keras_mp.rebuild.treated import original_class
 
 
 def check_model(model: Any) -> None:
@@ -42,7 +43,7 @@ def has_loss(model: keras.Model) -> bool:
 
 def trains_itself(model: keras.Model) -> bool:
     """Whether the class of a model has its own `train_step`."""
-    return type(model).train_step is not keras.Model.train_step
+    return original_class(model).train_step is not keras.Model.train_step
 
 
 def check_labels(model: keras.Model, batch: tuple) -> None:

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 import keras
 
+# Private, because Keras has no public way to ask whether a class is made from inputs and outputs.
+from keras.src.models.functional import functional_like_constructor
+
 from keras_mp.rebuild.config import original_config
 from keras_mp.rebuild.rule import Config
 from keras_mp.rebuild.walk import layers_below
@@ -145,9 +148,25 @@ def _extended(original: type, names: tuple[str, ...]) -> type:
     present = dict.fromkeys(mixin for mixin in mixins if mixin is not None)
     # It keeps the class's name: Keras files weights by it, so they can be loaded into the plain model, and back.
     extended = type(original.__name__, (Treated, *present, original), {"_original": original, "__module__": __name__})
+    if issubclass(original, keras.Model) and functional_like_constructor(original):
+        extended.__init__ = _init_of_graph(extended, names)  # type: ignore[misc]
     _register(extended)
     _register(Treated)
     return extended
+
+
+def _init_of_graph(cls: Any, names: Sequence[str]) -> Callable[..., None]:
+    """Makes `cls(inputs, outputs)` a model with the treatments of its class, as `keras.models.clone_model` wants it."""
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        super(cls, self).__init__(*args, **kwargs)
+        self._treatments, self._precision = names, self.compute_dtype
+        for name in names:
+            _treatment(name).prepare(self)
+        if isinstance(self, TreatedChildren):
+            self.treat_children()
+
+    return init
 
 
 def treated_node(node: Config, layer: Any, treatments: Sequence[str], precision: str) -> Config:

@@ -52,6 +52,7 @@ FAMILIES = {
     "vit": (_vit, 2),
     "resnet": (_resnet, 5),
     "own gpt, subclassed": (own_blocks.mini_gpt, 3),
+    "own blocks in a subclassed model": (own_blocks.nested, 3),
     "own gpt, functional": (own_blocks.functional_gpt, 3),
     "own vit, a loop": (own_blocks.vit, 3),
     "own resnet": (lambda: own_blocks.resnet(rate=0.1), 6),
@@ -163,11 +164,8 @@ def recomputed(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("name", few(FAMILIES, "own blocks in a layer"))
-def test_a_step_with_recomputed_blocks_is_the_same(name, recomputed, request):
-    if name == "own gpt, subclassed":
-        reason = "its call() has no argument training, so Keras does not tell its layers that they train"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+@pytest.mark.parametrize("name", few(FAMILIES, "own blocks in a layer", "own gpt, subclassed"))
+def test_a_step_with_recomputed_blocks_is_the_same(name, recomputed):
     build, count = FAMILIES[name]
     keras.utils.set_random_seed(int(np.random.default_rng().integers(1000)))
     model = compiled(build())
@@ -333,7 +331,9 @@ def test_a_model_without_blocks_says_so():
 
 @pytest.mark.ci
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="shapes alone suffice on JAX")
-@pytest.mark.parametrize("build", [own_blocks.functional_gpt, own_blocks.vit], ids=["layer", "segment"])
+@pytest.mark.parametrize(
+    "build", [own_blocks.functional_gpt, own_blocks.mini_gpt, own_blocks.vit], ids=["layer", "subclassed", "segment"]
+)
 def test_the_compiled_memory_falls(build):
     def memory(remat):
         model = build(blocks=8)

@@ -164,21 +164,21 @@ def test_an_encoder_makes_the_same_step(build):
 def test_bfloat16_is_no_farther_from_float32():
     generator = np.random.default_rng()
     model = gpt2()
-    for weight in model.trainable_weights:  # logits far enough apart to be rounded
-        weight.assign(keras.ops.convert_to_numpy(weight) + generator.normal(0, 0.2, tuple(weight.shape)))
-    x, y, weights = data(model, generator)
-    values = [keras.ops.convert_to_numpy(weight) for weight in model.weights]
-    _, exact = changes(model, x, y, weights)
     keras.config.set_dtype_policy("mixed_bfloat16")
     low = gpt2()
-    for weight, value in zip(low.weights, values, strict=True):
-        weight.assign(value)
-    lean = keras_mp.make_lean(low)
-    ours, theirs = (
-        np.sqrt(sum(np.square(a - b).sum() for a, b in zip(changes(m, x, y, weights)[1], exact, strict=True)))
-        for m in (lean, low)
-    )
-    assert ours <= 1.05 * theirs
+    models, start = (model, low, keras_mp.make_lean(low)), model.get_weights()
+    ratios = []
+    for _ in range(12):  # of one draw alone the ratio varies by 0.07
+        values = [value + generator.normal(0, 0.2, value.shape) for value in start]  # logits far apart enough to round
+        x, y, weights = data(model, generator)
+        for each in models:
+            each.set_weights(values)
+        exact, plain, ours = (changes(each, x, y, weights)[1] for each in models)
+        errors = [
+            np.sqrt(sum(np.square(a - b).sum() for a, b in zip(each, exact, strict=True))) for each in (ours, plain)
+        ]
+        ratios.append(np.log(errors[0] / errors[1]))
+    assert np.exp(np.mean(ratios)) <= 1.1  # five standard deviations of the mean above 1
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="logits of a whole step are seen in its graph")

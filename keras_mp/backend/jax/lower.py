@@ -75,8 +75,11 @@ def _lower(
     places = jax.tree_util.tree_leaves_with_path(shapes)
     arguments += [argument("batch", jax.tree_util.keystr(path), leaf) for path, leaf in places]
 
+    # Private, as Keras's trainer asks so: a model whose `call()` has no argument `training` takes none here.
+    phase = {"training": False} if model._call_has_training_arg else {}
+
     def inference_step(state: Any, x: Any) -> Any:
-        return model.stateless_call(*state, x, training=False)[0]
+        return model.stateless_call(*state, x, **phase)[0]
 
     step = model.train_step if training else inference_step
     try:

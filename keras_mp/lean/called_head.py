@@ -1,0 +1,170 @@
+"""The vocabulary of a subclassed model: the layer whose result `call` returns, and the loss from its input."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import keras
+
+# Private, because Keras has no public way to trace a function by shapes alone.
+from keras.src.backend import compute_output_spec
+
+from keras_mp.backend.common.calls import wrapped_methods
+from keras_mp.lean.blocks import graph_of
+from keras_mp.lean.chunked_head import HEADS, Calls, ChunkedLoss, own_code, why_not_compiled, why_not_plain
+from keras_mp.lean.remat_blocks import layer_at, places_below
+from keras_mp.rebuild import layers_below
+from keras_mp.rebuild.treated import (
+    Treatment,
+    base_name,
+    original_class,
+    register_treatments,
+    treat,
+    treatments_of,
+)
+
+# "lean head of call:0/2": the third layer in the first makes the logits.
+CALLED_HEAD, NOTED_HEAD = "lean head of call", "lean noted head"
+_NOTES: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("notes", default=None)
+
+
+class CalledHead(ChunkedLoss):
+    """A subclassed model that computes a sparse cross-entropy from the input of the layer that makes the logits.
+
+    Which call of the layer made the logits is known only where the model returns that very tensor; else the loss is
+    computed as it was.
+    """
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        self.treat_children()  # type: ignore[attr-defined]
+        if self.chunked_loss() is None:
+            return super().call(*args, **kwargs)  # type: ignore[misc]
+        before = _NOTES.set([])
+        try:
+            logits = super().call(*args, **kwargs)  # type: ignore[misc]
+            for features, made in _NOTES.get() or ():
+                if made is logits:
+                    self._calls.note(features, logits)
+            return logits
+        finally:
+            _NOTES.reset(before)
+
+
+class NotedHead:
+    """A layer that makes logits, and notes from what."""
+
+    def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().call(inputs, *args, **kwargs)  # type: ignore[misc]
+        notes = _NOTES.get()
+        if notes is not None:
+            notes.append((inputs, outputs))
+        return outputs
+
+
+class Found(NamedTuple):
+    """The layer that makes a model's logits.
+
+    Attributes:
+        head: the layer.
+        width: of its input.
+        shape: of the logits.
+    """
+
+    head: keras.layers.Layer
+    width: int
+    shape: tuple[int | None, ...]
+
+
+def find_called_head(model: Any) -> Found | None:
+    """The layer whose result a subclassed model returns as it is; None where there is none, or where it cannot be seen.
+
+    The model is traced by the shapes that it was built for.
+    """
+    if not isinstance(model, keras.Model) or graph_of(model) is not None or not model.built:
+        return None
+    heads = [("", layer) for layer in layers_below(model) if isinstance(layer, HEADS)]
+    shapes = (model.get_build_config() or {}) if heads else {}
+    for dtype in ("int32", "float32"):  # Keras does not record it
+        try:
+            found = _traced(model, heads, shapes, dtype)
+        except Exception:  # whatever a stranger's call raises
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def _traced(model: Any, heads: list[tuple[str, Any]], shapes: dict[str, Any], dtype: str) -> Found | None:
+    made: list[tuple[Any, Any, Any]] = []
+    found: list[Found] = []
+
+    def noting(path: str, layer: Any, name: str, function: Any) -> Any:
+        def call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            outputs = function(inputs, *args, **kwargs)
+            made.append((layer, inputs, outputs))
+            return outputs
+
+        return call
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        logits = model(*args, **kwargs)
+        found.extend(
+            Found(layer, inputs.shape[-1], tuple(logits.shape)) for layer, inputs, outputs in made if outputs is logits
+        )
+        return logits
+
+    def tensor(shape: Any) -> Any:
+        return keras.KerasTensor(tuple(shape), dtype)
+
+    if "input_shape" in shapes:
+        arguments: tuple[Any, ...] = (_map_shapes(tensor, shapes["input_shape"]),)
+        named = {}
+    else:
+        arguments = ()
+        named = {
+            name.removesuffix("_shape"): _map_shapes(tensor, shape) for name, shape in shapes["shapes_dict"].items()
+        }
+    with wrapped_methods(heads, ["call"], noting):
+        compute_output_spec(run, *arguments, **named)
+    return found[0] if found else None
+
+
+def _map_shapes(function: Any, shapes: Any) -> Any:
+    if isinstance(shapes, dict):
+        return {key: _map_shapes(function, shape) for key, shape in shapes.items()}
+    if all(size is None or isinstance(size, int) for size in shapes):
+        return function(shapes)
+    return type(shapes)(_map_shapes(function, shape) for shape in shapes)
+
+
+def why_not_called_head(model: Any) -> tuple[Any, str]:
+    """As `why_not_head`, of a subclassed model."""
+    found = find_called_head(model)
+    if found is None or len(found.shape) < 3 or not found.width < (found.shape[-1] or 0):
+        return None, ""
+    reason = why_not_plain(found.head) or own_code(original_class(model), ("compute_loss", "compute_metrics"))
+    return found.head, reason or why_not_compiled(model)
+
+
+def called_head_name(model: keras.Model, head: keras.layers.Layer) -> str:
+    """The treatment of a model whose `call` returns what a layer makes."""
+    return f"{CALLED_HEAD}:{places_below(model)[id(head)]}"
+
+
+def _note_head(model: Any) -> None:
+    (place,) = [name.partition(":")[2] for name in treatments_of(model) if base_name(name) == CALLED_HEAD]
+    head = layer_at(model, place)
+    if head is None or getattr(model.__dict__.get("_calls"), "head", None) is head:
+        return
+    if NOTED_HEAD not in treatments_of(head):
+        treat(head, [NOTED_HEAD], getattr(head, "_precision", head.compute_dtype))
+    object.__setattr__(model, "_calls", Calls(head))  # a value, which Keras need not track
+
+
+register_treatments(
+    {
+        CALLED_HEAD: Treatment(lambda original: CalledHead, children=_note_head, outermost=True),
+        NOTED_HEAD: Treatment(lambda original: NotedHead, outermost=True),
+    }
+)

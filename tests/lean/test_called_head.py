@@ -1,0 +1,145 @@
+"""The vocabulary of subclassed models: the loss comes from the head's input where `call` returns its logits."""
+
+import keras
+import numpy as np
+import own_blocks
+import pytest
+from keras import layers, ops
+from test_make_lean import assert_same_step, changes, compiled, lean_of
+
+import keras_mp
+from keras_mp.lean import chunked_head
+
+VOCABULARY, LENGTH = own_blocks.VOCABULARY, own_blocks.LENGTH
+
+
+@keras.saving.register_keras_serializable("test_called_head")
+class Tied(keras.Model):
+    """A language model whose head is its embedding; `kind` says what it makes of the logits."""
+
+    def __init__(self, kind="logits", **arguments):
+        super().__init__(**arguments)
+        self.kind = kind
+        self.embedding = layers.ReversibleEmbedding(VOCABULARY, 8)
+        self.narrow, self.wide = layers.Dense(8), layers.Dense(16, activation="gelu")
+        self.head = layers.Dense(VOCABULARY, activation="softmax" if kind == "probabilities" else None)
+
+    def call(self, tokens, training=None):
+        x = self.narrow(self.wide(self.embedding(tokens)))
+        if self.kind == "logits":
+            return self.embedding(x, reverse=True)
+        logits = self.head(x)
+        if self.kind == "divided":
+            return logits / 2.0
+        return {"logits": logits} if self.kind == "dict" else logits
+
+    def get_config(self):
+        return {**super().get_config(), "kind": self.kind}
+
+
+@keras.saving.register_keras_serializable("test_called_head")
+class OwnLoss(Tied):
+    """Adds to the loss in code of its own."""
+
+    def compute_loss(self, *arguments, **named):
+        return 2.0 * super().compute_loss(*arguments, **named)
+
+
+def tied(kind="logits", cls=Tied):
+    model = cls(kind)
+    model(ops.zeros((1, LENGTH), "int32"))
+    return model
+
+
+def batch():
+    generator = np.random.default_rng()
+    tokens, targets = (generator.integers(0, VOCABULARY, (3, LENGTH)) for _ in range(2))
+    return tokens, targets, generator.uniform(0.5, 1, targets.shape).astype("float32")
+
+
+@pytest.fixture
+def chunks(monkeypatch):
+    """The losses that are computed in chunks."""
+    losses = []
+    make = chunked_head.ChunkedCrossEntropy.of_features
+    monkeypatch.setattr(
+        chunked_head.ChunkedCrossEntropy, "of_features", lambda *args, **named: losses.append(1) or make(*args, **named)
+    )
+    return losses
+
+
+def head(model):
+    rows = [row for row in keras_mp.lean_report(model).rows if row.kind == "head"]
+    return rows[0] if rows else None
+
+
+@pytest.mark.parametrize("build", [own_blocks.mini_gpt, pytest.param(tied, marks=pytest.mark.ci)])
+def test_the_loss_of_a_subclassed_model_comes_from_the_input_of_its_head(build, chunks):
+    model = compiled(build())
+    lean = lean_of(model)
+    assert head(lean).lean and not head(model).lean and not head(model).reason
+    x, y, weights = batch()
+    assert_same_step(changes(lean, x, y, weights), changes(model, x, y, weights))
+    assert chunks
+    evaluated = [m.evaluate(x, y, sample_weight=weights, verbose=0, return_dict=True) for m in (lean, model)]
+    assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-5, abs=1e-6)
+    np.testing.assert_allclose(lean.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("kind", "cls", "reason"),
+    [("probabilities", Tied, "its activation is softmax"), ("divided", Tied, None), ("dict", Tied, None),
+     ("logits", OwnLoss, "OwnLoss has a compute_loss() of its own")],
+)  # fmt: skip
+def test_other_models_compute_their_loss_as_before(kind, cls, reason, chunks):
+    model = tied(kind, cls)
+    x, y, _ = batch()
+    if kind == "dict":
+        loss = {"logits": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
+        model.compile(keras.optimizers.SGD(1.0), loss)
+        y = {"logits": y}
+    else:
+        compiled(model)
+    lean = lean_of(model)
+    row = head(lean)
+    assert (row is None) if reason is None else (not row.lean and reason in row.reason)
+    assert_same_step(changes(lean, x, y), changes(model, x, y))
+    assert not chunks
+
+
+@pytest.mark.ci
+def test_it_saves_loads_recomputes_and_is_undone(tmp_path, chunks):
+    model = compiled(own_blocks.mini_gpt(rate=0.0))
+    lean = keras_mp.make_lean(model, remat=True)
+    lean.save(tmp_path / "lean.keras")
+    loaded = keras.saving.load_model(tmp_path / "lean.keras")
+    assert head(loaded).lean
+    x, y, weights = batch()
+    expected = changes(model, x, y, weights)
+    for each in (loaded, keras_mp.make_lean(loaded)):
+        assert_same_step(changes(each, x, y, weights), expected)
+        each.set_weights(lean.get_weights())
+    assert chunks
+    chunks.clear()
+    plain = keras_mp.undo_lean(lean)
+    assert not head(plain).lean
+    assert [type(layer) for layer in plain.layers] == [type(layer) for layer in model.layers]
+    assert_same_step(changes(plain, x, y, weights), expected)
+    assert not chunks
+
+
+@pytest.mark.ci
+def test_a_loss_that_cannot_be_in_chunks_is_computed_as_before(chunks):
+    model = own_blocks.mini_gpt(rate=0.0)
+    # Without metrics: those of an earlier compile() stay, in Keras too.
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    lean = lean_of(model)
+    plain = own_blocks.mini_gpt(rate=0.0)
+    plain.set_weights(lean.get_weights())
+    x, y, _ = batch()
+    for each in (lean, plain):
+        each.compile(keras.optimizers.SGD(1.0), keras.losses.CategoricalCrossentropy(from_logits=True))
+    one_hot = np.eye(VOCABULARY, dtype="float32")[y]
+    assert_same_step(changes(lean, x, one_hot), changes(plain, x, one_hot))
+    assert not chunks

@@ -1,0 +1,208 @@
+"""make_lean on what people do with models: several outputs, weights, losses by name, metrics of their own, clones."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from test_lean_families import recomputing
+from test_make_lean import assert_same_step, changes
+
+import keras_mp
+
+pytestmark = pytest.mark.ci
+WORDS, LENGTH, WIDTH = 40, 8, 12
+EVERY = {"attention", "gelu", "head", "block"}
+
+
+@keras.saving.register_keras_serializable("test_lean_strangers")
+class Block(layers.Layer):
+    """A block of a transformer."""
+
+    def build(self, shape):
+        self.attention = layers.MultiHeadAttention(2, 6)
+        self.normalization = layers.LayerNormalization()
+        self.wide, self.narrow = layers.Dense(24, activation="gelu"), layers.Dense(WIDTH)
+        self.attention.build(shape, shape)
+        self.normalization.build(shape)
+        self.wide.build(shape)
+        self.narrow.build((*shape[:-1], 24))
+        super().build(shape)
+
+    def call(self, x):
+        x = x + self.attention(x, x, use_causal_mask=True)
+        return x + self.narrow(self.wide(self.normalization(x)))
+
+
+def trunk(*blocks):
+    tokens = keras.Input((LENGTH,), dtype="int32")
+    x = layers.Embedding(WORDS, WIDTH)(tokens)
+    for block in blocks or (Block(), Block()):
+        x = block(x)
+    return tokens, x
+
+
+def language_model():
+    tokens, x = trunk()
+    return keras.Model(tokens, layers.Dense(WORDS)(x))
+
+
+def probabilities():
+    tokens, x = trunk()
+    return keras.Model(tokens, layers.Dense(WORDS, activation="softmax")(x))
+
+
+def two_outputs():
+    tokens, x = trunk()
+    side = layers.Dense(1, name="side")(layers.GlobalAveragePooling1D()(x))
+    return keras.Model(tokens, [layers.Dense(WORDS, name="words")(x), side])
+
+
+def shared():
+    block = Block()
+    tokens, x = trunk(block, Block(), block)
+    wide = layers.Dense(WIDTH, activation="gelu")
+    return keras.Model(tokens, layers.Dense(WORDS)(wide(wide(x))))
+
+
+def classifier():
+    tokens, x = trunk()
+    return keras.Model(tokens, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
+
+
+@keras.saving.register_keras_serializable("test_lean_strangers")
+def share_of_first(y_true, y_pred):
+    """A metric of the user's own."""
+    return keras.ops.mean(keras.ops.cast(keras.ops.argmax(y_pred, -1) == keras.ops.cast(y_true, "int32"), "float32"))
+
+
+@keras.saving.register_keras_serializable("test_lean_strangers")
+class LargestLogit(keras.metrics.Mean):
+    """A metric of the user's own, as a class."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(keras.ops.max(y_pred, -1), sample_weight)
+
+
+SPARSE = keras.losses.SparseCategoricalCrossentropy
+# By name: the model, the arguments of compile besides the optimizer, and what is lean.
+CASES = {
+    "two outputs": (two_outputs, lambda: {"loss": [SPARSE(from_logits=True), "mse"]}, EVERY - {"head"}),
+    "weighted losses": (
+        two_outputs, lambda: {"loss": {"words": SPARSE(from_logits=True), "side": "mse"},
+                              "loss_weights": {"words": 0.5, "side": 2.0}}, EVERY - {"head"},
+    ),
+    "shared layers": (shared, lambda: {"loss": SPARSE(from_logits=True)}, EVERY),
+    "a loss by name": (probabilities, lambda: {"loss": "sparse_categorical_crossentropy"}, EVERY - {"head"}),
+    "a loss by name, of logits": (
+        language_model, lambda: {"loss": "sparse_categorical_crossentropy"}, EVERY - {"head"},
+    ),
+    "a loss of probabilities": (probabilities, lambda: {"loss": SPARSE()}, EVERY - {"head"}),
+    "metrics of the user": (
+        language_model, lambda: {"loss": SPARSE(from_logits=True), "metrics": [share_of_first, LargestLogit(), "acc"]},
+        EVERY,
+    ),
+    "eagerly": (language_model, lambda: {"loss": SPARSE(from_logits=True), "run_eagerly": True}, EVERY),
+    "jitted": (language_model, lambda: {"loss": SPARSE(from_logits=True), "jit_compile": True}, EVERY),
+    "a classifier": (classifier, lambda: {"loss": SPARSE(from_logits=True)}, EVERY - {"head"}),
+}  # fmt: skip
+
+
+def with_loss(model, **arguments):
+    model.compile(keras.optimizers.SGD(1.0), **arguments)
+    return model
+
+
+def batch(model):
+    generator = np.random.default_rng()
+    targets = [
+        generator.integers(0, output.shape[-1], (4, *output.shape[1:-1]))
+        if output.shape[-1] > 1
+        else generator.normal(size=(4, 1)).astype("float32")
+        for output in model.outputs
+    ]
+    return generator.integers(0, WORDS, (4, LENGTH)), targets if len(targets) > 1 else targets[0]
+
+
+def kinds(model):
+    return {row.kind for row in keras_mp.lean_report(model).rows if row.lean}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_makes_the_same_step(name):
+    build, arguments, lean = CASES[name]
+    model = with_loss(build(), **arguments())
+    ours = recomputing(model)
+    assert kinds(ours) == lean
+    rows = keras_mp.lean_report(ours).rows
+    assert all(row.lean or row.reason for row in rows)
+    x, y = batch(model)
+    assert_same_step(changes(ours, x, y), changes(model, x, y))
+
+
+@pytest.mark.parametrize("build", [language_model, classifier])
+def test_weights_of_samples(build):
+    model = with_loss(build(), loss=SPARSE(from_logits=True), weighted_metrics=["acc"])
+    ours = recomputing(model)
+    x, y = batch(model)
+    weights = np.random.default_rng().uniform(size=(4, *y.shape[1:])).astype("float32")
+    assert_same_step(changes(ours, x, y, weights), changes(model, x, y, weights))
+
+
+def test_weights_of_classes():
+    model = with_loss(classifier(), loss=SPARSE(from_logits=True))
+    ours = recomputing(model)
+    x, y = batch(model)
+    losses = []
+    for each in (ours, model):
+        history = each.fit(x, y, class_weight={0: 0.2, 1: 1.0, 2: 3.0}, epochs=2, shuffle=False, verbose=0).history
+        losses.append(history["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_a_loss_that_is_given_afterwards(lean):
+    """Compiled with a loss that cannot be chunked, then with one that can; and the other way."""
+    model = language_model()
+    one_hot = {"loss": keras.losses.CategoricalCrossentropy(from_logits=True)}
+    first, second = one_hot, {"loss": SPARSE(from_logits=True)}
+    if lean:
+        first, second = second, first
+    ours = recomputing(with_loss(model, **first))
+    x, y = batch(model)
+    for arguments in (first, second):
+        targets = np.eye(WORDS, dtype="float32")[y] if arguments is one_hot else y
+        plain = with_loss(language_model(), **arguments)
+        plain.set_weights(ours.get_weights())
+        assert_same_step(changes(with_loss(ours, **arguments), x, targets), changes(plain, x, targets))
+
+
+def test_clones_are_lean_and_make_the_same_step():
+    model = with_loss(language_model(), loss=SPARSE(from_logits=True))
+    ours = recomputing(model)
+    clone = with_loss(keras.models.clone_model(ours), loss=SPARSE(from_logits=True))
+    assert kinds(clone) == EVERY
+    clone.set_weights(model.get_weights())
+    x, y = batch(model)
+    assert_same_step(changes(clone, x, y), changes(model, x, y))
+
+
+def test_twice_is_as_once():
+    model = with_loss(language_model(), loss=SPARSE(from_logits=True))
+    once = recomputing(model)
+    twice = recomputing(once)
+    first, second = ([row[1:] for row in keras_mp.lean_report(each).rows] for each in (once, twice))
+    assert first == second
+    x, y = batch(model)
+    assert_same_step(changes(twice, x, y), changes(model, x, y))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="(?s).*could not reach.*")
+        assert kinds(keras_mp.undo_lean(twice)) == set()
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_an_unbuilt_model_is_an_error_that_says_what_to_do(remat):
+    model = keras.Sequential([Block(), Block()], name="unbuilt")
+    with pytest.raises(keras_mp.RebuildError, match="'unbuilt' is not built.*call it once on a batch"):
+        keras_mp.make_lean(model, remat=remat)
