@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
 from keras_mp import backend
 from keras_mp.loss_scaling.gradients import is_overwritten
-from keras_mp.loss_scaling.state_creation import creating, slots_of
+from keras_mp.loss_scaling.state_creation import creating, has_slots, slots_of
 from keras_mp.loss_scaling.state_files import load_with_dtypes
-from keras_mp.loss_scaling.state_slot import updating
+from keras_mp.loss_scaling.state_slot import StateSlot, updating
+from keras_mp.loss_scaling.wide_weight import Unconstrained, WideWeight, is_narrow
+
+
+class _Rounding(NamedTuple):
+    """Of an update: the seed, how bfloat16 weights are rounded, and the number of the optimizer's first weight."""
+
+    seed: int
+    weights: str
+    first: int
 
 
 def check_unscaled(name: str, optimizer: keras.optimizers.Optimizer) -> None:
@@ -54,6 +63,17 @@ def check_not_built(optimizer: keras.optimizers.Optimizer, state_dtype: str) -> 
             f"state_dtype={state_dtype!r} needs an optimizer that is not built, and {built.name!r} has its slots in "
             "float32 already: make a new one, for instance by type(optimizer).from_config(optimizer.get_config())"
         )
+
+
+def _check_slots(optimizer: keras.optimizers.Optimizer) -> None:
+    for built in leaves(optimizer):
+        narrow = next((variable for variable in built.variables if is_narrow(variable)), None)
+        if built.built and narrow is not None and not has_slots(built):
+            raise ValueError(
+                f"optimizer {built.name!r} is built already, with {narrow.path!r} in bfloat16 as Keras makes it, whose "
+                "changes would be lost: make a new one, for instance by type(optimizer).from_config("
+                "optimizer.get_config())"
+            )
 
 
 def leaves(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
@@ -94,6 +114,7 @@ def build(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
         ValueError: If it is built already, with slots in float32, and state_dtype is another.
     """
     check_not_built(optimizer, state_dtype)
+    _check_slots(optimizer)
     # The weights come first: they may be rounded with words of their own.
     numbers = itertools.count(len(variables))
     with ExitStack() as stack:
@@ -116,7 +137,7 @@ def build(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
 def _building(leaf: keras.optimizers.Optimizer, state_dtype: str, numbers: Iterator[int]) -> Iterator[None]:
     steps, leaf.gradient_accumulation_steps = leaf.gradient_accumulation_steps, None
     try:
-        with nullcontext() if state_dtype == "float32" else creating(leaf, state_dtype, numbers):
+        with creating(leaf, state_dtype, numbers):
             yield
     finally:
         leaf.gradient_accumulation_steps = steps
@@ -156,6 +177,7 @@ def apply(
     variables: list[keras.Variable],
     changing: list[Any],
     seed: int = 0,
+    weight_rounding: str = "stochastic",
 ) -> None:
     """Makes the update.
 
@@ -164,7 +186,8 @@ def apply(
         grads: the mean gradients of the micro-batches, summed over all replicas.
         variables: their variables.
         changing: all variables that a step may change.
-        seed: of the stochastic rounding of slots in 8 or 16 bits.
+        seed: of the stochastic rounding of slots in 8 or 16 bits, and of weights in bfloat16.
+        weight_rounding: of weights in bfloat16, "stochastic" or "nearest".
     """
     replacements = {
         "_overwrite_variables_directly_with_gradients": _overwrite_with_gradients,
@@ -173,18 +196,22 @@ def apply(
     # Replicas run in threads that take turns, so the last one out takes the replacements away.
     state = vars(optimizer)
     state["_replicas_applying"] = state.get("_replicas_applying", 0) + 1
+    # Numbers of weights, before which those of another leaf end.
+    first = 0
     for leaf in leaves(optimizer):
         vars(leaf).update(
             replacements,
             _backend_apply_gradients=partial(_apply_to_leaf, leaf, changing),
-            update_step=partial(_update_step, leaf, seed),
+            update_step=partial(_update_step, leaf, _Rounding(seed, weight_rounding, first)),
+            _var_key=partial(_key_of, leaf),
         )
+        first += len(leaf._trainable_variables)
     try:
         optimizer.apply(grads, variables)
     finally:
         state["_replicas_applying"] -= 1
         for leaf in leaves(optimizer) if state["_replicas_applying"] == 0 else []:
-            for name in (*replacements, "_backend_apply_gradients", "update_step"):
+            for name in (*replacements, "_backend_apply_gradients", "update_step", "_var_key"):
                 del vars(leaf)[name]
 
 
@@ -203,7 +230,7 @@ def finalize(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variab
         # Keras asks for an average of each variable, and those that gradients overwrite have none.
         averaged = {id(v): a for v, a in zip(leaf._trainable_variables, averages, strict=True) if a is not None}
         own = [variable for variable in variables if id(variable) in averaged]
-        vars(leaf)[name] = [averaged[id(variable)] for variable in own]
+        vars(leaf)[name] = [_in_dtype_of(variable, averaged[id(variable)]) for variable in own]
         try:
             leaf.finalize_variable_values(own)
         finally:
@@ -213,20 +240,52 @@ def finalize(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variab
 def _apply_to_leaf(
     leaf: keras.optimizers.Optimizer, changing: list[Any], grads: list[Any], variables: list[keras.Variable]
 ) -> None:
+    variables = [v.variable if isinstance(v, Unconstrained) else v for v in variables]
     grads = leaf._clip_gradients(grads)
-    leaf._apply_weight_decay(variables)
+    leaf._apply_weight_decay([variable for variable in variables if not is_narrow(variable)])
     leaf._backend_update_step(grads, variables, leaf.learning_rate)
     if not leaf.use_ema:
         return
-    leaf._update_model_variables_moving_average(leaf._trainable_variables)
+    leaf._update_model_variables_moving_average(
+        [WideWeight(v) if is_narrow(v) else v for v in leaf._trainable_variables]
+    )
     if leaf.ema_overwrite_frequency:
         is_due = ops.equal((leaf.iterations + 1) % leaf.ema_overwrite_frequency, 0)
         backend.conditional(is_due, lambda _: _overwrite_with_averages(leaf), lambda _: None, [], changing)
 
 
-def _update_step(leaf: keras.optimizers.Optimizer, seed: int, gradient: Any, variable: Any, learning_rate: Any) -> None:
-    with updating(slots_of(leaf, variable), seed, leaf._iterations):
-        type(leaf).update_step(leaf, gradient, variable, learning_rate)
+def _update_step(
+    leaf: keras.optimizers.Optimizer, how: _Rounding, gradient: Any, variable: Any, learning_rate: Any
+) -> None:
+    slots: list[StateSlot] = [*slots_of(leaf, variable)]
+    if not is_narrow(variable):
+        with updating(slots, how.seed, leaf._iterations):
+            type(leaf).update_step(leaf, gradient, variable, learning_rate)
+        return
+    place = leaf._get_variable_index(variable)
+    weight = WideWeight(leaf._trainable_variables[place], variable, how.first + place, how.weights)
+    with updating([*slots, weight], how.seed, leaf._iterations):
+        _decay(leaf, weight)
+        type(leaf).update_step(leaf, gradient, weight, learning_rate)
+        if weight.constraint is not None:
+            weight.assign(weight.constraint(weight.value))
+
+
+def _decay(leaf: keras.optimizers.Optimizer, weight: WideWeight) -> None:
+    """Decays one weight: as Keras does, which on TensorFlow does so outside of an update only."""
+    if type(leaf)._apply_weight_decay is not keras.optimizers.Optimizer._apply_weight_decay:
+        type(leaf)._apply_weight_decay(leaf, [weight])
+    elif leaf.weight_decay is not None and leaf._use_weight_decay(weight):
+        rate = ops.cast(leaf.learning_rate, "float32")
+        weight.assign(weight - weight * leaf.weight_decay * rate)
+
+
+def _key_of(leaf: keras.optimizers.Optimizer, variable: Any) -> Any:
+    return type(leaf)._var_key(leaf, variable.values if isinstance(variable, WideWeight) else variable)
+
+
+def _in_dtype_of(variable: keras.Variable, average: Any) -> Any:
+    return ops.cast(average, variable.dtype) if is_narrow(variable) else average
 
 
 def _overwrite_with_gradients(grads: list[Any], variables: list[keras.Variable]) -> tuple[list[Any], list[Any]]:
@@ -235,10 +294,13 @@ def _overwrite_with_gradients(grads: list[Any], variables: list[keras.Variable])
         if is_overwritten(variable):
             variable.assign(gradient)
     rest = [(gradient, variable) for gradient, variable in pairs if not is_overwritten(variable)]
-    return [gradient for gradient, _ in rest], [variable for _, variable in rest]
+    # The constraint of a bfloat16 weight is a part of its update, which rounds but once.
+    stand_in = [Unconstrained(v) if is_narrow(v) and v.constraint is not None else v for _, v in rest]
+    return [gradient for gradient, _ in rest], stand_in
 
 
 def _overwrite_with_averages(optimizer: keras.optimizers.Optimizer) -> None:
     pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
     averaged = [(variable, average) for variable, average in pairs if average is not None]
-    backend.overwrite([variable for variable, _ in averaged], [average for _, average in averaged])
+    values = [_in_dtype_of(variable, average) for variable, average in averaged]
+    backend.overwrite([variable for variable, _ in averaged], values)

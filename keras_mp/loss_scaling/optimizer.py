@@ -21,6 +21,7 @@ from keras_mp.loss_scaling.loss_scale import (
 )
 from keras_mp.loss_scaling.state_files import with_dtypes
 from keras_mp.loss_scaling.state_formats import check_state_dtype
+from keras_mp.loss_scaling.wide_weight import check_weight_rounding, check_weights
 from keras_mp.system.whole_number import whole_number
 
 _SETTINGS = tuple(LossScale().get_config())
@@ -53,6 +54,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         state_dtype: what the inner optimizer's slots, such as Adam's moments, are stored in: "float32"; "bfloat16";
             or "float8", E4M3 with a float32 scale for each row. They are computed in float32, and rounded
             stochastically once a step. Slots of fewer than 4,096 values or of one axis stay float32.
+        weight_rounding: of weights in bfloat16, whose update is computed in float32: "stochastic" or "nearest".
+            float32 weights are not rounded.
         rounding_seed: of the stochastic rounding, an int.
         **settings: the arguments of `LossScale`; `dynamic_growth_steps` is Keras's name for `growth_interval`.
 
@@ -69,11 +72,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         *,
         name: str | None = None,
         state_dtype: str = "float32",
+        weight_rounding: str = "stochastic",
         rounding_seed: int = 0,
         **settings: Any,
     ) -> None:
         inner.check_unscaled("inner_optimizer", inner_optimizer)
         check_state_dtype(state_dtype)
+        check_weight_rounding(weight_rounding)
         inner.check_not_built(inner_optimizer, state_dtype)
         loss_scale, unknown = _loss_scale_from(loss_scale, settings)
         start = loss_scale.initial_state()
@@ -82,6 +87,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         super().__init__(inner_optimizer, float(start.scale), growth_interval, name=name, **unknown)
         self.loss_scale = loss_scale
         self.measures_gradients = False
+        self.weight_rounding = weight_rounding
         self.state_dtype, self.rounding_seed = state_dtype, whole_number("rounding_seed", rounding_seed, 0)
         with keras.name_scope(self.name):
             self.dynamic_scale = _scalar("dynamic_scale", start.scale, "float32")
@@ -101,10 +107,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             variables: the model's trainable variables.
 
         Raises:
-            ValueError: If several inner optimizers accumulate over different numbers of steps.
+            ValueError: If several inner optimizers accumulate over different numbers of steps; if a weight is float16.
         """
         if self.built:
             return
+        check_weights(variables)
         inner.build(self.inner_optimizer, variables, self.state_dtype)
         with keras.name_scope(self.name):
             self._sums = accumulation.empty_sums(variables) if self._accumulation_steps > 1 else []
@@ -282,6 +289,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         }
         if self.state_dtype != "float32":
             config["state_dtype"] = self.state_dtype
+        if self.weight_rounding != "stochastic":
+            config["weight_rounding"] = self.weight_rounding
         if self.rounding_seed:
             config["rounding_seed"] = self.rounding_seed
         if not isinstance(self.loss_scale, LossScale):
@@ -396,7 +405,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         grads = gradients.sum_over_replicas(grads, variables)
         if self.measures_gradients:
             self._gradient_norm.assign(gradients.norm(grads, variables))
-        inner.apply(self.inner_optimizer, grads, variables, self._changing, self.rounding_seed)
+        rounding = (self.rounding_seed, self.weight_rounding)
+        inner.apply(self.inner_optimizer, grads, variables, self._changing, *rounding)
 
 
 def _loss_scale_from(loss_scale: Any, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -10,8 +10,10 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_mp.loss_scaling.gradients import at_least_float32
 from keras_mp.loss_scaling.state_formats import STORED_AS, encode
 from keras_mp.loss_scaling.state_slot import StateSlot
+from keras_mp.rebuild import widen
 
 SMALLEST = 4096
 """A slot of fewer values stays float32: there is little to save, and biases and norms are small."""
@@ -39,27 +41,37 @@ _SQUARES = {
 
 @contextmanager
 def creating(optimizer: keras.optimizers.Optimizer, state_dtype: str, numbers: Iterator[int]) -> Iterator[None]:
-    """A scope in which an optimizer makes its slots as `StateSlot`s.
+    """A scope in which an optimizer makes its slots as `StateSlot`s, and the others in float32 at least.
 
     Args:
         optimizer: one that is not built, and holds slots itself.
-        state_dtype: "float8" or "bfloat16".
+        state_dtype: "float8", "bfloat16" or "float32".
         numbers: the indices of slots, each of which is used once.
     """
     slots: dict[int, list[StateSlot]] = {}
-    original = optimizer.add_variable_from_reference
+    add_variable, original = optimizer.add_variable, optimizer.add_variable_from_reference
+
+    def add_wide(shape: Any, initializer: Any = "zeros", dtype: Any = None, **other: Any) -> keras.Variable:
+        return add_variable(shape, initializer, dtype if dtype is None else at_least_float32(dtype), **other)
 
     def add(reference_variable: Any, name: str | None = None, initializer: Any = "zeros") -> Any:
-        if not is_small(optimizer, name or "", reference_variable):
+        if state_dtype == "float32" or not is_small(optimizer, name or "", reference_variable):
             return original(reference_variable, name=name, initializer=initializer)
-        make = _slot_maker(optimizer, state_dtype, next(numbers), name or "")
+        holds_root = _is_listed(_SQUARES, optimizer, name or "")
+        make = _slot_maker(add_variable, state_dtype, next(numbers), holds_root)
         with _replaced(optimizer, "add_variable", make):
             slot = original(reference_variable, name=name, initializer=initializer)
         slots.setdefault(id(reference_variable), []).append(slot)
         return slot
 
-    with _replaced(optimizer, "add_variable_from_reference", add):
+    with _replaced(optimizer, "add_variable", add_wide), _replaced(optimizer, "add_variable_from_reference", add):
         yield
+    stored = {id(variable) for made in slots.values() for slot in made for variable in slot.variables}
+    for variable in optimizer.variables:
+        if id(variable) not in stored:
+            widen(variable)  # what Keras makes otherwise, in the dtype of the first weight: Nadam's product of factors
+    if state_dtype == "float32":
+        return
     by_place = [slots.get(id(variable), []) for variable in optimizer._trainable_variables]
     # Past Keras's tracking of attributes: the variables are tracked already.
     object.__setattr__(optimizer, _SLOTS, tuple(map(tuple, by_place)))
@@ -69,6 +81,11 @@ def slots_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> tuple[Stat
     """Returns the slots of a weight that are stored in fewer bits; none of an optimizer without such slots."""
     by_place = getattr(optimizer, _SLOTS, ())
     return by_place[optimizer._get_variable_index(variable)] if by_place else ()
+
+
+def has_slots(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Tells whether an optimizer was built with slots in fewer bits."""
+    return hasattr(optimizer, _SLOTS)
 
 
 def is_small(optimizer: keras.optimizers.Optimizer, slot: str, weight: Any) -> bool:
@@ -94,11 +111,9 @@ def _is_listed(table: dict[str, set[str]], optimizer: keras.optimizers.Optimizer
 
 
 def _slot_maker(
-    optimizer: keras.optimizers.Optimizer, state_dtype: str, index: int, slot: str
+    add_variable: Callable[..., keras.Variable], state_dtype: str, index: int, holds_root: bool
 ) -> Callable[..., StateSlot]:
     """Returns what makes a slot in place of Keras's `add_variable`."""
-    add_variable = optimizer.add_variable
-    holds_root = _is_listed(_SQUARES, optimizer, slot)
 
     def add(shape: Any, initializer: Any, dtype: Any, name: str, layout: Any = None, **other: Any) -> StateSlot:
         del dtype

@@ -10,6 +10,7 @@ from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.other_step import makes_another_step
 from keras_mp.loss_scaling.state_formats import check_state_dtype
+from keras_mp.loss_scaling.wide_weight import check_weights, is_narrow
 from keras_mp.rebuild import layers_by_path
 
 
@@ -42,20 +43,32 @@ def wrap_optimizer(
     Returns:
         `LossScaleOptimizer(optimizer)` if a layer computes in float16, whatever the name of the model's policy or of
         the global one; `LossScaleOptimizer(optimizer, NoLossScale())`, which scales nothing, if none does and the
-        optimizer by itself would make another step, or there are several replicas, or state_dtype is not "float32";
-        else the optimizer itself.
+        optimizer by itself would make another step, or there are several replicas, or state_dtype is not "float32", or
+        a weight is stored in bfloat16, whose update it rounds stochastically; else the optimizer itself.
 
     Raises:
         TypeError: If optimizer is not a Keras optimizer.
         ValueError: If optimizer scales the loss already; if state_dtype is unknown, or is not "float32" and the
-            optimizer is built.
+            optimizer is built; if a weight is stored in float16.
     """
     check_unscaled("optimizer", optimizer)
     check_state_dtype(state_dtype)
+    check_weights(model.trainable_variables)
     if "float16" in compute_dtypes(model):
         return LossScaleOptimizer(optimizer, state_dtype=state_dtype)
-    is_needed = state_dtype != "float32" or backend.replica_count() > 1 or makes_another_step(optimizer, model)
+    is_needed = (
+        state_dtype != "float32"
+        or _has_narrow_weights(model)
+        or backend.replica_count() > 1
+        or makes_another_step(optimizer, model)
+    )
     return LossScaleOptimizer(optimizer, NoLossScale(), state_dtype=state_dtype) if is_needed else optimizer
+
+
+def _has_narrow_weights(model: keras.Model) -> bool:
+    if model.built:
+        return any(map(is_narrow, model.trainable_variables))
+    return any(layer.variable_dtype == "bfloat16" for layer in layers_by_path(model).values())
 
 
 def compute_dtypes(model: keras.Model) -> set[str]:

@@ -13,19 +13,27 @@ from keras_mp.system.drivers import unseen_accelerators
 
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "fp8")
 POLICIES = ("auto", *PRECISIONS)
+# Keras's policy of weights in bfloat16, with no float32 master copy.
+PURE_BFLOAT16 = "bfloat16"
 
 # Inputs and outputs of a product from which on bfloat16 pays on a CPU, by docs/results/product-sizes.json: a step of
 # Dense layers took 0.70 to 0.93 of float32's time from there on, and 0.87 to 1.28 below.
 GAINS_FROM = 256
 
-_DTYPE = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "fp8"}
+_DTYPE = {
+    "float32": "float32",
+    "mixed_float16": "float16",
+    "mixed_bfloat16": "bfloat16",
+    "fp8": "fp8",
+    PURE_BFLOAT16: "bfloat16",
+}
 
 
 class PolicyChoice(NamedTuple):
     """A dtype policy, whether to compile with it, and why.
 
     Attributes:
-        policy: "float32", "mixed_float16", "mixed_bfloat16" or "fp8".
+        policy: "float32", "mixed_float16", "mixed_bfloat16", "fp8" or "bfloat16".
         jit_compile: What to pass to `model.compile(jit_compile=...)`.
         reason: Why this policy, and why with or without jit, in full sentences.
     """
@@ -79,14 +87,19 @@ def set_global_policy(name: str = "auto") -> PolicyChoice:
     "fp8" sets Keras's policy "mixed_bfloat16", in which all runs but the layers that `keras_mp.fp8.convert` selects:
     call it on the model that you build under the policy.
 
+    "bfloat16" keeps the weights in bfloat16, too, with no float32 master copy: half their memory. Train such a model
+    with an optimizer that `wrap_optimizer` or `prepare` has wrapped, which rounds each update stochastically. Keras's
+    own rounds to nearest, and loses every update below 1/512 to 1/256 of its weight. Even so the weights are noisier
+    than float32's, and some runs converge badly: "mixed_bfloat16" remains the default.
+
     Args:
-        name: "auto", "float32", "mixed_float16", "mixed_bfloat16" or "fp8".
+        name: "auto", "float32", "mixed_float16", "mixed_bfloat16", "fp8" or "bfloat16".
 
     Returns:
         What was set, whether to jit, and why.
 
     Raises:
-        ValueError: If the name is none of the five.
+        ValueError: If the name is none of the six.
 
     Warns:
         UserWarning: If this hardware does not support the policy, the message says which one to use; if the machine has
@@ -141,15 +154,16 @@ def _unseen(device: Device) -> list[str]:
 
 
 def _check(name: str) -> None:
-    if name in POLICIES:
+    policies = (*POLICIES, PURE_BFLOAT16)
+    if name in policies:
         return
-    known = f"Known: {', '.join(POLICIES)}."
-    if name in ("float16", "bfloat16"):
+    known = f"Known: {', '.join(policies)}."
+    if name == "float16":
         raise ValueError(
-            f"name={name!r} would keep the weights in {name} too, with no float32 master copy, and small updates "
-            f"would be lost. Use 'mixed_{name}'. {known}"
+            "name='float16' would keep the weights in float16 too, whose smallest step is 6e-8: small updates would be "
+            f"lost or mostly noise. Use 'mixed_float16', or 'bfloat16'. {known}"
         )
-    nearest = difflib.get_close_matches(str(name), POLICIES, n=1)
+    nearest = difflib.get_close_matches(str(name), policies, n=1)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
     raise ValueError(f"name={name!r} is not a known policy.{hint} {known}")
 
@@ -158,7 +172,7 @@ def pays(policy: str, device: Device | None = None) -> Support:
     """Whether training under a policy pays on a device with this backend: as `hardware.support`, and what was measured.
 
     Args:
-        policy: "float32", "mixed_float16", "mixed_bfloat16" or "fp8".
+        policy: "float32", "mixed_float16", "mixed_bfloat16", "fp8" or "bfloat16".
         device: The device; by default the one that Keras computes on.
     """
     return _served(policy, device or current_device(), keras.backend.backend())
@@ -166,7 +180,7 @@ def pays(policy: str, device: Device | None = None) -> Support:
 
 def _served(policy: str, device: Device, backend: str) -> Support:
     served = support(_DTYPE[policy], device)
-    if device.kind != "cpu" or policy != "mixed_bfloat16" or not served.ok:
+    if device.kind != "cpu" or _DTYPE[policy] != "bfloat16" or not served.ok:
         return served
     if backend == "jax":
         return Support(False, f"{served.reason} But bfloat16 measured no faster than float32 with JAX on a CPU.")

@@ -7,6 +7,7 @@ from keras_mp.rebuild.model import rebuild as rebuild
 from keras_mp.rebuild.rule import Config as Config
 from keras_mp.rebuild.rule import RebuildError as RebuildError
 from keras_mp.rebuild.state import has_no_value as has_no_value
+from keras_mp.rebuild.state import widen as widen
 from keras_mp.rebuild.walk import children_of as children_of
 from keras_mp.rebuild.walk import has_no_call as has_no_call
 from keras_mp.rebuild.walk import is_built as is_built

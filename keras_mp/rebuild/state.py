@@ -124,6 +124,17 @@ def copy_value(old: keras.Variable, new: keras.Variable) -> None:
     new.assign(value_on_host(old))
 
 
+def widen(variable: keras.Variable) -> None:
+    """Makes a 16-bit variable a float32 one in place, with its value; no compiled function holds it yet."""
+    if keras.backend.standardize_dtype(variable.dtype) not in ("bfloat16", "float16"):
+        return
+    # Private, as Keras has no way to change a variable's dtype, and its layer and its path are to stay.
+    value = None if has_no_value(variable) else value_on_host(variable).astype("float32")
+    variable._dtype = "float32"
+    if value is not None:
+        variable._initialize(value)
+
+
 def has_no_value(variable: keras.Variable) -> bool:
     """Whether a variable has only a shape and a dtype, as those of a model have that is built from shapes alone."""
     return variable._value is None  # private, because the public value would draw one

@@ -69,9 +69,14 @@ class Treated:
     _original: type
     _treatments: tuple[str, ...]
     _precision: str
+    _untreated_policy: Any = None
 
     def get_config(self) -> Config:
         layer = original_config(self, self._original)
+        if self._untreated_policy is not None:
+            # The layer is built as it was before it is treated again: its treatments say which weights become float32.
+            policy = keras.dtype_policies.serialize(self._untreated_policy)
+            layer = {**layer, "config": {**layer["config"], "dtype": policy}}
         return {"name": self.name, "layer": layer, "treatments": list(self._treatments), "precision": self._precision}  # type: ignore[attr-defined]
 
     @classmethod
@@ -122,6 +127,8 @@ def treat(layer: Any, treatments: Sequence[str], precision: str) -> Any:
     """
     names = tuple(dict.fromkeys([*treatments_of(layer), *treatments]))
     original = original_class(layer)
+    if not isinstance(layer, Treated) and getattr(layer, "variable_dtype", "float32") in ("bfloat16", "float16"):
+        layer._untreated_policy = layer.dtype_policy
     layer._treatments = names
     layer._precision = precision
     for name in names:

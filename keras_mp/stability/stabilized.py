@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.rebuild import Config, RebuildError, rebuild
+from keras_mp.rebuild import Config, RebuildError, own_variables, rebuild, widen
 from keras_mp.rebuild.treated import (
     Reached,
     Treatment,
@@ -40,6 +40,9 @@ def stabilize(model: keras.Model) -> keras.Model:
     - Attention adds up and normalizes its scores in float32; the products keep 16-bit operands.
     - The output layer keeps 16-bit operands and returns float32: bias, activation and the loss are in float32.
     - Regularizers of activations add up in float32; what a layer's own code hands to `add_loss` becomes float32.
+
+    Of a model built under the policy "bfloat16", the weights of what computes in float32 become float32: those of
+    normalization, moving statistics, a softmax's. Those of the output layer stay 16-bit operands.
 
     Weights, names, shared layers, compile arguments and optimizer state are carried over; the original is not changed.
     Layers without a `get_config()`, or whose `__init__` takes no `**kwargs`, are rebuilt by the arguments that they
@@ -118,12 +121,13 @@ def _infer_again(model: keras.Model, treated: set[int]) -> None:
 
 
 def _to_float32(layer: Any) -> None:
-    layer.dtype_policy = "float32"
+    _policy_float32(layer)
     if Float32BatchNormalization.stands_for(original_class(layer)):
         layer.autocast = False  # its inputs stay in 16 bits: they do not go up to float32 first
 
 
 def _to_float32_result(layer: Any) -> None:
+    # Its weights stay as they are: they are operands, of 16 bits.
     layer.dtype_policy = "float32"
     layer.autocast = False  # its inputs go down to 16 bits: not first up to float32
 
@@ -142,6 +146,8 @@ def _regularizer_in_float32(layer: Any) -> None:
 
 def _policy_float32(layer: Any) -> None:
     layer.dtype_policy = "float32"
+    for variable in own_variables(layer):
+        widen(variable)
 
 
 def _by_base(mixins: dict[Any, Any]) -> Callable[[type], type]:

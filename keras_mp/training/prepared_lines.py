@@ -7,6 +7,7 @@ import keras
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mp.loss_scaling.wide_weight import is_narrow
 from keras_mp.precision.hardware import Support
 from keras_mp.rebuild import layers_by_path
 from keras_mp.reporting.shorten import listed, shorten_middle
@@ -29,7 +30,7 @@ def prepared_lines(model: keras.Model, prepared: keras.Model, jit: Support) -> l
             ("precision", _precision(model)),
             ("float32", _float32(model)),
             ("fp8", _fp8(prepared)),
-            ("optimizer", _optimizer(prepared.optimizer)),
+            ("optimizer", _optimizer(prepared)),
             ("jit", _jit(prepared, jit)),
         )
     ]
@@ -52,7 +53,8 @@ def _precision(model: keras.Model) -> str:
     low = _low(model)
     policy = keras.config.dtype_policy().name
     if low:
-        return f"{' and '.join(low)}, weights in float32: the model was built so"
+        weights = "bfloat16" if any(map(is_narrow, model.trainable_variables)) else "float32"
+        return f"{' and '.join(low)}, weights in {weights}: the model was built so"
     if policy != "float32":
         return f"float32: the model was built before the policy {policy}"
     return "float32: the model was built so"
@@ -74,10 +76,14 @@ def _fp8(prepared: keras.Model) -> str:
     return f"products of {listed(layers, _TEXT - len('products of '), 'layers')}"
 
 
-def _optimizer(optimizer: keras.optimizers.Optimizer) -> str:
+def _optimizer(prepared: keras.Model) -> str:
+    optimizer = prepared.optimizer
     if not isinstance(optimizer, LossScaleOptimizer):
         return f"{type(optimizer).__name__}, loss not scaled: no layer computes in float16"
     name = type(optimizer.inner_optimizer).__name__
+    if any(map(is_narrow, prepared.trainable_variables)):
+        rounding = "stochastically" if optimizer.weight_rounding == "stochastic" else "to nearest"
+        return f"{name}, bfloat16 weights updated in float32, rounded {rounding}"
     if isinstance(optimizer.loss_scale, NoLossScale):
         return f"{name}, loss not scaled; wrapped, to step as it would in float16"
     scale = optimizer.loss_scale.initial_state().scale

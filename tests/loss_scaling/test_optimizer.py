@@ -133,7 +133,7 @@ def test_averages_take_the_applied_steps_and_overwrite_where_due(mode):
 
 
 def test_16_bit_gradients_are_unscaled_in_float32():
-    weight = keras.Variable(np.zeros(1, "float16"), dtype="float16")
+    weight = keras.Variable(np.zeros(1, "float32"))
     optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=2.0**15)
     optimizer.build([weight])
     unscaled = optimizer.unscale([keras.ops.convert_to_tensor([2.0**-10], "float16")])[0]

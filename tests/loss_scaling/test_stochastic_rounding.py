@@ -1,10 +1,17 @@
 """Rounding to bfloat16 and E4M3 that is right in the mean, beside ml_dtypes and a reference in NumPy."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import keras
 import ml_dtypes
 import numpy as np
 import pytest
 from keras import ops
+from marks import ci_on
 
 from keras_mp import backend
 from keras_mp.loss_scaling.stochastic_rounding import random_bits, round_to_bfloat16, round_to_float8
@@ -64,6 +71,7 @@ def test_what_a_format_holds_stays(dtype):
         assert same.all(), x[~same]  # as bits: zero with its sign
 
 
+@ci_on("tensorflow")
 @pytest.mark.parametrize("dtype", FORMATS, ids=lambda dtype: np.dtype(dtype).name)
 def test_the_mean_over_all_bits_is_the_value(dtype):
     x = some_values(dtype, np.random.default_rng())
@@ -150,6 +158,7 @@ def uniform(shape, *arguments):
     return (low - 32767.5) / 65536 * np.sqrt(12)
 
 
+@pytest.mark.once
 def test_words_are_uniform_and_uncorrelated():
     seed = int(np.random.default_rng().integers(2**63))
     shape, count = (1024, 1024), 2**20
@@ -168,6 +177,7 @@ def test_words_are_uniform_and_uncorrelated():
         assert abs(np.mean(a * b)) < 6 / np.sqrt(a.size), pair
 
 
+@pytest.mark.once
 def test_no_element_draws_more_than_its_share_over_the_steps():
     seed, steps = int(np.random.default_rng().integers(2**63)), 1000
     draw = jitted(lambda step: random_bits((64, 64), seed, step, 1))
@@ -196,3 +206,22 @@ def test_words_of_a_sharded_array_are_those_of_the_whole():
 def test_places_count_across_all_axes():
     np.testing.assert_array_equal(backend.places((2, 3, 4)), np.arange(24, dtype=np.uint32).reshape(2, 3, 4))
     assert ops.convert_to_numpy(backend.places(())) == 0
+
+
+@pytest.mark.ci
+def test_compiled_for_a_v5e_and_an_h100_without_an_array_in_between():
+    if keras.backend.backend() != "jax":
+        pytest.skip("compiles what JAX traces")
+    program = Path(__file__).with_name("compile_rounding.py")
+    quiet = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
+    paths = os.pathsep.join([str(program.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, **quiet, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "PYTHONPATH": paths}
+    environment.pop("XLA_FLAGS", None)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert {(chip, update) for chip, update, _ in lines} == {
+        (chip, update) for chip in ("v5e", "h100") for update in ("weight", "state")
+    }
+    # Words of 4 bytes a value would be an array of their own.
+    assert all(temporary < 0.01 for _, _, temporary in lines), lines

@@ -9,9 +9,8 @@ def tiny(policy):
     return keras.Sequential([keras.Input((2,)), layers.Dense(2), layers.Dense(2, dtype=policy)])
 
 
-@pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
-def test_wrap_optimizer_looks_at_every_layer(policy):
-    optimizer = keras_mp.wrap_optimizer(keras.optimizers.SGD(), tiny(policy))
+def test_wrap_optimizer_looks_at_every_layer():
+    optimizer = keras_mp.wrap_optimizer(keras.optimizers.SGD(), tiny("mixed_float16"))
     assert isinstance(optimizer, keras_mp.LossScaleOptimizer)
     assert optimizer.loss_scale == keras_mp.LossScale()
 
@@ -31,7 +30,14 @@ def test_wrap_optimizer_looks_after_reloading(tmp_path):
     assert isinstance(keras_mp.wrap_optimizer(keras.optimizers.SGD(), model), keras_mp.LossScaleOptimizer)
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "bfloat16"])
+def test_weights_in_bfloat16_are_rounded_by_the_wrapper_and_in_float16_refused():
+    optimizer = keras_mp.wrap_optimizer(keras.optimizers.SGD(), tiny("bfloat16"))
+    assert isinstance(optimizer.loss_scale, keras_mp.NoLossScale)
+    with pytest.raises(ValueError, match="is stored in float16.*'mixed_float16'"):
+        keras_mp.wrap_optimizer(keras.optimizers.SGD(), tiny("float16"))
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_wrap_optimizer_returns_the_same_object_where_nothing_is_float16(policy):
     optimizer = keras.optimizers.SGD(loss_scale_factor=4.0)
     assert keras_mp.wrap_optimizer(optimizer, tiny(policy)) is optimizer

@@ -504,3 +504,29 @@ def test_small_states_are_split_as_their_weight_and_have_the_same_bits(state_dty
         assert stored("data", devices) == one
         assert stored("fully_sharded", devices) == one
     assert stored("tensor", 4, rules=rules) == one
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name, rate", [("SGD", 0.1), ("AdamW", 1e-3)])
+def test_bfloat16_weights_are_rounded_alike_on_1_2_4_and_8_devices(name, rate):
+    draw = np.random.default_rng()
+    x = draw.integers(-2, 3, (4 * 16, 16)).astype("float32")  # all sums of gradients are exact
+    start = draw.normal(size=(16, 64))
+
+    def trained(layout=None, devices=1):
+        keras.config.set_dtype_policy("bfloat16")
+        with scope_of(layout, devices):
+            dense = keras.layers.Dense(64, use_bias=False)
+            model = keras.Sequential([keras.Input((16,)), dense])
+            dense.kernel.assign(start)
+            optimizer = keras_mp.LossScaleOptimizer(getattr(keras.optimizers, name)(rate), keras_mp.NoLossScale())
+            model.compile(optimizer, loss=lambda _, y: keras.ops.cast(y, "float32"), **MODE)
+            model.fit(x, np.zeros((len(x), 64), "float32"), batch_size=16, shuffle=False, verbose=0)
+        assert number(optimizer.iterations) == 4
+        return number(keras.ops.cast(dense.kernel, "float32"))
+
+    alone = trained()
+    assert (alone != number(keras.ops.cast(keras.ops.cast(start, "bfloat16"), "float32"))).mean() > 0.05
+    for layout in ["data"] if TENSORFLOW else ["data", "fully_sharded"]:
+        for devices in [2] if TENSORFLOW else [2, 4, 8]:
+            np.testing.assert_array_equal(trained(layout, devices), alone)

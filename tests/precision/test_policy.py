@@ -153,8 +153,7 @@ def test_fp8_is_mixed_bfloat16_with_layers_to_convert(on):
     ("name", "said"),
     [
         ("mixed_bfloat", "Did you mean 'mixed_bfloat16'"),
-        ("bfloat16", "no float32 master copy.*Use 'mixed_bfloat16'"),
-        ("float16", "Use 'mixed_float16'"),
+        ("float16", "would keep the weights in float16.*Use 'mixed_float16', or 'bfloat16'"),
         ("fastest", "is not a known policy. Known"),
         (None, "name=None is not a known policy"),
     ],

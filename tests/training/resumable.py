@@ -15,7 +15,7 @@ import keras_mp
 from keras_mp.precision.policy import policy_scope
 
 EPOCHS, STEPS, BATCH = 3, 7, 8
-PRECISIONS = ("float32", "mixed_float16", "fp8", "float8 states")
+PRECISIONS = ("float32", "mixed_float16", "fp8", "bfloat16", "float8 states")
 
 
 class Act(keras.callbacks.Callback):
@@ -87,8 +87,9 @@ def build(precision, initial_scale=2.0**22, **settings):
         )
         if precision == "mixed_float16":
             optimizer = keras_mp.LossScaleOptimizer(optimizer, initial_scale=initial_scale, growth_interval=4)
-        if precision == "fp8":
-            # Keras's own fails to average weights that gradients overwrite, as the amax histories are.
+        if precision in ("fp8", "bfloat16"):
+            # It rounds bfloat16 weights stochastically. Keras's own fails to average weights that gradients
+            # overwrite, as FP8's amax histories are.
             optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale())
         if keras.backend.backend() == "jax":
             for layer in model.layers:

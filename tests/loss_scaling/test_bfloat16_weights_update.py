@@ -1,0 +1,246 @@
+"""Weights in bfloat16: updated in float32, rounded once and stochastically, beside float32 weights."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_mp
+from keras_mp import LossScaleOptimizer, NoLossScale
+
+SHAPE = (64, 96)
+
+
+def weight(values, dtype="bfloat16", **arguments):
+    return keras.Variable(np.asarray(values, "float32"), dtype=dtype, name="kernel", **arguments)
+
+
+def read(variable):
+    return ops.convert_to_numpy(ops.cast(variable, "float32")).astype("float64")
+
+
+def dtype_of(variable):
+    return keras.backend.standardize_dtype(variable.dtype)
+
+
+def jitted_step(optimizer, variable):
+    """A compiled step of one gradient; TensorFlow's assigns, JAX's too, by way of stateless_apply."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        step = tf.function(lambda gradient: optimizer.apply([gradient], [variable]), jit_compile=True)
+        return lambda gradient: step(tf.constant(gradient, variable.value.dtype))
+    import jax
+
+    stateless = jax.jit(lambda state, gradient: optimizer.stateless_apply(state[1], [gradient], state[0]))
+
+    def step(gradient):
+        state = ([variable.value], [v.value for v in optimizer.variables])
+        (new,), state = stateless(state, ops.cast(gradient, variable.dtype))
+        variable.assign(new)
+        for slot, value in zip(optimizer.variables, state, strict=True):
+            slot.assign(value)
+
+    return step
+
+
+def after(make_inner, start, gradients, dtype="bfloat16", constraint=None, **settings):
+    """The weight, and its optimizer, after some steps."""
+    variable = weight(start, dtype)
+    variable.constraint = constraint
+    optimizer = LossScaleOptimizer(make_inner(), NoLossScale(), **settings)
+    optimizer.build([variable])
+    step = jitted_step(optimizer, variable)
+    for gradient in gradients:
+        step(gradient)
+    return variable, optimizer
+
+
+def test_small_updates_arrive_in_the_mean():
+    steps = 300
+    gradients = [np.ones(SHAPE, "float32")] * steps
+
+    def run(dtype, rounding):
+        settings = {"weight_rounding": rounding}
+        return read(after(lambda: keras.optimizers.SGD(1e-4), np.ones(SHAPE), gradients, dtype, **settings)[0])
+
+    exact = run("float32", "stochastic")
+    np.testing.assert_allclose(exact, 1 - steps * 1e-4, rtol=1e-5)
+    moved = run("bfloat16", "stochastic")
+    # Below 1 bfloat16's steps are 2**-8: a weight ends with a standard deviation of sqrt(300 p (1 - p)) of them,
+    # p = 1e-4 * 2**8.
+    odds = 1e-4 * 2**8
+    deviation = np.sqrt(steps * odds * (1 - odds)) / 2**8
+    assert abs(moved.mean() - exact.mean()) < 5 * deviation / np.sqrt(moved.size)
+    assert moved.std() == pytest.approx(deviation, rel=0.1)
+    assert (run("bfloat16", "nearest") == 1).all()
+
+
+OPTIMIZERS = {
+    "sgd": lambda **k: keras.optimizers.SGD(1e-2, **k),
+    "momentum": lambda **k: keras.optimizers.SGD(1e-2, momentum=0.9, nesterov=True, **k),
+    "adam": lambda **k: keras.optimizers.Adam(1e-2, amsgrad=True, **k),
+    "adamw": lambda **k: keras.optimizers.AdamW(1e-2, weight_decay=0.1, **k),
+    "nadam": lambda **k: keras.optimizers.Nadam(1e-2, **k),
+    "adamax": lambda **k: keras.optimizers.Adamax(1e-2, **k),
+    "lion": lambda **k: keras.optimizers.Lion(1e-2, **k),
+    "rmsprop": lambda **k: keras.optimizers.RMSprop(1e-2, momentum=0.9, centered=True, **k),
+    "adagrad": lambda **k: keras.optimizers.Adagrad(1e-2, **k),
+    "adadelta": lambda **k: keras.optimizers.Adadelta(1.0, **k),
+    "ftrl": lambda **k: keras.optimizers.Ftrl(1e-2, **k),
+    "lamb": lambda **k: keras.optimizers.Lamb(1e-2, **k),
+    "adafactor": lambda **k: keras.optimizers.Adafactor(1e-2, **k),
+    "muon": lambda **k: keras.optimizers.Muon(1e-2, **k),
+}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_is_that_of_float32_rounded_to_a_neighbour(name):
+    rng = np.random.default_rng()
+    start = read(weight(rng.normal(size=SHAPE)))  # what bfloat16 holds
+    gradient = read(weight(rng.normal(size=SHAPE)))
+    narrow, optimizer = after(OPTIMIZERS[name], start, [gradient])
+    exact, plain = after(OPTIMIZERS[name], start, [gradient], "float32")
+    assert dtype_of(narrow) == "bfloat16"
+    kinds = [[(dtype_of(v), tuple(v.shape)) for v in kind.inner_optimizer.variables] for kind in (optimizer, plain)]
+    assert kinds[0] == kinds[1]
+    for ours, wide in zip(optimizer.inner_optimizer.variables, plain.inner_optimizer.variables, strict=True):
+        np.testing.assert_allclose(read(ours), read(wide), rtol=1e-5, atol=1e-7)
+    difference = np.abs(read(narrow) - read(exact))
+    assert (difference <= np.abs(read(exact)) * 2**-7 + 1e-6).all()
+    moved = (read(narrow) - read(exact)).mean() / (np.abs(read(exact)).mean() * 2**-8)
+    assert abs(moved) < 5 / np.sqrt(start.size)
+
+
+def test_decay_and_constraint_are_parts_of_the_one_rounding():
+    limit = keras.constraints.MaxNorm(1.0, axis=0)
+    rng = np.random.default_rng()
+    start, gradient = read(weight(rng.normal(size=SHAPE))), read(weight(rng.normal(size=SHAPE)))
+    make = OPTIMIZERS["adamw"]
+    narrow, exact = (read(after(make, start, [gradient], dtype, limit)[0]) for dtype in ("bfloat16", "float32"))
+    np.testing.assert_allclose(np.linalg.norm(exact, axis=0), 1.0, rtol=1e-4)
+    assert (np.abs(narrow - exact) <= np.abs(exact) * 2**-7 + 1e-7).all()
+    # A constraint in bfloat16, rounded to nearest after the fact, would be off by its own rounding in the mean.
+    norms = np.linalg.norm(narrow, axis=0)
+    assert abs(norms.mean() - 1) < 1e-3
+
+
+@pytest.mark.ci
+def test_averages_are_float32_and_go_back_rounded():
+    rng = np.random.default_rng()
+    start = read(weight(rng.normal(size=SHAPE)))
+    gradients = [read(weight(rng.normal(size=SHAPE))) for _ in range(4)]
+
+    def averaging():
+        return keras.optimizers.SGD(1e-2, use_ema=True, ema_momentum=0.99, ema_overwrite_frequency=3)
+
+    narrow, optimizer = after(averaging, start, gradients)
+    exact, plain = after(averaging, start, gradients, "float32")
+    (average,), (wide,) = (o.inner_optimizer._model_variables_moving_average for o in (optimizer, plain))
+    assert dtype_of(average) == "float32"
+    np.testing.assert_allclose(read(average), read(wide), rtol=2**-7, atol=1e-4)
+    optimizer.finalize_variable_values([narrow])
+    np.testing.assert_array_equal(read(narrow), read(ops.cast(average, "bfloat16")))
+    plain.finalize_variable_values([exact])
+
+
+def test_a_skipped_step_leaves_the_bits():
+    rng = np.random.default_rng()
+    variable = weight(rng.normal(size=SHAPE))
+    optimizer = LossScaleOptimizer(OPTIMIZERS["adamw"](), NoLossScale())
+    optimizer.build([variable])
+    step = jitted_step(optimizer, variable)
+    step(rng.normal(size=SHAPE))
+    before = [read(v) for v in (variable, *optimizer.inner_optimizer.variables)]
+    step(np.full(SHAPE, np.inf))
+    for old, new in zip(before, (variable, *optimizer.inner_optimizer.variables), strict=True):
+        np.testing.assert_array_equal(old, read(new))
+    assert int(ops.convert_to_numpy(optimizer.skipped_steps)) == 1
+
+
+def test_bytes_a_parameter():
+    variable = weight(np.ones((256, 256)))
+    optimizer = LossScaleOptimizer(keras.optimizers.AdamW(), NoLossScale(), state_dtype="float8")
+    optimizer.build([variable])
+    slots = [v for v in optimizer.inner_optimizer.variables if tuple(v.shape) == (256, 256)]
+    sizes = {"bfloat16": 2, "float8_e4m3fn": 1, "float32": 4}
+    assert sum(sizes[dtype_of(v)] for v in (variable, *slots)) == 4
+
+
+def test_wrong_use():
+    half = weight(np.ones(SHAPE), "float16")
+    with pytest.raises(ValueError, match="'.*kernel' is stored in float16.*'mixed_float16'"):
+        LossScaleOptimizer(keras.optimizers.SGD()).build([half])
+    with pytest.raises(ValueError, match="weight_rounding='up' must be 'stochastic' or 'nearest'"):
+        LossScaleOptimizer(keras.optimizers.SGD(), weight_rounding="up")
+    built = keras.optimizers.Adam()
+    variable = weight(np.ones(SHAPE))
+    built.build([variable])
+    with pytest.raises(ValueError, match="is built already, with .* in bfloat16 as Keras makes it"):
+        LossScaleOptimizer(built, NoLossScale()).build([variable])
+    kept = LossScaleOptimizer(keras.optimizers.SGD(), NoLossScale(), weight_rounding="nearest")
+    assert LossScaleOptimizer.from_config(kept.get_config()).weight_rounding == "nearest"
+
+
+def embedding_model():
+    keras.config.set_dtype_policy("bfloat16")
+    try:
+        ids = keras.Input((6,), dtype="int32")
+        x = keras.layers.Embedding(16, 8)(ids)
+        x = keras.layers.LayerNormalization()(x)
+        x = keras.layers.GlobalAveragePooling1D()(x)
+        return keras.Model(ids, keras.layers.Dense(3, activation="softmax")(x))
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def test_prepare_chooses_the_wrapper_and_trains(capsys):
+    model = keras_mp.prepare(
+        embedding_model(), keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy", verbose=True
+    )
+    printed = capsys.readouterr().out
+    assert "weights in bfloat16" in printed
+    rng = np.random.default_rng()
+    ids = rng.integers(0, 16, (64, 6))
+    labels = (ids[:, 0] % 3).astype("int32")
+    before = read(model.layers[1].embeddings)
+    history = model.fit(ids[:, :1].repeat(6, 1), labels, epochs=15, verbose=0).history["loss"]
+    assert isinstance(model.optimizer, LossScaleOptimizer) and isinstance(model.optimizer.loss_scale, NoLossScale)
+    assert {dtype_of(v) for v in model.layers[1].weights} == {"bfloat16"}
+    assert {dtype_of(v) for v in model.optimizer.inner_optimizer.variables if len(v.shape)} == {"float32"}
+    assert history[-1] < 0.7 * history[0]
+    used = np.isin(np.arange(16), ids[:, 0])
+    assert (read(model.layers[1].embeddings)[~used] == before[~used]).all()
+
+
+@pytest.mark.ci
+def test_it_saves_loads_and_goes_out_in_float32(tmp_path):
+    model = keras_mp.prepare(
+        embedding_model(), keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy", state_dtype="bfloat16"
+    )
+    rng = np.random.default_rng()
+    ids, labels = rng.integers(0, 16, (32, 6)), rng.integers(0, 3, 32)
+    model.fit(ids, labels, verbose=0, shuffle=False)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    for one in (model, loaded):
+        one.fit(ids, labels, verbose=0, shuffle=False)
+    for mine, its in zip(
+        [*model.weights, *model.optimizer.variables], [*loaded.weights, *loaded.optimizer.variables], strict=True
+    ):
+        assert dtype_of(mine) == dtype_of(its)
+        np.testing.assert_array_equal(read(mine), read(its), err_msg=mine.path)
+    report = keras_mp.export_float32(model, tmp_path / "saved", verify=ids[:4])
+    assert report.low_precision_ops == 0
+
+
+@pytest.mark.ci
+def test_inspect_counts_two_bytes_a_weight():
+    model = keras_mp.prepare(
+        embedding_model(), keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy", state_dtype="float8"
+    )
+    batch = (np.zeros((8, 6), "int32"), np.zeros(8, "int32"))
+    memory = keras_mp.inspect(model, batch, "h100").memory
+    sizes = {"bfloat16": 2, "float32": 4}
+    assert memory.parameters == sum(sizes[dtype_of(v)] * int(np.prod(v.shape)) for v in model.weights)

@@ -1,0 +1,85 @@
+"""stabilize on models whose weights are bfloat16, too: what it protects has float32 weights."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_mp
+from keras_mp.conversion.reference import in_float32
+
+
+def model_with_bfloat16_weights():
+    keras.config.set_dtype_policy("bfloat16")
+    try:
+        ids = keras.Input((4,), dtype="int32")
+        x = keras.layers.Embedding(11, 8)(ids)
+        x = keras.layers.LayerNormalization(name="normalized")(x)
+        x = keras.layers.Dense(8, "softmax", name="middle")(x)
+        x = keras.layers.BatchNormalization(name="batch")(x)
+        return keras.Model(ids, keras.layers.Dense(5, name="last")(x))
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def dtypes(model):
+    return {variable.path: keras.backend.standardize_dtype(variable.dtype) for variable in model.weights}
+
+
+def test_what_is_protected_has_float32_weights(tmp_path):
+    model = model_with_bfloat16_weights()
+    draw = np.random.default_rng()
+    for variable in model.weights:
+        variable.assign(draw.uniform(0.5, 1.5, variable.shape))
+    stable = keras_mp.stabilize(model)
+    before, after = dtypes(model), dtypes(stable)
+    assert set(before.values()) == {"bfloat16"} and before.keys() == after.keys()
+    wide = {path for path, dtype in after.items() if dtype == "float32"}
+    assert wide == {path for path in after if path.startswith(("normalized", "batch"))}
+    for old, new in zip(model.weights, stable.weights, strict=True):
+        np.testing.assert_array_equal(
+            keras.ops.convert_to_numpy(keras.ops.cast(old, "float32")),
+            keras.ops.convert_to_numpy(keras.ops.cast(new, "float32")),
+        )
+
+    ids = draw.integers(0, 11, (3, 4))
+    stable.save(tmp_path / "stable.keras")
+    loaded = keras.saving.load_model(tmp_path / "stable.keras")
+    assert dtypes(loaded) == after
+    again = keras_mp.stabilize(stable)
+    assert dtypes(again) == after
+    result = stable.predict(ids, verbose=0)
+    assert result.dtype == np.float32
+    np.testing.assert_array_equal(loaded.predict(ids, verbose=0), result)
+    np.testing.assert_array_equal(again.predict(ids, verbose=0), result)
+
+
+class Block(keras.layers.Layer):
+    """Creates its normalization when it is built, as KerasHub's blocks do."""
+
+    def build(self, shape):
+        self.normalization = keras.layers.LayerNormalization(dtype=self.dtype_policy, name="normalization")
+        self.normalization.build(shape)
+        self.dense = keras.layers.Dense(shape[-1], dtype=self.dtype_policy, name="dense")
+        self.dense.build(shape)
+
+    def call(self, x):
+        return x + self.dense(self.normalization(x))
+
+
+@pytest.mark.ci
+def test_sublayers_that_no_config_shows():
+    policy = keras.dtype_policies.DTypePolicy("bfloat16")
+    model = keras.Sequential([keras.Input((6,)), Block(dtype=policy), keras.layers.Dense(2, dtype=policy)])
+    stable = keras_mp.stabilize(model)
+    wide = {path for path, dtype in dtypes(stable).items() if dtype == "float32"}
+    assert len(wide) == 2 and all("normalization" in path for path in wide)
+    assert np.isfinite(stable.predict(np.ones((3, 6)), verbose=0)).all()
+
+
+@pytest.mark.ci
+def test_all_weights_become_float32_on_the_way_out():
+    stable = keras_mp.stabilize(model_with_bfloat16_weights())
+    ids = np.random.default_rng().integers(0, 11, (3, 4))
+    out = in_float32(stable, ids)
+    assert set(dtypes(out).values()) == {"float32"}
+    np.testing.assert_allclose(out.predict(ids, verbose=0), stable.predict(ids, verbose=0), atol=0.05)
