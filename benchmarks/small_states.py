@@ -49,11 +49,9 @@ CELLS = (
     Cell("6.7B", "h100", "mixed_bfloat16", "float32"),
     Cell("6.7B", "h100", "mixed_bfloat16", "float8"),
     Cell("6.7B", "l40s", "bfloat16", "float8"),
-    Cell("6.7B", "v5e-4", "mixed_bfloat16", "float32"),
     Cell("6.7B", "v5e-4", "mixed_bfloat16", "float8"),
     Cell("6.7B", "v5e-4", "mixed_bfloat16", "float8", "bfloat16"),
     Cell("6.7B", "v5e-4", "bfloat16", "float8"),
-    Cell("GPT-2 XL", "v5e", "mixed_bfloat16", "float32"),
     Cell("GPT-2 XL", "v5e", "bfloat16", "float8"),
 )
 HEADER = (
