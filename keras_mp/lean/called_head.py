@@ -87,17 +87,17 @@ def find_called_head(model: Any) -> Found | None:
     shapes = (model.get_build_config() or {}) if heads else {}
     for dtype in ("int32", "float32"):  # Keras does not record it
         try:
-            found = _traced(model, heads, shapes, dtype)
+            traced = _traced(model, heads, shapes, dtype)
         except Exception:  # whatever a stranger's call raises
             continue
-        if found is not None:
-            return found
+        if traced is not None:
+            return traced
     return None
 
 
 def _traced(model: Any, heads: list[tuple[str, Any]], shapes: dict[str, Any], dtype: str) -> Found | None:
     made: list[tuple[Any, Any, Any]] = []
-    found: list[Found] = []
+    called: list[Found] = []
 
     def noting(path: str, layer: Any, name: str, function: Any) -> Any:
         def call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -109,7 +109,7 @@ def _traced(model: Any, heads: list[tuple[str, Any]], shapes: dict[str, Any], dt
 
     def run(*args: Any, **kwargs: Any) -> Any:
         logits = model(*args, **kwargs)
-        found.extend(
+        called.extend(
             Found(layer, inputs.shape[-1], tuple(logits.shape)) for layer, inputs, outputs in made if outputs is logits
         )
         return logits
@@ -127,7 +127,7 @@ def _traced(model: Any, heads: list[tuple[str, Any]], shapes: dict[str, Any], dt
         }
     with wrapped_methods(heads, ["call"], noting):
         compute_output_spec(run, *arguments, **named)
-    return found[0] if found else None
+    return called[0] if called else None
 
 
 def _map_shapes(function: Any, shapes: Any) -> Any:
@@ -140,11 +140,11 @@ def _map_shapes(function: Any, shapes: Any) -> Any:
 
 def why_not_called_head(model: Any) -> tuple[Any, str]:
     """As `why_not_head`, of a subclassed model."""
-    found = find_called_head(model)
-    if found is None or len(found.shape) < 3 or not found.width < (found.shape[-1] or 0):
+    called = find_called_head(model)
+    if called is None or len(called.shape) < 3 or not called.width < (called.shape[-1] or 0):
         return None, ""
-    reason = why_not_plain(found.head) or own_code(original_class(model), ("compute_loss", "compute_metrics"))
-    return found.head, reason or why_not_compiled(model)
+    reason = why_not_plain(called.head) or own_code(original_class(model), ("compute_loss", "compute_metrics"))
+    return called.head, reason or why_not_compiled(model)
 
 
 def called_head_name(model: keras.Model, head: keras.layers.Layer) -> str:
