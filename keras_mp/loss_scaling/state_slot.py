@@ -124,7 +124,7 @@ class StateSlot:
 
     def _store(self, value: Any, bits: Any) -> None:
         root = ops.sqrt(ops.maximum(value, 0.0)) if self.holds_root else value
-        values, scale = encode(root, self.state_dtype, bits)
+        values, scale = encode(root, self.state_dtype, bits, self.holds_root)
         self.values.assign(values)
         if self.scale is not None:
             self.scale.assign(scale)

@@ -198,6 +198,27 @@ def test_one_huge_value_in_a_row_loses_what_is_smaller_than_its_229376th():
     assert abs(stored[lost].sum() - x[0][lost].sum()) < 5 * step * np.sqrt(lost.sum())  # right in the mean
 
 
+@pytest.mark.ci
+def test_steps_of_elements_far_below_their_rows_largest_stay_small():
+    rate = 1e-3
+    weights = weights_of(SHAPE)
+    optimizer = wrapped(keras.optimizers.Adam(rate, epsilon=1e-8))
+    optimizer.build(weights)
+    magnitudes = np.where(np.arange(SHAPE[1]) == 0, 1.0, 1e-6)
+    magnitudes[1] = 0.0
+    before, largest = weights[0].numpy(), 0.0
+    generator = np.random.default_rng()
+    for _ in range(40):
+        gradient = ((generator.normal(size=SHAPE) + 0.3) * magnitudes).astype("float32")
+        optimizer.apply([keras.ops.convert_to_tensor(gradient)])
+        after = weights[0].numpy()
+        before, largest = after, max(largest, np.max(np.abs(after - before)))
+    assert largest < 5 * rate
+    second = slots_of(optimizer)[1].numpy()
+    assert np.all(second[:, 2:] > 0)
+    assert np.all(second[:, 1] == 0)
+
+
 def test_a_skipped_step_leaves_every_bit():
     weights = weights_of(SHAPE)
     optimizer = wrapped(keras.optimizers.AdamW(1e-2))
@@ -352,6 +373,19 @@ def test_a_saved_model_goes_on_bit_for_bit(tmp_path, ending, state_dtype):
     for trained in (model, again):
         trained.fit(x, y, epochs=1, verbose=0, shuffle=False)
     assert bits_of(again.variables) == bits_of(model.variables)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("dtypes", list(itertools.permutations(["float32", "bfloat16", "float8"], 2)))
+def test_weights_files_of_another_state_dtype_are_refused(tmp_path, dtypes):
+    was, now = (model_of("float32") for _ in dtypes)
+    path = tmp_path / "model.weights.h5"
+    for model, dtype in zip((was, now), dtypes, strict=True):
+        model.compile(wrapped(keras.optimizers.AdamW(1e-2), dtype), "mse")
+        model.optimizer.build(model.trainable_variables)
+    was.save_weights(path)
+    with pytest.raises(ValueError, match="load the file with the state_dtype that it was saved with"):
+        now.load_weights(path)
 
 
 def test_a_rebuilt_model_keeps_the_stored_bits():
