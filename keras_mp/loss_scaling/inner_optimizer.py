@@ -17,7 +17,7 @@ from keras import ops
 
 from keras_mp import backend
 from keras_mp.loss_scaling.gradients import is_overwritten
-from keras_mp.loss_scaling.state_creation import creating, has_slots, slots_of
+from keras_mp.loss_scaling.state_creation import creating, has_slots, slots_of, state_dtype_of
 from keras_mp.loss_scaling.state_files import load_with_dtypes
 from keras_mp.loss_scaling.state_slot import StateSlot, updating
 from keras_mp.loss_scaling.wide_weight import Unconstrained, WideWeight, is_narrow
@@ -51,18 +51,20 @@ def check_unscaled(name: str, optimizer: keras.optimizers.Optimizer) -> None:
         )
 
 
-def check_not_built(optimizer: keras.optimizers.Optimizer, state_dtype: str) -> None:
-    """Checks that an optimizer can still be given slots in another dtype.
+def check_state_dtype_of_built(optimizer: keras.optimizers.Optimizer, state_dtype: str) -> None:
+    """Checks that the slots of an optimizer that is built are stored in a dtype.
 
     Raises:
-        ValueError: If it is built already, with slots in float32, and state_dtype is another.
+        ValueError: If they are stored in another.
     """
-    built = next((leaf for leaf in (optimizer, *leaves(optimizer)) if leaf.built), None)
-    if built is not None and state_dtype != "float32":
-        raise ValueError(
-            f"state_dtype={state_dtype!r} needs an optimizer that is not built, and {built.name!r} has its slots in "
-            "float32 already: make a new one, for instance by type(optimizer).from_config(optimizer.get_config())"
-        )
+    for leaf in leaves(optimizer):
+        stored = state_dtype_of(leaf)
+        if leaf.built and stored != state_dtype:
+            raise ValueError(
+                f"state_dtype={state_dtype!r} needs an optimizer that is not built, and {leaf.name!r} has its slots in "
+                f"{stored} already: make a new one, for instance by type(optimizer).from_config("
+                f"optimizer.get_config()), or pass state_dtype={stored!r}"
+            )
 
 
 def _check_slots(optimizer: keras.optimizers.Optimizer) -> None:
@@ -111,9 +113,9 @@ def build(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
         state_dtype: what its slots are stored in: "float32", "bfloat16" or "float8".
 
     Raises:
-        ValueError: If it is built already, with slots in float32, and state_dtype is another.
+        ValueError: If it is built already, with slots in another dtype.
     """
-    check_not_built(optimizer, state_dtype)
+    check_state_dtype_of_built(optimizer, state_dtype)
     _check_slots(optimizer)
     # The weights come first: they may be rounded with words of their own.
     numbers = itertools.count(len(variables))

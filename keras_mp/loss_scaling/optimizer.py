@@ -62,7 +62,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     Raises:
         TypeError: If inner_optimizer is not an optimizer, or loss_scale is none of the three.
         ValueError: If inner_optimizer scales the loss already; if a setting is unknown, out of range or given twice;
-            if state_dtype is unknown, or is not "float32" and inner_optimizer is built.
+            if state_dtype is unknown, or inner_optimizer is built with slots in another.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         inner.check_unscaled("inner_optimizer", inner_optimizer)
         check_state_dtype(state_dtype)
         check_weight_rounding(weight_rounding)
-        inner.check_not_built(inner_optimizer, state_dtype)
+        inner.check_state_dtype_of_built(inner_optimizer, state_dtype)
         loss_scale, unknown = _loss_scale_from(loss_scale, settings)
         start = loss_scale.initial_state()
         growth_interval = getattr(loss_scale, "growth_interval", 0)

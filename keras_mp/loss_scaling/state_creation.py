@@ -18,7 +18,7 @@ from keras_mp.rebuild import widen
 SMALLEST = 4096
 """A slot of fewer values stays float32: there is little to save, and biases and norms are small."""
 
-_SLOTS = "_keras_mp_state_slots"
+_SLOTS, _STATE_DTYPE = "_keras_mp_state_slots", "_keras_mp_state_dtype"
 
 # What must stay float32: averaged weights, and what a weight is computed from alone. A weight is otherwise rounded by
 # the update, here to 3 bits. RMSprop's are listed where they are made.
@@ -75,6 +75,12 @@ def creating(optimizer: keras.optimizers.Optimizer, state_dtype: str, numbers: I
     by_place = [slots.get(id(variable), []) for variable in optimizer._trainable_variables]
     # Past Keras's tracking of attributes: the variables are tracked already.
     object.__setattr__(optimizer, _SLOTS, tuple(map(tuple, by_place)))
+    object.__setattr__(optimizer, _STATE_DTYPE, state_dtype)
+
+
+def state_dtype_of(optimizer: keras.optimizers.Optimizer) -> str:
+    """Returns what the slots of a built optimizer are stored in."""
+    return getattr(optimizer, _STATE_DTYPE, "float32")
 
 
 def slots_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> tuple[StateSlot, ...]:

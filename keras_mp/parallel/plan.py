@@ -87,7 +87,8 @@ class Plan:
                 axes[divisible[0]] = "batch"
         for pattern, split in self.rules_in_force if self.layout == "tensor" else ():
             if len(split) == len(shape) and re.search(pattern, path):
-                split = tuple(None if size == 1 else axis for size, axis in zip(shape, split, strict=True))
+                if path.endswith("_scale"):
+                    split = tuple(None if size == 1 else axis for size, axis in zip(shape, split, strict=True))
                 self._check_split(path, shape, split)
                 return split
         return tuple(axes)

@@ -323,6 +323,15 @@ def test_bad_arguments_are_named():
         keras_mp.prepare(model, mine, "mse", state_dtype="float8")
 
 
+def test_a_built_optimizer_is_wrapped_again_in_its_own_state_dtype():
+    optimizer = wrapped(keras.optimizers.Adam(1e-3, name="mine"))
+    optimizer.build(weights_of((64, 64)))
+    with pytest.raises(ValueError, match="'mine' has its slots in float8 already.*pass state_dtype='float8'"):
+        keras_mp.LossScaleOptimizer(optimizer.inner_optimizer, keras_mp.NoLossScale())
+    again = wrapped(optimizer.inner_optimizer)
+    assert again.get_config()["state_dtype"] == "float8"
+
+
 @pytest.mark.skipif(not TENSORFLOW, reason="on JAX, Keras's gradients are dense")
 @pytest.mark.parametrize("name", ["Adam", "SGD", "Adagrad", "RMSprop"])
 def test_sparse_gradients_do_as_dense_ones(name):
