@@ -81,13 +81,15 @@ def _optimizer(prepared: keras.Model) -> str:
     if not isinstance(optimizer, LossScaleOptimizer):
         return f"{type(optimizer).__name__}, loss not scaled: no layer computes in float16"
     name = type(optimizer.inner_optimizer).__name__
+    small = optimizer.state_dtype != "float32"
+    name += f", states in {optimizer.state_dtype}" if small else ""
     if any(map(is_narrow, prepared.trainable_variables)):
         rounding = "stochastically" if optimizer.weight_rounding == "stochastic" else "to nearest"
-        return f"{name}, bfloat16 weights updated in float32, rounded {rounding}"
+        return f"{name}, bfloat16 weights {'' if small else 'updated in float32, '}rounded {rounding}"
     if isinstance(optimizer.loss_scale, NoLossScale):
-        return f"{name}, loss not scaled; wrapped, to step as it would in float16"
+        return f"{name}, loss not scaled" + ("" if small else "; wrapped, to step as it would in float16")
     scale = optimizer.loss_scale.initial_state().scale
-    return f"{name}, loss scale {scale:g}, for float16; an overflow changes nothing"
+    return f"{name}, loss scale {scale:g}, for float16" + ("" if small else "; an overflow changes nothing")
 
 
 def _jit(prepared: keras.Model, jit: Support) -> str:

@@ -174,6 +174,11 @@ def test_it_says_what_it_did_in_bfloat16_float32_and_fp8(capsys):
     assert lines["fp8"] == "products of first and classes"
 
 
+def test_it_says_what_the_states_are_stored_in(capsys):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    assert said(capsys, build(), state_dtype="float8")["optimizer"] == "Adam, states in float8, loss not scaled"
+
+
 def test_a_model_of_long_names_is_told_in_80_columns(capsys):
     set_policy("mixed_bfloat16")
     inputs = x = keras.Input((16,))
