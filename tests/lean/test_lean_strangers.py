@@ -11,7 +11,7 @@ from test_make_lean import assert_same_step, changes
 
 import keras_mp
 
-pytestmark = pytest.mark.ci
+pytestmark = [pytest.mark.ci, pytest.mark.once]
 WORDS, LENGTH, WIDTH = 40, 8, 12
 EVERY = {"attention", "gelu", "head", "block"}
 
