@@ -136,9 +136,8 @@ MODELS = {function.__name__: function for function in (gpt2, kerashub, subclasse
 NOTE = """# What `advise` says of four models
 
 Which chip holds a training step, and under which measures; how many steps were compiled for it, and how long the whole
-took on a machine of 2 cores, the first time and the second. Times of the first call are upper bounds where other
-programs ran beside it. `KERAS_MP_CACHE=$(mktemp -d) python benchmarks/advise_models.py --markdown
-docs/advise-models.md`, {made}.
+took on a machine of 2 cores, the first time and the second.
+`KERAS_MP_CACHE=$(mktemp -d) python benchmarks/advise_models.py --markdown docs/advise-models.md`, {made}.
 
 """
 

@@ -48,7 +48,8 @@ def run(places: Sequence[Place], work: Work, workers: int) -> list[Asked]:
     """Runs the searches of all chips to their ends.
 
     Chips of one family are searched one after another, the one with the most memory first, so that each finds what was
-    compiled for those before; families side by side.
+    compiled for those before; families side by side, TPUs first, whose compiler takes
+    the longest.
 
     Args:
         places: the chips.
@@ -60,7 +61,7 @@ def run(places: Sequence[Place], work: Work, workers: int) -> list[Asked]:
     """
     asked = [Asked(place) for place in places]
     families: dict[tuple[str, int], list[Asked]] = defaultdict(list)
-    for one in sorted(asked, key=lambda one: -one.place.capacity):
+    for one in sorted(asked, key=lambda one: (one.place.platform != "tpu", -one.place.capacity)):
         families[one.place.family].append(one)
     waiting: dict[Future, _Waits] = {}
     with ThreadPoolExecutor(workers) as pool:
