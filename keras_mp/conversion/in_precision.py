@@ -68,9 +68,7 @@ def _with_policy(model: keras.Model, old: str, new: str) -> keras.Model:
     policy = keras.saving.serialize_keras_object(keras.DTypePolicy(new))
     # A stabilized layer is float32 by its policy; what it multiplies in is its "precision".
     changes = {("precision", keras.DTypePolicy(old).compute_dtype): keras.DTypePolicy(new).compute_dtype}
-    changes |= {
-        (key, old): new for key in ("source_name", "default_policy")
-    }  # of quantized layers
+    changes |= {(key, old): new for key in ("source_name", "default_policy")}  # of quantized layers
     if old != "float32":  # as text that is a dtype, such as an input's, and no policy
         changes["dtype", old] = new
 

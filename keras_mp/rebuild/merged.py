@@ -20,6 +20,15 @@ def is_adapted(layer: keras.Operation) -> bool:
     return (mode is not None and mode != "float8") or bool(getattr(layer, "lora_enabled", False))
 
 
+def packed_weights(layer: keras.Operation) -> list[keras.Variable]:
+    """The variables of a layer that hold two int4 weights a byte."""
+    if getattr(layer, "quantization_mode", None) != "int4":
+        return []
+    names = ("_kernel", "_embeddings", "reverse_embeddings")
+    variables = [getattr(layer, name, None) for name in names]
+    return [v for v in variables if isinstance(v, keras.Variable) and v.dtype == "int8"]
+
+
 def why_not_merged(layer: keras.Operation) -> str:
     """Why a layer's weights cannot be made one matrix of floats; empty where they can."""
     mode = getattr(layer, "quantization_mode", None)
@@ -108,7 +117,7 @@ def _dequantized_reverse(layer: Any) -> np.ndarray:
 
 
 def _grouped(layer: Any) -> bool:
-    return layer._int4_block_size not in (None, -1)
+    return getattr(layer, "_int4_block_size", None) not in (None, -1)
 
 
 def _unpacked(packed: Any, size: int, axis: int = -1) -> np.ndarray:

@@ -79,7 +79,7 @@ def _adapt(old: Any, new: Any) -> None:
     mode = getattr(old, "quantization_mode", None)
     mode = None if mode == "float8" else mode  # whose layers may become this kit's, or plain ones
     if mode is not None and new.quantization_mode is None:
-        new.quantize(mode, type_check=False, config=old.quantization_config)
+        new.quantize(mode, type_check=False, config=getattr(old, "quantization_config", None))
     for name in ("quantization_config", "inputs_quantizer"):
         if mode is not None and hasattr(old, name):
             setattr(new, name, getattr(old, name))

@@ -78,3 +78,41 @@ def test_only_what_trains_has_states_in_8_bits(tmp_path):
     stored = [v for v in model.optimizer.variables if "float8" in str(v.dtype)]
     assert 0 < sum(int(np.prod(v.shape)) for v in stored) <= 2 * trainable
     assert sum(int(np.prod(v.shape)) for v in model.optimizer.variables) < 3 * trainable
+
+
+@pytest.mark.parametrize("what", ["quantize", "enable_lora"])
+def test_weights_that_change_after_training_began_are_an_error(what):
+    """The optimizer holds those that it was built for."""
+    x, y = np.ones((4, 8), "float32"), np.ones((4, 2), "float32")
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), keras.layers.Dense(2)])
+    model = keras_mp.prepare(model, "adam", "mse")
+    model.fit(x, y, verbose=0)
+    if what == "quantize":
+        model.quantize("int4")
+    else:
+        model.layers[0].enable_lora(2)
+        model.train_function = None
+    with pytest.raises((ValueError, KeyError), match="(?i)variable"):
+        model.fit(x, y, verbose=0)
+
+
+def test_fp8_leaves_quantized_layers_out_and_says_why():
+    model = keras.Sequential(
+        [keras.Input((32,)), keras.layers.Dense(32, name="first"), keras.layers.Dense(32, name="last")]
+    )
+    model.layers[0].quantize("int4")
+    new = keras_mp.fp8.convert(model, select=lambda path, layer: True)
+    reasons = {decision.path: (decision.float8, decision.reason) for decision in keras_mp.fp8.explain(new)}
+    assert reasons["first"] == (False, "it is quantized to int4") and reasons["last"][0] is True
+    assert new.layers[0].quantization_mode == "int4"
+
+
+def test_8_bit_states_of_a_model_that_trains_nothing():
+    model = adapted_models.gemma("mixed_float16", rank=0)
+    model.trainable = False
+    x, y = adapted_models.tokens(rows=2)
+    model = keras_mp.prepare(model, "adam", "sparse_categorical_crossentropy", state_dtype="float8")
+    before = [keras.ops.convert_to_numpy(v) for v in model.weights]
+    assert np.isfinite(model.fit(x, y, verbose=0).history["loss"][0])
+    for variable, value in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value)
