@@ -36,16 +36,17 @@ def with_source(policy: Any, source: str) -> Any:
 
 
 def to_compute_in_float32(layer: keras.Layer) -> None:
-    """Lets a layer compute in float32; one that is quantized stays so."""
+    """Lets a layer compute in float32; one whose weights are quantized to integers stays so."""
+    policy = policy_of(layer)
     # Private: the public setter would write into a map that other layers share, or quantize.
-    layer._dtype_policy = with_source(policy_of(layer), "float32")
+    layer._dtype_policy = Policy("float32") if policy.quantization_mode == "float8" else with_source(policy, "float32")
 
 
 def settle_policies(layer: keras.Layer) -> None:
     """Gives each built layer a policy of its own in the place of a map of them, as it had before it was saved."""
     for part in with_self(layer):
         policy = part._dtype_policy
-        if isinstance(policy, PolicyMap) and part.built and part.path:
+        if isinstance(policy, PolicyMap) and part.built:
             part._dtype_policy = policy_of(part)
 
 
