@@ -62,7 +62,8 @@ def _compiled(build: Callable[[], Any]) -> Any:
 
 def _config(given: str, build: Callable[..., Any]) -> Any:
     """The function's arguments with their defaults, as a dataclass."""
-    hints, fields = typing.get_type_hints(build), [("policy", str, dataclasses.field(default="auto"))]
+    hints = typing.get_type_hints(build)
+    fields: list[tuple[str, Any, Any]] = [("policy", str, dataclasses.field(default="auto"))]
     for name, parameter in inspect.signature(build).parameters.items():
         if parameter.default is parameter.empty and parameter.kind not in (
             parameter.VAR_POSITIONAL,
