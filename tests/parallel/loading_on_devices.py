@@ -191,6 +191,7 @@ INITIALIZERS = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", INITIALIZERS)
 def test_initial_values_do_not_depend_on_the_devices(name):
     make = INITIALIZERS[name]
@@ -207,6 +208,7 @@ def test_initial_values_do_not_depend_on_the_devices(name):
         np.testing.assert_array_max_ulp(array, alone, 2)
 
 
+@pytest.mark.ci
 def test_weights_of_one_shape_with_other_seeds_are_compiled_once_and_differ():
     from keras_mp.backend.jax.placement import _program
 

@@ -66,7 +66,7 @@ def _assigned(assign: Callable[..., Any]) -> Callable[..., Any]:
         def part(index: Any) -> np.ndarray:
             with np.errstate(over="ignore"):  # as in JAX, which makes it infinite
                 # A copy: on a CPU an array of JAX may be a view of NumPy's, and would keep the whole.
-                return np.array(value[index], dtype)
+                return np.asarray(value[index]).astype(dtype, copy=isinstance(value, np.ndarray))
 
         placed = jax.make_array_from_callback(value.shape, _sharding(variable), part)
         variable._direct_assign(placed)

@@ -29,7 +29,7 @@ class SavedArray(np.lib.mixins.NDArrayOperatorsMixin):
         self.shape: tuple[int, ...] = tuple(dataset.shape)
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        return np.array(self._dataset[index], self.dtype)
+        return np.asarray(self._dataset[index], self.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self._dataset, self.dtype).astype(dtype or self.dtype, copy=False)
