@@ -44,7 +44,8 @@ def _initialized(initialize: Callable[..., None]) -> Callable[..., None]:
             return initialize(variable, initializer)
         described = {name: value for name, value in initializer.get_config().items() if name != "seed"}
         program = _program(_Described(initializer, described), shape, str(dtype), _sharding(variable))
-        variable._direct_assign(program(_seed_of(initializer)))
+        # Waited for, so that what a computation needs beside its result is gone before the next begins.
+        variable._direct_assign(jax.block_until_ready(program(_seed_of(initializer))))
 
     return initialized
 
@@ -69,7 +70,7 @@ def _assigned(assign: Callable[..., Any]) -> Callable[..., Any]:
                 return np.asarray(value[index]).astype(dtype, copy=isinstance(value, np.ndarray))
 
         placed = jax.make_array_from_callback(value.shape, _sharding(variable), part)
-        variable._direct_assign(placed)
+        variable._direct_assign(jax.block_until_ready(placed))
         return placed
 
     return assigned
