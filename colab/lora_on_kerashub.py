@@ -83,7 +83,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore" if on_cpu else "default")  # that a CPU gains nothing by it
     choice = keras_mp.set_global_policy(precision)
 print(f"KerasHub {keras_hub.__version__}, Keras {keras.__version__} on {backend}: {device.name}")
-print(f"{precision}: {choice.policy}. {choice.reason}")
+print(f"{choice.policy}: {choice.reason}")
 
 # %% [markdown]
 # ## The model
@@ -168,8 +168,9 @@ print(f"Adam's states: {8 * trained / 2**20:.2f} MiB, and {8 * frozen / 2**20:.2
 
 # %%
 before = model.evaluate(inputs, targets, batch_size=batch_size, verbose=0, return_dict=True)["loss"]
-monitor = keras_mp.PrecisionMonitor()
-model.fit(inputs, targets, batch_size=batch_size, epochs=epochs, verbose=0, callbacks=[monitor])
+scaled = isinstance(model.optimizer, keras_mp.LossScaleOptimizer)  # in float16
+callbacks = [keras_mp.PrecisionMonitor()] if scaled else []
+model.fit(inputs, targets, batch_size=batch_size, epochs=epochs, verbose=0, callbacks=callbacks)
 after = model.evaluate(inputs, targets, batch_size=batch_size, verbose=0, return_dict=True)["loss"]
 print(
     f"loss {before:.3f} before, {after:.3f} after {epochs} epochs: a factor of {np.exp(before - after):.1f} per token"
