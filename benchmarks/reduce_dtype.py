@@ -11,20 +11,10 @@ import argparse
 
 import keras
 import numpy as np
+from step_losses import StepLosses
 
 import keras_mp
 from recipes.language_model import Config, batches, build
-
-
-class Losses(keras.callbacks.Callback):
-    """Notes the loss of each step, from the running mean that Keras reports."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.means: list[float] = []
-
-    def on_train_batch_end(self, batch: int, logs: dict) -> None:
-        self.means.append(logs["loss"])
 
 
 def last_loss(seed: int, reduce_dtype: str, steps: int) -> float:
@@ -33,15 +23,14 @@ def last_loss(seed: int, reduce_dtype: str, steps: int) -> float:
     keras.utils.set_random_seed(seed)
     data = batches(config)
     inputs, targets = (np.concatenate(arrays) for arrays in zip(*(data[step] for step in range(steps)), strict=True))
-    losses = Losses()
+    losses = StepLosses()
     with keras_mp.distribute("data", 4, reduce_dtype=reduce_dtype):
         model = build(config)
         inner = keras.optimizers.AdamW(1e-3, beta_2=0.95, weight_decay=0.1, global_clipnorm=1.0)
         optimizer = keras_mp.LossScaleOptimizer(inner, keras_mp.NoLossScale())
         model.compile(optimizer, keras_mp.ChunkedCrossEntropy())
         model.fit(inputs, targets, batch_size=16, shuffle=False, verbose=0, callbacks=[losses])
-    totals = np.array(losses.means, "float64") * np.arange(1, steps + 1)
-    return float((totals[-1] - totals[-21]) / 20)
+    return losses.last(20)
 
 
 def main() -> None:

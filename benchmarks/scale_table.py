@@ -21,6 +21,7 @@ import math
 import os
 import sys
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ import keras_mp
 from keras_mp.parallel.plan import plan_of
 from keras_mp.system.atomic_write import write_text
 from keras_mp.system.versions import installed
+from keras_mp.xla.extrapolate import inspect_by_blocks
 from keras_mp.xla.lower import build_without_values
 from models.gpt import gpt
 from models.transformer import Size
@@ -127,38 +129,24 @@ def model_of(cell: Cell, layers: int) -> keras.Model:
     return built
 
 
-def measure(cell: Cell, layers: int) -> Figures:
-    """Compiles a step with this many blocks."""
+def measure(cell: Cell, layers: int, *, in_full: bool = False) -> Figures:
+    """Compiles the step of a model with this many blocks, in full or with few of them."""
     model = MODELS[cell.model]
-
     tokens = keras.KerasTensor((model.rows * cell.chips, model.length), "int32")
+    inspected = keras_mp.inspect if in_full else partial(inspect_by_blocks, blocks=BLOCKS)
     with keras_mp.policy_scope(cell.precision):
-        report = keras_mp.inspect(
+        report = inspected(
             lambda: model_of(cell, layers), (tokens, tokens), cell.target, strategy=cell.strategy, chips=cell.chips
         )
-    memory = report.memory
-    state = memory.parameters + memory.optimizer
     whole: dict[tuple[str, str], float] = defaultdict(float)
     wire: dict[tuple[str, str], float] = defaultdict(float)
     for collective in report.collectives:
         whole[collective.kind, collective.dtype] += collective.bytes
         wire[collective.kind, collective.dtype] += collective.wire
-    print(f"{cell}, {layers} blocks: state {state:,} bytes, temporary {memory.temporary / GIB:.3f} GiB, {dict(whole)}, "
-          f"on the wire {dict(wire)}, compiled in {report.seconds:.0f} s", flush=True)  # fmt: skip
-    return Figures(state, memory.temporary, dict(whole), dict(wire))
-
-
-def extrapolate(few: Figures, many: Figures, layers: int) -> Figures:
-    """The line through the figures of BLOCKS, at this many; memory that does not grow is taken as it is."""
-
-    def line(at_few: float, at_many: float) -> float:
-        return at_few + (at_many - at_few) / (BLOCKS[1] - BLOCKS[0]) * (layers - BLOCKS[0])
-
-    def lines(at_few: dict[tuple[str, str], float], at_many: dict[tuple[str, str], float]) -> dict:
-        return {kind: line(at_few.get(kind, 0.0), at_many.get(kind, 0.0)) for kind in {*at_few, *at_many}}
-
-    temporary = max(few.temporary, many.temporary, line(few.temporary, many.temporary))
-    return Figures(line(few.state, many.state), temporary, lines(few.whole, many.whole), lines(few.wire, many.wire))
+    temporary = report.memory.temporary
+    print(f"{cell}, {layers} blocks: temporary {temporary / GIB:.3f} GiB, {dict(whole)}, on the wire {dict(wire)}, "
+          f"compiled in {report.seconds:.0f} s", flush=True)  # fmt: skip
+    return Figures(state_bytes(cell), temporary, dict(whole), dict(wire))
 
 
 def row(cell: Cell, figures: Figures, how: str) -> str:
@@ -207,25 +195,21 @@ def main() -> None:
             if arguments.only not in f"{cell.model} {cell.target}-{cell.chips} {cell.strategy} {cell.precision}":
                 continue
             layers = MODELS[cell.model].size.layers
-            few, many = (measure(cell, blocks) for blocks in BLOCKS)
-            extrapolated = extrapolate(few, many, layers)
-            grows = "" if many.temporary > few.temporary else "; memory did not grow"
-            for where in ((target, chips), *others):
-                here = cell._replace(target=where[0], chips=where[1])
-                how = f"{BLOCKS[0]} and {BLOCKS[1]} of {layers}{grows}" + (
-                    "" if here == cell else f", {target}-{chips}"
-                )
-                figures = extrapolated._replace(state=state_bytes(here))
-                lines.append(row(here, figures if here == cell else figures._replace(whole={}, wire={}), how))
+            figures = measure(cell, layers)
+            lines.append(row(cell, figures, how := f"{BLOCKS[0]} and {BLOCKS[1]} of {layers}"))
+            for where in others:
+                there = cell._replace(target=where[0], chips=where[1])
+                moved = Figures(state_bytes(there), figures.temporary, {}, {})
+                lines.append(row(there, moved, f"{how}, {target}-{chips}"))
             _write(lines, arguments.markdown)
     if not arguments.only:
         layers = MODELS[IN_FULL.model].size.layers
-        lines.append(row(IN_FULL, measure(IN_FULL, layers), f"all {layers}"))
+        lines.append(row(IN_FULL, measure(IN_FULL, layers, in_full=True), f"all {layers}"))
         _write(lines, arguments.markdown)
     if arguments.only == "one block":
-        lines.append(row(WHOLE_SLICE, measure(WHOLE_SLICE, 1), "all 1"))
+        lines.append(row(WHOLE_SLICE, measure(WHOLE_SLICE, 1, in_full=True), "all 1"))
     if arguments.only == "largest":  # more than an hour on 2 cores
-        lines.append(row(LARGEST, measure(LARGEST, 2), "2; the row is that of 2 blocks"))
+        lines.append(row(LARGEST, measure(LARGEST, 2, in_full=True), "2; the row is that of 2 blocks"))
         _write(lines, arguments.markdown)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from step_losses import StepLosses
 
 import keras_mp
 from recipes import digits, language_model
@@ -29,24 +30,6 @@ WAYS = {
     "bfloat16 weights, nearest rounding": ("bfloat16", "float32", "nearest"),
     "bfloat16 weights, stochastic, float8 states": ("bfloat16", "float8", "stochastic"),
 }
-
-
-class Losses(keras.callbacks.Callback):
-    """Notes the loss of each step, from the running mean that Keras reports."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.means: list[float] = []
-
-    def on_train_batch_end(self, batch: int, logs: dict) -> None:
-        self.means.append(logs["loss"])
-
-    def last(self) -> float:
-        """The mean of the last tenth."""
-        count = len(self.means)
-        totals = np.array(self.means, "float64") * np.arange(1, count + 1)
-        kept = count // 10
-        return float((totals[-1] - totals[-1 - kept]) / kept)
 
 
 def task(recipe: str, seed: int) -> tuple[Any, Callable[[], keras.Model], Any, float]:
@@ -79,9 +62,9 @@ def last_loss(recipe: str, way: str, seed: int, steps: int) -> float:
         inner, keras_mp.NoLossScale(), state_dtype=state_dtype, weight_rounding=weight_rounding, rounding_seed=seed
     )
     model = keras_mp.prepare(build(), optimizer, loss)
-    losses = Losses()
+    losses = StepLosses()
     model.fit(x, y, batch_size=len(pairs[0][0]), shuffle=False, verbose=0, callbacks=[losses])
-    return losses.last()
+    return losses.last(steps // 10)
 
 
 def train(recipe: str, seeds: int, steps: int) -> None:

@@ -6,29 +6,16 @@ distribution strategy refuses.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_mp import backend
 from keras_mp.loss_scaling.gradients import is_overwritten
-from keras_mp.loss_scaling.state_creation import creating, has_slots, slots_of, state_dtype_of
-from keras_mp.loss_scaling.state_files import load_with_dtypes
-from keras_mp.loss_scaling.state_slot import StateSlot, updating
+from keras_mp.loss_scaling.inner_update import Rounding, key_of, update_step
 from keras_mp.loss_scaling.wide_weight import Unconstrained, WideWeight, is_narrow
-
-
-class _Rounding(NamedTuple):
-    """Of an update: the seed, how bfloat16 weights are rounded, and the number of the optimizer's first weight."""
-
-    seed: int
-    weights: str
-    first: int
 
 
 def check_unscaled(name: str, optimizer: keras.optimizers.Optimizer) -> None:
@@ -49,33 +36,6 @@ def check_unscaled(name: str, optimizer: keras.optimizers.Optimizer) -> None:
             f"{name}={optimizer.name!r} is a {type(optimizer).__name__} already, and the loss must be scaled once: use "
             "it as it is, or pass its inner_optimizer"
         )
-
-
-def check_state_dtype_of_built(optimizer: keras.optimizers.Optimizer, state_dtype: str) -> None:
-    """Checks that the slots of an optimizer that is built are stored in a dtype.
-
-    Raises:
-        ValueError: If they are stored in another.
-    """
-    for leaf in leaves(optimizer):
-        stored = state_dtype_of(leaf)
-        if leaf.built and stored != state_dtype:
-            raise ValueError(
-                f"state_dtype={state_dtype!r} needs an optimizer that is not built, and {leaf.name!r} has its slots in "
-                f"{stored} already: make a new one, for instance by type(optimizer).from_config("
-                f"optimizer.get_config()), or pass state_dtype={stored!r}"
-            )
-
-
-def _check_slots(optimizer: keras.optimizers.Optimizer) -> None:
-    for built in leaves(optimizer):
-        narrow = next((variable for variable in built.variables if is_narrow(variable)), None)
-        if built.built and narrow is not None and not has_slots(built):
-            raise ValueError(
-                f"optimizer {built.name!r} is built already, with {narrow.path!r} in bfloat16 as Keras makes it, whose "
-                "changes would be lost: make a new one, for instance by type(optimizer).from_config("
-                "optimizer.get_config())"
-            )
 
 
 def leaves(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
@@ -102,69 +62,6 @@ def accumulation_steps(optimizer: keras.optimizers.Optimizer) -> int:
             "loss scale it must be the same in all"
         )
     return steps.pop() if steps else 1
-
-
-def build(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable], state_dtype: str = "float32") -> None:
-    """Builds an optimizer without its own sums of gradients: ours are float32, and one for each replica.
-
-    Args:
-        optimizer: the optimizer.
-        variables: the model's trainable variables.
-        state_dtype: what its slots are stored in: "float32", "bfloat16" or "float8".
-
-    Raises:
-        ValueError: If it is built already, with slots in another dtype.
-    """
-    check_state_dtype_of_built(optimizer, state_dtype)
-    _check_slots(optimizer)
-    # The weights come first: they may be rounded with words of their own.
-    numbers = itertools.count(len(variables))
-    with ExitStack() as stack:
-        entered = set()
-
-        def enter(leaf: keras.optimizers.Optimizer) -> None:
-            if id(leaf) not in entered:
-                entered.add(id(leaf))
-                stack.enter_context(_building(leaf, state_dtype, numbers))
-
-        for leaf in leaves(optimizer):
-            enter(leaf)
-        stack.enter_context(_telling_of_leaves(optimizer, enter))
-        optimizer.build(variables)
-    for saved in (optimizer, *leaves(optimizer)) if state_dtype != "float32" else ():
-        load_with_dtypes(saved)
-
-
-@contextmanager
-def _building(leaf: keras.optimizers.Optimizer, state_dtype: str, numbers: Iterator[int]) -> Iterator[None]:
-    steps, leaf.gradient_accumulation_steps = leaf.gradient_accumulation_steps, None
-    try:
-        with creating(leaf, state_dtype, numbers):
-            yield
-    finally:
-        leaf.gradient_accumulation_steps = steps
-
-
-@contextmanager
-def _telling_of_leaves(optimizer: keras.optimizers.Optimizer, enter: Callable[[Any], None]) -> Iterator[None]:
-    """Tells of the optimizers that a MultiOptimizer learns of while it is built, from a function of each variable."""
-    # Private: Keras asks the function again for no variable, and it may give a new optimizer each time.
-    choose = vars(optimizer).get("_optimizer_map")
-
-    def choosing(variable: keras.Variable) -> keras.optimizers.Optimizer:
-        leaf = choose(variable)
-        if isinstance(leaf, keras.optimizers.Optimizer):
-            enter(leaf)
-        return leaf
-
-    if choose is None:
-        yield
-        return
-    vars(optimizer)["_optimizer_map"] = choosing
-    try:
-        yield
-    finally:
-        vars(optimizer)["_optimizer_map"] = choose
 
 
 def count(optimizer: keras.optimizers.Optimizer) -> None:
@@ -204,8 +101,8 @@ def apply(
         vars(leaf).update(
             replacements,
             _backend_apply_gradients=partial(_apply_to_leaf, leaf, changing),
-            update_step=partial(_update_step, leaf, _Rounding(seed, weight_rounding, first)),
-            _var_key=partial(_key_of, leaf),
+            update_step=partial(update_step, leaf, Rounding(seed, weight_rounding, first)),
+            _var_key=partial(key_of, leaf),
         )
         first += len(leaf._trainable_variables)
     try:
@@ -254,36 +151,6 @@ def _apply_to_leaf(
     if leaf.ema_overwrite_frequency:
         is_due = ops.equal((leaf.iterations + 1) % leaf.ema_overwrite_frequency, 0)
         backend.conditional(is_due, lambda _: _overwrite_with_averages(leaf), lambda _: None, [], changing)
-
-
-def _update_step(
-    leaf: keras.optimizers.Optimizer, how: _Rounding, gradient: Any, variable: Any, learning_rate: Any
-) -> None:
-    slots: list[StateSlot] = [*slots_of(leaf, variable)]
-    if not is_narrow(variable):
-        with updating(slots, how.seed, leaf._iterations):
-            type(leaf).update_step(leaf, gradient, variable, learning_rate)
-        return
-    place = leaf._get_variable_index(variable)
-    weight = WideWeight(leaf._trainable_variables[place], variable, how.first + place, how.weights)
-    with updating([*slots, weight], how.seed, leaf._iterations):
-        _decay(leaf, weight)
-        type(leaf).update_step(leaf, gradient, weight, learning_rate)
-        if weight.constraint is not None:
-            weight.assign(weight.constraint(weight.value))
-
-
-def _decay(leaf: keras.optimizers.Optimizer, weight: WideWeight) -> None:
-    """Decays one weight: as Keras does, which on TensorFlow does so outside of an update only."""
-    if type(leaf)._apply_weight_decay is not keras.optimizers.Optimizer._apply_weight_decay:
-        type(leaf)._apply_weight_decay(leaf, [weight])
-    elif leaf.weight_decay is not None and leaf._use_weight_decay(weight):
-        rate = ops.cast(leaf.learning_rate, "float32")
-        weight.assign(weight - weight * leaf.weight_decay * rate)
-
-
-def _key_of(leaf: keras.optimizers.Optimizer, variable: Any) -> Any:
-    return type(leaf)._var_key(leaf, variable.values if isinstance(variable, WideWeight) else variable)
 
 
 def _in_dtype_of(variable: keras.Variable, average: Any) -> Any:

@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.loss_scaling import accumulation, gradients
+from keras_mp.loss_scaling import accumulation, gradients, inner_build
 from keras_mp.loss_scaling import inner_optimizer as inner
 from keras_mp.loss_scaling.loss_scale import (
     AnyLossScale,
@@ -79,7 +79,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         inner.check_unscaled("inner_optimizer", inner_optimizer)
         check_state_dtype(state_dtype)
         check_weight_rounding(weight_rounding)
-        inner.check_state_dtype_of_built(inner_optimizer, state_dtype)
+        inner_build.check_state_dtype_of_built(inner_optimizer, state_dtype)
         loss_scale, unknown = _loss_scale_from(loss_scale, settings)
         start = loss_scale.initial_state()
         growth_interval = getattr(loss_scale, "growth_interval", 0)
@@ -112,7 +112,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if self.built:
             return
         check_weights(variables)
-        inner.build(self.inner_optimizer, variables, self.state_dtype)
+        inner_build.build(self.inner_optimizer, variables, self.state_dtype)
         with keras.name_scope(self.name):
             self._sums = accumulation.empty_sums(variables) if self._accumulation_steps > 1 else []
         # Not Keras's LossScaleOptimizer.build, which would make the state once more.

@@ -138,41 +138,13 @@ class StateSlot:
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         return self.numpy().astype(dtype or "float32")
 
-    def __neg__(self) -> Any:
-        return ops.negative(self.value)
-
-    def __abs__(self) -> Any:
-        return ops.abs(self.value)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.value[index]
-
-    def __add__(self, other: Any) -> Any:
-        return ops.add(self.value, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return ops.add(other, self.value)
-
-    def __sub__(self, other: Any) -> Any:
-        return ops.subtract(self.value, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return ops.subtract(other, self.value)
-
-    def __mul__(self, other: Any) -> Any:
-        return ops.multiply(self.value, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return ops.multiply(other, self.value)
-
-    def __truediv__(self, other: Any) -> Any:
-        return ops.true_divide(self.value, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return ops.true_divide(other, self.value)
-
-    def __pow__(self, other: Any) -> Any:
-        return ops.power(self.value, other)
+    # Arithmetic is that of a Keras variable, which computes with `value`.
+    __getitem__, __neg__, __abs__ = keras.Variable.__getitem__, keras.Variable.__neg__, keras.Variable.__abs__
+    __add__, __radd__ = keras.Variable.__add__, keras.Variable.__radd__
+    __sub__, __rsub__ = keras.Variable.__sub__, keras.Variable.__rsub__
+    __mul__, __rmul__ = keras.Variable.__mul__, keras.Variable.__rmul__
+    __truediv__, __rtruediv__ = keras.Variable.__truediv__, keras.Variable.__rtruediv__
+    __pow__ = keras.Variable.__pow__
 
 
 @contextmanager

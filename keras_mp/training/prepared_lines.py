@@ -80,16 +80,16 @@ def _optimizer(prepared: keras.Model) -> str:
     optimizer = prepared.optimizer
     if not isinstance(optimizer, LossScaleOptimizer):
         return f"{type(optimizer).__name__}, loss not scaled: no layer computes in float16"
-    name = type(optimizer.inner_optimizer).__name__
-    small = optimizer.state_dtype != "float32"
-    name += f", states in {optimizer.state_dtype}" if small else ""
+    name, states = type(optimizer.inner_optimizer).__name__, optimizer.state_dtype
     if any(map(is_narrow, prepared.trainable_variables)):
         rounding = "stochastically" if optimizer.weight_rounding == "stochastic" else "to nearest"
-        return f"{name}, bfloat16 weights {'' if small else 'updated in float32, '}rounded {rounding}"
-    if isinstance(optimizer.loss_scale, NoLossScale):
-        return f"{name}, loss not scaled" + ("" if small else "; wrapped, to step as it would in float16")
-    scale = optimizer.loss_scale.initial_state().scale
-    return f"{name}, loss scale {scale:g}, for float16" + ("" if small else "; an overflow changes nothing")
+        step, more = f"bfloat16 weights rounded {rounding}", ", updated in float32"
+    elif isinstance(optimizer.loss_scale, NoLossScale):
+        step, more = "loss not scaled", "; wrapped, to step as it would in float16"
+    else:
+        scale = optimizer.loss_scale.initial_state().scale
+        step, more = f"loss scale {scale:g}, for float16", "; an overflow changes nothing"
+    return f"{name}, {step}{more}" if states == "float32" else f"{name}, states in {states}, {step}"
 
 
 def _jit(prepared: keras.Model, jit: Support) -> str:

@@ -84,14 +84,10 @@ def measure(lowered: Lowered, described: Mapping[str, Any], module: Module, capa
         capacity: the chip's memory in bytes, 0 if unknown.
     """
     statistics = described["memory"]
-    kinds = _kinds(lowered)
     whole = statistics["argument"] + statistics["output"] - statistics["alias"] + statistics["temp"]
     buffers = _at_the_peak(lowered, described, module)
     return Memory(
-        parameters=kinds["parameters"] + kinds["state"],
-        optimizer=kinds["optimizer"],
-        optimizer_dtype=_optimizer_dtype(lowered),
-        other=kinds["metrics"] + kinds["batch"],
+        **_by_shapes(lowered),
         activations=sum(buffer.bytes for buffer in buffers if buffer.what == "activation"),
         arguments=statistics["argument"],
         outputs=statistics["output"],
@@ -106,13 +102,9 @@ def measure(lowered: Lowered, described: Mapping[str, Any], module: Module, capa
 
 def measure_refused(lowered: Lowered, refusal: Refusal) -> Memory:
     """What is known of a step that the compiler refuses: its arguments by their shapes, and all by the message."""
-    kinds = _kinds(lowered)
-    arguments = sum(kinds.values())
+    arguments = sum(map(size_of, lowered.arguments))
     return Memory(
-        parameters=kinds["parameters"] + kinds["state"],
-        optimizer=kinds["optimizer"],
-        optimizer_dtype=_optimizer_dtype(lowered),
-        other=kinds["metrics"] + kinds["batch"],
+        **_by_shapes(lowered),
         activations=0,
         arguments=arguments,
         outputs=0,
@@ -131,11 +123,17 @@ def size_of(argument: Argument) -> int:
     return elements * _BITS.get(argument.dtype, 8 * _bytes(argument.dtype)) // 8
 
 
-def _kinds(lowered: Lowered) -> dict[str, int]:
+def _by_shapes(lowered: Lowered) -> dict[str, Any]:
+    """The fields of a `Memory` that need no compiler."""
     kinds: dict[str, int] = defaultdict(int)
     for argument in lowered.arguments:
         kinds[argument.kind] += size_of(argument)
-    return kinds
+    return {
+        "parameters": kinds["parameters"] + kinds["state"],
+        "optimizer": kinds["optimizer"],
+        "optimizer_dtype": _optimizer_dtype(lowered),
+        "other": kinds["metrics"] + kinds["batch"],
+    }
 
 
 def _bytes(dtype: str) -> int:
