@@ -1,5 +1,7 @@
 """Ways out of a training with states in 8 or 16 bits: exports, which hold no states, and TensorFlow's checkpoints."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -74,3 +76,22 @@ def test_tensorflows_checkpoint_goes_on_bit_for_bit(tmp_path, state_dtype, when)
     assert bits(first.weights) == bits(second.weights)
     assert bits(first.optimizer.variables) == bits(second.optimizer.variables)
     assert int(second.optimizer.iterations) == 5
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(not TENSORFLOW, reason="TensorFlow's own checkpoints")
+@pytest.mark.parametrize("dtypes", itertools.permutations(["float32", "bfloat16", "float8"], 2), ids=" ".join)
+def test_tensorflows_checkpoint_of_another_state_dtype_is_refused(tmp_path, dtypes):
+    """It knows variables by their number, and compares dtypes."""
+    import tensorflow as tf
+
+    def optimizer(state_dtype):
+        inner = keras.optimizers.Adam(0.01)
+        return keras_mp.LossScaleOptimizer(inner, keras_mp.NoLossScale(), state_dtype=state_dtype)
+
+    first, second = map(optimizer, dtypes)
+    for one in (first, second):
+        one.build([keras.Variable(np.ones((WIDTH, WIDTH), "float32"), name="weight")])
+    saved = tf.train.Checkpoint(optimizer=first).save(str(tmp_path / "checkpoint"))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="expected dtype"):
+        tf.train.Checkpoint(optimizer=second).restore(saved)
