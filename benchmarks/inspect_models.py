@@ -15,6 +15,8 @@ import time
 from datetime import date
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 TARGETS = ("a100", "h100", "v5e", "v7x")
 MODELS = ("resnet50", "gpt2")
 COMPARED = ("float32", "mixed_bfloat16")

@@ -8,6 +8,10 @@ The loss is the mean over the last 20 of the steps, in nats a byte, on text that
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import keras
 import numpy as np

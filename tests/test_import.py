@@ -119,6 +119,16 @@ def test_a_file_name_means_one_thing():
 
 
 @pytest.mark.once
+def test_benchmarks_find_the_models_and_recipes_of_the_repository():
+    # `python benchmarks/name.py` has the folder of the benchmarks on its path, and not the repository.
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        text = path.read_text()
+        imported = re.search(r"^ *(?:from|import) (?:models|recipes|benchmarks)\b", text, re.MULTILINE)
+        if imported and '__name__ == "__main__"' in text:
+            assert "sys.path" in text[: imported.start()], path
+
+
+@pytest.mark.once
 def test_variables_are_called_what_they_are():
     for path in [*(ROOT / "keras_mp").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
