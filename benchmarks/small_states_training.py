@@ -60,7 +60,7 @@ def last_loss(recipe: str, way: str, seed: int, steps: int) -> float:
     pairs = [data[step % len(data)] for step in range(steps)]
     x, y = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
     keras.config.set_dtype_policy(policy)
-    schedule = keras.optimizers.schedules.CosineDecay(0.0, steps, 0.0, None, learning_rate, steps // 10)
+    schedule = keras.optimizers.schedules.CosineDecay(0.0, steps, warmup_target=learning_rate, warmup_steps=steps // 10)
     inner = keras.optimizers.AdamW(schedule, beta_2=0.95, weight_decay=0.1, global_clipnorm=1.0)
     optimizer = keras_mp.LossScaleOptimizer(
         inner, keras_mp.NoLossScale(), state_dtype=state_dtype, weight_rounding=weight_rounding, rounding_seed=seed
