@@ -6,7 +6,7 @@ import pytest
 
 import keras_mp
 from keras_mp.parallel.plan import Plan
-from keras_mp.parallel.tensor_rules import check_rules, takes_rules, with_rules_of
+from keras_mp.parallel.tensor_rules import check_rules, rules_of_layout_map, takes_rules, with_rules_of
 from keras_mp.xla.lower import lower_step
 from models.gpt import gpt
 from models.resnet import resnet_cifar
@@ -139,3 +139,11 @@ def test_a_rule_that_is_none_is_named(rule):
             check_rules(given)
     with pytest.raises(ValueError, match="rules holds"):
         keras_mp.tensor_rules((rule,))
+
+
+@pytest.mark.once
+def test_a_function_that_returns_no_layout_map_is_named():
+    with pytest.raises(
+        ValueError, match="rules=<function .* returned 3, and must return a keras.distribution.LayoutMap"
+    ):
+        rules_of_layout_map(lambda mesh, **names: 3, Plan("tensor", ("cpu:0", "cpu:1"), (1, 2)))
