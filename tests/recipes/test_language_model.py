@@ -85,6 +85,8 @@ def test_two_micro_batches_are_a_batch_and_remat_changes_nothing(tmp_path, corpu
     assert again == pytest.approx(whole, rel=1e-4)
     with pytest.raises(ValueError, match="accumulate must be above 0, got 0"):
         dataclasses.replace(short, accumulate=0)
+    with pytest.raises(ValueError, match="state_dtype='int8' must be one of 'float32', 'bfloat16', 'float8'"):
+        dataclasses.replace(short, state_dtype="int8")
 
 
 @pytest.mark.ci
