@@ -3,12 +3,14 @@
     python benchmarks/lean.py memory --backend jax --model lean
     python benchmarks/lean.py memory --backend tensorflow --model lean --remat
     python benchmarks/lean.py memory --backend jax --model plain --precision float32
+    python benchmarks/lean.py llama --model kit --remat
     python benchmarks/lean.py time --steps 30
 
 `memory` compiles the whole training step, with AdamW, for batch 8 x 1024, and prints the compiler's figure for what it
-needs besides weights, optimizer and batch, with the largest arrays. `time` runs a step of the plain and of the lean
-model in turn, on TensorFlow without jit, in mixed_bfloat16: width 384, 6 layers, 6 heads, batch 8 x 256, vocabulary
-256; and, where torch is installed, of the same model in PyTorch, eager, under autocast to bfloat16.
+needs besides weights, optimizer and batch, with the largest arrays. `llama` does so for Llama 3.2 1B on 1 x 2048
+tokens, the kit's or KerasHub's made lean, from steps with 4 and 8 of the 16 blocks. `time` runs a step of the plain
+and of the lean model in turn, on TensorFlow without jit, in mixed_bfloat16: width 384, 6 layers, 6 heads, batch 8 x
+256, vocabulary 256; and, where torch is installed, of the same model in PyTorch, eager, under autocast to bfloat16.
 """
 
 import argparse
@@ -54,6 +56,40 @@ def memory(options: argparse.Namespace) -> None:
           f"{memory_used.temporary / 2**30:.2f} | {memory_used.peak / 2**30:.2f} |")  # fmt: skip
     for buffer in memory_used.largest[: options.buffers]:
         print(f"  {buffer.bytes / 2**20:.0f} MiB {buffer.dtype}{list(buffer.shape)} {buffer.what} of {buffer.layer}")
+
+
+def llama_memory(options: argparse.Namespace) -> None:
+    import keras
+
+    import keras_mp
+    from keras_mp.xla.extrapolate import inspect_by_blocks
+    from models.llama import SIZES, llama
+
+    size = SIZES["llama3.2-1b"]
+
+    def build() -> keras.Model:
+        if options.model == "hub":
+            import keras_hub.models as hub
+
+            backbone = hub.Llama3Backbone(
+                vocabulary_size=size.vocabulary, num_layers=size.layers, num_query_heads=size.heads,
+                num_key_value_heads=size.key_heads, hidden_dim=size.width, intermediate_dim=size.hidden,
+                rope_max_wavelength=size.theta, tie_word_embeddings=size.tied,
+            )  # fmt: skip
+            model = keras_mp.make_lean(hub.Llama3CausalLM(backbone=backbone, preprocessor=None), remat=options.remat)
+        else:
+            model = llama(size, 2048, options.remat)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.AdamW(3e-4), loss, jit_compile=True)
+        return model
+
+    keras.config.set_dtype_policy(options.precision)
+    tokens = keras.KerasTensor((1, 2048), "int32")
+    x = {"token_ids": tokens, "padding_mask": tokens} if options.model == "hub" else tokens
+    report = inspect_by_blocks(build, (x, tokens), "h100")
+    used = report.memory
+    print(f"| {options.model}{' with remat' if options.remat else ''} | {report.backend} | {options.precision} | "
+          f"{used.temporary / 2**30:.2f} | {used.peak / 2**30:.2f} | {report.extrapolated}")  # fmt: skip
 
 
 def pytorch_step(sizes: tuple[int, int, int, int, int], text):
@@ -113,9 +149,9 @@ def step_time(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("memory", "time"))
+    parser.add_argument("what", choices=("memory", "llama", "time"))
     parser.add_argument("--backend", default="jax", choices=("tensorflow", "jax"))
-    parser.add_argument("--model", default="lean", choices=("plain", "lean"))
+    parser.add_argument("--model", default="lean", choices=("plain", "lean", "kit", "hub"))
     parser.add_argument("--precision", default="mixed_bfloat16")
     parser.add_argument("--remat", action="store_true")
     parser.add_argument("--buffers", type=int, default=3, help="how many of the largest arrays to print")
@@ -123,7 +159,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ |= {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
     os.environ["KERAS_BACKEND"] = "tensorflow" if options.what == "time" else options.backend
-    (memory if options.what == "memory" else step_time)(options)
+    {"memory": memory, "llama": llama_memory, "time": step_time}[options.what](options)
 
 
 if __name__ == "__main__":

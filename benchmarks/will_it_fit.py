@@ -71,7 +71,7 @@ CASES = [
     *(
         Case("GPT-2 XL", optimizer, precision, target, "", (1, 1024), True)
         for target, precision in (("v5e", "mixed_bfloat16"), ("t4", "mixed_float16"))
-        for optimizer in ("AdamW", "Lion", "Adafactor", "SGD")
+        for optimizer in ("AdamW", "AdamW float8", "Lion", "Adafactor", "SGD")
     ),
 ]
 
@@ -91,8 +91,10 @@ def gpt2_xl(case: Case) -> keras.Model:
 
 
 def optimizer_of(case: Case, model: keras.Model) -> keras.optimizers.Optimizer:
-    """The optimizer, with a loss scale where the precision needs one."""
-    return keras_mp.wrap_optimizer(getattr(keras.optimizers, case.optimizer)(1e-4), model)
+    """The optimizer, with the dtype of its states, and with a loss scale where the precision needs one."""
+    name, _, state_dtype = case.optimizer.partition(" ")
+    optimizer = getattr(keras.optimizers, name)(1e-4)
+    return keras_mp.wrap_optimizer(optimizer, model, state_dtype=state_dtype or "float32")
 
 
 BUILDERS: dict[str, Callable[[Case], keras.Model]] = {"Gemma 2B": gemma_2b, "GPT-2 XL": gpt2_xl}

@@ -23,7 +23,13 @@ from nbclient import NotebookClient
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
 # Each notebook, and the image of Colab's that it is run in.
-IMAGES = {"newcomer": "cpu", "see_what_the_compiler_did": "cpu", "train_on_gpu": "cpu", "train_on_tpu": "tpu"}
+IMAGES = {
+    "lora_on_kerashub": "cpu",
+    "newcomer": "cpu",
+    "see_what_the_compiler_did": "cpu",
+    "train_on_gpu": "cpu",
+    "train_on_tpu": "tpu",
+}
 NAMES = tuple(IMAGES)
 FIRST_CELL = "from first_cell import install\n"
 METADATA = ("accelerator", "colab", "kernelspec")

@@ -28,6 +28,7 @@ from keras_mp.loss_scaling.loss_scale import NoLossScale as NoLossScale
 from keras_mp.loss_scaling.loss_scale import StaticLossScale as StaticLossScale
 from keras_mp.loss_scaling.monitor import PrecisionMonitor as PrecisionMonitor
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer as LossScaleOptimizer
+from keras_mp.loss_scaling.set_state_dtype import set_state_dtype as set_state_dtype
 from keras_mp.loss_scaling.wrap_optimizer import wrap_optimizer as wrap_optimizer
 from keras_mp.numerics.audit import audit as audit
 from keras_mp.numerics.audit_report import AuditReport as AuditReport

@@ -15,6 +15,7 @@ from keras_mp.system.quiet_import import import_keras, quiet_stderr
 from keras_mp.system.whole_number import whole_number
 
 MODEL_HELP = "A training recipe (a file, module:function, or a name in the folder recipes), or a .keras file."
+STEP_HELP = f"{MODEL_HELP[:-1]}, or module:function that builds a model, whose options are those of the function."
 BATCH_HELP = "By default the training recipe's; 8 for a .keras file."
 
 app = typer.Typer(
@@ -102,7 +103,7 @@ def targets() -> None:
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def inspect(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: Annotated[str, typer.Argument(help=STEP_HELP)],
     target: Annotated[
         str, typer.Option(help="A chip of `keras-mp targets`, or host; with --strategy several: h100x8, v5e-16.")
     ] = "host",
@@ -127,7 +128,8 @@ def inspect(
 ) -> None:
     """Show the precision of each product in a training step compiled for a chip, which need not be attached.
 
-    Other options are passed to the training recipe: `keras-mp inspect digits --width 64`.
+    Other options are passed to the training recipe: `keras-mp inspect digits --width 64`, or to the function:
+    `keras-mp inspect models.llama:llama --size llama3-8b --policy mixed_bfloat16`.
     """
     _check_writable(html=html)
     sys.path.insert(0, os.getcwd())
@@ -150,7 +152,7 @@ def inspect(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def advise(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: Annotated[str, typer.Argument(help=STEP_HELP)],
     targets: Annotated[
         str, typer.Option(help="Chips of `keras-mp targets`, or several of one, separated by commas: rtx4090,v5e-8.")
     ],
@@ -435,13 +437,19 @@ def _is_file(model: str, context: typer.Context) -> bool:
 def _step(
     model: str, context: typer.Context, batch_size: int | None, imports: list[str] | None, unsafe: bool
 ) -> tuple[Any, Any, bool]:
-    """The model of a training recipe or of a .keras file, a batch, and whether it is compiled to train."""
+    """The model of a training recipe, a function or a .keras file, a batch, and whether it is compiled to train."""
     if _is_file(model, context):
         from keras_mp.conversion.saved_step import step_of_file
 
         return step_of_file(Path(model), 8 if batch_size is None else batch_size, imports or (), unsafe=unsafe)
     _check_no_file_options(imports, unsafe)
+    from keras_mp.training.find_recipe import find_model_function
+    from keras_mp.xla.function_step import step_of_function
+
     with quiet_stderr():  # a recipe's data sets import TensorFlow on JAX too
+        build = find_model_function(model)
+        if build is not None:
+            return step_of_function(model, build, context.args, 8 if batch_size is None else batch_size)
         recipe, config = _recipe(model, context, batch_size)
         built, batch = recipe.step(config)
     return built, batch, True

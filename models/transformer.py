@@ -21,16 +21,22 @@ import keras_mp
 # Shoeybi et al., "Megatron-LM", 2019 (arXiv:1909.08053), section 3: of the two products of a branch the first is split
 # by columns and the second by rows, so that a branch needs one sum over the devices. The path of an optimizer's slot
 # has "_" where a variable's has "/".
-BLOCK_RULES = (
+ATTENTION_RULES = (
     (r"block\d+_attention[/_]query_key_value[/_]kernel", (None, "model")),
     (r"block\d+_attention[/_]query_key_value[/_]bias", ("model",)),
     (r"block\d+_attention[/_]output[/_]kernel", ("model", None)),
+)
+BLOCK_RULES = (
+    *ATTENTION_RULES,
     (r"block\d+_dense_1[/_]kernel", (None, "model")),
     (r"block\d+_dense_1[/_]bias", ("model",)),
     (r"block\d+_dense_2[/_]kernel", ("model", None)),
 )
-# The embedding is split by words.
-EMBEDDING_RULES = ((r"tokens_embedding[/_]embeddings", ("model", None)),)
+# The embedding is split by words, and so are the weights of an output layer that is not tied to it.
+EMBEDDING_RULES = (
+    (r"tokens_embedding[/_]embeddings", ("model", None)),
+    (r"tokens_embedding[/_]reverse_embeddings", (None, "model")),
+)
 
 
 class Size(NamedTuple):
@@ -133,12 +139,28 @@ def block(
     Returns:
         Tokens of the same shape.
     """
-    if not remat:
+
+    def branches(x, mask=None):
         return _branches(x, size, name, dropout, epsilon, causal, mask)
-    inputs = [keras.Input(tensor.shape[1:], dtype=tensor.dtype) for tensor in ([x] if mask is None else [x, mask])]
-    inner = _branches(inputs[0], size, name, dropout, epsilon, causal, inputs[1] if mask is not None else None)
-    inner = keras.Model(inputs, inner, name=name)
-    return keras_mp.remat(inner)(x if mask is None else [x, mask])
+
+    tensors = [x] if mask is None else [x, mask]
+    return recomputed(branches, tensors, name) if remat else branches(*tensors)
+
+
+def recomputed(branches, tensors: list, name: str):
+    """Adds layers that the backward pass recomputes from their inputs.
+
+    Args:
+        branches: adds the layers to tensors, and returns the last one's.
+        tensors: the inputs.
+        name: of the model that the layers become.
+
+    Returns:
+        What `branches` returned.
+    """
+    inputs = [keras.Input(tensor.shape[1:], dtype=tensor.dtype) for tensor in tensors]
+    inner = keras.Model(inputs, branches(*inputs), name=name)
+    return keras_mp.remat(inner)(tensors[0] if len(tensors) == 1 else tensors)
 
 
 def _branches(x, size, name, dropout, epsilon, causal, mask):

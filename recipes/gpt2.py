@@ -90,8 +90,9 @@ def model_to_train(config: Config, choice: PolicyChoice, steps: int) -> keras.Mo
         global_clipnorm=1.0,
         gradient_accumulation_steps=config.accumulate if config.accumulate > 1 else None,
     )
+    fp8 = every_product(choice, config.fp8)
     return keras_mp.prepare(
-        build(config), optimizer, keras_mp.ChunkedCrossEntropy(), fp8=every_product(choice, config.fp8)
+        build(config), optimizer, keras_mp.ChunkedCrossEntropy(), fp8=fp8, state_dtype=config.state_dtype
     )
 
 

@@ -112,7 +112,8 @@ def model_to_train(config: Config, choice: PolicyChoice, steps: int) -> keras.Mo
             rate, weight_decay=config.weight_decay, global_clipnorm=1.0, gradient_accumulation_steps=accumulate
         )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return keras_mp.prepare(build(config), optimizer, loss, ["accuracy"], every_product(choice, config.fp8))
+    fp8 = every_product(choice, config.fp8)
+    return keras_mp.prepare(build(config), optimizer, loss, ["accuracy"], fp8, state_dtype=config.state_dtype)
 
 
 def step(config: Config) -> tuple[keras.Model, tuple]:

@@ -1,6 +1,7 @@
-"""A language model of bytes: a small GPT that learns Python's own documentation.
+"""A language model of bytes: a small GPT, or Llama, that learns Python's own documentation.
 
     python -m recipes language_model
+    python -m recipes language_model --model llama
     python -m recipes language_model --corpus stdlib
     python -m recipes language_model --remat --accumulate 4 --batch-size 4
 
@@ -22,6 +23,7 @@ from keras_mp.precision.policy import PolicyChoice
 from keras_mp.system.atomic_write import atomic_write
 from keras_mp.training.batches import ShuffledBatches
 from models.gpt import gpt
+from models.llama import LlamaSize, llama
 from models.transformer import Size
 from recipes.common.config import TransformerConfig, above_zero, at_least_zero
 from recipes.common.devices import over_devices
@@ -44,6 +46,7 @@ class Config(TransformerConfig):
     weight_decay: Annotated[float, "decoupled, as in AdamW"] = 0.1
     name: Annotated[str, "folder of this run; -2, -3, ... is added when it exists"] = "language_model"
     corpus: Annotated[str, "pydoc, stdlib or the path of a text file"] = "pydoc"
+    model: Annotated[str, "gpt or llama"] = "gpt"
     sequence_length: Annotated[int, "bytes of a sequence"] = 128
     layers: Annotated[int, "transformer blocks"] = 4
     width: Annotated[int, "features of a token"] = 128
@@ -56,6 +59,10 @@ class Config(TransformerConfig):
         super().__post_init__()
         above_zero(self, "sequence_length", "layers", "width", "heads")
         at_least_zero(self, "generate", "temperature")
+        if self.model not in ("gpt", "llama"):
+            raise ValueError(f"model must be gpt or llama, got {self.model!r}")
+        if self.model == "llama" and self.dropout:
+            raise ValueError(f"dropout must be 0 for the model llama, which drops nothing, got {self.dropout}")
         if not self.prompt:
             raise ValueError("prompt must hold at least one character, got an empty one")
 
@@ -67,8 +74,17 @@ def language_model() -> Config:
 
 def build(config: Config) -> keras.Model:
     """Builds the model: bytes in, float32 logits of the next byte out."""
+    if config.model == "llama":
+        return llama(_llama_size(config), config.sequence_length, config.remat)
     size = Size(config.layers, config.width, config.heads)
     return gpt(size, VOCABULARY, config.sequence_length, dropout=config.dropout, remat=config.remat)
+
+
+def _llama_size(config: Config) -> LlamaSize:
+    """As many weights as the GPT: a key for two queries, and as Llama 2 two thirds of a GPT's hidden features."""
+    key_heads = config.heads // 2 if config.heads % 2 == 0 else config.heads
+    hidden = -(-8 * config.width // (3 * 128)) * 128
+    return LlamaSize(config.layers, config.width, config.heads, key_heads, hidden, VOCABULARY, tied=True)
 
 
 def model_to_train(config: Config, choice: PolicyChoice, steps: int) -> keras.Model:
@@ -81,8 +97,9 @@ def model_to_train(config: Config, choice: PolicyChoice, steps: int) -> keras.Mo
         global_clipnorm=1.0,
         gradient_accumulation_steps=config.accumulate if config.accumulate > 1 else None,
     )
+    fp8 = every_product(choice, config.fp8)
     return keras_mp.prepare(
-        build(config), optimizer, keras_mp.ChunkedCrossEntropy(), fp8=every_product(choice, config.fp8)
+        build(config), optimizer, keras_mp.ChunkedCrossEntropy(), fp8=fp8, state_dtype=config.state_dtype
     )
 
 

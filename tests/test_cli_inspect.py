@@ -126,3 +126,36 @@ def test_a_file_that_leaves_sizes_open(tmp_path):
     keras.Model(inputs, keras.layers.Dense(2)(inputs)).save(tmp_path / "open.keras")
     with pytest.raises(ValueError, match="input 'frames' .* leaves more open than the batch"):
         step_of_file(tmp_path / "open.keras", 2)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow allocates what it builds")
+@pytest.mark.ci
+def test_a_function_that_builds_a_model_is_inspected_from_its_shapes():
+    options = ["--size", "llama3.2-1b", "--length", "8", "--remat", "--batch-size", "2"]
+    done = command_line.run("inspect", "models.llama:llama", *options, "--policy", "mixed_bfloat16", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert report["batch"] == ["int32[2, 8]", "int32[2, 8]"] and report["precision"] == "mixed_bfloat16"
+    assert {"kernel gradient", "input gradient"} <= {matmul["role"] for matmul in report["matmuls"]}
+
+
+def test_a_function_that_builds_a_model(tmp_path):
+    (tmp_path / "built.py").write_text(
+        "import keras\n"
+        "def net(units: int = 4, kind: str | list = 'plain', policy: str = 'float32'):\n"
+        "    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(units, dtype=policy)], name=kind)\n"
+        "def config(): return {}\n"
+        "def needs(units): return None\n"
+    )
+    place = tmp_path / "built.py"
+    done = command_line.run("inspect", f"{place}:net", "--units", "3", "--kind", "wide", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert report["batch"] == ["float32[8, 6]"] and {matmul["role"] for matmul in report["matmuls"]} == {"forward"}
+    for name, options, said in (
+        ("net", ["--untis", "3"], "unknown option --untis: did you mean --units?"),
+        ("config", [], "defines no train(config), which a training recipe has: build() must return a keras.Model"),
+        ("needs", [], "cannot be built: its argument units has no default"),
+    ):
+        done = command_line.run("inspect", f"{place}:{name}", *options)
+        assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr

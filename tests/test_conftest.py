@@ -22,6 +22,7 @@ STARTED_BY = {
     f"{SCALING}/on_replicas.py": f"{SCALING}/test_optimizer_replicas.py::test_several_replicas_do_as_one",
     "tests/fp8/on_two_replicas.py": "tests/fp8/test_replicas.py::test_several_replicas_equal_the_reference",
     "tests/parallel/on_several_devices.py": "tests/parallel/test_distribute.py::test_several_devices_do_as_one",
+    "tests/parallel/loading_on_devices.py": "tests/parallel/test_sharded_loading.py::test_on_several_devices",
 }
 FIXED = (ROOT / "docs" / "what-we-fixed.md").read_text()
 DRAWS = """

@@ -27,6 +27,8 @@ def lines(measures: Measures, source: Source, place: Place, rows: int) -> tuple[
         within += [f'model = keras_mp.in_precision(model, "{measures.precision}")'] if changes else []
     if measures.lean or measures.remat:
         within.append(f"model = keras_mp.make_lean(model{', remat=True' if measures.remat else ''})")
+    if measures.state_dtype:
+        within.append(f'model = keras_mp.set_state_dtype(model, "{measures.state_dtype}")')
     if measures.micro_batches > 1:
         within.append(f"model = keras_mp.accumulate_gradients(model, {measures.micro_batches})")
     within.append(f"model.fit(x, y, batch_size={rows // measures.micro_batches})")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class Measures:
         micro_batches: into how many parts a device's rows of a batch are divided; their gradients are accumulated.
         remat: whether its blocks are recomputed in the backward pass.
         strategy: how several devices share the step: "data" or "fully_sharded"; "" on one.
+        state_dtype: what the optimizer's slots are stored in: "float8"; "" where they stay as they are.
     """
 
     precision: str
@@ -22,6 +24,7 @@ class Measures:
     micro_batches: int = 1
     remat: bool = False
     strategy: str = ""
+    state_dtype: str = ""
 
     @property
     def words(self) -> str:
@@ -31,6 +34,8 @@ class Measures:
         named += ["remat"] if self.remat else []
         if self.micro_batches > 1:
             named.append(f"{self.micro_batches} micro-batches")
+        if self.state_dtype:
+            named.append(f"{self.state_dtype} states")
         if self.strategy:
             named.append({"data": "data parallel", "fully_sharded": "fully sharded"}[self.strategy])
         return ", ".join(named)
@@ -45,19 +50,36 @@ class Possible:
         rows: of one device's part of a batch.
         lean: whether some layer has a lean form.
         remat: whether the model has blocks.
+        states: whether the optimizer has slots that take less in 8 bits.
     """
 
     precision: str
     rows: int
     lean: bool
     remat: bool
+    states: bool = False
 
 
 # Sets over which the memory of a step falls, each at the cost of the one before it.
 Stage = tuple[Measures, ...]
 
 
-def stages(possible: Possible, strategy: str = "") -> list[Stage]:
+def ladders(possible: Possible, strategies: Sequence[str]) -> list[list[Stage]]:
+    """Lists the stages of all strategies, in order of what they cost.
+
+    Every strategy comes with the states as they are first. Then each comes with states in 8 bits: these cost no time,
+    and the training is slightly another, so what computes the same is tried before. Where weights and states alone are
+    larger than the memory, shapes say so of all sets before, and none of them is compiled.
+
+    Args:
+        possible: what can be taken.
+        strategies: how several devices can share the step, the simplest first; `[""]` on one.
+    """
+    dtypes = ["", "float8"] if possible.states else [""]
+    return [stages(possible, strategy, dtype) for dtype in dtypes for strategy in strategies]
+
+
+def stages(possible: Possible, strategy: str = "", state_dtype: str = "") -> list[Stage]:
     """Lists all sets of measures of a strategy in order of what they cost, the cheapest first.
 
     A lean model computes the same at the same speed, and costs a line. Accumulation costs the speed of small products.
@@ -67,19 +89,19 @@ def stages(possible: Possible, strategy: str = "") -> list[Stage]:
     Args:
         possible: what can be taken.
         strategy: how several devices share the step.
+        state_dtype: what the optimizer's slots are stored in.
 
     Returns:
         Stages: one set, or the same set with more and more micro-batches.
     """
-    forms = [Measures(possible.precision, strategy=strategy)]
-    if possible.lean:
-        forms.append(Measures(possible.precision, lean=True, strategy=strategy))
+    plain = Measures(possible.precision, strategy=strategy, state_dtype=state_dtype)
+    forms = [plain, replace(plain, lean=True)] if possible.lean else [plain]
     numbers = parts(possible.rows)
     ladder: list[Stage] = [(form,) for form in forms]
-    ladder.append(tuple(_divided(forms[-1], number) for number in numbers))
+    ladder.append(_divided(forms[-1], numbers))
     if possible.remat:
-        remat = Measures(possible.precision, lean=possible.lean, remat=True, strategy=strategy)
-        ladder += [(remat,), tuple(_divided(remat, number) for number in numbers)]
+        remat = replace(forms[-1], remat=True)
+        ladder += [(remat,), _divided(remat, numbers)]
     return [stage for stage in ladder if stage]
 
 
@@ -89,5 +111,5 @@ def parts(rows: int) -> list[int]:
     return numbers if not rows > 1 or rows in numbers else [*numbers, rows]
 
 
-def _divided(measures: Measures, micro_batches: int) -> Measures:
-    return Measures(measures.precision, measures.lean, micro_batches, measures.remat, measures.strategy)
+def _divided(measures: Measures, numbers: Sequence[int]) -> Stage:
+    return tuple(replace(measures, micro_batches=number) for number in numbers)

@@ -48,8 +48,7 @@ def shapes_row(place: Place, step: Step, source: Source, reason: str) -> ChipAdv
         place, step, source: the chip, the model and where it comes from.
         reason: why, where it is not that the state alone is larger than the memory.
     """
-    states = [step.state(place, Measures(source.precision, strategy=strategy)) for strategy in place.strategies]
-    least = min(states, key=lambda state: state.peak)
+    least, state_dtype = _least(place, step, source)
     too_large = least.peak > place.capacity
     return ChipAdvice(
         target=place.name,
@@ -61,13 +60,26 @@ def shapes_row(place: Place, step: Step, source: Source, reason: str) -> ChipAdv
         figures=least,
         roofline=None,
         how=FROM_SHAPES,
-        reason=_larger_state(least, place) if too_large else reason,
+        reason=_larger_state(least, place, state_dtype) if too_large else reason,
     )
 
 
-def _larger_state(least: Figures, place: Place) -> str:
+def _least(place: Place, step: Step, source: Source) -> tuple[Figures, str]:
+    """The smallest state of all strategies, and the dtype of its slots: "" where they are small enough as they are."""
+
+    def least(state_dtype: str) -> Figures:
+        sets = (Measures(source.precision, strategy=name, state_dtype=state_dtype) for name in place.strategies)
+        return min((step.state(place, measures) for measures in sets), key=lambda state: state.peak)
+
+    plain = least("")
+    is_enough = plain.peak <= place.capacity or not step.has_smaller_states
+    return (plain, "") if is_enough else (least("float8"), "float8")
+
+
+def _larger_state(least: Figures, place: Place, state_dtype: str) -> str:
     state = least.state
-    text = f"Weights, optimizer and batch alone take {byte_size(state)} a device."
+    states = f", with {state_dtype} states" if state_dtype else ""
+    text = f"Weights, optimizer and batch alone take {byte_size(state)} a device{states}."
     number = math.ceil(state * place.devices / place.capacity)
     return f"{text} Fully sharded they are smaller than the memory of {number} such devices or more."
 
@@ -108,6 +120,11 @@ def _notes(measures: Measures, step: Step, place: Place) -> list[str]:
         )
     if measures.micro_batches > 1:
         notes.append("The roofline is that of one micro-batch; an update takes as many.")
+    if measures.state_dtype:
+        notes.append(
+            f"The optimizer's states are rounded to {measures.state_dtype} after each step, stochastically: the "
+            "training is slightly another than with float32 states."
+        )
     if measures.remat:
         notes.append("Remat computes the forward pass of each block again: about a third more operations.")
     if place.devices == 1 and place.chip.devices > 1:

@@ -11,8 +11,10 @@ import keras
 from keras_mp import backend
 from keras_mp.advice.lean_forms import lean_forms, lean_model
 from keras_mp.advice.measures import Measures
+from keras_mp.backend.common.lowered import Argument
 from keras_mp.conversion.in_precision import in_precision, precision_of
 from keras_mp.loss_scaling.accumulate_gradients import accumulate_gradients
+from keras_mp.loss_scaling.set_state_dtype import set_state_dtype
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild import rebuild
 
@@ -61,14 +63,35 @@ class Source:
             model = self._in(measures.precision)
             if measures.lean or measures.remat:
                 model = lean_model(model, remat=measures.remat)
+            if model is self._given and (measures.state_dtype or measures.micro_batches > 1):
+                model = rebuild(model, lambda node, layer: node).model  # the next two change it
+            if measures.state_dtype:
+                model = set_state_dtype(model, measures.state_dtype)
             if measures.micro_batches > 1:
-                model = model if model is not self._given else rebuild(model, lambda node, layer: node).model
                 model = accumulate_gradients(model, measures.micro_batches)
         return model
 
     def forms(self, precision: str) -> tuple[bool, bool]:
         """Whether a layer of the model has a lean form, and whether it has blocks to recompute."""
         return lean_forms(self.under(Measures(precision)))
+
+    def slots(self, state_dtype: str) -> list[Argument]:
+        """What the optimizer keeps where its slots are stored in a dtype.
+
+        Returns:
+            An argument of a step for each of its variables; none where its optimizer cannot be exchanged, because the
+            model was trained or has a compile() of its own.
+        """
+        with self.scope():
+            try:
+                model = self.under(Measures(self.precision, state_dtype=state_dtype))
+            except (TypeError, ValueError):
+                return []
+            model.optimizer.build(model.trainable_variables)
+        return [
+            Argument("optimizer", variable.path, tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype))
+            for variable in model.optimizer.variables
+        ]
 
     def check_compiled(self, model: keras.Model) -> None:
         """Checks that a model is compiled to train: whether a training step fits is what is asked.

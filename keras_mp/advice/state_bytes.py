@@ -19,7 +19,7 @@ def state_figures(arguments: Sequence[Argument], measures: Measures, plan: Plan 
     Gradients are not counted: a compiler may use each as soon as it is there.
 
     Args:
-        arguments: of the step without measures, on one device.
+        arguments: of the step on one device; of all measures, only the dtype of the states is in them.
         measures: of these, accumulation and the strategy change the state.
         plan: the strategy's.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -21,7 +21,7 @@ from keras_mp.advice.measures import Measures, Possible
 from keras_mp.advice.place import Place
 from keras_mp.advice.source import Source
 from keras_mp.advice.state_bytes import state_figures
-from keras_mp.backend.common.lowered import Lowered
+from keras_mp.backend.common.lowered import Argument, Lowered
 from keras_mp.parallel.plan import Plan
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.treated import original_class
@@ -72,6 +72,7 @@ class Step:
             layer.name for layer in layers.values() if isinstance(layer, keras.layers.BatchNormalization)
         ]
         self._paths = list(layers)
+        self._slots = {"": [argument for argument in self._plain.arguments if argument.kind == "optimizer"]}
 
     @property
     def batch(self) -> tuple[str, ...]:
@@ -81,11 +82,21 @@ class Step:
 
     def possible(self, precision: str, devices: int) -> Possible:
         """What can be taken of this model on so many devices."""
-        return Possible(precision, self.rows // devices, *self._source.forms(precision))
+        lean, remat = self._source.forms(precision)
+        return Possible(precision, self.rows // devices, lean, remat, self.has_smaller_states)
+
+    @property
+    def has_smaller_states(self) -> bool:
+        """Whether the optimizer has slots that take less memory in 8 bits."""
+        small, plain = (
+            state_figures(self._arguments(dtype), Measures(self._source.precision), None).optimizer
+            for dtype in ("float8", "")
+        )
+        return small < plain
 
     def state(self, place: Place, measures: Measures) -> Figures:
         """What shapes alone say."""
-        return state_figures(self._plain.arguments, measures, place.plan(measures.strategy))
+        return state_figures(self._arguments(measures.state_dtype), measures, place.plan(measures.strategy))
 
     def kept(self, place: Place, measures: Measures) -> Figures | None:
         """The figures, if an earlier call compiled the step."""
@@ -115,6 +126,13 @@ class Step:
             return with_names(figures, self._paths)
 
         return compile_and_keep
+
+    def _arguments(self, state_dtype: str) -> Sequence[Argument]:
+        """The arguments of the plain step, with the optimizer's slots stored in a dtype."""
+        if state_dtype not in self._slots:
+            self._slots[state_dtype] = self._source.slots(state_dtype) or self._slots[""]
+        other = (argument for argument in self._plain.arguments if argument.kind != "optimizer")
+        return [*self._slots[state_dtype], *other]
 
     def _key(self, place: Place, measures: Measures) -> tuple[Any, ...]:
         precision = measures.precision

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from keras_mp.lean.attention import attention
+from keras_mp.lean.rotary import rotate
 from keras_mp.system.whole_number import whole_number
 
 Config = dict[str, Any]
@@ -17,6 +19,8 @@ class SelfAttention(keras.layers.Layer):
     """Attention of a sequence to itself, as `keras_mp.lean.attention.attention` computes it.
 
         query, key, value = split(inputs . W + b)       one Dense layer
+        if self.rotary is not None:
+            query, key = rotate(query, self.rotary), rotate(key, self.rotary)
         output = attention(query, key, value) . V + c   another
 
     The weights are those of `keras.layers.MultiHeadAttention` (or `GroupQueryAttention`) side by side: queries, then
@@ -29,6 +33,8 @@ class SelfAttention(keras.layers.Layer):
         use_bias: whether the two Dense layers have biases.
         kernel_initializer: of both kernels; a name, a config or an initializer.
         block: rows that are attended to at once; see `keras_mp.lean.attention.attention`.
+        rotary: rotary positions: radians from a token to the next, by which each of the `width / heads / 2` pairs of
+            features of a query and a key is rotated (`keras_mp.lean.rotary.rotate`); by default none.
         **arguments: those of `keras.layers.Layer`.
 
     Call arguments:
@@ -37,7 +43,8 @@ class SelfAttention(keras.layers.Layer):
             by default the mask that Keras carries, as from `Embedding(mask_zero=True)`.
 
     Raises:
-        ValueError: heads that do not divide the width or are no multiple of key_heads, or a mask of another shape.
+        ValueError: heads that do not divide the width or are no multiple of key_heads, rotary of another number of
+            pairs, or a mask of another shape.
 
     References:
         Vaswani et al., "Attention Is All You Need", 2017 (arXiv:1706.03762), section 3.2.
@@ -52,6 +59,7 @@ class SelfAttention(keras.layers.Layer):
         use_bias: bool = True,
         kernel_initializer: Any = "glorot_uniform",
         block: int | None = None,
+        rotary: Sequence[float] | None = None,
         **arguments: Any,
     ) -> None:
         super().__init__(**arguments)
@@ -63,6 +71,7 @@ class SelfAttention(keras.layers.Layer):
         if block is not None:
             whole_number("block", block)
         self.causal, self.use_bias, self.block = causal, use_bias, block
+        self.rotary = None if rotary is None else [float(frequency) for frequency in rotary]
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.supports_masking = True
 
@@ -74,6 +83,10 @@ class SelfAttention(keras.layers.Layer):
                 f"{tuple(input_shape)}"
             )
         features = width // self.heads
+        if self.rotary is not None and 2 * len(self.rotary) != features:
+            raise ValueError(
+                f"rotary must hold a number for each pair of the {features} features of a head, got {len(self.rotary)}"
+            )
         self.query_key_value = self._dense((self.heads + 2 * self.key_heads) * features, "query_key_value")
         self.output_projection = self._dense(width, "output")
         self.query_key_value.build(input_shape)
@@ -92,6 +105,8 @@ class SelfAttention(keras.layers.Layer):
                 strict=True,
             )
         )
+        if self.rotary is not None:
+            query, key = rotate(query, self.rotary), rotate(key, self.rotary)
         output = attention(query, key, value, mask, causal=self.causal, block=self.block)
         return self.output_projection(keras.ops.reshape(output, (-1, length, width)))
 
@@ -110,6 +125,7 @@ class SelfAttention(keras.layers.Layer):
             "use_bias": self.use_bias,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "block": self.block,
+            "rotary": self.rotary,
         }
 
     def _dense(self, units: int, name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 
+from keras_mp.loss_scaling.compiled_optimizer import check_untrained, compiled_optimizer
 from keras_mp.rebuild.compiled import compile_again
 from keras_mp.system.whole_number import whole_number
 
@@ -31,17 +32,10 @@ def accumulate_gradients(model: keras.Model, steps: int) -> keras.Model:
         TypeError: If the model has a compile() of its own: give its optimizer `gradient_accumulation_steps` there.
     """
     whole_number("steps", steps)
-    optimizer = getattr(model, "optimizer", None)
-    if not getattr(model, "compiled", False) or optimizer is None:
-        raise ValueError(f"model {model.name!r} is not compiled with an optimizer: call compile() first")
-    if steps == 1:
-        return model
-    if _updates(optimizer):
-        raise ValueError(
-            f"model {model.name!r} was trained for {_updates(optimizer)} steps, and its optimizer would start anew: "
-            f"call accumulate_gradients before fit, or give the optimizer {_STEPS}"
-        )
-    compile_again(model, _accumulating(optimizer, steps))
+    optimizer = compiled_optimizer(model)
+    if steps > 1:
+        check_untrained(model, "accumulate_gradients", f"give the optimizer {_STEPS}")
+        compile_again(model, _accumulating(optimizer, steps))
     return model
 
 
@@ -53,10 +47,3 @@ def _accumulating(optimizer: keras.optimizers.Optimizer, steps: int) -> keras.op
     else:
         config["inner_optimizer"] = keras.saving.serialize_keras_object(_accumulating(inner, steps))
     return type(optimizer).from_config(config)
-
-
-def _updates(optimizer: keras.optimizers.Optimizer) -> int:
-    iterations = getattr(optimizer, "_iterations", None)  # `iterations` divides it by the steps of an accumulation
-    if not optimizer.built or iterations is None or getattr(iterations, "_value", 0) is None:
-        return 0
-    return int(keras.ops.convert_to_numpy(iterations))

@@ -15,6 +15,7 @@ from keras import ops
 from keras_mp.conversion.reference import computes_in_float32, in_float32
 from keras_mp.numerics.checks import check_labels, check_model
 from keras_mp.numerics.observe import Call, ObservedStep, Record
+from keras_mp.numerics.operation import described
 from keras_mp.numerics.read_batches import batches_of
 from keras_mp.precision.formats import FORMATS
 from keras_mp.rebuild import RebuildError, layers_by_path, own_variables
@@ -46,6 +47,8 @@ class NonFinite:
         scale: the loss scale of the step.
         fitting_scale: the largest power of two below it at which all is finite; None where there is none.
         calibration: whether the loss scale alone causes it, so that a dynamic one gets over it.
+        operation: of the forward pass, where code outside Keras calls it: the backend's name of the operation, the
+            file, the line, and its text; "" elsewhere.
     """
 
     path: str
@@ -60,6 +63,7 @@ class NonFinite:
     scale: float = 1.0
     fitting_scale: float | None = None
     calibration: bool = False
+    operation: str = ""
 
     def __str__(self) -> str:
         where = f"{self.tensor} of layer {self.path!r}" if self.path else self.tensor
@@ -67,9 +71,12 @@ class NonFinite:
             f"{self.kind} in the {'backward' if self.backward else 'forward'} pass, first in {where}: "
             f"{self.count} value{'s' if self.count > 1 else ''}"
         ]
+        if self.operation:
+            lines.append(f"Operation: {self.operation}")
         if self.given:
             ends = (f"{name} from {low:.4g} to {high:.4g}" for name, (low, high) in self.given.items())
-            lines.append(f"Finite inputs of that operation: {', '.join(ends)}")
+            what = "layer" if self.operation else "operation"
+            lines.append(f"Finite inputs of that {what}: {', '.join(ends)}")
         return "\n".join([*lines, f"Remedy: {self.remedy}. {self.advice}"])
 
 
@@ -88,6 +95,14 @@ class _Seen(NamedTuple):
     @property
     def kind(self) -> str:
         return "Inf and NaN" if self.nan and self.inf else "NaN" if self.nan else "Inf"
+
+
+class _Event(NamedTuple):
+    """A tensor of a layer that is not finite, and when in the step it was seen."""
+
+    when: int
+    nonfinite: NonFinite
+    place: int
 
 
 def find_nonfinite(model: keras.Model, batch: Any, loss_scale: float | None = None) -> NonFinite | None:
@@ -148,6 +163,7 @@ def _explained_step(step: _Step, batch: tuple, scale: float, first: _Outcome) ->
         scale = 1.0
     nonfinite = first.first()
     nonfinite.scale = scale
+    nonfinite.operation = step.operation(batch, scale, first)
     _advise(nonfinite, step.model, batch)
     return nonfinite
 
@@ -188,6 +204,12 @@ class _Step:
     def run(self, batch: tuple, scale: float) -> _Outcome:
         result = self._observed(batch, scale)
         return _Outcome(self.model, self._observed.record, float(result["loss"]), result["seen"])
+
+    def operation(self, batch: tuple, scale: float, outcome: _Outcome) -> str:
+        """The operation that puts out the first value of a forward pass that is not finite, in words, or ""."""
+        place = outcome.first_place
+        operation = None if place is None else self._observed.operation(batch, scale, place)
+        return "" if operation is None else described(*operation)
 
 
 def _finish(record: Record, loss: Any, tensors: list[Any], tapped: list[Any], gradients: list[Any]) -> Any:
@@ -238,27 +260,34 @@ class _Outcome:
         first = self.first()
         return first.path, first.tensor, first.kind
 
+    @property
+    def first_place(self) -> int | None:
+        """The place of the first tensor of the forward pass that is not finite; None where there is none."""
+        event = self._first(self._forward()) if not self.forward_finite else None
+        return None if event is None else event.place
+
     def first(self) -> NonFinite:
         """Where the first value that is not finite comes up."""
         forward = self._first(self._forward()) if not self.forward_finite else None
         if forward is not None:
-            return forward
+            return forward.nonfinite
         if not self.forward_finite:
             last = max(self._record.calls, key=lambda call: call.ended, default=None)
             given = self._ends("the model's output", last.outputs) if last is not None else {}
             kind = "NaN" if math.isnan(self._loss) else "Inf"
             return NonFinite("", "loss", kind, 1, False, given, ARITHMETIC, "")
         backward = self._first(self._backward())
-        return backward or NonFinite("", "loss", "NaN", 1, True, {}, ARITHMETIC, "")
+        return backward.nonfinite if backward is not None else NonFinite("", "loss", "NaN", 1, True, {}, ARITHMETIC, "")
 
     @staticmethod
-    def _first(events: Iterator[tuple[int, NonFinite]]) -> NonFinite | None:
-        return min(events, key=lambda event: event[0], default=(0, None))[1]
+    def _first(events: Iterator[_Event]) -> _Event | None:
+        return min(events, key=lambda event: event.when, default=None)
 
-    def _forward(self) -> Iterator[tuple[int, NonFinite]]:
+    def _forward(self) -> Iterator[_Event]:
         for call in self._record.calls:
             for tensor, places, when in (("input", call.inputs, call.began), ("output", call.outputs, call.ended)):
-                bad = [self._tensor(place) for place in places if self._tensor(place).bad]
+                spoiled = [place for place in places if self._tensor(place).bad]
+                bad = [self._tensor(place) for place in spoiled]
                 readers = [call] if tensor == "input" else []
                 if not bad or all(self._harmless(place, readers) for place in places):
                     continue
@@ -266,14 +295,15 @@ class _Outcome:
                 given = self._ends("input", source) if source else self._ends("the rest of the input", places)
                 given |= self._weight_ends(call) if tensor == "output" else {}
                 count = sum(record.nan + record.inf for record in bad)
-                yield when, NonFinite(call.path, tensor, bad[0].kind, count, False, given, "", "")
+                nonfinite = NonFinite(call.path, tensor, bad[0].kind, count, False, given, "", "")
+                yield _Event(when, nonfinite, spoiled[0])
 
     def _harmless(self, place: int, readers: list[Call]) -> bool:
         """Whether all that read a tensor put out finite values: a mask, or an infinity that a ReLU cut off."""
         readers = [call for call in readers or self._readers.get(place, []) if call.outputs]
         return bool(readers) and all(not self._tensor(p).bad for call in readers for p in call.outputs)
 
-    def _backward(self) -> Iterator[tuple[int, NonFinite]]:
+    def _backward(self) -> Iterator[_Event]:
         places = {id(v): place for place, v in enumerate(self._model.trainable_variables)}
         for call in self._record.calls:
             given = {**self._ends("input", call.inputs), **self._weight_ends(call)}
@@ -288,11 +318,12 @@ class _Outcome:
                     name = f"gradient of weight {variable.name}"
                     events.append((name, "weight", [places[id(variable)]], 2 * -call.began + 1))
             for tensor, kind, where, when in events:
-                bad = [self._seen[kind, place] for place in where if (kind, place) in self._seen]
-                bad = [record for record in bad if record.bad]
-                if bad:
+                spoiled = [place for place in where if (kind, place) in self._seen and self._seen[kind, place].bad]
+                if spoiled:
+                    bad = [self._seen[kind, place] for place in spoiled]
                     count = sum(record.nan + record.inf for record in bad)
-                    yield when, NonFinite(call.path, tensor, bad[0].kind, count, True, given, "", "")
+                    nonfinite = NonFinite(call.path, tensor, bad[0].kind, count, True, given, "", "")
+                    yield _Event(when, nonfinite, spoiled[0])
 
     def _tensor(self, place: int) -> _Seen:
         return self._seen.get(("tensor", place), _Seen(0, 0, 0.0, 0.0))

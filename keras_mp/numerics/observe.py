@@ -249,6 +249,21 @@ class ObservedStep:
         self.record = self._records[int(place)]
         return keras.tree.map_structure(_numpy, result)
 
+    def operation(self, batch: tuple, scale: float, place: int) -> tuple[str, list[tuple[str, int]]] | None:
+        """The operation of the forward pass from which a tensor that is not finite comes.
+
+        Args:
+            batch: `(x, y, sample_weight)`.
+            scale: what the loss is multiplied by.
+            place: of the tensor in `Record.tensors`.
+
+        Returns:
+            The backend's name of it, and the lines of Python that led to it, as (file, line number), the innermost
+            first; None where the tensor is finite.
+        """
+        given = tuple(part for part in batch if part is not None)
+        return backend.nonfinite_operation(self.model, self._forward, (given, np.float32(scale)), place + 1)
+
     def _forward(self, tap: Tap, batch: Any) -> tuple[Any, list[Any]]:
         (x, y, sample_weight), scale = (*batch[0], None, None)[:3], batch[1]
         recorder = _Recorder(tap, self._tap_inputs)

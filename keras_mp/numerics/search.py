@@ -19,9 +19,18 @@ from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.checks import check_model
 from keras_mp.numerics.layer_audit import FORMAT_OF, LayerAudit
 from keras_mp.numerics.read_batches import batches_of
-from keras_mp.numerics.trial import Assignment, Errors, Judge, is_closed, set_policies, units_of
+from keras_mp.numerics.trial import (
+    Assignment,
+    CannotMixError,
+    Errors,
+    Judge,
+    is_closed,
+    members_of,
+    set_policies,
+    units_of,
+)
 from keras_mp.precision.policy import restored_policy
-from keras_mp.rebuild import RebuildError, layers_below, rebuild
+from keras_mp.rebuild import RebuildError, rebuild
 from keras_mp.reporting.plain_values import plain_values
 from keras_mp.reporting.report import Report
 from keras_mp.system.whole_number import whole_number
@@ -66,6 +75,8 @@ class PolicySearch(Report):
         message: what was found, in a sentence.
         audit: the report that gave the order.
         layers: paths of the layers that were searched.
+        closed: classes of custom layers, as "module.Class", whose code cannot mix precisions: what is inside such a
+            layer has its precision.
     """
 
     base: str
@@ -79,6 +90,7 @@ class PolicySearch(Report):
     message: str
     audit: AuditReport = field(repr=False)
     layers: tuple[str, ...] = field(repr=False)
+    closed: tuple[str, ...] = ()
 
     @property
     def uses_float16(self) -> bool:
@@ -107,10 +119,11 @@ class PolicySearch(Report):
             model = build()
         if not isinstance(model, keras.Model):
             raise TypeError(f"build() must return a keras.Model, got {type(model).__name__}")
-        names = _same_layers(model, self.layers)
-        units = {names[path]: precision for path, precision in self.restored.items()}
-        set_policies(model, Assignment(self.base, units, frozenset()))
-        model = _rebuilt_or_itself(model)
+        names = self._set_policies(model)
+        rebuilt = _rebuilt_or_itself(model)
+        if rebuilt is not model:
+            # The config of a custom layer may not tell the precision of the layers that its own code creates.
+            model, names = rebuilt, self._set_policies(rebuilt)
         if self.fp8_layers:
             wanted = _fp8_names(self.fp8_layers, names)
             model = convert(model, select=lambda path, layer: path in wanted)
@@ -119,10 +132,18 @@ class PolicySearch(Report):
                 model.optimizer = LossScaleOptimizer(model.optimizer, initial_scale=self.loss_scale)
         return model
 
+    def _set_policies(self, model: keras.Model) -> dict[str, str]:
+        """Gives a model's layers the precisions that were found; returns the paths of the searched model's in it."""
+        closed = frozenset(self.closed)
+        names = _same_layers(model, self.layers, closed)
+        units = {names[path]: precision for path, precision in self.restored.items()}
+        set_policies(model, Assignment(self.base, units, frozenset(), closed))
+        return names
+
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values, without `policy`, which base and restored define, and `audit`."""
         names = ("message", "base", "restored", "fp8_layers", "work", "loss_scale", "tolerance", "tried", "layers")
-        return plain_values({name: getattr(self, name) for name in names})
+        return plain_values({name: getattr(self, name) for name in (*names, "closed")})
 
     def _html(self) -> str:
         return search_html.page(self.to_dict())
@@ -130,6 +151,7 @@ class PolicySearch(Report):
     def __rich__(self) -> Text:
         lines = [self.message]
         lines += [f"  {path}: {precision}" for path, precision in self.restored.items()]
+        lines += [f"Each {name.rpartition('.')[2]} has one precision: its code cannot mix them" for name in self.closed]
         lines.append(f"Operations: {self.shares or 'no products'}; {len(self.tried)} mixes tried")
         return Text("\n".join(lines))
 
@@ -162,6 +184,9 @@ def search_policy(
 
     Beside FP8 everything is in bfloat16, as the precision "fp8" is defined; without FP8 layers that do not fit float16
     are tried in bfloat16 before float32, where it is a candidate.
+
+    Each layer inside a custom layer is tried by itself. Where the custom layer's own code fails on tensors of two
+    dtypes, as `x + attention` does on TensorFlow, the search begins again with every layer of that class as one.
 
     Args:
         model: a built Keras model with a loss; it is not changed.
@@ -219,6 +244,7 @@ class _Search:
         self, model: keras.Model, report: AuditReport, judge: Judge, candidates: list[str], tolerance: float
     ) -> None:
         self.model, self.report, self.judge, self.tolerance = model, report, judge, tolerance
+        self.closed: frozenset[str] = frozenset()
         self.units = units_of(model)
         self.audits = {layer.path: layer for layer in report.layers}
         convertible = [decision.path for decision in decide(model, lambda path, layer: True) if decision.possible]
@@ -231,8 +257,18 @@ class _Search:
         self.above = lower[lower.index(self.base) + 1 :] if self.base in lower else []
         self.above = [name for name in self.above if name != "float32" and not self.fp8]
         self.tried: list[Trial] = []
+        self._known: dict[Any, Errors] = {}
 
     def run(self) -> PolicySearch:
+        while True:
+            try:
+                return self._searched()
+            except CannotMixError as error:
+                self.closed |= {error.name}
+                self.units = units_of(self.model, self.closed)
+                self.tried = []
+
+    def _searched(self) -> PolicySearch:
         if self.base == "float32":
             return self._result(self._assignment({}, ()), "float32 is the only candidate.")
         cheapest = self._assignment({}, self.fp8)
@@ -242,7 +278,7 @@ class _Search:
         if not restored and not self.fp8:
             return self._result(cheapest, f"Everything passes at the cheapest: {self._name(cheapest)}.")
         if len(restored) == len(self.units):
-            everything = Assignment("float32", {}, frozenset())
+            everything = Assignment("float32", {}, frozenset(), self.closed)
             return self._result(
                 everything,
                 f"Nothing below float32 meets a tolerance of {self.tolerance:g}: the nearest, {self._nearest()}. So "
@@ -258,7 +294,7 @@ class _Search:
     def _assignment(self, restored: dict[str, str], fp8: Sequence[str]) -> Assignment:
         high = {path for path, precision in restored.items() if precision == "float32"}
         inside = frozenset(path for path in fp8 if self._unit_of(path) not in high)
-        return Assignment(self.base, dict(restored), inside)
+        return Assignment(self.base, dict(restored), inside, self.closed)
 
     def _unit_of(self, path: str) -> str:
         while path and path not in self.units:
@@ -267,12 +303,20 @@ class _Search:
 
     def _passes(self, assignment: Assignment) -> Errors | None:
         """Tries a mix; returns its errors if it passes."""
-        errors = self.judge.errors(assignment)
+        errors = self._errors(assignment)
         passed = errors.worst <= self.tolerance
         restored = tuple(assignment.units)
         self.tried.append(Trial(len(assignment.fp8), restored, errors.loss, errors.gradients, passed))
         self._last = errors
         return errors if passed else None
+
+    def _errors(self, assignment: Assignment) -> Errors:
+        # Without exceptions it is the same mix however the layers are put together.
+        closed = assignment.closed if assignment.units else frozenset()
+        key = (assignment.base, frozenset(assignment.units.items()), assignment.fp8, closed)
+        if key not in self._known:
+            self._known[key] = self.judge.errors(assignment)
+        return self._known[key]
 
     def _restored_units(self) -> dict[str, str]:
         """The fewest units, in order of damage, that must be above the base for the 16-bit mix to pass."""
@@ -344,7 +388,7 @@ class _Search:
 
     def _members(self, path: str) -> list[LayerAudit]:
         inside = [layer for name, layer in self.audits.items() if name == path or name.startswith(f"{path}/")]
-        return inside if is_closed(self.units[path]) else [layer for layer in inside if layer.path == path]
+        return inside if is_closed(self.units[path], self.closed) else [layer for layer in inside if layer.path == path]
 
     def _damage(self, path: str) -> float:
         name = FORMAT_OF[self.base]
@@ -380,13 +424,14 @@ class _Search:
             message,
             self.report,
             tuple(self.units),
+            tuple(sorted(self.closed)),
         )
 
     def _policy(self, assignment: Assignment) -> Any:
         policies: dict[str, Any] = {}
         for path, precision in assignment.units.items():
             layer = self.units[path]
-            for member in [layer, *(layers_below(layer) if is_closed(layer) else ())]:
+            for member in members_of(layer, self.closed):
                 policies[member.path or member.name] = keras.DTypePolicy(precision)
         return keras.dtype_policies.DTypePolicyMap(assignment.base, policies)
 
@@ -400,9 +445,9 @@ class _Search:
         return {name: count / total for name, count in work.items()}
 
 
-def _same_layers(model: keras.Model, expected: tuple[str, ...]) -> dict[str, str]:
+def _same_layers(model: keras.Model, expected: tuple[str, ...], closed: frozenset[str]) -> dict[str, str]:
     """For each path of the searched model, the path of the same layer in another."""
-    mine = list(units_of(model))
+    mine = list(units_of(model, closed))
     if set(mine) == set(expected):
         return {path: path for path in expected}
     if len(mine) != len(expected):

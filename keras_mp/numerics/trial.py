@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import keras
 import numpy as np
 
 from keras_mp import backend, fp8
+from keras_mp.backend.common.calls import wrapped_methods
 from keras_mp.conversion.reference import copy_of
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.numerics.nonfinite import first_nonfinite
@@ -29,11 +31,13 @@ class Assignment(NamedTuple):
         base: "float32", "mixed_float16" or "mixed_bfloat16": of what is not named.
         units: other precisions, by path of `units_of`.
         fp8: paths of the Dense and EinsumDense layers in FP8.
+        closed: names of the classes of `class_name` whose layers have one precision with all that is inside.
     """
 
     base: str
     units: Mapping[str, str]
     fp8: frozenset[str]
+    closed: frozenset[str] = frozenset()
 
     def precision(self, path: str) -> str:
         """The precision of a unit."""
@@ -61,34 +65,62 @@ class Errors(NamedTuple):
         return worst if math.isfinite(worst) else math.inf
 
 
-def units_of(model: keras.Model) -> dict[str, Any]:
+class CannotMixError(Exception):
+    """The code of a layer fails where it and the layers inside compute in different precisions.
+
+    Attributes:
+        name: of its class, as `class_name` gives it.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} cannot compute in one precision and the layers inside in another")
+        self.name = name
+
+
+def class_name(layer: keras.layers.Layer) -> str:
+    """Module and name of a layer's class, without what the kit's treatments put before it."""
+    own = getattr(type(layer), "_original", type(layer))
+    return f"{own.__module__}.{own.__qualname__}"
+
+
+def units_of(model: keras.Model, closed: frozenset[str] = frozenset()) -> dict[str, Any]:
     """The layers that have a precision of their own, by path: layers of models and of custom layers.
 
     What is inside one of Keras's own composite layers, such as MultiHeadAttention, goes with it.
+
+    Args:
+        model: a built model.
+        closed: classes of custom layers, by `class_name`, for which the same holds.
     """
     units: dict[str, Any] = {}
-    closed: list[str] = []
+    parents: list[str] = []
     for path, layer in layers_by_path(model).items():
-        if any(path.startswith(f"{parent}/") for parent in closed):
+        if any(path.startswith(f"{parent}/") for parent in parents):
             continue
         if isinstance(layer, (keras.Model, keras.layers.InputLayer)):
             continue
         units[path] = layer
-        if type(layer).__module__.startswith("keras.") and children_of(layer):
-            closed.append(path)
+        if is_closed(layer, closed):
+            parents.append(path)
     return units
 
 
-def is_closed(layer: keras.layers.Layer) -> bool:
+def is_closed(layer: keras.layers.Layer, closed: frozenset[str] = frozenset()) -> bool:
     """Whether what is inside goes with the layer."""
-    return type(layer).__module__.startswith("keras.") and bool(children_of(layer))
+    name = class_name(layer)
+    return (name.startswith("keras.") or name in closed) and bool(children_of(layer))
+
+
+def members_of(layer: keras.layers.Layer, closed: frozenset[str]) -> list[Any]:
+    """A unit's layer, and those inside that go with it."""
+    return [layer, *(layers_below(layer) if is_closed(layer, closed) else ())]
 
 
 def set_policies(model: keras.Model, assignment: Assignment) -> None:
     """Gives the live layers of a model their policies, in place; FP8 apart."""
-    for path, layer in units_of(model).items():
+    for path, layer in units_of(model, assignment.closed).items():
         precision = assignment.precision(path)
-        for member in [layer, *(layers_below(layer) if is_closed(layer) else ())]:
+        for member in members_of(layer, assignment.closed):
             member.dtype_policy = with_source(policy_of(member), precision)
 
 
@@ -108,7 +140,11 @@ class Judge:
         self._reference = self._steps(self._model, 1.0)
 
     def errors(self, assignment: Assignment) -> Errors:
-        """Runs the model under an assignment; names the layer where the first value that is not finite came up."""
+        """Runs the model under an assignment; names the layer where the first value that is not finite came up.
+
+        Raises:
+            CannotMixError: a custom layer's own code fails, and a layer inside computes in another precision than it.
+        """
         with _policies(self._model, assignment):
             model = self._model
             if assignment.fp8:
@@ -132,9 +168,24 @@ class Judge:
 def _gradient_step(model: keras.Model) -> Callable[[tuple, float], tuple[float, list[np.ndarray]]]:
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
 
+    failed: list[str] = []
+
+    def noting(path: str, layer: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except Exception:
+                failed.append(path)  # the innermost first
+                raise
+
+        return call
+
     def forward(tap: Any, batch: Any) -> tuple[Any, list[Any]]:
         (x, y, sample_weight), scale = (*batch[0], None, None)[:3], batch[1]
-        loss = loss_of(model, x, y, sample_weight)
+        failed.clear()
+        with wrapped_methods(layers_by_path(model).items(), ("call",), noting):
+            loss = loss_of(model, x, y, sample_weight)
         return loss * scale, [loss]
 
     def finish(loss: Any, kept: list[Any], gradients: list[Any], tapped: list[Any]) -> Any:
@@ -148,10 +199,24 @@ def _gradient_step(model: keras.Model) -> Callable[[tuple, float], tuple[float, 
         try:
             loss, gradients = step((given, np.float32(scale)))
         except backend.step_errors() as error:
+            mixing = _mixing(model, failed)
+            if mixing is not None:
+                raise CannotMixError(class_name(mixing)) from error
             raise explained(model, batch, error) from error
         return float(loss), [np.asarray(keras.ops.cast(gradient, "float32")) for gradient in gradients]
 
     return run
+
+
+def _mixing(model: keras.Model, failed: Sequence[str]) -> Any:
+    """The innermost of some custom layers with a layer inside that computes in another precision; None without one."""
+    layers = layers_by_path(model)
+    for path in failed:
+        layer = layers[path]
+        inside = {member.compute_dtype for member in layers_below(layer)}
+        if inside - {layer.compute_dtype} and not isinstance(layer, keras.Model) and not is_closed(layer):
+            return layer
+    return None
 
 
 def _compared(low: tuple[float, list[np.ndarray]], high: tuple[float, list[np.ndarray]]) -> Errors:

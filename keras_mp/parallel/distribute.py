@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ import keras
 
 from keras_mp import backend
 from keras_mp.parallel.plan import LAYOUTS, REDUCE_DTYPES, Plan, Rules
-from keras_mp.parallel.tensor_rules import check_rules, takes_rules
+from keras_mp.parallel.tensor_rules import LayoutMapOf, check_rules, rules_of_layout_map, takes_rules
 
 
 @contextmanager
@@ -20,7 +21,7 @@ def distribute(
     *,
     mesh: tuple[int, int] | None = None,
     reduce_dtype: str = "float32",
-    rules: Rules | None = None,
+    rules: Rules | LayoutMapOf | None = None,
 ) -> Iterator[Plan]:
     """Makes a scope in which a model is built, compiled and trained over several devices of this host.
 
@@ -31,11 +32,13 @@ def distribute(
         model.fit(x, y, batch_size=256)      # rows of all devices together
     ```
 
-    Make the optimizer, build, compile, load and fit within the scope. "data" gives each device all weights and a part
-    of every batch (TensorFlow: `MirroredStrategy`). "fully_sharded" also splits weights, gradients and optimizer state
-    over the devices, and gathers the weights in the dtype that their layers compute in (Rajbhandari et al., "ZeRO",
-    2020, arXiv:1910.02054, stage 3). "tensor" splits the products of a layer over the devices, as `rules` say. The
-    latter two are JAX's alone.
+    Make the optimizer, build, compile, load and fit within the scope. On JAX a large weight is made, and loaded from a
+    file of weights or a KerasHub preset, in the parts that the devices hold.
+
+    "data" gives each device all weights and a part of every batch (TensorFlow: `MirroredStrategy`). "fully_sharded"
+    also splits weights, gradients and optimizer state over the devices, and gathers the weights in the dtype that their
+    layers compute in (Rajbhandari et al., "ZeRO", 2020, arXiv:1910.02054, stage 3). "tensor" splits the products of a
+    layer over the devices, as `rules` say. The latter two are JAX's alone.
 
     Args:
         layout: "data", "fully_sharded" or "tensor".
@@ -44,8 +47,9 @@ def distribute(
         mesh: for "tensor", the devices that share a batch times those that share a weight; by default (1, devices).
         reduce_dtype: what the gradients are summed over the devices in: "float32" or "bfloat16", which halves the
             bytes sent and rounds each summand to 8 bits.
-        rules: for "tensor", pairs of a regular expression of a weight's path and, for each dimension, "model" or None;
-            by default those of the functions that build models in the scope (`keras_mp.tensor_rules`).
+        rules: for "tensor", pairs of a regular expression of a weight's path and, for each dimension, "model",
+            "batch" or None; or the `get_layout_map` of a KerasHub backbone, `GemmaBackbone.get_layout_map`. By default
+            those of the functions that build models in the scope (`keras_mp.tensor_rules`).
 
     Yields:
         The plan: which axis of each variable is split.
@@ -67,7 +71,7 @@ def make_plan(
     devices: int | Sequence[str] | None = None,
     mesh: tuple[int, int] | None = None,
     reduce_dtype: str = "float32",
-    rules: Rules | None = None,
+    rules: Rules | LayoutMapOf | None = None,
 ) -> Plan:
     """Checks what `distribute` is given.
 
@@ -98,9 +102,12 @@ def make_plan(
             f"mesh={mesh!r} must be two numbers whose product is the number of devices, {len(names)}: those that share "
             "a batch times those that share a weight"
         )
-    if rules is not None:
+    plan = Plan(layout, names, shape, reduce_dtype)
+    if callable(rules):
+        rules = rules_of_layout_map(rules, plan)
+    elif rules is not None:
         check_rules(rules)
-    return Plan(layout, names, shape, reduce_dtype, rules)
+    return dataclasses.replace(plan, rules=rules)
 
 
 def check_layout(layout: str, reduce_dtype: str) -> None:

@@ -11,6 +11,8 @@ Rules = tuple[tuple[str, tuple[str | None, ...]], ...]
 
 LAYOUTS = ("data", "fully_sharded", "tensor")
 REDUCE_DTYPES = ("float32", "bfloat16")
+AXES = ("batch", "model")
+"""Names of a mesh's axes: over the first a batch is split."""
 _FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn")
 
 
@@ -38,7 +40,7 @@ class Plan:
     @property
     def axes(self) -> tuple[str, ...]:
         """Names of the mesh's axes."""
-        return ("batch", "model")[: len(self.shape)]
+        return AXES[: len(self.shape)]
 
     @property
     def replicas(self) -> int:
@@ -116,8 +118,9 @@ class Plan:
         if not self.rules_in_force:
             raise ValueError(
                 "layout='tensor' splits no weight of this model, because no rule says which: pass rules=((pattern of a "
-                "weight's path, (None, 'model')), ...), or put @keras_mp.tensor_rules(rules) on the function that "
-                "builds the model, and call it within the scope"
+                "weight's path, (None, 'model')), ...), or rules=Backbone.get_layout_map where KerasHub's backbone has "
+                "one, or put @keras_mp.tensor_rules(rules) on the function that builds the model, and call it within "
+                "the scope"
             )
         patterns = ", ".join(repr(pattern) for pattern, _ in self.rules_in_force)
         raise ValueError(

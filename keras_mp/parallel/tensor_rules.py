@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 
 import keras
 
-from keras_mp.parallel.plan import Plan, Rules
+from keras_mp.parallel.plan import AXES, Plan, Rules
 from keras_mp.rebuild import layers_by_path
 
 Build = TypeVar("Build", bound=Callable[..., Any])
+LayoutMapOf = Callable[..., keras.distribution.LayoutMap]
+"""`get_layout_map` of a KerasHub backbone."""
 
 _scopes: list[Plan] = []
 
@@ -37,7 +39,8 @@ def tensor_rules(rules: Rules) -> Callable[[Build], Build]:
 
     Args:
         rules: pairs of a regular expression, which is searched in the path of a weight and of its slots in an
-            optimizer (where the path has `_` for `/`), and for each dimension "model", to split it, or None.
+            optimizer (where the path has `_` for `/`), and for each dimension "model", to split it over the devices
+            that share a weight, "batch", to split it over those that share a batch, or None.
 
     Returns:
         A decorator.
@@ -98,11 +101,34 @@ def check_rules(rules: Rules) -> None:
     for rule in rules:
         try:
             pattern, axes = rule
-            right = bool(re.compile(pattern)) and isinstance(axes, tuple) and set(axes) <= {None, "model"}
+            right = bool(re.compile(pattern)) and isinstance(axes, tuple) and set(axes) <= {None, *AXES}
         except (TypeError, ValueError, re.error):
             right = False
         if not right:
             raise ValueError(
                 f"rules holds {rule!r}, which must be a regular expression and, for each dimension of a weight, "
-                "'model' or None: (r\"hidden[/_]kernel\", (None, 'model'))"
+                "'model', 'batch' or None: (r\"hidden[/_]kernel\", (None, 'model'))"
             )
+
+
+def rules_of_layout_map(layout_map_of: LayoutMapOf, plan: Plan) -> Rules:
+    """The rules of a backbone's own layout map, for its weights and their slots in an optimizer.
+
+    Args:
+        layout_map_of: `get_layout_map` of a KerasHub backbone; it is given a mesh and the names of its axes.
+        plan: whose mesh it is.
+
+    Raises:
+        ValueError: it returns something else.
+    """
+    mesh = keras.distribution.DeviceMesh(plan.shape, list(plan.axes), list(plan.devices))
+    batch, model = AXES
+    layout_map = layout_map_of(mesh, model_parallel_dim_name=model, data_parallel_dim_name=batch)
+    if not isinstance(layout_map, keras.distribution.LayoutMap):
+        raise ValueError(
+            f"rules={layout_map_of!r} returned {layout_map!r}, and must return a keras.distribution.LayoutMap, as "
+            "keras_hub.models.GemmaBackbone.get_layout_map does"
+        )
+    rules = tuple((path.replace("/", "[/_]"), tuple(layout.axes)) for path, layout in layout_map.items())
+    check_rules(rules)
+    return rules

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import keras
+
+# Private, because Keras has no public way to ask whether a seed has been set.
+from keras.src.utils.rng_utils import get_random_seed
 
 from keras_mp import backend
 from keras_mp.parallel.cluster import Cluster
@@ -60,6 +64,7 @@ def join(
         raise
     _joined.append(coordinator)
     try:
+        _agree_on_seed(coordinator)
         yield
     except BaseException as error:
         if isinstance(error, backend.COLLECTIVE_ERRORS):
@@ -71,6 +76,15 @@ def join(
         coordinator.leave()
     finally:
         _joined.pop()
+
+
+def _agree_on_seed(coordinator: Coordinator) -> None:
+    """Gives JAX's processes, where a variable's initial value must be the same on all, one seed if they have none."""
+    own = get_random_seed()
+    if keras.backend.backend() == "jax":
+        seed = coordinator.from_first(secrets.randbelow(2**32) if own is None else own)
+        if own is None:
+            keras.utils.set_random_seed(seed)
 
 
 def count() -> int:

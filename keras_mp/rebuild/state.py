@@ -19,6 +19,10 @@ from keras_mp.rebuild.walk import children_of, has_no_call, own_variables
 RULES = "tensor_rules"
 
 
+# What a KerasHub backbone keeps for save_lora_weights() and load_lora_weights(): places of layers, and the rank.
+_LORA_OF_KERASHUB = ("_lora_enabled_layers", "_lora_rank")
+
+
 class _Carried(NamedTuple):
     variables: dict[int, keras.Variable]  # id of the old variable -> the new variable
     unreached: list[str]
@@ -55,6 +59,9 @@ def carry_state(old: keras.Model, new: keras.Model, merge: bool = False) -> _Car
             merged |= {id(variable) for variable in own_variables(old_layer)}
         else:
             _adapt(old_layer, new_layer)
+            for name in _LORA_OF_KERASHUB:
+                if hasattr(old_layer, name):
+                    setattr(new_layer, name, getattr(old_layer, name))
             pairs = _carry_layer(path, old_layer, new_layer)
         variables |= {id(old_variable): new_variable for old_variable, new_variable in pairs}
         arrived |= {id(new_variable) for _, new_variable in pairs}

@@ -5,8 +5,10 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from keras_mp.training.options import nearest
 from keras_mp.training.training_recipe import WHAT, TrainingRecipe
@@ -39,12 +41,28 @@ def find_recipe(given: str, folder: Path | None = None) -> TrainingRecipe:
     if colon:
         if not place or not function:
             raise ValueError(f"training recipe {given!r} must have a name on both sides of the colon: module:function")
-        module = import_file(_existing(Path(place))) if place.endswith(".py") else _import_module(place, given)
-        return TrainingRecipe(given, module, function)
+        return TrainingRecipe(given, _module(place, given), function)
     path = folder / f"{given}.py"
     if not path.is_file():
         raise ValueError(_unknown(given, folder))
     return TrainingRecipe(given, import_file(path), given)
+
+
+def find_model_function(given: str) -> Callable[..., Any] | None:
+    """The function of `"module:function"` where the module defines no `train`: it builds a model, and is no recipe.
+
+    Returns:
+        The function; None for anything else that a user may give.
+
+    Raises:
+        FileNotFoundError, ModuleNotFoundError: there is no such file or module.
+    """
+    place, _, function = given.rpartition(":")
+    if not place or not function or given.endswith(".py"):
+        return None
+    module = _module(place, given)
+    build = getattr(module, function, None)
+    return build if callable(build) and not hasattr(module, "train") else None
 
 
 def recipes_in(folder: Path | None = None) -> dict[str, str]:
@@ -105,6 +123,10 @@ def _import_by_place(path: Path) -> ModuleType:
         del sys.modules[module.__name__]
         raise
     return module
+
+
+def _module(place: str, given: str) -> ModuleType:
+    return import_file(_existing(Path(place))) if place.endswith(".py") else _import_module(place, given)
 
 
 def _import_module(name: str, given: str) -> ModuleType:

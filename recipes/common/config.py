@@ -4,11 +4,12 @@ import dataclasses
 from typing import Annotated, Any
 
 import keras_mp
+from keras_mp.loss_scaling.state_formats import check_state_dtype
 from keras_mp.precision.policy import POLICIES
 
 # What a resumed run may be asked for differently: it changes nothing, or TrainingCheckpoint says what it changes.
 MAY_DIFFER = frozenset(
-    "policy eval_policy fp8 name output resume force checkpoint_every tensorboard export data_dir download "
+    "policy eval_policy state_dtype fp8 name output resume force checkpoint_every tensorboard export data_dir download "
     "layout devices hosts host_index prompt generate temperature".split()
 )
 
@@ -24,6 +25,7 @@ class TrainingConfig:
     accumulate: Annotated[int, "batches whose gradients are added up for one update"] = 1
     learning_rate: Annotated[float, "peak, after warm-up"] = 1e-3
     weight_decay: Annotated[float, "decoupled, as in AdamW"] = 0.0
+    state_dtype: Annotated[str, "of the optimizer's states: float32, bfloat16 or float8"] = "float32"
     seed: Annotated[int, "of the weights, the order of the data, augmentation and dropout"] = 0
     name: Annotated[str, "folder of this run; -2, -3, ... is added when it exists"] = "run"
     output: Annotated[str, "folder of all runs"] = "runs"
@@ -40,6 +42,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         above_zero(self, "epochs", "batch_size", "accumulate", "learning_rate")
         at_least_zero(self, "seed", "weight_decay", "checkpoint_every")
+        check_state_dtype(self.state_dtype)
         known = [policy for policy in POLICIES if policy != "auto"]
         if self.eval_policy not in (None, *known):
             raise ValueError(f"eval_policy must be one of {', '.join(known)}, got {self.eval_policy!r}")

@@ -4,6 +4,7 @@ import ast
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -61,8 +62,17 @@ def trained_on_devices():
         trained()
 
 
+def saved_and_loaded():
+    with tempfile.TemporaryDirectory() as folder:
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.save_weights(f"{folder}/dense.weights.h5")
+        model.load_weights(f"{folder}/dense.weights.h5")
+
+
 USES = {
     "keras.Variable._initialize_with_initializer": lambda: keras.Variable("zeros", (2,)),
+    "keras.Variable.assign": lambda: keras.Variable("zeros", (2,)).assign(ONES[0]),
+    "keras.src.saving.saving_lib.H5IOStore.__getitem__": saved_and_loaded,
     "keras.Variable._deferred_initialize": lambda: Unbuilt()(keras.Input((2,))),
     "keras.Variable._maybe_autocast": lambda: keras.Variable(1.0).value,
     "keras.StatelessScope.__init__": lambda: keras.StatelessScope(),

@@ -62,7 +62,8 @@ def test_a_notebook_was_run_to_its_end_and_knows_nothing_of_the_machine(name):
 def test_the_notebooks_for_an_accelerator_ask_colab_for_it():
     asked = {name: committed(name).metadata for name in build.NAMES}
     assert asked["train_on_tpu"].accelerator == "TPU" and asked["train_on_tpu"].colab.gpuType == "V5E1"
-    assert asked["train_on_gpu"].accelerator == "GPU" and asked["train_on_gpu"].colab.gpuType == "T4"
+    for name in ("train_on_gpu", "lora_on_kerashub"):
+        assert asked[name].accelerator == "GPU" and asked[name].colab.gpuType == "T4"
     assert not any("accelerator" in asked[name] for name in ("newcomer", "see_what_the_compiler_did"))
 
 
@@ -177,6 +178,10 @@ def test_a_notebook_runs(name):
     if name == "see_what_the_compiler_did":
         counts = re.findall(r"(\d+) of (\d+) products that ask for FP8 run in FP8", text)
         assert len(counts) == 2 and counts[0][0] == "0" and counts[1][0] == counts[1][1] != "0"
+    if name == "lora_on_kerashub":
+        before, after = map(float, re.search(r"loss (\S+) before, (\S+) after", text).groups())
+        assert "a tiny GPT-2 with random weights takes its place" in text and after < before
+        assert "0 low-precision ops" in text
     if name == "newcomer":
         assert text.count("0 low-precision ops") == 2 and "error:" not in text
         assert float(re.search(r"float32 outputs, (\S+) right", text)[1]) > 0.9

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.ci
         ("mixed_bfloat16", "lean"),
         ("mixed_bfloat16", "remat"),
         ("mixed_bfloat16", "all"),
+        ("mixed_float16", "states in parts"),
     ],
 )
 @pytest.mark.parametrize("function", [True, False], ids=["function", "model"])
@@ -38,7 +39,8 @@ def test_the_lines_of_every_set_of_measures(precision, form, function):
         precision,
         lean=form in ("lean", "remat", "all"),
         remat=form in ("remat", "all"),
-        micro_batches=4 if form in ("micro-batches", "all") else 1,
+        micro_batches=4 if form in ("micro-batches", "all", "states in parts") else 1,
+        state_dtype="float8" if "states" in form else "",
     )
     figures = Step(source, (x, y), place.platform).compiler(place, measures)()
     given = {"build": build} if function else {"model": build()}
@@ -73,10 +75,29 @@ def test_the_lines_of_a_chip_that_is_too_small_for_the_plain_step(monkeypatch, s
     check(row.figures, row.measures, smaller("rtx4090"), model, x, y)
 
 
+def test_the_lines_of_a_chip_that_is_too_small_for_float32_states(monkeypatch):
+    place = find_place("rtx4090")
+    x, y = (part[:1] for part in data())  # one row cannot be divided
+    room = Step(Source(build), (x, y), place.platform).state(place, Measures(place.policy)).peak - 1
+    tiny = Place(place.name, dataclasses.replace(place.chip, memory_bytes=room))
+    monkeypatch.setattr(advising, "find_place", lambda name: tiny)
+    report = keras_mp.advise(build, (x, y), ["rtx4090"], progress=False)
+    row = report["rtx4090"]
+    assert row.fits and row.measures == Measures(place.policy, state_dtype="float8") and row.compiles == 1
+    assert 'model = keras_mp.set_state_dtype(model, "float8")' in row.code and "float8 states" in str(report)
+    model = model_after(row.code, {"build": build}, x, y)
+    assert int(model.optimizer.iterations) == 1
+    batch = tuple(keras.KerasTensor(array.shape, "float32") for array in (x, y))
+    memory = keras_mp.inspect(model, batch, "rtx4090").memory
+    assert (memory.parameters, memory.optimizer) == (row.figures.weights, row.figures.optimizer)
+    assert memory.peak <= room
+
+
 def test_a_chip_that_is_too_small_for_all_measures(monkeypatch):
     place = find_place("rtx4090")
     x, y = (part[:1] for part in data())  # more rows would be divided, and with them the memory of the batch
-    state = keras_mp.advise(build, (x, y), ["rtx4090"], progress=False)["rtx4090"].figures.state
+    step, least = Step(Source(build), (x, y), place.platform), Measures(place.policy, state_dtype="float8")
+    state = step.state(place, least).state
     tiny = Place(place.name, dataclasses.replace(place.chip, memory_bytes=state + 1024))
     monkeypatch.setattr(advising, "find_place", lambda name: tiny)
     row = keras_mp.advise(build, (x, y), ["rtx4090"], progress=False)["rtx4090"]

@@ -52,3 +52,43 @@ def test_several_devices_hold_a_share_of_what_they_divide():
     assert copied.weights == weights
     assert sharded.weights == (weights - 4 * 7) // 4 + 4 * 7
     assert copied.state - sharded.state > copied.state // 2
+
+
+@pytest.mark.parametrize("function", [True, False], ids=["function", "model"])
+def test_states_in_8_bits_are_those_of_the_arrays(function):
+    def wide(optimizer=None):
+        # The first kernel is stored in 8 bits, the biases and the last kernel, of 448 values, are too small for it.
+        model = keras.Sequential([keras.Input((128,)), keras.layers.Dense(64), keras.layers.Dense(7)])
+        model.compile(optimizer or keras.optimizers.Adam(), "mse")
+        return model
+
+    x, y = np.ones((8, 128), "float32"), np.ones((8, 7), "float32")
+    place = find_place("h100")
+    step = Step(Source(wide if function else wide()), (x, y), place.platform)
+    assert step.possible("float32", 1).states
+    trained = keras_mp.set_state_dtype(wide(), "float8")
+    trained.fit(x, y, verbose=0)
+    small = step.state(place, Measures("float32", state_dtype="float8"))
+    assert small.optimizer == nbytes(trained.optimizer.variables)
+    plain = step.state(place, Measures("float32"))
+    # Both moments of the first kernel: 3 bytes a value less, and a scale a row; a few scalars of the wrapper beside.
+    assert 0 <= small.optimizer - (plain.optimizer - 2 * (3 * 128 * 64 - 4 * 128)) < 64
+    assert (small.weights, small.other) == (plain.weights, plain.other)
+    sharded = Measures("float32", state_dtype="float8", strategy="fully_sharded")
+    four = step.state(find_place("v5e-4"), sharded)
+    kept_whole = 3 * 4 * 7  # the last bias and its moments, which 4 does not divide
+    assert abs(four.state - (small.weights + small.optimizer) / 4 - 3 / 4 * kept_whole - four.other) < 256
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "small", "trained", "float8"])
+def test_which_optimizers_have_states_that_8_bits_make_smaller(optimizer):
+    width = 8 if optimizer == "small" else 64
+    x = np.ones((8, width), "float32")
+    model = keras.Sequential([keras.Input((width,)), keras.layers.Dense(width)])
+    momentum = 0.9 if optimizer == "momentum" else 0.0
+    model.compile(keras.optimizers.SGD(0.1, momentum) if optimizer in ("sgd", "momentum") else "adam", "mse")
+    if optimizer == "trained":  # whose optimizer may not start anew
+        model.fit(x, x, verbose=0)
+    elif optimizer == "float8":
+        keras_mp.set_state_dtype(model, "float8")
+    assert Step(Source(model), (x, x), "cuda").possible("float32", 1).states is (optimizer == "momentum")

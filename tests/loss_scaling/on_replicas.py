@@ -212,3 +212,27 @@ def test_states_in_8_bits_are_on_each_replica_those_of_one():
     for variable in optimizer.inner_optimizer.variables:
         first, *others = values_on_each(variable)
         assert all(np.array_equal(first, other) for other in others)
+
+
+@pytest.mark.ci
+def test_nadam_with_bfloat16_weights():
+    """Nadam alone keeps a product of factors, which Keras makes in the dtype of the first weight."""
+    keras.config.set_dtype_policy("bfloat16")
+    try:
+        kernel, optimizer = train(lambda: keras.optimizers.Nadam(0.5), KINDS[1], [ROWS] * 4)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    product = optimizer.inner_optimizer._u_product
+    gradient, mean, square, factors, expected = np.array([2.0, 3.0]), 0.0, 0.0, 1.0, np.ones(2)
+    for step in range(1, 5):  # Dozat 2016, with Keras's schedule of the momentum
+        now, then = (0.9 * (1 - 0.5 * 0.96**at) for at in (step, step + 1))
+        factors *= now
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+        corrected = then * mean / (1 - factors * then) + (1 - now) * gradient / (1 - factors)
+        expected -= 0.5 * corrected / (np.sqrt(square / (1 - 0.999**step)) + 1e-7)
+    assert str(product.dtype) == "float32"
+    for value in values_on_each(product):
+        np.testing.assert_allclose(value, factors, rtol=1e-5)
+    # Each step rounds the weight to bfloat16, by less than 2**-7 of at most 2.
+    np.testing.assert_allclose(kernel.astype("float64"), expected, atol=4 * 2 * 2.0**-7)
+    assert np.all(expected < -0.5)

@@ -38,6 +38,28 @@ def test_activations_past_float16():
     assert find_nonfinite(*large_activations("float32")) is None
 
 
+class Sum(layers.Layer):
+    """A residual sum in the layer's own code: each term fits float16, and the sum does not."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.scaling = layers.Rescaling(-1.0, offset=40_000.0, dtype=self.dtype_policy)
+
+    def call(self, x):
+        x = self.scaling(x)
+        return x + ops.negative(-x)  # which overflows
+
+
+def test_an_operation_in_a_layer_s_own_code_is_named_with_its_line():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = sequential(Sum(name="sum"))
+    found = find_nonfinite(model, (normal(4, 8), normal(4, 1)))
+    assert (found.path, found.tensor) == ("sum", "output")
+    operation, _, line = found.operation.partition(" in test_nonfinite.py, line ")
+    assert operation in ("AddV2", "add") and line.partition(": ")[2] == "return x + ops.negative(-x)  # which overflows"
+    assert f"Operation: {found.operation}" in str(found) and "inputs of that layer" in str(found)
+
+
 def test_softmax_over_huge_logits():
     found = find_nonfinite(*large_logits("mixed_float16"))
     assert (found.path, found.tensor, found.remedy) == ("softmax", "input", "float32 for this layer")

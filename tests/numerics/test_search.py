@@ -117,6 +117,48 @@ def test_attention_is_one_unit_and_the_model_is_left_alone():
         np.testing.assert_array_equal(old, new)
 
 
+@keras.saving.register_keras_serializable("test_search")
+class Residual(layers.Layer):
+    """Adds its input, in its own precision, to what a layer inside makes of it."""
+
+    def __init__(self, scale, **kwargs):
+        super().__init__(**kwargs)
+        self.scale = scale
+        initializer = keras.initializers.RandomNormal(stddev=scale)
+        self.inner = layers.Dense(8, kernel_initializer=initializer, name="inner", dtype=self.dtype_policy)
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return x + self.inner(x)
+
+    def get_config(self):
+        return {**super().get_config(), "scale": self.scale}
+
+
+def residuals():
+    inputs = keras.Input((8,))
+    x = Residual(0.1, name="small")(inputs)
+    x = layers.LayerNormalization(name="normalization")(Residual(1e5, name="large")(x))
+    return compiled(keras.Model(inputs, layers.Dense(1, name="head")(x)))
+
+
+def test_a_layer_whose_code_cannot_mix_precisions_is_searched_as_one():
+    search = search_policy(residuals(), batches(), FLOAT16)
+    if keras.backend.backend() == "tensorflow":  # on JAX the sum of two dtypes is in the larger one
+        assert set(search.restored) == {"large"} and search.closed == (f"{__name__}.Residual",)
+        assert search.layers == ("small", "large", "normalization", "head")
+        assert "Each Residual has one precision" in str(search) and search.to_dict()["closed"] == list(search.closed)
+        assert search.policy["large/inner"].name == "float32" and search.policy["small/inner"].name == "mixed_float16"
+    else:
+        assert "large/inner" in search.restored and search.closed == ()
+    model = search.apply(residuals)
+    assert model.get_layer("large").inner.compute_dtype == "float32"
+    assert model.get_layer("small").inner.compute_dtype == "float16"
+    assert np.isfinite(model.fit(*batches()[0], verbose=0).history["loss"]).all()
+
+
 def test_bad_input_is_named():
     model, (x, y) = healthy()
     with pytest.raises(ValueError, match="candidates="):

@@ -6,9 +6,10 @@ import pytest
 
 import keras_mp
 from keras_mp.parallel.plan import Plan
-from keras_mp.parallel.tensor_rules import check_rules, takes_rules, with_rules_of
+from keras_mp.parallel.tensor_rules import check_rules, rules_of_layout_map, takes_rules, with_rules_of
 from keras_mp.xla.lower import lower_step
 from models.gpt import gpt
+from models.llama import LlamaSize, llama
 from models.resnet import resnet_cifar
 from models.text_classifier import text_classifier
 from models.transformer import Size
@@ -17,6 +18,7 @@ from models.vit import vit
 SMALL = Size(2, 16, 2)
 BUILDS = {
     "gpt": lambda **options: gpt(SMALL, vocabulary=32, length=8, **options),
+    "llama": lambda **options: llama(LlamaSize(2, 16, 2, 1, 24, 32), length=8, **options),
     "text_classifier": lambda **options: text_classifier(SMALL, vocabulary=32, length=8, **options),
     "vit": lambda **options: vit(SMALL, 10, (8, 8, 3), patch=4, **options),
 }
@@ -31,14 +33,14 @@ def split(model, plan=PLAN):
 
 
 def expected(model):
-    """What Megatron-LM splits: of a block four kernels and the biases of two, and the embedding of the words."""
+    """What Megatron-LM splits: of a block all kernels and the biases of two, and the embedding of the words."""
     axes = {}
     for variable in model.variables:
         name = "/".join(variable.path.split("/")[-3:])
         if not variable.path.endswith(("kernel", "bias", "embeddings")) or "patches" in name or "logits" in name:
             continue
-        if "query_key_value" in name or "dense_1/" in name:
-            axes[variable.path] = (None, "model") if name.endswith("kernel") else ("model",)
+        if any(part in name for part in ("query_key_value", "dense_1/", "gate/", "up/", "reverse")):
+            axes[variable.path] = ("model",) if name.endswith("bias") else (None, "model")
         elif name.endswith("kernel") or "tokens_embedding" in name:
             axes[variable.path] = ("model", None)
     return axes
@@ -50,7 +52,8 @@ def expected(model):
 def test_the_transformers_of_the_repository_are_split_as_megatron_splits_them(name, remat):
     model = BUILDS[name](remat=remat)
     assert split(model) == expected(model)
-    assert len(split(model)) == 12 + (name != "vit")
+    # Of a block six; Llama has five kernels and no bias, and besides the words an output layer of its own.
+    assert len(split(model)) == {"vit": 12, "llama": 2 * 5 + 2}.get(name, 12 + 1)
 
 
 def test_rules_survive_stabilize_convert_and_a_model_around():
@@ -139,3 +142,11 @@ def test_a_rule_that_is_none_is_named(rule):
             check_rules(given)
     with pytest.raises(ValueError, match="rules holds"):
         keras_mp.tensor_rules((rule,))
+
+
+@pytest.mark.once
+def test_a_function_that_returns_no_layout_map_is_named():
+    with pytest.raises(
+        ValueError, match="rules=<function .* returned 3, and must return a keras.distribution.LayoutMap"
+    ):
+        rules_of_layout_map(lambda mesh, **names: 3, Plan("tensor", ("cpu:0", "cpu:1"), (1, 2)))

@@ -36,9 +36,18 @@ def bits(model, corpus):
     return -np.log2(np.take_along_axis(probabilities, targets[..., None], -1)).mean()
 
 
+@pytest.mark.parametrize(
+    "model, policy, layer, compute",
+    [
+        ("gpt", "mixed_bfloat16", "block1_dense_1", "bfloat16"),
+        ("llama", "mixed_bfloat16", "block1_gate", "bfloat16"),
+        pytest.param("llama", "fp8", "block1_down", "bfloat16", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.ci
-def test_a_short_training_leaves_whole_files(tmp_path, corpus, capsys):
-    result = recipe.train(dataclasses.replace(QUICK, policy="mixed_bfloat16", corpus=corpus, output=str(tmp_path)))
+def test_a_short_training_leaves_whole_files(tmp_path, corpus, capsys, model, policy, layer, compute):
+    config = dataclasses.replace(QUICK, policy=policy, corpus=corpus, output=str(tmp_path), model=model)
+    result = recipe.train(config)
     folder = tmp_path / "language_model"
     names = {path.name for path in folder.iterdir()}
     assert names >= {"model.keras", "history.csv", "curves.png", "summary.json", "generated.txt"}
@@ -46,7 +55,8 @@ def test_a_short_training_leaves_whole_files(tmp_path, corpus, capsys):
 
     keras.mixed_precision.set_global_policy("float32")
     model = keras.saving.load_model(folder / "model.keras")
-    assert model.get_layer("block1_dense_1").compute_dtype == "bfloat16"
+    assert model.get_layer(layer).compute_dtype == compute
+    assert hasattr(model.get_layer(layer), "recipe") == (policy == "fp8")
     assert result.metric == "validation bits per byte"
     assert result.value == pytest.approx(bits(model, corpus), rel=1e-3)
     assert result.value < 6  # 8 is a guess without a model
@@ -75,6 +85,8 @@ def test_two_micro_batches_are_a_batch_and_remat_changes_nothing(tmp_path, corpu
     assert again == pytest.approx(whole, rel=1e-4)
     with pytest.raises(ValueError, match="accumulate must be above 0, got 0"):
         dataclasses.replace(short, accumulate=0)
+    with pytest.raises(ValueError, match="state_dtype='int8' must be one of 'float32', 'bfloat16', 'float8'"):
+        dataclasses.replace(short, state_dtype="int8")
 
 
 @pytest.mark.ci
@@ -107,8 +119,14 @@ def test_a_bad_corpus_is_told_in_a_line_and_leaves_no_folder(tmp_path, corpus, c
         ("learning_rate", float("nan"), "above 0, got nan"),
         ("dropout", 1.0, "at least 0 and below 1, got 1.0"),
         ("prompt", "", "at least one character"),
+        ("model", "bert", "be gpt or llama, got 'bert'"),
     ],
 )
 def test_a_config_names_its_bad_field(field, value, rule):
     with pytest.raises(ValueError, match=f"{field} must .*{rule}"):
         dataclasses.replace(recipe.language_model(), **{field: value})
+
+
+def test_a_llama_drops_nothing():
+    with pytest.raises(ValueError, match="dropout must be 0 for the model llama"):
+        dataclasses.replace(recipe.language_model(), model="llama", dropout=0.1)

@@ -68,9 +68,13 @@ def test_resume_with_other_settings_shows_them_and_takes_force(tmp_path, corpus,
     assert run(tmp_path, corpus, "--policy", "float32", "--resume", "--learning-rate", "0.5", "--epochs", "4") == 1
     error = capsys.readouterr().err
     assert "epochs: 3 then, 4 now" in error and "learning_rate: 0.004 then, 0.5 now" in error and "--force" in error
-    assert run(tmp_path, corpus, "--policy", "mixed_bfloat16", "--resume", "--epochs", "4", "--force") == 0
+    other = ["--policy", "mixed_bfloat16", "--state-dtype", "float8"]
+    assert run(tmp_path, corpus, *other, "--resume", "--epochs", "4", "--force") == 0
     printed = capsys.readouterr().out
     assert "saved in float32, goes on in mixed_bfloat16" in printed
+    optimizer = keras.saving.load_model(tmp_path / "language_model" / "model.keras").optimizer
+    stored = {str(variable.dtype) for variable in optimizer.variables}
+    assert int(optimizer.iterations) > 0 and "float8_e4m3fn" in stored
     assert [path.name for path in tmp_path.iterdir()] == ["language_model"]
 
 

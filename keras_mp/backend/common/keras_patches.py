@@ -47,7 +47,23 @@ PATCHES: tuple[Patch, ...] = (
         ("jax",),
         _VERSIONS,
         "A model is built from shapes alone. In keras.StatelessScope(initialize_variables=False) no optimizer can be "
-        "made: it reads the value of its learning rate.",
+        "made: it reads the value of its learning rate. On several devices a weight is made whole on one of them and "
+        "then divided; where it is not, it is compiled anew for each weight.",
+    ),
+    Patch(
+        "keras:Variable",
+        "assign",
+        ("jax",),
+        _VERSIONS,
+        "A loaded array is copied whole to one device and then divided; with several processes JAX also sends all of "
+        "it to each of them, to compare it, which takes ten times its memory (keras#21634).",
+    ),
+    Patch(
+        "keras.src.saving.saving_lib:H5IOStore",
+        "__getitem__",
+        ("jax",),
+        _VERSIONS,
+        "Each process reads every array of a weights file whole, of which it keeps the parts of its devices.",
     ),
     Patch(
         "keras:Variable",

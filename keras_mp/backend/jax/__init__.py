@@ -5,6 +5,7 @@ from keras_mp.backend.jax.fp8_dot import fp8_dot
 from keras_mp.backend.jax.gradients import dense, map_values, sum_repeated_rows, values_of
 from keras_mp.backend.jax.lower import lower
 from keras_mp.backend.jax.observe import observed_step, step_errors
+from keras_mp.backend.jax.operations import nonfinite_operation
 from keras_mp.backend.jax.parallel import (
     HOW_TO_HAVE_MORE_DEVICES,
     can_jit,
@@ -76,6 +77,7 @@ __all__ = [
     "map_values",
     "max_over_replicas",
     "no_allocation",
+    "nonfinite_operation",
     "normalize_batch",
     "observed_step",
     "global_mean",

@@ -32,21 +32,15 @@ def observed_step(
         `step(batch)`, whose batch is a structure of arrays, and which returns what finish returned.
     """
 
-    # Here, because importing Keras does not import it.
-    try:
-        from jax.extend.core import get_opaque_trace_state
-    except ImportError:  # jax 0.7
-        from jax.core import get_opaque_trace_state
-
     def step(trainable: list[Any], others: list[Any], batch: Any) -> Any:
         tapped: list[jax.ShapeDtypeStruct] = []
 
         def run(trainable: list[Any], zeros: list[Any] | None) -> tuple[Any, list[Any]]:
             tapped.clear()
-            here = get_opaque_trace_state(convention="nnx")
+            inside = traced_here()
 
             def tap(x: Any, watch: bool) -> Any:
-                if get_opaque_trace_state(convention="nnx") != here:
+                if not inside():
                     return None
                 if not watch:
                     return x
@@ -54,8 +48,7 @@ def observed_step(
                 # Another tensor in both runs: a layer that returns one tensor twice is then tapped as often in both.
                 return x + (jnp.zeros(x.shape, x.dtype) if zeros is None else zeros[len(tapped) - 1])
 
-            variables = [*model.trainable_variables, *_others(model)]
-            mapping = list(zip(variables, [*trainable, *others], strict=True))
+            mapping = list(zip(state_of(model), [*trainable, *others], strict=True))
             with keras.StatelessScope(state_mapping=mapping, collect_losses=True):
                 return forward(tap, batch)
 
@@ -71,6 +64,22 @@ def observed_step(
         return compiled([v.value for v in model.trainable_variables], [v.value for v in _others(model)], batch)
 
     return with_state
+
+
+def state_of(model: keras.Model) -> list[Any]:
+    """The variables that a step reads: those that are trained first."""
+    return [*model.trainable_variables, *_others(model)]
+
+
+def traced_here() -> Callable[[], bool]:
+    """Returns a function that tells whether it is called in the trace of now, and not in the body of a loop."""
+    # Here, because importing Keras does not import it.
+    try:
+        from jax.extend.core import get_opaque_trace_state
+    except ImportError:  # jax 0.7
+        from jax.core import get_opaque_trace_state
+    here = get_opaque_trace_state(convention="nnx")
+    return lambda: get_opaque_trace_state(convention="nnx") == here
 
 
 def _others(model: keras.Model) -> list[Any]:

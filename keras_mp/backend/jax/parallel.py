@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.jax import workers as jax_workers
+from keras_mp.backend.jax.placement import in_parts
 
 HOW_TO_HAVE_MORE_DEVICES = "start with XLA_FLAGS=--xla_force_host_platform_device_count=8"
 _BATCH = "batch"
@@ -95,7 +96,7 @@ def parallel_scope(plan: Any) -> Iterator[Any]:
         Keras's distribution.
     """
     layout = Layout(plan)
-    with layout.scope(), _ragged_batches(plan), _in_force(plan, layout.device_mesh.backend_mesh):
+    with layout.scope(), patched(in_parts()), _ragged_batches(plan), _in_force(plan, layout.device_mesh.backend_mesh):
         yield layout
 
 

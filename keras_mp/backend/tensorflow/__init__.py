@@ -5,6 +5,7 @@ from keras_mp.backend.tensorflow.fp8_dot import fp8_dot
 from keras_mp.backend.tensorflow.gradients import dense, map_values, sum_repeated_rows, values_of
 from keras_mp.backend.tensorflow.lower import lower
 from keras_mp.backend.tensorflow.observe import observed_step, step_errors
+from keras_mp.backend.tensorflow.operations import nonfinite_operation
 from keras_mp.backend.tensorflow.parallel import (
     HOW_TO_HAVE_MORE_DEVICES,
     can_jit,
@@ -81,6 +82,7 @@ __all__ = [
     "map_values",
     "max_over_replicas",
     "no_allocation",
+    "nonfinite_operation",
     "normalize_batch",
     "observed_step",
     "global_mean",

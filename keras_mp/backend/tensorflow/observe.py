@@ -66,13 +66,13 @@ def observed_step(
                 functions.pop((specs, None), None)
                 probes[specs] = _compiled(partial(shapes_of, batch), specs)
         if specs not in probes:
-            with _unchanged(model):
+            with unchanged(model):
                 return functions[specs, None](*flat)
-        with _unchanged(model):
+        with unchanged(model):
             shapes = tuple(tuple(shape.numpy().tolist()) for shape in probes[specs](*flat))
         if (specs, shapes) not in functions:
             functions[specs, shapes] = _compiled(partial(step, batch, shapes, []), specs)
-        with _unchanged(model):
+        with unchanged(model):
             return functions[specs, shapes](*flat)
 
     return run
@@ -129,7 +129,7 @@ def _shapes_tap(shapes: list[tf.Tensor]) -> Tap:
 
 
 @contextmanager
-def _unchanged(model: keras.Model) -> Iterator[None]:
+def unchanged(model: keras.Model) -> Iterator[None]:
     """Puts back what the forward pass changes: moving statistics, seeds, metrics."""
     variables = [*model.non_trainable_variables, *model.metrics_variables]
     before = [tf.identity(variable.value) for variable in variables]

@@ -1,0 +1,130 @@
+"""Large weights are made and loaded in the parts that the devices hold, and never whole on one device or the host."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+# Private, because Keras has no other way to tell whether an assignment is noted in a scope instead.
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+
+from keras_mp.backend.common.keras_patches import Make
+from keras_mp.backend.jax.saved_array import SavedArray, unread
+
+_COMPILED_FROM = 2**20
+"""Bytes of a weight from which its initial values are worth a compilation."""
+
+
+def in_parts() -> dict[str, Make]:
+    """Patches of Keras for a scope in which variables have a layout."""
+    return {
+        "keras.Variable._initialize_with_initializer": _initialized,
+        "keras.Variable.assign": _assigned,
+        "keras.src.saving.saving_lib.H5IOStore.__getitem__": unread,
+    }
+
+
+def _initialized(initialize: Callable[..., None]) -> Callable[..., None]:
+    """Has every device compute its own part of a large weight's initial values."""
+
+    def initialized(variable: keras.Variable, initializer: Any) -> None:
+        variable._initialize_layout()
+        shape, dtype = tuple(variable.shape), jnp.dtype(variable._dtype)
+        large = math.prod(shape) * dtype.itemsize >= _COMPILED_FROM
+        if variable._layout is None or not large or not _is_keras_own(initializer):
+            return initialize(variable, initializer)
+        described = {name: value for name, value in initializer.get_config().items() if name != "seed"}
+        program = _program(_Described(initializer, described), shape, str(dtype), _sharding(variable))
+        # Waited for, so that what a computation needs beside its result is gone before the next begins.
+        variable._direct_assign(jax.block_until_ready(program(_seed_of(initializer))))
+
+    return initialized
+
+
+def _assigned(assign: Callable[..., Any]) -> Callable[..., Any]:
+    """Copies of an array on the host, or in a file, to each device its part alone."""
+
+    def assigned(variable: keras.Variable, value: Any) -> Any:
+        layout, dtype = variable._layout, jnp.dtype(variable._dtype)
+        if (
+            layout is None
+            or not isinstance(value, (np.ndarray, SavedArray))
+            or value.shape != tuple(variable.shape)
+            or not (value.dtype == dtype or (_is_float(value.dtype) and _is_float(dtype)))
+            or in_stateless_scope()
+        ):
+            return assign(variable, np.asarray(value) if isinstance(value, SavedArray) else value)
+
+        def part(index: Any) -> np.ndarray:
+            with np.errstate(over="ignore"):  # as in JAX, which makes it infinite
+                # A copy: on a CPU an array of JAX may be a view of NumPy's, and would keep the whole.
+                return np.asarray(value[index]).astype(dtype, copy=isinstance(value, np.ndarray))
+
+        placed = jax.make_array_from_callback(value.shape, _sharding(variable), part)
+        variable._direct_assign(jax.block_until_ready(placed))
+        return placed
+
+    return assigned
+
+
+def _is_float(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+def _sharding(variable: keras.Variable) -> Any:
+    return getattr(variable._layout, "backend_layout", variable._layout)
+
+
+def _is_keras_own(initializer: Any) -> bool:
+    """Whether an initializer is known to be what its config says."""
+    return isinstance(initializer, keras.initializers.Initializer) and type(initializer).__module__.startswith("keras.")
+
+
+def _seed_of(initializer: Any) -> Any:
+    """The seed that the initializer would draw with, as an array; of one without a seed, any."""
+    seed = getattr(initializer, "seed", 0)
+    return seed.next() if isinstance(seed, keras.random.SeedGenerator) else np.array([seed, 0], "uint32")
+
+
+class _Described:
+    """An initializer that equals another of the same class and config.
+
+    Args:
+        initializer: Keras's.
+        config: without its seed.
+    """
+
+    def __init__(self, initializer: Any, config: dict[str, Any]) -> None:
+        self.initializer = initializer
+        self._key = (type(initializer), json.dumps(config, sort_keys=True, default=repr))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Described) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@functools.lru_cache(maxsize=256)
+def _program(described: _Described, shape: tuple[int, ...], dtype: str, sharding: Any) -> Callable[[Any], jax.Array]:
+    """Compiles an initializer once for all weights of a shape: the seed is an argument.
+
+    JAX's random numbers do not depend on how they are split (`jax_threefry_partitionable`).
+    """
+
+    def values(seed: Any) -> Any:
+        seeded = copy.copy(described.initializer)
+        if hasattr(seeded, "seed"):
+            seeded.seed = seed
+        return seeded(shape, dtype=dtype)
+
+    return jax.jit(values, out_shardings=sharding)

@@ -1,0 +1,77 @@
+"""A step of a model that a function builds, with the options of a command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from keras_mp.conversion.saved_step import shapes_of_step
+from keras_mp.lean.chunked_loss import ChunkedCrossEntropy
+from keras_mp.lean.language_model import LanguageModel
+from keras_mp.precision.policy import set_global_policy
+from keras_mp.training.options import KINDS, parse
+from keras_mp.xla.lower import build_without_values
+
+
+def step_of_function(
+    given: str, build: Callable[..., Any], options: Sequence[str], batch_size: int
+) -> tuple[Any, tuple[Any, Any], bool]:
+    """Builds a model, on JAX without values, and makes the shapes of a batch for it.
+
+    Args:
+        given: what the user wrote: module:function.
+        build: the function. Its arguments of a type that an option can have are the options, besides `--policy`, the
+            dtype policy, by default "auto". A `LanguageModel` that it does not compile gets AdamW and
+            `ChunkedCrossEntropy`.
+        options: the command line after the function.
+        batch_size: how many samples; other sizes are the model's.
+
+    Returns:
+        (model, (x, y), whether the model is compiled for training).
+
+    Raises:
+        ValueError: an option is unknown, an argument has no default, the function returns no model, or the model leaves
+            sizes open.
+    """
+    config = vars(parse(_config(given, build), options, f"keras-mp inspect {given}", inspect.getdoc(build) or ""))
+    if "policy" not in inspect.signature(build).parameters:
+        set_global_policy(config.pop("policy"))
+    try:
+        model = build_without_values(functools.partial(_compiled, functools.partial(build, **config)))
+    except TypeError as error:
+        raise ValueError(
+            f"{given} is taken for a function that builds a model, as its module defines no train(config), which a "
+            f"training recipe has: {error}"
+        ) from error
+    trains = bool(model.compiled and model.optimizer is not None)
+    return model, shapes_of_step(model, batch_size, trains, "call keras_mp.inspect(build, batch)"), trains
+
+
+def _compiled(build: Callable[[], Any]) -> Any:
+    model = build()
+    if isinstance(model, LanguageModel) and not model.compiled:
+        model.compile(keras.optimizers.AdamW(), ChunkedCrossEntropy(), jit_compile=True)
+    return model
+
+
+def _config(given: str, build: Callable[..., Any]) -> Any:
+    """The function's arguments with their defaults, as a dataclass."""
+    hints = typing.get_type_hints(build)
+    fields: list[tuple[str, Any, Any]] = [("policy", str, dataclasses.field(default="auto"))]
+    for name, parameter in inspect.signature(build).parameters.items():
+        if parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
+            raise ValueError(f"{given} cannot be built: its argument {name} has no default")
+        kinds = [kind for kind in (hints.get(name), *typing.get_args(hints.get(name))) if kind in KINDS]
+        if len(kinds) == 1 and isinstance(parameter.default, (*kinds, type(None))):
+            fields = [field for field in fields if field[0] != name]
+            fields.append((name, kinds[0], dataclasses.field(default=parameter.default)))
+    return dataclasses.make_dataclass("Options", fields)()

@@ -1,0 +1,85 @@
+"""A compiled model whose optimizer gets other states: the rest of what it was compiled with stays."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_mp
+
+ROWS, WIDTH = 16, 64
+
+
+def model(optimizer=None, **arguments):
+    layers = [keras.Input((WIDTH,)), keras.layers.Dense(WIDTH, "tanh"), keras.layers.Dense(WIDTH)]
+    built = keras.Sequential(layers)
+    built.compile(optimizer or keras.optimizers.AdamW(0.01), "mse", **arguments)
+    return built
+
+
+def data():
+    rng = np.random.default_rng()
+    return tuple(rng.normal(size=(ROWS, WIDTH)).astype("float32") for _ in range(2))
+
+
+def stored(optimizer):
+    """The dtypes of the variables of a matrix's shape."""
+    return {str(variable.dtype) for variable in optimizer.variables if tuple(variable.shape) == (WIDTH, WIDTH)}
+
+
+def test_it_trains_as_a_model_compiled_with_such_an_optimizer():
+    x, y = data()
+    by_hand = model(
+        keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(0.01), keras_mp.NoLossScale(), state_dtype="float8")
+    )
+    ours = model(metrics=["mae"])
+    ours.set_weights(by_hand.get_weights())
+    before = ours.optimizer
+    assert keras_mp.set_state_dtype(ours, "float8") is ours
+    assert not before.built
+    for trained in (by_hand, ours):
+        history = trained.fit(x, y, batch_size=ROWS, epochs=3, shuffle=False, verbose=0)
+    assert stored(ours.optimizer) == {"float8_e4m3fn"} and "mae" in history.history
+    for one, other in zip(by_hand.variables, ours.variables, strict=False):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes(), one.path
+
+
+@pytest.mark.once
+def test_an_optimizer_that_scales_the_loss_keeps_its_settings():
+    scaled = keras_mp.LossScaleOptimizer(keras.optimizers.Lion(0.5), keras_mp.StaticLossScale(8.0), rounding_seed=3)
+    ours = keras_mp.set_state_dtype(model(scaled), "bfloat16").optimizer
+    assert (ours.state_dtype, ours.rounding_seed, float(ours.inner_optimizer.learning_rate)) == ("bfloat16", 3, 0.5)
+    assert ours.loss_scale == keras_mp.StaticLossScale(8.0) and type(ours.inner_optimizer) is keras.optimizers.Lion
+    kerass = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.5), 4.0, dynamic_growth_steps=7)
+    ours = keras_mp.set_state_dtype(model(kerass), "float8").optimizer
+    assert ours.loss_scale == keras_mp.LossScale(initial_scale=4.0, growth_interval=7)
+    assert ours.state_dtype == "float8" and float(ours.inner_optimizer.learning_rate) == 0.5
+    again = keras_mp.set_state_dtype(model(ours), "float32").optimizer
+    assert again.state_dtype == "float32" and again.loss_scale == ours.loss_scale
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("first", ["states", "sums"])
+def test_with_accumulated_gradients_in_either_order(first):
+    changes = [lambda one: keras_mp.set_state_dtype(one, "float8"), lambda one: keras_mp.accumulate_gradients(one, 2)]
+    ours = model()
+    for change in changes if first == "states" else changes[::-1]:
+        change(ours)
+    ours.fit(*data(), batch_size=ROWS // 2, verbose=0)
+    assert stored(ours.optimizer) == {"float8_e4m3fn", "float32"}  # states, and sums of gradients
+    assert int(ours.optimizer.iterations) == 1
+
+
+@pytest.mark.once
+def test_wrong_use():
+    untouched = model()
+    optimizer = untouched.optimizer
+    assert keras_mp.set_state_dtype(untouched, "float32").optimizer is optimizer
+    with pytest.raises(ValueError, match="state_dtype='int8' must be one of 'float32', 'bfloat16', 'float8'"):
+        keras_mp.set_state_dtype(model(), "int8")
+    with pytest.raises(ValueError, match="not compiled with an optimizer"):
+        keras_mp.set_state_dtype(keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)]), "float8")
+    trained = model()
+    trained.fit(*data(), batch_size=ROWS, verbose=0)
+    with pytest.raises(ValueError, match="was trained for 1 steps.*call set_state_dtype before fit"):
+        keras_mp.set_state_dtype(trained, "float8")
+    assert keras_mp.set_state_dtype(trained, "float32") is trained

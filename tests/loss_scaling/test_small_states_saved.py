@@ -1,0 +1,97 @@
+"""Ways out of a training with states in 8 or 16 bits: exports, which hold no states, and TensorFlow's checkpoints."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+from marks import few
+
+import keras_mp
+
+TENSORFLOW = keras.backend.backend() == "tensorflow"
+WIDTH = 64
+
+
+def trained(state_dtype, steps=3, policy="mixed_bfloat16"):
+    keras.config.set_dtype_policy(policy)
+    layers = [keras.Input((WIDTH,)), keras.layers.Dense(WIDTH, "tanh"), keras.layers.Dense(WIDTH, dtype="float32")]
+    model = keras_mp.prepare(keras.Sequential(layers), keras.optimizers.Adam(0.01), "mse", state_dtype=state_dtype)
+    train(model, steps)
+    return model
+
+
+def train(model, steps):
+    for step in range(steps):
+        x = np.random.default_rng(step).normal(size=(8, WIDTH)).astype("float32")
+        model.train_on_batch(x, np.roll(x, 1, axis=1))
+
+
+def bits(variables):
+    return [(str(v.dtype), np.asarray(keras.ops.convert_to_numpy(v)).tobytes()) for v in variables]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("state_dtype", ["float8", "bfloat16"])
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16"])
+def test_an_export_holds_the_weights_alone(tmp_path, state_dtype, policy):
+    import tensorflow as tf
+
+    x = np.random.default_rng().normal(size=(4, WIDTH)).astype("float32")
+    model, plain = trained(state_dtype, policy=policy), trained("float32", policy=policy)
+    for name, exported in (("small", model), ("plain", plain)):
+        report = keras_mp.export_float32(exported, tmp_path / name / "float32", verify=x)
+        assert report.low_precision_ops == 0
+        exported.export(str(tmp_path / name / "saved"), format="tf_saved_model", verbose=False)
+    for folder, expected, tolerance in (
+        ("float32", keras_mp.in_precision(model, "float32").predict(x, verbose=0), 1e-5),
+        ("saved", model.predict(x, verbose=0), 0.02),  # bfloat16's products in another program
+    ):
+        loaded = tf.saved_model.load(str(tmp_path / "small" / folder))
+        np.testing.assert_allclose(np.asarray(loaded.serve(x)), expected, rtol=tolerance, atol=tolerance)
+        stored = [
+            sorted(shape for _, shape in tf.train.list_variables(str(tmp_path / name / folder / "variables/variables")))
+            for name in ("small", "plain")
+        ]
+        assert stored[0] == stored[1]
+    train(model, 1)  # goes on
+
+
+@pytest.mark.skipif(not TENSORFLOW, reason="TensorFlow's own checkpoints")
+@pytest.mark.parametrize("state_dtype", few(["float8", "bfloat16"], "float8"))
+@pytest.mark.parametrize("when", few(["built", "before"], "built"))
+def test_tensorflows_checkpoint_goes_on_bit_for_bit(tmp_path, state_dtype, when):
+    """Restored into variables that are there, and, as TensorFlow allows, into variables that come later."""
+    import tensorflow as tf
+
+    first = trained(state_dtype)
+    saved = tf.train.Checkpoint(model=first, optimizer=first.optimizer).save(str(tmp_path / "checkpoint"))
+    second = trained(state_dtype, steps=1 if when == "built" else 0)
+    status = tf.train.Checkpoint(model=second, optimizer=second.optimizer).restore(saved)
+    if when == "built":
+        status.assert_existing_objects_matched()
+    for model in (first, second):
+        train(model, 2)
+    status.assert_existing_objects_matched()
+    assert bits(first.weights) == bits(second.weights)
+    assert bits(first.optimizer.variables) == bits(second.optimizer.variables)
+    assert int(second.optimizer.iterations) == 5
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(not TENSORFLOW, reason="TensorFlow's own checkpoints")
+@pytest.mark.parametrize("dtypes", itertools.permutations(["float32", "bfloat16", "float8"], 2), ids=" ".join)
+def test_tensorflows_checkpoint_of_another_state_dtype_is_refused(tmp_path, dtypes):
+    """It knows variables by their number, and compares dtypes."""
+    import tensorflow as tf
+
+    def optimizer(state_dtype):
+        inner = keras.optimizers.Adam(0.01)
+        return keras_mp.LossScaleOptimizer(inner, keras_mp.NoLossScale(), state_dtype=state_dtype)
+
+    first, second = map(optimizer, dtypes)
+    for one in (first, second):
+        one.build([keras.Variable(np.ones((WIDTH, WIDTH), "float32"), name="weight")])
+    saved = tf.train.Checkpoint(optimizer=first).save(str(tmp_path / "checkpoint"))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="expected dtype"):
+        tf.train.Checkpoint(optimizer=second).restore(saved)

@@ -1,0 +1,126 @@
+"""Llama against NumPy's float64, loss and gradients; its sizes against the published ones, and their checks."""
+
+import keras
+import llama_reference as reference
+import numpy as np
+import pytest
+from check_model import ON_TENSORFLOW, PRECISIONS, check_model
+from marks import ci_on, few
+
+import keras_mp
+from keras_mp.fp8.selection import decide
+from keras_mp.xla.lower import build_without_values
+from models.llama import SIZES, LlamaSize, Scaling, frequencies, llama
+
+pytestmark = ci_on("jax")
+
+TINY = LlamaSize(1, 128, 4, 2, 256, 100)
+# The wavelengths of four pairs are 6, 35, 199 and 1118 tokens: one stays, one is mixed, two are long.
+SMALL = LlamaSize(2, 16, 2, 1, 12, 11, theta=1000.0, scaling=Scaling(8.0, length=100))
+RATE = 2.0**16  # of a step whose change is the gradient: so large that the weights before it do not round it
+
+
+def step(size, remat=False):
+    """The loss and the gradients of a model in float32, and of the reference."""
+    rng = np.random.default_rng()
+    model = llama(size, 5, remat)
+    weights = [rng.normal(size=w.shape) * 0.3 + ("normalization" in w.path) for w in model.weights]
+    weights = [array.astype("float32").astype("float64") for array in weights]
+    model.set_weights(weights)
+    tokens, targets = rng.integers(0, size.vocabulary, (2, 2, 5))
+    model.compile(keras.optimizers.SGD(RATE), keras_mp.ChunkedCrossEntropy(rows=4), jit_compile=True)
+    loss = model.train_on_batch(tokens, targets)
+    ours = [(w - np.asarray(after, "float64")) / RATE for w, after in zip(weights, model.get_weights(), strict=True)]
+    theirs = [reference.gradient(weights, index, tokens, targets, size) for index in range(len(weights))]
+    return (loss, ours), (reference.loss(weights, tokens, targets, size), theirs)
+
+
+@pytest.mark.parametrize(
+    "size, remat",
+    [
+        (SMALL, False),
+        pytest.param(SMALL._replace(tied=True, scaling=None, key_heads=2), True, marks=pytest.mark.ci),
+    ],
+)
+def test_loss_and_gradients_are_those_of_numpy_in_float64(size, remat):
+    (loss, gradients), (expected, exact) = step(size, remat)
+    assert loss == pytest.approx(expected, rel=1e-5)
+    for ours, theirs in zip(gradients, exact, strict=True):
+        assert np.abs(theirs).max() > 0
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
+
+
+def test_logits_are_those_of_numpy_in_float64():
+    rng = np.random.default_rng()
+    model = llama(SMALL, 40)
+    model.set_weights([rng.normal(size=w.shape) * 0.3 for w in model.weights])
+    tokens = rng.integers(0, SMALL.vocabulary, (1, 40))
+    exact = reference.logits([np.asarray(w, "float64") for w in model.get_weights()], tokens[0], SMALL)
+    np.testing.assert_allclose(model.predict_on_batch(tokens)[0], exact, rtol=0, atol=1e-5 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("precision", few(PRECISIONS, "mixed_bfloat16"))
+def test_in_every_precision(precision, tmp_path):
+    tokens = np.arange(32, dtype="int32").reshape(2, 16)
+    check_model(lambda: llama(TINY, 16), tokens, precision, tmp_path, ON_TENSORFLOW)
+
+
+# The counts of the checkpoints' cards at Hugging Face.
+@pytest.mark.parametrize(
+    "size, parameters", [("llama2-7b", 6_738_415_616), ("llama3-8b", 8_030_261_248), ("llama3.2-1b", 1_235_814_400)]
+)
+def test_parameters_are_those_published(size, parameters):
+    with keras.StatelessScope(initialize_variables=False):
+        model = build_without_values(lambda: llama(size))
+    assert model.count_params() == parameters
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_frequencies_are_those_of_metas_rule(size):
+    size = SIZES[size]
+    exact = reference.frequencies(size.width // size.heads // 2, size.theta, size.scaling)
+    np.testing.assert_allclose(frequencies(size), exact, rtol=1e-12)
+    assert exact[0] == 1.0 and (size.scaling is None or exact[-1] == pytest.approx(5e5 ** (-31 / 32) / 32))
+
+
+def test_a_token_sees_only_itself_and_those_before_it():
+    model = llama(TINY, 8)
+    tokens = np.tile(np.arange(8, dtype="int32"), (2, 1))
+    tokens[1, 5] = 99
+    first, second = model.predict_on_batch(tokens)
+    np.testing.assert_array_equal(first[:5], second[:5])
+    assert np.all(np.abs(first[5:] - second[5:]).max(-1) > 1e-4)
+
+
+def test_stabilize_knows_its_normalizations():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    layers = keras_mp.sensitive_layers(llama(TINY, 8))
+    normalizations = [layer.path for layer in layers if "sums squares" in layer.reason]
+    assert normalizations == [f"llama/{name}normalization" for name in ("block1_attention_", "block1_swiglu_", "")]
+    model = keras_mp.stabilize(llama(TINY, 8))
+    assert {model.get_layer(path.split("/")[1]).compute_dtype for path in normalizations} == {"float32"}
+
+
+@pytest.mark.once
+def test_fp8_converts_the_products_of_the_blocks():
+    model = llama(SIZES["llama3.2-1b"]._replace(layers=1, vocabulary=128), 16)
+    gains = {decision.path.removeprefix("llama/"): decision.float8 for decision in decide(model)}
+    names = ["attention/query_key_value", "attention/output", "gate", "up", "down"]
+    assert gains == {f"block1_{name}": True for name in names}
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"size": "llama4"}, "llama2-7b, llama3-8b, llama3.2-1b, or a LlamaSize, got 'llama4'"),
+        ({"size": TINY._replace(heads=3)}, "multiple of twice the heads, got width 128, 3 heads"),
+        ({"size": TINY._replace(heads=128)}, "multiple of twice the heads, got width 128, 128 heads"),
+        ({"size": TINY._replace(key_heads=3)}, "heads must be a multiple of key_heads, got 4 and 3"),
+        ({"size": TINY._replace(hidden=0)}, "hidden must be at least 1, got 0"),
+        ({"size": TINY._replace(vocabulary=0)}, "vocabulary must be at least 1, got 0"),
+        ({"length": 0}, "length must be at least 1, got 0"),
+    ],
+)
+def test_bad_sizes_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        llama(**arguments)
