@@ -7,7 +7,7 @@ import numpy as np
 from keras_mp.precision.policy import policy_scope
 
 GEMMA = {
-    "vocabulary_size": 24, "num_layers": 1, "num_query_heads": 2, "num_key_value_heads": 1, "hidden_dim": 32,
+    "vocabulary_size": 24, "num_layers": 1, "num_query_heads": 2, "num_key_value_heads": 1, "hidden_dim": 64,
     "intermediate_dim": 64, "head_dim": 16,
 }  # fmt: skip
 # A text that starts with 1, in which no token but the first tells the next by chance.
