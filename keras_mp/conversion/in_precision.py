@@ -10,6 +10,7 @@ import keras
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.precision.policy import PRECISIONS
 from keras_mp.rebuild import Config, layers_by_path, rebuild
+from keras_mp.rebuild.quantized_policies import source_of
 from keras_mp.stability.stabilized import stabilize
 
 FP8 = "fp8"
@@ -18,9 +19,9 @@ FP8 = "fp8"
 def precision_of(model: keras.Model) -> str:
     """Names the precision of a model: the policy of most of its layers that have weights, or "fp8"."""
     layers = [layer for layer in layers_by_path(model).values() if layer.weights]
-    if any(isinstance(layer, Float8Layer) or "float8" in layer.dtype_policy.name for layer in layers):
+    if any(isinstance(layer, Float8Layer) or layer.quantization_mode == "float8" for layer in layers):
         return FP8
-    mixed = Counter(layer.dtype_policy.name for layer in layers if layer.dtype_policy.name != "float32")
+    mixed = Counter(name for layer in layers if (name := source_of(layer)) != "float32")
     return mixed.most_common(1)[0][0] if mixed else "float32"
 
 
@@ -67,6 +68,7 @@ def _with_policy(model: keras.Model, old: str, new: str) -> keras.Model:
     policy = keras.saving.serialize_keras_object(keras.DTypePolicy(new))
     # A stabilized layer is float32 by its policy; what it multiplies in is its "precision".
     changes = {("precision", keras.DTypePolicy(old).compute_dtype): keras.DTypePolicy(new).compute_dtype}
+    changes |= {(key, old): new for key in ("source_name", "default_policy")}  # of quantized layers
     if old != "float32":  # as text that is a dtype, such as an input's, and no policy
         changes["dtype", old] = new
 

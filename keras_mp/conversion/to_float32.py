@@ -10,7 +10,11 @@ LOW_PRECISION_NAMES = frozenset({"float16", "half", "bfloat16", "mixed_float16",
 # What a dtype-like string must never be mistaken for: how a thing is called.
 NAMING_KEYS = frozenset({"name", "class_name", "registered_name", "module"})
 # Policies that are low precision whatever their config says.
-LOW_POLICY_CLASSES = frozenset({"DTypePolicyMap", "QuantizedDTypePolicy", "QuantizedFloat8DTypePolicy"})
+LOW_POLICY_CLASSES = frozenset({"QuantizedFloat8DTypePolicy"})
+# Policies of weights that are integers: what they are dequantized to is their "source_name".
+INTEGER_POLICY_CLASSES = frozenset({"AWQDTypePolicy", "GPTQDTypePolicy", "Int4DTypePolicy", "QuantizedDTypePolicy"})
+# What a layer's config says of LoRA and of how it was quantized, beside its policy.
+ADAPTED_KEYS = frozenset({"lora_rank", "lora_alpha", "quantization_config", "gptq_unpacked_column_size"})
 FLOAT32_POLICY: Config = {
     "module": "keras",
     "class_name": "DTypePolicy",
@@ -22,13 +26,28 @@ FLOAT32_POLICY: Config = {
 def to_float32(node: Config, layer: Any) -> Config:
     """The rebuild rule of a float32 model: every dtype policy and every 16-bit dtype string becomes float32.
 
-    FP8 layers and lean ones become plain ones.
+    FP8 layers and lean ones become plain ones. Weights that are quantized to integers stay so, and are dequantized to
+    float32.
     """
     node = without_fp8(without_lean(node))
     kind = node.get("class_name")
     if kind in LOW_POLICY_CLASSES or (kind == "DTypePolicy" and _is_low(node["config"]["name"])):
         return FLOAT32_POLICY
+    if kind == "DTypePolicyMap":
+        policies = node["config"]["policy_map"]
+        integers = any(policy.get("class_name") in INTEGER_POLICY_CLASSES for policy in policies.values())
+        return {**node, "config": {**node["config"], "default_policy": "float32"}} if integers else FLOAT32_POLICY
     return {key: _value_to_float32(key, value) for key, value in node.items()}
+
+
+def to_merged_float32(node: Config, layer: Any) -> Config:
+    """The same without quantization and LoRA, for `rebuild(..., merge=True)`."""
+    node = to_float32(node, layer)
+    if node.get("class_name") in INTEGER_POLICY_CLASSES | {"DTypePolicyMap"}:
+        return FLOAT32_POLICY
+    if ADAPTED_KEYS & node.keys():
+        return {key: value for key, value in node.items() if key not in ADAPTED_KEYS}
+    return node
 
 
 def _value_to_float32(key: str, value: Any) -> Any:

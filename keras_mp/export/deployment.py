@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from keras_mp import backend
-from keras_mp.conversion.to_float32 import to_float32
+from keras_mp.conversion.merged import unmerged_float32
 from keras_mp.export.export_report import DeploymentReport
 from keras_mp.export.saved_model import check_model, check_path, export_float32
 from keras_mp.export.verification import (
@@ -27,7 +27,6 @@ from keras_mp.export.verification import (
     relative_difference,
     without_original,
 )
-from keras_mp.rebuild import RebuildError, rebuild
 from keras_mp.system.install import install_command
 
 # Both formats are single files whose offsets or lengths have 31 bits.
@@ -167,9 +166,7 @@ def compared(
         ExportError: the difference is larger, or a batch of another size gives other results.
     """
     feed = signature.feed(verify)
-    float32, unreached, _ = rebuild(model, to_float32, policy="float32", sample=verify, carry_compile=False)
-    if unreached:
-        raise RebuildError(f"model {model.name!r} could not be carried over to float32: " + "; ".join(unreached))
+    float32 = unmerged_float32(model, verify)
     with backend.full_float32():
         expected = _outputs(float32, verify)
     outputs = list(run(feed))

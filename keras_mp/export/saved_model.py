@@ -23,8 +23,8 @@ import numpy as np
 
 from keras_mp import backend
 from keras_mp.conversion.input_names import input_names
+from keras_mp.conversion.merged import is_merged, merged_float32, unmerged_float32
 from keras_mp.conversion.model_file import ModelFileError, load_model_file
-from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.export_report import ExportReport
 from keras_mp.export.low_precision import LowPrecision, count_nodes, low_precision
 from keras_mp.export.self_check import self_check
@@ -39,7 +39,8 @@ from keras_mp.export.verification import (
 )
 from keras_mp.export.verification import relative_difference as relative_difference
 from keras_mp.numerics.data_file import read_arrays
-from keras_mp.rebuild import RebuildError, custom_objects_of, layers_by_path, rebuild
+from keras_mp.rebuild import custom_objects_of, layers_by_path
+from keras_mp.rebuild.merged import is_adapted, why_not_merged
 from keras_mp.reporting.byte_size import byte_size
 from keras_mp.system.atomic_write import parents_made
 from keras_mp.system.install import install_command
@@ -55,7 +56,8 @@ def export_float32(
 ) -> ExportReport:
     """Export a model, trained in any precision, as a SavedModel without one 16- or 8-bit float in it.
 
-    The model's config is rewritten to float32 and rebuilt with the same weights; its inference-mode call is written
+    The model's config is rewritten to float32 and rebuilt with the same weights. Weights that Keras quantized to int8
+    or int4 are dequantized, and LoRA's product is added to the weights beside it. The inference-mode call is written
     under another name. Every node, attribute, constant and variable of it is inspected. It is loaded and run on random
     inputs, with two batch sizes and two sizes of each open axis, and compared with the model in float32. Then it is
     renamed to `path`; on an error nothing is left behind. The model is not changed. On the JAX backend this happens in
@@ -82,9 +84,9 @@ def export_float32(
         FileExistsError: `path` exists; with `overwrite`, it is neither a SavedModel nor an empty folder.
         OSError: there is no room for the SavedModel.
         ImportError: TensorFlow is not installed.
-        ExportError: the model is not built or is quantized to integers; verify is no batch of its inputs; low
-            precision, or bytecode that cannot be inspected, is left in the result; the results differ, or are NaN or
-            infinite, and cannot be compared.
+        ExportError: the model is not built, or has a layer quantized in another mode than "int8" and "int4"; verify is
+            no batch of its inputs; low precision, or bytecode that cannot be inspected, is left in the result; the
+            results differ, or are NaN or infinite, and cannot be compared.
         RebuildError: a layer cannot be rebuilt.
     """
     path = Path(path)
@@ -107,9 +109,8 @@ def export_float32(
 def _export(model: keras.Model, path: Path, verify: Any, tolerance: float, overwrite: bool) -> ExportReport:
     import tensorflow as tf
 
-    float32, unreached, _ = rebuild(model, to_float32, policy="float32", sample=verify, carry_compile=False)
-    if unreached:
-        raise RebuildError(f"model {model.name!r} could not be carried over to float32: " + "; ".join(unreached))
+    float32 = merged_float32(model, verify)
+    reference = float32 if is_merged(model) else unmerged_float32(model, verify)
     with _beside(path, overwrite) as partial:
         signature = _input_signature(float32, verify)
         _write(float32, partial, signature)
@@ -120,13 +121,13 @@ def _export(model: keras.Model, path: Path, verify: Any, tolerance: float, overw
         loaded = tf.saved_model.load(str(partial))  # named, because its functions do not keep its variables alive
         # First, because a layer that draws random numbers goes on from the seeds that were saved.
         if verify is not None:
-            report = _verified(report, loaded.serve, model, float32, _as_signature(verify, signature[0]), tolerance)
-        notes = self_check(loaded.serve, float32, signature[0], tolerance)
+            report = _verified(report, loaded.serve, model, reference, _as_signature(verify, signature[0]), tolerance)
+        notes = self_check(loaded.serve, reference, signature[0], tolerance)
         return report._replace(notes=(*report.notes, *notes))
 
 
 def check_model(model: keras.Model) -> None:
-    """Refuses what cannot be exported: what is no model, is not built, or is quantized to integers."""
+    """Refuses what cannot be exported: what is no model, is not built, or is quantized in a way that is not known."""
     if not isinstance(model, keras.Model):
         raise TypeError(f"model must be a keras.Model, not {type(model).__name__}: wrap it in keras.Sequential([...])")
     if not model.built:
@@ -135,11 +136,11 @@ def check_model(model: keras.Model) -> None:
             "or model.build(input_shape)"
         )
     for path, layer in layers_by_path(model).items():
-        mode = getattr(layer, "quantization_mode", None)
-        if mode is not None and mode != "float8":
+        wrong = why_not_merged(layer) if is_adapted(layer) else ""
+        if wrong:
             raise ExportError(
-                f"layer {path!r} is quantized to {mode}: its float32 weights are gone, and dequantizing would not "
-                "bring them back. Export the model as it was before model.quantize(), or use model.export()"
+                f"layer {path!r} cannot be written as float32: {wrong}. Export the model as it was before "
+                "model.quantize(), or use model.export()"
             )
 
 
@@ -389,7 +390,8 @@ def _export_in_tensorflow_process(
         )
     with tempfile.TemporaryDirectory() as folder, _beside(path, overwrite) as partial:
         saved, inputs, outputs = (str(Path(folder) / name) for name in ("model.keras", "inputs.npz", "outputs.npz"))
-        model.save(saved)
+        # Keras's way to save a model with LoRA merges it, and quantizes the result again.
+        (model if is_merged(model) else merged_float32(model, verify)).save(saved)
         command = [sys.executable, "-m", "keras_mp.cli", "export", saved, str(partial), "--json", "--unsafe"]
         command += [word for module in sorted(modules) for word in ("--import", module)]
         if verify is not None:
@@ -409,7 +411,7 @@ def _export_in_tensorflow_process(
         notes = tuple(note for note in printed["notes"] if not note.startswith(NO_ORIGINAL))
         report = ExportReport(path, printed["nodes"], printed["low_precision_ops"], notes=notes)
         if verify is not None:
-            float32 = rebuild(model, to_float32, policy="float32", sample=verify, carry_compile=False).model
+            float32 = unmerged_float32(model, verify)
 
             def run(tested: keras.Model) -> Any:
                 # The SavedModel ran in float32 throughout: what it is compared with must not do with less on this

@@ -18,6 +18,7 @@ from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.numerics.nonfinite import first_nonfinite
 from keras_mp.numerics.plain_step import explained, loss_of
 from keras_mp.rebuild import children_of, layers_below, layers_by_path
+from keras_mp.rebuild.quantized_policies import policy_of, with_source
 
 # A weight whose gradient is a smaller part of the whole is not missed where it vanishes: it may be rounding itself.
 _NEGLIGIBLE = 1e-6
@@ -118,9 +119,9 @@ def members_of(layer: keras.layers.Layer, closed: frozenset[str]) -> list[Any]:
 def set_policies(model: keras.Model, assignment: Assignment) -> None:
     """Gives the live layers of a model their policies, in place; FP8 apart."""
     for path, layer in units_of(model, assignment.closed).items():
-        policy = keras.DTypePolicy(assignment.precision(path))
+        precision = assignment.precision(path)
         for member in members_of(layer, assignment.closed):
-            member.dtype_policy = policy
+            member.dtype_policy = with_source(policy_of(member), precision)
 
 
 class Judge:

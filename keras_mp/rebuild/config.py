@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import Any, NamedTuple
 
 import keras
 
 from keras_mp.rebuild.arguments import by_arguments, with_left_out
+from keras_mp.rebuild.quantized_policies import maps_with_defaults
 from keras_mp.rebuild.rule import Config, Rule
 from keras_mp.rebuild.state import value_on_host
 from keras_mp.rebuild.walk import with_self
@@ -134,7 +136,8 @@ def original_config(layer: keras.Operation, original: type) -> Config:
     extended = type(layer)
     layer.__class__ = original  # Keras reads the class's name, module and constructor off the object
     try:
-        config = with_left_out(keras.saving.serialize_keras_object(layer), layer)
+        with maps_with_defaults(layer) if isinstance(layer, keras.Model) else contextlib.nullcontext():
+            config = with_left_out(keras.saving.serialize_keras_object(layer), layer)
         config = by_arguments(config, original, layer.name)
     finally:
         layer.__class__ = extended

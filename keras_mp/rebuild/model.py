@@ -9,6 +9,7 @@ import keras
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild.compiled import carry_compiled
 from keras_mp.rebuild.config import Rewrite, custom_objects_of, lambdas, of_params, rewrite, unshare_across_graphs
+from keras_mp.rebuild.quantized_policies import settle_policies
 from keras_mp.rebuild.rule import RebuildError, Rule
 from keras_mp.rebuild.serialize import deserialize, serialize
 from keras_mp.rebuild.state import carry_state
@@ -32,7 +33,13 @@ class Rebuilt(NamedTuple):
 
 
 def rebuild(
-    model: keras.Model, rule: Rule, *, policy: Any = None, sample: Any = None, carry_compile: bool = True
+    model: keras.Model,
+    rule: Rule,
+    *,
+    policy: Any = None,
+    sample: Any = None,
+    carry_compile: bool = True,
+    merge: bool = False,
 ) -> Rebuilt:
     """Rebuild a model from its config after `rule` rewrote it; the original is left alone.
 
@@ -46,6 +53,8 @@ def rebuild(
             created inside custom layers, take it. The model's own policy by default.
         sample: a batch of inputs (any structure of arrays, batch first) that builds a subclassed model which cannot
             be built from its recorded input shapes.
+        merge: whether weights that are quantized, or have LoRA's product beside them, become one matrix of floats each,
+            in layers without; the rule takes the quantization and LoRA out of their configs.
         carry_compile: also compile the new model with the old one's arguments and carry its optimizer's state.
 
     Returns:
@@ -69,7 +78,8 @@ def rebuild(
         new = deserialize(config, custom_objects, model)
         if sample is not None and not (new.built and len(new.weights) == len(model.weights)):
             new(sample, training=False)
-    carried = carry_state(model, new)
+    settle_policies(new)
+    carried = carry_state(model, new, merge)
     unreached = list(carried.unreached)
     if carry_compile and getattr(model, "compiled", False):
         unreached += carry_compiled(model, new, carried.variables)

@@ -14,6 +14,7 @@ from keras.src.saving.serialization_lib import ObjectSharingScope
 
 from keras_mp.rebuild.arguments import configs_of_arguments
 from keras_mp.rebuild.config import Rewrite, rewrite
+from keras_mp.rebuild.quantized_policies import maps_with_defaults
 from keras_mp.rebuild.rule import Config, RebuildError
 from keras_mp.rebuild.walk import layers_by_path, with_self
 
@@ -51,7 +52,7 @@ def serialize(model: keras.Layer) -> tuple[Config, dict[int, tuple[str, ...]]]:
 
 
 def _serialize_as_is(model: keras.Layer) -> Config:
-    with warnings.catch_warnings(), ObjectSharingScope():
+    with warnings.catch_warnings(), ObjectSharingScope(), maps_with_defaults(model):
         global_state.set_global_attribute("shared_objects/id_to_config_map", _RecordsEverything())
         warnings.filterwarnings("ignore", message="(?s).*includes a `lambda`.*")  # it never leaves this process
         return keras.saving.serialize_keras_object(model)

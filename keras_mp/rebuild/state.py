@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from keras_mp import backend
+from keras_mp.rebuild.merged import is_adapted, merged_weights, why_not_merged
 from keras_mp.rebuild.rule import RebuildError
 from keras_mp.rebuild.walk import children_of, has_no_call, own_variables
 
@@ -27,7 +28,18 @@ class _Carried(NamedTuple):
     unreached: list[str]
 
 
-def carry_state(old: keras.Model, new: keras.Model) -> _Carried:
+def carry_state(old: keras.Model, new: keras.Model, merge: bool = False) -> _Carried:
+    """Gives a model the state of another.
+
+    Args:
+        old: the other.
+        new: the model.
+        merge: whether weights that are quantized, or have LoRA beside them, become float weights of layers without.
+
+    Raises:
+        RebuildError: as `rebuild`.
+    """
+    merged: set[int] = set()
     variables: dict[int, keras.Variable] = {}
     arrived: set[int] = set()
     for path, old_layer, new_layer in _pairs(old, new, old.name, set()):
@@ -42,19 +54,21 @@ def carry_state(old: keras.Model, new: keras.Model) -> _Carried:
             setattr(new_layer, RULES, getattr(old_layer, RULES))
         if new_layer.trainable != old_layer.trainable:
             new_layer.trainable = old_layer.trainable
-        if getattr(old_layer, "lora_enabled", False) and not new_layer.lora_enabled:
-            # No config shows it where the layer is created by another's own code, as in KerasHub's backbones.
-            new_layer.enable_lora(old_layer.lora_rank, lora_alpha=old_layer.lora_alpha)
-        for name in _LORA_OF_KERASHUB:
-            if hasattr(old_layer, name):
-                setattr(new_layer, name, getattr(old_layer, name))
-        pairs = _carry_layer(path, old_layer, new_layer)
+        if merge and is_adapted(old_layer):
+            pairs = _merge_layer(path, old_layer, new_layer)
+            merged |= {id(variable) for variable in own_variables(old_layer)}
+        else:
+            _adapt(old_layer, new_layer)
+            for name in _LORA_OF_KERASHUB:
+                if hasattr(old_layer, name):
+                    setattr(new_layer, name, getattr(old_layer, name))
+            pairs = _carry_layer(path, old_layer, new_layer)
         variables |= {id(old_variable): new_variable for old_variable, new_variable in pairs}
         arrived |= {id(new_variable) for _, new_variable in pairs}
     lost = [
         f"weight {v.path!r} of the original has no place in the new model"
         for v in old.weights
-        if id(v) not in variables and not _is_fp8_state(v)
+        if id(v) not in variables and id(v) not in merged and not _is_fp8_state(v)
     ]
     fresh = [
         f"weight {v.path!r} of the new model still has its initial value"
@@ -62,6 +76,42 @@ def carry_state(old: keras.Model, new: keras.Model) -> _Carried:
         if id(v) not in arrived and not _is_fp8_state(v)
     ]
     return _Carried(variables, lost + fresh)
+
+
+def _adapt(old: Any, new: Any) -> None:
+    """Quantizes a layer, and gives it LoRA, as another: no config of a model shows it where a layer's code creates it.
+
+    Its own config shows less than all: not how the inputs are quantized, and Keras's Dense reads no `lora_alpha`.
+    """
+    mode = getattr(old, "quantization_mode", None)
+    mode = None if mode == "float8" else mode  # whose layers may become this kit's, or plain ones
+    if mode is not None and new.quantization_mode is None:
+        new.quantize(mode, type_check=False, config=getattr(old, "quantization_config", None))
+    for name in ("quantization_config", "inputs_quantizer"):
+        if mode is not None and hasattr(old, name):
+            setattr(new, name, getattr(old, name))
+    if getattr(old, "lora_enabled", False):
+        if not new.lora_enabled:
+            new.enable_lora(old.lora_rank, lora_alpha=old.lora_alpha)
+        new.lora_alpha = old.lora_alpha
+
+
+def _merge_layer(path: str, old: Any, new: Any) -> list[tuple[keras.Variable, keras.Variable]]:
+    """Gives a layer without quantization and LoRA the weights of one with them, as one matrix of floats each."""
+    wrong = why_not_merged(old)
+    if wrong:
+        raise RebuildError(f"layer {path!r} cannot be made one of floats: {wrong}")
+    weights = merged_weights(old)
+    by_name = {variable.name: variable for variable in own_variables(new)}
+    pairs = []
+    for name, value in weights.items():
+        by_name[name].assign(value)
+        pairs.append((next(v for v in own_variables(old) if v.name == name), by_name[name]))
+    for variable in own_variables(old):  # the bias, and what a subclass has beside it
+        if variable.name in by_name.keys() - weights.keys():
+            copy_value(variable, by_name[variable.name])
+            pairs.append((variable, by_name[variable.name]))
+    return pairs
 
 
 def _build_as(old: keras.Layer, new: keras.Layer) -> bool:
@@ -101,7 +151,8 @@ def _carry_layer(path: str, old: keras.Layer, new: keras.Layer) -> list[tuple[ke
     pairs = _pair_variables(own_variables(old), own_variables(new))
     if any(map(has_no_value, own_variables(old))):
         return pairs
-    if isinstance(new, type(old)) and len(pairs) == len(own_variables(old)) == len(own_variables(new)):
+    own_way = not is_adapted(old)  # Keras's way for those merges LoRA, and quantizes the result again
+    if own_way and isinstance(new, type(old)) and len(pairs) == len(own_variables(old)) == len(own_variables(new)):
         # The layer's own way first: custom layers keep more than variables there, and Normalization recomputes from it.
         store: dict[str, Any] = {}
         old.save_own_variables(store)
@@ -115,6 +166,8 @@ def _carry_layer(path: str, old: keras.Layer, new: keras.Layer) -> list[tuple[ke
                 f"rebuilt {tuple(new_variable.shape)}: the layer's config does not describe what it built"
             )
         copy_value(old_variable, new_variable)
+        if new_variable.trainable and not old_variable.trainable:
+            new_variable.trainable = False  # a kernel beside LoRA's
     if hasattr(old, "save_assets") and hasattr(new, "load_assets"):
         with tempfile.TemporaryDirectory() as folder:
             old.save_assets(folder)

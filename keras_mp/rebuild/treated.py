@@ -12,6 +12,7 @@ import keras
 from keras.src.models.functional import functional_like_constructor
 
 from keras_mp.rebuild.config import original_config
+from keras_mp.rebuild.quantized_policies import settle_policies
 from keras_mp.rebuild.rule import Config
 from keras_mp.rebuild.walk import layers_below
 
@@ -101,6 +102,7 @@ class TreatedChildren:
         return super().call(*args, **kwargs)  # type: ignore[misc]
 
     def treat_children(self) -> None:
+        settle_policies(self)  # type: ignore[arg-type]
         for name in self._treatments:
             children = _treatment(name).children
             if children is not None:
@@ -127,6 +129,8 @@ def treat(layer: Any, treatments: Sequence[str], precision: str) -> Any:
     """
     names = tuple(dict.fromkeys([*treatments_of(layer), *treatments]))
     original = original_class(layer)
+    if isinstance(layer, keras.layers.Layer):
+        settle_policies(layer)
     if not isinstance(layer, Treated) and getattr(layer, "variable_dtype", "float32") in ("bfloat16", "float16"):
         layer._untreated_policy = layer.dtype_policy
     layer._treatments = names

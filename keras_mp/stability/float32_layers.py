@@ -14,6 +14,7 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 
 from keras_mp import backend
 from keras_mp.stability.accumulate import MASKED_SCORE, einsum_float32
+from keras_mp.stability.quantized_product import dequantized_int4, keeps_float_inputs
 
 Config = dict[str, Any]
 
@@ -97,25 +98,47 @@ class Float32Result:
             x = keras.ops.add(x, keras.ops.cast(self.bias, "float32"))  # type: ignore[attr-defined]
         return x if self.activation is None else self.activation(x)  # type: ignore[attr-defined]
 
+    def _quantized_product(self, equation: str, inputs: Any) -> Any:
+        """The layer's result where Keras quantized its weights, but for bias and activation; None for Keras's own call.
+
+        That takes inputs in float32, where it quantizes them, or multiplies integers: nothing is rounded to 16 bits.
+        """
+        if not keeps_float_inputs(self):
+            return None
+        x = self._product(equation, inputs, dequantized_int4(self, self._precision))
+        if self.lora_enabled:  # type: ignore[attr-defined]
+            names = ("lora_kernel_a", "lora_kernel_b")
+            a, b = (keras.ops.cast(getattr(self, name), "float32") for name in names)
+            low_rank = keras.ops.einsum(equation, keras.ops.cast(inputs, "float32"), a)
+            x = keras.ops.add(x, self.lora_alpha / self.lora_rank * keras.ops.matmul(low_rank, b))  # type: ignore[attr-defined]
+        return x
+
+    def _widened(self, inputs: Any) -> Any:
+        return keras.ops.cast(keras.ops.cast(inputs, self._precision), "float32")
+
 
 class Float32ResultDense(Float32Result):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         return self._finished(self._product(_last_axis_equation(len(inputs.shape)), inputs, self.kernel))  # type: ignore[attr-defined]
+
+    def quantized_call(self, inputs: Any, training: bool | None = None) -> Any:
+        x = self._quantized_product(_last_axis_equation(len(inputs.shape)), inputs)
+        return super().quantized_call(self._widened(inputs)) if x is None else self._finished(x)  # type: ignore[misc]
 
 
 class Float32ResultEinsumDense(Float32Result):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         return self._finished(self._product(self.equation, inputs, self.kernel))  # type: ignore[attr-defined]
 
+    def quantized_call(self, inputs: Any, training: bool | None = None) -> Any:
+        x = self._quantized_product(self.equation, inputs)  # type: ignore[attr-defined]
+        return super().quantized_call(self._widened(inputs)) if x is None else self._finished(x)  # type: ignore[misc]
+
 
 class Float32ResultReversibleEmbedding(Float32Result):
     def call(self, inputs: Any, reverse: bool = False) -> Any:
         if not reverse:
-            rows = super().call(inputs)  # type: ignore[misc]
-            low = keras.ops.cast(rows, self._precision)
-            if get_keras_mask(rows) is not None:
-                set_keras_mask(low, get_keras_mask(rows))
-            return low
+            return self._lowered(super().call(inputs))  # type: ignore[misc]
         kernel = keras.ops.transpose(self.embeddings) if self.tie_weights else self.reverse_embeddings  # type: ignore[attr-defined]
         equation = _last_axis_equation(len(inputs.shape))
         if self.reverse_dtype == "float32":  # type: ignore[attr-defined]
@@ -123,6 +146,23 @@ class Float32ResultReversibleEmbedding(Float32Result):
             logits = keras.ops.einsum(equation, *wide)
         else:
             logits = self._product(equation, inputs, kernel)
+        return self._capped(logits)
+
+    def quantized_call(self, inputs: Any, reverse: bool = False) -> Any:
+        if not reverse:
+            return self._lowered(super().quantized_call(inputs))  # type: ignore[misc]
+        if not keeps_float_inputs(self):
+            return super().quantized_call(self._widened(inputs), reverse=True)  # type: ignore[misc]
+        kernel = dequantized_int4(self, self._precision)
+        return self._capped(self._product(_last_axis_equation(len(inputs.shape)), inputs, kernel))
+
+    def _lowered(self, rows: Any) -> Any:
+        low = keras.ops.cast(rows, self._precision)
+        if get_keras_mask(rows) is not None:
+            set_keras_mask(low, get_keras_mask(rows))
+        return low
+
+    def _capped(self, logits: Any) -> Any:
         cap = self.logit_soft_cap  # type: ignore[attr-defined]
         return logits if cap is None else cap * keras.ops.tanh(logits / cap)
 

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_mp.rebuild import Config, RebuildError, own_variables, rebuild, widen
+from keras_mp.rebuild.quantized_policies import to_compute_in_float32
 from keras_mp.rebuild.treated import (
     Reached,
     Treatment,
@@ -128,7 +129,7 @@ def _to_float32(layer: Any) -> None:
 
 def _to_float32_result(layer: Any) -> None:
     # Its weights stay as they are: they are operands, of 16 bits.
-    layer.dtype_policy = "float32"
+    to_compute_in_float32(layer)
     layer.autocast = False  # its inputs go down to 16 bits: not first up to float32
 
 
@@ -145,7 +146,7 @@ def _regularizer_in_float32(layer: Any) -> None:
 
 
 def _policy_float32(layer: Any) -> None:
-    layer.dtype_policy = "float32"
+    to_compute_in_float32(layer)
     for variable in own_variables(layer):
         widen(variable)
 

@@ -20,6 +20,7 @@ from keras_mp.xla.suggestions import Advice
 
 _ROWS = 40
 _LAYER = 32  # characters of a layer's name
+_PACKED = {"int4": "int4, two to a byte"}
 UNALIGNED = "unaligned sizes"
 
 
@@ -152,6 +153,7 @@ def memory_rows(report: CompiledStep) -> list[tuple[str, int]]:
     memory = report.memory
     return [
         ("weights", memory.parameters),
+        *((f"of them in {_PACKED.get(dtype, dtype)}", size) for dtype, size in memory.integers.items()),
         (optimizer_title(memory), memory.optimizer),
         ("metrics and batch", memory.other),
         ("temporary (compiler)", memory.temporary),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -14,6 +15,7 @@ from keras_mp.loss_scaling.wrap_optimizer import compute_dtypes
 from keras_mp.parallel.plan import FLOAT16_ON_TPU, Plan
 from keras_mp.parallel.tensor_rules import with_rules_of
 from keras_mp.rebuild import has_no_value, layers_by_path, operations_of
+from keras_mp.rebuild.merged import packed_weights
 
 
 def lower_step(model: keras.Model, batch: Any, *, training: bool, platform: str, plan: Plan | None = None) -> Lowered:
@@ -46,7 +48,10 @@ def lower_step(model: keras.Model, batch: Any, *, training: bool, platform: str,
             _build_for(model, shapes)
     operations = {operation.name: operation for operation in operations_of(model)}
     parts = {**operations, **layers_by_path(model), "": model}
-    return backend.lower(model, shapes, parts, training=training, platform=platform, plan=plan)
+    lowered = backend.lower(model, shapes, parts, training=training, platform=platform, plan=plan)
+    packed = {variable.path for layer in layers_by_path(model).values() for variable in packed_weights(layer)}
+    arguments = [replace(each, holds="int4") if each.path in packed else each for each in lowered.arguments]
+    return replace(lowered, arguments=tuple(arguments))
 
 
 def _build_for(model: keras.Model, batch: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,8 @@ class Memory:
 
     Args:
         parameters: the weights, those that do not train included.
+        integers: of `parameters`, the weights that are quantized, by what they are quantized to: "int8", or "int4", of
+            which a byte holds two.
         optimizer: the optimizer's variables.
         optimizer_dtype: what most of their values are stored in: "float32", "bfloat16" or "float8".
         other: metrics and the batch.
@@ -67,6 +69,7 @@ class Memory:
     capacity: int
     largest: tuple[Buffer, ...]
     optimizer_dtype: str = "float32"
+    integers: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def fits(self) -> bool:
@@ -132,8 +135,17 @@ def _by_shapes(lowered: Lowered) -> dict[str, Any]:
         "parameters": kinds["parameters"] + kinds["state"],
         "optimizer": kinds["optimizer"],
         "optimizer_dtype": _optimizer_dtype(lowered),
+        "integers": _integers(lowered),
         "other": kinds["metrics"] + kinds["batch"],
     }
+
+
+def _integers(lowered: Lowered) -> dict[str, int]:
+    sizes: dict[str, int] = defaultdict(int)
+    for argument in lowered.arguments:
+        if argument.kind in ("parameters", "state") and (argument.holds or argument.dtype == "int8"):
+            sizes[argument.holds or argument.dtype] += size_of(argument)
+    return dict(sizes)
 
 
 def _bytes(dtype: str) -> int:

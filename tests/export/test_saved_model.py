@@ -234,14 +234,6 @@ def test_layer_without_get_config(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_int8_model_is_refused(tmp_path):
-    model = keras.Sequential([keras.Input((8,)), layers.Dense(8, name="quantized")])
-    model.quantize("int8")
-    with pytest.raises(ExportError, match="layer 'quantized' is quantized to int8.*before model.quantize"):
-        keras_mp.export_float32(model, tmp_path / "out")
-    assert model.get_layer("quantized").quantization_mode == "int8" and os.listdir(tmp_path) == []
-
-
 @only_tensorflow
 def test_float8_model_is_exported_as_dense(tmp_path):
     model = keras.Sequential([keras.Input((16,)), layers.Dense(16, dtype="float8_from_mixed_bfloat16")])

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.ci
         ("mixed_bfloat16", "lean"),
         ("mixed_bfloat16", "remat"),
         ("mixed_bfloat16", "all"),
+        ("mixed_bfloat16", "states"),
         ("mixed_float16", "states in parts"),
     ],
 )

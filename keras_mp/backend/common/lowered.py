@@ -35,6 +35,7 @@ class Argument:
         shape: its dimensions.
         dtype: its element type, as Keras writes it.
         parts: over how many devices it is split.
+        holds: what its elements stand for, where that is not their type: "int4" of int8 ones with two weights each.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Argument:
     shape: tuple[int, ...]
     dtype: str
     parts: int = 1
+    holds: str = ""
 
 
 @dataclass(frozen=True)

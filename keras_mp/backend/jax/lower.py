@@ -81,7 +81,11 @@ def _lower(
     def inference_step(state: Any, x: Any) -> Any:
         return model.stateless_call(*state, x, **phase)[0]
 
-    step = model.train_step if training else inference_step
+    # A function of its own: JAX keeps the trace that `fit` made of `model.train_step`, and that is for this machine.
+    def train_step(state: Any, batch: Any) -> Any:
+        return model.train_step(state, batch)
+
+    step = train_step if training else inference_step
     try:
         with traced_for(platform), _without_tracebacks(), named_calls(layers, jax.named_scope) as calls:
             # As Keras's trainer does; keep_unused, so that the arguments are those above.

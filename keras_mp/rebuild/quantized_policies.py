@@ -1,0 +1,88 @@
+"""The dtype policies of layers that Keras quantized, kept through configs.
+
+KerasHub writes a backbone with quantized layers under one `DTypePolicyMap` without a default policy. Its `get_config()`
+erases the names of the live layers' policies, and what it writes takes the global policy of whoever reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from keras_mp.rebuild.walk import with_self
+
+Policy = keras.dtype_policies.DTypePolicy
+PolicyMap = keras.dtype_policies.DTypePolicyMap
+
+
+def policy_of(layer: keras.Layer) -> Any:
+    """A layer's own policy, with a name: not the map that it may share, and not one whose name Keras erased."""
+    policy = layer.dtype_policy
+    if isinstance(policy, PolicyMap):
+        policy = policy[layer.path] if layer.path else policy.default_policy
+    if policy._name is None:  # private, as the public name of such a policy is None, too
+        policy = with_source(policy, _source(policy.compute_dtype, policy.variable_dtype))
+    return policy
+
+
+def with_source(policy: Any, source: str) -> Any:
+    """A policy of the same quantization, or of none, that computes as the policy named `source`."""
+    if policy.quantization_mode is None:
+        return Policy(source)
+    return type(policy)(**{**policy.get_config(), "source_name": source})
+
+
+def to_compute_in_float32(layer: keras.Layer) -> None:
+    """Lets a layer compute in float32; one whose weights are quantized to integers stays so."""
+    policy = policy_of(layer)
+    # Private: the public setter would write into a map that other layers share, or quantize.
+    layer._dtype_policy = Policy("float32") if policy.quantization_mode == "float8" else with_source(policy, "float32")
+
+
+def settle_policies(layer: keras.Layer) -> None:
+    """Gives each built layer a policy of its own in the place of a map of them, as it had before it was saved."""
+    for part in with_self(layer):
+        policy = part._dtype_policy
+        if isinstance(policy, PolicyMap) and part.built:
+            part._dtype_policy = policy_of(part)
+
+
+@contextlib.contextmanager
+def maps_with_defaults(model: keras.Layer) -> Iterator[None]:
+    """Lets backbones with quantized layers be serialized under a map whose default is their own policy."""
+    before: list[tuple[Any, Any]] = []
+    for layer in with_self(model):
+        if _writes_its_policy(layer):
+            policies = {part.path: _untreated(part) for part in with_self(layer) if part.quantization_mode is not None}
+            if policies:
+                before.append((layer, layer._dtype_policy))
+                layer._dtype_policy = PolicyMap(source_of(layer), policies)
+    try:
+        yield
+    finally:
+        for layer, policy in before:
+            layer._dtype_policy = policy
+
+
+def _writes_its_policy(layer: keras.Layer) -> bool:
+    """Whether a model has a `get_config()` outside Keras, as KerasHub's backbones have, and a policy that is no map."""
+    own = next(base for base in type(layer).__mro__ if "get_config" in vars(base)).__module__.partition(".")[0]
+    named = getattr(layer.dtype_policy, "_default_policy_arg", None) is not None  # what a map without one erases
+    return isinstance(layer, keras.Model) and own not in ("keras", "keras_mp") and not named
+
+
+def _untreated(layer: Any) -> Any:
+    precision = getattr(layer, "_precision", layer.compute_dtype)  # of a layer that `stabilize` made return float32
+    return with_source(policy_of(layer), _source(precision, layer.variable_dtype))
+
+
+def source_of(layer: keras.Layer) -> str:
+    """The name of the policy that a layer computes by, without what its weights are quantized to."""
+    return _source(layer.compute_dtype, layer.variable_dtype)
+
+
+def _source(compute_dtype: str, variable_dtype: str) -> str:
+    return compute_dtype if compute_dtype == variable_dtype else f"mixed_{compute_dtype}"

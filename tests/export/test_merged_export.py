@@ -1,0 +1,124 @@
+"""export_float32 of quantized weights and LoRA: one dequantized, merged matrix a layer."""
+
+import adapted_models
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_mp
+from keras_mp.conversion.merged import merged_float32
+from keras_mp.export.saved_model import ExportError
+from keras_mp.precision.policy import policy_scope
+
+pytestmark = pytest.mark.usefixtures("float32_policy")
+
+Int4 = keras.quantizers.Int4QuantizationConfig
+# Of float32 sums of 32 products, and of Keras's epsilon of 1e-7 in the scale of int8 and int4.
+ROUNDING = 1e-5
+
+
+def served(path, x):
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(str(path))
+    return np.asarray(loaded.serve(keras.tree.map_structure(tf.constant, x)))
+
+
+def dense(mode, config, policy, generator):
+    """A Dense layer of 32 by 12 whose weights, quantized and merged, are known; and these in float64."""
+    with policy_scope(policy):
+        model = keras.Sequential([keras.Input((32,)), layers.Dense(12, name="head")])
+    layer = model.get_layer("head")
+    grouped = config is not None and config.block_size > 0
+    kernel = adapted_models.known_kernel((32, 12), "int4 in groups" if grouped else mode, generator)
+    bias = generator.normal(size=12).astype("float32")
+    layer.set_weights([kernel, bias])
+    adapted_models.adapt(layer, mode, config, generator=generator)
+    a, b = (keras.ops.convert_to_numpy(v).astype("float64") for v in (layer.lora_kernel_a, layer.lora_kernel_b))
+    return model, kernel + adapted_models.ALPHA / adapted_models.RANK * a @ b, bias
+
+
+@pytest.mark.parametrize(
+    ("mode", "config", "policy"),
+    [
+        ("int4", Int4(block_size=8), "mixed_bfloat16"),
+        pytest.param("int4", Int4(block_size=-1), "mixed_float16", marks=pytest.mark.ci),
+        pytest.param("int8", None, "mixed_bfloat16", marks=pytest.mark.ci),
+        pytest.param(None, None, "mixed_float16", marks=pytest.mark.ci),
+    ],
+    ids=["int4 in groups", "int4", "int8", "LoRA alone"],
+)
+def test_a_merged_dense_layer_computes_what_the_known_weights_do(mode, config, policy, tmp_path):
+    generator = np.random.default_rng()
+    model, kernel, bias = dense(mode, config, policy, generator)
+    x = generator.normal(size=(5, 32)).astype("float32")
+    report = keras_mp.export_float32(model, tmp_path / "exported", x)
+    expected = x.astype("float64") @ kernel + bias
+    assert abs(served(tmp_path / "exported", x) - expected).max() <= ROUNDING * abs(expected).max()
+    assert report.low_precision_ops == 0 and report.max_difference <= ROUNDING
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("mode", ["int4", "int8"])
+@pytest.mark.parametrize("equation", ["abc,cde->abde", "abde,dec->abc", "abc,dce->abde"])
+def test_the_merged_kernel_of_an_einsum_is_what_keras_multiplies_by(mode, equation):
+    """Unit vectors through Keras's own quantized product are the rows of its kernel."""
+    generator = np.random.default_rng()
+    sizes = {"a": 1, "b": 1, "c": 6, "d": 2, "e": 4}
+    operands, result = equation.split("->")
+    shape = [sizes[label] for label in operands.split(",")[0]]
+    # (..., as in attention: queries, the output, and Gemma's heads-first queries)
+    layer = layers.EinsumDense(equation, [sizes[label] for label in result[1:]])
+    units = np.eye(int(np.prod(shape)), dtype="float32").reshape(-1, *shape[1:])[: np.prod(shape)]
+    model = keras.Sequential([keras.Input(shape[1:]), layer])
+    adapted_models.adapt(layer, mode, Int4(block_size=3) if mode == "int4" else None, generator=generator)
+    layer.inputs_quantizer = None
+    quantized = adapted_models.logits(model, units)
+    merged = adapted_models.logits(merged_float32(model), units)
+    assert abs(merged - quantized).max() <= ROUNDING * abs(quantized).max() and abs(quantized).max() > 0
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("mode", ["int4", "int8"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_the_merged_tables_of_an_embedding_are_what_keras_looks_up_and_multiplies_by(mode, tied):
+    layer = layers.ReversibleEmbedding(10, 6, tie_weights=tied)
+    layer.build()
+    layer.quantize(mode, config=Int4(block_size=4) if mode == "int4" else None)
+    layer.inputs_quantizer = None
+    inputs = keras.Input((None,), dtype="int32")
+    model = keras.Model(inputs, layer(layer(inputs), reverse=True))
+    x = np.arange(10)[None]
+    expected = adapted_models.logits(model, x)
+    merged = adapted_models.logits(merged_float32(model), x)
+    assert abs(merged - expected).max() <= ROUNDING * abs(expected).max() and abs(expected).max() > 0
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("mode", "policy"), [("int4", "mixed_bfloat16"), ("int8", "mixed_bfloat16")])
+def test_a_stabilized_gemma_with_lora_is_exported_as_plain_float32(mode, policy, tmp_path):
+    generator = np.random.default_rng()
+    model = keras_mp.stabilize(adapted_models.gemma(policy, mode))
+    adapted_models.randomize_lora(model, generator)
+    x, _ = adapted_models.tokens()
+    before = [keras.ops.convert_to_numpy(v) for v in model.variables]
+    report = keras_mp.export_float32(model, tmp_path / "exported", x)
+    # int8 quantizes inputs, too: by half a 127th of the largest of each row, in each of nine products here.
+    assert report.max_difference <= ROUNDING and 0 < report.precision_gap < 0.2
+    assert not any("lora" in v.path or "int8" in v.dtype for v in merged_float32(model).variables)
+    np.testing.assert_allclose(
+        served(tmp_path / "exported", x), adapted_models.logits(merged_float32(model), x), atol=1e-4
+    )
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value)
+
+
+@pytest.mark.parametrize("mode", ["gptq"])
+def test_an_unknown_mode_of_quantization_is_named(mode, tmp_path):
+    model = keras.Sequential([keras.Input((32,)), layers.Dense(8, name="quantized")])
+    config = keras.quantizers.GPTQConfig(dataset=None, tokenizer=None, group_size=8)
+    model.get_layer("quantized").quantize("gptq", config=config)
+    with pytest.raises(ExportError, match="layer 'quantized' .*mode 'gptq'; 'int8' and 'int4' are the modes.*known"):
+        keras_mp.export_float32(model, tmp_path / "exported")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,117 @@
+"""Models with quantized weights and LoRA, rebuilt: nothing of them is rounded again, lost or thawed."""
+
+import adapted_models
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_mp
+from keras_mp.rebuild import layers_by_path, rebuild
+from keras_mp.stability.stabilized import stabilize
+
+pytestmark = pytest.mark.usefixtures("float32_policy")
+
+Int4 = keras.quantizers.Int4QuantizationConfig
+
+
+def unchanged(model):
+    new, unreached, _ = rebuild(model, lambda node, layer: node)
+    assert unreached == ()
+    return new
+
+
+class Hidden(layers.Layer):
+    """Creates its layers itself, as KerasHub's do: no config shows that they were quantized, or have LoRA."""
+
+    def build(self, shape):
+        self.inner = layers.Dense(6, dtype=self.dtype_policy, name="inner")
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("mode", ["int4", "int8"])
+def test_what_no_config_shows_is_carried_over(mode):
+    generator = np.random.default_rng()
+    model = keras.Sequential([keras.Input((16,)), Hidden(), layers.Dense(4, lora_rank=2, lora_alpha=6)])
+    inner, head = model.layers[0].inner, model.layers[1]
+    quantizer = keras.quantizers.AbsMaxQuantizer(axis=-1, value_range=(-20, 20))
+    config = Int4(block_size=4) if mode == "int4" else keras.quantizers.Int8QuantizationConfig(None, quantizer)
+    adapted_models.adapt(inner, mode, config, generator=generator)
+    inner.bias.trainable = False
+    new = unchanged(model)
+    x = generator.normal(size=(3, 16)).astype("float32")
+    np.testing.assert_array_equal(adapted_models.logits(new, x), adapted_models.logits(model, x))
+    assert [v.path.split("/")[-1] for v in new.trainable_variables] == [
+        v.path.split("/")[-1] for v in model.trainable_variables
+    ]
+    copy = new.layers[0].inner
+    assert (copy.lora_alpha, new.layers[1].lora_alpha) == (adapted_models.ALPHA, head.lora_alpha)
+    assert copy.quantization_mode == mode and copy.inputs_quantizer is inner.inputs_quantizer
+    for old, variable in zip(inner.variables, copy.variables, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), keras.ops.convert_to_numpy(old))
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_a_rebuilt_gemma_computes_the_same_and_its_original_keeps_its_policies(policy):
+    """KerasHub writes a map of policies, which erases the names of the live ones and forgets the backbone's own."""
+    model = adapted_models.gemma(policy)
+    adapted_models.randomize_lora(model, np.random.default_rng())
+    names = [layer.dtype_policy.name for layer in layers_by_path(model).values()]
+    x, _ = adapted_models.tokens()
+    for new in (unchanged(model), unchanged(unchanged(model))):
+        np.testing.assert_array_equal(adapted_models.logits(new, x), adapted_models.logits(model, x))
+        assert len(new.trainable_variables) == len(model.trainable_variables) > 0
+        assert [layer.dtype_policy.name for layer in layers_by_path(new).values()] == names
+    assert None not in names and f"int4/128_from_{policy}" in names
+    assert [layer.dtype_policy.name for layer in layers_by_path(model).values()] == names
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("mode", "policy"), [("int4", "mixed_bfloat16"), ("int4", "mixed_float16"), ("int8", "mixed_bfloat16")]
+)
+def test_a_stabilized_gemma_gives_float32_logits_of_its_quantized_weights(mode, policy):
+    """Before, the output layer lost its mode: logits of codes that nothing scaled, a thousand times too large."""
+    model = adapted_models.gemma(policy, mode)
+    adapted_models.randomize_lora(model, np.random.default_rng())
+    x, _ = adapted_models.tokens()
+    exact = adapted_models.logits(unchanged_in_float32(model), x)
+    new = stabilize(model)
+    logits = new(x, training=False)
+    assert keras.backend.standardize_dtype(logits.dtype) == "float32"
+    # Of 16-bit hidden states; int8 rounds each row of inputs to 127 steps, from other hidden states to other steps.
+    bound = {"int4": {"mixed_bfloat16": 2**-5, "mixed_float16": 2**-8}[policy], "int8": 0.1}[mode]
+    for stable in (new, unchanged(new)):
+        assert abs(adapted_models.logits(stable, x) - exact).max() <= bound * abs(exact).max()
+    embedding = new.backbone.token_embedding
+    assert embedding.quantization_mode == mode
+    assert keras.backend.standardize_dtype(embedding(x["token_ids"]).dtype) == policy.removeprefix("mixed_")
+
+
+def unchanged_in_float32(model):
+    from keras_mp.conversion.to_float32 import to_float32
+
+    return rebuild(model, to_float32, policy="float32").model
+
+
+@pytest.mark.parametrize("mode", ["int4", "int8"])
+def test_a_stabilized_dense_head_gives_float32_of_its_quantized_weights(mode):
+    generator = np.random.default_rng()
+    with keras_mp.precision.policy.policy_scope("mixed_bfloat16"):
+        model = keras.Sequential([keras.Input((32,)), layers.Dense(8)])
+    kernel = adapted_models.known_kernel((32, 8), "int8" if mode == "int8" else "int4 in groups", generator)
+    model.layers[0].set_weights([kernel, np.zeros(8)])
+    adapted_models.adapt(model.layers[0], mode, Int4(block_size=8) if mode == "int4" else None, generator=generator)
+    layer = model.layers[0]
+    a, b = (keras.ops.convert_to_numpy(v).astype("float64") for v in (layer.lora_kernel_a, layer.lora_kernel_b))
+    x = generator.integers(-4, 5, (5, 32)).astype("float32")  # exact in bfloat16
+    expected = x.astype("float64") @ (kernel + adapted_models.ALPHA / adapted_models.RANK * a @ b)
+    outputs = stabilize(model)(x)
+    assert keras.backend.standardize_dtype(outputs.dtype) == "float32"
+    # int8 rounds each input to a 127th of the row's largest, by at most half a step, and adds 32 such products.
+    bound = 1e-5 * abs(expected).max() if mode == "int4" else 32 * 0.5 / 127 * 4
+    assert abs(np.asarray(keras.ops.convert_to_numpy(outputs)) - expected).max() <= bound
