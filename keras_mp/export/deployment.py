@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from keras_mp import backend
-from keras_mp.conversion.merged import unmerged_float32
+from keras_mp.conversion.merged_float32 import unmerged_float32
 from keras_mp.export.export_report import DeploymentReport
 from keras_mp.export.saved_model import check_model, check_path, export_float32
 from keras_mp.export.verification import (

@@ -50,8 +50,10 @@ def lower_step(model: keras.Model, batch: Any, *, training: bool, platform: str,
     parts = {**operations, **layers_by_path(model), "": model}
     lowered = backend.lower(model, shapes, parts, training=training, platform=platform, plan=plan)
     packed = {variable.path for layer in layers_by_path(model).values() for variable in packed_weights(layer)}
-    arguments = [replace(each, holds="int4") if each.path in packed else each for each in lowered.arguments]
-    return replace(lowered, arguments=tuple(arguments))
+    arguments = tuple(
+        replace(argument, holds="int4") if argument.path in packed else argument for argument in lowered.arguments
+    )
+    return replace(lowered, arguments=arguments)
 
 
 def _build_for(model: keras.Model, batch: Any) -> None:

@@ -1,0 +1,85 @@
+"""The page of `fits_table.py`, made of its cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+GIB = 2**30
+HEADER = """# Which chips train which of KerasHub's models
+
+Ten backbones at their published sizes, each trained in full, with LoRA of rank 8, and with LoRA of rank 8 on a base
+quantized to int4 (`backbone.quantize("int4")`), with AdamW, in the precision in which training pays on the chip. A cell
+says whether one update fits, the memory of a device that it needs, in GiB, and the cheapest measures that
+`keras_mp.advise` found; "no" comes with the least that the step needs. Nothing was run. A base that does not train is
+float32 under Keras's mixed policies.
+
+- **s**: decided by shapes, nothing was compiled: weights, optimizer and batch alone are larger than the memory.
+- **c**: compiled with all blocks. **e**: extrapolated from compiles with 4 and with 8 blocks. **=**: compiled for
+  another chip of the same architecture.
+
+`python benchmarks/fits_table.py --markdown docs/fits-table.md`, {made}.
+{count}
+
+"""
+MARKS = (("shapes", "s"), ("a compile for", "="))
+
+
+def page(
+    cells: Iterable[Mapping[str, Any]], backbones: Mapping[str, Any], forms: Mapping[str, str], chips: Sequence[str],
+    made: str,
+) -> str:  # fmt: skip
+    """Writes the page.
+
+    Args:
+        cells: as `fits_table.py` keeps them.
+        backbones, forms, chips: its rows and columns, in their order.
+        made: when, and with which versions.
+    """
+    known = {(cell["model"], cell["form"], cell["chip"]): cell for cell in cells}
+    titles = {cell["chip"]: cell["title"] for cell in known.values()}
+    missing = len(backbones) * len(forms) * len(chips) - len(known)
+    seconds = {(cell["model"], cell["form"]): cell["seconds"] for cell in known.values()}
+    count = f"{len(known)} cells, {sum(cell['compiles'] for cell in known.values())} sets of measures compiled in "
+    count += f"{sum(seconds.values()) / 3600:.1f} hours on 2 cores that other programs used, too."
+    count += f" {missing} cells (empty) were not asked." if missing else ""
+    lines = [HEADER.format(made=made, count=count)]
+    lines += [f"| model | trained | {' | '.join(titles.get(chip, chip) for chip in chips)} |"]
+    lines += [f"| --- | --- |{' --- |' * len(chips)}"]
+    for name in backbones:
+        for form, words in forms.items():
+            row = [known.get((name, form, chip)) for chip in chips]
+            if any(row):
+                lines.append(f"| {name} | {words} | {' | '.join(_cell(cell) if cell else '' for cell in row)} |")
+    for cell in known.values():
+        if "in_full" in cell:
+            off = cell["peak"] / cell["in_full"] - 1
+            lines += ["", f"{cell['model']}, {forms[cell['form']]}, {cell['title']}, compiled with all blocks: "
+                      f"{cell['in_full'] / GIB:.2f} GiB; the extrapolated figure is {off:+.1%} from it."]  # fmt: skip
+    lines += ["", "Batches of one update, on all devices together:", ""]
+    lines += [f"- {name}: {backbone.parameters:,} parameters, {backbone.rows}" for name, backbone in backbones.items()]
+    lines += ["", "## The lines", "", "For each set of measures of the table, what applies it, with an example:", ""]
+    examples: dict[str, Mapping[str, Any]] = {}
+    for cell in known.values():
+        if cell["code"]:
+            examples.setdefault(cell["measures"], cell)
+    for measures, cell in sorted(examples.items()):
+        lines += [f"**{measures}** ({cell['model']}, {forms[cell['form']]}, {cell['title']}):", ""]
+        lines += ["```text", *cell["code"], "```", ""]
+    return "\n".join(lines)
+
+
+def _cell(cell: Mapping[str, Any]) -> str:
+    how = next((mark for words, mark in MARKS if cell["how"].startswith(words)), "c")
+    if how == "c" and "blocks" in cell["how"]:
+        how = "e"
+    if cell["verdict"] == "not known":
+        return "not known"
+    size = f"{cell['peak'] / GIB:.1f}"
+    size = f"**{size}**" if cell["verdict"] == "fits" else f"no, {size}"
+    return " ".join(filter(None, [size, _short(cell["measures"]), f"({how})"]))
+
+
+def _short(measures: str) -> str:
+    """The measures but the precision, which the chip decides."""
+    return measures.partition(", ")[2]
