@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import keras_mp
-from keras_mp.conversion.merged import merged_float32
+from keras_mp.conversion.merged_float32 import merged_float32
 
 pytestmark = [pytest.mark.ci, pytest.mark.usefixtures("float32_policy")]
 
