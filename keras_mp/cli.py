@@ -129,7 +129,7 @@ def inspect(
     """Show the precision of each product in a training step compiled for a chip, which need not be attached.
 
     Other options are passed to the training recipe: `keras-mp inspect digits --width 64`, or to the function:
-    `keras-mp inspect models.llama:llama --size llama3-8b --policy mixed_bfloat16`.
+    `keras-mp inspect my_models:build --width 512 --policy mixed_bfloat16`.
     """
     _check_writable(html=html)
     sys.path.insert(0, os.getcwd())
