@@ -1,10 +1,10 @@
 """GPT: its size against the published one, that it is causal, and that its sizes are checked."""
 
-import keras
 import numpy as np
 import pytest
 from check_model import ON_TENSORFLOW, PRECISIONS, check_model
 from marks import few
+from shapes_alone import shapes_alone
 
 from models.gpt import gpt
 from models.transformer import Size
@@ -13,7 +13,7 @@ TINY = Size(1, 128, 2)
 
 
 def parameters(**arguments):
-    with keras.StatelessScope(initialize_variables=False):
+    with shapes_alone():
         return gpt(**arguments).count_params()
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from check_model import PRECISIONS, check_model
 from marks import few
+from shapes_alone import shapes_alone
 
 from models.text_classifier import PADDING, text_classifier
 from models.transformer import Size
@@ -24,7 +25,7 @@ def test_in_every_precision(precision, tmp_path):
 def test_base_has_the_encoder_of_bert():
     # BERT-base without pooler, 108,891,648: less the 2 segments and the normalization of the embeddings; our final
     # normalization is as large as that one, and the classifier has 768 x 2 + 2.
-    with keras.StatelessScope(initialize_variables=False):
+    with shapes_alone():
         model = text_classifier("base", vocabulary_multiple=1)
     assert model.count_params() == 108_891_648 - 2 * 768 + 768 * 2 + 2
 

@@ -1,10 +1,10 @@
 """The vision transformer: its sizes against the published ones, and that they are checked."""
 
-import keras
 import numpy as np
 import pytest
 from check_model import PRECISIONS, check_model
 from marks import few
+from shapes_alone import shapes_alone
 
 from models.transformer import Size
 from models.vit import vit
@@ -24,7 +24,7 @@ def test_in_every_precision(precision, tmp_path):
 # The counts of the models released with DeiT (timm's deit_*_patch16_224): 5.7, 22 and 86 million in its table 1.
 @pytest.mark.parametrize("size, parameters", [("tiny", 5_717_416), ("small", 22_050_664), ("base", 86_567_656)])
 def test_parameters_are_those_published(size, parameters):
-    with keras.StatelessScope(initialize_variables=False):
+    with shapes_alone():
         assert vit(size).count_params() == parameters
 
 
