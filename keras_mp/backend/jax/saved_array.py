@@ -7,9 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-
-# Private, as it is what Keras's own store reads with; it refuses links to other files.
-from keras.src.saving.saving_lib import safe_get_h5_dataset
+from keras.src.saving import saving_lib
 
 _READ_WHOLE_BELOW = 2**20
 """Bytes of an array that are read at once."""
@@ -47,6 +45,14 @@ class SavedArray(np.lib.mixins.NDArrayOperatorsMixin):
         return getattr(np.asarray(self), name)
 
 
+def _dataset(store: Any, key: str) -> Any:
+    """The dataset that Keras's store reads, after its own check, which refuses links to other files."""
+    if hasattr(saving_lib, "safe_get_h5_dataset"):
+        return saving_lib.safe_get_h5_dataset(store._h5_entry_group, key)
+    dataset = store._h5_entry_group[key]
+    return store._verify_dataset(dataset) if hasattr(store, "_verify_dataset") else dataset  # 3.13.0 checks nothing
+
+
 def unread(read: Callable[..., Any]) -> Callable[..., Any]:
     """Has Keras's store of weights hand out large arrays of floats unread; makes the replacement of a patch."""
 
@@ -54,7 +60,7 @@ def unread(read: Callable[..., Any]) -> Callable[..., Any]:
         # The file of an array that several files hold parts of the layer of is closed before it is assigned.
         if len(getattr(store, "current_shard_filenames", ())) > 1:
             return read(store, key)
-        dataset = safe_get_h5_dataset(store._h5_entry_group, key)
+        dataset = _dataset(store, key)
         bits = dataset.attrs.get("dtype") == "bfloat16"
         if dataset.nbytes < _READ_WHOLE_BELOW or not (bits or dataset.dtype.kind == "f"):
             return read(store, key)
