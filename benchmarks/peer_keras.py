@@ -16,6 +16,7 @@ from benchmarks.plain_models import plain_gpt, plain_vit
 from keras_mp.bench.keras_step import check_can_run, of_model
 from keras_mp.bench.workload import Workload
 from models.gpt import gpt
+from models.llama import LlamaSize, llama
 from models.resnet import resnet_imagenet
 from models.transformer import Size
 from models.vit import vit
@@ -33,7 +34,7 @@ def kit_compiled(workload: str, precision: str, fp8: str = "current") -> keras.M
     chosen = WORKLOADS[workload]
     keras.utils.set_random_seed(0)
     choice = keras_mp.set_global_policy(precision)
-    loss = keras_mp.ChunkedCrossEntropy() if chosen.kind == "gpt" else cross_entropy()
+    loss = keras_mp.ChunkedCrossEntropy() if chosen.kind in ("gpt", "llama") else cross_entropy()
     return keras_mp.prepare(kit_model(chosen), optimizer(), loss, fp8=every_product(choice, fp8))
 
 
@@ -56,6 +57,9 @@ def kit_model(sizes: PeerModel) -> keras.Model:
     if sizes.kind == "gpt":
         *size, vocabulary, length = sizes.sizes
         return gpt(Size(*size), vocabulary, length)
+    if sizes.kind == "llama":
+        *size, length = sizes.sizes
+        return llama(LlamaSize(*size, tied=True, theta=500000.0), length)
     if sizes.kind == "vit":
         *size, classes, side, patch = sizes.sizes
         return vit(Size(*size), classes, (side, side, 3), patch)

@@ -11,9 +11,10 @@ class PeerModel(NamedTuple):
     """A model and its batch.
 
     Args:
-        kind: "gpt", "resnet" or "vit".
+        kind: "gpt", "llama", "resnet" or "vit".
         batch: sequences or images of a step.
-        sizes: of the model; for a GPT (layers, width, heads, vocabulary, length), for a ResNet (depth, classes, pixels
+        sizes: of the model; for a GPT (layers, width, heads, vocabulary, length), for
+            a Llama (layers, width, heads, key heads, hidden, vocabulary, length), for a ResNet (depth, classes, pixels
             of a side), for a ViT (layers, width, heads, classes, pixels of a side, pixels of a patch).
     """
 
@@ -30,9 +31,11 @@ WORKLOADS = {
     # For a GPU.
     "gpt2-124m": PeerModel("gpt", 8, (12, 768, 12, 50304, 1024)),
     "gpt-4096": PeerModel("gpt", 8, (2, 4096, 32, 32768, 2048)),
+    "llama-1b": PeerModel("llama", 2, (16, 2048, 32, 8, 8192, 128256, 2048)),
     "resnet50": PeerModel("resnet", 128, (50, 1000, 224)),
     # To try the commands out.
     "gpt-small": PeerModel("gpt", 2, (1, 32, 2, 64, 16)),
+    "llama-small": PeerModel("llama", 2, (1, 32, 4, 2, 64, 64, 16)),
     "resnet-small": PeerModel("resnet", 2, (18, 10, 32)),
     "vit-small": PeerModel("vit", 2, (1, 32, 2, 10, 32, 16)),
 }
@@ -41,7 +44,7 @@ WORKLOADS = {
 def batch_of(model: PeerModel) -> tuple[np.ndarray, np.ndarray]:
     """Random tokens or images, and their targets; images have their channels last."""
     random = np.random.default_rng(0)
-    if model.kind == "gpt":
+    if model.kind in ("gpt", "llama"):
         *_, vocabulary, length = model.sizes
         text = random.integers(0, vocabulary, (model.batch, length + 1)).astype("int32")
         return np.ascontiguousarray(text[:, :-1]), np.ascontiguousarray(text[:, 1:])
@@ -52,6 +55,6 @@ def batch_of(model: PeerModel) -> tuple[np.ndarray, np.ndarray]:
 
 def details_of(model: PeerModel) -> dict[str, Any]:
     """What a row says of the batch."""
-    gpt = model.kind == "gpt"
-    units = model.batch * (model.sizes[-1] if gpt else 1)
-    return {"batch": model.batch, "unit": "tokens" if gpt else "images", "units": units}
+    text = model.kind in ("gpt", "llama")
+    units = model.batch * (model.sizes[-1] if text else 1)
+    return {"batch": model.batch, "unit": "tokens" if text else "images", "units": units}

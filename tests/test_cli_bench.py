@@ -21,25 +21,6 @@ def run(script, *arguments):
     return done.stdout
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="this command is for JAX")
-@pytest.mark.ci
-def test_the_command_for_a_gpu_runs_on_a_cpu(tmp_path):
-    arguments = ("--models", "gpt-small", "--rounds", 1, "--seconds", 0, "--only", "bfloat16", "--target", "h200")
-    printed = run("gpu.py", *arguments, "--out", tmp_path)
-    result = json.loads((tmp_path / "gpu-gpt-small.json").read_text())
-    rows = {row[0]: dict(zip(result["columns"], row, strict=True)) for row in result["rows"]}
-    assert list(rows)[:2] == ["float32, strict", "bfloat16"]
-    assert all(float(row["step, ms"]) > 0 for row in list(rows.values())[:2])
-    # The step's own products: of two operands each, and float32 where float32 was asked for.
-    ran = rows["float32, strict"]["products that ran"].split("; ")
-    assert sum(int(kernel.split()[0]) for kernel in ran) > 10
-    assert all(kernel.endswith("float32 x float32") for kernel in ran)
-    foreseen = {name: json.loads(row["predicted for h200"]) for name, row in rows.items()}
-    assert foreseen["float32, strict"].get("shares") == {"float32": 1.0} or "reason" in foreseen["bfloat16"]
-    assert result["command"].startswith("python benchmarks/gpu.py --models gpt-small")
-    assert "time, of float32," in printed
-
-
 @pytest.mark.slow
 def test_the_command_for_peers(tmp_path):
     run("peers.py", "--models", "gpt-small,resnet-small,vit-small", "--rounds", 2, "--seconds", 0, "--out", tmp_path)
