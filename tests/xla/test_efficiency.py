@@ -45,8 +45,7 @@ def test_constants_meet_the_tables(tables):
 def test_no_constant_changes_when_a_scored_run_is_taken_out(tables, monkeypatch):
     """The fit reads the tables only: no run of the score, nor what was predicted of it, is among them."""
     before = fit_efficiency.fit(tables)
-    for name in list(predictions.RUNS):
-        monkeypatch.delitem(predictions.RUNS, name)
+    monkeypatch.setattr(predictions, "RUNS", {})
     monkeypatch.setattr(predictions, "KEPT", Path("not there"))
     assert fit_efficiency.fit(fit_efficiency.read()) == before
     assert "predictions" not in Path(fit_efficiency.__file__).read_text().replace("docs/predictions.md", "")
