@@ -115,6 +115,11 @@ class Instruction:
         cycles = int(_first_group(r'"estimated_cycles":"(\d+)"', self.attributes) or 0)
         return cycles if cycles < 2**62 else 0  # the largest number stands for "not known"
 
+    @property
+    def trips(self) -> int:
+        """How often a loop runs; 1 where that is not known."""
+        return int(_first_group(r'"known_trip_count":\{"n":"(\d+)"', self.attributes) or 1)
+
 
 @dataclass(frozen=True)
 class Module:
@@ -144,9 +149,8 @@ class Module:
     def _kernels(self, computation: str, repeats: int, one_branch: bool) -> Iterator[tuple[Instruction, int]]:
         for instruction in self.computations.get(computation, {}).values():
             if instruction.opcode == "while":
-                trips = int(_first_group(r'"known_trip_count":\{"n":"(\d+)"', instruction.attributes) or 1)
                 for callee in instruction.callees:
-                    yield from self._kernels(callee, repeats * trips, one_branch)
+                    yield from self._kernels(callee, repeats * instruction.trips, one_branch)
             elif instruction.opcode in ("conditional", "call"):
                 branches = [list(self._kernels(callee, repeats, one_branch)) for callee in instruction.callees]
                 if one_branch and instruction.opcode == "conditional":
