@@ -298,6 +298,25 @@ def test_an_overflow_is_named_and_not_the_mask_that_it_meets(name, order):
     assert operation.lower() == "exp" and line.partition(": ")[2] == "scores = ops.exp(1000.0 * x)  # which overflows"
 
 
+@pytest.mark.ci
+def test_the_frameworks_searches_stop_at_the_mask_of_a_healthy_model():
+    mask = MASKS["folded"]
+    if keras.backend.backend() == "jax":
+        import jax
+
+        with jax.debug_infs(True), pytest.raises(FloatingPointError, match="inf"):
+            ops.softmax(ops.ones((2, 4)) + mask(None))
+        return
+    import tensorflow as tf
+
+    tf.debugging.enable_check_numerics()
+    try:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="-Inf"):
+            ops.softmax(ops.ones((2, 4)) + mask(None))
+    finally:
+        tf.debugging.disable_check_numerics()
+
+
 class MaskedBefore(layers.Layer):
     """Exponentials of masked scores."""
 
