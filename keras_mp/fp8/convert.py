@@ -124,8 +124,9 @@ def convert(
     wide = [decision.path for decision in chosen if _is_wide(decision.layer)]
     if wide:
         warnings.warn(
-            f"fp8.convert({model.name!r}): {', '.join(wide)} compute in float32. Their products are in {recipe.operands} "
-            "now, but what lies between is in float32: build the model under 'mixed_bfloat16' to gain more",
+            f"fp8.convert({model.name!r}): {', '.join(wide)} compute in float32. Their products are in "
+            f"{recipe.operands} now, but what lies between is in float32: build the model under "
+            "'mixed_bfloat16' to gain more",
             stacklevel=2,
         )
     return new

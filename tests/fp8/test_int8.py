@@ -282,6 +282,23 @@ def saved(history):
 
 @pytest.mark.ci
 @pytest.mark.usefixtures("mixed_bfloat16")
+def test_a_reload_in_the_middle_goes_on_as_if_there_was_none(tmp_path):
+    dense = [keras.layers.Dense(16, name=f"dense{index}") for index in range(3)]
+    plain = keras.Sequential([keras.Input((16,)), *dense], name="mlp")
+    model = convert(plain, Int8Scaling(kernel_gradient="int8"), select=everything)
+    model.compile("adam", "mse")
+    x, y = normal(32, 16), normal(32, 16)
+    model.fit(x[:16], y[:16], batch_size=4, shuffle=False, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for each in (model, loaded):
+        each.fit(x[16:], y[16:], batch_size=4, shuffle=False, verbose=0)
+    whole, resumed = ([to_numpy(layer.kernel) for layer in integer_layers(each)] for each in (model, loaded))
+    assert_equal(whole, resumed)
+
+
+@pytest.mark.ci
+@pytest.mark.usefixtures("mixed_bfloat16")
 def test_amaxes_stay_where_the_recipe_changes():
     model, batch = zoo.build("functional", "mixed_bfloat16")
     model = convert(model, DelayedScaling(amax_history_length=4), select=everything)
