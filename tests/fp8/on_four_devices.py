@@ -33,7 +33,7 @@ def test_four_devices_share_one_scale():
 
 @pytest.mark.parametrize("name", ["margin", *(pytest.param(f"INT8 {s}", marks=pytest.mark.ci) for s in SCALES)])
 @pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.ci), 3])
-def test_amaxes_of_four_devices_are_those_of_the_whole_batch(name, accumulate):
+def test_delayed_scaling_on_four_devices_is_that_of_the_whole_batch(name, accumulate):
     recipe = trajectory.RECIPES[name]
     model = trajectory.build(recipe, accumulate)
     trajectory.run(model, trajectory.reference_of(recipe, accumulate), trajectory.steps(50))

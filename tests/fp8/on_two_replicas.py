@@ -71,7 +71,7 @@ class Planted(keras.callbacks.Callback):
 
 @pytest.mark.parametrize("name", ["margin", *(pytest.param(f"INT8 {s}", marks=pytest.mark.ci) for s in SCALES)])
 @pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.ci), 3])
-def test_amaxes_of_both_replicas_are_those_of_the_whole_batch(name, accumulate):
+def test_delayed_scaling_on_both_replicas_is_that_of_the_whole_batch(name, accumulate):
     plan = trajectory.steps(50)
     recipe = trajectory.RECIPES[name]
     with strategy.scope():
