@@ -24,6 +24,8 @@ NAMES = {
     "f32": "float32",
     "f64": "float64",
 }
+# XLA's and StableHLO's.
+_INTEGERS = {"s8": "int8", "i8": "int8", "s32": "int32", "i32": "int32"}
 # They move no data of their own.
 FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
@@ -179,7 +181,7 @@ class Module:
 
 def long_name(dtype: str) -> str:
     """Keras's name of an element type; XLA's own where Keras has none."""
-    return NAMES.get(dtype, dtype)
+    return NAMES.get(dtype) or _INTEGERS.get(dtype, dtype)
 
 
 def parse(text: str) -> Module:

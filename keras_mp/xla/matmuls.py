@@ -226,6 +226,8 @@ def _accumulation(operands: tuple[str, ...], instruction: Instruction, platform:
         # Hopper sums FP8 products with fewer bits unless a higher precision is asked for.
         precise = "HIGHEST" in instruction.attributes or "highest" in instruction.attributes
         return "float32" if precise or platform != "cuda" else "float32, fast"
+    if operands and all(dtype == "int8" for dtype in operands):
+        return "int32"
     if platform == "cpu":
         return long_name(instruction.shapes[0].dtype)
     return "float32"
