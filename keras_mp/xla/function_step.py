@@ -42,20 +42,23 @@ def step_of_function(
     config = vars(parse(_config(given, build), options, f"keras-mp inspect {given}", inspect.getdoc(build) or ""))
     if "policy" not in inspect.signature(build).parameters:
         set_global_policy(config.pop("policy"))
+    taken = (
+        f"{given} is taken for a function that builds a model, as its module defines no train(config), which a "
+        "training recipe has"
+    )
     try:
         inspect.signature(build).bind(**config)
     except TypeError as error:
-        raise ValueError(
-            f"{given} is taken for a function that builds a model, as its module defines no train(config), which a "
-            f"training recipe has: {error}"
-        ) from error
-    model = build_without_values(functools.partial(_compiled, functools.partial(build, **config)))
+        raise ValueError(f"{taken}: {error}") from error
+    model = build_without_values(functools.partial(_compiled, functools.partial(build, **config), taken))
     trains = bool(model.compiled and model.optimizer is not None)
     return model, shapes_of_step(model, batch_size, trains, "call keras_mp.inspect(build, batch)"), trains
 
 
-def _compiled(build: Callable[[], Any]) -> Any:
+def _compiled(build: Callable[[], Any], taken: str) -> Any:
     model = build()
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"{taken}: build() must return a keras.Model, got {type(model).__name__}")
     if isinstance(model, LanguageModel) and not model.compiled:
         model.compile(keras.optimizers.AdamW(), ChunkedCrossEntropy(), jit_compile=True)
     return model
