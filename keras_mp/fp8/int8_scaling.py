@@ -92,7 +92,7 @@ class Int8Scaling(Recipe):
     operands: ClassVar[str] = "INT8"
 
     def __post_init__(self) -> None:
-        for name, least in (("margin", 0), ("amax_history_length", 1), ("calibration_steps", 1)):
+        for name, least in (("margin", 0), ("amax_history_length", 1), ("calibration_steps", 1), ("seed", 0)):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
         for name, known in (
             ("scales", SCALES),
@@ -102,8 +102,6 @@ class Int8Scaling(Recipe):
             if getattr(self, name) not in known:
                 listed = " or ".join(map(repr, known))
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use {listed}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ValueError(f"seed={self.seed!r} must be a whole number")
         object.__setattr__(self, "per_row", self.scales == "current")
 
     @property
