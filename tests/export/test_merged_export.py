@@ -114,6 +114,7 @@ def test_a_stabilized_gemma_with_lora_is_exported_as_plain_float32(mode, policy,
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value)
 
 
+@pytest.mark.once
 def test_lora_of_a_convolution_is_merged(tmp_path):
     generator = np.random.default_rng()
     model = keras.Sequential([keras.Input((6, 6, 3)), layers.Conv2D(4, 3, name="conv")])
