@@ -65,7 +65,8 @@ def test_each_kind_of_chip_and_inspect_agrees():
         assert dataclasses.replace(row.figures, largest=()) == dataclasses.replace(before.figures, largest=())
 
 
-@slow_on("tensorflow")
+@pytest.mark.timeout(900)
+@slow_on("jax")
 def test_a_chip_that_is_too_small_gets_the_cheapest_measures(monkeypatch):
     h100 = find_chip("h100")
     plain = keras_mp.advise(build, batch(16), ["h100"])["h100"].figures
