@@ -45,7 +45,6 @@ FORMS = {"full": "in full", "lora": "LoRA", "int4": "LoRA on int4"}
 RANK = 8
 # Compiled with all blocks as well.
 IN_FULL = (("BERT-large", "full", "t4"), ("GPT-2 XL", "int4", "l4"), ("Llama 3.2 1B", "lora", "h100"))
-GIB = 2**30
 
 
 class Backbone(NamedTuple):

@@ -9,6 +9,11 @@ def ci_on(backend: str) -> pytest.MarkDecorator:
     return pytest.mark.ci if keras.backend.backend() == backend else pytest.mark.filterwarnings()
 
 
+def slow_on(backend: str) -> pytest.MarkDecorator:
+    """The mark `slow` where the tests run on this backend: what is tested is the same on both."""
+    return pytest.mark.slow if keras.backend.backend() == backend else pytest.mark.filterwarnings()
+
+
 def few(values, *chosen):
     """Parameters of which those chosen are in `make test`, by default the first two; continuous integration has all."""
     values = list(values)

@@ -48,8 +48,7 @@ def run(places: Sequence[Place], work: Work, workers: int) -> list[Asked]:
     """Runs the searches of all chips to their ends.
 
     Chips of one family are searched one after another, the one with the most memory first, so that each finds what was
-    compiled for those before; families side by side, TPUs first, whose compiler takes
-    the longest.
+    compiled for those before; families side by side, TPUs first, whose compiler takes the longest.
 
     Args:
         places: the chips.

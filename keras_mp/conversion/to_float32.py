@@ -2,9 +2,13 @@
 
 from typing import Any
 
+import keras
+
 from keras_mp.fp8.converted import plain_node as without_fp8
 from keras_mp.lean.make_lean import plain_node as without_lean
 from keras_mp.rebuild import Config
+from keras_mp.rebuild.arguments import REGISTERED_NAME
+from keras_mp.rebuild.merged import is_adapted
 
 LOW_PRECISION_NAMES = frozenset({"float16", "half", "bfloat16", "mixed_float16", "mixed_bfloat16"})
 # What a dtype-like string must never be mistaken for: how a thing is called.
@@ -45,9 +49,15 @@ def to_merged_float32(node: Config, layer: Any) -> Config:
     node = to_float32(node, layer)
     if node.get("class_name") in INTEGER_POLICY_CLASSES | {"DTypePolicyMap"}:
         return FLOAT32_POLICY
-    if ADAPTED_KEYS & node.keys():
-        return {key: value for key, value in node.items() if key not in ADAPTED_KEYS}
-    return node
+    return _plain(node) if isinstance(layer, keras.layers.Layer) and is_adapted(layer) else node
+
+
+def _plain(node: Config) -> Config:
+    """A layer's config without LoRA and quantization; also where the config stands in another that builds the layer."""
+    config = {key: value for key, value in node["config"].items() if key not in ADAPTED_KEYS}
+    if node.get("registered_name") == REGISTERED_NAME:
+        config["layer"] = _plain(config["layer"])
+    return {**node, "config": config}
 
 
 def _value_to_float32(key: str, value: Any) -> Any:

@@ -1,6 +1,7 @@
-"""FP8 that really is FP8: matrix products with 8-bit operands and float32 sums, forward and backward."""
+"""FP8 that really is FP8, and INT8: matrix products with 8-bit operands, forward and backward."""
 
 from keras_mp.fp8.convert import convert, explain, is_available, revert
+from keras_mp.fp8.int8_scaling import Int8Scaling
 from keras_mp.fp8.layers import Float8Dense, Float8EinsumDense
 from keras_mp.fp8.matmul import matmul
 from keras_mp.fp8.roles import HYBRID, RoleFormats
@@ -16,6 +17,7 @@ __all__ = [
     "DelayedScaling",
     "Float8Dense",
     "Float8EinsumDense",
+    "Int8Scaling",
     "Recipe",
     "RoleFormats",
     "RowwiseScaling",

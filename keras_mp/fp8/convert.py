@@ -9,7 +9,10 @@ from typing import Any
 import keras
 
 from keras_mp.fp8.converted import converted_node, places_below, plain_node
+from keras_mp.fp8.cost import Cost
 from keras_mp.fp8.history import AmaxHistory
+from keras_mp.fp8.int8_cost import CompiledCost
+from keras_mp.fp8.int8_scaling import Int8Scaling
 from keras_mp.fp8.layers import Config, Float8Layer
 from keras_mp.fp8.scaling import get_recipe
 from keras_mp.fp8.scaling_recipe import Recipe
@@ -38,7 +41,7 @@ def convert(
     target: str | None = None,
     batch_size: int = 8,
 ) -> keras.Model:
-    """A new model in which Dense and EinsumDense layers compute in FP8; see `keras_mp.fp8.matmul`.
+    """A new model in which Dense and EinsumDense layers compute in FP8, or in INT8; see `keras_mp.fp8.matmul`.
 
     That includes layers inside others, such as the projections of MultiHeadAttention and GroupQueryAttention. Weights,
     names, shared layers, compile arguments and optimizer state are carried over; the original is not changed. The
@@ -51,7 +54,7 @@ def convert(
     Args:
         model: a built Keras model: functional, sequential, subclassed, nested; before or after training.
         recipe: a scaling recipe such as `DelayedScaling(amax_history_length=1024)`, or its name, "current", "delayed"
-            or "rowwise"; `CurrentScaling()` by default.
+            or "rowwise"; `CurrentScaling()` by default. `Int8Scaling()` converts to INT8.
         select: `select(path, layer) -> bool` is asked about every Dense and EinsumDense layer that can be converted.
             By default all are chosen but those that read the model's input or compute its output, whose errors nothing
             behind or before them evens out (torchao's examples leave the last layer out as well); those whose product
@@ -59,7 +62,8 @@ def convert(
             that are too small to gain: the smaller side of the product at most 1024 and the larger at most 4096
             (torchao's automatic filter for tensorwise scaling, measured on an H100).
         target: a chip's name in `keras_mp.chips.CHIPS`, such as "h100": whether a product gains is then predicted from
-            the chip's rates, by `keras_mp.fp8.cost.step_cost`, and not from its sizes alone.
+            the chip's rates, by `keras_mp.fp8.cost.step_cost`, and not from its sizes alone. For `Int8Scaling` it is
+            looked up in a table of compiled cycles, of "v5e", "v6e" and "v7x": see `keras_mp.fp8.int8_cost`.
         batch_size: for that prediction, where the model's inputs do not say it.
 
     Returns:
@@ -67,13 +71,14 @@ def convert(
 
     Raises:
         RebuildError: the model is not built, or has a layer that cannot be rebuilt; the message names it.
-        ValueError: unknown scaling recipe; target is no chip with FP8, or comes with a select; batch_size below 1.
+        ValueError: unknown scaling recipe; target is no chip with FP8, or none of the table of INT8, or
+            comes with a select; batch_size below 1.
         TypeError: select is no function.
 
     Warns:
         UserWarning: names what could not be converted or not be carried over; layers that had another scaling recipe;
             and layers that compute in float32, where FP8 products save less than under "mixed_bfloat16"; and why, where
-            no layer was converted.
+            no layer was converted; and static scales under "mixed_float16", whose loss scale grows.
     """
     changes = recipe is not None
     recipe = get_recipe(recipe)
@@ -100,31 +105,41 @@ def convert(
         return converted_node(node, wanted.get(id(layer)), below)
 
     new, unreached, _ = rebuild(model, rule)
-    missed = [f"layer {path!r} is not in FP8" for path in _not_converted(model, new, wanted)] + list(unreached)
+    missed = [f"layer {path!r} is not in {recipe.operands}" for path in _not_converted(model, new, wanted)] + list(
+        unreached
+    )
     if missed:
         warnings.warn(f"fp8.convert({model.name!r}) could not reach everything: {'; '.join(missed)}", stacklevel=2)
     if not chosen:
-        warnings.warn(f"fp8.convert({model.name!r}): {_why_none(decisions, select)}", stacklevel=2)
+        warnings.warn(f"fp8.convert({model.name!r}): {_why_none(decisions, select, recipe.operands)}", stacklevel=2)
+    half = [decision.path for decision in chosen if decision.layer.compute_dtype == "float16"]
+    if half and isinstance(recipe, Int8Scaling) and recipe.scales == "static":
+        warnings.warn(
+            f"fp8.convert({model.name!r}): {', '.join(half)} compute in float16, whose loss scale grows after the "
+            "static scales are calibrated: gradients would saturate. Use Int8Scaling('delayed')",
+            stacklevel=2,
+        )
     if changed:
         warnings.warn(f"fp8.convert({model.name!r}): {_told(changed, recipe)}", stacklevel=2)
     wide = [decision.path for decision in chosen if _is_wide(decision.layer)]
     if wide:
         warnings.warn(
-            f"fp8.convert({model.name!r}): {', '.join(wide)} compute in float32. Their products are in FP8 now, but "
-            "what lies between is in float32: build the model under 'mixed_bfloat16' to gain more",
+            f"fp8.convert({model.name!r}): {', '.join(wide)} compute in float32. Their products are in "
+            f"{recipe.operands} now, but what lies between is in float32: build the model under "
+            "'mixed_bfloat16' to gain more",
             stacklevel=2,
         )
     return new
 
 
-def _why_none(decisions: list[Decision], select: Select | None) -> str:
+def _why_none(decisions: list[Decision], select: Select | None, operands: str) -> str:
     if not decisions:
-        return "the model has no Dense or EinsumDense layer, so nothing is in FP8"
+        return f"the model has no Dense or EinsumDense layer, so nothing is in {operands}"
     reasons = Counter(decision.reason.partition(": ")[0] for decision in decisions)
     listed = "; ".join(f"{count} of them: {reason}" for reason, count in reasons.most_common(4))
     anyway = "; select=lambda path, layer: True converts what can be, all the same" if select is None else ""
     return (
-        f"nothing is in FP8 of the {len(decisions)} Dense and EinsumDense layers. {listed}. "
+        f"nothing is in {operands} of the {len(decisions)} Dense and EinsumDense layers. {listed}. "
         f"keras_mp.fp8.explain(model) lists them{anyway}"
     )
 
@@ -177,18 +192,21 @@ def explain(
     from rich.table import Table
     from rich.text import Text
 
-    decisions = decide(model, select, _target(target, batch_size, get_recipe(recipe)))
-    predicted = ["bfloat16", "in FP8", "gain"] if target else []
-    table = Table("layer", "product", "FP8", *predicted, "why", box=None, pad_edge=False)
+    recipe = get_recipe(recipe)
+    decisions = decide(model, select, _target(target, batch_size, recipe))
+    predicted = ["bfloat16", f"in {recipe.operands}", "gain"] if target else []
+    table = Table("layer", "product", recipe.operands, *predicted, "why", box=None, pad_edge=False)
     for decision in decisions:
         sizes = "" if decision.sizes is None else f"{decision.sizes[0]} x {decision.sizes[1]}"
         cost = decision.cost
-        cells = ["", "", ""] if cost is None else [_ms(cost.bfloat16), _ms(cost.fp8), f"{cost.gain:.2f}"]
+        cells = ["", "", ""] if cost is None else [*_amounts(cost), f"{cost.gain:.2f}"]
         row = (decision.path, sizes, _verdict(decision), *(cells if target else []), decision.reason.partition(": ")[0])
         table.add_row(*[Text(cell, overflow="fold") for cell in row])
     console = Console(highlight=False)
     console.print(table)
-    if target:
+    if target and isinstance(recipe, Int8Scaling):
+        console.print(f"Compiled for {target}: million cycles of a layer of the table, forward and backward.")
+    elif target:
         console.print(f"Predicted from peak rates for {target}, batches of {batch_size}, forward and backward.")
     return decisions
 
@@ -198,8 +216,10 @@ def _target(name: str | None, batch_size: int, recipe: Recipe) -> Target | None:
     return None if name is None else Target(name, batch_size, recipe)
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
+def _amounts(cost: Cost | CompiledCost) -> tuple[str, str]:
+    if isinstance(cost, CompiledCost):
+        return f"{cost.bfloat16:.3g} M", f"{cost.int8:.3g} M"
+    return f"{cost.bfloat16 * 1e3:.3g} ms", f"{cost.fp8 * 1e3:.3g} ms"
 
 
 def _not_converted(old: Any, new: Any, wanted: dict[int, Recipe]) -> list[str]:

@@ -31,17 +31,20 @@ class AmaxHistory(keras.layers.Layer):
     Where a step's gradients do not pass the layer, JAX overwrites the history with zeros: it starts over.
 
     Args:
-        length: number of steps.
+        length: number of steps whose amaxes are kept.
+        counts_steps: whether the number of steps is kept as well, in a last column.
     """
 
-    def __init__(self, length: int, name: str = "amax_history", **arguments: Any) -> None:
+    def __init__(self, length: int, counts_steps: bool = False, name: str = "amax_history", **arguments: Any) -> None:
         super().__init__(name=name, dtype="float32", autocast=False, **arguments)
         self.length = length
+        self.counts_steps = counts_steps
+        self.columns = length + counts_steps
         self._calls = 0
 
     def build(self, input_shape: Any = None) -> None:
         self.slots = self.add_weight(
-            shape=(CALL_SITES, len(ROLES), 1 + self.length),
+            shape=(CALL_SITES, len(ROLES), 1 + self.columns),
             initializer="zeros",
             dtype="float32",
             autocast=False,
@@ -55,11 +58,11 @@ class AmaxHistory(keras.layers.Layer):
         """Reads the history, for one call of the FP8 layer.
 
         Returns:
-            float32 of shape (3, length), by role and step, the newest step first. Its gradient is the next history.
-            Of a layer that is not trainable all zeros.
+            float32 of shape (3, length), by role and step, the newest step first; and one column more where steps are
+            counted. Its gradient is the next history. Of a layer that is not trainable all zeros.
         """
         if not self.slots.trainable:
-            return keras.ops.zeros((len(ROLES), self.length))
+            return keras.ops.zeros((len(ROLES), self.columns))
         # In the order of the calls, whatever the step: those of one step are next to each other.
         slot = self._calls % CALL_SITES
         self._calls += 1
@@ -72,12 +75,15 @@ class AmaxHistory(keras.layers.Layer):
                 own = keras.ops.reshape(keras.ops.one_hot(slot, CALL_SITES), (-1, 1, 1))
                 return own * counted
 
-            return _combined(slots), gradient
+            return self._combined(slots), gradient
 
         return read(backend.as_tensor(self.slots))
 
     def save_own_variables(self, store: Any) -> None:
-        store["0"] = keras.ops.convert_to_numpy(_combined(keras.ops.convert_to_tensor(self.slots)))
+        history = keras.ops.convert_to_numpy(self._combined(keras.ops.convert_to_tensor(self.slots)))
+        store["0"] = history[:, : self.length]
+        if self.counts_steps:
+            store["1"] = history[:, self.length :]
 
     def load_own_variables(self, store: Any) -> None:
         """Takes the newest amaxes of a file; those of a longer history are left, and a plain model's has none."""
@@ -93,12 +99,21 @@ class AmaxHistory(keras.layers.Layer):
             )
         elif had < self.length:
             saved = keras.ops.pad(saved, ((0, 0), (0, self.length - had)))
-        first = keras.ops.concatenate([keras.ops.ones((len(ROLES), 1)), saved[:, : self.length]], axis=1)
-        rest = keras.ops.zeros((CALL_SITES - 1, *first.shape))
-        self.slots.assign(keras.ops.concatenate([first[None], rest]))
+        first = [keras.ops.ones((len(ROLES), 1)), saved[:, : self.length]]
+        if self.counts_steps:
+            steps = store["1"][...] if "1" in store.keys() else keras.ops.zeros((len(ROLES), 1))
+            first.append(keras.ops.cast(steps, "float32"))
+        rest = keras.ops.zeros((CALL_SITES - 1, len(ROLES), 1 + self.columns))
+        self.slots.assign(keras.ops.concatenate([keras.ops.concatenate(first, axis=1)[None], rest]))
+
+    def _combined(self, slots: Any) -> Any:
+        newest_end = 1 + min(self.length, 1)
+        count, newest, older = slots[:, :, :1], slots[:, :, 1:newest_end], slots[:, :, newest_end:]
+        older = older / keras.ops.maximum(count, 1.0)
+        return keras.ops.max(keras.ops.concatenate([newest, older], axis=2), axis=0)
 
     def get_config(self) -> dict[str, Any]:
-        return {"name": self.name, "length": self.length}
+        return {"name": self.name, "length": self.length, "counts_steps": self.counts_steps}
 
 
 def next_history(history: Any, amaxes: list[Any]) -> Any:
@@ -112,9 +127,3 @@ def next_history(history: Any, amaxes: list[Any]) -> Any:
         float32 of shape (3, length).
     """
     return keras.ops.concatenate([keras.ops.stack(amaxes)[:, None], history[:, :-1]], axis=1)
-
-
-def _combined(slots: Any) -> Any:
-    count, newest, older = slots[:, :, :1], slots[:, :, 1:2], slots[:, :, 2:]
-    older = older / keras.ops.maximum(count, 1.0)
-    return keras.ops.max(keras.ops.concatenate([newest, older], axis=2), axis=0)

@@ -44,7 +44,7 @@ class Float8Layer:
     @recipe.setter
     def recipe(self, recipe: Recipe | str | None) -> None:
         recipe = get_recipe(recipe)
-        if self.built and recipe.history_length != self._recipe.history_length:
+        if self.built and _kept(recipe) != _kept(self._recipe):
             raise ValueError(
                 f"recipe={recipe} keeps amaxes of {recipe.history_length} steps, and the built layer {self.path!r} of "
                 f"{self._recipe.history_length}: make a new model with keras_mp.fp8.convert(model, recipe)"
@@ -57,9 +57,9 @@ class Float8Layer:
 
     def build_history(self) -> None:
         """Creates the amax history, if the scaling recipe needs one."""
-        if self.recipe.history_length:
+        if any(_kept(self.recipe)):
             self._tracker.unlock()  # Keras locks a layer that is built, as one that is converted may be
-            self.amax_history = AmaxHistory(self.recipe.history_length)
+            self.amax_history = AmaxHistory(*_kept(self.recipe))
             self.amax_history.build()
             self._tracker.lock()
 
@@ -83,6 +83,10 @@ class Float8Layer:
     def get_config(self) -> Config:
         recipe = keras.saving.serialize_keras_object(self.recipe)
         return {**super().get_config(), "recipe": recipe}  # type: ignore[misc]
+
+
+def _kept(recipe: Recipe) -> tuple[int, bool]:
+    return recipe.history_length, recipe.counts_steps
 
 
 @keras.saving.register_keras_serializable("keras_mp")

@@ -10,6 +10,9 @@ import keras
 from keras_mp import backend
 from keras_mp.fp8.contraction import explicit, last_axis, summed_axes
 from keras_mp.fp8.history import next_history
+from keras_mp.fp8.int8_product import int8_product
+from keras_mp.fp8.int8_scaling import Int8Scaling
+from keras_mp.fp8.quantized_dot import quantized_dot
 from keras_mp.fp8.roles import ROLES
 from keras_mp.fp8.scaling import amax_of, get_recipe
 from keras_mp.fp8.scaling_recipe import Quantized, Recipe
@@ -45,6 +48,8 @@ def matmul(
     The products of the largest inputs, kernel and gradient magnitudes may be as small as 1e-32; where the divisor
     overflows float32, the result is zero.
 
+    With `Int8Scaling` the operands are INT8: its docstring has the equations.
+
     On hardware without FP8 the compiler widens the operands: the sums are of the same products.
 
     Args:
@@ -56,7 +61,8 @@ def matmul(
         path: names the products in the compiled program: `path/keras_mp.forward`, `path/keras_mp.input_gradient`,
             `path/keras_mp.kernel_gradient`. On JAX the name scopes around the call take its place.
         history: amaxes of the steps before, float32 of shape (3, recipe.history_length), by role and step, the newest
-            step first, for a scaling recipe that needs them; without it each call is a first step. Its gradient is no
+            step first, for a scaling recipe that needs them, and then a column with the number of steps, for one that
+            counts them (`recipe.counts_steps`); without it each call is a first step. Its gradient is no
             gradient, but the history of the next step.
 
     Returns:
@@ -76,8 +82,12 @@ def matmul(
 
     to_inputs = f"{result_labels},{kernel_labels}->{input_labels}"
     to_kernel = f"{input_labels},{result_labels}->{kernel_labels}"
+    histories = [] if history is None else [_checked(history, recipe)]
     # libtpu 0.0.42 runs out of stack where it fuses a product that splits features into heads with attention's own.
     splits = len(kernel_labels) - len(set(kernel_labels) & set(input_labels)) > 1
+    if isinstance(recipe, Int8Scaling):
+        arguments = (equation, to_inputs, to_kernel)
+        return int8_product(inputs, kernel, histories, recipe, arguments, dtype or input_dtype, path, apart=splits)
 
     @keras.ops.custom_gradient
     def multiply(inputs: Any, kernel: Any, *histories: Any) -> Any:
@@ -90,7 +100,7 @@ def matmul(
 
         def gradient(*arguments: Any, upstream: Any = None) -> Any:
             g = arguments[0] if upstream is None else upstream
-            product = functools.partial(_dot, path=path, precise=True, apart=False)
+            product = functools.partial(quantized_dot, path=path, precise=True, apart=False)
             with scope():
                 g8_for_inputs, g8_for_kernel = quantize("gradient", g, (to_inputs, 0), (to_kernel, 1))
                 following = [next_history(history, [*amaxes, amax_of(g)])] if histories else []
@@ -100,10 +110,12 @@ def matmul(
                     *following,
                 )
 
-        result = _dot(equation, x8, w8, dtype or input_dtype, "forward", path=path, precise=False, apart=splits)
+        result = quantized_dot(
+            equation, x8, w8, dtype or input_dtype, "forward", path=path, precise=False, apart=splits
+        )
         return result, gradient
 
-    return multiply(inputs, kernel, *([] if history is None else [_checked(history, recipe)]))
+    return multiply(inputs, kernel, *histories)
 
 
 def _quantize(recipe: Recipe, history: Any, role: str, x: Any, *products: tuple[str, int]) -> list[Quantized]:
@@ -115,11 +127,11 @@ def _quantize(recipe: Recipe, history: Any, role: str, x: Any, *products: tuple[
 
 
 def _checked(history: Any, recipe: Recipe) -> Any:
-    wanted = (len(ROLES), recipe.history_length)
-    if not recipe.history_length or tuple(history.shape) != wanted:
+    wanted = (len(ROLES), recipe.history_length + recipe.counts_steps)
+    if not wanted[1] or tuple(history.shape) != wanted:
         raise ValueError(
             f"history has the shape {tuple(history.shape)}, and {recipe} "
-            + (f"needs {wanted}" if recipe.history_length else "keeps none: leave it out")
+            + (f"needs {wanted}" if wanted[1] else "keeps none: leave it out")
         )
     return backend.as_tensor(history)
 
@@ -129,32 +141,3 @@ def _float_dtype(name: str, x: Any) -> str:
     if not keras.backend.is_float_dtype(dtype):
         raise TypeError(f"{name} must be floats, got {dtype}: cast them, as with keras.ops.cast(x, 'bfloat16')")
     return dtype
-
-
-def _dot(
-    equation: str, left: Quantized, right: Quantized, dtype: str, role: str, *, path: str, precise: bool, apart: bool
-) -> Any:
-    """An einsum of two quantized tensors whose summed labels stand in both, divided by their scales."""
-    name = f"{path}/keras_mp.{role}"
-    operands, result = equation.split("->")
-    left_labels, right_labels = operands.split(",")
-    axes = summed_axes(equation)
-    kept = [
-        [label for axis, label in enumerate(labels) if axis not in summed]
-        for labels, summed in zip((left_labels, right_labels), axes, strict=True)
-    ]
-
-    def multiply(factor: Any, dtype: str) -> Any:
-        lists = list(axes[0]), list(axes[1])
-        return backend.fp8_dot(left.values, right.values, lists, factor, dtype, precise=precise, apart=apart, name=name)
-
-    if len(left.scale.shape) == 0:
-        out = multiply(1.0 / (left.scale * right.scale), dtype)
-    else:
-        rows = keras.ops.squeeze(1.0 / left.scale, axes[0])
-        columns = keras.ops.squeeze(1.0 / right.scale, axes[1])
-        out = multiply(keras.ops.ones(()), "float32")
-        out = out * keras.ops.expand_dims(rows, [len(kept[0]) + i for i in range(len(kept[1]))])
-        out = keras.ops.cast(out * columns, dtype)
-    labels = kept[0] + kept[1]
-    return out if labels == list(result) else keras.ops.transpose(out, [labels.index(label) for label in result])

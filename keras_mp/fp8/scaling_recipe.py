@@ -38,7 +38,9 @@ class Recipe:
     Attributes:
         format: the format of each role.
         power_of_two: whether scales are rounded down to a power of two.
-        history_length: of how many steps before it needs the amaxes; 0 where it keeps nothing.
+        history_length: of how many steps before it needs the amaxes; 0 where it keeps none.
+        counts_steps: whether it needs the number of updates so far.
+        operands: what products multiply, for messages: "FP8" or "INT8".
         per_row: whether a tensor has many scales, which lie along the axes that a product does not sum over. Then each
             product has copies of its own.
     """
@@ -46,6 +48,8 @@ class Recipe:
     format: RoleFormats
     power_of_two: bool
     per_row: ClassVar[bool] = False
+    counts_steps: ClassVar[bool] = False
+    operands: ClassVar[str] = "FP8"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "format", role_formats(self.format))
@@ -111,12 +115,26 @@ class Recipe:
             ValueError: there is no such role.
         """
         format = self.format_of(role)
-        scale = keras.ops.minimum(format.max * 2.0**-margin / amax, MAX_SCALE)
-        if self.power_of_two:
-            scale = backend.bitcast(keras.ops.bitwise_and(backend.bitcast(scale, "int32"), _EXPONENT_BITS), "float32")
-        usable = keras.ops.logical_and(amax > 0, keras.ops.isfinite(amax))
-        scale = keras.ops.where(usable, scale, keras.ops.ones_like(scale))
+        scale = scale_to(format.max * 2.0**-margin, amax, self.power_of_two)
         return Quantized(formats.quantize(x, format, scale), scale)
+
+
+def scale_to(top: float, amax: Any, power_of_two: bool = False) -> Any:
+    """The scale that brings a magnitude to a number.
+
+    Args:
+        top: the number.
+        amax: the magnitude, float32 of any shape.
+        power_of_two: whether the scale is rounded down to a power of two.
+
+    Returns:
+        float32 of amax's shape: min(top / amax, 2^126), and 1 where amax is 0, infinite or NaN.
+    """
+    scale = keras.ops.minimum(top / amax, MAX_SCALE)
+    if power_of_two:
+        scale = backend.bitcast(keras.ops.bitwise_and(backend.bitcast(scale, "int32"), _EXPONENT_BITS), "float32")
+    usable = keras.ops.logical_and(amax > 0, keras.ops.isfinite(amax))
+    return keras.ops.where(usable, scale, keras.ops.ones_like(scale))
 
 
 def _written(value: Any) -> str:

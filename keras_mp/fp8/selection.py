@@ -10,6 +10,8 @@ import keras
 
 from keras_mp.fp8.contraction import problem
 from keras_mp.fp8.cost import Cost, chip_for, rows_of, step_cost
+from keras_mp.fp8.int8_cost import CompiledCost, compiled_cost
+from keras_mp.fp8.int8_scaling import Int8Scaling
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.rebuild import layers_by_path
@@ -44,7 +46,7 @@ class Decision(NamedTuple):
     float8: bool
     possible: bool
     reason: str
-    cost: Cost | None = None
+    cost: Cost | CompiledCost | None = None
 
 
 class Target(NamedTuple):
@@ -73,7 +75,8 @@ def decide(model: keras.Model, select: Select | None = None, target: Target | No
         A decision a layer, depth first.
 
     Raises:
-        ValueError: the target is no chip with FP8, or the model does not say how many rows a layer's inputs have.
+        ValueError: the target is no chip with FP8, or none of the table of INT8; or the model does not say how many
+            rows a layer's inputs have.
     """
     ends = {} if select else end_layers(model)
     predict = _Predictor(target) if target else None
@@ -88,10 +91,12 @@ class _Predictor:
     """Predicts the cost of layers, in the order of their paths."""
 
     def __init__(self, target: Target):
-        self.target, self.chip = target, chip_for(target.chip)
+        self.target = target
+        if not isinstance(target.recipe, Int8Scaling):
+            chip_for(target.chip)
         self._rows: dict[str, int] = {}
 
-    def __call__(self, path: str, layer: keras.layers.Layer, sizes: tuple[int, int]) -> Cost:
+    def __call__(self, path: str, layer: keras.layers.Layer, sizes: tuple[int, int]) -> Cost | CompiledCost | None:
         parent = path.rpartition("/")[0]
         rows = rows_of(layer, sizes[0], self.target.batch_size)
         if rows is not None:
@@ -101,10 +106,12 @@ class _Predictor:
         else:
             raise ValueError(
                 f"layer {path!r} takes inputs of unknown length, {layer.get_build_config()['input_shape']}: to predict "
-                "what FP8 gains, build the model with a known one, such as keras.Input((1024,))"
+                "what a layer gains, build the model with a known one, such as keras.Input((1024,))"
             )
         recipe = layer.recipe if isinstance(layer, Float8Layer) else self.target.recipe
-        return step_cost(rows, *sizes, self.chip, recipe)
+        if isinstance(recipe, Int8Scaling):
+            return compiled_cost(rows, *sizes, self.target.chip, recipe)
+        return step_cost(rows, *sizes, chip_for(self.target.chip), recipe)
 
 
 def _decide(
@@ -117,7 +124,7 @@ def _decide(
     cost = predict(path, layer, sizes) if predict else None
     told = "" if cost is None else f": {_told(cost)}"
     if isinstance(layer, Float8Layer):
-        return Decision(path, layer, sizes, True, True, f"it computes in FP8 with {layer.recipe}{told}", cost)
+        return Decision(path, layer, sizes, True, True, _computes(layer.recipe) + told, cost)
     if select is not None:
         chosen = bool(select(path, layer))
         reason = "select chose it" if chosen else "select left it out"
@@ -127,11 +134,18 @@ def _decide(
     if not reason and cost is not None and cost.gain <= 1:
         reason = f"{product} does not gain"
     if not reason and cost is None:
-        reason = _too_small(*sizes)
+        reason = f"{product} is smaller than those whose cycles are known" if predict else _too_small(*sizes)
     return Decision(path, layer, sizes, not reason, True, (reason or f"{product} gains") + told, cost)
 
 
-def _told(cost: Cost) -> str:
+def _computes(recipe: Recipe) -> str:
+    return f"it computes in {recipe.operands} with {recipe}"
+
+
+def _told(cost: Cost | CompiledCost) -> str:
+    if isinstance(cost, CompiledCost):
+        cycles = f"{cost.bfloat16:.3g} million cycles a step in bfloat16, {cost.int8:.3g} in INT8"
+        return f"{cycles}, {cost.gain:.2f} times as fast (compiled, for {cost.shape})"
     milliseconds = f"{cost.bfloat16 * 1e3:.3g} ms a step in bfloat16, {cost.fp8 * 1e3:.3g} in FP8"
     return f"{milliseconds}, {cost.gain:.2f} times as fast (predicted)"
 

@@ -43,8 +43,8 @@ class SelfAttention(keras.layers.Layer):
             by default the mask that Keras carries, as from `Embedding(mask_zero=True)`.
 
     Raises:
-        ValueError: heads that do not divide the width or are no multiple of key_heads, rotary of another number of
-            pairs, or a mask of another shape.
+        ValueError: heads that do not divide the width or are no multiple of key_heads, rotary that is no sequence of
+            numbers or has another number of pairs, or a mask of another shape.
 
     References:
         Vaswani et al., "Attention Is All You Need", 2017 (arXiv:1706.03762), section 3.2.
@@ -71,7 +71,7 @@ class SelfAttention(keras.layers.Layer):
         if block is not None:
             whole_number("block", block)
         self.causal, self.use_bias, self.block = causal, use_bias, block
-        self.rotary = None if rotary is None else [float(frequency) for frequency in rotary]
+        self.rotary = None if rotary is None else _frequencies(rotary)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.supports_masking = True
 
@@ -83,9 +83,15 @@ class SelfAttention(keras.layers.Layer):
                 f"{tuple(input_shape)}"
             )
         features = width // self.heads
+        if self.rotary is not None and features % 2:
+            raise ValueError(
+                f"rotary rotates pairs of features, so the width must be a multiple of {2 * self.heads}, twice the "
+                f"heads, got {width}"
+            )
         if self.rotary is not None and 2 * len(self.rotary) != features:
             raise ValueError(
-                f"rotary must hold a number for each pair of the {features} features of a head, got {len(self.rotary)}"
+                f"rotary={self.rotary} must hold {features // 2} numbers, one for each pair of the {features} features "
+                f"of a head, got {len(self.rotary)}"
             )
         self.query_key_value = self._dense((self.heads + 2 * self.key_heads) * features, "query_key_value")
         self.output_projection = self._dense(width, "output")
@@ -134,3 +140,12 @@ class SelfAttention(keras.layers.Layer):
         return keras.layers.Dense(
             units, use_bias=self.use_bias, kernel_initializer=initializer, dtype=self.dtype_policy, name=name
         )
+
+
+def _frequencies(rotary: Any) -> list[float]:
+    if not isinstance(rotary, str):
+        try:
+            return [float(frequency) for frequency in rotary]
+        except (TypeError, ValueError):
+            pass
+    raise ValueError(f"rotary={rotary!r} must be a sequence of numbers, radians from a token to the next")

@@ -6,6 +6,7 @@ import keras
 
 from keras_mp.loss_scaling.compiled_optimizer import check_untrained, compiled_optimizer
 from keras_mp.rebuild.compiled import compile_again
+from keras_mp.rebuild.fresh_optimizer import fresh_optimizer
 from keras_mp.system.whole_number import whole_number
 
 _STEPS = "gradient_accumulation_steps"
@@ -40,10 +41,7 @@ def accumulate_gradients(model: keras.Model, steps: int) -> keras.Model:
 
 
 def _accumulating(optimizer: keras.optimizers.Optimizer, steps: int) -> keras.optimizers.Optimizer:
-    config = optimizer.get_config()
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is None:
-        config[_STEPS] = steps * (getattr(optimizer, _STEPS, None) or 1)
-    else:
-        config["inner_optimizer"] = keras.saving.serialize_keras_object(_accumulating(inner, steps))
-    return type(optimizer).from_config(config)
+        return fresh_optimizer(optimizer, **{_STEPS: steps * (getattr(optimizer, _STEPS, None) or 1)})
+    return fresh_optimizer(optimizer, inner_optimizer=keras.saving.serialize_keras_object(_accumulating(inner, steps)))

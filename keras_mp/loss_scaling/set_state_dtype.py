@@ -9,6 +9,7 @@ from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.state_formats import check_state_dtype
 from keras_mp.loss_scaling.wrap_optimizer import wrap_optimizer
 from keras_mp.rebuild.compiled import compile_again
+from keras_mp.rebuild.fresh_optimizer import fresh_optimizer
 
 
 def set_state_dtype(model: keras.Model, state_dtype: str) -> keras.Model:
@@ -40,16 +41,12 @@ def _storing_in(
     optimizer: keras.optimizers.Optimizer, state_dtype: str, model: keras.Model
 ) -> keras.optimizers.Optimizer:
     if isinstance(optimizer, LossScaleOptimizer):
-        return type(optimizer).from_config({**optimizer.get_config(), "state_dtype": state_dtype})
+        return fresh_optimizer(optimizer, state_dtype=state_dtype)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return LossScaleOptimizer(
-            _fresh(optimizer.inner_optimizer),
+            fresh_optimizer(optimizer.inner_optimizer),
             initial_scale=optimizer.initial_scale,
             growth_interval=optimizer.dynamic_growth_steps,
             state_dtype=state_dtype,
         )
-    return wrap_optimizer(_fresh(optimizer), model, state_dtype=state_dtype)
-
-
-def _fresh(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    return type(optimizer).from_config(optimizer.get_config())
+    return wrap_optimizer(fresh_optimizer(optimizer), model, state_dtype=state_dtype)

@@ -31,14 +31,14 @@ _NORMAL_E4M3 = 0x3C800000  # 2**-6, the smallest normal E4M3
 _LARGEST_E4M3 = 448.0  # Micikevicius et al. 2022, table 1
 
 
-def random_bits(shape: tuple[int, ...], seed: int, step: Any, variable_index: int) -> Any:
+def random_bits(shape: tuple[Any, ...], seed: int, step: Any, variable_index: int) -> Any:
     """Returns words that look random, and are the same whoever computes them: replicas, shards, a resumed run.
 
     Each word is a hash of the arguments and of its element's place in the whole array. A sharded array has on each
     device the words of its part.
 
     Args:
-        shape: of the whole array; it may be ().
+        shape: of the whole array; it may be (). On TensorFlow sizes may be int32 tensors.
         seed: an int of any size.
         step: an int, or an integer tensor of shape (): the count of updates.
         variable_index: an int of any size; every tensor rounded in a step has another.

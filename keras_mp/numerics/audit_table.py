@@ -65,6 +65,8 @@ def _fitting(report: LayerAudits, precision: str) -> str:
 def _fitting_fp8(report: LayerAudits) -> str:
     verdicts = [layer.verdicts["fp8"] for layer in report.layers]
     candidates = [verdict for verdict in verdicts if verdict.ok or verdict.tensor]
+    if not candidates and any("quantized" in verdict.reason for verdict in verdicts):
+        return "the Dense and EinsumDense layers are quantized, and no other layer computes in FP8"
     if not candidates:
         return "there is no Dense or EinsumDense layer, and no other layer computes in FP8"
     fitting = sum(verdict.ok for verdict in candidates)

@@ -14,13 +14,13 @@ from keras import ops
 
 from keras_mp import backend
 from keras_mp.backend.common.calls import wrapped_methods
+from keras_mp.backend.common.tap import Frame, Tap
 from keras_mp.numerics.plain_step import explained, loss_of
 from keras_mp.numerics.products import noted_products
 from keras_mp.rebuild import children_of, layers_by_path, operations_of
 
 # Layers whose body is traced once and runs at each time step.
 _REPEATING = (keras.layers.RNN, keras.layers.TimeDistributed)
-Tap = Callable[[Any, bool], Any]
 
 
 @dataclass
@@ -249,7 +249,7 @@ class ObservedStep:
         self.record = self._records[int(place)]
         return keras.tree.map_structure(_numpy, result)
 
-    def operation(self, batch: tuple, scale: float, place: int) -> tuple[str, list[tuple[str, int]]] | None:
+    def operation(self, batch: tuple, scale: float, place: int) -> tuple[str, list[Frame]] | None:
         """The operation of the forward pass from which a tensor that is not finite comes.
 
         Args:
@@ -259,10 +259,13 @@ class ObservedStep:
 
         Returns:
             The backend's name of it, and the lines of Python that led to it, as (file, line number), the innermost
-            first; None where the tensor is finite.
+            first; None where the tensor is finite, or no operation puts it out.
         """
-        given = tuple(part for part in batch if part is not None)
-        return backend.nonfinite_operation(self.model, self._forward, (given, np.float32(scale)), place + 1)
+        given, record = tuple(part for part in batch if part is not None), self.record
+        try:
+            return backend.nonfinite_operation(self.model, self._forward, (given, np.float32(scale)), place + 1)
+        finally:
+            self.record = record  # and not this trace's, whose tensors are live
 
     def _forward(self, tap: Tap, batch: Any) -> tuple[Any, list[Any]]:
         (x, y, sample_weight), scale = (*batch[0], None, None)[:3], batch[1]

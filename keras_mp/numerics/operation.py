@@ -8,13 +8,14 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from keras_mp.backend.common.tap import Frame
 from keras_mp.numerics import plain_step
 
 # Whose lines say how an operation is made, and not which layer asked for it.
-_LIBRARIES = ("keras", "keras_mp", "jax", "jaxlib", "tensorflow", "numpy")
+_LIBRARIES = ("keras", "keras_mp", "jax", "jaxlib", "tensorflow", "numpy", "optree", "tree", "absl")
 
 
-def described(name: str, frames: Sequence[tuple[str, int]]) -> str:
+def described(name: str, frames: Sequence[Frame]) -> str:
     """The operation in a line; "" where no code but that of libraries led to it.
 
     Args:

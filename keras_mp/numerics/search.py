@@ -264,6 +264,8 @@ class _Search:
             try:
                 return self._searched()
             except CannotMixError as error:
+                if error.name in self.closed:
+                    raise
                 self.closed |= {error.name}
                 self.units = units_of(self.model, self.closed)
                 self.tried = []

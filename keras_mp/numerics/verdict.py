@@ -157,6 +157,8 @@ def fp8(layer: keras.Operation, ranges: Mapping[str, Range]) -> Verdict:
     """The verdict on FP8: input and kernel in E4M3, the output's gradient in E5M2, each with a scale of max / amax."""
     if not isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)):
         return Verdict(False, "", "only Dense and EinsumDense compute in FP8")
+    if layer.quantization_mode not in (None, "float8"):
+        return Verdict(False, "", f"it is quantized to {layer.quantization_mode}")
     formats = (
         ("input", E4M3, LEAST_SQNR_E4M3),
         ("kernel", E4M3, LEAST_SQNR_E4M3),

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_mp.rebuild.arguments import same
+from keras_mp.rebuild.fresh_optimizer import fresh_optimizer, move_exclusions
 from keras_mp.rebuild.rule import Config
 from keras_mp.rebuild.state import copy_value
 
@@ -37,7 +38,9 @@ def carry_compiled(old: keras.Model, new: keras.Model, variables: dict[int, kera
             arguments["auto_scale_loss"] = False  # asked for, but not among the arguments that Keras keeps
         new.compile(**arguments)
     lost: list[str] = []
+    weights = [(weight, variables[id(weight)]) for weight in old.trainable_variables if id(weight) in variables]
     for name, old_optimizer, new_optimizer in _optimizers(old, new):
+        move_exclusions(new_optimizer, weights)
         if not old_optimizer.built:
             continue
         trained = getattr(old_optimizer, "inner_optimizer", old_optimizer)._trainable_variables
@@ -115,8 +118,9 @@ def _kept_compile_arguments(model: keras.Model) -> Config | None:
 
 def _fresh(value: Any) -> Any:
     # Metrics and optimizers hold state, so two models must not share one; losses and functions hold none.
-    stateful = (keras.metrics.Metric, keras.optimizers.Optimizer)
-    return type(value).from_config(value.get_config()) if isinstance(value, stateful) else value
+    if isinstance(value, keras.optimizers.Optimizer):
+        return fresh_optimizer(value)
+    return type(value).from_config(value.get_config()) if isinstance(value, keras.metrics.Metric) else value
 
 
 def _optimizers(

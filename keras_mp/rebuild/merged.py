@@ -11,13 +11,17 @@ from keras_mp import backend
 
 # The modes of `quantize` whose weights are known here.
 MODES = ("int8", "int4")
-LAYERS = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding)
+CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+LAYERS = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding, *CONVOLUTIONS)
+
+# Private attributes: the number of columns of the weights that are packed.
+_INT4_COLUMNS = {keras.layers.Dense: "_orig_output_dim", keras.layers.EinsumDense: "_int4_unpacked_column_size"}
 
 
 def is_adapted(layer: keras.Operation) -> bool:
-    """Whether a layer's weights are quantized to integers, or have LoRA's product beside them."""
+    """Whether a layer's weights are quantized to integers, or have the product of Keras's own LoRA beside them."""
     mode = getattr(layer, "quantization_mode", None)
-    return (mode is not None and mode != "float8") or bool(getattr(layer, "lora_enabled", False))
+    return (mode is not None and mode != "float8") or (isinstance(layer, LAYERS) and layer.lora_enabled)
 
 
 def packed_weights(layer: keras.Operation) -> list[keras.Variable]:
@@ -34,9 +38,17 @@ def why_not_merged(layer: keras.Operation) -> str:
     mode = getattr(layer, "quantization_mode", None)
     if mode not in (None, *MODES):
         return f"it is quantized in the mode {mode!r}; {' and '.join(map(repr, MODES))} are the modes that are known"
-    return (
-        "" if isinstance(layer, LAYERS) else f"its class {type(layer).__name__} keeps its weights in a way of its own"
-    )
+    if not isinstance(layer, LAYERS):
+        return f"its class {type(layer).__name__} keeps its weights in a way of its own"
+    columns = next((name for cls, name in _INT4_COLUMNS.items() if isinstance(layer, cls)), None)
+    if mode == "int4" and columns and not hasattr(layer, columns):
+        return f"Keras {keras.__version__} packs int4 in another way than Keras from 3.14, which it takes"
+    if mode and layer.lora_enabled and getattr(layer, "tie_weights", False):
+        return (
+            "its embeddings make the logits too and are quantized, where Keras adds LoRA's product to the embeddings "
+            "and not to the logits: one matrix cannot be both"
+        )
+    return ""
 
 
 def merged_weights(layer: Any) -> dict[str, np.ndarray]:
@@ -45,7 +57,7 @@ def merged_weights(layer: Any) -> dict[str, np.ndarray]:
         weight = dequantized + alpha / rank . a . b        float64, then rounded once to float32
 
     Args:
-        layer: a Dense, EinsumDense, Embedding or ReversibleEmbedding layer, for which `why_not_merged` is empty.
+        layer: a Dense, EinsumDense, Embedding, ReversibleEmbedding or Conv layer, for which `why_not_merged` is empty.
 
     Returns:
         float32 arrays in the shapes that the layer has without quantization: "kernel", or "embeddings" and, where the
@@ -67,7 +79,7 @@ def merged_weights(layer: Any) -> dict[str, np.ndarray]:
 
 def _dequantized_kernel(layer: Any) -> np.ndarray:
     stored = _float64(layer._kernel)
-    if layer.quantization_mode is None:
+    if getattr(layer, "quantization_mode", None) is None:
         return stored
     if isinstance(layer, keras.layers.Dense):
         if layer.quantization_mode == "int8":

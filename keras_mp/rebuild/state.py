@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_mp import backend
-from keras_mp.rebuild.merged import is_adapted, merged_weights, why_not_merged
+from keras_mp.rebuild.merged import LAYERS, is_adapted, merged_weights, why_not_merged
 from keras_mp.rebuild.rule import RebuildError
 from keras_mp.rebuild.walk import children_of, has_no_call, own_variables
 
@@ -90,7 +90,7 @@ def _adapt(old: Any, new: Any) -> None:
     for name in ("quantization_config", "inputs_quantizer"):
         if mode is not None and hasattr(old, name):
             setattr(new, name, getattr(old, name))
-    if getattr(old, "lora_enabled", False):
+    if isinstance(old, LAYERS) and old.lora_enabled:
         if not new.lora_enabled:
             new.enable_lora(old.lora_rank, lora_alpha=old.lora_alpha)
         new.lora_alpha = old.lora_alpha

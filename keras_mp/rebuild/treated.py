@@ -12,7 +12,7 @@ import keras
 from keras.src.models.functional import functional_like_constructor
 
 from keras_mp.rebuild.config import original_config
-from keras_mp.rebuild.quantized_policies import settle_policies
+from keras_mp.rebuild.quantized_policies import policy_of, settle_policies, with_source
 from keras_mp.rebuild.rule import Config
 from keras_mp.rebuild.walk import layers_below
 
@@ -36,12 +36,14 @@ class Treatment(NamedTuple):
         children: called with the live layer, each time before it computes: it treats the sublayers that the layer's
             own code creates, and no config shows.
         outermost: whether its mixin comes before those of the others.
+        innermost: whether its mixin comes behind them, next to the layer's own class.
     """
 
     mixin: Callable[[type], type | None] = _nothing
     prepare: Callable[[Any], None] = _nothing
     children: Callable[[Any], None] | None = None
     outermost: bool = False
+    innermost: bool = False
 
 
 _TREATMENTS: dict[str, Treatment] = {}
@@ -131,6 +133,8 @@ def treat(layer: Any, treatments: Sequence[str], precision: str) -> Any:
     original = original_class(layer)
     if isinstance(layer, keras.layers.Layer):
         settle_policies(layer)
+    if "quantize" in vars(original) and not isinstance(layer, (keras.Model, Treated)):
+        _let_keras_quantize(layer)
     if not isinstance(layer, Treated) and getattr(layer, "variable_dtype", "float32") in ("bfloat16", "float16"):
         layer._untreated_policy = layer.dtype_policy
     layer._treatments = names
@@ -143,9 +147,22 @@ def treat(layer: Any, treatments: Sequence[str], precision: str) -> Any:
     return layer
 
 
+def _let_keras_quantize(layer: Any) -> None:
+    """Keras quantizes no subclass of its own layers, which a layer with treatments is to it."""
+    quantize = layer.quantize  # on the layer itself, where Keras puts its function around that of the class
+
+    @functools.wraps(quantize)
+    def quantize_treated(mode: Any = None, config: Any = None, **arguments: Any) -> None:
+        quantize(mode, config=config, **{**arguments, "type_check": False})
+        if layer._untreated_policy is not None:
+            layer._untreated_policy = with_source(policy_of(layer), layer._untreated_policy.name)
+
+    layer.quantize = quantize_treated
+
+
 @functools.cache
 def _extended(original: type, names: tuple[str, ...]) -> type:
-    by_place = sorted(names, key=lambda name: not _treatment(name).outermost)
+    by_place = sorted(names, key=lambda name: _treatment(name).innermost - _treatment(name).outermost)
     mixins = [_treatment(name).mixin(original) for name in by_place]
     if any(_treatment(name).children for name in names):
         mixins.append(TreatedChildren)

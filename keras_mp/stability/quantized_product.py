@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
@@ -13,6 +14,69 @@ from keras.src.quantizers.quantizers import dequantize_with_sz_map
 def keeps_float_inputs(layer: Any) -> bool:
     """Whether only a layer's weights are quantized, to int4: Keras then multiplies inputs by dequantized weights."""
     return layer.quantization_mode == "int4" and not layer.inputs_quantizer
+
+
+def group_count(layer: Any) -> int:
+    """The number of groups of an int4 layer's weights; 0 where it has none."""
+    size = getattr(layer, "_int4_block_size", None) or -1
+    return math.ceil(layer.g_idx.shape[0] / size) if layer.quantization_mode == "int4" and size > 0 else 0
+
+
+class ExactGroups:
+    """The numbers of groups of int4 weights, which Keras keeps in float32, are not rounded to the compute dtype."""
+
+    def quantized_call(self, *args: Any, **kwargs: Any) -> Any:
+        self.g_idx._autocast = False  # type: ignore[attr-defined]  # private: Keras makes the variable without a choice
+        return super().quantized_call(*args, **kwargs)  # type: ignore[misc]
+
+
+def logits_stop_gradients(layer: Any) -> bool:
+    """Whether a layer's logits are of inputs that Keras rounds to integers, without a gradient for them."""
+    if not isinstance(layer, keras.layers.ReversibleEmbedding) or layer.quantization_mode not in ("int8", "int4"):
+        return False
+    return bool(layer.inputs_quantizer)
+
+
+class StraightThroughLogits:
+    """Logits of quantized inputs, whose gradient is that of the inputs before: as Keras has it in its Dense layer.
+
+    logits       = x8 . w8 / (scale of x . scale of w)
+    gradient x   = gradient of logits . w^T, with w = w8 / scale of w
+    """
+
+    def quantized_call(self, inputs: Any, reverse: bool = False) -> Any:
+        if not reverse or not logits_stop_gradients(self):
+            return super().quantized_call(inputs, reverse=reverse)  # type: ignore[misc]
+        logits = self._int8_logits(inputs) if self.quantization_mode == "int8" else self._int4_logits(inputs)  # type: ignore[attr-defined]
+        cap = self.logit_soft_cap  # type: ignore[attr-defined]
+        return logits if cap is None else cap * keras.ops.tanh(logits / cap)
+
+    def _int8_logits(self, inputs: Any) -> Any:
+        dtype = self.compute_dtype  # type: ignore[attr-defined]
+
+        @keras.ops.custom_gradient
+        def product(x: Any, codes: Any, scale: Any) -> Any:
+            x8, scale_of_x = self.inputs_quantizer(x)  # type: ignore[attr-defined]
+            y = keras.ops.cast(keras.ops.matmul(x8, codes), dtype)
+
+            def gradient(*args: Any, upstream: Any = None) -> Any:
+                dy = args[0] if upstream is None else upstream
+                kernel = keras.ops.divide(keras.ops.cast(codes, dtype), scale)
+                return keras.ops.cast(keras.ops.matmul(dy, keras.ops.transpose(kernel)), x.dtype), None, None
+
+            return keras.ops.divide(y, keras.ops.multiply(scale_of_x, scale)), gradient
+
+        if self.tie_weights:  # type: ignore[attr-defined]
+            codes, scale = keras.ops.transpose(self._embeddings), self.embeddings_scale  # type: ignore[attr-defined]
+        else:
+            codes, scale = self.reverse_embeddings, self.reverse_embeddings_scale  # type: ignore[attr-defined]
+        return product(inputs, keras.ops.convert_to_tensor(codes), keras.ops.convert_to_tensor(scale))
+
+    def _int4_logits(self, inputs: Any) -> Any:
+        x8, scale = self.inputs_quantizer(inputs)  # type: ignore[attr-defined]
+        rounded = keras.ops.cast(x8, inputs.dtype) / keras.ops.cast(scale, inputs.dtype)
+        through = inputs + keras.ops.stop_gradient(rounded - inputs)
+        return keras.ops.matmul(through, dequantized_int4(self, inputs.dtype))
 
 
 def dequantized_int4(layer: Any, dtype: str) -> Any:

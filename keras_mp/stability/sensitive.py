@@ -19,10 +19,13 @@ from keras_mp.stability.float32_layers import (
     SCORES_MIXINS,
     Float32Regularizer,
 )
+from keras_mp.stability.quantized_product import group_count, logits_stop_gradients
 
 # Operations of a functional graph, by class name: their classes are private.
 SENSITIVE_OPERATIONS = ("LogSoftmax", "Logsumexp", "Softmax", "Sparsemax")
 LOW_PRECISION = ("float16", "bfloat16")
+# So many whole numbers from 0 on are exact: 2 to the bits of the significand.
+WHOLE_NUMBERS = {"float16": 2**11, "bfloat16": 2**8}
 NORMALIZATIONS = (
     keras.layers.BatchNormalization,
     keras.layers.GroupNormalization,
@@ -66,14 +69,18 @@ def sensitive_layers(model: keras.Model) -> list[SensitiveLayer]:
 
     These are normalizations (Keras's, and custom layers whose class name ends in Norm or Normalization), softmax as a
     layer, as an activation and inside attention, regularizers of activations, losses that a layer's own code adds, and
-    the layers that compute the model's outputs; also softmax as an operation of a functional graph. Operations in a
-    layer's own `call()` are not seen.
+    the layers that compute the model's outputs; also softmax as an operation of a functional graph, and layers of int4
+    weights in more groups than the 16-bit dtype counts exactly. Operations in a layer's own `call()` are not seen.
+
+    In any precision, a ReversibleEmbedding layer whose inputs Keras quantizes is listed, too: in int8, Keras gives what
+    comes before its logits no gradient.
 
     Args:
         model: a built Keras model.
 
     Returns:
-        One entry a layer, in the model's order; empty for a float32 model and for what `stabilize` returns.
+        One entry a layer, in the model's order; empty for a float32 model without such a layer, and for what
+        `stabilize` returns.
     """
     return [layer for layer in find(model, output_layers(model)) if layer.treatments]
 
@@ -115,6 +122,12 @@ def _find(layer: keras.Operation, path: str, outputs: dict[int, str], seen: set[
 
 def _needs(layer: keras.Operation, output: str | None) -> Iterator[tuple[str, str]]:
     """The treatments that a layer needs, each with its reason; an empty one where nothing can be done."""
+    yield from _needs_in_16_bits(layer, output)
+    if logits_stop_gradients(layer) and "input gradient" not in treatments_of(layer):
+        yield "input gradient", f"its {layer.quantization_mode} logits give what comes before no gradient"
+
+
+def _needs_in_16_bits(layer: keras.Operation, output: str | None) -> Iterator[tuple[str, str]]:
     if _adds_losses(layer) and "losses" not in treatments_of(layer):
         dtypes = {part.compute_dtype for part in (layer, *layers_below(layer))}
         for low in sorted(dtypes & set(LOW_PRECISION)):
@@ -138,6 +151,8 @@ def _needs(layer: keras.Operation, output: str | None) -> Iterator[tuple[str, st
         yield "float32", f"it sums attention scores and takes their softmax in {low}"
     elif _is_normalization(layer):
         yield "float32", f"it sums squares over many values in {low}"
+    elif _rounds_groups(layer):
+        yield "groups", f"it rounds the numbers of its {group_count(layer)} groups of int4 weights to {low}"
 
 
 def _adds_losses(layer: keras.Operation) -> bool:
@@ -150,6 +165,12 @@ def _adds_losses(layer: keras.Operation) -> bool:
 def names_in(code: CodeType) -> set[str]:
     inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return set(code.co_names).union(*inner)
+
+
+def _rounds_groups(layer: keras.Operation) -> bool:
+    """Whether Keras reads the numbers of a layer's groups, kept in float32, in a dtype that is too coarse for them."""
+    casts = layer.autocast and layer.compute_dtype != layer.variable_dtype and "groups" not in treatments_of(layer)
+    return casts and group_count(layer) > WHOLE_NUMBERS[layer.compute_dtype]
 
 
 def _is_normalization(layer: keras.Operation) -> bool:

@@ -30,6 +30,7 @@ from keras_mp.stability.float32_layers import (
     Float32Operation,
     Float32Regularizer,
 )
+from keras_mp.stability.quantized_product import ExactGroups, StraightThroughLogits
 from keras_mp.stability.sensitive import find, output_layers
 from keras_mp.stability.way_out import way_out
 
@@ -41,6 +42,8 @@ def stabilize(model: keras.Model) -> keras.Model:
     - Attention adds up and normalizes its scores in float32; the products keep 16-bit operands.
     - The output layer keeps 16-bit operands and returns float32: bias, activation and the loss are in float32.
     - Regularizers of activations add up in float32; what a layer's own code hands to `add_loss` becomes float32.
+    - Of weights that Keras quantized, the numbers of int4 groups are not rounded to 16 bits; and, in any precision, the
+      logits of an int8 ReversibleEmbedding layer pass gradients on, which Keras stops.
 
     Of a model built under the policy "bfloat16", the weights of what computes in float32 become float32: those of
     normalization, moving statistics, a softmax's. Those of the output layer stay 16-bit operands.
@@ -175,6 +178,10 @@ register_treatments(
         "scores": Treatment(_by_base(SCORES_MIXINS)),
         "activation": Treatment(prepare=_activation_in_float32),
         "regularizer": Treatment(prepare=_regularizer_in_float32),
+        # The groups of int4 weights by numbers that are exact.
+        "groups": Treatment(lambda original: ExactGroups),
+        # Logits of inputs that are quantized, with a gradient for these; that of an output layer calls it.
+        "input gradient": Treatment(lambda original: StraightThroughLogits, innermost=True),
         "operation": Treatment(lambda original: Float32Operation),
         # Losses that the layer's own code adds, as float32.
         "losses": Treatment(lambda original: Float32Losses),

@@ -53,7 +53,8 @@ def prepare(
             its name; or a dict of what `keras_mp.fp8.convert` takes, such as
             `{"recipe": "delayed", "target": "h100"}`. With False, layers that `keras_mp.fp8.convert` made FP8 layers
             before stay so.
-        verbose: print five lines that say what was done, and why.
+        verbose: print five lines that say what was done, and why; a sixth says which layers are quantized, and how many
+            weights train.
         state_dtype: what the optimizer's slots, such as Adam's moments, are stored in: "float32", the default;
             "bfloat16"; or "float8", as `LossScaleOptimizer` says. None leaves a `LossScaleOptimizer` as it is.
         **compile_arguments: of `model.compile`; a `jit_compile` among them is used instead of the choice made here.

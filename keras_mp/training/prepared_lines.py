@@ -1,6 +1,9 @@
-"""What `prepare` did with a model, and why, in five lines of at most 80 characters."""
+"""What `prepare` did with a model, and why, in lines of at most 80 characters."""
 
 from __future__ import annotations
+
+import math
+from collections import Counter
 
 import keras
 
@@ -17,7 +20,7 @@ _LABEL, _TEXT = 11, 69  # characters
 
 
 def prepared_lines(model: keras.Model, prepared: keras.Model, jit: Support) -> list[str]:
-    """The lines.
+    """Five lines, and a sixth where weights are quantized.
 
     Args:
         model: what `prepare` was given.
@@ -32,7 +35,9 @@ def prepared_lines(model: keras.Model, prepared: keras.Model, jit: Support) -> l
             ("fp8", _fp8(prepared)),
             ("optimizer", _optimizer(prepared)),
             ("jit", _jit(prepared, jit)),
+            ("quantized", _quantized(prepared)),
         )
+        if text
     ]
 
 
@@ -74,6 +79,21 @@ def _fp8(prepared: keras.Model) -> str:
     if not layers:
         return "no layer"
     return f"products of {listed(layers, _TEXT - len('products of '), 'layers')}"
+
+
+def _quantized(prepared: keras.Model) -> str:
+    layers = layers_by_path(prepared).values()
+    modes = Counter(layer.quantization_mode for layer in layers if layer.quantization_mode not in (None, "float8"))
+    if not modes:
+        return ""
+    stored = " and ".join(f"{_layers(count)} in {mode}" for mode, count in sorted(modes.items()))
+    adapted = sum(bool(getattr(layer, "lora_enabled", False)) for layer in layers)
+    weights = sum(math.prod(variable.shape) for variable in prepared.trainable_variables)
+    return f"{stored}, {_layers(adapted) if adapted else 'none'} with LoRA; {weights:,} weights train"
+
+
+def _layers(count: int) -> str:
+    return f"{count} layer{'s' * (count > 1)}"
 
 
 def _optimizer(prepared: keras.Model) -> str:

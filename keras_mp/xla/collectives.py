@@ -63,7 +63,7 @@ def collectives(module: Module, devices: int, layers: CollectiveLayers | None = 
     sizes: dict[tuple[str, str, int, str], int] = defaultdict(int)
     wires: dict[tuple[str, str, int, str], Fraction] = defaultdict(Fraction)
     for sent, repeats in _sent(module):
-        group = 0 if sent.kind == "collective-permute" else group_size(sent.instruction.attributes, devices)
+        group = _group(sent, devices)
         layer = layers.of(sent.instruction, sent.fusion, sent.place) if layers else UNATTRIBUTED
         key = (sent.kind, long_name(sent.whole.dtype), group, layer)
         counts[key] += repeats
@@ -71,6 +71,18 @@ def collectives(module: Module, devices: int, layers: CollectiveLayers | None = 
         wires[key] += repeats * sent.padded.size * ring_share(sent.kind, group)
     listed = [Collective(*key, counts[key], size, int(wires[key])) for key, size in sizes.items()]
     return sorted(listed, key=lambda collective: (-collective.wire, -collective.bytes))
+
+
+def wire_of_kernels(module: Module, devices: int) -> dict[str, int]:
+    """The bytes that a device sends, on a ring, each time that an instruction of these names is started."""
+    wires: dict[str, Fraction] = defaultdict(Fraction)
+    for sent, _ in _sent(module):
+        wires[sent.kernel.name] += sent.padded.size * ring_share(sent.kind, _group(sent, devices))
+    return {name: int(wire) for name, wire in wires.items()}
+
+
+def _group(sent: _Sent, devices: int) -> int:
+    return 0 if sent.kind == "collective-permute" else group_size(sent.instruction.attributes, devices)
 
 
 def ring_share(kind: str, group: int) -> Fraction:
@@ -113,6 +125,7 @@ class _Sent(NamedTuple):
     whole: Shape
     padded: Shape
     fusion: Instruction | None
+    kernel: Instruction
 
 
 def _sent(module: Module) -> Iterator[tuple[_Sent, int]]:
@@ -130,7 +143,7 @@ def _sent(module: Module) -> Iterator[tuple[_Sent, int]]:
                 kind = "reduce-scatter"
                 whole = _unpadded(padded, module.shapes_of(fusion))
             for place, shapes in enumerate(zip(whole, padded, strict=True)):
-                yield _Sent(kind, instruction, place, *shapes, fusion), repeats
+                yield _Sent(kind, instruction, place, *shapes, fusion, kernel), repeats
 
 
 def _with_fusion(

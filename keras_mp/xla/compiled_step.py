@@ -13,6 +13,7 @@ from keras_mp.xla.estimate import LinkTime, Roofline
 from keras_mp.xla.findings import Casts, Float32Work, Sensitive
 from keras_mp.xla.matmuls import Matmul, dtype_pair
 from keras_mp.xla.memory import Memory
+from keras_mp.xla.step_time import StepTime
 from keras_mp.xla.suggestions import Advice, asks_fp8, runs_fp8
 
 
@@ -77,6 +78,8 @@ class CompiledStep:
             known.
         refused: the compiler's message where it refuses the step because it is larger than the memory: then `memory` is
             from that message, no product has a compiled dtype, and there are neither times nor collectives.
+        time: a prediction of what the step takes; None for the host, for a step that the compiler divides over devices
+            ("tensor"), and where it refuses the step.
     """
 
     model: str
@@ -105,6 +108,7 @@ class CompiledStep:
     extrapolated: tuple[ScaledBlocks, ...] = ()
     link_time: LinkTime | None = None
     refused: str = ""
+    time: StepTime | None = None
 
     @property
     def flops(self) -> int:

@@ -29,6 +29,7 @@ from keras_mp.xla.lower import build_without_values, lower_step
 from keras_mp.xla.matmuls import Matmul
 from keras_mp.xla.memory import Memory
 from keras_mp.xla.pass_over import CannotPassOver, passing_over
+from keras_mp.xla.step_time import StepTime
 
 BLOCKS = (4, 8)
 _ADDITIVE = ("count", "bytes", "wire")  # of a collective
@@ -165,6 +166,7 @@ class StepsByBlocks:
             matmuls=tuple(products),
             memory=_memory(along),
             roofline=_roofline(along),
+            time=_time(along),
             collectives=sent,
             link_time=time and dataclasses.replace(time, wire=wire, seconds=wire / time.rate),
             notes=(*most.notes, note),
@@ -236,6 +238,12 @@ def _roofline(along: _Along) -> Roofline | None:
         return None
     compute, memory, cycles = (along(line, attrgetter(f"roofline.{name}")) for name in ("compute", "memory", "cycles"))
     return Roofline(max(compute, memory), compute, memory, round(cycles))
+
+
+def _time(along: _Along) -> StepTime | None:
+    if any(report.time is None for report in along.reports):
+        return None
+    return StepTime(*(along(line, attrgetter(f"time.{part.name}")) for part in dataclasses.fields(StepTime)))
 
 
 def _collectives(along: _Along) -> tuple[Collective, ...]:

@@ -42,19 +42,23 @@ def step_of_function(
     config = vars(parse(_config(given, build), options, f"keras-mp inspect {given}", inspect.getdoc(build) or ""))
     if "policy" not in inspect.signature(build).parameters:
         set_global_policy(config.pop("policy"))
+    taken = (
+        f"{given} is taken for a function that builds a model, as its module defines no train(config), which a "
+        "training recipe has"
+    )
     try:
-        model = build_without_values(functools.partial(_compiled, functools.partial(build, **config)))
+        inspect.signature(build).bind(**config)
     except TypeError as error:
-        raise ValueError(
-            f"{given} is taken for a function that builds a model, as its module defines no train(config), which a "
-            f"training recipe has: {error}"
-        ) from error
+        raise ValueError(f"{taken}: {error}") from error
+    model = build_without_values(functools.partial(_compiled, functools.partial(build, **config), taken))
     trains = bool(model.compiled and model.optimizer is not None)
     return model, shapes_of_step(model, batch_size, trains, "call keras_mp.inspect(build, batch)"), trains
 
 
-def _compiled(build: Callable[[], Any]) -> Any:
+def _compiled(build: Callable[[], Any], taken: str) -> Any:
     model = build()
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"{taken}: build() must return a keras.Model, got {type(model).__name__}")
     if isinstance(model, LanguageModel) and not model.compiled:
         model.compile(keras.optimizers.AdamW(), ChunkedCrossEntropy(), jit_compile=True)
     return model
@@ -62,16 +66,25 @@ def _compiled(build: Callable[[], Any]) -> Any:
 
 def _config(given: str, build: Callable[..., Any]) -> Any:
     """The function's arguments with their defaults, as a dataclass."""
-    hints = typing.get_type_hints(build)
-    fields: list[tuple[str, Any, Any]] = [("policy", str, dataclasses.field(default="auto"))]
-    for name, parameter in inspect.signature(build).parameters.items():
-        if parameter.default is parameter.empty and parameter.kind not in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        ):
+    hints, parameters = _hints(build), inspect.signature(build).parameters
+    fields: list[tuple[str, Any, Any]] = []
+    if "policy" not in parameters:
+        fields.append(("policy", str, dataclasses.field(default="auto")))
+    for name, parameter in parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if parameter.default is parameter.empty:
             raise ValueError(f"{given} cannot be built: its argument {name} has no default")
-        kinds = [kind for kind in (hints.get(name), *typing.get_args(hints.get(name))) if kind in KINDS]
+        hint = hints.get(name, type(parameter.default))
+        kinds = [kind for kind in (hint, *typing.get_args(hint)) if kind in KINDS]
         if len(kinds) == 1 and isinstance(parameter.default, (*kinds, type(None))):
-            fields = [field for field in fields if field[0] != name]
             fields.append((name, kinds[0], dataclasses.field(default=parameter.default)))
     return dataclasses.make_dataclass("Options", fields)()
+
+
+def _hints(build: Callable[..., Any]) -> dict[str, Any]:
+    """The types of the arguments; none where one is imported for type checkers alone."""
+    try:
+        return typing.get_type_hints(build)
+    except NameError:
+        return {}

@@ -24,6 +24,8 @@ NAMES = {
     "f32": "float32",
     "f64": "float64",
 }
+# XLA's and StableHLO's.
+_INTEGERS = {"s8": "int8", "i8": "int8", "s32": "int32", "i32": "int32"}
 # They move no data of their own.
 FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
@@ -115,6 +117,11 @@ class Instruction:
         cycles = int(_first_group(r'"estimated_cycles":"(\d+)"', self.attributes) or 0)
         return cycles if cycles < 2**62 else 0  # the largest number stands for "not known"
 
+    @property
+    def trips(self) -> int:
+        """How often a loop runs; 1 where that is not known."""
+        return int(_first_group(r'"known_trip_count":\{"n":"(\d+)"', self.attributes) or 1)
+
 
 @dataclass(frozen=True)
 class Module:
@@ -144,9 +151,8 @@ class Module:
     def _kernels(self, computation: str, repeats: int, one_branch: bool) -> Iterator[tuple[Instruction, int]]:
         for instruction in self.computations.get(computation, {}).values():
             if instruction.opcode == "while":
-                trips = int(_first_group(r'"known_trip_count":\{"n":"(\d+)"', instruction.attributes) or 1)
                 for callee in instruction.callees:
-                    yield from self._kernels(callee, repeats * trips, one_branch)
+                    yield from self._kernels(callee, repeats * instruction.trips, one_branch)
             elif instruction.opcode in ("conditional", "call"):
                 branches = [list(self._kernels(callee, repeats, one_branch)) for callee in instruction.callees]
                 if one_branch and instruction.opcode == "conditional":
@@ -175,7 +181,7 @@ class Module:
 
 def long_name(dtype: str) -> str:
     """Keras's name of an element type; XLA's own where Keras has none."""
-    return NAMES.get(dtype, dtype)
+    return NAMES.get(dtype) or _INTEGERS.get(dtype, dtype)
 
 
 def parse(text: str) -> Module:

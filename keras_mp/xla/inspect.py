@@ -22,6 +22,7 @@ from keras_mp.xla.hlo import Module, parse
 from keras_mp.xla.lower import build_without_values, lower_step
 from keras_mp.xla.matmuls import NOT_COMPILED, Matmul, join
 from keras_mp.xla.memory import measure, measure_refused
+from keras_mp.xla.step_time import step_time
 from keras_mp.xla.suggestions import suggest
 from keras_mp.xla.targets import Target, find_targets, slice_of
 
@@ -189,6 +190,7 @@ def report_of(
         devices=plan.size if plan else 1,
         collectives=tuple(sent),
         link_time=link_time(sent, chip) if chip else None,
+        time=step_time(matmuls, module, chip, plan.size if plan else 1) if chip and timed else None,
     )
 
 

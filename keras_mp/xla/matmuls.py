@@ -43,6 +43,7 @@ class Matmul:
         cycles: the TPU compiler's estimate for the kernel that it is part of; 0 where there is none.
         note: what became of it, where there is something to say.
         counted: False where a loop's length is not known, so that `flops` counts one round.
+        runs: the instruction of the compiled step that runs it, or is fused with it; "" where nothing is left.
     """
 
     layer: str
@@ -60,6 +61,7 @@ class Matmul:
     cycles: int
     note: str = ""
     counted: bool = True
+    runs: str = ""
 
     @property
     def operands(self) -> str:
@@ -124,6 +126,7 @@ def join(lowered: Lowered, described: Mapping[str, Any], module: Module, platfor
                 cycles=after.cycles,
                 note=note,
                 counted=entry["repeats_known"],
+                runs=after.runs,
             )
         )
     return rows
@@ -139,6 +142,7 @@ class Made:
     kernel: str
     cycles: int
     flops: int
+    runs: str = ""
 
 
 def products(module: Module, platform: str) -> list[Made]:
@@ -191,6 +195,7 @@ def _describe(instruction: Instruction, kernel: Instruction, module: Module, pla
         _kernel(instruction, kernel, platform),
         kernel.cycles,
         flops,
+        kernel.name,
     )
 
 
@@ -221,6 +226,8 @@ def _accumulation(operands: tuple[str, ...], instruction: Instruction, platform:
         # Hopper sums FP8 products with fewer bits unless a higher precision is asked for.
         precise = "HIGHEST" in instruction.attributes or "highest" in instruction.attributes
         return "float32" if precise or platform != "cuda" else "float32, fast"
+    if operands and all(dtype == "int8" for dtype in operands):
+        return "int32"
     if platform == "cpu":
         return long_name(instruction.shapes[0].dtype)
     return "float32"
@@ -261,7 +268,9 @@ def _remains(operation: str, module: Module) -> tuple[Made, str]:
         for instruction in module.inside(kernel):
             if instruction.operation == operation and instruction.opcode in ("multiply", "reduce", "fusion", "add"):
                 dtype = long_name(instruction.shapes[0].dtype)
-                return Made((dtype,), dtype, dtype, "loop", kernel.cycles, 0), "compiled as products and sums"
+                return Made(
+                    (dtype,), dtype, dtype, "loop", kernel.cycles, 0, kernel.name
+                ), "compiled as products and sums"
     return Made((), "", "", "", 0, 0), "not in the compiled step"
 
 

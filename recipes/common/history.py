@@ -12,6 +12,8 @@ from keras_mp.system.atomic_write import atomic_write
 class HistoryFile(keras.callbacks.Callback):
     """Collects a row an epoch: epoch (from 1), `train_` and `test_` metrics, seconds; rewrites the file each time.
 
+    An epoch without a metric that another epoch has leaves its column empty.
+
     Args:
         path: the CSV file.
     """
@@ -29,8 +31,10 @@ class HistoryFile(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         metrics = {_column(name): float(value) for name, value in logs.items()}
         self.rows.append({"epoch": epoch + 1, **metrics, "seconds": round(time.perf_counter() - self._start, 3)})
+        # A training that resumes with other settings has other metrics: those of every row, the seconds last.
+        columns = dict.fromkeys(name for row in self.rows for name in row if name != "seconds")
         with atomic_write(self.path) as partial, partial.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self.rows[0])
+            writer = csv.DictWriter(file, [*columns, "seconds"])
             writer.writeheader()
             writer.writerows(self.rows)
 

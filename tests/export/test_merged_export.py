@@ -114,6 +114,58 @@ def test_a_stabilized_gemma_with_lora_is_exported_as_plain_float32(mode, policy,
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value)
 
 
+@pytest.mark.once
+def test_lora_of_a_convolution_is_merged(tmp_path):
+    generator = np.random.default_rng()
+    model = keras.Sequential([keras.Input((6, 6, 3)), layers.Conv2D(4, 3, name="conv")])
+    adapted_models.adapt(model.get_layer("conv"), None, generator=generator)
+    x = generator.normal(size=(2, 6, 6, 3)).astype("float32")
+    expected = adapted_models.logits(model, x)
+    keras_mp.export_float32(model, tmp_path / "exported", x)
+    assert abs(served(tmp_path / "exported", x) - expected).max() <= ROUNDING * abs(expected).max()
+    assert not any("lora" in v.path for v in merged_float32(model).variables)
+
+
+@keras.saving.register_keras_serializable("tests")
+class OwnLora(layers.Layer):
+    """Has arguments and attributes that are called as those of Keras's LoRA."""
+
+    def __init__(self, lora_rank, **options):
+        super().__init__(**options)
+        self.lora_rank, self.lora_enabled = lora_rank, True
+
+    def build(self, shape):
+        self.a = self.add_weight((shape[-1], self.lora_rank))
+        self.b = self.add_weight((self.lora_rank, shape[-1]))
+
+    def call(self, x):
+        return x + x @ self.a @ self.b
+
+    def get_config(self):
+        return {**super().get_config(), "lora_rank": self.lora_rank}
+
+
+def test_a_layer_with_a_lora_of_its_own_stays_as_it_is():
+    model = keras.Sequential([keras.Input((8,)), OwnLora(2), layers.Dense(3)])
+    model.layers[1].enable_lora(2)
+    x = np.random.default_rng().normal(size=(2, 8)).astype("float32")
+    merged = merged_float32(model)
+    np.testing.assert_allclose(adapted_models.logits(merged, x), adapted_models.logits(model, x), atol=1e-6)
+    assert merged.layers[0].lora_rank == 2 and not merged.layers[1].lora_enabled
+
+
+@pytest.mark.once
+def test_a_tied_quantized_embedding_with_lora_is_refused(tmp_path):
+    """Keras adds LoRA's product where the embedding is looked up, and not where it makes logits."""
+    layer = layers.ReversibleEmbedding(10, 6, name="embedding")
+    layer.build()
+    adapted_models.adapt(layer, "int8")
+    inputs = keras.Input((None,), dtype="int32")
+    model = keras.Model(inputs, layer(layer(inputs), reverse=True))
+    with pytest.raises(ExportError, match="'embedding' .*adds LoRA's product to the embeddings and not to the logits"):
+        keras_mp.export_float32(model, tmp_path / "exported")
+
+
 @pytest.mark.parametrize("mode", ["gptq"])
 def test_an_unknown_mode_of_quantization_is_named(mode, tmp_path):
     model = keras.Sequential([keras.Input((32,)), layers.Dense(8, name="quantized")])

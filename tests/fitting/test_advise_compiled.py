@@ -4,6 +4,7 @@ import dataclasses
 
 import keras
 import pytest
+from marks import slow_on
 
 import keras_mp
 from keras_mp.advice import advise as advise_module
@@ -64,6 +65,8 @@ def test_each_kind_of_chip_and_inspect_agrees():
         assert dataclasses.replace(row.figures, largest=()) == dataclasses.replace(before.figures, largest=())
 
 
+@pytest.mark.timeout(900)
+@slow_on("jax")
 def test_a_chip_that_is_too_small_gets_the_cheapest_measures(monkeypatch):
     h100 = find_chip("h100")
     plain = keras_mp.advise(build, batch(16), ["h100"])["h100"].figures

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.ci
         ("mixed_float16", "states in parts"),
     ],
 )
-@pytest.mark.parametrize("function", [True, False], ids=["function", "model"])
+@pytest.mark.parametrize("function", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["function", "model"])
 def test_the_lines_of_every_set_of_measures(precision, form, function):
     place, (x, y) = find_place("rtx4090"), data()
     source = Source(build) if function else Source(build(), "model")

@@ -15,6 +15,8 @@ keras.distribution.set_distribution(keras.distribution.DataParallel(devices=kera
 import trajectory  # noqa: E402
 from network import RATE, assert_same, build, gradients, kernels_of, numbers  # noqa: E402
 
+SCALES = ["delayed", "static"]
+
 
 def test_four_devices_share_one_scale():
     x, t, kernels = numbers(3)
@@ -29,11 +31,12 @@ def test_four_devices_share_one_scale():
     assert_same(kernels_of(model), kernels)
 
 
+@pytest.mark.parametrize("name", ["margin", *(pytest.param(f"INT8 {s}", marks=pytest.mark.ci) for s in SCALES)])
 @pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.ci), 3])
-def test_delayed_scaling_on_four_devices_is_that_of_the_whole_batch(accumulate):
-    recipe = trajectory.RECIPES["margin"]
+def test_delayed_scaling_on_four_devices_is_that_of_the_whole_batch(name, accumulate):
+    recipe = trajectory.RECIPES[name]
     model = trajectory.build(recipe, accumulate)
-    trajectory.run(model, trajectory.Reference(recipe, accumulate), trajectory.steps(50))
+    trajectory.run(model, trajectory.reference_of(recipe, accumulate), trajectory.steps(50))
     shards = model.get_layer("shared").amax_history.slots.value.addressable_shards
     assert len(shards) == 4
     for shard in shards[1:]:

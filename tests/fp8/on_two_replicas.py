@@ -18,6 +18,8 @@ from network import RATE, assert_same, build, gradients, numbers  # noqa: E402
 
 import keras_mp  # noqa: E402
 
+SCALES = ["delayed", "static"]
+
 
 @pytest.mark.parametrize("accumulate", [pytest.param(None, marks=pytest.mark.ci), 2])
 def test_each_replica_scales_its_own_part_and_the_mean_is_applied(accumulate):
@@ -67,13 +69,14 @@ class Planted(keras.callbacks.Callback):
         np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.parametrize("name", ["margin", *(pytest.param(f"INT8 {s}", marks=pytest.mark.ci) for s in SCALES)])
 @pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.ci), 3])
-def test_delayed_scaling_on_both_replicas_is_that_of_the_whole_batch(accumulate):
+def test_delayed_scaling_on_both_replicas_is_that_of_the_whole_batch(name, accumulate):
     plan = trajectory.steps(50)
-    recipe = trajectory.RECIPES["margin"]
+    recipe = trajectory.RECIPES[name]
     with strategy.scope():
         model = trajectory.build(recipe, accumulate, jit_compile=False)
     a, b, c = (np.concatenate([step[i] for step in plan]) for i in range(3))
     data = tf.data.Dataset.from_tensor_slices(((a, b), c)).batch(trajectory.ROWS)
-    planted = Planted(plan, trajectory.Reference(recipe, accumulate))
+    planted = Planted(plan, trajectory.reference_of(recipe, accumulate))
     model.fit(data, verbose=0, shuffle=False, callbacks=[planted])

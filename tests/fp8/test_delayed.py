@@ -3,9 +3,21 @@
 import keras
 import numpy as np
 import pytest
-from marks import ci_on
+from marks import ci_on, few
 from reference import cast, sqnr, tensors, to_numpy, with_gradients
-from trajectory import BAD, RECIPES, ROWS, WIDTH, Reference, assert_same_state, build, dot_loss, history_of, run, steps
+from trajectory import (
+    BAD,
+    RECIPES,
+    ROWS,
+    WIDTH,
+    assert_same_state,
+    build,
+    dot_loss,
+    history_of,
+    reference_of,
+    run,
+    steps,
+)
 
 import keras_mp
 from keras_mp.fp8 import CurrentScaling, DelayedScaling, Float8Dense, convert, matmul, revert
@@ -29,21 +41,23 @@ CASES += [
 def test_trajectory(name, mode, checks):
     recipe = RECIPES[name]
     plan = steps(50) if checks else steps(50, bad=BAD[:2])  # what is skipped may be NaN
-    run(build(recipe, checks=checks, **mode), Reference(recipe), plan, checks)
+    run(build(recipe, checks=checks, **mode), reference_of(recipe), plan, checks)
 
 
 @pytest.mark.parametrize("mode", COMPILED, ids=str)
-def test_micro_batches_move_the_history_once_an_update(mode):
-    recipe = DelayedScaling(amax_history_length=4)
+@pytest.mark.parametrize("name", few(RECIPES, "margin"))
+def test_micro_batches_move_the_history_once_an_update(name, mode):
+    recipe = RECIPES[name]
     model = build(recipe, accumulate=3, **mode)
-    run(model, Reference(recipe, accumulate=3), steps(50), True)
+    run(model, reference_of(recipe, accumulate=3), steps(50), True)
 
 
 @pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.ci), 3])
 @pytest.mark.parametrize("mode", COMPILED, ids=str)
-def test_a_reload_in_the_middle(accumulate, mode, tmp_path):
-    recipe = DelayedScaling(amax_history_length=5)
-    model, reference, plan = build(recipe, accumulate=accumulate, **mode), Reference(recipe, accumulate), steps(50)
+@pytest.mark.parametrize("name", few(RECIPES, "margin"))
+def test_a_reload_in_the_middle(name, accumulate, mode, tmp_path):
+    recipe = RECIPES[name]
+    model, reference, plan = build(recipe, accumulate=accumulate, **mode), reference_of(recipe, accumulate), steps(50)
     run(model, reference, plan[:25], True)
     model.save(tmp_path / "model.keras")
     model = keras.models.load_model(tmp_path / "model.keras")

@@ -1,4 +1,4 @@
-"""Steps with planted trouble for one shared FP8 layer, and delayed scaling once more, in NumPy.
+"""Steps with planted trouble for one shared layer, and delayed and static scaling once more, in NumPy: FP8 and INT8.
 
     y = layer(a) + layer(b),  loss = mean over the batch of sum(c . y)
 
@@ -7,10 +7,11 @@ so that the gradient of y is c / batch size, exactly, and every amax of every st
 
 import keras
 import numpy as np
+from int8_reference import TOP, integers
 from reference import cast, compiled, to_numpy
 
 import keras_mp
-from keras_mp.fp8 import DelayedScaling, Float8Dense
+from keras_mp.fp8 import DelayedScaling, Float8Dense, Int8Scaling
 from keras_mp.fp8.roles import ROLES
 
 ROWS, WIDTH = 8, 16
@@ -55,16 +56,31 @@ class Reference:
         self.recipe, self.accumulate = recipe, accumulate
         self.history = np.zeros((3, recipe.amax_history_length), "float32")
         self.pending, self.held = np.zeros(3, "float32"), 0
-        self.scales = compiled(
+        self.quantized_scales = compiled(
             lambda x, history: [recipe.quantize(x, role, history=history[i]).scale for i, role in enumerate(ROLES)]
         )
 
+    def scales(self, x):
+        """By role, what the recipe multiplies x by."""
+        return self.quantized_scales(*map(keras.ops.convert_to_tensor, (x, self.history)))
+
+    def top(self, role):
+        """The largest number of the format."""
+        return {"E4M3": 448.0, "E5M2": 57344.0}[self.recipe.format_of(role).name]
+
+    def amax(self, role, x):
+        """What x is scaled by."""
+        row = self.history[ROLES.index(role)]
+        return (np.max(row) if self.recipe.amax_compute == "max" else row[0]) or _amax(x)
+
+    def rounded(self, scaled, role):
+        """To the format."""
+        return cast(scaled, self.recipe.format_of(role).name).astype("float64")
+
     def scale(self, role, x):
         """What x is multiplied by."""
-        row = self.history[ROLES.index(role)]
-        amax = np.max(row) if self.recipe.amax_compute == "max" else row[0]
-        amax = amax or _amax(x)
-        top = {"E4M3": 448.0, "E5M2": 57344.0}[self.recipe.format_of(role).name] * 2.0**-self.recipe.margin
+        amax = self.amax(role, x)
+        top = self.top(role) * 2.0**-self.recipe.margin
         if amax == 0:
             return np.float32(1)
         with np.errstate(over="ignore"):
@@ -77,7 +93,7 @@ class Reference:
         def q(x, role):
             scale = self.scale(role, x)
             with np.errstate(over="ignore", invalid="ignore"):
-                return cast(x * scale, self.recipe.format_of(role).name).astype("float64") / np.float64(scale)
+                return self.rounded(x * scale, role) / np.float64(scale)
 
         with np.errstate(invalid="ignore"):
             a8, b8, kernel8 = q(a, "input"), q(b, "input"), q(kernel, "kernel")
@@ -93,8 +109,55 @@ class Reference:
         self.pending = np.maximum(self.pending, np.array(amaxes, "float32"))
         self.held += 1
         if self.held == self.accumulate:
-            self.history = np.concatenate([self.pending[:, None], self.history[:, :-1]], axis=1)
+            self.history = self.following()
             self.pending, self.held = np.zeros(3, "float32"), 0
+
+    def following(self):
+        """The history after an update."""
+        return np.concatenate([self.pending[:, None], self.history[:, :-1]], axis=1)
+
+
+class Int8Reference(Reference):
+    """As INT8 has it: the updates are counted, and static scales stay after the calibration."""
+
+    def __init__(self, recipe, accumulate=1):
+        super().__init__(recipe, accumulate)
+        self.history = np.zeros((3, recipe.history_length), "float32")
+        self.updates = 0
+
+    def scales(self, x):
+        columns = np.concatenate([self.history, np.full((3, 1), self.updates, "float32")], axis=1)
+        return self.quantized_scales(*map(keras.ops.convert_to_tensor, (x, columns)))
+
+    def top(self, role):
+        return float(TOP)
+
+    def amax(self, role, x):
+        if self.recipe.scales == "delayed":
+            return super().amax(role, x)
+        known = self.history[ROLES.index(role), 1]
+        return known if known > 0 and not self.calibrating() else max(known, _amax(x))
+
+    def calibrating(self):
+        return self.updates < self.recipe.calibration_steps
+
+    def rounded(self, scaled, role):
+        if not np.isfinite(scaled).all():
+            return np.full(scaled.shape, np.nan)
+        return integers(scaled, np.float32(1)).astype("float64")
+
+    def following(self):
+        history = super().following()
+        if self.recipe.scales == "static":
+            history = self.history.copy()
+            if self.calibrating():
+                history[:, 1] = np.maximum(history[:, 1], self.pending)
+        self.updates += 1
+        return history
+
+
+def reference_of(recipe, accumulate=1):
+    return (Int8Reference if isinstance(recipe, Int8Scaling) else Reference)(recipe, accumulate)
 
 
 def _amax(x):
@@ -121,17 +184,24 @@ def dot_loss(c, y):
 
 def history_of(model):
     """The amaxes that the layer keeps."""
+    return saved_history(model)["0"]
+
+
+def saved_history(model):
+    """What the layer's history saves."""
     store = {}
     model.get_layer("shared").amax_history.save_own_variables(store)
-    return store["0"]
+    return store
 
 
 def assert_same_state(model, reference):
     """The history, and the scales that the recipe makes of it, are the reference's, exactly."""
-    history = history_of(model)
-    np.testing.assert_array_equal(history, reference.history)
+    saved = saved_history(model)
+    np.testing.assert_array_equal(saved["0"], reference.history)
+    if isinstance(reference, Int8Reference):
+        np.testing.assert_array_equal(saved["1"], np.full((3, 1), reference.updates))
     probe = np.random.default_rng().normal(size=(4, 4)).astype("float32")
-    found = reference.scales(*map(keras.ops.convert_to_tensor, (probe, history)))
+    found = reference.scales(probe)
     np.testing.assert_array_equal([to_numpy(each) for each in found], [reference.scale(role, probe) for role in ROLES])
 
 
@@ -158,4 +228,6 @@ RECIPES = {
     "margin": DelayedScaling(margin=2, amax_history_length=3),
     "one step": DelayedScaling(amax_history_length=1, power_of_two=True),
     "most recent": DelayedScaling(amax_compute="most_recent", format="E4M3"),
+    "INT8 delayed": Int8Scaling(amax_history_length=3, margin=1, kernel_gradient="int8"),
+    "INT8 static": Int8Scaling("static", calibration_steps=7),
 }

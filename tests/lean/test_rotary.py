@@ -1,5 +1,7 @@
 """Rotary positions against complex numbers in NumPy; the layer that has them, saved and loaded."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -64,5 +66,17 @@ def test_attention_to_rotated_keys_is_saved_and_loaded(precision, tmp_path):
 
 def test_rotary_of_another_number_of_pairs_is_named():
     layer = keras_mp.SelfAttention(2, rotary=FREQUENCIES)
-    with pytest.raises(ValueError, match="a number for each pair of the 8 features of a head, got 3"):
+    with pytest.raises(ValueError, match=r"rotary=\[.*\] must hold 4 numbers, one for each pair of the 8 .* got 3"):
         layer(np.zeros((1, 4, 16), "float32"))
+
+
+def test_rotary_in_heads_of_odd_width_is_refused_with_a_width_that_would_do():
+    layer = keras_mp.SelfAttention(2, rotary=[1.0])
+    with pytest.raises(ValueError, match="the width must be a multiple of 4, twice the heads, got 6"):
+        layer.build((None, 4, 6))
+
+
+@pytest.mark.parametrize("rotary", ["abc", "123", 5, [1.0, None], {"theta": 1.0}])
+def test_rotary_that_is_no_sequence_of_numbers_is_named(rotary):
+    with pytest.raises(ValueError, match=re.escape(f"rotary={rotary!r} must be a sequence of numbers")):
+        keras_mp.SelfAttention(2, rotary=rotary)

@@ -2,6 +2,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
+from marks import few
 
 import keras_mp
 
@@ -54,7 +55,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", few(SETTINGS))
 def test_training_is_the_same_in_every_precision(name):
     batches, weights = [batch() for _ in range(5)], start()
     finals = []

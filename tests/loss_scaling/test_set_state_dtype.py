@@ -69,6 +69,33 @@ def test_with_accumulated_gradients_in_either_order(first):
     assert int(ours.optimizer.iterations) == 1
 
 
+class OwnAdamW(keras.optimizers.AdamW):
+    """Not registered with Keras."""
+
+
+def excluding(**excluded):
+    optimizer = OwnAdamW(0.1, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(**excluded)
+    return optimizer
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("by", ["name", "variable"])
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "wrapped"])
+def test_what_was_left_out_of_weight_decay_stays_out(by, wrapped):
+    """No config has it. Gradients are zero, so that weight decay alone moves a weight."""
+    ours = model(keras.optimizers.SGD())
+    kernels = [layer.kernel for layer in ours.layers]
+    optimizer = excluding(var_names=["kernel"]) if by == "name" else excluding(var_list=kernels[:1])
+    wrapper = keras_mp.LossScaleOptimizer(optimizer) if wrapped else optimizer
+    ours.compile(wrapper, loss=lambda y, prediction: keras.ops.sum(prediction * 0.0, axis=-1))
+    before = [np.asarray(kernel) for kernel in kernels]
+    keras_mp.accumulate_gradients(keras_mp.set_state_dtype(ours, "bfloat16"), 2)
+    ours.fit(*data(), batch_size=ROWS // 2, verbose=0)
+    moved = [not np.array_equal(one, np.asarray(kernel)) for one, kernel in zip(before, kernels, strict=True)]
+    assert moved == [False, by == "variable"]
+
+
 @pytest.mark.once
 def test_wrong_use():
     untouched = model()

@@ -41,7 +41,7 @@ def gemma3(width=16):
     sizes = dict(vocabulary_size=32, num_layers=2, num_query_heads=2, num_key_value_heads=1, head_dim=8)
     norms = dict(use_post_ffw_norm=True, use_post_attention_norm=True)
     backbone = hub.models.Gemma3Backbone(
-        **sizes, **norms, hidden_dim=16, intermediate_dim=32, image_size=None, name="backbone"
+        **sizes, **norms, hidden_dim=width, intermediate_dim=2 * width, image_size=None, name="backbone"
     )
     return hub.models.Gemma3CausalLM(None, backbone)
 

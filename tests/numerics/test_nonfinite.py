@@ -263,6 +263,147 @@ class AuxiliaryLoss(layers.Layer):
         return x
 
 
+class Masked(layers.Layer):
+    """Scores that overflow, and an attention mask of -inf, which does no harm."""
+
+    def __init__(self, mask, combine, **kwargs):
+        super().__init__(**kwargs)
+        self.mask, self.combine = mask, combine
+
+    def call(self, x):
+        mask = self.mask(x)
+        scores = ops.exp(1000.0 * x)  # which overflows
+        return ops.softmax(self.combine(mask, scores))
+
+
+def padding(x):
+    return ops.where(ops.cumsum(ops.ones_like(x), -1) < 4, 0.0, -np.inf)
+
+
+MASKS = {
+    "folded": lambda x: ops.where(ops.arange(4) < 3, 0.0, -np.inf),
+    "array": lambda x: np.float32([0, 0, 0, -np.inf]),
+    "of the input": padding,
+    "of the input, in another shape": lambda x: ops.squeeze(ops.expand_dims(padding(x), 1), 1),
+}
+
+
+@pytest.mark.parametrize("name", few(MASKS, "folded", "of the input"))
+@pytest.mark.parametrize("order", few(["mask first", "scores first"], "mask first"))
+def test_an_overflow_is_named_and_not_the_mask_that_it_meets(name, order):
+    combine = {"mask first": lambda mask, scores: mask + scores, "scores first": lambda mask, scores: scores + mask}
+    model = sequential(Masked(MASKS[name], combine[order]), features=4)
+    found = find_nonfinite(model, (np.full((2, 4), 5.0, "float32"), normal(2, 1)))
+    operation, _, line = found.operation.partition(" in test_nonfinite.py, line ")
+    assert operation.lower() == "exp" and line.partition(": ")[2] == "scores = ops.exp(1000.0 * x)  # which overflows"
+
+
+@pytest.mark.ci
+def test_the_frameworks_searches_stop_at_the_mask_of_a_healthy_model():
+    mask = MASKS["folded"]
+    if keras.backend.backend() == "jax":
+        import jax
+
+        with jax.debug_infs(True), pytest.raises(FloatingPointError, match="inf"):
+            ops.softmax(ops.ones((2, 4)) + mask(None))
+        return
+    import tensorflow as tf
+
+    tf.debugging.enable_check_numerics()
+    try:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="-Inf"):
+            ops.softmax(ops.ones((2, 4)) + mask(None))
+    finally:
+        tf.debugging.disable_check_numerics()
+
+
+class MaskedBefore(layers.Layer):
+    """Exponentials of masked scores."""
+
+    def call(self, x):
+        scores = ops.where(ops.arange(4) < 3, x, -np.inf)
+        large = 1000.0 * scores
+        return ops.exp(large)  # which overflows
+
+
+def test_an_overflow_behind_a_mask_is_named():
+    model = sequential(MaskedBefore(), features=4)
+    found = find_nonfinite(model, (np.full((2, 4), 5.0, "float32"), normal(2, 1)))
+    assert found.operation.lower().startswith("exp in") and found.operation.endswith("# which overflows")
+
+
+class MaskedWhole(layers.Layer):
+    """A softmax over a row of which nothing is seen."""
+
+    def call(self, x):
+        masked = ops.where(x > 9.0, x, -np.inf)
+        return ops.softmax(masked)  # of nothing
+
+
+def test_an_operation_that_makes_a_nan_of_a_mask_is_named():
+    model = sequential(MaskedWhole(), features=4)
+    found = find_nonfinite(model, (np.full((2, 4), 5.0, "float32"), normal(2, 1)))
+    assert found.operation.endswith("return ops.softmax(masked)  # of nothing")
+
+
+class Mixed(layers.Layer):
+    """Adds an infinity to what is finite."""
+
+    def call(self, x):
+        infinity = ops.where(ops.arange(4) < 3, 0.0, np.inf)
+        return x + infinity  # which mixes them
+
+
+def test_where_constants_alone_are_infinite_what_mixes_them_in_is_named():
+    found = find_nonfinite(sequential(Mixed(), features=4), (normal(2, 4), normal(2, 1)))
+    assert found.operation.startswith("add" if keras.backend.backend() == "jax" else "AddV2")
+    assert found.operation.endswith("return x + infinity  # which mixes them")
+
+
+class Two(layers.Layer):
+    """Two overflows, of which the later one goes into the sum first."""
+
+    def call(self, x):
+        early = ops.exp(1000.0 * x)
+        late = 1e38 * x
+        return late * x + ops.negative(early)
+
+
+def test_of_two_operations_that_overflow_the_first_is_named():
+    found = find_nonfinite(sequential(Two(), features=4), (np.full((2, 4), 50.0, "float32"), normal(2, 1)))
+    assert found.operation.endswith("early = ops.exp(1000.0 * x)")
+
+
+class Constant(layers.Layer):
+    """Puts out a constant infinity beside its input."""
+
+    def call(self, x):
+        return x, ops.convert_to_tensor(np.inf, x.dtype)  # a constant
+
+
+class Product(layers.Layer):
+    def call(self, pair):
+        return pair[0] * pair[1]
+
+
+def test_a_layer_that_returns_a_constant_infinity_is_named_and_no_code_of_a_library():
+    inputs = keras.Input((4,))
+    x, infinity = Constant(name="constant")(layers.Dense(4)(inputs))
+    model = compiled(keras.Model(inputs, Product()([x, infinity])))
+    found = find_nonfinite(model, (normal(2, 4), normal(2, 4)))
+    assert (found.path, found.tensor) == ("constant", "output")
+    assert not found.operation or found.operation.endswith("# a constant")
+
+
+def test_naming_an_operation_leaves_no_tensor_of_its_trace_behind():
+    step = ObservedStep(sequential(Mixed(name="mixed"), features=4), lambda record, loss, *others: loss)
+    batch = (normal(2, 4), normal(2, 1), None)
+    step(batch)
+    record = step.record
+    assert step.operation(batch, 1.0, next(call for call in record.calls if call.path == "mixed").outputs[0])
+    assert step.record is record and not record.tensors
+
+
 def test_a_loss_in_float16_that_keras_cannot_add_is_named_with_what_mends_it():
     model = sequential(layers.Dense(8, dtype="mixed_float16"), AuxiliaryLoss(dtype="mixed_float16"))
     batch = (normal(16, 8), normal(16, 1))

@@ -122,6 +122,7 @@ def test_the_monitor_points_to_it():
         fit(model, x, y, keras_mp.PrecisionMonitor(max_consecutive_skips=2))
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="JAX has no strings")
 def test_a_batch_of_strings_is_kept_so_that_numpy_reads_it(tmp_path):
     import tensorflow as tf

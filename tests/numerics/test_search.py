@@ -6,6 +6,8 @@ from keras import layers
 
 import keras_mp
 from keras_mp import search_policy
+from keras_mp.numerics.search import _Search
+from keras_mp.numerics.trial import CannotMixError
 
 pytestmark = pytest.mark.once
 
@@ -193,3 +195,19 @@ def test_a_policy_map_of_a_search_comes_back_as_it_is(searched, tmp_path):
     dtypes = {layer.name: layer.compute_dtype for layer in model.layers}
     assert {layer.name: layer.compute_dtype for layer in loaded.layers} == dtypes
     assert dtypes["dense_0"] == "float32" and dtypes["dense_1"] == "float16"
+
+
+@pytest.mark.ci
+def test_a_class_that_cannot_mix_although_it_is_searched_as_one_ends_the_search(monkeypatch):
+    runs = []
+
+    def fail(search):
+        runs.append(search.closed)
+        if len(runs) > 2:
+            pytest.fail("the search begins again for a class that is closed already")
+        raise CannotMixError("Residual")
+
+    monkeypatch.setattr(_Search, "_searched", fail)
+    with pytest.raises(CannotMixError):
+        search_policy(healthy()[0], batches(), FLOAT16)
+    assert runs == [frozenset(), {"Residual"}]

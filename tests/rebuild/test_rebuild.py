@@ -208,6 +208,19 @@ def test_what_does_not_arrive_is_named():
     assert len(unreached) == 2 and "b/kernel" in unreached[0] and "b/bias" in unreached[1]
 
 
+@pytest.mark.once
+def test_what_was_left_out_of_weight_decay_stays_out():
+    """No config has it."""
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(3), layers.Dense(2)])
+    optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_list=[model.layers[0].kernel], var_names=["bias"])
+    model.compile(optimizer, "mse")
+    new = rebuild(model, to_float32).model
+    new.optimizer.build(new.trainable_variables)
+    decays = [new.optimizer._use_weight_decay(weight) for weight in new.trainable_variables]
+    assert decays == [False, False, True, False]
+
+
 def test_overridden_compile_is_named():
     class OwnCompile(keras.Sequential):
         def compile(self, rate):

@@ -199,6 +199,7 @@ def test_extrapolated_is_compiled_in_full(build, batch, depth, blocks):
     assert report.memory.temporary == pytest.approx(whole.memory.temporary, rel=0.05)
     assert report.memory.peak == pytest.approx(whole.memory.peak, rel=0.05)
     assert report.roofline.seconds == pytest.approx(whole.roofline.seconds, rel=0.05)
+    assert report.time.seconds == pytest.approx(whole.time.seconds, rel=0.05)
     assert [entry.blocks for entry in report.extrapolated] == [depth] and not whole.extrapolated
     text = f"EXTRAPOLATED from {blocks[0]} and {blocks[1]} of {depth} blocks"
     assert text in str(report) and "EXTRAPOLATED" not in str(whole)

@@ -12,7 +12,9 @@ from keras_mp.xla.compile_table import memory_rows
 pytestmark = pytest.mark.usefixtures("float32_policy")
 
 
-@pytest.mark.parametrize(("mode", "size"), [("int4", 32 * 5 + 4 * 9), ("int8", 32 * 9)])
+@pytest.mark.parametrize(
+    ("mode", "size"), [("int4", 32 * 5 + 4 * 9), pytest.param("int8", 32 * 9, marks=pytest.mark.ci)]
+)
 def test_inspect_shows_quantized_weights_and_their_bytes(mode, size):
     """Nine int4 columns take five bytes a row, and a zero point a group and a column is an int8 number."""
     model = keras.Sequential([keras.Input((32,)), layers.Dense(9)])

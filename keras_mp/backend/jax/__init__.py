@@ -1,7 +1,6 @@
 """JAX: the functions of `keras_mp.backend`."""
 
 from keras_mp.backend.jax.devices import local_devices, peak_memory_bytes, version
-from keras_mp.backend.jax.fp8_dot import fp8_dot
 from keras_mp.backend.jax.gradients import dense, map_values, sum_repeated_rows, values_of
 from keras_mp.backend.jax.lower import lower
 from keras_mp.backend.jax.observe import observed_step, step_errors
@@ -24,6 +23,7 @@ from keras_mp.backend.jax.products import (
     keras_has_kernel,
 )
 from keras_mp.backend.jax.replicas import any_replica, max_over_replicas, replica_count, sum_over_replicas
+from keras_mp.backend.jax.scaled_dot import scaled_dot
 from keras_mp.backend.jax.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
 from keras_mp.backend.jax.steps import timed_steps
 from keras_mp.backend.jax.tensors import as_tensor, bitcast, places
@@ -63,7 +63,7 @@ __all__ = [
     "connect",
     "dense",
     "einsum_float32",
-    "fp8_dot",
+    "scaled_dot",
     "full_float32",
     "fused",
     "fused_attention",

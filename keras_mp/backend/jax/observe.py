@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-Tap = Callable[[Any, bool], Any]
+from keras_mp.backend.common.tap import Tap
 
 
 def observed_step(

@@ -27,10 +27,11 @@ class SavedArray(np.lib.mixins.NDArrayOperatorsMixin):
         self.shape: tuple[int, ...] = tuple(dataset.shape)
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        return np.asarray(self._dataset[index], self.dtype)
+        part = self._dataset[index]
+        return part.view(self.dtype) if part.dtype.kind == "V" else part  # bits, as those of bfloat16
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self._dataset, self.dtype).astype(dtype or self.dtype, copy=False)
+        return self[...].astype(dtype or self.dtype, copy=False)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         arrays = [np.asarray(value) if isinstance(value, SavedArray) else value for value in inputs]

@@ -1,7 +1,6 @@
 """TensorFlow: the functions of `keras_mp.backend`."""
 
 from keras_mp.backend.tensorflow.devices import local_devices, peak_memory_bytes, version
-from keras_mp.backend.tensorflow.fp8_dot import fp8_dot
 from keras_mp.backend.tensorflow.gradients import dense, map_values, sum_repeated_rows, values_of
 from keras_mp.backend.tensorflow.lower import lower
 from keras_mp.backend.tensorflow.observe import observed_step, step_errors
@@ -29,6 +28,7 @@ from keras_mp.backend.tensorflow.replicas import (
     share_of_batch,
     sum_over_replicas,
 )
+from keras_mp.backend.tensorflow.scaled_dot import scaled_dot
 from keras_mp.backend.tensorflow.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
 from keras_mp.backend.tensorflow.steps import timed_steps
 from keras_mp.backend.tensorflow.tensors import as_tensor, bitcast, places
@@ -68,7 +68,7 @@ __all__ = [
     "connect",
     "dense",
     "einsum_float32",
-    "fp8_dot",
+    "scaled_dot",
     "full_float32",
     "fused",
     "fused_attention",

@@ -11,9 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_mp.backend.common.tap import Tap
 from keras_mp.backend.tensorflow.gradients import dense
-
-Tap = Callable[[Any, bool], Any]
 
 
 def observed_step(

@@ -1,6 +1,5 @@
 """Tensors and their bits."""
 
-import math
 from typing import Any
 
 import keras
@@ -18,10 +17,16 @@ def bitcast(x: Any, dtype: str) -> Any:
     return tf.bitcast(x, dtype)
 
 
-def places(shape: tuple[int, ...]) -> Any:
-    """Numbers the elements of a tensor in row-major order: uint32 of its shape, modulo 2**32."""
+def places(shape: tuple[Any, ...]) -> Any:
+    """Numbers the elements of a tensor in row-major order: uint32 of its shape, modulo 2**32.
+
+    Args:
+        shape: ints, and int32 tensors of shape () where a size is not known before the program runs.
+    """
     numbers = tf.zeros(shape, tf.uint32)
-    for axis, size in enumerate(shape):
-        stride = tf.constant(math.prod(shape[axis + 1 :]) % 2**32, tf.uint32)
+    stride = tf.constant(1, tf.uint32)
+    for axis in reversed(range(len(shape))):
+        size = shape[axis]
         numbers += tf.reshape(tf.cast(tf.range(size), tf.uint32) * stride, [-1, *[1] * (len(shape) - axis - 1)])
+        stride *= tf.cast(size, tf.uint32)
     return numbers

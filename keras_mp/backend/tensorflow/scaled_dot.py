@@ -1,4 +1,4 @@
-"""Matrix products of FP8 operands."""
+"""Matrix products of FP8 and INT8 operands, whose sums are scaled."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,10 +14,12 @@ _MLIR_TYPES = {
     "float32": "f32",
     "bfloat16": "bf16",
     "float16": "f16",
+    "int8": "i8",
+    "int32": "i32",
 }
 
 
-def fp8_dot(
+def scaled_dot(
     left: Any,
     right: Any,
     axes: tuple[list[int], list[int]],
@@ -28,14 +30,14 @@ def fp8_dot(
     apart: bool,
     name: str,
 ) -> Any:
-    """Multiplies two FP8 tensors, adds up in float32, and scales the sums.
+    """Multiplies two tensors, adds up in float32, or INT8 in int32, and scales the sums in float32.
 
-    TensorFlow's own products refuse FP8, so this one is written in StableHLO, which XLA compiles in eager and graph
-    mode, too.
+    TensorFlow's own products refuse FP8 and return 16-bit floats rounded, so this one is written in StableHLO, which
+    XLA compiles in eager and graph mode, too.
 
     Args:
-        left: FP8, of any shape; sizes may be unknown.
-        right: FP8, of any shape; one of the two in E4M3.
+        left: FP8, int8 or floats, of any shape; sizes may be unknown.
+        right: likewise, of any shape; of FP8, one of the two in E4M3.
         axes: the axes of left and of right to sum over, in pairs.
         factor: float32, of shape (), that the sums are multiplied by.
         dtype: of the result.
@@ -53,18 +55,20 @@ def fp8_dot(
         if axis not in summed
     ]
     left_type, right_type = (_mlir_type(operand.shape, operand.dtype.name) for operand in (left, right))
-    sums_type, result_type = (_mlir_type(shape, element) for element in ("float32", dtype))
+    sums_dtype = "int32" if left.dtype == tf.int8 else "float32"
+    sums_type, wide_type, result_type = (_mlir_type(shape, element) for element in (sums_dtype, "float32", dtype))
     precision = "HIGHEST" if precise else "DEFAULT"
     location = f"{tf.get_current_name_scope()}/{name}".replace("\\", "\\\\").replace('"', '\\"')
     last = "apart" if apart else "result"
     # Shape polymorphism: what is unknown here is filled in when the program is compiled.
-    module = f"""module @fp8_dot attributes {{jax.uses_shape_polymorphism = true}} {{
+    module = f"""module @scaled_dot attributes {{jax.uses_shape_polymorphism = true}} {{
       func.func public @main(%left: {left_type}, %right: {right_type}, %factor: tensor<f32>) -> {result_type} {{
         %sums = stablehlo.dot_general %left, %right, contracting_dims = {axes[0]} x {axes[1]},
           precision = [{precision}, {precision}] : ({left_type}, {right_type}) -> {sums_type} loc("{location}")
+        %wide = stablehlo.convert %sums : ({sums_type}) -> {wide_type}
         {_broadcast_factor(shape)}
-        %scaled = stablehlo.multiply %sums, %factors : {sums_type}
-        %result = stablehlo.convert %scaled : ({sums_type}) -> {result_type}
+        %scaled = stablehlo.multiply %wide, %factors : {wide_type}
+        %result = stablehlo.convert %scaled : ({wide_type}) -> {result_type}
         {f"%apart = stablehlo.optimization_barrier %result : {result_type}" if apart else ""}
         return %{last} : {result_type}
       }}
@@ -81,14 +85,14 @@ def fp8_dot(
 
 
 def _broadcast_factor(shape: Sequence[int | None]) -> str:
-    """StableHLO for %factors: %factor in the shape of %sums."""
+    """StableHLO for %factors: %factor in the shape of %wide."""
     sums_type = _mlir_type(shape, "float32")
     if None not in shape:
         return f"%factors = stablehlo.broadcast_in_dim %factor, dims = [] : (tensor<f32>) -> {sums_type}"
     lines = []
     for axis in range(len(shape)):
         lines.append(
-            f"%size{axis} = stablehlo.get_dimension_size %sums, dim = {axis} : ({sums_type}) -> tensor<i32>\n"
+            f"%size{axis} = stablehlo.get_dimension_size %wide, dim = {axis} : ({sums_type}) -> tensor<i32>\n"
             f"%length{axis} = stablehlo.reshape %size{axis} : (tensor<i32>) -> tensor<1xi32>"
         )
     sizes = ", ".join(f"%length{axis}" for axis in range(len(shape)))

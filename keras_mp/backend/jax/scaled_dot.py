@@ -1,4 +1,4 @@
-"""Matrix products of FP8 operands."""
+"""Matrix products of FP8 and INT8 operands, whose sums are scaled."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 
-def fp8_dot(
+def scaled_dot(
     left: Any,
     right: Any,
     axes: tuple[list[int], list[int]],
@@ -17,11 +17,11 @@ def fp8_dot(
     apart: bool,
     name: str,
 ) -> Any:
-    """Multiplies two FP8 arrays, adds up in float32, and scales the sums.
+    """Multiplies two arrays, adds up in float32, or INT8 in int32, and scales the sums in float32.
 
     Args:
-        left: FP8, of any shape.
-        right: FP8, of any shape; one of the two in E4M3.
+        left: FP8, int8 or 16-bit floats, of any shape.
+        right: likewise, of any shape; of FP8, one of the two in E4M3.
         axes: the axes of left and of right to sum over, in pairs.
         factor: float32, of shape (), that the sums are multiplied by.
         dtype: of the result.
@@ -34,9 +34,10 @@ def fp8_dot(
         An array: left's other axes, then right's.
     """
     precision = jax.lax.Precision.HIGHEST if precise else jax.lax.Precision.DEFAULT
+    sums_dtype = jnp.int32 if left.dtype == jnp.int8 else jnp.float32
     with jax.named_scope(name.rpartition("/")[2]):
         sums = jax.lax.dot_general(
-            left, right, (axes, ((), ())), precision=precision, preferred_element_type=jnp.float32
+            left, right, (axes, ((), ())), precision=precision, preferred_element_type=sums_dtype
         )
-    result = (sums * factor).astype(dtype)
+    result = (sums.astype(jnp.float32) * factor).astype(dtype)
     return jax.lax.optimization_barrier(result) if apart else result

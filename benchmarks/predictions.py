@@ -1,0 +1,379 @@
+"""Published training steps beside what `inspect` predicts of them: time and memory.
+
+    python benchmarks/predictions.py                       # the runs that are not in predictions.json
+    python benchmarks/predictions.py --only gpt2 --again
+    python benchmarks/predictions.py --markdown docs/predictions.md
+
+A run is taken if all of this holds. None is dropped after it was compiled.
+
+1. It is a training step whose model, batch, lengths, precision, optimizer and division over devices are in the source,
+   or in the program that the source names.
+2. `inspect` compiles for its chip, and the chip is in the form of its row in `keras_mp.chips`, or the row says how not.
+3. Nothing is kept in the host's memory, and the devices are one host or one slice.
+4. Its data do not limit it: synthetic, or loaded beside the step.
+5. Kernels that were written by hand, which XLA does not have here (flash attention), do not exclude a run, nor does
+   selective recomputation that Keras cannot say; the row is marked.
+6. Where the slice is too large to be compiled here, the same work a chip is compiled for a smaller one, and the row
+   says for which.
+
+Each run is compiled in a process of its own; its result is written to predictions.json when it is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+KEPT = Path(__file__).with_name("predictions.json")
+DEEP_LEARNING_EXAMPLES = "NVIDIA/DeepLearningExamples"
+TORCHAO = "pytorch/ao docs/source/workflows/training.md, end-to-end training benchmarks"
+KERAS_IO = "keras-team/keras-io templates/getting_started/benchmarks.md; haifeng-jin/keras-benchmarks v0.0.5"
+
+
+class Run(NamedTuple):
+    """One published training step.
+
+    Args:
+        step: the key in `STEPS`.
+        target: what it is compiled for, with the number of chips.
+        policy: the dtype policy.
+        seconds: of a step, as published.
+        figure: what the source says.
+        source: where.
+        chips: the number of chips of the source, if it is not that of `target`.
+        gigabytes: peak memory of a device, as published, in 10^9 bytes.
+        note: how the run differs from what was compiled.
+        backend: of Keras.
+    """
+
+    step: str
+    target: str
+    policy: str
+    seconds: float
+    figure: str
+    source: str
+    chips: int = 1
+    gigabytes: float | None = None
+    note: str = ""
+    backend: str = "jax"
+
+
+OWN_ATTENTION = "flash attention in the source"
+SELECTIVE = f"{OWN_ATTENTION}, and it recomputes selectively; compiled with each block recomputed"
+OWN_NORMALIZATION = "batch normalization of the source is fused by hand with the addition and the ReLU"
+RUNS = {
+    "GPT-2 124M": Run(
+        *("gpt2", "a100-40gb", "mixed_bfloat16", 0.135, "135 ms", "karpathy/nanoGPT README.md, efficiency notes"),
+    ),
+    "ResNet-50 v1.5, TF32": Run(
+        *("resnet50", "a100-40gb", "float32", 256 / 909, "909 img/s"),
+        f"{DEEP_LEARNING_EXAMPLES} TensorFlow/Classification/ConvNets/resnet50v1.5/README.md",
+    ),
+    "ResNet-50 v1.5, AMP": Run(
+        *("resnet50", "a100-40gb", "mixed_float16", 256 / 2375, "2,375 img/s"),
+        f"{DEEP_LEARNING_EXAMPLES} TensorFlow/Classification/ConvNets/resnet50v1.5/README.md",
+    ),
+    "ResNet-50 v1.5, PyTorch, TF32": Run(
+        *("resnet50", "a100", "float32", 256 / 938, "938 img/s"),
+        f"{DEEP_LEARNING_EXAMPLES} PyTorch/Classification/ConvNets/resnet50v1.5/README.md",
+    ),
+    "ResNet-50 v1.5, PyTorch, AMP": Run(
+        *("resnet50", "a100", "mixed_float16", 256 / 2470, "2,470 img/s"),
+        f"{DEEP_LEARNING_EXAMPLES} PyTorch/Classification/ConvNets/resnet50v1.5/README.md",
+    ),
+    "ResNet-50 v1.5, Paddle, TF32": Run(
+        *("resnet50", "a100", "float32", 256 / 1024, "1,024 img/s"),
+        f"{DEEP_LEARNING_EXAMPLES} PaddlePaddle/Classification/RN50v1.5/README.md",
+    ),
+    "ResNet-50 v1.5, Paddle, AMP": Run(
+        *("resnet50", "a100", "mixed_float16", 256 / 2897, "2,897 img/s"),
+        f"{DEEP_LEARNING_EXAMPLES} PaddlePaddle/Classification/RN50v1.5/README.md",
+        note=OWN_NORMALIZATION,
+    ),
+    "ResNet-50 v1.5, MXNet, TF32": Run(
+        *("resnet50_512", "a100", "float32", 512 / 1055.78, "1,055.78 img/s"),
+        f"{DEEP_LEARNING_EXAMPLES} MxNet/Classification/RN50v1.5/README.md",
+    ),
+    "ResNet-50 v1.5, MXNet, AMP": Run(
+        *("resnet50_512", "a100", "mixed_float16", 512 / 3410.52, "3,410.52 img/s"),
+        f"{DEEP_LEARNING_EXAMPLES} MxNet/Classification/RN50v1.5/README.md",
+        note=OWN_NORMALIZATION,
+    ),
+    "BERT base, Keras 3 on JAX": Run(*("bert_base", "a100-40gb", "float32", 0.22237, "222.37 ms", KERAS_IO)),
+    "BERT base, Keras 3 on TensorFlow": Run(
+        *("bert_base", "a100-40gb", "float32", 0.21449, "214.49 ms", KERAS_IO), backend="tensorflow"
+    ),
+    "Mistral 7B, LoRA, Keras 3 on JAX": Run(*("mistral", "a100-40gb", "bfloat16", 0.21322, "213.22 ms", KERAS_IO)),
+    "Gemma 7B, LoRA, Keras 3 on JAX": Run(*("gemma", "a100-40gb", "bfloat16", 0.27367, "273.67 ms", KERAS_IO)),
+    "BERT-large, SQuAD, TF32": Run(
+        *("bert_large_squad", "a100", "float32", 32 / 61.5, "61.5 sequences/s"),
+        f"{DEEP_LEARNING_EXAMPLES} PyTorch/LanguageModeling/BERT/README.md, fine-tuning",
+    ),
+    "BERT-large, SQuAD, FP16": Run(
+        *("bert_large_squad", "a100", "mixed_float16", 32 / 110.5, "110.5 sequences/s"),
+        f"{DEEP_LEARNING_EXAMPLES} PyTorch/LanguageModeling/BERT/README.md, fine-tuning",
+    ),
+    "BERT-large, pretraining 128, TF32": Run(
+        *("bert_large_128_128", "a100", "float32", 128 / 317, "317 sequences/s in micro-batches"),
+        f"{DEEP_LEARNING_EXAMPLES} PyTorch/LanguageModeling/BERT/README.md, pre-training",
+    ),
+    "BERT-large, pretraining 128, FP16": Run(
+        *("bert_large_128_256", "a100", "mixed_float16", 256 / 580, "580 sequences/s in micro-batches"),
+        f"{DEEP_LEARNING_EXAMPLES} PyTorch/LanguageModeling/BERT/README.md, pre-training",
+    ),
+    "BERT-large, pretraining 512, TF32": Run(
+        *("bert_large_512_16", "a100", "float32", 16 / 110, "110 sequences/s in micro-batches"),
+        f"{DEEP_LEARNING_EXAMPLES} PyTorch/LanguageModeling/BERT/README.md, pre-training",
+    ),
+    "BERT-large, pretraining 512, FP16": Run(
+        *("bert_large_512_32", "a100", "mixed_float16", 32 / 210, "210 sequences/s in micro-batches"),
+        f"{DEEP_LEARNING_EXAMPLES} PyTorch/LanguageModeling/BERT/README.md, pre-training",
+    ),
+    "Llama 3 8B, bfloat16, 8 H100": Run(
+        *("llama3", "h100x8", "mixed_bfloat16", 8192 / 6150, "6,150 tokens/s a GPU", TORCHAO, 8, 47.65, SELECTIVE),
+    ),
+    "Llama 3 8B, FP8, 8 H100": Run(
+        *("llama3_fp8", "h100x8", "mixed_bfloat16", 8192 / 7689.5, "7,689.5 tokens/s a GPU"),
+        *(TORCHAO, 8, 47.77, f"{SELECTIVE}; weights are gathered in FP8 there"),
+    ),
+    "Llama 3 8B, bfloat16, 8 B200": Run(
+        *("llama3", "b200x8", "mixed_bfloat16", 8192 / 8307.5, "8,307.5 tokens/s a GPU"),
+        *(TORCHAO, 8, 33.71, f"{SELECTIVE}; the GPUs' power is limited"),
+    ),
+    "Llama 3 8B, FP8, 8 B200": Run(
+        *("llama3_fp8", "b200x8", "mixed_bfloat16", 8192 / 10417, "10,417 tokens/s a GPU"),
+        *(TORCHAO, 8, 33.38, f"{SELECTIVE}; weights are gathered in FP8 there; the GPUs' power is limited"),
+    ),
+    "MaxText 32B, v5e-256": Run(
+        *("maxtext_32b", "v5e-16", "mixed_bfloat16", 1596e12 / 132e12, "132 TFLOP/s a chip of 1,596 TFLOP a step"),
+        "AI-Hypercomputer/maxtext src/maxtext/configs/tpu/v5e/README.md, 32b.sh",
+        *(256, None, OWN_ATTENTION),
+    ),
+    "GPT-3 175B, v6e-256": Run(
+        *("gpt3_175b", "v6e-16", "mixed_bfloat16", 17.182, "17.182 s"),
+        "AI-Hypercomputer/tpu-recipes training/trillium/GPT3-175B-MaxText/bf16/README.md",
+        *(256, None, OWN_ATTENTION),
+    ),
+    "Llama 3.1 70B, v7x-64": Run(
+        *("llama70", "v7x-2x2x1", "mixed_bfloat16", 12.20, "12.20 s"),
+        "AI-Hypercomputer/tpu-recipes training/ironwood/README.md, llama3.1-70b/8k-bf16-tpu7x-4x4x4",
+        *(64, None, f"{OWN_ATTENTION}; the projections' results are kept, not recomputed"),
+    ),
+}
+
+
+class Step(NamedTuple):
+    """What is compiled: a function that builds a compiled model, the shapes of a device's batch, and its blocks."""
+
+    build: Callable[[], Any]
+    batch: Callable[[int], Any]
+    blocks: tuple[int, int] | None = None
+
+
+def _steps() -> dict[str, Step]:
+    import keras
+
+    import keras_mp
+    from benchmarks.plain_models import plain_gpt
+    from models.gpt import gpt
+    from models.llama import LlamaSize, llama
+    from models.resnet import resnet_imagenet
+    from models.transformer import Size
+
+    def tensor(*shape: int, dtype: str = "int32") -> Any:
+        return keras.KerasTensor(shape, dtype)
+
+    def tokens(rows: int, length: int) -> Callable[[int], Any]:
+        return lambda devices: (tensor(rows * devices, length), tensor(rows * devices, length))
+
+    def trained(model: Any, optimizer: Any = None, loss: Any = None) -> Any:
+        loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer or keras.optimizers.AdamW(1e-4), loss, jit_compile=True)
+        return model
+
+    def bert(layers: int, width: int, heads: int, classes: int | None) -> Any:
+        import keras_hub
+
+        backbone = keras_hub.models.BertBackbone(30522, layers, heads, width, 4 * width, max_sequence_length=512)
+        if classes:
+            return trained(keras_hub.models.BertTextClassifier(backbone, classes, preprocessor=None))
+        logits = keras.layers.Dense(2, dtype="float32")(backbone.output["sequence_output"])
+        spans = keras.layers.Permute((2, 1))(logits)
+        return trained(keras.Model(backbone.input, spans), keras.optimizers.Adam(3e-5))
+
+    def bert_batch(rows: int, length: int, targets: tuple[int, ...]) -> Callable[[int], Any]:
+        names = ("token_ids", "segment_ids", "padding_mask")
+        return lambda devices: ({name: tensor(rows, length) for name in names}, tensor(rows, *targets))
+
+    def pretrained(rows: int, length: int, masked: int) -> Step:
+        import keras_hub
+
+        def build() -> Any:
+            backbone = keras_hub.models.BertBackbone(30522, 24, 16, 1024, 4096, max_sequence_length=512)
+            return trained(keras_hub.models.BertMaskedLM(backbone, preprocessor=None))
+
+        inputs = {name: tensor(rows, length) for name in ("token_ids", "segment_ids", "padding_mask")}
+        inputs["mask_positions"] = tensor(rows, masked)
+        return Step(build, lambda devices: (inputs, tensor(rows, masked)), (4, 8))
+
+    def lora(name: str) -> Any:
+        import keras_hub
+
+        if name == "mistral":
+            backbone = keras_hub.models.MistralBackbone(32000, 32, 32, 4096, 14336, 8, sliding_window=4096)
+            model = keras_hub.models.MistralCausalLM(backbone, preprocessor=None)
+        else:
+            backbone = keras_hub.models.GemmaBackbone(256000, 28, 16, 16, 3072, 49152, 256)
+            model = keras_hub.models.GemmaCausalLM(backbone, preprocessor=None)
+        model.backbone.enable_lora(4)
+        return trained(model)
+
+    def lora_batch(devices: int) -> Any:
+        rows = {name: tensor(8 * devices, 128) for name in ("token_ids", "padding_mask")}
+        return rows, tensor(8 * devices, 128), tensor(8 * devices, 128, dtype="float32")
+
+    def large(model: Any, fp8: bool = False) -> Any:
+        model = keras_mp.fp8.convert(model) if fp8 else model
+        return trained(model, loss=keras_mp.ChunkedCrossEntropy())
+
+    llama3 = LlamaSize(32, 4096, 32, 8, 14336, 128256, theta=500000.0)
+    momentum = keras.optimizers.SGD
+    return {
+        "gpt2": Step(lambda: trained(plain_gpt(12, 768, 12, 50304, 1024)), tokens(12, 1024)),
+        "resnet50": Step(
+            lambda: trained(resnet_imagenet(50), momentum(0.1, momentum=0.9)),
+            lambda devices: (tensor(256, 224, 224, 3, dtype="float32"), tensor(256)),
+        ),
+        "resnet50_512": Step(
+            lambda: trained(resnet_imagenet(50), momentum(0.1, momentum=0.9)),
+            lambda devices: (tensor(512, 224, 224, 3, dtype="float32"), tensor(512)),
+        ),
+        "bert_base": Step(lambda: bert(12, 768, 12, 2), bert_batch(32, 512, ())),
+        "bert_large_squad": Step(lambda: bert(24, 1024, 16, None), bert_batch(32, 384, (2,)), (4, 8)),
+        "bert_large_128_128": pretrained(128, 128, 20),
+        "bert_large_128_256": pretrained(256, 128, 20),
+        "bert_large_512_16": pretrained(16, 512, 80),
+        "bert_large_512_32": pretrained(32, 512, 80),
+        "mistral": Step(lambda: lora("mistral"), lora_batch, (4, 8)),
+        "gemma": Step(lambda: lora("gemma"), lora_batch, (4, 8)),
+        "llama3": Step(lambda: large(llama(llama3, 8192, remat=True)), tokens(1, 8192), (2, 4)),
+        "llama3_fp8": Step(lambda: large(llama(llama3, 8192, remat=True), fp8=True), tokens(1, 8192), (2, 4)),
+        "maxtext_32b": Step(
+            lambda: large(llama(LlamaSize(32, 8192, 64, 64, 28672, 32000), 2048, remat=True)), tokens(4, 2048), (4, 8)
+        ),
+        "gpt3_175b": Step(lambda: large(gpt(Size(96, 12288, 96), 50304, 2048, remat=True)), tokens(3, 2048), (4, 8)),
+        "llama70": Step(
+            lambda: large(llama(LlamaSize(80, 8192, 64, 8, 28672, 128256, theta=500000.0), 8192, remat=True)),
+            *(tokens(2, 8192), (4, 8)),
+        ),
+    }
+
+
+def compile_run(name: str) -> dict[str, Any]:
+    """Predicts a run: seconds by part, bytes, and how it was compiled."""
+    import keras_mp
+    from keras_mp.system.versions import installed
+    from keras_mp.xla.extrapolate import inspect_by_blocks
+
+    run = RUNS[name]
+    step = _steps()[run.step]
+    chip, chips = keras_mp.chips.parse_target(run.target)
+    devices = chips * chip.devices
+    shared = {"strategy": "fully_sharded", "chips": chips} if devices > 1 else {}
+    with keras_mp.policy_scope(run.policy):
+        if step.blocks:
+            report = inspect_by_blocks(step.build, step.batch(devices), chip.name, blocks=step.blocks, **shared)
+        else:
+            report = keras_mp.inspect(step.build, step.batch(devices), chip.name, **shared)
+    time, bound = report.time, report.roofline
+    if time is None or bound is None:
+        raise RuntimeError(f"{name}: {report.refused or 'no time'}")
+    return {
+        "seconds": time.seconds,
+        "products": time.products,
+        "other": time.other,
+        "uncovered": time.uncovered,
+        "kernels": time.kernels,
+        "bound": bound.seconds,
+        "bytes": report.memory.peak,
+        "flops": report.flops,
+        "blocks": [str(group) for group in report.extrapolated],
+        "backend": report.backend,
+        "compile seconds": report.seconds,
+        "versions": installed(("jax", "libtpu", "keras")),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def kept() -> dict[str, dict[str, Any]]:
+    """The results that are there, by the names of the runs."""
+    return json.loads(KEPT.read_text()) if KEPT.exists() else {}
+
+
+def ratios(results: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Of each run that was compiled, the predicted time divided by the published."""
+    return {name: results[name]["seconds"] / run.seconds for name, run in RUNS.items() if name in results}
+
+
+def spreads(results: dict[str, dict[str, Any]]) -> dict[str, tuple[int, float, float]]:
+    """By generation: how many runs, and the least and the most of published time divided by predicted."""
+    from keras_mp.precision.chips import parse_target
+    from keras_mp.xla.efficiency import generation_of
+
+    taken: dict[str, list[float]] = {}
+    for name, ratio in ratios(results).items():
+        taken.setdefault(generation_of(parse_target(RUNS[name].target)[0]), []).append(round(1 / ratio, 2))
+    return {generation: (len(times), min(times), max(times)) for generation, times in sorted(taken.items())}
+
+
+def error(ratio: float) -> float:
+    """How far a ratio is from 1, whichever of the two is larger: 0.5 and 2 are equally wrong."""
+    return max(ratio, 1 / ratio) - 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="runs whose name or step holds this")
+    parser.add_argument("--again", action="store_true", help="also those that are there")
+    parser.add_argument("--markdown", type=Path, help="the file to write the table to")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(compile_run(options.one)))
+        return
+    for name, run in RUNS.items():
+        if options.markdown or (name in kept() and not options.again):
+            continue
+        if options.only.lower() in name.lower() or options.only == run.step:
+            environment = os.environ | {"KERAS_BACKEND": run.backend, "JAX_PLATFORMS": "cpu"}
+            command = [sys.executable, __file__, "--one", name]
+            process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+            if process.returncode:
+                print(f"{name}: not compiled", flush=True)
+                continue
+            result = json.loads(process.stdout.splitlines()[-1])
+            KEPT.write_text(json.dumps(kept() | {name: result}, indent=1) + "\n")
+            print(
+                f"{name}: {result['seconds'] * 1e3:.1f} ms predicted, {run.seconds * 1e3:.1f} ms published", flush=True
+            )
+    for name, ratio in ratios(kept()).items():
+        print(f"{ratio:.2f} {name}")
+    for generation, spread in spreads(kept()).items():
+        print(f'"{generation}": Spread{spread},')
+    if options.markdown:
+        from benchmarks.predictions_page import page
+
+        options.markdown.write_text(page(kept()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Which operation of a program a tensor that is not finite comes from, where some infinities are meant."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from keras import ops
+
+
+class Values(NamedTuple):
+    """Where a float tensor is not finite: three tensors of booleans, of its shape."""
+
+    nan: Any
+    above: Any
+    below: Any
+
+    @property
+    def bad(self) -> Any:
+        return self.nan | self.above | self.below
+
+    @property
+    def shape(self) -> tuple[int | None, ...] | None:
+        """Its sizes as far as they are known; None where not even their number is."""
+        return None if getattr(self.nan.shape, "rank", 0) is None else tuple(self.nan.shape)
+
+
+class Edge(NamedTuple):
+    """An operation of a program: keys of the tensors that it reads, and of those that it makes."""
+
+    inputs: Sequence[Hashable]
+    outputs: Sequence[Hashable]
+
+
+def makes_nonfinite(inputs: Sequence[Values], output: Values, moves: bool) -> Any:
+    """Whether an operation itself makes a value that is not finite, and does not merely hand one on.
+
+    It does where it makes a NaN of none, as inf - inf does. Besides, an elementwise operation does where the output is
+    not finite and the inputs are; of others it is known only if the output has infinities of another sign.
+
+    Args:
+        inputs: of the operation, those that are floats.
+        output: one of its outputs.
+        moves: whether it only moves values.
+
+    Returns:
+        A boolean scalar.
+    """
+    nan = ops.any(output.nan) & _none(given.nan for given in inputs)
+    if moves:
+        return nan
+    if all(_broadcasts(given.shape, output.shape) for given in inputs):
+        made = output.bad
+        for given in inputs:
+            made &= ~given.bad
+        return nan | ops.any(made)
+    above = ops.any(output.above) & _none(given.above for given in inputs)
+    below = ops.any(output.below) & _none(given.below for given in inputs)
+    return nan | above | below
+
+
+def origin(
+    edges: Sequence[Edge], given: Iterable[Hashable], bad: set[Hashable], made: set[Hashable], last: Hashable
+) -> int | None:
+    """The first operation of a program from which a tensor that is not finite comes.
+
+    A constant infinity, such as an attention mask, is followed only where nothing else is to blame: a tensor that
+    depends on no input or weight, and one that only hands such an infinity on.
+
+    Args:
+        edges: the operations, in the order of the program.
+        given: keys of the inputs and weights.
+        bad: keys of the tensors that an operation puts out and that are not finite.
+        made: of those, the ones whose operation itself makes a value that is not finite.
+        last: key of the tensor.
+
+    Returns:
+        Place of the operation in `edges`; None where no operation puts out the tensor, or it is finite.
+    """
+    depending, faulty = set(given), set[Hashable]()
+    place_of: dict[Hashable, int] = {}
+    for place, edge in enumerate(edges):
+        place_of.update(dict.fromkeys(edge.outputs, place))
+        if depending.isdisjoint(edge.inputs):
+            continue
+        depending |= set(edge.outputs)
+        fault = not faulty.isdisjoint(edge.inputs)
+        faulty |= {output for output in edge.outputs if output in bad and (fault or output in made)}
+    followed = next((tensors for tensors in (faulty, bad & depending, bad) if last in tensors), None)
+    if followed is None:
+        return None
+    reached, origins = {last}, []
+    waiting = [last]
+    while waiting:
+        place = place_of[waiting.pop()]
+        before = followed.intersection(edges[place].inputs)
+        if not before:
+            origins.append(place)
+        waiting += before - reached
+        reached |= before
+    return min(origins)
+
+
+def _none(tensors: Iterable[Any]) -> Any:
+    result = ops.convert_to_tensor(True)
+    for tensor in tensors:
+        result &= ~ops.any(tensor)
+    return result
+
+
+def _broadcasts(shape: tuple[int | None, ...] | None, to: tuple[int | None, ...] | None) -> bool:
+    """Whether a tensor of one shape is broadcast to another by an elementwise operation, as far as sizes are known."""
+    if shape is None or to is None or len(shape) > len(to):
+        return False
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return all(size == 1 or (size == target and size is not None) for size, target in pairs)

@@ -1,0 +1,85 @@
+"""When INT8 pays: the table of compiled cycles, and what convert and explain make of it."""
+
+from pathlib import Path
+
+import keras
+import pytest
+
+from keras_mp.fp8 import DelayedScaling, Int8Scaling, convert, explain
+from keras_mp.fp8.int8_cost import compiled_cost
+from keras_mp.fp8.int8_cycles import CYCLES
+from keras_mp.fp8.layers import Float8Layer
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).parents[2]
+SMALL, LARGE = (2048, 2048, 8192), (8192, 4096, 16384)
+
+
+def test_the_largest_layer_that_is_no_larger_decides():
+    delayed = Int8Scaling()
+    assert compiled_cost(*LARGE, "v5e", delayed).shape == LARGE
+    assert compiled_cost(10**6, 10**5, 10**5, "v5e", delayed).shape == LARGE
+    for index in range(3):
+        below = tuple(size - (place == index) for place, size in enumerate(LARGE))
+        assert compiled_cost(*below, "v5e", delayed).shape == SMALL
+        assert compiled_cost(*(size - (place == index) for place, size in enumerate(SMALL)), "v5e", delayed) is None
+    all_three = compiled_cost(*LARGE, "v6e", Int8Scaling("static", kernel_gradient="int8"))
+    cycles = CYCLES["v6e"][LARGE]
+    assert all_three[:2] == (cycles["bfloat16"], cycles["static, kernel gradient INT8"])
+    assert all_three.gain == cycles["bfloat16"] / cycles["static, kernel gradient INT8"]
+
+
+def test_what_the_table_lacks_is_refused():
+    with pytest.raises(ValueError, match="target='h100': there are no compiled cycles of INT8 for .*With: v5e, v6e"):
+        compiled_cost(*LARGE, "h100", Int8Scaling())
+    with pytest.raises(ValueError, match="kernel_gradient='int8'.* has no compiled cycles"):
+        compiled_cost(*LARGE, "v5e", Int8Scaling("current", kernel_gradient="int8"))
+
+
+def network():
+    """Four large layers, of which the second and the third are neither first nor last."""
+    sizes = [4096, 16384, 4096, 16]
+    dense = [keras.layers.Dense(size, use_bias=False, name=f"dense{index}") for index, size in enumerate(sizes)]
+    return keras.Sequential([keras.Input((16,)), *dense])
+
+
+@pytest.mark.ci
+@pytest.mark.filterwarnings("ignore:.*compute in float32")
+def test_convert_takes_what_gains_on_the_target(capsys):
+    model = network()
+    rows = {row.path: row for row in explain(model, target="v5e", batch_size=8192, recipe=Int8Scaling())}
+    printed = capsys.readouterr().out
+    assert [path for path, row in rows.items() if row.float8] == ["dense1"]
+    assert "gains: " in rows["dense1"].reason and "in INT8, 1.19 times as fast (compiled" in rows["dense1"].reason
+    # 16384 by 4096: no layer of the table has so few outputs
+    assert rows["dense2"].reason == "its product of 16384 by 4096 is smaller than those whose cycles are known"
+    assert "INT8" in printed and "29.3 M" in printed and "Compiled for v5e" in printed
+    int8 = convert(model, Int8Scaling(), target="v5e", batch_size=8192)
+    assert [layer.name for layer in int8.layers if isinstance(layer, Float8Layer)] == ["dense1"]
+    with pytest.warns(UserWarning, match="nothing is in INT8 of the 4 .* its product of 4096 by 16384 does not gain"):
+        convert(model, Int8Scaling(), target="v6e", batch_size=8192)
+    with pytest.raises(ValueError, match="TPU v5e has no FP8 units"):
+        convert(model, DelayedScaling(), target="v5e", batch_size=8192)
+
+
+def test_static_scales_warn_in_float16():
+    dense = [keras.layers.Dense(16, dtype="mixed_float16") for _ in range(2)]
+    model = keras.Sequential([keras.Input((16,)), *dense])
+    with pytest.warns(UserWarning, match="compute in float16, whose loss scale grows after the static scales"):
+        convert(model, Int8Scaling("static"), select=lambda path, layer: True)
+
+
+def test_the_page_shows_the_table():
+    page = (ROOT / "docs" / "int8.md").read_text()
+    part = page.partition("<!-- made by benchmarks/int8_cycles.py -->")[2].partition("<!-- end -->")[0]
+    lines = [line.strip("| ").split(" | ") for line in part.strip().splitlines()]
+    shown = {tuple(cells[:2]): [float(cell) for cell in cells[2:]] for cells in lines[2:]}
+    chips = lines[0][2::2]
+    assert chips == list(CYCLES)
+    for place, chip in enumerate(chips):
+        for shape, values in CYCLES[chip].items():
+            for name, cycles in values.items():
+                relative = round(cycles / values["bfloat16"], 2)
+                assert shown[str(shape), name][2 * place :][:2] == [cycles, pytest.approx(relative, abs=0.0051)]
+    assert len(shown) == sum(len(values) for values in CYCLES["v5e"].values())

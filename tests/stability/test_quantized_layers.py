@@ -1,0 +1,256 @@
+"""Layers that Keras quantized, stabilized: the numbers of their groups, and quantization after `stabilize`."""
+
+import adapted_models
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_mp
+from keras_mp.conversion.merged_float32 import merged_float32
+from keras_mp.precision.policy import policy_scope
+from keras_mp.rebuild import layers_by_path, rebuild
+
+Int4 = keras.quantizers.Int4QuantizationConfig
+
+
+def scaled(shape, group, generator):
+    """Weights whose groups differ by powers of two, so that a group's scale used for another's weights shows."""
+    scales = np.exp2(generator.integers(-6, 7, (shape[0] // group, 1))).repeat(group, axis=0)
+    codes = generator.integers(-8, 8, shape)
+    codes[::group], codes[1::group] = -8, 7  # the largest and the smallest in each group: int4 hits all of them
+    return codes * scales
+
+
+def grouped(kind, kernel, policy):
+    """A model that gives the rows of a kernel in groups of two, as products with unit vectors.
+
+    The grouped layer is not the last, which computes in float32 anyway.
+    """
+    rows, columns = kernel.shape
+    with policy_scope(policy):
+        if kind == "dense":
+            layer = layers.Dense(columns, use_bias=False, name="grouped")
+        else:
+            layer = layers.EinsumDense("ab,bc->ac", columns, name="grouped")
+        end = layers.Dense(columns, use_bias=False, name="end")
+        model = keras.Sequential([keras.Input((rows,)), layer, end])
+    layer.set_weights([kernel])
+    end.set_weights([np.eye(columns)])
+    layer.quantize("int4", config=Int4(block_size=2))
+    return model, np.eye(rows, dtype="float32")
+
+
+def of_keras(model, x):
+    """What Keras computes; where it fails, NaN: TensorFlow checks that an index is one."""
+    try:
+        return adapted_models.logits(model, x)
+    except Exception as error:
+        assert "is not in [0, " in str(error)
+        return np.nan
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy", "groups"),
+    [
+        ("dense", "mixed_bfloat16", 600),
+        pytest.param("einsum", "mixed_bfloat16", 510, marks=pytest.mark.ci),
+        pytest.param("dense", "mixed_float16", 2100, marks=pytest.mark.ci),
+    ],
+)
+def test_more_groups_than_16_bits_can_count(kind, policy, groups, tmp_path):
+    """Keras rounds 257 to 256 in bfloat16, another group's scale and zero point, and 599 to 600, which there is not."""
+    expected = scaled((2 * groups, 4), 2, np.random.default_rng())
+    model, x = grouped(kind, expected, policy)
+    assert not (abs(of_keras(model, x) - expected) <= 2**-7 * abs(expected)).all()
+    stable = keras_mp.stabilize(model)
+    assert "groups of int4" in "".join(layer.reason for layer in keras_mp.sensitive_layers(model))
+    assert not keras_mp.sensitive_layers(stable)
+    stable.save(tmp_path / "stable.keras")
+    for new in (stable, keras.saving.load_model(tmp_path / "stable.keras")):
+        np.testing.assert_allclose(adapted_models.logits(new, x), expected, rtol=2**-7)
+
+
+@pytest.mark.parametrize("few", [100, 256])
+@pytest.mark.ci
+@pytest.mark.once
+def test_groups_that_16_bits_can_count_are_left_to_keras(few):
+    expected = scaled((2 * few, 4), 2, np.random.default_rng())
+    model, x = grouped("dense", expected, "mixed_bfloat16")
+    assert [layer.path for layer in keras_mp.sensitive_layers(model)] == [f"{model.name}/end"]
+    np.testing.assert_allclose(adapted_models.logits(keras_mp.stabilize(model), x), expected, rtol=2**-7)
+
+
+def two_layers(policy):
+    with policy_scope(policy):
+        return keras.Sequential([keras.Input((32,)), layers.Dense(32, activation="gelu"), layers.Dense(8, name="head")])
+
+
+@pytest.mark.parametrize(
+    ("mode", "policy"),
+    [
+        ("int4", "mixed_bfloat16"),
+        pytest.param("int8", "mixed_bfloat16", marks=pytest.mark.ci),
+        pytest.param("int4", "bfloat16", marks=pytest.mark.ci),
+    ],
+)
+def test_quantized_after_stabilize_is_as_quantized_before(mode, policy, tmp_path):
+    """Before, Keras left the output layer as it was, with a warning that Dense has no `quantize` method."""
+    model = two_layers(policy)
+    after, before = keras_mp.stabilize(model), keras.models.clone_model(model)
+    before.set_weights(model.get_weights())
+    before.quantize(mode)
+    before = keras_mp.stabilize(before)
+    after.quantize(mode)
+    assert [layer.quantization_mode for layer in after.layers] == [mode, mode]
+    x = np.random.default_rng().normal(size=(5, 32)).astype("float32")
+    after.save(tmp_path / "after.keras")
+    loaded = keras.saving.load_model(tmp_path / "after.keras")
+    expected = adapted_models.logits(before, x)
+    assert keras.backend.standardize_dtype(after(x).dtype) == "float32"
+    for new in (after, loaded, keras_mp.stabilize(after)):
+        np.testing.assert_array_equal(adapted_models.logits(new, x), expected)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+def test_a_gemma_quantized_after_prepare_trains_as_one_quantized_before(mode):
+    x, y = adapted_models.tokens(rows=2)
+    losses = []
+    for first in (True, False):
+        model = adapted_models.gemma("mixed_bfloat16", mode if first else None, rank=4 if first else 0)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model = keras_mp.prepare(model, keras.optimizers.SGD(0.1), loss)
+        if not first:
+            model.backbone.quantize(mode)
+            model.backbone.enable_lora(4, target_layer_names=adapted_models.TARGETS)
+        modes = [layer.quantization_mode for layer in layers_by_path(model).values()]
+        assert modes.count(mode) == 8
+        adapted_models.randomize_lora(model, np.random.default_rng(5))
+        losses.append(model.fit(x, y, batch_size=2, epochs=3, shuffle=False, verbose=0).history["loss"])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+@pytest.mark.ci
+def test_quantized_after_training_prepare_makes_it_ready_again():
+    """The optimizer holds the weights that trained before; Keras's message tells nothing else."""
+    x, y = np.ones((4, 32), "float32"), np.ones((4, 8), "float32")
+    model = keras_mp.prepare(two_layers("mixed_bfloat16"), "adam", "mse")
+    model.fit(x, y, verbose=0)
+    model.quantize("int8")
+    model = keras_mp.prepare(model, "adam", "mse")
+    assert [layer.quantization_mode for layer in model.layers] == ["int8", "int8"]
+    assert np.isfinite(model.fit(x, y, verbose=0).history["loss"]).all()
+
+
+def head(policy, mode, tied, soft_cap=None, config=None):
+    with policy_scope(policy):
+        layer = layers.ReversibleEmbedding(10, 8, tie_weights=tied, logit_soft_cap=soft_cap)
+        inputs = keras.Input((4,), dtype="int32")
+        hidden = layers.Dense(8, use_bias=False, name="before")(layer(inputs))
+        model = keras.Model(inputs, layer(hidden, reverse=True))
+    layer.quantize(mode, config=config)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("policy", "tied", "soft_cap", "bits"),
+    [
+        ("float32", True, None, 8),
+        pytest.param("float32", False, 3.0, 8, marks=pytest.mark.ci),
+        pytest.param("mixed_bfloat16", True, 3.0, 8, marks=pytest.mark.ci),
+        pytest.param("mixed_bfloat16", False, None, 8, marks=pytest.mark.ci),
+        pytest.param("float32", True, None, 4, marks=pytest.mark.ci),
+        pytest.param("mixed_bfloat16", False, None, 4, marks=pytest.mark.ci),
+    ],
+)
+def test_quantized_logits_pass_gradients_on(policy, tied, soft_cap, bits, tmp_path):
+    """In Keras an int8 vocabulary head gives what comes before it no gradient but of the largest entry of each row."""
+    generator = np.random.default_rng()
+    per_row = keras.quantizers.AbsMaxQuantizer(axis=-1)
+    config = Int4(None, per_row, block_size=-1) if bits == 4 else None
+    model = head(policy, f"int{bits}", tied, soft_cap, config)
+    x, y = generator.integers(0, 10, (64, 4)), generator.integers(0, 10, (64, 4))
+    stable = keras_mp.stabilize(model)
+    bound = 2e-6 if policy == "float32" and bits == 8 else 2**-5  # of forward products: Keras's own, but for rounding
+    expected = adapted_models.logits(model, x)
+    assert abs(adapted_models.logits(stable, x) - expected).max() <= bound * abs(expected).max()
+    stable.save(tmp_path / "stable.keras")
+    loaded = keras.saving.load_model(tmp_path / "stable.keras")
+    # The reference: the same weights as floats, whose gradient differs by the rounding of the inputs alone.
+    merged = merged_float32(model)
+    true = step_of(merged, x, y)
+    for new in (stable, loaded):
+        cosine = np.vdot(step_of(new, x, y), true) / np.linalg.norm(step_of(new, x, y)) / np.linalg.norm(true)
+        assert cosine > 0.995
+    plain = step_of(model, x, y)
+    assert np.vdot(plain, true) < 0.9 * np.linalg.norm(plain) * np.linalg.norm(true)
+
+
+def step_of(model, x, y):
+    """The change of the layer before the head in a step of gradient descent, of a copy of the model."""
+    model = rebuild(model, lambda node, layer: node).model
+    model.compile(keras.optimizers.SGD(1.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    kernel = model.get_layer("before").kernel
+    before = keras.ops.convert_to_numpy(kernel).astype("float64")
+    model.fit(x, y, batch_size=len(x), verbose=0)
+    return before - keras.ops.convert_to_numpy(kernel)
+
+
+@pytest.mark.ci
+def test_lora_on_an_int8_gemma_learns():
+    """Before, its loss stayed: only the last normalization's largest entries had a gradient."""
+    model = keras_mp.prepare(
+        adapted_models.gemma("mixed_bfloat16", "int8"),
+        keras.optimizers.Adam(0.03),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    x, y = adapted_models.tokens(rows=2)
+    losses = model.fit(x, y, batch_size=2, epochs=100, verbose=0).history["loss"]
+    assert losses[0] > 2 and losses[-1] < 0.1
+
+
+@pytest.mark.ci
+@pytest.mark.once
+def test_prepare_says_what_is_quantized_and_what_trains(capsys):
+    """Nothing of it was said."""
+    model = two_layers("mixed_bfloat16")
+    model.quantize("int4")
+    model.layers[0].enable_lora(2)
+    keras_mp.prepare(model, "adam", "mse", verbose=True)
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line)
+    trained = 2 * (32 + 32) + 32 + 8  # LoRA's two matrices; the biases of both layers
+    assert lines["quantized"] == f"2 layers in int4, 1 layer with LoRA; {trained} weights train"
+    keras_mp.prepare(two_layers("mixed_bfloat16"), "adam", "mse", verbose=True)
+    assert "quantized" not in capsys.readouterr().out
+
+
+@pytest.mark.ci
+@pytest.mark.once
+def test_an_audit_offers_quantized_layers_no_fp8():
+    """It said that both layers fit, of the ranges of biases alone; fp8.convert leaves them out."""
+    model = two_layers("mixed_bfloat16")
+    model.layers[0].quantize("int4")
+    model.compile("sgd", "mse")
+    x, y = np.ones((4, 32), "float32"), np.ones((4, 8), "float32")
+    report = keras_mp.audit(model, (x, y))
+    verdicts = {layer.path: layer.verdicts["fp8"] for layer in report.layers}
+    assert verdicts[model.layers[0].name].reason == "it is quantized to int4" and verdicts["head"].ok
+    assert "the only Dense or EinsumDense layer fits" in str(report)
+    model.layers[1].quantize("int8")
+    assert "the Dense and EinsumDense layers are quantized" in str(keras_mp.audit(model, (x, y)))
+
+
+@pytest.mark.ci
+@pytest.mark.once
+@pytest.mark.parametrize("mode", ["int4", "int8"])
+def test_onnx_and_litert_files_hold_the_merged_weights(mode, tmp_path):
+    generator = np.random.default_rng()
+    model = two_layers("mixed_bfloat16")
+    model.quantize(mode)
+    adapted_models.adapt(model.layers[0], None, generator=generator)
+    model = keras_mp.stabilize(model)
+    x = generator.normal(size=(5, 32)).astype("float32")
+    for name, export in (("model.onnx", keras_mp.export_onnx), ("model.tflite", keras_mp.export_litert)):
+        report = export(model, tmp_path / name, x)
+        assert report.max_difference <= 1e-5
