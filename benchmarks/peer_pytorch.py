@@ -54,6 +54,57 @@ class Gpt(nn.Module):
         return functional.linear(self.norm(self.blocks(x)), self.tokens.weight)
 
 
+class LlamaBlock(nn.Module):
+    """A block of models/llama.py: normalization before each branch, grouped queries, SwiGLU, no biases."""
+
+    def __init__(self, width: int, heads: int, key_heads: int, hidden: int):
+        super().__init__()
+        self.heads, self.key_heads, features = heads, key_heads, width // heads
+        self.first, self.second = nn.RMSNorm(width, 1e-5), nn.RMSNorm(width, 1e-5)
+        self.split = nn.Linear(width, (heads + 2 * key_heads) * features, bias=False)
+        self.join = nn.Linear(width, width, bias=False)
+        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        parts = self.split(self.first(x)).view(batch, length, -1, width // self.heads).transpose(1, 2)
+        query, key, value = parts.split([self.heads, self.key_heads, self.key_heads], 1)
+        y = functional.scaled_dot_product_attention(
+            _rotated(query, rotation), _rotated(key, rotation), value, is_causal=True, enable_gqa=True
+        )
+        x = x + self.join(y.transpose(1, 2).reshape(batch, length, width))
+        y = self.second(x)
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+
+
+def _rotated(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    """Turns the pairs (i, i + features / 2) of each head by their position's angles."""
+    cosine, sine = rotation.to(x.dtype)
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
+
+
+class Llama(nn.Module):
+    """A Llama whose output layer uses the weights of its token embedding."""
+
+    def __init__(self, layers: int, width: int, heads: int, key_heads: int, hidden: int, vocabulary: int, length: int):
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        self.blocks = nn.ModuleList(LlamaBlock(width, heads, key_heads, hidden) for _ in range(layers))
+        self.norm = nn.RMSNorm(width, 1e-5)
+        pairs = width // heads // 2
+        angles = torch.outer(torch.arange(length), 500000.0 ** (-torch.arange(pairs) / pairs))
+        self.register_buffer("rotation", torch.stack([angles.cos(), angles.sin()]))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens)
+        for block in self.blocks:
+            x = block(x, self.rotation)
+        return functional.linear(self.norm(x), self.tokens.weight)
+
+
 class Vit(nn.Module):
     """A vision transformer with a class token."""
 
@@ -118,10 +169,10 @@ def step(workload: str, precision: str, compile: bool = False) -> Workload:
     # TensorFloat-32 is what "float32" means to the other peers on a GPU.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "strict float32"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model: Any = {"gpt": Gpt, "vit": Vit, "resnet": resnet}[chosen.kind](*chosen.sizes)
+    model: Any = {"gpt": Gpt, "llama": Llama, "vit": Vit, "resnet": resnet}[chosen.kind](*chosen.sizes)
     x, y = (torch.from_numpy(array).to(device) for array in batch_of(chosen))
     model = model.to(device)
-    if chosen.kind != "gpt":
+    if chosen.kind not in ("gpt", "llama"):
         # What its convolutions are fastest in, and what the others have.
         model = model.to(memory_format=torch.channels_last)
         x = x.permute(0, 3, 1, 2)

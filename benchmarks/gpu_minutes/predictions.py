@@ -35,11 +35,11 @@ def predicted(workload: str, precision: str, target: str, fp8: str = "current") 
     import keras_mp
 
     batch = tuple(keras.KerasTensor(array.shape, array.dtype.name) for array in batch_of(WORKLOADS[workload]))
-    report = keras_mp.inspect(kit_compiled(workload, precision, fp8), batch, target)
-    estimate = report.roofline
+    report = keras_mp.inspect(lambda: kit_compiled(workload, precision, fp8), batch, target)
     return {
-        "ms at best": 1e3 * estimate.seconds if estimate else None,
-        "bound": estimate.bound if estimate else None,
-        "temporary bytes": report.memory.temporary,
+        "ms predicted": 1e3 * report.time.seconds if report.time else None,
+        "ms at best": 1e3 * report.roofline.seconds if report.roofline else None,
+        "bound": report.roofline.bound if report.roofline else None,
+        "peak bytes": report.memory.peak,
         "shares": report.shares,
     }

@@ -19,7 +19,7 @@ import numpy as np
 from fp8_step import step as product_step
 
 from benchmarks.gpu_minutes.process import emit
-from keras_mp.fp8 import get_recipe
+from keras_mp.fp8 import Float8Dense, get_recipe
 from keras_mp.xla.hlo import parse
 from keras_mp.xla.matmuls import products
 
@@ -41,13 +41,13 @@ def _shape(shape: tuple[int, int, int], repeats: int) -> None:
     for name in ("bfloat16", *RECIPES):
         steps[name], kernels = kit_step(name, *tensors)
         rows[name] = {"products compiled": kernels}
-    steps["Keras float8"], rows["Keras float8"] = keras_step(*tensors), {}
-    for name, step in pytorch_steps(tensors).items():
+    for name, step in (layer_steps(tensors) | pytorch_steps(tensors)).items():
         steps[name], rows[name] = step, {}
     for name, seconds in median_seconds(steps, repeats).items():
         rows[name]["ms"] = 1e3 * seconds
     for name, row in rows.items():
-        base = rows["PyTorch bfloat16" if name.startswith("PyTorch") else "bfloat16"]["ms"]
+        alike = next((kind for kind in ("PyTorch ", "layer, ") if name.startswith(kind)), "")
+        base = rows[f"{alike}bfloat16"]["ms"]
         emit({"shape": str(shape), "step": name, "times as fast as bfloat16": base / row["ms"], **row})
 
 
@@ -82,16 +82,27 @@ def counted(text: str, platform: str) -> dict[str, int]:
     return dict(Counter(f"{made.kernel}: {' x '.join(made.operands)}" for made in products(parse(text), platform)))
 
 
-def keras_step(x: jax.Array, w: jax.Array, g: jax.Array) -> Step:
-    """A step of Keras's own float8 Dense layer."""
-    layer = keras.layers.Dense(w.shape[1], use_bias=False, dtype="float8_from_mixed_bfloat16")
-    layer.build(x.shape)
-    values = [w if variable.name == "kernel" else variable.value for variable in layer.trainable_variables]
-    fixed = [variable.value for variable in layer.non_trainable_variables]
+def layer_steps(tensors: tuple[jax.Array, ...]) -> dict[str, Step]:
+    """Steps of Keras's float8 layer, and of whole layers with bias and GELU: Keras's in bfloat16, and the kit's."""
+    outputs = tensors[1].shape[1]
+    whole: dict[str, Any] = {"units": outputs, "activation": "gelu", "dtype": "mixed_bfloat16"}
+    layers = {
+        "Keras float8": keras.layers.Dense(outputs, use_bias=False, dtype="float8_from_mixed_bfloat16"),
+        "layer, bfloat16": keras.layers.Dense(**whole),
+        **{f"layer, {recipe}": Float8Dense(recipe=recipe, **whole) for recipe in RECIPES},
+    }
+    return {name: _layer_step(layer, *tensors) for name, layer in layers.items()}
+
+
+def _layer_step(layer: keras.layers.Layer, x: jax.Array, w: jax.Array, g: jax.Array) -> Step:
+    # A model, whose call brings the weights to 16 bits; a layer's own `stateless_call` does not.
+    model = keras.Sequential([keras.Input(x.shape[1:], x.shape[0], dtype="bfloat16"), layer])
+    values = [w if variable.name == "kernel" else variable.value for variable in model.trainable_variables]
+    fixed = [variable.value for variable in model.non_trainable_variables]
 
     @jax.jit
     def run(values, x, g):
-        y, backward = jax.vjp(lambda values, x: layer.stateless_call(values, fixed, x, training=True)[0], values, x)
+        y, backward = jax.vjp(lambda values, x: model.stateless_call(values, fixed, x, training=True)[0], values, x)
         return y, backward(g)
 
     return lambda: jax.block_until_ready(run(values, x, g))

@@ -21,8 +21,8 @@ from keras_mp.bench.compare import Task, compare
 
 PATHS = [str(ROOT / "benchmarks"), str(ROOT)]
 
-# One of each kind of row: a step, one that a CPU refuses, and one with an environment of its own.
-REHEARSED = ("bfloat16", "FP8, current", "float32, strict")
+# One of each kind of row: a step, one that a CPU refuses, one with an environment of its own, and a peer.
+REHEARSED = ("bfloat16", "FP8, current", "float32, strict", "PyTorch, bfloat16")
 
 
 def main(tiny: bool, workload: str) -> None:
@@ -35,28 +35,28 @@ def main(tiny: bool, workload: str) -> None:
 
 
 def tasks(workload: str) -> list[Task]:
-    """The kit's precisions, and PyTorch compiled where it is installed and has the model."""
-    variants: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    """The kit's precisions, and PyTorch compiled where it is installed, in the order of worth."""
+    kit = {
         "bfloat16": ({"precision": "mixed_bfloat16"}, {}),
         "FP8, current": ({"precision": "fp8", "fp8": "current"}, {}),
-        "FP8, delayed": ({"precision": "fp8", "fp8": "delayed"}, {}),
-        "float32, strict": ({"precision": "float32"}, {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}),
         "float32, TF32": ({"precision": "float32"}, {"JAX_DEFAULT_MATMUL_PRECISION": "default"}),
         "float16": ({"precision": "mixed_float16"}, {}),
+        "FP8, delayed": ({"precision": "fp8", "fp8": "delayed"}, {}),
+        "float32, strict": ({"precision": "float32"}, {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}),
     }
-    kind = WORKLOADS[workload].kind
-    kit = [
-        Task(name, "peer_keras:kit", {"workload": workload, **arguments}, {"KERAS_BACKEND": "jax", **environment})
-        for name, (arguments, environment) in variants.items()
-        if kind != "resnet" or "fp8" not in arguments  # a ResNet's one dense layer is too small for FP8
-    ]
-    if not importlib.util.find_spec("torch") or kind == "llama":
-        return kit
-    peers = {"bfloat16": "mixed_bfloat16", "TF32": "float32", "float16": "mixed_float16"}
-    return kit + [
-        Task(f"PyTorch, {name}", "peer_pytorch:step", {"workload": workload, "precision": precision, "compile": True})
-        for name, precision in peers.items()
-    ]
+    peers = {"bfloat16": "mixed_bfloat16", "float32, TF32": "float32", "float16": "mixed_float16"}
+    if not importlib.util.find_spec("torch"):
+        peers = {}
+    made = []
+    for name, (arguments, environment) in kit.items():
+        # A ResNet's one dense layer is too small for FP8.
+        if WORKLOADS[workload].kind != "resnet" or "fp8" not in arguments:
+            own = {"KERAS_BACKEND": "jax", **environment}
+            made.append(Task(name, "peer_keras:kit", {"workload": workload, **arguments}, own))
+        if name in peers:
+            compiled = {"workload": workload, "precision": peers[name], "compile": True}
+            made.append(Task(f"PyTorch, {name}", "peer_pytorch:step", compiled))
+    return made
 
 
 def measured(task: Task, folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
