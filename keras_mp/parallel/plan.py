@@ -14,6 +14,7 @@ REDUCE_DTYPES = ("float32", "bfloat16")
 AXES = ("batch", "model")
 """Names of a mesh's axes: over the first a batch is split."""
 _FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn")
+_CODES = ("int8", "uint8")  # of quantized weights
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Plan:
         Args:
             path: the variable's.
             shape: its dimensions.
-            dtype: its element type; only floating-point variables are split.
+            dtype: its element type; floating-point variables are split, and by "fully_sharded" quantized weights.
 
         Returns:
             For each dimension the name of a mesh axis, or None.
@@ -81,7 +82,7 @@ class Plan:
             ValueError: If a rule splits an axis that the devices do not divide.
         """
         axes: list[str | None] = [None] * len(shape)
-        if dtype not in _FLOATS:
+        if dtype not in (*_FLOATS, *(_CODES if self.layout == "fully_sharded" else ())):
             return tuple(axes)
         if self.layout == "fully_sharded":
             divisible = [place for place, size in enumerate(shape) if size and size % self.replicas == 0]

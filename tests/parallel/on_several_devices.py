@@ -21,6 +21,7 @@ else:
 import keras_mp
 from keras_mp.system.versions import installed
 from models.gpt import TENSOR_RULES
+from models.llama import LlamaSize, llama
 from recipes.language_model import Config, batches, build
 
 PRECISIONS = ["float32", "mixed_bfloat16", "mixed_float16"]
@@ -399,6 +400,30 @@ def test_tensor_rules_of_a_model_hold_for_what_is_made_of_it_and_for_the_optimiz
     slots = [count for path, count in split.items() if "block1_dense_1_kernel" in path]
     assert slots == [4, 4]
     assert split["normalization/gamma"] == split["block1_dense_2/bias"] == 1
+
+
+@only_jax
+@pytest.mark.ci
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_a_llama_trains_by_its_tensor_rules_as_on_one_device(policy):
+    keras.config.set_dtype_policy(policy)
+    text = np.random.default_rng().integers(0, 64, (32, 17))
+    losses, kernels = {}, {}
+    for layout in (None, "tensor"):
+        keras.utils.set_random_seed(3)
+        with scope_of(layout, 8):
+            model = keras_mp.stabilize(llama(LlamaSize(2, 64, 8, 4, 96, 64), 16))
+            optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.1), keras_mp.NoLossScale())
+            model.compile(optimizer, keras_mp.ChunkedCrossEntropy())
+            fitted = model.fit(text[:, :-1], text[:, 1:], batch_size=8, epochs=3, shuffle=False, verbose=0)
+            losses[layout] = fitted.history["loss"]
+            kernels[layout] = {v.path: number(v) for v in model.trainable_variables if "kernel" in v.path}
+    split = {v.path: split_over(v) for v in model.trainable_variables}
+    assert {split[path] for path in kernels["tensor"]} == {2} and split["normalization/scale"] == 1
+    tolerance = 1e-5 if policy == "float32" else 1e-2
+    np.testing.assert_allclose(losses["tensor"], losses[None], rtol=tolerance)
+    for path, kernel in kernels[None].items():
+        np.testing.assert_allclose(kernels["tensor"][path], kernel, rtol=0, atol=tolerance * np.abs(kernel).max())
 
 
 @only_jax

@@ -29,6 +29,9 @@ def test_fully_sharded_splits_the_first_axis_that_divides():
     assert plan.axes_of("kernel_momentum", (16, 24), "float8_e4m3fn") == ("batch", None)
     assert plan.axes_of("kernel_momentum_scale", (16, 1), "float32") == ("batch", None)
     assert plan.axes_of("seed_generator_state", (8,), "uint32") == (None,)
+    assert plan.axes_of("dense/kernel", (16, 24), "int8") == ("batch", None)
+    tensor = Plan("tensor", (), (2, 4), rules=((r"kernel", (None, "model")),))
+    assert tensor.axes_of("dense/kernel", (16, 24), "int8") == (None, None)
 
 
 def test_tensor_rules_hold_for_a_weight_and_its_slots():

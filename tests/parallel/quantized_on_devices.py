@@ -1,0 +1,91 @@
+"""Quantized models with LoRA on several devices, in a process of their own; test_quantized_devices.py starts it."""
+
+import contextlib
+import functools
+
+import keras
+import numpy as np
+import pytest
+from adapted_models import gemma
+
+import keras_mp
+
+TENSORFLOW = keras.backend.backend() == "tensorflow"
+if TENSORFLOW:
+    import tensorflow as tf
+
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+    )
+
+STEPS, ROWS = 12, 4
+CASES = [
+    ("data", 2, "int4", "mixed_bfloat16"),
+    *([("data", 2, "int8", "float32")] if TENSORFLOW else []),
+    *([] if TENSORFLOW else [("fully_sharded", 4, "int4", "float32"), ("fully_sharded", 4, "int8", "mixed_bfloat16")]),
+]
+
+
+def trained(mode, policy, layout=None, devices=1):
+    """A tiny Gemma after some steps: its loss at each, and its weights before and after."""
+    random = np.random.default_rng(5)
+    text = random.integers(1, 24, (STEPS * ROWS, 11))
+    scope = contextlib.nullcontext() if layout is None else keras_mp.distribute(layout, devices)
+    losses = []
+    with scope:
+        model = gemma(policy, mode)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.5), keras_mp.NoLossScale())
+        model = keras_mp.prepare(model, optimizer, loss)
+        before = weights_of(model)
+        x = {"token_ids": text[:, :-1], "padding_mask": np.ones((len(text), 10), "int32")}
+        note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]))
+        keras.Model.fit(model, x, text[:, 1:], batch_size=ROWS, shuffle=False, verbose=0, callbacks=[note])
+    return losses, before, model
+
+
+def weights_of(model):
+    return {variable.path: keras.ops.convert_to_numpy(variable) for variable in model.weights}
+
+
+def distance(weights, others):
+    return np.sqrt(sum(np.square(weights[path] - others[path]).sum() for path in weights))
+
+
+on_one_device = functools.cache(trained)
+
+
+@pytest.mark.parametrize("layout, devices, mode, policy", CASES)
+def test_lora_trains_as_on_one_device(layout, devices, mode, policy):
+    losses, before, one = on_one_device(mode, policy)
+    shared, same, several = trained(mode, policy, layout, devices)
+    after, others = weights_of(one), weights_of(several)
+    trains = [variable.path for variable in one.trainable_variables]
+    for path, value in before.items():
+        np.testing.assert_array_equal(same[path], value, err_msg=path)
+        if path not in trains:
+            np.testing.assert_array_equal(others[path], value, err_msg=path)
+    before, after, others = ({path: weights[path] for path in trains} for weights in (before, after, others))
+    moved, apart = distance(before, after), distance(after, others)
+    if policy == "float32":
+        # The sum over devices has another order: that is all that differs.
+        assert apart < 1e-5 * moved
+        np.testing.assert_allclose(shared, losses, rtol=1e-5)
+    else:
+        # Several devices round to 16 bits as often as one does.
+        exact = weights_of(on_one_device(mode, "float32")[2])
+        exact = {path: exact[path] for path in trains}
+        assert 0 < distance(others, exact) < 1.5 * distance(after, exact) < 0.1 * moved
+
+
+@pytest.mark.skipif(TENSORFLOW, reason="TensorFlow has data parallelism only")
+@pytest.mark.parametrize("mode", ["int4", "int8"])
+def test_each_device_holds_its_part_of_the_codes(mode):
+    model = trained(mode, "mixed_bfloat16", "fully_sharded", 4)[2]
+    codes = [
+        variable for variable in model.weights if variable.dtype in ("int8", "uint8") and "kernel" in variable.path
+    ]
+    assert codes
+    for variable in codes:
+        parts = variable.value.addressable_shards
+        assert len(parts) == 4 and sum(part.data.nbytes for part in parts) == variable.value.nbytes, variable.path
