@@ -187,7 +187,7 @@ def quantized_policies(name: str, policy: str) -> keras.dtype_policies.DTypePoli
     backbone.quantize("int4")
     paths = [layer.path for layer in backbone._flatten_layers() if getattr(layer, "quantization_mode", None) == "int4"]
     patterns = {re.sub(r"\d+", r"\\d+", re.escape(path)) for path in paths if path != backbone.path}
-    int4 = keras.dtype_policies.get(f"int4_from_{policy}")
+    int4 = keras.dtype_policies.get(f"int4/128_from_{policy}")  # as `quantize` groups
     return keras.dtype_policies.DTypePolicyMap(policy, dict.fromkeys(patterns, int4))
 
 

@@ -22,10 +22,21 @@ def policy_of(layer: keras.Layer) -> Any:
     """A layer's own policy, with a name: not the map that it may share, and not one whose name Keras erased."""
     policy = layer.dtype_policy
     if isinstance(policy, PolicyMap):
-        policy = policy[layer.path] if layer.path else policy.default_policy
+        policy = _entry(policy, layer.path)
     if policy._name is None:  # private, as the public name of such a policy is None, too
         policy = with_source(policy, _source(policy.compute_dtype, policy.variable_dtype))
     return policy
+
+
+def _entry(policies: Any, path: str | None) -> Any:
+    """What a map says of a layer; an entry may be a map again.
+
+    KerasHub saves a map in a map, and Keras writes a map into itself where a layer is given the map as its new policy.
+    """
+    policy = policies[path] if path else policies.default_policy
+    if policy is policies:
+        policy = policies.default_policy
+    return _entry(policy, path) if isinstance(policy, PolicyMap) else policy
 
 
 def with_source(policy: Any, source: str) -> Any:
@@ -52,8 +63,16 @@ def settle_policies(layer: keras.Layer) -> None:
 
 @contextlib.contextmanager
 def maps_with_defaults(model: keras.Layer) -> Iterator[None]:
-    """Lets backbones with quantized layers be serialized under a map whose default is their own policy."""
+    """Lets backbones with quantized layers be serialized under a map whose default is their own policy.
+
+    KerasHub writes the map's entry for a layer from that layer's policy, which is the whole map where the backbone was
+    made with one, as from a quantized preset.
+    """
     before: list[tuple[Any, Any]] = []
+    for part in with_self(model):
+        if isinstance(part._dtype_policy, PolicyMap) and part.built:
+            before.append((part, part._dtype_policy))
+            part._dtype_policy = policy_of(part)
     for layer in with_self(model):
         if _writes_its_policy(layer):
             policies = {part.path: _untreated(part) for part in with_self(layer) if part.quantization_mode is not None}
@@ -63,7 +82,7 @@ def maps_with_defaults(model: keras.Layer) -> Iterator[None]:
     try:
         yield
     finally:
-        for layer, policy in before:
+        for layer, policy in reversed(before):
             layer._dtype_policy = policy
 
 

@@ -86,7 +86,7 @@ def _adapt(old: Any, new: Any) -> None:
     mode = getattr(old, "quantization_mode", None)
     mode = None if mode == "float8" else mode  # whose layers may become this kit's, or plain ones
     if mode is not None and new.quantization_mode is None:
-        new.quantize(mode, type_check=False, config=getattr(old, "quantization_config", None))
+        new.quantize(mode, type_check=False, config=_quantization_config(old))
     for name in ("quantization_config", "inputs_quantizer"):
         if mode is not None and hasattr(old, name):
             setattr(new, name, getattr(old, name))
@@ -94,6 +94,14 @@ def _adapt(old: Any, new: Any) -> None:
         if not new.lora_enabled:
             new.enable_lora(old.lora_rank, lora_alpha=old.lora_alpha)
         new.lora_alpha = old.lora_alpha
+
+
+def _quantization_config(layer: Any) -> Any:
+    """What a layer was quantized with; of one that was loaded with quantized weights, the size of its int4 groups."""
+    config = getattr(layer, "quantization_config", None)
+    if config is None and hasattr(layer, "_int4_block_size"):  # private: without a config Keras makes groups of 128
+        return keras.quantizers.Int4QuantizationConfig(block_size=layer._int4_block_size or -1)
+    return config
 
 
 def _merge_layer(path: str, old: Any, new: Any) -> list[tuple[keras.Variable, keras.Variable]]:

@@ -2,12 +2,15 @@
 
 import adapted_models
 import keras
+import keras_hub
 import numpy as np
 import pytest
 from keras import layers
 
 import keras_mp
+from keras_mp.precision.policy import policy_scope
 from keras_mp.rebuild import layers_by_path, rebuild
+from keras_mp.rebuild.quantized_policies import policy_of
 from keras_mp.stability.stabilized import stabilize
 
 pytestmark = pytest.mark.usefixtures("float32_policy")
@@ -90,6 +93,43 @@ def test_a_stabilized_gemma_gives_float32_logits_of_its_quantized_weights(mode, 
     embedding = new.backbone.token_embedding
     assert embedding.quantization_mode == mode
     assert keras.backend.standardize_dtype(embedding(x["token_ids"]).dtype) == policy.removeprefix("mixed_")
+
+
+@pytest.mark.parametrize("mode", ["int4", "int8"])
+def test_a_backbone_that_was_loaded_with_quantized_weights_is_rebuilt(mode):
+    """A preset's config has one map of policies, which all layers share; these int4 groups are not Keras's default."""
+    backbone = adapted_models.gemma("mixed_bfloat16", None, None).backbone
+    config = Int4(block_size=32) if mode == "int4" else None
+    backbone.quantize(mode, config=config)
+    with policy_scope("mixed_bfloat16"):
+        loaded = type(backbone).from_config(backbone.get_config())
+        for old, new in zip(backbone.weights, loaded.weights, strict=True):
+            new.assign(old)
+        loaded.enable_lora(2)
+        model = keras_hub.models.GemmaCausalLM(backbone=loaded, preprocessor=None)
+    policies = {part.path: part._dtype_policy for part in layers_by_path(model).values()}
+    new = unchanged(unchanged(model))
+    assert {part.path: part._dtype_policy for part in layers_by_path(model).values()} == policies
+    x = adapted_models.tokens()[0]
+    np.testing.assert_array_equal(adapted_models.logits(new, x), adapted_models.logits(model, x))
+    assert quantized_in(new) == quantized_in(model) != {}
+
+
+def quantized_in(model):
+    return {path: part.quantization_mode for path, part in layers_by_path(model).items() if part.quantization_mode}
+
+
+def test_a_map_of_policies_in_which_it_is_itself():
+    """Keras writes so where a layer is given the map that it shares as its new policy."""
+    policies, inner = (keras.dtype_policies.DTypePolicyMap(name) for name in ("mixed_bfloat16", "float32"))
+    policies["model/head"], inner["model/first"] = "int8_from_mixed_bfloat16", "int8_from_float32"
+    policies["model/other"], policies["model/first"] = policies, inner
+    found = {}
+    for name in ("head", "other", "first"):
+        layer = layers.Dense(2, name=name, dtype=policies)
+        layer._path = f"model/{name}"
+        found[name] = policy_of(layer).name
+    assert found == {"head": "int8_from_mixed_bfloat16", "other": "mixed_bfloat16", "first": "int8_from_float32"}
 
 
 def unchanged_in_float32(model):
