@@ -59,7 +59,13 @@ class Place:
 
     def plan(self, strategy: str) -> Plan | None:
         """The plan of a strategy; None on one device."""
-        return plan_of(strategy, self.devices) if strategy else None
+        if not strategy:
+            return None
+        try:
+            topology = self.target.topology
+        except ValueError:  # no compiler takes it: then shapes alone are looked at
+            topology = ""
+        return plan_of(strategy, self.devices, topology)
 
     @property
     def target(self) -> Target:

@@ -58,7 +58,7 @@ class Step:
     def __init__(self, source: Source, batch: Any, platform: str) -> None:
         self._source, self._batch = source, batch
         self.rows = _rows(batch)
-        self._lowered: dict[tuple[Measures, str, int], tuple[Lowered | StepsByBlocks, list[str]]] = {}
+        self._lowered: dict[tuple[Measures, str, Plan | None], tuple[Lowered | StepsByBlocks, list[str]]] = {}
         self._fingerprints: dict[str, str] = {}
         plain = Measures(source.precision)
         model = source.under(plain)
@@ -143,12 +143,13 @@ class Step:
 
     def _lower(self, place: Place, measures: Measures) -> tuple[Lowered | StepsByBlocks, list[str]]:
         """The lowered step, and the paths of the layers of its model where they are those of the plain model."""
-        key = (measures, place.platform, place.devices)
+        plan = place.plan(measures.strategy)
+        key = (measures, place.platform, plan)
         if key not in self._lowered:
             batch = _part(self._batch, self.rows, measures.micro_batches)
             model = self._source.under(measures)
             with self._source.scope():
-                lowered = _lowered(model, batch, place.platform, place.plan(measures.strategy))
+                lowered = _lowered(model, batch, place.platform, plan)
             paths = list(layers_by_path(model))
             self._lowered[key] = lowered, paths if len(paths) == len(self._paths) else []
         return self._lowered[key]

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import keras
 
 from keras_mp import backend
+from keras_mp.parallel.hops import Hops, in_hops
 from keras_mp.parallel.plan import LAYOUTS, REDUCE_DTYPES, Plan, Rules
 from keras_mp.parallel.tensor_rules import LayoutMapOf, check_rules, rules_of_layout_map, takes_rules
 
@@ -95,7 +96,11 @@ def make_plan(
     if mesh is not None and layout != "tensor":
         raise ValueError(f"mesh={mesh!r} is for layout='tensor'; {layout!r} splits every batch over all devices")
     if layout != "tensor":
-        return Plan(layout, names, (len(names),), reduce_dtype)
+        hops = Hops()
+        tpus = backend.tpu_coordinates(names) if layout == "fully_sharded" else None
+        if tpus is not None:
+            names, hops = in_hops(names, *tpus)
+        return Plan(layout, names, (len(names),), reduce_dtype, hops=hops)
     shape = (1, len(names)) if mesh is None else tuple(mesh)
     if len(shape) != 2 or any(size < 1 for size in shape) or math.prod(shape) != len(names):
         raise ValueError(

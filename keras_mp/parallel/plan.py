@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from keras_mp.parallel.hops import Hops, groups_of, hops_of
+
 Rules = tuple[tuple[str, tuple[str | None, ...]], ...]
 
 LAYOUTS = ("data", "fully_sharded", "tensor")
@@ -29,6 +31,8 @@ class Plan:
         rules: for "tensor", which axis of a weight is split, by patterns of its path; None for those that the models
             built in its scope have.
         declared: these, as they come.
+        hops: of "fully_sharded", over how many devices gradients are summed one after the other;
+            `keras_mp.parallel.hops` says which slices need it, and in which order the devices are then.
     """
 
     layout: str
@@ -37,6 +41,11 @@ class Plan:
     reduce_dtype: str = "float32"
     rules: Rules | None = None
     declared: list[tuple[str, tuple[str | None, ...]]] = field(default_factory=list, compare=False, repr=False)
+    hops: Hops = Hops()
+
+    def groups(self, axis: int) -> list[list[list[int]]]:
+        """The groups of devices of each sum of the gradient of a weight that is split along an axis."""
+        return groups_of(self.hops.first if axis == 0 else self.hops.other)
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -147,12 +156,13 @@ class Plan:
                 )
 
 
-def plan_of(strategy: str | Plan, devices: int) -> Plan:
+def plan_of(strategy: str | Plan, devices: int, topology: str = "") -> Plan:
     """Makes a plan for devices that are not there.
 
     Args:
         strategy: a layout, or a plan.
         devices: how many there would be.
+        topology: of TPUs, what libtpu calls the slice.
 
     Returns:
         The plan; for "tensor" the devices all share each weight, and the rules are the model's.
@@ -170,7 +180,7 @@ def plan_of(strategy: str | Plan, devices: int) -> Plan:
         raise ValueError(f"strategy={strategy!r} is not one of {', '.join(LAYOUTS)}, or a keras_mp.parallel.plan.Plan")
     if strategy == "tensor":
         return Plan(strategy, (), (1, devices))
-    return Plan(strategy, (), (devices,))
+    return Plan(strategy, (), (devices,), hops=hops_of(topology if strategy == "fully_sharded" else ""))
 
 
 FLOAT16_ON_TPU = (

@@ -101,7 +101,7 @@ def target_and_plan(target: str, strategy: str | Plan | None, chips: int | None)
     chip, named = find_targets(target)
     if strategy is not None:
         chip = slice_of(chip, _number_of_chips(target, named, chips))
-        return chip, plan_of(strategy, chip.devices)
+        return chip, plan_of(strategy, chip.devices, chip.topology)
     if named > 1:
         raise ValueError(
             f"target={target!r} names {named} chips: pass strategy='data', 'fully_sharded' or 'tensor' to divide the "

@@ -13,6 +13,7 @@ from keras_mp.backend.jax.parallel import (
     parallel_scope,
     reduce_dtype,
     share_of_batch,
+    tpu_coordinates,
 )
 from keras_mp.backend.jax.products import (
     einsum_float32,
@@ -83,6 +84,7 @@ __all__ = [
     "global_mean",
     "overwrite",
     "parallel_scope",
+    "tpu_coordinates",
     "replica_values",
     "peak_memory_bytes",
     "places",

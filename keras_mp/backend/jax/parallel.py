@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
@@ -69,6 +69,17 @@ def can_jit() -> bool:
 def is_spread(model: keras.Model) -> bool:
     """Whether a model was built on several devices or processes."""
     return any(len(variable.value.sharding.device_set) > 1 for variable in model.variables)
+
+
+def tpu_coordinates(names: Sequence[str]) -> tuple[str, list[tuple[int, ...]]] | None:
+    """The kind of TPUs, and the coordinates of each in its slice; None for other devices.
+
+    Args:
+        names: of devices, as Keras writes them.
+    """
+    devices = {f"{device.platform}:{device.id}": device for device in jax.devices()}
+    coordinates = [tuple(getattr(devices.get(name), "coords", None) or ()) for name in names]
+    return (devices[names[0]].device_kind, coordinates) if all(coordinates) else None
 
 
 def share_of_batch() -> None:
@@ -235,6 +246,7 @@ class _Part(NamedTuple):
         axis: the axis that is split; None for a variable that each device has whole.
         dtype: what it is gathered in: what its layer computes in.
         reduce_dtype: what its gradient is summed in.
+        groups: of devices, of each of the sums one after the other; empty for a sum over all at once.
         overwritten: whether its gradient is its next value, of which the largest counts.
         spec: the layout, as JAX writes it.
         shape: of the whole.
@@ -243,6 +255,7 @@ class _Part(NamedTuple):
     axis: int | None
     dtype: str
     reduce_dtype: str
+    groups: Sequence[Any]
     overwritten: bool
     spec: PartitionSpec
     shape: tuple[int, ...]
@@ -261,8 +274,8 @@ class _Part(NamedTuple):
         def backward(_: None, gradient: Any) -> tuple[Any]:
             if self.overwritten:
                 return (self.of_whole(jax.lax.pmax(gradient, _BATCH)),)
-            narrow = gradient.astype(self.reduce_dtype)
-            part = jax.lax.psum_scatter(narrow, _BATCH, scatter_dimension=self.axis, tiled=True)
+            assert self.axis is not None
+            part = scattered(gradient.astype(self.reduce_dtype), self.axis, self.groups)
             # Where libtpu makes of this a sum of the whole and a slice, it fuses the slice into what reads it, the norm
             # of all gradients among others; the barrier has the part made here, so that the whole is not kept.
             return (jax.lax.optimization_barrier(part).astype(gradient.dtype),)
@@ -286,12 +299,27 @@ class _Part(NamedTuple):
         return jax.lax.dynamic_slice_in_dim(value, jax.lax.axis_index(_BATCH) * size, size, self.axis)
 
 
+def scattered(value: Any, axis: int, groups: Sequence[Any]) -> Any:
+    """This device's part of the sum over the devices.
+
+    Args:
+        value: this device's summand, of the whole shape.
+        axis: that is split.
+        groups: as `keras_mp.parallel.hops.groups_of` makes them; empty for a sum over all at once.
+    """
+    for members in groups or [None]:
+        value = jax.lax.psum_scatter(value, _BATCH, scatter_dimension=axis, axis_index_groups=members, tiled=True)
+    return value
+
+
 def _part(plan: Any, variable: keras.Variable, dtypes: dict[int, str]) -> _Part:
     shape, dtype = tuple(variable.shape), str(variable.dtype)
     axes = plan.axes_of(variable.path, shape, dtype)
     axis = axes.index(_BATCH) if _BATCH in axes else None
     overwritten = bool(getattr(variable, "overwrite_with_gradient", False))
-    return _Part(axis, dtypes.get(id(variable), dtype), plan.reduce_dtype, overwritten, PartitionSpec(*axes), shape)
+    groups = [] if axis is None else plan.groups(axis)
+    compute_dtype = dtypes.get(id(variable), dtype)
+    return _Part(axis, compute_dtype, plan.reduce_dtype, groups, overwritten, PartitionSpec(*axes), shape)
 
 
 def _compute_dtypes(model: keras.Model) -> dict[int, str]:

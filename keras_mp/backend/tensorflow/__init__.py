@@ -11,6 +11,7 @@ from keras_mp.backend.tensorflow.parallel import (
     is_spread,
     parallel_scope,
     reduce_dtype,
+    tpu_coordinates,
 )
 from keras_mp.backend.tensorflow.products import (
     einsum_float32,
@@ -88,6 +89,7 @@ __all__ = [
     "global_mean",
     "overwrite",
     "parallel_scope",
+    "tpu_coordinates",
     "replica_values",
     "peak_memory_bytes",
     "places",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -67,6 +67,10 @@ def reduce_dtype() -> str:
     """What the current strategy sums gradients in."""
     strategy = tf.distribute.get_strategy()
     return strategy.plan.reduce_dtype if isinstance(strategy, Replicas) else "float32"
+
+
+def tpu_coordinates(names: Sequence[str]) -> tuple[str, list[tuple[int, ...]]] | None:
+    """Returns None: on TensorFlow each device has all weights, and no sum of parts."""
 
 
 @contextmanager

@@ -1,0 +1,103 @@
+"""Over how many devices at once the gradients of a fully sharded step are summed, by the slice of TPUs.
+
+Over some slices libtpu makes a sum of the whole array, on every device, of a `psum_scatter` over all of them. If the
+sum goes over one dimension of the slice after the other, it stays a scatter: over the first dimension each device gets
+a part of the array, summed over that dimension, and over the next a part of that part.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from keras_mp.precision.chip import TpuSlices
+from keras_mp.precision.chips import identify_chip
+
+Place = tuple[int, ...]
+
+HOPS: dict[str, tuple[int, ...]] = {
+    "v5e:4x4": (4, 4),
+    "v5e:8x8": (8, 8),
+    "v5e:16x16": (16, 16),
+    "v6e:4x4": (4, 4),
+    "v6e:8x8": (8, 8),
+    "v6e:16x16": (16, 16),
+    "v5p:2x2x2": (2, 2, 2),
+    "v5p:2x2x4": (4, 4),
+    "v5p:2x4x4": (8, 4),
+    "v5p:4x4x4": (4, 4, 4),
+    "v5p:4x4x8": (8, 4, 4),
+    "v5p:4x8x8": (8, 8, 4),
+}
+"""The slices that need it, as libtpu names them: `python benchmarks/scatter_hops.py` compiles them."""
+
+# Where libtpu makes a whole sum of a large array split along another axis than the first, also in these hops.
+_OF_OTHER_AXES = {"v5e:16x16": (4, 4, 4, 4)}
+
+
+class Hops(NamedTuple):
+    """The numbers of devices that are summed over one after the other; empty where all are at once.
+
+    Attributes:
+        first: for arrays that are split along their first axis.
+        other: for arrays that are split along another.
+    """
+
+    first: tuple[int, ...] = ()
+    other: tuple[int, ...] = ()
+
+
+def hops_of(topology: str) -> Hops:
+    """The hops of a slice.
+
+    Args:
+        topology: as libtpu names it, such as "v5e:4x4".
+    """
+    first = HOPS.get(topology, ())
+    return Hops(first, _OF_OTHER_AXES.get(topology, first))
+
+
+def in_hops(names: Sequence[str], kind: str, places: Sequence[Place]) -> tuple[tuple[str, ...], Hops]:
+    """Puts attached devices in the order that hops need.
+
+    Args:
+        names: of the devices.
+        kind: of device, as the runtime names it, such as "TPU v5 lite".
+        places: the coordinates of each in its slice.
+
+    Returns:
+        The names in the order of the coordinates, of which the first counts least, and the hops; the names as they
+        are, and no hops, where these devices need none or are no whole slice.
+    """
+    hops = hops_of(_topology(kind, places))
+    if not hops.first:
+        return tuple(names), hops
+    place_of = dict(zip(names, places, strict=True))
+    return tuple(sorted(names, key=lambda name: place_of[name][::-1])), hops
+
+
+def groups_of(hops: Sequence[int]) -> list[list[list[int]]]:
+    """The groups of devices of each sum, by their numbers on the mesh.
+
+    Device `i * hops[1] + j` of two hops gets part `j` of part `i`, as of a sum over all at once.
+
+    Args:
+        hops: their numbers of devices, whose product is that of all.
+    """
+    made = []
+    for place, size in enumerate(hops):
+        outer, inner = math.prod(hops[:place]), math.prod(hops[place + 1 :])
+        made.append([[(a * size + k) * inner + b for k in range(size)] for a in range(outer) for b in range(inner)])
+    return made
+
+
+def _topology(kind: str, places: Sequence[Place]) -> str:
+    chip = identify_chip(kind)
+    if chip is None or not isinstance(chip.compiler, TpuSlices):
+        return ""
+    extents = [1 + max(along) for along in zip(*places, strict=True)]
+    if sorted(places) != list(itertools.product(*map(range, extents))):
+        return ""
+    return f"{chip.compiler.family}:{'x'.join(map(str, extents[: chip.compiler.dimensions]))}"
