@@ -34,7 +34,7 @@ def kit_compiled(workload: str, precision: str, fp8: str = "current") -> keras.M
     chosen = WORKLOADS[workload]
     keras.utils.set_random_seed(0)
     choice = keras_mp.set_global_policy(precision)
-    loss = keras_mp.ChunkedCrossEntropy() if chosen.kind in ("gpt", "llama") else cross_entropy()
+    loss = keras_mp.ChunkedCrossEntropy() if chosen.reads_text else cross_entropy()
     return keras_mp.prepare(kit_model(chosen), optimizer(), loss, fp8=every_product(choice, fp8))
 
 

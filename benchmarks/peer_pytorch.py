@@ -172,7 +172,7 @@ def step(workload: str, precision: str, compile: bool = False) -> Workload:
     model: Any = {"gpt": Gpt, "llama": Llama, "vit": Vit, "resnet": resnet}[chosen.kind](*chosen.sizes)
     x, y = (torch.from_numpy(array).to(device) for array in batch_of(chosen))
     model = model.to(device)
-    if chosen.kind not in ("gpt", "llama"):
+    if not chosen.reads_text:
         # What its convolutions are fastest in, and what the others have.
         model = model.to(memory_format=torch.channels_last)
         x = x.permute(0, 3, 1, 2)

@@ -13,14 +13,19 @@ class PeerModel(NamedTuple):
     Args:
         kind: "gpt", "llama", "resnet" or "vit".
         batch: sequences or images of a step.
-        sizes: of the model; for a GPT (layers, width, heads, vocabulary, length), for
-            a Llama (layers, width, heads, key heads, hidden, vocabulary, length), for a ResNet (depth, classes, pixels
-            of a side), for a ViT (layers, width, heads, classes, pixels of a side, pixels of a patch).
+        sizes: of the model; for a GPT (layers, width, heads, vocabulary, length), for a Llama (layers, width, heads,
+            key heads, hidden, vocabulary, length), for a ResNet (depth, classes, pixels of a side), for a ViT (layers,
+            width, heads, classes, pixels of a side, pixels of a patch).
     """
 
     kind: str
     batch: int
     sizes: tuple[int, ...]
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether its batch is tokens, and not images."""
+        return self.kind in ("gpt", "llama")
 
 
 WORKLOADS = {
@@ -44,7 +49,7 @@ WORKLOADS = {
 def batch_of(model: PeerModel) -> tuple[np.ndarray, np.ndarray]:
     """Random tokens or images, and their targets; images have their channels last."""
     random = np.random.default_rng(0)
-    if model.kind in ("gpt", "llama"):
+    if model.reads_text:
         *_, vocabulary, length = model.sizes
         text = random.integers(0, vocabulary, (model.batch, length + 1)).astype("int32")
         return np.ascontiguousarray(text[:, :-1]), np.ascontiguousarray(text[:, 1:])
@@ -55,6 +60,5 @@ def batch_of(model: PeerModel) -> tuple[np.ndarray, np.ndarray]:
 
 def details_of(model: PeerModel) -> dict[str, Any]:
     """What a row says of the batch."""
-    text = model.kind in ("gpt", "llama")
-    units = model.batch * (model.sizes[-1] if text else 1)
-    return {"batch": model.batch, "unit": "tokens" if text else "images", "units": units}
+    units = model.batch * (model.sizes[-1] if model.reads_text else 1)
+    return {"batch": model.batch, "unit": "tokens" if model.reads_text else "images", "units": units}

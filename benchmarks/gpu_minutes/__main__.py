@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
-from importlib import metadata
 from pathlib import Path
 
 from benchmarks.gpu_minutes.markdown import tables
 from benchmarks.gpu_minutes.process import run_part
 from benchmarks.gpu_minutes.record import Record
+from keras_mp.system.versions import installed
 
 ROOM = "benchmarks.gpu_minutes."
 # In the order of worth: module, and seconds of the limit. Together below ten minutes.
@@ -42,14 +42,6 @@ def arguments_of(name: str, tiny: bool, target: str) -> list[str]:
     return [MODELS[name][tiny]] if name in MODELS else []
 
 
-def version(name: str) -> str:
-    """Of an installed package; empty where it is not installed."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="the JSON file")
@@ -68,11 +60,10 @@ def main() -> None:
     if unknown:
         parser.error(f"--parts: {', '.join(unknown)} is none of {', '.join(LIMITS)}")
     packages = ("jax", "keras", "torch", "torchao", "transformer-engine", "numpy")
-    versions = {"python": platform.python_version()} | {name: version(name) for name in packages}
     header = {
         "command": "python -m benchmarks.gpu_minutes " + " ".join(sys.argv[1:]),
         "tiny": options.tiny,
-        "versions": {name: text for name, text in versions.items() if text},
+        "versions": {"python": platform.python_version()} | installed(packages),
     }
     record = Record(options.out, header)
     for name in options.parts.split(","):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from keras_mp.system.atomic_write import write_text
 
 
 class Record:
@@ -30,7 +31,4 @@ class Record:
 
     def save(self) -> None:
         """Replaces the file."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_suffix(".partial")
-        beside.write_text(json.dumps(self.content, indent=1) + "\n")
-        os.replace(beside, self.path)
+        write_text(json.dumps(self.content, indent=1) + "\n", self.path)

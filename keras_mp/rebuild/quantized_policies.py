@@ -53,12 +53,20 @@ def to_compute_in_float32(layer: keras.Layer) -> None:
     layer._dtype_policy = Policy("float32") if policy.quantization_mode == "float8" else with_source(policy, "float32")
 
 
-def settle_policies(layer: keras.Layer) -> None:
-    """Gives each built layer a policy of its own in the place of a map of them, as it had before it was saved."""
-    for part in with_self(layer):
-        policy = part._dtype_policy
-        if isinstance(policy, PolicyMap) and part.built:
-            part._dtype_policy = policy_of(part)
+def settle_policies(layer: keras.Layer) -> list[tuple[Any, Any]]:
+    """Gives each built layer a policy of its own in the place of a map of them, as it had before it was saved.
+
+    Returns:
+        Those layers, each with its map.
+    """
+    shared = [
+        (part, part._dtype_policy)
+        for part in with_self(layer)
+        if part.built and isinstance(part._dtype_policy, PolicyMap)
+    ]
+    for part, _ in shared:
+        part._dtype_policy = policy_of(part)
+    return shared
 
 
 @contextlib.contextmanager
@@ -68,11 +76,7 @@ def maps_with_defaults(model: keras.Layer) -> Iterator[None]:
     KerasHub writes the map's entry for a layer from that layer's policy, which is the whole map where the backbone was
     made with one, as from a quantized preset.
     """
-    before: list[tuple[Any, Any]] = []
-    for part in with_self(model):
-        if isinstance(part._dtype_policy, PolicyMap) and part.built:
-            before.append((part, part._dtype_policy))
-            part._dtype_policy = policy_of(part)
+    before = settle_policies(model)
     for layer in with_self(model):
         if _writes_its_policy(layer):
             policies = {part.path: _untreated(part) for part in with_self(layer) if part.quantization_mode is not None}
