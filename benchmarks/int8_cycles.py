@@ -46,7 +46,8 @@ def estimate(recipe, shape: tuple[int, int, int], chip: str) -> float:
     if recipe != "bfloat16":
         arguments.append(((3, recipe.history_length + recipe.counts_steps), "float32"))
     structs = [jax.ShapeDtypeStruct(size, jnp.dtype(dtype)) for size, dtype in arguments]
-    module = jax.jit(step(recipe)).lower(*structs).compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
+    program = jax.jit(step(recipe)).trace(*structs).lower(lowering_platforms=("tpu",))
+    module = program.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
     lowered = Lowered(module.encode(), (), (), "jax", f"{recipe} {shape}")
     return cycles(parse(compile_step(lowered, find_target(chip)).hlo))
 

@@ -14,7 +14,7 @@ from keras_mp.fp8.history import AmaxHistory
 from keras_mp.fp8.int8_cost import CompiledCost
 from keras_mp.fp8.int8_scaling import Int8Scaling
 from keras_mp.fp8.layers import Config, Float8Layer
-from keras_mp.fp8.scaling import get_recipe
+from keras_mp.fp8.recipes import get_recipe
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.fp8.selection import Decision, Select, Target, decide
 from keras_mp.precision.hardware import Support, support

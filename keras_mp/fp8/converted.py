@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_mp.fp8.layers import Config, Float8Dense, Float8EinsumDense
-from keras_mp.fp8.scaling import get_recipe
+from keras_mp.fp8.recipes import get_recipe
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.rebuild import children_of, original_config
 from keras_mp.rebuild.treated import REGISTERED_NAMES, original_class, treat, treatments_of

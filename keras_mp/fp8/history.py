@@ -114,16 +114,3 @@ class AmaxHistory(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         return {"name": self.name, "length": self.length, "counts_steps": self.counts_steps}
-
-
-def next_history(history: Any, amaxes: list[Any]) -> Any:
-    """Puts the amaxes of a step before those of the steps before it, and drops the oldest.
-
-    Args:
-        history: float32 of shape (3, length).
-        amaxes: float32 of shape (), by role.
-
-    Returns:
-        float32 of shape (3, length).
-    """
-    return keras.ops.concatenate([keras.ops.stack(amaxes)[:, None], history[:, :-1]], axis=1)

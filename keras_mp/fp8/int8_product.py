@@ -75,10 +75,12 @@ def int8_product(
                 if histories:
                     following = [recipe.next_history(history, [*amaxes, magnitude(g)] if amaxes else [])]
                 g_for_inputs, g_for_kernel = operand("gradient", g, to_inputs, 0), operand("gradient", g, to_kernel, 1)
-                x_for_kernel = _nan_past_int32(to_kernel, x_by_column) if to_kernel in integer else x_by_column
+                by_kernel, x_for_kernel = to_kernel, x_by_column
+                if to_kernel in integer:
+                    by_kernel, x_for_kernel = _summed_last(to_kernel, _nan_past_int32(to_kernel, x_by_column))
                 return (
                     dot(to_inputs, g_for_inputs, w_by_row, input_dtype, "input_gradient"),
-                    dot(to_kernel, x_for_kernel, g_for_kernel, kernel_dtype, "kernel_gradient"),
+                    dot(by_kernel, x_for_kernel, g_for_kernel, kernel_dtype, "kernel_gradient"),
                     *following,
                 )
 
@@ -102,6 +104,21 @@ def _fits(equation: str, sizes: dict[str, Any]) -> bool:
     left, right = equation.split("->")[0].split(",")
     summed = [sizes[label] for label in left if label in right]
     return not all(isinstance(size, int) for size in summed) or math.prod(summed) <= MOST_TERMS
+
+
+def _summed_last(equation: str, left: Quantized) -> tuple[str, Quantized]:
+    """The same product with the axes that it sums over last in its left operand, and in memory.
+
+    A TPU v5e multiplies integers that it adds up along the rows of both operands no faster than bfloat16.
+    """
+    labels, rest = equation.split(",", 1)
+    summed = summed_axes(equation)[0]
+    order = [axis for axis in range(len(labels)) if axis not in summed] + list(summed)
+    if order == list(range(len(labels))):
+        return equation, left
+    scale = left.scale if len(left.scale.shape) == 0 else keras.ops.transpose(left.scale, order)
+    values = backend.row_major(keras.ops.transpose(backend.row_major(left.values), order))
+    return f"{''.join(labels[axis] for axis in order)},{rest}", Quantized(values, scale)
 
 
 def _nan_past_int32(equation: str, left: Quantized) -> Quantized:

@@ -11,6 +11,7 @@ from keras_mp import backend
 from keras_mp.fp8.roles import HYBRID, RoleFormats, check_role
 from keras_mp.fp8.scaling import AMAX_RULES
 from keras_mp.fp8.scaling_recipe import Quantized, Recipe, scale_to
+from keras_mp.fp8.step_count import next_step
 from keras_mp.loss_scaling.stochastic_rounding import random_bits
 from keras_mp.system.whole_number import whole_number
 
@@ -20,9 +21,7 @@ TOP = 127
 SCALES = ("delayed", "static", "current")
 KERNEL_GRADIENTS = ("compute", "int8")
 
-_FLOAT32_MAGNITUDE = 0x7FFFFFFF
-# Float32 counts each step up to here; what follows counts in the upper half again, so that no two neighbours are equal.
-_STEPS = 2.0**24
+_FLOAT32_MAGNITUDE, _FLOAT32_INFINITY = 0x7FFFFFFF, 0x7F800000
 
 
 @keras.saving.register_keras_serializable("keras_mp")
@@ -154,8 +153,7 @@ class Int8Scaling(Recipe):
             float32 of that shape.
         """
         known, steps = history[:, :-1], history[:, -1:]
-        following = steps + 1.0
-        following = keras.ops.where(following < _STEPS, following, _STEPS / 2)
+        following = next_step(steps)
         if self.per_row:
             return following
         now = keras.ops.stack([keras.ops.where(keras.ops.isfinite(amax), amax, 0.0) for amax in amaxes])[:, None]
@@ -185,11 +183,14 @@ class Int8Scaling(Recipe):
 def magnitude(x: Any, axes: tuple[int, ...] | None = None) -> Any:
     """The largest magnitude of a tensor, or along some axes, which then stay with length 1: float32.
 
-    Infinite or NaN where the tensor is not finite, on all platforms: the maximum is that of the bits, whose order is
-    that of the magnitudes, infinities and NaNs above all; a compiler's maximum of floats may leave NaNs out.
+    Infinite where the tensor is not finite, on all platforms: a compiler's maximum of floats may leave NaNs out, and so
+    their bits say where they are. The maximum itself is of floats, because a compiler for TPUs finds that in the kernel
+    that also rounds the tensor, and a maximum of integers in one of its own.
     """
-    bits = keras.ops.bitwise_and(backend.bitcast(keras.ops.cast(x, "float32"), "int32"), _FLOAT32_MAGNITUDE)
-    return backend.bitcast(keras.ops.max(bits, axis=axes, keepdims=axes is not None, initial=0), "float32")
+    x = keras.ops.cast(x, "float32")
+    is_finite = keras.ops.bitwise_and(backend.bitcast(x, "int32"), _FLOAT32_MAGNITUDE) < _FLOAT32_INFINITY
+    magnitudes = keras.ops.where(is_finite, keras.ops.abs(x), float("inf"))
+    return keras.ops.max(magnitudes, axis=axes, keepdims=axes is not None, initial=0)
 
 
 def _finite(amax: Any) -> Any:

@@ -13,7 +13,7 @@ from keras_mp import backend
 from keras_mp.fp8.contraction import problem
 from keras_mp.fp8.history import AmaxHistory
 from keras_mp.fp8.matmul import matmul
-from keras_mp.fp8.scaling import get_recipe
+from keras_mp.fp8.recipes import get_recipe
 from keras_mp.fp8.scaling_recipe import Recipe
 
 Config = dict[str, Any]

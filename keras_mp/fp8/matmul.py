@@ -9,12 +9,11 @@ import keras
 
 from keras_mp import backend
 from keras_mp.fp8.contraction import explicit, last_axis, summed_axes
-from keras_mp.fp8.history import next_history
 from keras_mp.fp8.int8_product import int8_product
 from keras_mp.fp8.int8_scaling import Int8Scaling
 from keras_mp.fp8.quantized_dot import quantized_dot
+from keras_mp.fp8.recipes import get_recipe
 from keras_mp.fp8.roles import ROLES
-from keras_mp.fp8.scaling import amax_of, get_recipe
 from keras_mp.fp8.scaling_recipe import Quantized, Recipe
 
 
@@ -96,14 +95,14 @@ def matmul(
         quantize = functools.partial(_quantize, recipe, history)
         x8, x8_for_kernel = quantize("input", inputs, (equation, 0), (to_kernel, 0))
         w8, w8_for_inputs = quantize("kernel", kernel, (equation, 1), (to_inputs, 1))
-        amaxes = [amax_of(x) for x in (inputs, kernel)] if histories else []
+        amaxes = [recipe.amax(x, history) for x in (inputs, kernel)] if histories else []
 
         def gradient(*arguments: Any, upstream: Any = None) -> Any:
             g = arguments[0] if upstream is None else upstream
             product = functools.partial(quantized_dot, path=path, precise=True, apart=False)
             with scope():
                 g8_for_inputs, g8_for_kernel = quantize("gradient", g, (to_inputs, 0), (to_kernel, 1))
-                following = [next_history(history, [*amaxes, amax_of(g)])] if histories else []
+                following = [recipe.next_history(history, [*amaxes, recipe.amax(g, history)])] if histories else []
                 return (
                     product(to_inputs, g8_for_inputs, w8_for_inputs, input_dtype, "input_gradient"),
                     product(to_kernel, x8_for_kernel, g8_for_kernel, kernel_dtype, "kernel_gradient"),

@@ -9,7 +9,7 @@ import keras
 
 from keras_mp import backend
 from keras_mp.fp8.roles import HYBRID, RoleFormats, check_role
-from keras_mp.fp8.scaling_recipe import Quantized, Recipe
+from keras_mp.fp8.scaling_recipe import Quantized, Recipe, amax_of
 from keras_mp.precision.formats import E4M3
 from keras_mp.system.whole_number import whole_number
 
@@ -146,40 +146,3 @@ class RowwiseScaling(Recipe):
         axes = (-1,) if axes is None else axes
         amax = keras.ops.cast(keras.ops.max(keras.ops.abs(x), axis=axes, keepdims=True, initial=0), "float32")
         return self.scaled(x, role, amax)
-
-
-RECIPES: dict[str, type[Recipe]] = {"current": CurrentScaling, "delayed": DelayedScaling, "rowwise": RowwiseScaling}
-
-
-def get_recipe(recipe: Any = None) -> Recipe:
-    """Finds a scaling recipe.
-
-    Args:
-        recipe: a scaling recipe, its name ("current", "delayed" or "rowwise"), its serialized config, or None for
-            `CurrentScaling()`.
-
-    Returns:
-        The scaling recipe.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    if recipe is None:
-        return CurrentScaling()
-    if isinstance(recipe, dict):
-        recipe = keras.saving.deserialize_keras_object(recipe)
-    if isinstance(recipe, Recipe):
-        return recipe
-    if isinstance(recipe, str) and recipe in RECIPES:
-        return RECIPES[recipe]()
-    known = ", ".join(repr(name) for name in RECIPES)
-    raise ValueError(
-        f"recipe={recipe!r} is unknown: use {known}, or a scaling recipe such as CurrentScaling(power_of_two=True)"
-    )
-
-
-def amax_of(x: Any) -> Any:
-    """The largest magnitude of a tensor, float32 of shape (); 0 where it is not finite, or the tensor is empty."""
-    # Of float32 values, as they are scaled: so one pass can do both.
-    amax = keras.ops.max(keras.ops.abs(keras.ops.cast(x, "float32")), initial=0)
-    return keras.ops.where(keras.ops.isfinite(amax), amax, keras.ops.zeros_like(amax))

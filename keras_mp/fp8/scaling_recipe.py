@@ -89,6 +89,32 @@ class Recipe:
         """
         raise NotImplementedError
 
+    def amax(self, x: Any, history: Any) -> Any:
+        """The magnitude of a tensor that goes into the history of its step.
+
+        Args:
+            x: floats of any shape.
+            history: float32 of shape (3, history_length), as `next_history` takes it.
+
+        Returns:
+            float32 of shape (), 0 where x is not finite.
+        """
+        del history
+        return amax_of(x)
+
+    def next_history(self, history: Any, amaxes: list[Any]) -> Any:
+        """Puts the amaxes of a step before those of the steps before it, and drops the oldest.
+
+        Args:
+            history: float32 of shape (3, history_length), by role, the newest step first; and one column more, the
+                number of steps, where these are counted.
+            amaxes: float32 of shape (), by role.
+
+        Returns:
+            float32 of history's shape.
+        """
+        return keras.ops.concatenate([keras.ops.stack(amaxes)[:, None], history[:, :-1]], axis=1)
+
     def get_config(self) -> dict[str, Any]:
         """The arguments that make an equal recipe, as Keras saves them, the formats by their names."""
         by_role = {role: getattr(self.format, role).name for role in ROLES}
@@ -117,6 +143,13 @@ class Recipe:
         format = self.format_of(role)
         scale = scale_to(format.max * 2.0**-margin, amax, self.power_of_two)
         return Quantized(formats.quantize(x, format, scale), scale)
+
+
+def amax_of(x: Any) -> Any:
+    """The largest magnitude of a tensor, float32 of shape (); 0 where it is not finite, or the tensor is empty."""
+    # Of float32 values, as they are scaled: so one pass can do both.
+    amax = keras.ops.max(keras.ops.abs(keras.ops.cast(x, "float32")), initial=0)
+    return keras.ops.where(keras.ops.isfinite(amax), amax, keras.ops.zeros_like(amax))
 
 
 def scale_to(top: float, amax: Any, power_of_two: bool = False) -> Any:

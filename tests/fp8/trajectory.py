@@ -11,7 +11,7 @@ from int8_reference import TOP, integers
 from reference import cast, compiled, to_numpy
 
 import keras_mp
-from keras_mp.fp8 import DelayedScaling, Float8Dense, Int8Scaling
+from keras_mp.fp8 import DelayedScaling, Float8Dense, Int8Scaling, StaticScaling
 from keras_mp.fp8.roles import ROLES
 
 ROWS, WIDTH = 8, 16
@@ -54,7 +54,7 @@ class Reference:
 
     def __init__(self, recipe, accumulate=1):
         self.recipe, self.accumulate = recipe, accumulate
-        self.history = np.zeros((3, recipe.amax_history_length), "float32")
+        self.history = np.zeros((3, recipe.history_length), "float32")
         self.pending, self.held = np.zeros(3, "float32"), 0
         self.quantized_scales = compiled(
             lambda x, history: [recipe.quantize(x, role, history=history[i]).scale for i, role in enumerate(ROLES)]
@@ -117,23 +117,20 @@ class Reference:
         return np.concatenate([self.pending[:, None], self.history[:, :-1]], axis=1)
 
 
-class Int8Reference(Reference):
-    """As INT8 has it: the updates are counted, and static scales stay after the calibration."""
+class CountedReference(Reference):
+    """The updates are counted, and static scales stay after the calibration."""
 
     def __init__(self, recipe, accumulate=1):
         super().__init__(recipe, accumulate)
-        self.history = np.zeros((3, recipe.history_length), "float32")
         self.updates = 0
+        self.is_static = isinstance(recipe, StaticScaling) or recipe.scales == "static"
 
     def scales(self, x):
         columns = np.concatenate([self.history, np.full((3, 1), self.updates, "float32")], axis=1)
         return self.quantized_scales(*map(keras.ops.convert_to_tensor, (x, columns)))
 
-    def top(self, role):
-        return float(TOP)
-
     def amax(self, role, x):
-        if self.recipe.scales == "delayed":
+        if not self.is_static:
             return super().amax(role, x)
         known = self.history[ROLES.index(role), 1]
         return known if known > 0 and not self.calibrating() else max(known, _amax(x))
@@ -141,14 +138,9 @@ class Int8Reference(Reference):
     def calibrating(self):
         return self.updates < self.recipe.calibration_steps
 
-    def rounded(self, scaled, role):
-        if not np.isfinite(scaled).all():
-            return np.full(scaled.shape, np.nan)
-        return integers(scaled, np.float32(1)).astype("float64")
-
     def following(self):
         history = super().following()
-        if self.recipe.scales == "static":
+        if self.is_static:
             history = self.history.copy()
             if self.calibrating():
                 history[:, 1] = np.maximum(history[:, 1], self.pending)
@@ -156,8 +148,21 @@ class Int8Reference(Reference):
         return history
 
 
+class Int8Reference(CountedReference):
+    """Integers, and a NaN for the whole tensor that is not finite."""
+
+    def top(self, role):
+        return float(TOP)
+
+    def rounded(self, scaled, role):
+        if not np.isfinite(scaled).all():
+            return np.full(scaled.shape, np.nan)
+        return integers(scaled, np.float32(1)).astype("float64")
+
+
 def reference_of(recipe, accumulate=1):
-    return (Int8Reference if isinstance(recipe, Int8Scaling) else Reference)(recipe, accumulate)
+    kinds = {Int8Scaling: Int8Reference, StaticScaling: CountedReference, DelayedScaling: Reference}
+    return kinds[type(recipe)](recipe, accumulate)
 
 
 def _amax(x):
@@ -198,7 +203,7 @@ def assert_same_state(model, reference):
     """The history, and the scales that the recipe makes of it, are the reference's, exactly."""
     saved = saved_history(model)
     np.testing.assert_array_equal(saved["0"], reference.history)
-    if isinstance(reference, Int8Reference):
+    if isinstance(reference, CountedReference):
         np.testing.assert_array_equal(saved["1"], np.full((3, 1), reference.updates))
     probe = np.random.default_rng().normal(size=(4, 4)).astype("float32")
     found = reference.scales(probe)
@@ -228,6 +233,7 @@ RECIPES = {
     "margin": DelayedScaling(margin=2, amax_history_length=3),
     "one step": DelayedScaling(amax_history_length=1, power_of_two=True),
     "most recent": DelayedScaling(amax_compute="most_recent", format="E4M3"),
+    "static": StaticScaling(calibration_steps=7),
     "INT8 delayed": Int8Scaling(amax_history_length=3, margin=1, kernel_gradient="int8"),
     "INT8 static": Int8Scaling("static", calibration_steps=7),
 }

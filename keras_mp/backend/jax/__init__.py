@@ -35,6 +35,7 @@ from keras_mp.backend.jax.transforms import (
     no_allocation,
     normalize_batch,
     recompute,
+    row_major,
     scan,
 )
 from keras_mp.backend.jax.update import all_finite, atomic_step, conditional, overwrite, update_if
@@ -86,6 +87,7 @@ __all__ = [
     "parallel_scope",
     "tpu_coordinates",
     "replica_values",
+    "row_major",
     "peak_memory_bytes",
     "places",
     "shards_input",

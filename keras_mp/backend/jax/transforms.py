@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import keras
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from keras_mp.backend.common.keras_patches import patched
 
@@ -16,6 +17,15 @@ def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
     What is computed from them is not merged with the same computation elsewhere, so it is made anew.
     """
     return list(jax.lax.optimization_barrier((*tensors, *others))[: len(tensors)])
+
+
+def row_major(x: Any) -> Any:
+    """Returns the same array, which on a TPU lies in memory row by row; by itself the compiler may choose otherwise.
+
+    A transposed array is then really moved, and a product of it takes the path of one that was not transposed.
+    """
+    rows = Layout(major_to_minor=tuple(range(len(x.shape))))
+    return jax.lax.platform_dependent(x, tpu=lambda x: with_layout_constraint(x, rows), default=lambda x: x)
 
 
 def fused(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,47 @@
+"""The scaling recipes that have a name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_mp.fp8.int8_scaling import Int8Scaling
+from keras_mp.fp8.scaling import CurrentScaling, DelayedScaling, RowwiseScaling
+from keras_mp.fp8.scaling_recipe import Recipe
+from keras_mp.fp8.static_scaling import StaticScaling
+
+RECIPES: dict[str, type[Recipe]] = {
+    "current": CurrentScaling,
+    "delayed": DelayedScaling,
+    "static": StaticScaling,
+    "rowwise": RowwiseScaling,
+    "int8": Int8Scaling,
+}
+
+
+def get_recipe(recipe: Any = None) -> Recipe:
+    """Finds a scaling recipe.
+
+    Args:
+        recipe: a scaling recipe, its name ("current", "delayed", "static", "rowwise" or "int8"), its serialized config,
+            or None for `CurrentScaling()`.
+
+    Returns:
+        The scaling recipe.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if recipe is None:
+        return CurrentScaling()
+    if isinstance(recipe, dict):
+        recipe = keras.saving.deserialize_keras_object(recipe)
+    if isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, str) and recipe in RECIPES:
+        return RECIPES[recipe]()
+    known = ", ".join(repr(name) for name in RECIPES)
+    raise ValueError(
+        f"recipe={recipe!r} is unknown: use {known}, or a scaling recipe such as CurrentScaling(power_of_two=True)"
+    )
