@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_mp.backend.common.device import DeviceInfo, best_first
+from keras_mp.backend.common.device import DeviceInfo, best_first, platform_traced_for
 from keras_mp.system.host import cpu_name, peak_process_bytes
 
 
@@ -19,6 +19,11 @@ def local_devices() -> list[DeviceInfo]:
         return best_first(_describe(device) for device in tf.config.get_visible_devices())
     except (RuntimeError, tf.errors.OpError) as error:
         raise RuntimeError(f"TensorFlow {tf.__version__} could not list its devices: {error}") from error
+
+
+def is_for_cpu() -> bool:
+    """Tells whether a program that is traced now is for a CPU: for this machine's, or as `traced_for` says."""
+    return (platform_traced_for() or local_devices()[0].kind) == "cpu"
 
 
 def _describe(device: tf.config.PhysicalDevice) -> DeviceInfo:

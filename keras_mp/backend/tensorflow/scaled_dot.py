@@ -8,6 +8,8 @@ import tensorflow as tf
 # Private: the way to hand StableHLO to TensorFlow.
 from tensorflow.compiler.tf2xla.python import xla as tfxla
 
+from keras_mp.backend.tensorflow.devices import is_for_cpu
+
 _MLIR_TYPES = {
     "float8_e4m3fn": "f8E4M3FN",
     "float8_e5m2": "f8E5M2",
@@ -48,6 +50,9 @@ def scaled_dot(
     Returns:
         A tensor: left's other axes, then right's.
     """
+    if left.dtype in (tf.bfloat16, tf.float16) and is_for_cpu():
+        # XLA for CPUs has no such product with float32 sums ("Unsupported element type for DotThunk", TensorFlow 2.21).
+        left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
     shape = [
         size
         for operand, summed in zip((left, right), axes, strict=True)

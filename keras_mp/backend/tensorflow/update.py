@@ -6,8 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mp.backend.common.device import platform_traced_for
-from keras_mp.backend.tensorflow.devices import local_devices
+from keras_mp.backend.tensorflow.devices import is_for_cpu
 
 
 def all_finite(tensors: list[Any]) -> Any:
@@ -25,9 +24,7 @@ def all_finite(tensors: list[Any]) -> Any:
 
 
 def _is_jitted_for_an_accelerator() -> bool:
-    if tf.__internal__.get_enclosing_xla_context() is None:
-        return False
-    return (platform_traced_for() or local_devices()[0].kind) != "cpu"
+    return tf.__internal__.get_enclosing_xla_context() is not None and not is_for_cpu()
 
 
 def _at_least_float32(tensor: tf.Tensor) -> tf.Tensor:
