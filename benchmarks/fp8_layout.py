@@ -14,29 +14,22 @@ import os
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import jax
-import jax.numpy as jnp
-from fp8_step import step
+from fp8_step import lowered
 
-from keras_mp.backend.common.lowered import Lowered
 from keras_mp.xla.compile import compile_step
 from keras_mp.xla.hlo import FREE, parse
 from keras_mp.xla.targets import find_target
 
 SHAPES = [(2048, 2048, 8192), (8192, 4096, 16384)]
-RECIPES = ["bfloat16", "current", "delayed", "rowwise"]
+RECIPES = ["bfloat16", "current", "delayed", "static", "rowwise"]
 # The default leaves 32 of 64 MiB of a core's vector memory for operands that are fetched ahead.
 FLAG = {"xla_tpu_scoped_vmem_limit_kib": "49152"}
 
 
 def compiled(recipe: str, shape: tuple[int, int, int], target: str, flags: dict | None = None):
     """What the target's compiler makes of it."""
-    rows, inputs, outputs = shape
-    arguments = [((rows, inputs), "bfloat16"), ((inputs, outputs), "float32"), ((rows, outputs), "bfloat16")]
-    structs = [jax.ShapeDtypeStruct(size, jnp.dtype(dtype)) for size, dtype in [*arguments, ((3, 16), "float32")]]
-    module = jax.jit(step(recipe)).lower(*structs).compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
-    lowered = Lowered(module.encode(), (), (), "jax", f"{recipe} {shape}")
-    return parse(compile_step(lowered, find_target(target), flags).hlo)
+    target = find_target(target)
+    return parse(compile_step(lowered(recipe, shape, target.platform), target, flags).hlo)
 
 
 def always(module):

@@ -1,4 +1,4 @@
-"""What FP8 costs, by scaling recipe: signal to quantization noise of the cast and of the three products, in Markdown.
+"""What FP8 and INT8 cost, by scaling recipe: signal to quantization noise of the cast and of the three products, in Markdown.
 
     python benchmarks/fp8_sqnr.py
 
@@ -6,8 +6,8 @@ Hardware: any; a GPU with FP8 and a CPU that emulates it add up the same product
 Expect, for N(0, 1): cast 31.5 dB, forward 28.5, gradients 24.6, or 28.5 in E4M3.
 
 SQNR is 10 log10(sum of squares / sum of squared errors), against products of the unrounded operands in float64. The
-last column is the median of that of each row of the result: what an ordinary row sees. Delayed scaling has seen
-16 steps of the same distribution before, but for the last rows.
+last column is the median of that of each row of the result: what an ordinary row sees. Delayed and static
+scales have seen 16 steps of the same distribution before, but for the last rows.
 """
 
 import os
@@ -19,7 +19,7 @@ from collections.abc import Callable
 import keras
 import numpy as np
 
-from keras_mp.fp8 import CurrentScaling, DelayedScaling, RowwiseScaling, matmul
+from keras_mp.fp8 import CurrentScaling, DelayedScaling, Int8Scaling, Recipe, RowwiseScaling, StaticScaling, matmul
 
 SIZE = 1024
 STEPS = 16
@@ -52,8 +52,11 @@ INPUTS: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
 RECIPES = {
     "current": CurrentScaling(),
     "delayed": DelayedScaling(),
+    "static": StaticScaling(),
     "rowwise": RowwiseScaling(),
     "current, E4M3": CurrentScaling("E4M3"),
+    "INT8, delayed": Int8Scaling(kernel_gradient="int8"),
+    "INT8, current": Int8Scaling("current", kernel_gradient="int8"),
 }
 
 
@@ -77,6 +80,18 @@ def products(recipe, x, w, g, history) -> tuple:
     return (result, *tape.gradient(result, [x, w], output_gradients=g))
 
 
+def known(recipe: Recipe, amaxes: list[list[float]]) -> np.ndarray | None:
+    """The history that a recipe has after these steps."""
+    columns = recipe.history_length
+    if not columns + recipe.counts_steps:
+        return None
+    rows = np.array(amaxes, "float32")
+    if columns < STEPS:  # static scales keep the largest, in the second place
+        rows = np.stack([np.zeros(3), rows.max(axis=1)], axis=1)[:, :columns]
+    counted = [rows, np.full((3, 1), STEPS)] if recipe.counts_steps else [rows]
+    return np.concatenate(counted, axis=1).astype("float32")
+
+
 def main() -> None:
     """Prints the table."""
     rng = np.random.default_rng(0)
@@ -92,7 +107,8 @@ def main() -> None:
         amaxes[1] = [np.max(np.abs(w))] * STEPS
         for label, recipe in RECIPES.items():
             tensors = [keras.ops.convert_to_tensor(array) for array in arrays]
-            history = keras.ops.convert_to_tensor(np.array(amaxes, "float32")) if recipe.history_length else None
+            steps = known(recipe, amaxes)
+            history = None if steps is None else keras.ops.convert_to_tensor(steps)
             values, scale = recipe.quantize(tensors[0], "input", history=None if history is None else history[0])
             cast = keras.ops.convert_to_numpy(keras.ops.cast(values, "float32") / scale).astype("float64")
             computed = [keras.ops.convert_to_numpy(product) for product in products(recipe, *tensors, history)]

@@ -1,8 +1,17 @@
-"""The step that the benchmarks of FP8 time or compile."""
+"""The step that the benchmarks of FP8 and INT8 time or compile."""
 
 import jax
+import jax.numpy as jnp
 
+from keras_mp.backend.common.lowered import Lowered
 from keras_mp.fp8 import get_recipe, matmul
+
+
+def kept(recipe) -> tuple[int, int]:
+    """The shape of the history that a scaling recipe keeps; () where it keeps none."""
+    recipe = get_recipe(recipe)
+    columns = recipe.history_length + recipe.counts_steps
+    return (3, columns) if columns else ()
 
 
 def step(recipe):
@@ -15,10 +24,28 @@ def step(recipe):
     def run(x, w, g, history=None):
         if recipe == "bfloat16":
             y, backward = jax.vjp(lambda x, w: x @ w.astype(x.dtype), x, w)
-        elif get_recipe(recipe).history_length or get_recipe(recipe).counts_steps:
+        elif kept(recipe):
             y, backward = jax.vjp(lambda x, w, history: matmul(x, w, recipe, history=history), x, w, history)
         else:
             y, backward = jax.vjp(lambda x, w: matmul(x, w, recipe), x, w)
         return y, backward(g)
 
     return run
+
+
+def lowered(recipe, shape: tuple[int, int, int], platform: str) -> Lowered:
+    """The step for a layer of so many rows, inputs and outputs: bfloat16 inputs and gradient, float32 kernel.
+
+    Args:
+        recipe: as of `step`.
+        shape: rows, inputs, outputs.
+        platform: "tpu" or "cuda".
+    """
+    rows, inputs, outputs = shape
+    arguments = [((rows, inputs), "bfloat16"), ((inputs, outputs), "float32"), ((rows, outputs), "bfloat16")]
+    if recipe != "bfloat16" and kept(recipe):
+        arguments.append((kept(recipe), "float32"))
+    structs = [jax.ShapeDtypeStruct(size, jnp.dtype(dtype)) for size, dtype in arguments]
+    program = jax.jit(step(recipe)).trace(*structs).lower(lowering_platforms=(platform,))
+    module = program.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
+    return Lowered(module.encode(), (), (), "jax", f"{recipe} {shape}")

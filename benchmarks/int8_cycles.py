@@ -16,12 +16,9 @@ import os
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import jax
-import jax.numpy as jnp
 from fp8_layout import cycles
-from fp8_step import step
+from fp8_step import lowered
 
-from keras_mp.backend.common.lowered import Lowered
 from keras_mp.fp8 import Int8Scaling
 from keras_mp.xla.compile import compile_step
 from keras_mp.xla.hlo import parse
@@ -41,15 +38,7 @@ RECIPES = {
 
 def estimate(recipe, shape: tuple[int, int, int], chip: str) -> float:
     """Million cycles of a step of one layer."""
-    rows, inputs, outputs = shape
-    arguments = [((rows, inputs), "bfloat16"), ((inputs, outputs), "float32"), ((rows, outputs), "bfloat16")]
-    if recipe != "bfloat16":
-        arguments.append(((3, recipe.history_length + recipe.counts_steps), "float32"))
-    structs = [jax.ShapeDtypeStruct(size, jnp.dtype(dtype)) for size, dtype in arguments]
-    program = jax.jit(step(recipe)).trace(*structs).lower(lowering_platforms=("tpu",))
-    module = program.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
-    lowered = Lowered(module.encode(), (), (), "jax", f"{recipe} {shape}")
-    return cycles(parse(compile_step(lowered, find_target(chip)).hlo))
+    return cycles(parse(compile_step(lowered(recipe, shape, "tpu"), find_target(chip)).hlo))
 
 
 def table(cycles: dict) -> list[str]:

@@ -113,10 +113,10 @@ def convert(
     if not chosen:
         warnings.warn(f"fp8.convert({model.name!r}): {_why_none(decisions, select, recipe.operands)}", stacklevel=2)
     half = [decision.path for decision in chosen if decision.layer.compute_dtype == "float16"]
-    if half and isinstance(recipe, Int8Scaling) and recipe.scales == "static":
+    if half and recipe.is_static:
         warnings.warn(
             f"fp8.convert({model.name!r}): {', '.join(half)} compute in float16, whose loss scale grows after the "
-            "static scales are calibrated: gradients would saturate. Use Int8Scaling('delayed')",
+            "static scales are calibrated: gradients would saturate. Use delayed scales",
             stacklevel=2,
         )
     if changed:

@@ -40,7 +40,9 @@ class Int8Scaling(Recipe):
 
     u = (k + 1/2) / 2^16, where k are the 16 high bits of a hash of seed, layer, step and the element's place in the
     whole tensor: a run that goes on after a restart rounds as one that was not stopped, and shards as the whole. Calls
-    of one layer in one step, micro-batches of one update and replicas share the words.
+    of one layer in one step, micro-batches of one update and replicas share the words. The layer counts by its path: of
+    a model that is built a second time in one process, Keras numbers the layers on, unless they and the model have
+    names.
 
     The amax is by `scales`:
 
@@ -104,6 +106,10 @@ class Int8Scaling(Recipe):
         object.__setattr__(self, "per_row", self.scales == "current")
 
     @property
+    def is_static(self) -> bool:  # type: ignore[override]
+        return self.scales == "static"
+
+    @property
     def history_length(self) -> int:
         # A static amax stands in the second place: the first is added up where calls meet in one slot.
         return {"delayed": self.amax_history_length, "static": 2, "current": 0}[self.scales]
@@ -157,7 +163,7 @@ class Int8Scaling(Recipe):
         if self.per_row:
             return following
         now = keras.ops.stack([keras.ops.where(keras.ops.isfinite(amax), amax, 0.0) for amax in amaxes])[:, None]
-        if self.scales == "static":
+        if self.is_static:
             calibrating = steps < self.calibration_steps
             fixed = keras.ops.where(calibrating, keras.ops.maximum(known[:, 1:], now), known[:, 1:])
             return keras.ops.concatenate([keras.ops.zeros_like(fixed), fixed, following], axis=1)
@@ -172,7 +178,7 @@ class Int8Scaling(Recipe):
             # As in DelayedScaling: the barrier keeps a compiler from computing this in every step.
             return _finite(magnitude(backend.barrier([x], [])[0]))
 
-        if self.scales == "static":
+        if self.is_static:
             known = history[1]
             calibrating = keras.ops.logical_or(history[-1] < self.calibration_steps, known <= 0)
             return keras.ops.cond(calibrating, lambda: keras.ops.maximum(known, just_in_time()), lambda: known)

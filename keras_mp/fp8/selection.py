@@ -24,6 +24,9 @@ MULTIPLE = 16
 # filter for tensorwise scaling (torchao/float8/float8_linear_utils.py), from its measurements on an H100.
 SMALL, LARGE = 1024, 4096
 
+# A compiler's estimate of a layer by itself that saves less than a tenth says nothing about the layer in a step.
+COMPILED_GAIN = 1 / 0.9
+
 Select = Callable[[str, Any], bool]
 
 
@@ -131,11 +134,16 @@ def _decide(
         return Decision(path, layer, sizes, chosen, True, reason + told, cost)
     product = f"its product of {sizes[0]} by {sizes[1]}"
     reason = ends.get(id(layer)) or _odd(*sizes)
-    if not reason and cost is not None and cost.gain <= 1:
-        reason = f"{product} does not gain"
+    if not reason and cost is not None and cost.gain < least_gain(cost):
+        reason = f"{product} does not gain" + ("" if cost.gain <= 1 else " enough")
     if not reason and cost is None:
         reason = f"{product} is smaller than those whose cycles are known" if predict else _too_small(*sizes)
     return Decision(path, layer, sizes, not reason, True, (reason or f"{product} gains") + told, cost)
+
+
+def least_gain(cost: Cost | CompiledCost) -> float:
+    """How many times as fast a layer must be to be converted."""
+    return COMPILED_GAIN if isinstance(cost, CompiledCost) else 1.0
 
 
 def _computes(recipe: Recipe) -> str:

@@ -15,6 +15,8 @@ from keras_mp.fp8 import DelayedScaling, Int8Scaling, convert, get_recipe, matmu
 from keras_mp.fp8.int8_product import MOST_TERMS
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.rebuild import layers_by_path
+from models.gpt import gpt
+from models.transformer import Size
 
 pytestmark = ci_on("jax")
 
@@ -326,6 +328,18 @@ def test_exported_as_plain_float32_layers(tmp_path):
         int8 = keras_mp.stabilize(convert(model, Int8Scaling(), select=everything))
     report = keras_mp.export_float32(int8, tmp_path / "saved", verify=batch)
     assert report.low_precision_ops == 0 and report.max_difference <= 1e-5
+
+
+@pytest.mark.ci
+def test_a_gpt_of_the_size_of_a_training_recipe_trains():
+    """TensorFlow's XLA for CPUs refused its kernel gradients, of bfloat16 with float32 sums; of smaller ones it did not."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = gpt(Size(1, 128, 2), 256, 128)
+    fp8 = {"recipe": "int8", "select": everything}
+    model = keras_mp.prepare(model, keras.optimizers.AdamW(1e-3), keras_mp.ChunkedCrossEntropy(), fp8=fp8, verbose=0)
+    tokens = np.random.default_rng().integers(0, 256, size=(16, 128))
+    losses = [float(model.train_on_batch(tokens, tokens)) for _ in range(8)]
+    assert np.isfinite(losses).all() and losses[-1] < losses[0]
 
 
 @pytest.mark.once

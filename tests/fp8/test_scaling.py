@@ -123,6 +123,6 @@ def test_bad_recipes():
         CurrentScaling(power_of_two=2)
     for wrong in ("delayed?", 3, CurrentScaling):
         with pytest.raises(
-            ValueError, match="recipe=.* is unknown: use 'current', 'delayed', 'rowwise'.*, or a scaling recipe such as"
+            ValueError, match="recipe=.* is unknown: use 'current', 'delayed', 'static'.*, or a scaling recipe such as"
         ):
             get_recipe(wrong)

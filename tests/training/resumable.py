@@ -15,7 +15,11 @@ import keras_mp
 from keras_mp.precision.policy import policy_scope
 
 EPOCHS, STEPS, BATCH = 3, 7, 8
-PRECISIONS = ("float32", "mixed_float16", "fp8", "bfloat16", "float8 states")
+RECIPES = {
+    "fp8": keras_mp.fp8.DelayedScaling(amax_history_length=4),
+    "int8": keras_mp.fp8.Int8Scaling(amax_history_length=4, kernel_gradient="int8"),
+}
+PRECISIONS = ("float32", "mixed_float16", "fp8", "int8", "bfloat16", "float8 states")
 
 
 class Act(keras.callbacks.Callback):
@@ -60,7 +64,7 @@ def build(precision, initial_scale=2.0**22, **settings):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, metrics=["accuracy"])
         return model
-    with policy_scope("mixed_bfloat16" if precision == "fp8" else precision):
+    with policy_scope("mixed_bfloat16" if precision in RECIPES else precision):
         keras.utils.set_random_seed(11)
         model = keras.Sequential(
             [
@@ -68,16 +72,16 @@ def build(precision, initial_scale=2.0**22, **settings):
                 layers.RandomTranslation(0.2, 0.2, dtype="float32"),
                 layers.GaussianNoise(0.1),
                 layers.Flatten(),
-                layers.Dense(32, activation="relu"),
+                layers.Dense(32, activation="relu", name="wide"),
                 layers.BatchNormalization(),
                 layers.Dropout(0.3),
-                layers.Dense(16),
-                layers.Dense(4),
-            ]
+                layers.Dense(16, name="narrow"),
+                layers.Dense(4, name="logits"),
+            ],
+            name="named",  # INT8 gradients are rounded by the paths of layers
         )
-        if precision == "fp8":
-            delayed = keras_mp.fp8.DelayedScaling(amax_history_length=4)
-            model = keras_mp.fp8.convert(model, delayed, select=lambda path, layer: True)
+        if precision in RECIPES:
+            model = keras_mp.fp8.convert(model, RECIPES[precision], select=lambda path, layer: True)
         model = keras_mp.stabilize(model)
         optimizer = keras.optimizers.AdamW(
             keras.optimizers.schedules.CosineDecay(0.01, EPOCHS * STEPS),
@@ -87,7 +91,7 @@ def build(precision, initial_scale=2.0**22, **settings):
         )
         if precision == "mixed_float16":
             optimizer = keras_mp.LossScaleOptimizer(optimizer, initial_scale=initial_scale, growth_interval=4)
-        if precision in ("fp8", "bfloat16"):
+        if precision in (*RECIPES, "bfloat16"):
             # It rounds bfloat16 weights stochastically. Keras's own fails to average weights that gradients
             # overwrite, as FP8's amax histories are.
             optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale())

@@ -1,0 +1,83 @@
+"""Static scales of FP8: calibrated in the first steps, then fixed. test_delayed.py has their trajectories."""
+
+import keras
+import numpy as np
+import pytest
+from marks import ci_on
+from reference import cast, tensors, to_numpy, with_gradients
+
+from keras_mp.fp8 import CurrentScaling, StaticScaling, get_recipe, matmul
+
+pytestmark = ci_on("jax")
+
+
+def history(amax, steps):
+    """Of three roles, after so many steps."""
+    return np.array([[0.0, amax, steps]] * 3, "float32")
+
+
+def test_after_the_calibration_a_larger_value_saturates_and_changes_nothing():
+    recipe = StaticScaling(calibration_steps=4, margin=0, format="E4M3")
+    x = np.random.default_rng().normal(size=(8, 16)).astype("float32")
+    x[3, 5] = 100.0
+    (known,) = tensors(history(2.0, 4))
+    values, scale = recipe.quantize(*tensors(x), "input", history=known[0])
+    assert float(scale) == 224.0 and to_numpy(values)[3, 5] == 448.0
+    np.testing.assert_array_equal(to_numpy(values), cast(np.clip(x * 224, -448, 448), "E4M3").astype("float64"))
+    assert float(recipe.amax(*tensors(x), known)) == 0.0
+    following = recipe.next_history(known, list(tensors(0.0, 0.0, 0.0)))
+    np.testing.assert_array_equal(to_numpy(following), history(2.0, 5))
+
+
+def test_while_it_calibrates_the_step_itself_counts():
+    recipe = StaticScaling(calibration_steps=4, margin=0)
+    x = np.random.default_rng().uniform(3, 4, size=(8, 16)).astype("float32")
+    (known,) = tensors(history(2.0, 3))
+    assert float(recipe.quantize(*tensors(x), "input", history=known[0]).scale) == np.float32(448) / x.max()
+    assert float(recipe.amax(*tensors(x), known)) == x.max()
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("steps", [0, 100])
+def test_what_is_not_finite_stays_visible(bad, steps):
+    recipe = StaticScaling()
+    x, w, g = (np.random.default_rng().normal(size=(8, 8)).astype("float32") for _ in range(3))
+    x[2, 3] = bad
+    (known,) = tensors(history(4.0, steps))
+    run = with_gradients(lambda x, w: matmul(x, w, recipe, history=known))
+    y, dx, dw = (to_numpy(each) for each in run(*tensors(x, w, g)))
+    assert not np.isfinite(y[2]).any() and not np.isfinite(dw[3]).any()
+    assert np.isfinite(np.delete(y, 2, axis=0)).all() and np.isfinite(dx).all()
+
+
+def test_without_a_history_it_is_current_scaling():
+    x, w, g = tensors(*(np.random.default_rng().normal(size=(16, 16)) for _ in range(3)))
+    static, current = StaticScaling(margin=0), CurrentScaling()
+    for found, expected in zip(
+        with_gradients(lambda x, w: matmul(x, w, static))(x, w, g),
+        with_gradients(lambda x, w: matmul(x, w, current))(x, w, g),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(to_numpy(found), to_numpy(expected))
+
+
+@pytest.mark.once
+def test_it_is_a_value():
+    recipe = StaticScaling(calibration_steps=3, margin=2, format="E4M3")
+    assert str(recipe) == "StaticScaling(calibration_steps=3, margin=2, format='E4M3')"
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(recipe))
+    assert again == recipe and hash(again) == hash(recipe) and again.history_length == 2
+    assert get_recipe("static") == StaticScaling() and get_recipe("int8").operands == "INT8"
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"calibration_steps": 0}, "calibration_steps=0 must be a whole number, 1 or more"),
+        ({"margin": 0.5}, "margin=0.5 must be a whole number, 0 or more"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        StaticScaling(**arguments)
