@@ -53,8 +53,8 @@ def convert(
 
     Args:
         model: a built Keras model: functional, sequential, subclassed, nested; before or after training.
-        recipe: a scaling recipe such as `DelayedScaling(amax_history_length=1024)`, or its name, "current", "delayed"
-            or "rowwise"; `CurrentScaling()` by default. `Int8Scaling()` converts to INT8.
+        recipe: a scaling recipe such as `DelayedScaling(amax_history_length=1024)`, or its name, as
+            `get_recipe` lists them; `CurrentScaling()` by default. `Int8Scaling()` converts to INT8.
         select: `select(path, layer) -> bool` is asked about every Dense and EinsumDense layer that can be converted.
             By default all are chosen but those that read the model's input or compute its output, whose errors nothing
             behind or before them evens out (torchao's examples leave the last layer out as well); those whose product
