@@ -1,4 +1,4 @@
-"""What FP8 and INT8 cost, by scaling recipe: signal to quantization noise of the cast and of the three products, in Markdown.
+"""The signal-to-quantization-noise ratio of FP8 and INT8, of the cast and the three products, by scaling recipe.
 
     python benchmarks/fp8_sqnr.py
 

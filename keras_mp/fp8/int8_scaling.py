@@ -106,7 +106,7 @@ class Int8Scaling(Recipe):
         object.__setattr__(self, "per_row", self.scales == "current")
 
     @property
-    def is_static(self) -> bool:  # type: ignore[override]
+    def is_static(self) -> bool:
         return self.scales == "static"
 
     @property

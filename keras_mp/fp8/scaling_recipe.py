@@ -40,7 +40,6 @@ class Recipe:
         power_of_two: whether scales are rounded down to a power of two.
         history_length: of how many steps before it needs the amaxes; 0 where it keeps none.
         counts_steps: whether it needs the number of updates so far.
-        is_static: whether its scales stay as they are after the first steps.
         operands: what products multiply, for messages: "FP8" or "INT8".
         per_row: whether a tensor has many scales, which lie along the axes that a product does not sum over. Then each
             product has copies of its own.
@@ -50,7 +49,6 @@ class Recipe:
     power_of_two: bool
     per_row: ClassVar[bool] = False
     counts_steps: ClassVar[bool] = False
-    is_static: bool | ClassVar[bool] = False
     operands: ClassVar[str] = "FP8"
 
     def __post_init__(self) -> None:
@@ -67,6 +65,11 @@ class Recipe:
     @property
     def history_length(self) -> int:
         return 0
+
+    @property
+    def is_static(self) -> bool:
+        """Whether its scales stay as they are after the first steps."""
+        return False
 
     def format_of(self, role: str) -> Format:
         """The format of a role."""

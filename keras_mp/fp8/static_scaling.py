@@ -49,12 +49,15 @@ class StaticScaling(Recipe):
     format: RoleFormats = HYBRID
     power_of_two: bool = False
     counts_steps: ClassVar[bool] = True
-    is_static: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, least in (("calibration_steps", 1), ("margin", 0)):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
+
+    @property
+    def is_static(self) -> bool:
+        return True
 
     @property
     def history_length(self) -> int:
