@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 import keras
 
 from keras_mp import backend
+from keras_mp.fp8.of_parts import over_parts
 from keras_mp.fp8.roles import HYBRID, RoleFormats, check_role
 from keras_mp.fp8.scaling import AMAX_RULES
-from keras_mp.fp8.scaling_recipe import Quantized, Recipe, scale_to
+from keras_mp.fp8.scaling_recipe import Quantized, Recipe
 from keras_mp.loss_scaling.stochastic_rounding import random_bits
+from keras_mp.precision.formats import scale_to
 from keras_mp.system.whole_number import whole_number
 
 TOP = 127
@@ -189,7 +191,8 @@ def magnitude(x: Any, axes: tuple[int, ...] | None = None) -> Any:
     that of the magnitudes, infinities and NaNs above all; a compiler's maximum of floats may leave NaNs out.
     """
     bits = keras.ops.bitwise_and(backend.bitcast(keras.ops.cast(x, "float32"), "int32"), _FLOAT32_MAGNITUDE)
-    return backend.bitcast(keras.ops.max(bits, axis=axes, keepdims=axes is not None, initial=0), "float32")
+    amax = backend.bitcast(keras.ops.max(bits, axis=axes, keepdims=axes is not None, initial=0), "float32")
+    return over_parts(amax, axes)
 
 
 def _finite(amax: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import keras
 
 from keras_mp import backend
+from keras_mp.fp8.of_parts import over_parts
 from keras_mp.fp8.roles import HYBRID, RoleFormats, check_role
 from keras_mp.fp8.scaling_recipe import Quantized, Recipe
 from keras_mp.precision.formats import E4M3
@@ -45,7 +46,7 @@ class CurrentScaling(Recipe):
     def quantize(self, x: Any, role: str, axes: tuple[int, ...] | None = None, history: Any = None) -> Quantized:
         # Of an empty batch, too.
         amax = keras.ops.cast(keras.ops.max(keras.ops.abs(x), initial=0), "float32")
-        return self.scaled(x, role, amax)
+        return self.scaled(x, role, over_parts(amax))
 
 
 @keras.saving.register_keras_serializable("keras_mp")
@@ -145,7 +146,7 @@ class RowwiseScaling(Recipe):
     def quantize(self, x: Any, role: str, axes: tuple[int, ...] | None = None, history: Any = None) -> Quantized:
         axes = (-1,) if axes is None else axes
         amax = keras.ops.cast(keras.ops.max(keras.ops.abs(x), axis=axes, keepdims=True, initial=0), "float32")
-        return self.scaled(x, role, amax)
+        return self.scaled(x, role, over_parts(amax, axes))
 
 
 RECIPES: dict[str, type[Recipe]] = {"current": CurrentScaling, "delayed": DelayedScaling, "rowwise": RowwiseScaling}
@@ -181,5 +182,5 @@ def get_recipe(recipe: Any = None) -> Recipe:
 def amax_of(x: Any) -> Any:
     """The largest magnitude of a tensor, float32 of shape (); 0 where it is not finite, or the tensor is empty."""
     # Of float32 values, as they are scaled: so one pass can do both.
-    amax = keras.ops.max(keras.ops.abs(keras.ops.cast(x, "float32")), initial=0)
+    amax = over_parts(keras.ops.max(keras.ops.abs(keras.ops.cast(x, "float32")), initial=0))
     return keras.ops.where(keras.ops.isfinite(amax), amax, keras.ops.zeros_like(amax))

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import keras_mp
-from keras_mp.backend.jax.parallel import scattered
+from keras_mp.backend.jax.part import scattered
 from keras_mp.parallel import distribute
 from keras_mp.parallel.hops import HOPS, groups_of
 

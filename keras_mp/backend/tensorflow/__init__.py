@@ -10,6 +10,7 @@ from keras_mp.backend.tensorflow.parallel import (
     can_jit,
     is_spread,
     parallel_scope,
+    part_of,
     reduce_dtype,
     tpu_coordinates,
 )
@@ -89,6 +90,7 @@ __all__ = [
     "global_mean",
     "overwrite",
     "parallel_scope",
+    "part_of",
     "tpu_coordinates",
     "replica_values",
     "peak_memory_bytes",
