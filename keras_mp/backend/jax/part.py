@@ -13,6 +13,12 @@ AXIS = "batch"
 """The axis of the mesh over which batches and variables are split."""
 
 
+# Where as many devices gather parts of so few bytes, libtpu 0.0.42 adds all parts to arrays of zeros, which sends twice
+# as much; a gather over one dimension of a slice stays one. Of smaller parts that does not matter.
+_ADDED_FROM = 64
+_ADDED_BYTES = range(2**10, 2**18 + 1)
+
+
 class Part(NamedTuple):
     """How one variable is split over the devices, gathered where it is read, and its gradient summed.
 
@@ -20,7 +26,8 @@ class Part(NamedTuple):
         axis: the axis that is split; None for a variable that each device has whole.
         dtype: what it is gathered in: what its layer computes in.
         reduce_dtype: what its gradient is summed in.
-        groups: of devices, of each of the sums one after the other; empty for a sum over all at once.
+        groups: of devices, of each of the sums one after the other; empty for a sum over all at once. Small parts are
+            gathered over the same groups.
         overwritten: whether its gradient is its next value, of which the largest counts.
         spec: the layout, as JAX writes it.
         shape: of the whole.
@@ -63,11 +70,13 @@ class Part(NamedTuple):
 
     def joined(self, value: Any) -> Any:
         """The whole array from this device's part of it, bit for bit; it has no gradient."""
-        # A compiler that has no products of 8-bit floats would widen them before they are sent.
-        sent = "uint8" if jnp.dtype(value.dtype).itemsize == 1 else value.dtype
-        bits = value if sent == value.dtype else jax.lax.bitcast_convert_type(value, sent)
-        bits = jax.lax.all_gather(bits, AXIS, axis=self.axis, tiled=True)
-        return bits if sent == value.dtype else jax.lax.bitcast_convert_type(bits, value.dtype)
+        # As integers: a compiler for a chip without products of 8-bit floats would widen these before they are sent.
+        float8 = jnp.issubdtype(value.dtype, jnp.floating) and value.dtype.itemsize == 1
+        sent = jax.lax.bitcast_convert_type(value, "uint8") if float8 else value
+        assert self.axis is not None
+        added = jax.lax.axis_size(AXIS) >= _ADDED_FROM and sent.size * sent.dtype.itemsize in _ADDED_BYTES
+        whole = put_together(sent, self.axis, self.groups if added else ())
+        return jax.lax.bitcast_convert_type(whole, value.dtype) if float8 else whole
 
     def largest(self, amax: Any) -> Any:
         """The largest over the devices of magnitudes: float32; infinite or NaN where one is."""
@@ -109,4 +118,17 @@ def scattered(value: Any, axis: int, groups: Sequence[Any]) -> Any:
     """
     for members in groups or [None]:
         value = jax.lax.psum_scatter(value, AXIS, scatter_dimension=axis, axis_index_groups=members, tiled=True)
+    return value
+
+
+def put_together(value: Any, axis: int, groups: Sequence[Any]) -> Any:
+    """The whole array from this device's part of it, as `scattered` makes the parts.
+
+    Args:
+        value: this device's part.
+        axis: that is split.
+        groups: as for `scattered`.
+    """
+    for members in groups[::-1] or [None]:
+        value = jax.lax.all_gather(value, AXIS, axis=axis, axis_index_groups=members, tiled=True)
     return value
