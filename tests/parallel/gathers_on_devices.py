@@ -1,6 +1,11 @@
 """Weights gathered in one byte over 8 devices, in a process of their own; test_gathers.py starts it."""
 
+import os
 import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +16,7 @@ import pytest
 from jax.sharding import PartitionSpec
 from marks import few
 from on_several_devices import CONFIG, distance, language_model, number
+from resumed_on_devices import EPOCHS, STEPS, train
 
 import keras_mp
 from keras_mp import fp8
@@ -21,6 +27,12 @@ from keras_mp.xla.lower import lower_step
 from recipes.language_model import batches, build
 
 DEVICES = 8
+
+
+def slow(*values):
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 RECIPES = {
     "current": fp8.CurrentScaling(),
     "delayed": fp8.DelayedScaling(),
@@ -187,7 +199,7 @@ def test_200_steps_beside_one_device(policy):
 
 
 @pytest.mark.parametrize("settings", few(SETTINGS, "float8 and bfloat16 sums"))
-@pytest.mark.parametrize("bad", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, DEVICES))])
+@pytest.mark.parametrize("bad", [0, *slow(*range(1, DEVICES))])
 def test_an_overflow_on_one_device_skips_the_step_of_all(settings, bad):
     random = np.random.default_rng()
     x = random.integers(-8, 8, (2 * DEVICES, 16)).astype("float32")
@@ -206,3 +218,21 @@ def test_an_overflow_on_one_device_skips_the_step_of_all(settings, bad):
     assert number(optimizer.skipped_steps) == 1 and number(optimizer.iterations) == 1
     assert np.any(number(model.weights[0]) != before)
     assert {float(shard.data) for shard in optimizer.dynamic_scale.value.addressable_shards} == {2.0}
+
+
+@pytest.mark.parametrize(
+    "precision", [pytest.param("float8 states", marks=pytest.mark.ci), *slow("fp8", "mixed_float16")]
+)
+def test_killed_at_a_random_step_it_ends_with_the_same_bits(precision, tmp_path):
+    whole, logs = train(precision, tmp_path / "whole")
+    place = divmod(int(np.random.default_rng().integers(2, EPOCHS * STEPS - 1)), STEPS)
+    program = Path(__file__).with_name("resumed_on_devices.py")
+    command = [str(word) for word in (sys.executable, program, precision, tmp_path / "killed", *place)]
+    environment = os.environ | {"PYTHONPATH": str(program.parents[2])}
+    child = subprocess.run(command, stderr=subprocess.PIPE, timeout=300, env=environment)
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    resumed, its_logs = train(precision, tmp_path / "killed")
+    print(f"killed after epoch {place[0]}, step {place[1]}")
+    assert len(whole) == len(resumed) and logs == its_logs
+    for (name, value), its_value in zip(whole.items(), resumed.values(), strict=True):
+        np.testing.assert_array_equal(its_value, value, err_msg=name)
