@@ -1,4 +1,4 @@
-"""Compiles a psum, a psum_scatter and a slice of a psum for several devices that are not attached.
+"""Compiles a psum, a psum_scatter, a slice of a psum and gathers between products for devices that are not attached.
 
     python compile_collectives.py FOLDER
 
@@ -43,6 +43,24 @@ def slice_of_psum(array):
     return jax.lax.dynamic_slice_in_dim(psum(array), jax.lax.axis_index("x") * rows, rows)
 
 
+def products(array, *weights):
+    """Four products, each of weights that are gathered first."""
+    for weight in weights:
+        array = jnp.tanh(array @ jax.lax.all_gather(weight, "x", tiled=True))
+    return array
+
+
+def compiled_products(name):
+    """The text that the compiler makes of them."""
+    devices, options = devices_of(name)
+    mesh = jax.sharding.Mesh(np.array(devices), ("x",))
+    rows = PartitionSpec("x", None)
+    step = jax.jit(jax.shard_map(products, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False))
+    sizes = [SIZE * len(devices), *[SIZE] * 4]
+    arrays = [jax.ShapeDtypeStruct((size, SIZE), jnp.bfloat16, sharding=NamedSharding(mesh, rows)) for size in sizes]
+    return step.lower(*arrays).compile(compiler_options=options).as_text()
+
+
 def compiled(program, name):
     """The text that the compiler makes of a program on these devices."""
     devices, options = devices_of(name)
@@ -59,3 +77,5 @@ if __name__ == "__main__":
         for program in (psum, psum_scatter, slice_of_psum):
             text = compiled(program, devices)
             (Path(sys.argv[1]) / f"{devices}-{program.__name__}.hlo").write_text(text)
+    for devices in ("v5e-4", "h100x8"):
+        (Path(sys.argv[1]) / f"{devices}-products.hlo").write_text(compiled_products(devices))

@@ -123,6 +123,43 @@ def test_what_reduces_and_what_scatters(compiled, devices, program):
         assert collective.wire == on_the_wire(name, sizes[name], count)
 
 
+def with_products_beside(text):
+    """The gathered arrays that a product runs beside, and all: by the lines of the compiled text.
+
+    Between the start and the end of a gather there is a product; or the computation of one of a TPU's steps of the
+    gather, which name a chain, has a convolution in it.
+    """
+    beside, arrays = 0, 0
+    waiting = {}
+    for line in re.split(r"^ENTRY ", text, flags=re.M)[1].splitlines():
+        started = re.match(r" +(%[\w.\-]+) = \(+(.*)\) all-gather-start\(", line)
+        if started:
+            waiting[started[1]] = [len(re.findall(r"bf16\[2048,2048\]", started[2])), False]
+            arrays += waiting[started[1]][0]
+        elif "dot" in line.partition(" = ")[0]:
+            waiting = {name: [count, True] for name, (count, _) in waiting.items()}
+        ended = re.search(r" all-gather-done\((%[\w.\-]+)\)", line)
+        if ended:
+            count, covered = waiting.pop(ended[1])
+            beside += count if covered else 0
+    chains = {}
+    for computation in re.split(r"\n\}\n", text):
+        for chain in set(re.findall(r'chain_id="(\d+)"', computation)):
+            chains[chain] = chains.get(chain, False) or " convolution(" in computation
+    alone = len(set(re.findall(r'^  %[\w.\-]+ = .*async_collective_name="([^"]*)"', text, re.M)))
+    return beside + sum(chains.values()), arrays + len(chains) + alone
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("devices", ["v5e-4", "h100x8"])
+def test_which_gathers_products_run_beside(compiled, devices):
+    text, count = compiled[devices, "products"], int(re.search(r"\d+$", devices)[0])
+    beside, arrays = with_products_beside(text)
+    assert arrays == 4 and 0 < beside < 4  # nothing runs beside what the first product waits for
+    (gathers,) = collectives(parse(text), count)
+    assert (gathers.kind, gathers.count, gathers.covered) == ("all-gather", 4, gathers.wire * beside // 4)
+
+
 def build():
     model = gpt(Size(1, 1024, 2), 1024, 128)
     model.compile(keras.optimizers.AdamW(1e-4, global_clipnorm=1.0), keras_mp.ChunkedCrossEntropy())
