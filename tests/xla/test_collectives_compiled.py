@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -13,6 +14,7 @@ import pytest
 import keras_mp
 from keras_mp.xla.collectives import collectives
 from keras_mp.xla.hlo import parse
+from keras_mp.xla.inspect import target_and_plan
 from models.gpt import gpt
 from models.transformer import Size
 
@@ -123,6 +125,10 @@ def test_what_reduces_and_what_scatters(compiled, devices, program):
         assert collective.wire == on_the_wire(name, sizes[name], count)
 
 
+# The computation of a fusion that TPUs run as a reduce-scatter.
+SCATTERING = re.compile(r"^%all-reduce-scatter[\w.]* \(.*?^\}", re.M | re.S)
+
+
 def with_products_beside(text):
     """The gathered arrays that a product runs beside, and all: by the lines of the compiled text.
 
@@ -211,3 +217,38 @@ def test_the_gradients_of_a_fully_sharded_step(target, chips, kind, link, rate):
     assert time.seconds == pytest.approx(wire / rate) and time.link == link
     for said in ("On the wire: the bytes", "Estimate, from the rate of the chip's links", f"GB/s of {link}"):
         assert said in str(report)
+
+
+@only_jax
+@pytest.mark.parametrize(
+    ("target", "chips", "policy", "gather_dtype"),
+    [
+        ("v5e", 16, "mixed_bfloat16", "float8"),
+        ("h100", 8, "mixed_float16", "compute"),
+        pytest.param("v5e", 16, "mixed_bfloat16", "compute", marks=pytest.mark.slow),
+        pytest.param("h100", 8, "mixed_float16", "float8", marks=pytest.mark.slow),
+    ],
+)
+def test_the_norm_and_the_finite_check_are_made_on_the_parts(target, chips, policy, gather_dtype):
+    """Every array of float32 that is sent whole is a vector or a number: no gradient, and none of its parts."""
+    keras.config.set_dtype_policy(policy)
+
+    def clipped():
+        model = gpt(Size(1, 1024, 2), 1024, 128)
+        kind = keras_mp.LossScale() if policy == "mixed_float16" else keras_mp.NoLossScale()
+        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-4, global_clipnorm=1.0), kind)
+        model.compile(optimizer, keras_mp.ChunkedCrossEntropy())
+        return model
+
+    tokens = keras.KerasTensor((chips, 128), "int32")
+    plan = replace(target_and_plan(target, "fully_sharded", chips)[1], gather_dtype=gather_dtype)
+    report = keras_mp.inspect(clipped, (tokens, tokens), target, strategy=plan, chips=chips)
+    text = (Path(report.log).parent / "compiled.hlo").read_text()
+    whole = r"^ +(?:ROOT )?%\S+ = (.*?) (all-gather|all-reduce|all-to-all)(?:-start)?\("
+    sent = re.findall(whole, re.sub(SCATTERING, "", text), re.M)
+    floats = [_bytes(f"f32[{size}]") for made, _ in sent for size in re.findall(r"\bf32\[([\d,]*)\]", made)]
+    # The smallest matrix, the positions, has 128 x 1024 numbers, and a part of it for each device.
+    assert floats and max(floats) < 4 * 128 * 1024 / chips
+    assert min(floats) <= 8  # the squares of all parts together, alone or with the loss
+    narrow = "u8" if gather_dtype == "float8" else policy.removeprefix("mixed_").replace("loat", "")
+    assert any(f"{narrow}[4096,1024]" in made for made, kind in sent if kind == "all-gather")
