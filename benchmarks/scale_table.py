@@ -2,7 +2,7 @@
 
     python benchmarks/scale_table.py --markdown docs/scale-table.md
     python benchmarks/scale_table.py --only 124M --markdown docs/scale-table.md     # leaves the other rows as they are
-    python benchmarks/scale_table.py --only "one block"     # all of a small model on all of a slice of 256 chips
+    python benchmarks/scale_table.py --only "one block"     # all of a small model, on slices of 16 and of 256 chips
 
 Nothing is allocated and nothing runs. State is exact: the bytes of each variable and slot by the devices that share
 it. Temporary memory and collectives are the compiler's, of a training step with 4 and with 8 blocks, extrapolated to
@@ -116,7 +116,11 @@ COMPILED = (
     ("124M", "data", "v5e", 4, "float32", (), (("v5e", 256), ("v6e", 4))),
 )
 IN_FULL = Cell("124M", "fully_sharded", "v5e", 4, "mixed_bfloat16")
-WHOLE_SLICE = Cell("one block", "fully_sharded", "v5e", 256, "mixed_bfloat16")
+EXAMPLES = (
+    Cell("one block", "fully_sharded", "v5e", 256, "mixed_bfloat16"),
+    Cell("one block", "fully_sharded", "v5e", 16, "mixed_bfloat16"),
+    Cell("one block", "fully_sharded", "v5e", 16, "mixed_bfloat16", *SMALLEST),
+)
 
 
 HEADER = """# Two GPTs compiled for slices of TPUs and for 8 H100
@@ -228,8 +232,8 @@ def main() -> None:
     if not arguments.only:
         layers = MODELS[IN_FULL.model].size.layers
         _write([row(IN_FULL, measure(IN_FULL, layers, in_full=True), f"all {layers}")], arguments.markdown)
-    if arguments.only == "one block":
-        _write([row(WHOLE_SLICE, measure(WHOLE_SLICE, 1, in_full=True), "all 1")], arguments.markdown)
+    for cell in EXAMPLES if arguments.only == "one block" else ():
+        _write([row(cell, measure(cell, 1, in_full=True), "all 1")], None)
 
 
 def _write(lines: list[str], path: Path | None) -> None:

@@ -173,16 +173,6 @@ def test_a_recipe_of_ones_own_scales_the_whole():
     assert set(gathered(Own())) <= {"bf16", "f32"}
 
 
-def far(policy, steps, **options):
-    one, _ = language_model(policy, steps=steps)
-    reordered, _ = language_model(policy, steps=steps, order=np.random.default_rng())
-    exact, _ = language_model(policy, "fully_sharded", DEVICES, steps=steps)
-    print(f"{policy} {steps} steps: reordered {distance(one, reordered):.2e}, in 16 bits {distance(one, exact):.2e}")
-    for name, settings in options.items():
-        weights, _ = language_model(policy, "fully_sharded", DEVICES, steps=steps, **settings)
-        yield name, distance(one, weights), distance(one, reordered)
-
-
 SETTINGS = {
     "float8": {"gather_dtype": "float8"},
     "float8 and bfloat16 sums": {"gather_dtype": "float8", "reduce_dtype": "bfloat16"},
@@ -193,9 +183,17 @@ SETTINGS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_200_steps_beside_one_device(policy):
-    for name, own, reordered in far(policy, 200, **SETTINGS):
-        print(f"{policy} {name}: from one {own:.2e}, reordered {reordered:.2e}")
-        assert own > 0
+    keras.utils.set_random_seed(3)
+    before = [number(variable) for variable in build(CONFIG).trainable_variables]
+    one, _ = language_model(policy, steps=200)
+    reordered, _ = language_model(policy, steps=200, order=np.random.default_rng())
+    moved, noise = distance(before, one), distance(one, reordered)
+    print(f"{policy}: 200 steps move the weights by {moved:.2e}, reordered {noise:.2e}")
+    for name, settings in {"16 bits": {}, **SETTINGS}.items():
+        weights, _ = language_model(policy, "fully_sharded", DEVICES, steps=200, **settings)
+        print(f"{policy} {name}: from one {distance(one, weights):.2e}")
+        # Rounding in the forward pass alone leaves the weights nearer to one another than to where they began.
+        assert distance(one, weights) < (moved / 4 if settings else 4 * noise)
 
 
 @pytest.mark.parametrize("settings", few(SETTINGS, "float8 and bfloat16 sums"))

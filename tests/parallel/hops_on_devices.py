@@ -115,8 +115,11 @@ def test_200_steps_in_hops_are_those_of_one_device(in_two_hops, policy, steps):
         assert 0 < np.linalg.norm(many - exact) < 2 * np.linalg.norm(one - exact)
 
 
-@pytest.mark.parametrize("reduce_dtype", ["float32", "bfloat16"])
-def test_an_overflow_on_one_device_skips_the_step_of_all(in_two_hops, reduce_dtype):
-    _, model, _ = trained("mixed_float16", 6, overflow=3, reduce_dtype=reduce_dtype)
+@pytest.mark.parametrize(
+    "reduce_dtype, gather_dtype", [("float32", "compute"), ("bfloat16", "compute"), ("bfloat16", "float8")]
+)
+def test_an_overflow_on_one_device_skips_the_step_of_all(in_two_hops, reduce_dtype, gather_dtype):
+    options = {"reduce_dtype": reduce_dtype, "gather_dtype": gather_dtype}
+    _, model, _ = trained("mixed_float16", 6, overflow=3, **options)
     optimizer = model.optimizer
     assert (int(optimizer.skipped_steps), int(optimizer.iterations)) == (1, 5)

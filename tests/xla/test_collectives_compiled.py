@@ -97,7 +97,7 @@ def _members(line):
 
 def _bytes(array):
     dtype, dimensions = array.removesuffix("]").split("[")
-    size = {"f32": 4, "bf16": 2}[dtype]
+    size = {"f32": 4, "bf16": 2, "f16": 2}[dtype]
     for dimension in filter(None, dimensions.split(",")):
         size *= int(dimension)
     return size
@@ -246,7 +246,8 @@ def test_the_norm_and_the_finite_check_are_made_on_the_parts(target, chips, poli
     text = (Path(report.log).parent / "compiled.hlo").read_text()
     whole = r"^ +(?:ROOT )?%\S+ = (.*?) (all-gather|all-reduce|all-to-all)(?:-start)?\("
     sent = re.findall(whole, re.sub(SCATTERING, "", text), re.M)
-    floats = [_bytes(f"f32[{size}]") for made, _ in sent for size in re.findall(r"\bf32\[([\d,]*)\]", made)]
+    wide = r"\b(?:f32|bf16|f16)\[[\d,]*\]" if gather_dtype == "float8" else r"\bf32\[[\d,]*\]"
+    floats = [_bytes(array) for made, _ in sent for array in re.findall(wide, made)]
     # The smallest matrix, the positions, has 128 x 1024 numbers, and a part of it for each device.
     assert floats and max(floats) < 4 * 128 * 1024 / chips
     assert min(floats) <= 8  # the squares of all parts together, alone or with the loss
