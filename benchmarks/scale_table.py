@@ -80,12 +80,16 @@ class Cell(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What the compiler says of one chip, in bytes: of whole arrays, and of what a chip sends, by (kind, dtype)."""
+    """What the compiler says of one chip, in bytes: of whole arrays, and of what a chip sends, by (kind, dtype).
+
+    And of what it sends, how much products run beside.
+    """
 
     state: float
     temporary: float
     whole: dict[tuple[str, str], float]
     wire: dict[tuple[str, str], float]
+    covered: float = 0.0
 
 
 MODELS = {
@@ -132,8 +136,9 @@ shapes. Temporary memory and collective operations are the compiler's, for as ma
 extrapolated to all blocks; "all" was compiled in full, as a check. A row that names another slice takes its temporary
 memory from that slice; its own collectives are not known, because the compiler chooses them by the slice. On the wire
 is what one chip sends in a step, on a ring; the time in brackets is an estimate, at the rate of all of the chip's
-links. Whether a step fits was not tried. `python benchmarks/scale_table.py --markdown docs/scale-table.md`, on the day
-in the last column; the last rows made with {made}.
+links; the share in them, in rows made from 2026-11-23 on, is that of collectives beside which products run in the
+compiled order. Whether a step fits was not tried. `python benchmarks/scale_table.py --markdown docs/scale-table.md`, on
+the day in the last column; the last rows made with {made}.
 
 """
 COLUMNS = (
@@ -180,7 +185,8 @@ def measure(cell: Cell, layers: int, *, in_full: bool = False) -> Figures:
     temporary = report.memory.temporary
     print(f"{cell}, {layers} blocks: temporary {temporary / GIB:.3f} GiB, {dict(whole)}, on the wire {dict(wire)}, "
           f"compiled in {report.seconds:.0f} s", flush=True)  # fmt: skip
-    return Figures(state_bytes(cell), temporary, dict(whole), dict(wire))
+    covered = sum(collective.covered for collective in report.collectives)
+    return Figures(state_bytes(cell), temporary, dict(whole), dict(wire), covered)
 
 
 def row(cell: Cell, figures: Figures, how: str) -> str:
@@ -191,7 +197,7 @@ def row(cell: Cell, figures: Figures, how: str) -> str:
     return (
         f"| {cell.name} | {figures.state / GIB:.3f} "
         f"| {figures.temporary / GIB:.2f} | {fits}, {need / capacity:.0%} "
-        f"| {_listed(figures.whole)} | {_sent(figures.wire, cell)} "
+        f"| {_listed(figures.whole)} | {_sent(figures, cell)} "
         f"| {how} | {datetime.date.today().isoformat()} |"
     )
 
@@ -203,13 +209,14 @@ def _listed(sizes: dict[tuple[str, str], float]) -> str:
     return ", ".join(shown) or "-"
 
 
-def _sent(wire: dict[tuple[str, str], float], cell: Cell) -> str:
-    """What a chip sends, and how long its links take for that."""
-    if not wire:
+def _sent(figures: Figures, cell: Cell) -> str:
+    """What a chip sends, how long its links take for that, and the share that products run beside."""
+    if not figures.wire:
         return "-"
-    chip, total = keras_mp.chips.CHIPS[cell.target], sum(wire.values())
+    chip, total = keras_mp.chips.CHIPS[cell.target], sum(figures.wire.values())
     seconds = total / (chip.link.bandwidth / chip.devices)
-    return f"{total / GIB:.2f} ({seconds:.2g} s): {_listed(wire)}"
+    beside = f"{figures.covered / total:.0%} beside products"
+    return f"{total / GIB:.2f} ({seconds:.2g} s, {beside}): {_listed(figures.wire)}"
 
 
 def main() -> None:

@@ -46,6 +46,7 @@ def compiled(tmp_path_factory):
     paths = os.pathsep.join([str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, **quiet, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "PYTHONPATH": paths}
     environment.pop("XLA_FLAGS", None)
+    environment["KERAS_BACKEND"] = "jax"
     command = [sys.executable, str(HERE / "compile_collectives.py"), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -154,6 +155,16 @@ def with_products_beside(text):
             chains[chain] = chains.get(chain, False) or " convolution(" in computation
     alone = len(set(re.findall(r'^  %[\w.\-]+ = .*async_collective_name="([^"]*)"', text, re.M)))
     return beside + sum(chains.values()), arrays + len(chains) + alone
+
+
+@pytest.mark.once
+def test_a_gather_of_small_parts_stays_one_in_hops(compiled):
+    """Parts of 64 KiB on 256 v5e: at once libtpu adds arrays of zeros up, which sends twice as much."""
+    sent = {
+        name: re.findall(r"= (\w+)\[[\d,]*\]\S* (all-\w+)\(", compiled["v5e-256", name])
+        for name in ("gather", "gather_in_hops")
+    }
+    assert sent == {"gather": [("u32", "all-reduce")], "gather_in_hops": [("u8", "all-gather")] * 2}
 
 
 @pytest.mark.once
