@@ -1,8 +1,8 @@
 """Which slice of TPUs holds which GPT, in float32 and mixed_bfloat16: compiled here, for chips that are not attached.
 
     python benchmarks/scale_table.py --markdown docs/scale-table.md
-    python benchmarks/scale_table.py --only 124M
-    python benchmarks/scale_table.py --only "one block"     # all of a small model on all of a slice of 256 chips
+    python benchmarks/scale_table.py --only 124M --markdown docs/scale-table.md     # leaves the other rows as they are
+    python benchmarks/scale_table.py --only "one block"     # all of a small model, on slices of 16 and of 256 chips
 
 Nothing is allocated and nothing runs. State is exact: the bytes of each variable and slot by the devices that share
 it. Temporary memory and collectives are the compiler's, of a training step with 4 and with 8 blocks, extrapolated to
@@ -16,6 +16,7 @@ kept (`KERAS_MP_CACHE`).
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import math
 import os
@@ -32,10 +33,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import keras
 
 import keras_mp
-from keras_mp.parallel.plan import plan_of
+from keras_mp.parallel.plan import Plan, plan_of
 from keras_mp.system.atomic_write import write_text
 from keras_mp.system.versions import installed
 from keras_mp.xla.extrapolate import inspect_by_blocks
+from keras_mp.xla.inspect import target_and_plan
 from keras_mp.xla.lower import build_without_values
 from models.gpt import gpt
 from models.transformer import Size
@@ -60,15 +62,34 @@ class Cell(NamedTuple):
     target: str
     chips: int
     precision: str
+    reduce_dtype: str = "float32"
+    gather_dtype: str = "compute"
+
+    @property
+    def name(self) -> str:
+        """What `--only` looks in, and what tells a row of the table from the others."""
+        sent = f"{self.reduce_dtype}, {self.gather_dtype}"
+        return f"{self.model} | {self.target}-{self.chips} | {self.strategy} | {self.precision} | {sent}"
+
+    @property
+    def plan(self) -> Plan:
+        """How the model lies on the chips."""
+        plan = target_and_plan(self.target, self.strategy, self.chips)[1]
+        assert plan is not None
+        return dataclasses.replace(plan, reduce_dtype=self.reduce_dtype, gather_dtype=self.gather_dtype)
 
 
 class Figures(NamedTuple):
-    """What the compiler says of one chip, in bytes: of whole arrays, and of what a chip sends, by (kind, dtype)."""
+    """What the compiler says of one chip, in bytes: of whole arrays, and of what a chip sends, by (kind, dtype).
+
+    And of what it sends, how much products run beside.
+    """
 
     state: float
     temporary: float
     whole: dict[tuple[str, str], float]
     wire: dict[tuple[str, str], float]
+    covered: float = 0.0
 
 
 MODELS = {
@@ -76,37 +97,55 @@ MODELS = {
     "6.7B": Model(Size(32, 4096, 32), 2048, 1, True),
     "one block": Model(Size(1, 1024, 16), 128, 1, False),
 }
-COMPARED = ("float32", "mixed_bfloat16")
 BLOCKS = (4, 8)
-# What is compiled, in which precisions, and the slices that take its temporary memory.
+SMALLEST = ("bfloat16", "float8")
+# What is compiled, in which precision; what gradients are summed and weights gathered in; and the slices that take its
+# temporary memory.
 COMPILED = (
-    ("6.7B", "fully_sharded", "v5e", 4, ("mixed_bfloat16",), (("v6e", 4),)),
-    ("6.7B", "fully_sharded", "v5e", 8, ("mixed_bfloat16",), (("v6e", 8),)),
-    ("6.7B", "fully_sharded", "v5e", 16, ("mixed_bfloat16",), (("v5e", 256), ("v6e", 256))),
+    ("6.7B", "fully_sharded", "h100", 8, "mixed_bfloat16", SMALLEST, ()),
+    ("6.7B", "fully_sharded", "v5e", 16, "mixed_bfloat16", SMALLEST, ()),
+    ("6.7B", "fully_sharded", "v5e", 256, "mixed_bfloat16", SMALLEST, ()),
+    ("6.7B", "fully_sharded", "h100", 8, "mixed_bfloat16", (), ()),
+    ("6.7B", "fully_sharded", "v5e", 16, "mixed_bfloat16", (), (("v6e", 256),)),
+    ("6.7B", "fully_sharded", "v5e", 256, "mixed_bfloat16", (), ()),
+    ("6.7B", "fully_sharded", "v5e", 4, "mixed_bfloat16", (), (("v6e", 4),)),
+    ("6.7B", "fully_sharded", "v5e", 8, "mixed_bfloat16", (), (("v6e", 8),)),
     (
-        *("6.7B", "fully_sharded", "v5e", 16, ("float32",)),
+        *("6.7B", "fully_sharded", "v5e", 16, "float32", ()),
         (("v5e", 4), ("v5e", 8), ("v5e", 256), ("v6e", 4), ("v6e", 8), ("v6e", 256)),
     ),
-    ("124M", "fully_sharded", "v5e", 4, COMPARED, (("v5e", 256), ("v6e", 4), ("v6e", 256))),
-    ("124M", "data", "v5e", 4, COMPARED[::-1], (("v5e", 256), ("v6e", 4))),
+    ("124M", "fully_sharded", "v5e", 4, "float32", (), (("v5e", 256), ("v6e", 4), ("v6e", 256))),
+    ("124M", "fully_sharded", "v5e", 4, "mixed_bfloat16", (), (("v5e", 256), ("v6e", 4), ("v6e", 256))),
+    ("124M", "data", "v5e", 4, "mixed_bfloat16", (), (("v5e", 256), ("v6e", 4))),
+    ("124M", "data", "v5e", 4, "float32", (), (("v5e", 256), ("v6e", 4))),
 )
 IN_FULL = Cell("124M", "fully_sharded", "v5e", 4, "mixed_bfloat16")
-WHOLE_SLICE = Cell("one block", "fully_sharded", "v5e", 256, "mixed_bfloat16")
-LARGEST = Cell("6.7B", "fully_sharded", "v5e", 256, "mixed_bfloat16")
+EXAMPLES = (
+    Cell("one block", "fully_sharded", "v5e", 256, "mixed_bfloat16"),
+    Cell("one block", "fully_sharded", "v5e", 16, "mixed_bfloat16"),
+    Cell("one block", "fully_sharded", "v5e", 16, "mixed_bfloat16", *SMALLEST),
+)
 
 
-HEADER = """# Two GPTs compiled for slices of TPUs
+HEADER = """# Two GPTs compiled for slices of TPUs and for 8 H100
 
 A training step with AdamW of a GPT of 124M (batch 8 x 1024 per chip) and of 6.7B parameters (batch 1 x 2048 per chip,
-with remat), compiled for TPU slices that are not attached. State (weights and moments) is exact, computed from
+with remat), compiled for chips that are not attached. "sent in" is `reduce_dtype` of the gradients and `gather_dtype`
+of the weights. State (weights and moments) is exact, computed from
 shapes. Temporary memory and collective operations are the compiler's, for as many blocks as the last column says,
 extrapolated to all blocks; "all" was compiled in full, as a check. A row that names another slice takes its temporary
 memory from that slice; its own collectives are not known, because the compiler chooses them by the slice. On the wire
 is what one chip sends in a step, on a ring; the time in brackets is an estimate, at the rate of all of the chip's
-links. Whether a step fits was not tried on a TPU. `python benchmarks/scale_table.py --markdown docs/scale-table.md`,
-{made}.
+links; the share in them, in rows made from 2026-11-23 on, is that of collectives beside which products run in the
+compiled order. Whether a step fits was not tried. `python benchmarks/scale_table.py --markdown docs/scale-table.md`, on
+the day in the last column; the last rows made with {made}.
 
 """
+COLUMNS = (
+    "| model | slice | strategy | precision | sent in | state, GiB a chip | temporary, GiB a chip | fits "
+    "| collectives, GiB of whole arrays | on the wire, GiB a chip | blocks compiled, and where | made |",
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+)
 
 
 def state_bytes(cell: Cell) -> int:
@@ -136,7 +175,7 @@ def measure(cell: Cell, layers: int, *, in_full: bool = False) -> Figures:
     inspected = keras_mp.inspect if in_full else partial(inspect_by_blocks, blocks=BLOCKS)
     with keras_mp.policy_scope(cell.precision):
         report = inspected(
-            lambda: model_of(cell, layers), (tokens, tokens), cell.target, strategy=cell.strategy, chips=cell.chips
+            lambda: model_of(cell, layers), (tokens, tokens), cell.target, strategy=cell.plan, chips=cell.chips
         )
     whole: dict[tuple[str, str], float] = defaultdict(float)
     wire: dict[tuple[str, str], float] = defaultdict(float)
@@ -146,7 +185,8 @@ def measure(cell: Cell, layers: int, *, in_full: bool = False) -> Figures:
     temporary = report.memory.temporary
     print(f"{cell}, {layers} blocks: temporary {temporary / GIB:.3f} GiB, {dict(whole)}, on the wire {dict(wire)}, "
           f"compiled in {report.seconds:.0f} s", flush=True)  # fmt: skip
-    return Figures(state_bytes(cell), temporary, dict(whole), dict(wire))
+    covered = sum(collective.covered for collective in report.collectives)
+    return Figures(state_bytes(cell), temporary, dict(whole), dict(wire), covered)
 
 
 def row(cell: Cell, figures: Figures, how: str) -> str:
@@ -155,11 +195,10 @@ def row(cell: Cell, figures: Figures, how: str) -> str:
     need = figures.state + figures.temporary
     fits = "yes" if need <= capacity else "no"
     return (
-        f"| {cell.model} | {cell.target}-{cell.chips} | {cell.strategy} | {cell.precision} "
-        f"| {figures.state / GIB:.3f} "
+        f"| {cell.name} | {figures.state / GIB:.3f} "
         f"| {figures.temporary / GIB:.2f} | {fits}, {need / capacity:.0%} "
-        f"| {_listed(figures.whole)} | {_sent(figures.wire, cell)} "
-        f"| {how} |"
+        f"| {_listed(figures.whole)} | {_sent(figures, cell)} "
+        f"| {how} | {datetime.date.today().isoformat()} |"
     )
 
 
@@ -170,13 +209,14 @@ def _listed(sizes: dict[tuple[str, str], float]) -> str:
     return ", ".join(shown) or "-"
 
 
-def _sent(wire: dict[tuple[str, str], float], cell: Cell) -> str:
-    """What a chip sends, and how long its links take for that."""
-    if not wire:
+def _sent(figures: Figures, cell: Cell) -> str:
+    """What a chip sends, how long its links take for that, and the share that products run beside."""
+    if not figures.wire:
         return "-"
-    chip, total = keras_mp.chips.CHIPS[cell.target], sum(wire.values())
+    chip, total = keras_mp.chips.CHIPS[cell.target], sum(figures.wire.values())
     seconds = total / (chip.link.bandwidth / chip.devices)
-    return f"{total / GIB:.2f} ({seconds:.2g} s): {_listed(wire)}"
+    beside = f"{figures.covered / total:.0%} beside products"
+    return f"{total / GIB:.2f} ({seconds:.2g} s, {beside}): {_listed(figures.wire)}"
 
 
 def main() -> None:
@@ -184,41 +224,50 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="the file to write the table to")
     parser.add_argument("--only", default="", help="cells whose model, slice, strategy and precision hold this")
     arguments = parser.parse_args()
-    lines = [
-        "| model | slice | strategy | precision | state, GiB a chip | temporary, GiB a chip | fits "
-        "| collectives, GiB of whole arrays | on the wire, GiB a chip | blocks compiled, and where |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for model, strategy, target, chips, precisions, others in COMPILED:
-        for precision in precisions:
-            cell = Cell(model, strategy, target, chips, precision)
-            if arguments.only not in f"{cell.model} {cell.target}-{cell.chips} {cell.strategy} {cell.precision}":
-                continue
-            layers = MODELS[cell.model].size.layers
-            figures = measure(cell, layers)
-            lines.append(row(cell, figures, how := f"{BLOCKS[0]} and {BLOCKS[1]} of {layers}"))
-            for where in others:
-                there = cell._replace(target=where[0], chips=where[1])
-                moved = Figures(state_bytes(there), figures.temporary, {}, {})
-                lines.append(row(there, moved, f"{how}, {target}-{chips}"))
-            _write(lines, arguments.markdown)
+    for *place, sent, others in COMPILED:
+        cell = Cell(*place, *sent)
+        if arguments.only not in cell.name:
+            continue
+        layers = MODELS[cell.model].size.layers
+        figures = measure(cell, layers)
+        lines = [row(cell, figures, how := f"{BLOCKS[0]} and {BLOCKS[1]} of {layers}")]
+        for target, chips in others:
+            there = cell._replace(target=target, chips=chips)
+            moved = Figures(state_bytes(there), figures.temporary, {}, {})
+            lines.append(row(there, moved, f"{how}, {cell.target}-{cell.chips}"))
+        _write(lines, arguments.markdown)
     if not arguments.only:
         layers = MODELS[IN_FULL.model].size.layers
-        lines.append(row(IN_FULL, measure(IN_FULL, layers, in_full=True), f"all {layers}"))
-        _write(lines, arguments.markdown)
-    if arguments.only == "one block":
-        lines.append(row(WHOLE_SLICE, measure(WHOLE_SLICE, 1, in_full=True), "all 1"))
-    if arguments.only == "largest":  # more than an hour on 2 cores
-        lines.append(row(LARGEST, measure(LARGEST, 2, in_full=True), "2; the row is that of 2 blocks"))
-        _write(lines, arguments.markdown)
+        _write([row(IN_FULL, measure(IN_FULL, layers, in_full=True), f"all {layers}")], arguments.markdown)
+    for cell in EXAMPLES if arguments.only == "one block" else ():
+        _write([row(cell, measure(cell, 1, in_full=True), "all 1")], None)
 
 
 def _write(lines: list[str], path: Path | None) -> None:
+    """Prints rows, and puts them into the table in place of those of the same cells and blocks."""
     print("\n".join(lines), flush=True)
-    if path:
-        versions = ", ".join(f"{name} {text}" for name, text in installed(("jax", "libtpu", "keras")).items())
-        made = f"{datetime.date.today().isoformat()}, {versions}"
-        write_text(HEADER.format(made=made) + "\n".join(lines) + "\n", path)
+    if not path:
+        return
+    old = path.read_text().splitlines() if path.is_file() else []
+    rows = {_key(line): line for line in old if line.startswith("| ") and line not in COLUMNS}
+    rows |= {_key(line): line for line in lines}
+    cells = [Cell(*place, *sent) for *place, sent, _ in COMPILED]
+    moved = [cell._replace(target=target, chips=chips) for cell, (*_, others) in zip(cells, COMPILED, strict=True)
+             for target, chips in others]  # fmt: skip
+    order = [cell.name for cell in (*cells, *moved)]
+    known = [line for key, line in sorted(rows.items(), key=lambda item: _place(item[0], order))]
+    versions = ", ".join(f"{name} {text}" for name, text in installed(("jax", "libtpu", "keras")).items())
+    write_text(HEADER.format(made=versions) + "\n".join([*COLUMNS, *known]) + "\n", path)
+
+
+def _key(line: str) -> tuple[str, bool]:
+    """The cell of a row, and whether it was compiled in full."""
+    columns = [column.strip() for column in line.strip("| ").split(" | ")]
+    return " | ".join(columns[:5]), columns[-2].startswith("all ")
+
+
+def _place(key: tuple[str, bool], order: list[str]) -> tuple[bool, int]:
+    return key[1], order.index(key[0]) if key[0] in order else len(order)
 
 
 if __name__ == "__main__":

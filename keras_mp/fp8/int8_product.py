@@ -12,9 +12,11 @@ import keras
 from keras_mp import backend
 from keras_mp.fp8.contraction import summed_axes
 from keras_mp.fp8.int8_scaling import TOP, Int8Scaling, magnitude
+from keras_mp.fp8.of_parts import join, sum_gradients, whole_shape
 from keras_mp.fp8.quantized_dot import quantized_dot
 from keras_mp.fp8.roles import ROLES
 from keras_mp.fp8.scaling_recipe import Quantized
+from keras_mp.fp8.whole_amax import scaling
 
 MOST_TERMS = (2**31 - 1) // TOP**2
 """So many products of two integers are sure to have a sum within INT32."""
@@ -28,6 +30,7 @@ def int8_product(
     equations: tuple[str, str, str],
     dtype: str,
     path: str,
+    part: Any,
     apart: bool,
 ) -> Any:
     """Multiplies inputs by a kernel as `Int8Scaling` says; the gradients as well.
@@ -40,6 +43,7 @@ def int8_product(
         equations: of the product, of the gradient of the inputs, and of that of the kernel.
         dtype: of the result.
         path: names the products in the compiled program.
+        part: how the whole kernel is made of what the devices have; None where `kernel` is whole.
         apart: whether the compiler may not fuse what follows into the product.
 
     Returns:
@@ -47,7 +51,7 @@ def int8_product(
     """
     forward, to_inputs, to_kernel = equations
     input_dtype, kernel_dtype = (keras.backend.standardize_dtype(x.dtype) for x in (inputs, kernel))
-    integer = _integer_products(inputs, kernel, equations, recipe)
+    integer = _integer_products(inputs.shape, whole_shape(kernel, part), equations, recipe)
     # Gradients of two layers of one shape are rounded independently.
     variable = zlib.crc32(path.encode())
 
@@ -59,12 +63,15 @@ def int8_product(
         amaxes = [magnitude(x) for x in (inputs, kernel)] if histories and not recipe.per_row else []
 
         def operand(role: str, x: Any, equation: str, place: int) -> Quantized:
+            own = part if role == "kernel" else None
+            axes = summed_axes(equation)[place] if recipe.per_row else None
             if equation not in integer:
-                return Quantized(keras.ops.cast(x, input_dtype), keras.ops.ones(()))
+                return join(Quantized(keras.ops.cast(x, input_dtype), keras.ops.ones(())), own)
             key = role, equation if recipe.per_row else ""
             if key not in made:
                 known = None if history is None else history[ROLES.index(role)]
-                made[key] = recipe.quantize(x, role, summed_axes(equation)[place], known, variable)
+                with scaling(own):
+                    made[key] = join(recipe.quantize(x, role, axes, known, variable), own, axes)
             return made[key]
 
         def gradient(*arguments: Any, upstream: Any = None) -> Any:
@@ -78,9 +85,10 @@ def int8_product(
                 by_kernel, x_for_kernel = to_kernel, x_by_column
                 if to_kernel in integer:
                     by_kernel, x_for_kernel = _summed_last(to_kernel, _nan_past_int32(to_kernel, x_by_column))
+                own = dot(by_kernel, x_for_kernel, g_for_kernel, kernel_dtype, "kernel_gradient")
                 return (
                     dot(to_inputs, g_for_inputs, w_by_row, input_dtype, "input_gradient"),
-                    dot(by_kernel, x_for_kernel, g_for_kernel, kernel_dtype, "kernel_gradient"),
+                    sum_gradients(own, part),
                     *following,
                 )
 
@@ -91,10 +99,12 @@ def int8_product(
     return multiply(inputs, kernel, *histories)
 
 
-def _integer_products(inputs: Any, kernel: Any, equations: tuple[str, str, str], recipe: Int8Scaling) -> set[str]:
-    """Those of the three products whose operands are INT8."""
+def _integer_products(
+    inputs: tuple[Any, ...], kernel: tuple[Any, ...], equations: tuple[str, str, str], recipe: Int8Scaling
+) -> set[str]:
+    """Those of the three products whose operands are INT8, by the shapes of inputs and kernel."""
     terms = equations[0].split("->")[0].split(",")
-    sizes = dict(zip("".join(terms), (*inputs.shape, *kernel.shape), strict=True))
+    sizes = dict(zip("".join(terms), (*inputs, *kernel), strict=True))
     wanted = equations if recipe.kernel_gradient == "int8" else equations[:2]
     return {equation for equation in wanted if _fits(equation, sizes)}
 

@@ -10,9 +10,11 @@ import keras
 from keras_mp import backend
 from keras_mp.fp8.roles import HYBRID, RoleFormats, check_role
 from keras_mp.fp8.scaling import AMAX_RULES
-from keras_mp.fp8.scaling_recipe import Quantized, Recipe, scale_to
+from keras_mp.fp8.scaling_recipe import Quantized, Recipe
 from keras_mp.fp8.step_count import next_step
+from keras_mp.fp8.whole_amax import over_parts
 from keras_mp.loss_scaling.stochastic_rounding import random_bits
+from keras_mp.precision.formats import scale_to
 from keras_mp.system.whole_number import whole_number
 
 TOP = 127
@@ -196,7 +198,7 @@ def magnitude(x: Any, axes: tuple[int, ...] | None = None) -> Any:
     x = keras.ops.cast(x, "float32")
     is_finite = keras.ops.bitwise_and(backend.bitcast(x, "int32"), _FLOAT32_MAGNITUDE) < _FLOAT32_INFINITY
     magnitudes = keras.ops.where(is_finite, keras.ops.abs(x), float("inf"))
-    return keras.ops.max(magnitudes, axis=axes, keepdims=axes is not None, initial=0)
+    return over_parts(keras.ops.max(magnitudes, axis=axes, keepdims=axes is not None, initial=0), axes)
 
 
 def _finite(amax: Any) -> Any:

@@ -9,10 +9,10 @@ import keras
 # Private, because Keras has no public way to read one variable in its own dtype.
 from keras.src.backend.common.variables import AutocastScope
 
-from keras_mp import backend
 from keras_mp.fp8.contraction import problem
 from keras_mp.fp8.history import AmaxHistory
 from keras_mp.fp8.matmul import matmul
+from keras_mp.fp8.of_parts import read_kernel
 from keras_mp.fp8.recipes import get_recipe
 from keras_mp.fp8.scaling_recipe import Recipe
 
@@ -66,7 +66,7 @@ class Float8Layer:
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         with AutocastScope(None):
             # The float32 master weights: they are rounded once, to FP8, and their gradient is never rounded.
-            kernel = backend.as_tensor(self.kernel)
+            kernel, part = read_kernel(self.kernel, self.recipe)
         x = matmul(
             inputs,
             kernel,
@@ -75,6 +75,7 @@ class Float8Layer:
             dtype=self.compute_dtype,
             path=self.path or self.name,
             history=None if self.amax_history is None else self.amax_history.call(),
+            part=part,
         )
         if self.bias is not None:
             x = keras.ops.add(x, self.bias)

@@ -11,10 +11,12 @@ from keras_mp import backend
 from keras_mp.fp8.contraction import explicit, last_axis, summed_axes
 from keras_mp.fp8.int8_product import int8_product
 from keras_mp.fp8.int8_scaling import Int8Scaling
+from keras_mp.fp8.of_parts import join, sum_gradients
 from keras_mp.fp8.quantized_dot import quantized_dot
 from keras_mp.fp8.recipes import get_recipe
 from keras_mp.fp8.roles import ROLES
 from keras_mp.fp8.scaling_recipe import Quantized, Recipe
+from keras_mp.fp8.whole_amax import scaling
 
 
 def matmul(
@@ -26,6 +28,7 @@ def matmul(
     dtype: str = "",
     path: str = "",
     history: Any = None,
+    part: Any = None,
 ) -> Any:
     """Multiplies inputs by a kernel in FP8; so are both gradients.
 
@@ -63,6 +66,8 @@ def matmul(
             step first, for a scaling recipe that needs them, and then a column with the number of steps, for one that
             counts them (`recipe.counts_steps`); without it each call is a first step. Its gradient is no
             gradient, but the history of the next step.
+        part: how the whole kernel is made of what the devices have, from `keras_mp.fp8.of_parts.read_kernel`; None
+            where `kernel` is whole. Its gradient is then this device's part of the sum over all.
 
     Returns:
         A tensor of shape (..., units), or as the equation says. The gradients have the dtypes of inputs and kernel.
@@ -86,7 +91,9 @@ def matmul(
     splits = len(kernel_labels) - len(set(kernel_labels) & set(input_labels)) > 1
     if isinstance(recipe, Int8Scaling):
         arguments = (equation, to_inputs, to_kernel)
-        return int8_product(inputs, kernel, histories, recipe, arguments, dtype or input_dtype, path, apart=splits)
+        return int8_product(
+            inputs, kernel, histories, recipe, arguments, dtype or input_dtype, path, part, apart=splits
+        )
 
     @keras.ops.custom_gradient
     def multiply(inputs: Any, kernel: Any, *histories: Any) -> Any:
@@ -94,7 +101,7 @@ def matmul(
         history = histories[0] if histories else None
         quantize = functools.partial(_quantize, recipe, history)
         x8, x8_for_kernel = quantize("input", inputs, (equation, 0), (to_kernel, 0))
-        w8, w8_for_inputs = quantize("kernel", kernel, (equation, 1), (to_inputs, 1))
+        w8, w8_for_inputs = quantize("kernel", kernel, (equation, 1), (to_inputs, 1), part=part)
         amaxes = [recipe.amax(x, history) for x in (inputs, kernel)] if histories else []
 
         def gradient(*arguments: Any, upstream: Any = None) -> Any:
@@ -103,9 +110,10 @@ def matmul(
             with scope():
                 g8_for_inputs, g8_for_kernel = quantize("gradient", g, (to_inputs, 0), (to_kernel, 1))
                 following = [recipe.next_history(history, [*amaxes, recipe.amax(g, history)])] if histories else []
+                own = product(to_kernel, x8_for_kernel, g8_for_kernel, kernel_dtype, "kernel_gradient")
                 return (
                     product(to_inputs, g8_for_inputs, w8_for_inputs, input_dtype, "input_gradient"),
-                    product(to_kernel, x8_for_kernel, g8_for_kernel, kernel_dtype, "kernel_gradient"),
+                    sum_gradients(own, part),
                     *following,
                 )
 
@@ -117,12 +125,16 @@ def matmul(
     return multiply(inputs, kernel, *histories)
 
 
-def _quantize(recipe: Recipe, history: Any, role: str, x: Any, *products: tuple[str, int]) -> list[Quantized]:
+def _quantize(
+    recipe: Recipe, history: Any, role: str, x: Any, *products: tuple[str, int], part: Any = None
+) -> list[Quantized]:
     """Quantizes an operand for each of its products, given as the equation and the operand's place in it."""
     known = None if history is None else history[ROLES.index(role)]
-    if not recipe.per_row:
-        return [recipe.quantize(x, role, history=known)] * len(products)
-    return [recipe.quantize(x, role, summed_axes(equation)[place]) for equation, place in products]
+    with scaling(part):
+        if not recipe.per_row:
+            return [join(recipe.quantize(x, role, history=known), part)] * len(products)
+        along = [summed_axes(equation)[place] for equation, place in products]
+        return [join(recipe.quantize(x, role, axes), part, axes) for axes in along]
 
 
 def _checked(history: Any, recipe: Recipe) -> Any:

@@ -9,7 +9,8 @@ import keras
 
 from keras_mp import backend
 from keras_mp.fp8.roles import HYBRID, RoleFormats, check_role
-from keras_mp.fp8.scaling_recipe import Quantized, Recipe, amax_of
+from keras_mp.fp8.scaling_recipe import Quantized, Recipe
+from keras_mp.fp8.whole_amax import amax_of, over_parts
 from keras_mp.precision.formats import E4M3
 from keras_mp.system.whole_number import whole_number
 
@@ -45,7 +46,7 @@ class CurrentScaling(Recipe):
     def quantize(self, x: Any, role: str, axes: tuple[int, ...] | None = None, history: Any = None) -> Quantized:
         # Of an empty batch, too.
         amax = keras.ops.cast(keras.ops.max(keras.ops.abs(x), initial=0), "float32")
-        return self.scaled(x, role, amax)
+        return self.scaled(x, role, over_parts(amax))
 
 
 @keras.saving.register_keras_serializable("keras_mp")
@@ -145,4 +146,4 @@ class RowwiseScaling(Recipe):
     def quantize(self, x: Any, role: str, axes: tuple[int, ...] | None = None, history: Any = None) -> Quantized:
         axes = (-1,) if axes is None else axes
         amax = keras.ops.cast(keras.ops.max(keras.ops.abs(x), axis=axes, keepdims=True, initial=0), "float32")
-        return self.scaled(x, role, amax)
+        return self.scaled(x, role, over_parts(amax, axes))

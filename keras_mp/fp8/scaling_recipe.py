@@ -7,13 +7,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import keras
 
-from keras_mp import backend
 from keras_mp.fp8.roles import HYBRID, ROLES, RoleFormats, check_role, role_formats
+from keras_mp.fp8.whole_amax import amax_of
 from keras_mp.precision import formats
-from keras_mp.precision.formats import MAX_SCALE, Format
-
-# Sign and exponent of a float32.
-_EXPONENT_BITS = -1 << 23
+from keras_mp.precision.formats import Format
 
 
 class Quantized(NamedTuple):
@@ -70,6 +67,11 @@ class Recipe:
     def is_static(self) -> bool:
         """Whether its scales stay as they are after the first steps."""
         return False
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether `quantize` scales a part of a tensor as the whole: those of the kit do (`keras_mp.fp8.of_parts`)."""
+        return type(self).quantize.__module__.startswith("keras_mp.")
 
     def format_of(self, role: str) -> Format:
         """The format of a role."""
@@ -146,33 +148,8 @@ class Recipe:
             ValueError: there is no such role.
         """
         format = self.format_of(role)
-        scale = scale_to(format.max * 2.0**-margin, amax, self.power_of_two)
+        scale = formats.scale_to(format.max * 2.0**-margin, amax, self.power_of_two)
         return Quantized(formats.quantize(x, format, scale), scale)
-
-
-def amax_of(x: Any) -> Any:
-    """The largest magnitude of a tensor, float32 of shape (); 0 where it is not finite, or the tensor is empty."""
-    # Of float32 values, as they are scaled: so one pass can do both.
-    amax = keras.ops.max(keras.ops.abs(keras.ops.cast(x, "float32")), initial=0)
-    return keras.ops.where(keras.ops.isfinite(amax), amax, keras.ops.zeros_like(amax))
-
-
-def scale_to(top: float, amax: Any, power_of_two: bool = False) -> Any:
-    """The scale that brings a magnitude to a number.
-
-    Args:
-        top: the number.
-        amax: the magnitude, float32 of any shape.
-        power_of_two: whether the scale is rounded down to a power of two.
-
-    Returns:
-        float32 of amax's shape: min(top / amax, 2^126), and 1 where amax is 0, infinite or NaN.
-    """
-    scale = keras.ops.minimum(top / amax, MAX_SCALE)
-    if power_of_two:
-        scale = backend.bitcast(keras.ops.bitwise_and(backend.bitcast(scale, "int32"), _EXPONENT_BITS), "float32")
-    usable = keras.ops.logical_and(amax > 0, keras.ops.isfinite(amax))
-    return keras.ops.where(usable, scale, keras.ops.ones_like(scale))
 
 
 def _written(value: Any) -> str:

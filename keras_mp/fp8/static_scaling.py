@@ -9,8 +9,9 @@ import keras
 
 from keras_mp import backend
 from keras_mp.fp8.roles import HYBRID, RoleFormats, check_role
-from keras_mp.fp8.scaling_recipe import Quantized, Recipe, amax_of
+from keras_mp.fp8.scaling_recipe import Quantized, Recipe
 from keras_mp.fp8.step_count import next_step
+from keras_mp.fp8.whole_amax import amax_of
 from keras_mp.system.whole_number import whole_number
 
 

@@ -11,7 +11,7 @@ import keras
 
 from keras_mp import backend
 from keras_mp.parallel.hops import Hops, in_hops
-from keras_mp.parallel.plan import LAYOUTS, REDUCE_DTYPES, Plan, Rules
+from keras_mp.parallel.plan import GATHER_DTYPES, LAYOUTS, REDUCE_DTYPES, Plan, Rules
 from keras_mp.parallel.tensor_rules import LayoutMapOf, check_rules, rules_of_layout_map, takes_rules
 
 
@@ -22,6 +22,7 @@ def distribute(
     *,
     mesh: tuple[int, int] | None = None,
     reduce_dtype: str = "float32",
+    gather_dtype: str = "compute",
     rules: Rules | LayoutMapOf | None = None,
 ) -> Iterator[Plan]:
     """Makes a scope in which a model is built, compiled and trained over several devices of this host.
@@ -48,6 +49,10 @@ def distribute(
         mesh: for "tensor", the devices that share a batch times those that share a weight; by default (1, devices).
         reduce_dtype: what the gradients are summed over the devices in: "float32" or "bfloat16", which halves the
             bytes sent and rounds each summand to 8 bits.
+        gather_dtype: for "fully_sharded", what weights are gathered in: "compute", the dtype that their layers compute
+            in, or "float8", which halves those bytes: kernels and embeddings whose rows have 32 or more numbers are
+            rounded to E4M3, with a scale for each row. Layers that compute in FP8 or INT8 gather their own codes in
+            any case.
         rules: for "tensor", pairs of a regular expression of a weight's path and, for each dimension, "model",
             "batch" or None; or the `get_layout_map` of a KerasHub backbone, `GemmaBackbone.get_layout_map`. By default
             those of the functions that build models in the scope (`keras_mp.tensor_rules`).
@@ -60,7 +65,7 @@ def distribute(
             such layout, a rule is none, or the global policy computes in float16 on a TPU. In `fit`: if the devices
             do not divide a batch, or "tensor" splits no weight of the model.
     """
-    plan = make_plan(layout, keras.distribution.list_devices(), devices, mesh, reduce_dtype, rules)
+    plan = make_plan(layout, keras.distribution.list_devices(), devices, mesh, reduce_dtype, rules, gather_dtype)
     plan.check_dtypes([keras.config.dtype_policy().compute_dtype])
     with takes_rules(plan), backend.parallel_scope(plan):
         yield plan
@@ -73,11 +78,12 @@ def make_plan(
     mesh: tuple[int, int] | None = None,
     reduce_dtype: str = "float32",
     rules: Rules | LayoutMapOf | None = None,
+    gather_dtype: str = "compute",
 ) -> Plan:
     """Checks what `distribute` is given.
 
     Args:
-        layout, devices, mesh, reduce_dtype, rules: as for `distribute`.
+        layout, devices, mesh, reduce_dtype, rules, gather_dtype: as for `distribute`.
         available: names of the devices that there are.
 
     Returns:
@@ -86,7 +92,7 @@ def make_plan(
     Raises:
         ValueError: As `distribute`.
     """
-    check_layout(layout, reduce_dtype)
+    check_layout(layout, reduce_dtype, gather_dtype)
     if layout != "data" and keras.backend.backend() == "tensorflow":
         raise ValueError(
             f"layout={layout!r} needs JAX (KERAS_BACKEND=jax): on TensorFlow, tf.distribute keeps a whole copy of the "
@@ -100,7 +106,7 @@ def make_plan(
         tpus = backend.tpu_coordinates(names) if layout == "fully_sharded" else None
         if tpus is not None:
             names, hops = in_hops(names, *tpus)
-        return Plan(layout, names, (len(names),), reduce_dtype, hops=hops)
+        return Plan(layout, names, (len(names),), reduce_dtype, hops=hops, gather_dtype=gather_dtype)
     shape = (1, len(names)) if mesh is None else tuple(mesh)
     if len(shape) != 2 or any(size < 1 for size in shape) or math.prod(shape) != len(names):
         raise ValueError(
@@ -115,11 +121,12 @@ def make_plan(
     return dataclasses.replace(plan, rules=rules)
 
 
-def check_layout(layout: str, reduce_dtype: str) -> None:
+def check_layout(layout: str, reduce_dtype: str, gather_dtype: str = "compute") -> None:
     """Checks names.
 
     Raises:
-        ValueError: If the layout or the dtype is unknown, or the layout leaves the sums to the compiler.
+        ValueError: If the layout or a dtype is unknown, the layout leaves the sums to the compiler, or gathers no
+            weights.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout={layout!r} is not one of {', '.join(LAYOUTS)}")
@@ -129,6 +136,12 @@ def check_layout(layout: str, reduce_dtype: str) -> None:
         raise ValueError(
             f"reduce_dtype={reduce_dtype!r} does not go with layout='tensor', where the compiler places the sums and "
             "chooses their dtype: that of the product, bfloat16 under mixed_bfloat16"
+        )
+    if gather_dtype not in GATHER_DTYPES:
+        raise ValueError(f"gather_dtype={gather_dtype!r} is not one of {', '.join(GATHER_DTYPES)}")
+    if layout != "fully_sharded" and gather_dtype != "compute":
+        raise ValueError(
+            f"gather_dtype={gather_dtype!r} is for layout='fully_sharded'; {layout!r} leaves the weights where they are"
         )
 
 

@@ -8,14 +8,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from keras_mp.parallel.hops import Hops, groups_of, hops_of
+from keras_mp.parallel.rows import LEAST_LENGTH, Rows
 
 Rules = tuple[tuple[str, tuple[str | None, ...]], ...]
 
 LAYOUTS = ("data", "fully_sharded", "tensor")
 REDUCE_DTYPES = ("float32", "bfloat16")
+GATHER_DTYPES = ("compute", "float8")
 AXES = ("batch", "model")
 """Names of a mesh's axes: over the first a batch is split."""
-_FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn")
+_WIDE_FLOATS = ("float64", "float32", "float16", "bfloat16")
+_FLOATS = (*_WIDE_FLOATS, "float8_e4m3fn")
 _CODES = ("int8", "uint8")  # of quantized weights
 
 
@@ -33,6 +36,8 @@ class Plan:
         declared: these, as they come.
         hops: of "fully_sharded", over how many devices gradients are summed one after the other;
             `keras_mp.parallel.hops` says which slices need it, and in which order the devices are then.
+        gather_dtype: of "fully_sharded", what weights are gathered in: "compute", the dtype that their layers compute
+            in, or "float8".
     """
 
     layout: str
@@ -42,6 +47,17 @@ class Plan:
     rules: Rules | None = None
     declared: list[tuple[str, tuple[str | None, ...]]] = field(default_factory=list, compare=False, repr=False)
     hops: Hops = Hops()
+    gather_dtype: str = "compute"
+
+    def rows_of(self, shape: tuple[int, ...], dtype: str) -> Rows | None:
+        """How a weight that a layer may read in fewer bits is quantized to be gathered; None where it is not.
+
+        Args:
+            shape: of the whole.
+            dtype: the weight's own.
+        """
+        long = len(shape) > 1 and shape[-1] >= LEAST_LENGTH
+        return Rows() if self.gather_dtype == "float8" and long and dtype in _WIDE_FLOATS else None
 
     def groups(self, axis: int) -> list[list[list[int]]]:
         """The groups of devices of each sum of the gradient of a weight that is split along an axis."""

@@ -17,8 +17,10 @@ from keras_mp import backend
 MAX_SCALE = 2.0**126
 """The largest power of two whose reciprocal is a normal float32: a smaller reciprocal would be flushed to zero."""
 
-# Of a float32: the bits of the exponent; and the number whose last bit is 1, and stays so if up to 2^22 is added.
+# Of a float32: the bits of the exponent, and those with the sign's; and the number whose last bit is 1, and stays so if
+# up to 2^22 is added.
 _EXPONENT = 0x7F800000
+_SIGN_AND_EXPONENT = -1 << 23
 _ROUNDER = 1.5 * 2.0**23
 
 
@@ -131,6 +133,24 @@ def current_scale(amax: float, format: Format) -> float:
         The scale; 1 where amax is 0, infinite or NaN.
     """
     return min(format.max / amax, MAX_SCALE) if amax > 0 and math.isfinite(amax) else 1.0
+
+
+def scale_to(top: float, amax: Any, power_of_two: bool = False) -> Any:
+    """The scale that brings a magnitude to a number.
+
+    Args:
+        top: the number.
+        amax: the magnitude, float32 of any shape.
+        power_of_two: whether the scale is rounded down to a power of two.
+
+    Returns:
+        float32 of amax's shape: min(top / amax, 2^126), and 1 where amax is 0, infinite or NaN.
+    """
+    scale = keras.ops.minimum(top / amax, MAX_SCALE)
+    if power_of_two:
+        scale = backend.bitcast(keras.ops.bitwise_and(backend.bitcast(scale, "int32"), _SIGN_AND_EXPONENT), "float32")
+    usable = keras.ops.logical_and(amax > 0, keras.ops.isfinite(amax))
+    return keras.ops.where(usable, scale, keras.ops.ones_like(scale))
 
 
 def cast(x: Any, format: Format) -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
 from keras_mp.backend.common.lowered import UNATTRIBUTED
+from keras_mp.xla.beside import beside_products
 from keras_mp.xla.collective_layers import CollectiveLayers
 from keras_mp.xla.hlo import Instruction, Module, Shape, long_name
 
@@ -40,6 +41,7 @@ class Collective:
         wire: the bytes that one device sends, if the collectives run on a ring: of an array's bytes 2(n-1)/n in an
             all-reduce of n devices, (n-1)/n in an all-gather, reduce-scatter or all-to-all, and all in a permute or
             broadcast. With what the compiler pads an array by before it is sent.
+        covered: of these bytes, those of collectives beside which products run in the compiled order of kernels.
     """
 
     kind: str
@@ -49,27 +51,35 @@ class Collective:
     count: int
     bytes: int
     wire: int
+    covered: int = 0
 
 
-def collectives(module: Module, devices: int, layers: CollectiveLayers | None = None) -> list[Collective]:
+def collectives(
+    module: Module, devices: int, layers: CollectiveLayers | None = None, products: Collection[str] = ()
+) -> list[Collective]:
     """Lists the collectives of a compiled module, those with the most bytes on the wire first.
 
     Args:
         module: the compiled module.
         devices: how many devices run it: the group of a collective that names none.
         layers: finds the layer of each; None leaves all unattributed.
+        products: names of kernels that are products, besides those that contain a dot or a convolution.
     """
+    beside = beside_products(module, products)
     counts: dict[tuple[str, str, int, str], int] = defaultdict(int)
     sizes: dict[tuple[str, str, int, str], int] = defaultdict(int)
     wires: dict[tuple[str, str, int, str], Fraction] = defaultdict(Fraction)
+    covered: dict[tuple[str, str, int, str], Fraction] = defaultdict(Fraction)
     for sent, repeats in _sent(module):
         group = _group(sent, devices)
         layer = layers.of(sent.instruction, sent.fusion, sent.place) if layers else UNATTRIBUTED
         key = (sent.kind, long_name(sent.whole.dtype), group, layer)
         counts[key] += repeats
         sizes[key] += repeats * sent.whole.size
-        wires[key] += repeats * sent.padded.size * ring_share(sent.kind, group)
-    listed = [Collective(*key, counts[key], size, int(wires[key])) for key, size in sizes.items()]
+        wire = repeats * sent.padded.size * ring_share(sent.kind, group)
+        wires[key] += wire
+        covered[key] += wire if sent.kernel.name in beside else 0
+    listed = [Collective(*key, counts[key], size, int(wires[key]), int(covered[key])) for key, size in sizes.items()]
     return sorted(listed, key=lambda collective: (-collective.wire, -collective.bytes))
 
 

@@ -16,6 +16,7 @@ from keras_mp.xla.compile_table import (
     optimizer_title,
     room,
     scaled,
+    share_of,
     short,
     sizes,
     speed,
@@ -136,12 +137,15 @@ def _advice(report: CompiledStep) -> str:
 def _collectives(report: CompiledStep) -> str:
     if not report.collectives:
         return ""
-    names = ("kind", "dtype", "devices", "layer", "arrays", "whole", "on the wire")
+    names = ("kind", "dtype", "devices", "layer", "arrays", "whole", "on the wire", "beside products")
     rows = (
-        (c.kind, c.dtype, str(c.group or "-"), c.layer, str(c.count), byte_size(c.bytes), byte_size(c.wire))
+        (
+            *(c.kind, c.dtype, str(c.group or "-"), c.layer, str(c.count)),
+            *(byte_size(c.bytes), byte_size(c.wire), share_of(c.covered, c.wire)),
+        )
         for c in report.collectives
     )
-    return "<h2>Collectives a step, bytes of one device</h2>" + table(names, rows, numbers=(2, 4, 5, 6))
+    return "<h2>Collectives a step, bytes of one device</h2>" + table(names, rows, numbers=(2, 4, 5, 6, 7))
 
 
 def _compared(report: CompiledStep) -> str:

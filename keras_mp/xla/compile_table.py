@@ -174,9 +174,9 @@ def _collectives(report: CompiledStep) -> ColumnTable:
     groups: dict[tuple[str, str, int], list[Collective]] = defaultdict(list)
     for collective in report.collectives:
         groups[collective.kind, collective.dtype, collective.group].append(collective)
-    names = ("kind", "dtype", "devices", "arrays", "whole", "on the wire", "layers")
+    names = ("kind", "dtype", "devices", "arrays", "whole", "on the wire", "beside products", "layers")
     table = ColumnTable(
-        "Collectives a step, bytes of one device", names, ("kind", "dtype", "on the wire", "layers"), right=names[2:6]
+        "Collectives a step, bytes of one device", names, ("kind", "dtype", "on the wire", "layers"), right=names[2:7]
     )
     for (kind, dtype, group), sent in groups.items():
         table.add_row(
@@ -186,9 +186,15 @@ def _collectives(report: CompiledStep) -> ColumnTable:
             str(sum(collective.count for collective in sent)),
             byte_size(sum(collective.bytes for collective in sent)),
             byte_size(sum(collective.wire for collective in sent)),
+            share_of(sum(collective.covered for collective in sent), sum(collective.wire for collective in sent)),
             _layers([collective.layer for collective in sent]),
         )
     return table
+
+
+def share_of(part: int, whole: int) -> str:
+    """How much of some bytes others are, in percent."""
+    return f"{part / max(1, whole):.0%}"
 
 
 def _layers(layers: list[str]) -> str:
@@ -283,8 +289,8 @@ def _link_time(report: CompiledStep) -> str:
         return ""
     return (
         f"Estimate, from the rate of the chip's links: a device sends {byte_size(time.wire)} on a ring, in "
-        f"{time.seconds * 1e3:.3g} ms at {time.rate / 1e9:.4g} GB/s of {time.link}. How much of that passes while the "
-        "device computes is not known."
+        f"{time.seconds * 1e3:.3g} ms at {time.rate / 1e9:.4g} GB/s of {time.link}. Products run beside collectives "
+        f"that send {share_of(time.covered, time.wire)} of that."
     )
 
 

@@ -37,19 +37,21 @@ class Roofline:
 class LinkTime:
     """How long a step's collectives take at the rate of the chip's links. An estimate: no collective reaches it.
 
-    How much of it passes while the chip computes is not known.
+    How much of it passes while the chip computes is decided when the step runs.
 
     Args:
         seconds: `wire` at `rate`.
         wire: the bytes that a device sends in a step, on a ring.
         rate: bytes per second that a device sends, over all of its links together.
         link: what they are, such as "NVLink 4".
+        covered: of `wire`, the bytes of collectives beside which products run in the compiled order of kernels.
     """
 
     seconds: float
     wire: int
     rate: float
     link: str
+    covered: int = 0
 
 
 def rate(matmul: Matmul, chip: Chip) -> float:
@@ -103,6 +105,6 @@ def link_time(collectives: Sequence[Collective], chip: Chip) -> LinkTime | None:
     """How long collectives take at the rate of a chip's links; None where that is not known, or nothing is sent."""
     if chip.link is None or not collectives:
         return None
-    wire = sum(collective.wire for collective in collectives)
+    wire, covered = (sum(getattr(collective, name) for collective in collectives) for name in ("wire", "covered"))
     bandwidth = chip.link.bandwidth / chip.devices
-    return LinkTime(wire / bandwidth, wire, bandwidth, chip.link.name)
+    return LinkTime(wire / bandwidth, wire, bandwidth, chip.link.name, covered)

@@ -32,7 +32,7 @@ from keras_mp.xla.pass_over import CannotPassOver, passing_over
 from keras_mp.xla.step_time import StepTime
 
 BLOCKS = (4, 8)
-_ADDITIVE = ("count", "bytes", "wire")  # of a collective
+_ADDITIVE = ("count", "bytes", "wire", "covered")  # of a collective
 ALL_LAYERS = "all layers"
 
 
@@ -160,7 +160,7 @@ class StepsByBlocks:
             "Casts, arrays and sums in 16 bits are listed as compiled."
         )
         sent, time = _collectives(along), most.link_time
-        wire = sum(collective.wire for collective in sent)
+        wire, covered = (sum(getattr(collective, name) for collective in sent) for name in ("wire", "covered"))
         return dataclasses.replace(
             most,
             matmuls=tuple(products),
@@ -168,7 +168,7 @@ class StepsByBlocks:
             roofline=_roofline(along),
             time=_time(along),
             collectives=sent,
-            link_time=time and dataclasses.replace(time, wire=wire, seconds=wire / time.rate),
+            link_time=time and dataclasses.replace(time, wire=wire, seconds=wire / time.rate, covered=covered),
             notes=(*most.notes, note),
             advice=tuple(advice for advice in most.advice if advice.seconds or advice.at_most),
             seconds=sum(report.seconds for report in reports),

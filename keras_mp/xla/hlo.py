@@ -25,7 +25,7 @@ NAMES = {
     "f64": "float64",
 }
 # XLA's and StableHLO's.
-_INTEGERS = {"s8": "int8", "i8": "int8", "s32": "int32", "i32": "int32"}
+_INTEGERS = {"s8": "int8", "i8": "int8", "u8": "uint8", "ui8": "uint8", "s32": "int32", "i32": "int32"}
 # They move no data of their own.
 FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",

@@ -160,7 +160,10 @@ def report_of(
     # Of a step that the compiler divides, the products are known whole, and not as each device runs them.
     timed = chip is not None and refused is None and not (plan and plan.by_compiler)
     roofline = estimate(matmuls, module, chip) if chip and timed else None
-    sent = collectives(module, plan.size, CollectiveLayers(module, lowered, described, matmuls)) if plan else []
+    sent = []
+    if plan:
+        layers = CollectiveLayers(module, lowered, described, matmuls)
+        sent = collectives(module, plan.size, layers, {matmul.runs for matmul in matmuls})
     arguments = [argument for argument in lowered.arguments if argument.kind == "batch"]
     known = matmuls if refused is None else []
     if refused is not None:

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import keras_mp
-from keras_mp.backend.jax.parallel import scattered
+from keras_mp.backend.jax.part import put_together, scattered
 from keras_mp.parallel import distribute
 from keras_mp.parallel.hops import HOPS, groups_of
 
@@ -45,6 +45,21 @@ def test_each_device_has_its_part_of_the_sum(axis, shape, hops):
     # Of 16 summands at most 15 sums are rounded (Higham, "Accuracy and Stability of Numerical Algorithms", 4.2).
     assert (np.abs(parts(summands, axis, hops) - exact) <= 15 * 2.0**-24 * bound).all()
     assert (np.abs(parts(summands, axis, hops, "bfloat16") - exact) <= 16 * 2.0**-8 * bound).all()
+
+
+@pytest.mark.parametrize("hops", [(), (4, 4), (2, 2, 4)])
+@pytest.mark.parametrize("axis, shape", [(0, (32, 3)), (1, (5, 48))])
+def test_the_whole_is_put_together_from_the_parts(axis, shape, hops):
+    whole = np.random.default_rng().normal(size=shape).astype("float32")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("batch",))
+    spec = PartitionSpec(*[None] * axis, "batch")
+
+    def on_one(part):
+        return put_together(part, axis, groups_of(hops))[None]
+
+    step = jax.shard_map(on_one, mesh=mesh, in_specs=spec, out_specs=PartitionSpec("batch"), check_vma=False)
+    for found in np.asarray(jax.jit(step)(whole)):
+        np.testing.assert_array_equal(found, whole)
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
@@ -100,8 +115,11 @@ def test_200_steps_in_hops_are_those_of_one_device(in_two_hops, policy, steps):
         assert 0 < np.linalg.norm(many - exact) < 2 * np.linalg.norm(one - exact)
 
 
-@pytest.mark.parametrize("reduce_dtype", ["float32", "bfloat16"])
-def test_an_overflow_on_one_device_skips_the_step_of_all(in_two_hops, reduce_dtype):
-    _, model, _ = trained("mixed_float16", 6, overflow=3, reduce_dtype=reduce_dtype)
+@pytest.mark.parametrize(
+    "reduce_dtype, gather_dtype", [("float32", "compute"), ("bfloat16", "compute"), ("bfloat16", "float8")]
+)
+def test_an_overflow_on_one_device_skips_the_step_of_all(in_two_hops, reduce_dtype, gather_dtype):
+    options = {"reduce_dtype": reduce_dtype, "gather_dtype": gather_dtype}
+    _, model, _ = trained("mixed_float16", 6, overflow=3, **options)
     optimizer = model.optimizer
     assert (int(optimizer.skipped_steps), int(optimizer.iterations)) == (1, 5)

@@ -1,4 +1,4 @@
-"""Compiles a psum, a psum_scatter and a slice of a psum for several devices that are not attached.
+"""Compiles a psum, a psum_scatter, a slice of a psum and gathers between products for devices that are not attached.
 
     python compile_collectives.py FOLDER
 
@@ -14,6 +14,8 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
+from keras_mp.backend.jax.part import AXIS, put_together
+from keras_mp.parallel.hops import groups_of
 from keras_mp.xla.targets import find_target
 
 SIZE = 2048
@@ -26,7 +28,7 @@ def devices_of(name):
         h100 = find_target("h100")
         described = topologies.get_topology_desc("h100", "cuda", target_config=h100.configuration, topology="1x1x8")
         return described.devices, h100.flags
-    sides = {"v5e-4": "2x2", "v5e-16": "4x4"}[name]
+    sides = {"v5e-4": "2x2", "v5e-16": "4x4", "v5e-256": "16x16"}[name]
     return topologies.get_topology_desc(platform="tpu", topology_name=f"v5e:{sides}").devices, {}
 
 
@@ -41,6 +43,40 @@ def psum_scatter(array):
 def slice_of_psum(array):
     rows = SIZE // jax.lax.axis_size("x")
     return jax.lax.dynamic_slice_in_dim(psum(array), jax.lax.axis_index("x") * rows, rows)
+
+
+def products(array, *weights):
+    """Four products, each of weights that are gathered first."""
+    for weight in weights:
+        array = jnp.tanh(array @ jax.lax.all_gather(weight, "x", tiled=True))
+    return array
+
+
+def compiled_products(name):
+    """The text that the compiler makes of them."""
+    devices, options = devices_of(name)
+    mesh = jax.sharding.Mesh(np.array(devices), ("x",))
+    rows = PartitionSpec("x", None)
+    step = jax.jit(jax.shard_map(products, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False))
+    sizes = [SIZE * len(devices), *[SIZE] * 4]
+    arrays = [jax.ShapeDtypeStruct((size, SIZE), jnp.bfloat16, sharding=NamedSharding(mesh, rows)) for size in sizes]
+    return step.lower(*arrays).compile(compiler_options=options).as_text()
+
+
+def compiled_gather(hops):
+    """The text of a gather of 4096 x 4096 bytes over 256 v5e, at once or in hops."""
+    mesh = jax.sharding.Mesh(np.array(devices_of("v5e-256")[0]), (AXIS,))
+    rows, groups = PartitionSpec(AXIS), groups_of(hops)
+
+    def gather(part):
+        return put_together(part, 0, groups)
+
+    step = jax.jit(jax.shard_map(gather, mesh=mesh, in_specs=rows, out_specs=PartitionSpec(), check_vma=False))
+    return (
+        step.lower(jax.ShapeDtypeStruct((4096, 4096), jnp.uint8, sharding=NamedSharding(mesh, rows)))
+        .compile()
+        .as_text()
+    )
 
 
 def compiled(program, name):
@@ -59,3 +95,7 @@ if __name__ == "__main__":
         for program in (psum, psum_scatter, slice_of_psum):
             text = compiled(program, devices)
             (Path(sys.argv[1]) / f"{devices}-{program.__name__}.hlo").write_text(text)
+    for name, hops in (("gather", ()), ("gather_in_hops", (16, 16))):
+        (Path(sys.argv[1]) / f"v5e-256-{name}.hlo").write_text(compiled_gather(hops))
+    for devices in ("v5e-4", "h100x8"):
+        (Path(sys.argv[1]) / f"{devices}-products.hlo").write_text(compiled_products(devices))

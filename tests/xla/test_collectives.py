@@ -99,6 +99,60 @@ replica_groups={{0,1},{2,3},{4,5},{6,7}}, dimensions={1}
 }
 """
 
+# Lines of what libtpu makes of a gather in steps, and what XLA makes of one for GPUs, each beside a product; and of a
+# gather that nothing runs beside.
+IN_STEPS = """\
+HloModule jit_step, is_scheduled=true, num_partitions=4
+
+%start (p.1: bf16[512,2048]) -> bf16[2048,2048] {
+  %p.1 = bf16[512,2048]{1,0} parameter(0)
+  ROOT %all-gather.1 = bf16[2048,2048]{1,0} all-gather(%p.1), replica_groups={{0,1,2,3}}, dimensions={0}, \
+frontend_attributes={chain_id="0"}
+}
+
+%step (p.2: bf16[512,2048], x.2: bf16[2048,2048]) -> bf16[2048,2048] {
+  %p.2 = bf16[512,2048]{1,0} parameter(0)
+  %x.2 = bf16[2048,2048]{1,0} parameter(1)
+  %all-gather.2 = bf16[2048,2048]{1,0} all-gather(%p.2), replica_groups={{0,1,2,3}}, dimensions={0}, \
+frontend_attributes={chain_id="0"}
+  ROOT %product = bf16[2048,2048]{1,0} WORK
+}
+
+%end (p.3: bf16[512,2048]) -> bf16[2048,2048] {
+  %p.3 = bf16[512,2048]{1,0} parameter(0)
+  ROOT %all-gather.3 = bf16[2048,2048]{1,0} all-gather(%p.3), replica_groups={{0,1,2,3}}, dimensions={0}, \
+frontend_attributes={chain_id="0"}
+}
+
+ENTRY %main (p: bf16[512,2048], x: bf16[2048,2048]) -> bf16[2048,2048] {
+  %p = bf16[512,2048]{1,0} parameter(0)
+  %x = bf16[2048,2048]{1,0} parameter(1)
+  %async-collective-start = bf16[2048,2048]{1,0} fusion(%p), kind=kCustom, calls=%start
+  %fusion.1 = bf16[2048,2048]{1,0} fusion(%p, %x), kind=kCustom, calls=%step
+  %async-collective-done = bf16[2048,2048]{1,0} fusion(%p), kind=kCustom, calls=%end
+  %all-gather.4 = bf16[2048,2048]{1,0} all-gather(%p), replica_groups={{0,1,2,3}}, dimensions={0}
+  %convolution.2 = bf16[2048,2048]{1,0} convolution(%all-gather.4, %x), dim_labels=bf_io->bf
+  %all-gather-start.1 = (bf16[512,2048]{1,0}, bf16[2048,2048]{1,0}) all-gather-start(%p), \
+replica_groups={{0,1,2,3}}, dimensions={0}
+  %between = bf16[2048,2048]{1,0} WORK
+  ROOT %all-gather-done.1 = bf16[2048,2048]{1,0} all-gather-done(%all-gather-start.1)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "work, products, beside",
+    [
+        ("convolution(%x, %x), dim_labels=bf_io->bf", (), 2),
+        ("tanh(%x)", (), 0),
+        ('custom-call(%x), custom_call_target="__cublas$gemm"', ("between",), 1),
+    ],
+)
+def test_which_collectives_products_run_beside(work, products, beside):
+    (gathers,) = collectives(parse(IN_STEPS.replace("WORK", work)), 4, products=products)
+    array = 2048 * 2048 * 2 * 3 // 4
+    assert (gathers.count, gathers.wire, gathers.covered) == (3, 3 * array, beside * array)
+
 
 def test_a_fusion_that_scatters_is_a_reduce_scatter_and_sends_its_padding():
     whole, padded, moved = 2048 * 2048 * 4, 2112 * 2048 * 4, 48 * 2048 * 4

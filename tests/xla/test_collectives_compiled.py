@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -13,6 +14,7 @@ import pytest
 import keras_mp
 from keras_mp.xla.collectives import collectives
 from keras_mp.xla.hlo import parse
+from keras_mp.xla.inspect import target_and_plan
 from models.gpt import gpt
 from models.transformer import Size
 
@@ -44,6 +46,7 @@ def compiled(tmp_path_factory):
     paths = os.pathsep.join([str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, **quiet, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "PYTHONPATH": paths}
     environment.pop("XLA_FLAGS", None)
+    environment["KERAS_BACKEND"] = "jax"
     command = [sys.executable, str(HERE / "compile_collectives.py"), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -95,7 +98,7 @@ def _members(line):
 
 def _bytes(array):
     dtype, dimensions = array.removesuffix("]").split("[")
-    size = {"f32": 4, "bf16": 2}[dtype]
+    size = {"f32": 4, "bf16": 2, "f16": 2}[dtype]
     for dimension in filter(None, dimensions.split(",")):
         size *= int(dimension)
     return size
@@ -121,6 +124,57 @@ def test_what_reduces_and_what_scatters(compiled, devices, program):
     assert WHOLE <= sizes[kind] <= 1.1 * WHOLE  # with its padding
     for name, collective in listed.items():
         assert collective.wire == on_the_wire(name, sizes[name], count)
+
+
+# The computation of a fusion that TPUs run as a reduce-scatter.
+SCATTERING = re.compile(r"^%all-reduce-scatter[\w.]* \(.*?^\}", re.M | re.S)
+
+
+def with_products_beside(text):
+    """The gathered arrays that a product runs beside, and all: by the lines of the compiled text.
+
+    Between the start and the end of a gather there is a product; or the computation of one of a TPU's steps of the
+    gather, which name a chain, has a convolution in it.
+    """
+    beside, arrays = 0, 0
+    waiting = {}
+    for line in re.split(r"^ENTRY ", text, flags=re.M)[1].splitlines():
+        started = re.match(r" +(%[\w.\-]+) = \(+(.*)\) all-gather-start\(", line)
+        if started:
+            waiting[started[1]] = [len(re.findall(r"bf16\[2048,2048\]", started[2])), False]
+            arrays += waiting[started[1]][0]
+        elif "dot" in line.partition(" = ")[0]:
+            waiting = {name: [count, True] for name, (count, _) in waiting.items()}
+        ended = re.search(r" all-gather-done\((%[\w.\-]+)\)", line)
+        if ended:
+            count, covered = waiting.pop(ended[1])
+            beside += count if covered else 0
+    chains = {}
+    for computation in re.split(r"\n\}\n", text):
+        for chain in set(re.findall(r'chain_id="(\d+)"', computation)):
+            chains[chain] = chains.get(chain, False) or " convolution(" in computation
+    alone = len(set(re.findall(r'^  %[\w.\-]+ = .*async_collective_name="([^"]*)"', text, re.M)))
+    return beside + sum(chains.values()), arrays + len(chains) + alone
+
+
+@pytest.mark.once
+def test_a_gather_of_small_parts_stays_one_in_hops(compiled):
+    """Parts of 64 KiB on 256 v5e: at once libtpu adds arrays of zeros up, which sends twice as much."""
+    sent = {
+        name: re.findall(r"= (\w+)\[[\d,]*\]\S* (all-\w+)\(", compiled["v5e-256", name])
+        for name in ("gather", "gather_in_hops")
+    }
+    assert sent == {"gather": [("u32", "all-reduce")], "gather_in_hops": [("u8", "all-gather")] * 2}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("devices", ["v5e-4", "h100x8"])
+def test_which_gathers_products_run_beside(compiled, devices):
+    text, count = compiled[devices, "products"], int(re.search(r"\d+$", devices)[0])
+    beside, arrays = with_products_beside(text)
+    assert arrays == 4 and 0 < beside < 4  # nothing runs beside what the first product waits for
+    (gathers,) = collectives(parse(text), count)
+    assert (gathers.kind, gathers.count, gathers.covered) == ("all-gather", 4, gathers.wire * beside // 4)
 
 
 def build():
@@ -174,3 +228,39 @@ def test_the_gradients_of_a_fully_sharded_step(target, chips, kind, link, rate):
     assert time.seconds == pytest.approx(wire / rate) and time.link == link
     for said in ("On the wire: the bytes", "Estimate, from the rate of the chip's links", f"GB/s of {link}"):
         assert said in str(report)
+
+
+@only_jax
+@pytest.mark.parametrize(
+    ("target", "chips", "policy", "gather_dtype"),
+    [
+        ("v5e", 16, "mixed_bfloat16", "float8"),
+        ("h100", 8, "mixed_float16", "compute"),
+        pytest.param("v5e", 16, "mixed_bfloat16", "compute", marks=pytest.mark.slow),
+        pytest.param("h100", 8, "mixed_float16", "float8", marks=pytest.mark.slow),
+    ],
+)
+def test_the_norm_and_the_finite_check_are_made_on_the_parts(target, chips, policy, gather_dtype):
+    """Every array of float32 that is sent whole is a vector or a number: no gradient, and none of its parts."""
+    keras.config.set_dtype_policy(policy)
+
+    def clipped():
+        model = gpt(Size(1, 1024, 2), 1024, 128)
+        kind = keras_mp.LossScale() if policy == "mixed_float16" else keras_mp.NoLossScale()
+        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-4, global_clipnorm=1.0), kind)
+        model.compile(optimizer, keras_mp.ChunkedCrossEntropy())
+        return model
+
+    tokens = keras.KerasTensor((chips, 128), "int32")
+    plan = replace(target_and_plan(target, "fully_sharded", chips)[1], gather_dtype=gather_dtype)
+    report = keras_mp.inspect(clipped, (tokens, tokens), target, strategy=plan, chips=chips)
+    text = (Path(report.log).parent / "compiled.hlo").read_text()
+    whole = r"^ +(?:ROOT )?%\S+ = (.*?) (all-gather|all-reduce|all-to-all)(?:-start)?\("
+    sent = re.findall(whole, re.sub(SCATTERING, "", text), re.M)
+    wide = r"\b(?:f32|bf16|f16)\[[\d,]*\]" if gather_dtype == "float8" else r"\bf32\[[\d,]*\]"
+    floats = [_bytes(array) for made, _ in sent for array in re.findall(wide, made)]
+    # The smallest matrix, the positions, has 128 x 1024 numbers, and a part of it for each device.
+    assert floats and max(floats) < 4 * 128 * 1024 / chips
+    assert min(floats) <= 8  # the squares of all parts together, alone or with the loss
+    narrow = "u8" if gather_dtype == "float8" else policy.removeprefix("mixed_").replace("loat", "")
+    assert any(f"{narrow}[4096,1024]" in made for made, kind in sent if kind == "all-gather")

@@ -14,10 +14,11 @@ from jax.sharding import PartitionSpec
 
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.jax import workers as jax_workers
+from keras_mp.backend.jax.part import AXIS, Part
 from keras_mp.backend.jax.placement import in_parts
+from keras_mp.backend.jax.tensors import as_tensor
 
 HOW_TO_HAVE_MORE_DEVICES = "start with XLA_FLAGS=--xla_force_host_platform_device_count=8"
-_BATCH = "batch"
 
 
 class _Active(NamedTuple):
@@ -28,7 +29,8 @@ class _Active(NamedTuple):
 
 
 _active: list[_Active] = []
-_inside: list[bool] = []
+_inside: list[dict[int, Part]] = []
+_reading_parts: list[bool] = []
 
 
 class Layout(keras.distribution.ModelParallel):
@@ -40,7 +42,7 @@ class Layout(keras.distribution.ModelParallel):
 
     def __init__(self, plan: Any) -> None:
         mesh = keras.distribution.DeviceMesh(plan.shape, list(plan.axes), list(plan.devices))
-        super().__init__(layout_map=keras.distribution.LayoutMap(mesh), batch_dim_name=_BATCH, auto_shard_dataset=False)
+        super().__init__(layout_map=keras.distribution.LayoutMap(mesh), batch_dim_name=AXIS, auto_shard_dataset=False)
         self.plan = plan
         self._matched = False
 
@@ -55,7 +57,7 @@ class Layout(keras.distribution.ModelParallel):
     def get_data_layout(self, data_shape: Any) -> Any:
         self.plan.check_rows(data_shape[0] * (jax.process_count() if jax_workers.shards_input() else 1))
         self.plan.check_matched(self._matched)
-        return keras.distribution.TensorLayout([_BATCH] + [None] * (len(data_shape) - 1), self.device_mesh)
+        return keras.distribution.TensorLayout([AXIS] + [None] * (len(data_shape) - 1), self.device_mesh)
 
     def get_tensor_layout(self, path: Any) -> None:
         """Leaves activations to the compiler."""
@@ -88,7 +90,7 @@ def share_of_batch() -> None:
 
 def global_mean(count: Any) -> Any:
     """The number that a device divides its sum by, for the mean over the global batch: the mean count."""
-    return jax.lax.pmean(count, _BATCH) if _inside else count
+    return jax.lax.pmean(count, AXIS) if _inside else count
 
 
 def reduce_dtype() -> str:
@@ -201,7 +203,7 @@ def _on_each_device(
     split = {id(v): part for v, part in zip(variables, own + fixed, strict=True) if part.axis is not None}
     rows = next(leaf.shape[0] for leaf in jax.tree.leaves(data))
     # A ragged last batch: each device has all of it, and the mean over the devices is that of one.
-    by_row = PartitionSpec(_BATCH) if rows % plan.replicas == 0 else PartitionSpec()
+    by_row = PartitionSpec(AXIS) if rows % plan.replicas == 0 else PartitionSpec()
     whole = PartitionSpec()
 
     def on_one(trainable: Any, passive: Any, metrics: Any, factor: Any, data: Any) -> Any:
@@ -223,10 +225,10 @@ def _on_each_device(
             for part, before, after, same in zip(fixed, passive, new, kept["passive"], strict=True)
         ]
         new_metrics = [
-            before if same else before + jax.lax.psum(after - before, _BATCH)
+            before if same else before + jax.lax.psum(after - before, AXIS)
             for before, after, same in zip(metrics, new_metrics, kept["metrics"], strict=True)
         ]
-        loss, unscaled = jax.lax.psum(loss, _BATCH), _mean(unscaled)
+        loss, unscaled = jax.lax.psum(loss, AXIS), _mean(unscaled)
         return (loss, (unscaled, y_pred, new, new_metrics)), gradients
 
     trainable_specs, passive_specs = [part.spec for part in own], [part.spec for part in fixed]
@@ -239,87 +241,37 @@ def _on_each_device(
     )(trainable, passive, metrics, factor, data)
 
 
-class _Part(NamedTuple):
-    """How one variable is split over the devices, gathered where it is read, and its gradient summed.
-
-    Attributes:
-        axis: the axis that is split; None for a variable that each device has whole.
-        dtype: what it is gathered in: what its layer computes in.
-        reduce_dtype: what its gradient is summed in.
-        groups: of devices, of each of the sums one after the other; empty for a sum over all at once.
-        overwritten: whether its gradient is its next value, of which the largest counts.
-        spec: the layout, as JAX writes it.
-        shape: of the whole.
-    """
-
-    axis: int | None
-    dtype: str
-    reduce_dtype: str
-    groups: Sequence[Any]
-    overwritten: bool
-    spec: PartitionSpec
-    shape: tuple[int, ...]
-
-    def gathered(self, value: Any) -> Any:
-        """The whole variable from this device's part, rounded as its layer rounds it, in its own dtype.
-
-        Its gradient is this device's part of the sum over all.
-        """
-
-        @jax.custom_vjp
-        def gather(value: Any) -> Any:
-            low = value.astype(self.dtype)
-            return jax.lax.all_gather(low, _BATCH, axis=self.axis, tiled=True).astype(value.dtype)
-
-        def backward(_: None, gradient: Any) -> tuple[Any]:
-            if self.overwritten:
-                return (self.of_whole(jax.lax.pmax(gradient, _BATCH)),)
-            assert self.axis is not None
-            part = scattered(gradient.astype(self.reduce_dtype), self.axis, self.groups)
-            # Where libtpu makes of this a sum of the whole and a slice, it fuses the slice into what reads it, the norm
-            # of all gradients among others; the barrier has the part made here, so that the whole is not kept.
-            return (jax.lax.optimization_barrier(part).astype(gradient.dtype),)
-
-        gather.defvjp(lambda value: (gather(value), None), backward)
-        return gather(value)
-
-    def summed(self, gradient: Any) -> Any:
-        """The sum over the devices of the gradient of a variable that each has whole; of others as it is."""
-        if self.axis is not None:
-            return gradient
-        if self.overwritten:
-            return jax.lax.pmax(gradient, _BATCH)
-        return jax.lax.psum(gradient.astype(self.reduce_dtype), _BATCH).astype(gradient.dtype)
-
-    def of_whole(self, value: Any) -> Any:
-        """This device's part of a whole variable."""
-        if self.axis is None:
-            return value
-        size = self.shape[self.axis] // jax.lax.axis_size(_BATCH)
-        return jax.lax.dynamic_slice_in_dim(value, jax.lax.axis_index(_BATCH) * size, size, self.axis)
-
-
-def scattered(value: Any, axis: int, groups: Sequence[Any]) -> Any:
-    """This device's part of the sum over the devices.
-
-    Args:
-        value: this device's summand, of the whole shape.
-        axis: that is split.
-        groups: as `keras_mp.parallel.hops.groups_of` makes them; empty for a sum over all at once.
-    """
-    for members in groups or [None]:
-        value = jax.lax.psum_scatter(value, _BATCH, scatter_dimension=axis, axis_index_groups=members, tiled=True)
-    return value
-
-
-def _part(plan: Any, variable: keras.Variable, dtypes: dict[int, str]) -> _Part:
+def _part(plan: Any, variable: keras.Variable, dtypes: dict[int, str]) -> Part:
     shape, dtype = tuple(variable.shape), str(variable.dtype)
     axes = plan.axes_of(variable.path, shape, dtype)
-    axis = axes.index(_BATCH) if _BATCH in axes else None
+    axis = axes.index(AXIS) if AXIS in axes else None
     overwritten = bool(getattr(variable, "overwrite_with_gradient", False))
     groups = [] if axis is None else plan.groups(axis)
+    # Private: whether a layer reads the variable in its own dtype, which it does where that matters.
+    rows = plan.rows_of(shape, dtype) if variable._autocast and not overwritten else None
     compute_dtype = dtypes.get(id(variable), dtype)
-    return _Part(axis, compute_dtype, plan.reduce_dtype, groups, overwritten, PartitionSpec(*axes), shape)
+    return Part(axis, compute_dtype, plan.reduce_dtype, groups, overwritten, PartitionSpec(*axes), shape, rows)
+
+
+def part_of(variable: Any) -> tuple[Any, Any]:
+    """Reads a variable without gathering it.
+
+    Args:
+        variable: or an array.
+
+    Returns:
+        This device's part of its value, and how the whole is made of the parts; where there are no parts, the whole and
+        None.
+    """
+    part = _inside[-1].get(id(variable)) if _inside else None
+    if part is None:
+        return as_tensor(variable), None
+    _reading_parts.append(True)
+    try:
+        value = as_tensor(variable)
+    finally:
+        _reading_parts.pop()
+    return value, part if tuple(value.shape) != part.shape else None
 
 
 def _compute_dtypes(model: keras.Model) -> dict[int, str]:
@@ -334,7 +286,7 @@ def _compute_dtypes(model: keras.Model) -> dict[int, str]:
 
 def _mean(value: Any) -> Any:
     """The mean over the devices; of integers, such as the state of a seed, the same everywhere, any."""
-    return jax.lax.pmean(value, _BATCH) if jnp.issubdtype(value.dtype, jnp.floating) else value
+    return jax.lax.pmean(value, AXIS) if jnp.issubdtype(value.dtype, jnp.floating) else value
 
 
 @contextmanager
@@ -348,7 +300,7 @@ def _scaled_by(optimizer: keras.optimizers.Optimizer, factor: Any) -> Iterator[N
 
 
 @contextmanager
-def _one_of_several(split: dict[int, _Part]) -> Iterator[None]:
+def _one_of_several(split: dict[int, Part]) -> Iterator[None]:
     """A scope for one device's part of a step.
 
     Variables that are split are gathered where they are read: a block that `keras_mp.remat` recomputes gathers its
@@ -361,7 +313,7 @@ def _one_of_several(split: dict[int, _Part]) -> Iterator[None]:
     def gathering(read: Callable[..., Any]) -> Callable[..., Any]:
         def gathered(variable: keras.Variable, value: Any) -> Any:
             part = split.get(id(variable))
-            if part is not None and tuple(value.shape) != part.shape:
+            if part is not None and tuple(value.shape) != part.shape and not _reading_parts:
                 value = part.gathered(value)
             return read(variable, value)
 
@@ -380,7 +332,7 @@ def _one_of_several(split: dict[int, _Part]) -> Iterator[None]:
         "keras.Variable._maybe_autocast": gathering,
         "keras.StatelessScope.__init__": with_parts,
     }
-    _inside.append(True)
+    _inside.append(split)
     try:
         with patched(replacements):
             yield
@@ -390,6 +342,6 @@ def _one_of_several(split: dict[int, _Part]) -> Iterator[None]:
 
 def _own_draw(draw: Callable[..., Any]) -> Callable[..., Any]:
     def following(generator: Any, ordered: bool = True) -> Any:
-        return jax.random.fold_in(draw(generator, ordered), jax.lax.axis_index(_BATCH))
+        return jax.random.fold_in(draw(generator, ordered), jax.lax.axis_index(AXIS))
 
     return following

@@ -10,6 +10,7 @@ from keras_mp.backend.tensorflow.parallel import (
     can_jit,
     is_spread,
     parallel_scope,
+    part_of,
     reduce_dtype,
     tpu_coordinates,
 )
@@ -90,6 +91,7 @@ __all__ = [
     "global_mean",
     "overwrite",
     "parallel_scope",
+    "part_of",
     "tpu_coordinates",
     "replica_values",
     "row_major",

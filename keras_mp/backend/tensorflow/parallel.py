@@ -15,6 +15,7 @@ from keras.src.backend.tensorflow.trainer import reduce_per_replica
 
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.tensorflow.replicas import OnReplicas
+from keras_mp.backend.tensorflow.tensors import as_tensor
 from keras_mp.backend.tensorflow.workers import connected
 
 HOW_TO_HAVE_MORE_DEVICES = "split it with tf.config.set_logical_device_configuration before TensorFlow is used"
@@ -71,6 +72,11 @@ def reduce_dtype() -> str:
 
 def tpu_coordinates(names: Sequence[str]) -> tuple[str, list[tuple[int, ...]]] | None:
     """Returns None: on TensorFlow each device has all weights, and no sum of parts."""
+
+
+def part_of(variable: Any) -> tuple[Any, Any]:
+    """Reads a variable, of which each device has the whole here."""
+    return as_tensor(variable), None
 
 
 @contextmanager

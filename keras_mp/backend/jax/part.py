@@ -1,0 +1,134 @@
+"""One variable of a fully sharded step: gathered from the parts of the devices, and its gradient summed over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+AXIS = "batch"
+"""The axis of the mesh over which batches and variables are split."""
+
+
+# Where as many devices gather parts of so few bytes, libtpu 0.0.42 adds all parts to arrays of zeros, which sends twice
+# as much; a gather over one dimension of a slice stays one. Of smaller parts that does not matter.
+_ADDED_FROM = 64
+_ADDED_BYTES = range(2**10, 2**18 + 1)
+
+
+class Part(NamedTuple):
+    """How one variable is split over the devices, gathered where it is read, and its gradient summed.
+
+    Attributes:
+        axis: the axis that is split; None for a variable that each device has whole.
+        dtype: what it is gathered in: what its layer computes in.
+        reduce_dtype: what its gradient is summed in.
+        groups: of devices, of each of the sums one after the other; empty for a sum over all at once. Small parts are
+            gathered over the same groups.
+        overwritten: whether its gradient is its next value, of which the largest counts.
+        spec: the layout, as JAX writes it.
+        shape: of the whole.
+        rows: quantizes its rows to be gathered, and makes numbers of them again, as `keras_mp.parallel.rows` does; None
+            where it is gathered in `dtype`.
+    """
+
+    axis: int | None
+    dtype: str
+    reduce_dtype: str
+    groups: Sequence[Any]
+    overwritten: bool
+    spec: PartitionSpec
+    shape: tuple[int, ...]
+    rows: Any = None
+
+    def gathered(self, value: Any) -> Any:
+        """The whole variable from this device's part, rounded as its layer rounds it, in its own dtype.
+
+        Its gradient is this device's part of the sum over all.
+        """
+
+        @jax.custom_vjp
+        def gather(value: Any) -> Any:
+            if self.rows is None:
+                return self.joined(value.astype(self.dtype)).astype(value.dtype)
+            # Each device has a part of every row, or whole rows, of which the scales are gathered as well.
+            within = self.axis == value.ndim - 1
+            codes, scales = self.rows.quantize(value, self.largest if within else None)
+            scales = scales if within else self.joined(scales)
+            return self.rows.dequantize(self.joined(codes), scales).astype(self.dtype).astype(value.dtype)
+
+        def backward(_: None, gradient: Any) -> tuple[Any]:
+            if self.overwritten:
+                return (self.of_whole(jax.lax.pmax(gradient, AXIS)),)
+            return (self.of_sum(gradient),)
+
+        gather.defvjp(lambda value: (gather(value), None), backward)
+        return gather(value)
+
+    def joined(self, value: Any) -> Any:
+        """The whole array from this device's part of it, bit for bit; it has no gradient."""
+        # As integers: a compiler for a chip without products of 8-bit floats would widen these before they are sent.
+        float8 = jnp.issubdtype(value.dtype, jnp.floating) and value.dtype.itemsize == 1
+        sent = jax.lax.bitcast_convert_type(value, "uint8") if float8 else value
+        assert self.axis is not None
+        added = jax.lax.axis_size(AXIS) >= _ADDED_FROM and sent.size * sent.dtype.itemsize in _ADDED_BYTES
+        whole = put_together(sent, self.axis, self.groups if added else ())
+        return jax.lax.bitcast_convert_type(whole, value.dtype) if float8 else whole
+
+    def largest(self, amax: Any) -> Any:
+        """The largest over the devices of magnitudes: float32; infinite or NaN where one is."""
+        # The order of the bits is that of the magnitudes; a maximum of floats may leave NaNs out.
+        bits = jax.lax.bitcast_convert_type(amax.astype("float32"), "int32")
+        return jax.lax.bitcast_convert_type(jax.lax.pmax(bits, AXIS), "float32")
+
+    def of_sum(self, gradient: Any) -> Any:
+        """This device's part of the sum over the devices of the gradients of the whole."""
+        assert self.axis is not None
+        part = scattered(gradient.astype(self.reduce_dtype), self.axis, self.groups)
+        # Where libtpu makes of this a sum of the whole and a slice, it fuses the slice into what reads it, the norm
+        # of all gradients among others; the barrier has the part made here, so that the whole is not kept.
+        return jax.lax.optimization_barrier(part).astype(gradient.dtype)
+
+    def summed(self, gradient: Any) -> Any:
+        """The sum over the devices of the gradient of a variable that each has whole; of others as it is."""
+        if self.axis is not None:
+            return gradient
+        if self.overwritten:
+            return jax.lax.pmax(gradient, AXIS)
+        return jax.lax.psum(gradient.astype(self.reduce_dtype), AXIS).astype(gradient.dtype)
+
+    def of_whole(self, value: Any) -> Any:
+        """This device's part of a whole variable."""
+        if self.axis is None:
+            return value
+        size = self.shape[self.axis] // jax.lax.axis_size(AXIS)
+        return jax.lax.dynamic_slice_in_dim(value, jax.lax.axis_index(AXIS) * size, size, self.axis)
+
+
+def scattered(value: Any, axis: int, groups: Sequence[Any]) -> Any:
+    """This device's part of the sum over the devices.
+
+    Args:
+        value: this device's summand, of the whole shape.
+        axis: that is split.
+        groups: as `keras_mp.parallel.hops.groups_of` makes them; empty for a sum over all at once.
+    """
+    for members in groups or [None]:
+        value = jax.lax.psum_scatter(value, AXIS, scatter_dimension=axis, axis_index_groups=members, tiled=True)
+    return value
+
+
+def put_together(value: Any, axis: int, groups: Sequence[Any]) -> Any:
+    """The whole array from this device's part of it, as `scattered` makes the parts.
+
+    Args:
+        value: this device's part.
+        axis: that is split.
+        groups: as for `scattered`.
+    """
+    for members in groups[::-1] or [None]:
+        value = jax.lax.all_gather(value, AXIS, axis=axis, axis_index_groups=members, tiled=True)
+    return value

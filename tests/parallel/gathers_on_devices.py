@@ -1,0 +1,236 @@
+"""Weights gathered in one byte over 8 devices, in a process of their own; test_gathers.py starts it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+from marks import few
+from on_several_devices import CONFIG, distance, language_model, number
+from resumed_on_devices import EPOCHS, STEPS, train
+
+import keras_mp
+from keras_mp import fp8
+from keras_mp.backend.jax.part import AXIS, Part
+from keras_mp.fp8.matmul import matmul
+from keras_mp.parallel.rows import Rows
+from keras_mp.xla.lower import lower_step
+from recipes.language_model import batches, build
+
+DEVICES = 8
+
+
+def slow(*values):
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+RECIPES = {
+    "current": fp8.CurrentScaling(),
+    "delayed": fp8.DelayedScaling(),
+    "rowwise": fp8.RowwiseScaling(),
+    "int8": fp8.Int8Scaling(),
+    "int8 current": fp8.Int8Scaling(scales="current"),
+    "int8 gradients": fp8.Int8Scaling(kernel_gradient="int8"),
+}
+
+
+def part(shape, axis, *, dtype="bfloat16", rows=None):
+    spec = PartitionSpec(*(AXIS if place == axis else None for place in range(len(shape))))
+    return Part(axis, dtype, "float32", [], False, spec, tuple(shape), rows)
+
+
+def on_devices(function, part, inputs, *outputs):
+    """Calls a function of this device's part of an array, and of an array that all have."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), (AXIS,))
+    specs = {"part": part.spec, "each": PartitionSpec(AXIS), "same": PartitionSpec()}
+    return jax.jit(
+        jax.shard_map(
+            function,
+            mesh=mesh,
+            in_specs=(part.spec, *(PartitionSpec() for _ in inputs)),
+            out_specs=tuple(specs[output] for output in outputs),
+            check_vma=False,
+        )
+    )
+
+
+def rounded_rows(x):
+    """E4M3 with a scale for each row, in NumPy."""
+    amax = np.abs(x.astype("float64")).max(-1, keepdims=True)
+    scale = np.where(amax > 0, 2.0 ** np.floor(np.log2(np.minimum(448 / np.where(amax > 0, amax, 1), 2.0**126))), 1)
+    return (x * scale).astype("float32").astype(ml_dtypes.float8_e4m3fn).astype("float64") / scale
+
+
+@pytest.mark.parametrize("shape, axis", [((16, 40), 0), ((3, 64), 1), ((3, 8, 32), 1), ((5, 7, 48), 2)])
+def test_rows_arrive_as_rounded_and_the_gradient_is_the_sum_of_all(shape, axis):
+    random = np.random.default_rng()
+    x = (random.normal(size=shape) * np.exp2(random.integers(-30, 30, (*shape[:-1], 1)))).astype("float32")
+    x[0, 0] = 0
+    upstream = random.integers(-8, 8, (DEVICES, *shape)).astype("float32")
+    how = part(shape, axis, dtype="float32", rows=Rows())
+
+    def step(own, upstream):
+        whole, pull = jax.vjp(how.gathered, own)
+        return whole[None], *pull(upstream[jax.lax.axis_index(AXIS)])
+
+    arrived, gradient = on_devices(step, how, [upstream], "each", "part")(x, upstream)
+    for one in np.asarray(arrived):
+        np.testing.assert_array_equal(one, rounded_rows(x).astype("float32"))
+    np.testing.assert_array_equal(gradient, upstream.sum(0))
+
+
+@pytest.mark.parametrize("value", few([np.inf, -np.inf, np.nan], np.inf))
+@pytest.mark.parametrize("axis", few([0, 1], 1))
+def test_a_weight_that_is_not_finite_arrives_as_nan(value, axis):
+    x = np.random.default_rng().normal(size=(16, 64)).astype("float32")
+    x[9, 33] = value
+    how = part(x.shape, axis, rows=Rows())
+    (arrived,) = on_devices(lambda own: (how.gathered(own),), how, [], "same")(x)
+    found = np.isnan(np.asarray(arrived))
+    assert found[9, 33] and not np.delete(found, 9, 0).any()
+
+
+@pytest.mark.parametrize("recipe", few(RECIPES, "delayed"))
+@pytest.mark.parametrize("axis", few([0, 1], 1))
+def test_a_product_of_a_kernel_in_parts_is_that_of_the_whole(recipe, axis):
+    """Bit for bit, where all devices have the same inputs; the gradient is this device's part of the sum of all."""
+    recipe = RECIPES[recipe]
+    random = np.random.default_rng()
+    kernel, inputs = random.normal(size=(32, 48)).astype("float32"), random.normal(size=(16, 32)).astype("float32")
+    upstream = random.normal(size=(16, 48)).astype("float32")
+    columns = recipe.history_length + recipe.counts_steps
+    known = [random.uniform(1, 4, (3, columns)).astype("float32")] if columns else []
+    how = part(kernel.shape, axis)
+
+    def product(kernel, part=None):
+        result, pull = jax.vjp(
+            lambda x, w: matmul(x, w, recipe, history=known[0] if known else None, part=part), inputs, kernel
+        )
+        return result, *pull(jnp.asarray(upstream))
+
+    y, dx, dw = on_devices(lambda own: product(own, how), how, [], "same", "same", "part")(kernel)
+    wanted = [np.asarray(array) for array in jax.jit(product)(kernel)]
+    np.testing.assert_array_equal(y, wanted[0])
+    np.testing.assert_array_equal(dx, wanted[1])
+    np.testing.assert_allclose(dw, 8 * wanted[2], rtol=8 * 2.0**-24)  # 7 sums of float32 are rounded
+
+
+def gathered(convert=None, **options):
+    """The bytes that a step of the small language model gathers, by the dtype as StableHLO writes it."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    x, y = batches(CONFIG)[0]
+    with keras_mp.distribute("fully_sharded", DEVICES, **options) as plan:
+        model = build(CONFIG)
+        if convert:
+            model = fp8.convert(model, convert, select=lambda path, layer: "dense" in path)
+        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3, global_clipnorm=1.0))
+        model.compile(optimizer, keras_mp.ChunkedCrossEntropy())
+        lowered = lower_step(model, (x, y), training=True, platform="cpu", plan=plan)
+    found = {}
+    for sizes, dtype in re.findall(r"stablehlo\.all_gather.*-> tensor<([\dx]+)x(\w+)>", lowered.module.decode()):
+        size = np.prod([int(size) for size in sizes.split("x")]) * {"ui8": 1, "i8": 1, "bf16": 2, "f32": 4}[dtype]
+        found[dtype] = found.get(dtype, 0) + size
+    return found
+
+
+@pytest.mark.ci
+@pytest.mark.ci
+def test_all_but_vectors_and_scales_is_gathered_in_one_byte():
+    whole, small = gathered(), gathered(gather_dtype="float8")
+    assert "ui8" not in whole
+    # Vectors of 16 bits, and a scale of 4 bytes for rows of 64 or more.
+    assert small["ui8"] > 0.9 * sum(small.values())
+    assert 0.5 < sum(small.values()) / sum(whole.values()) < 0.6
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("recipe", ["current", "int8"])
+def test_an_8_bit_layer_gathers_its_codes_without_being_asked(recipe):
+    kernels = 2 * 2 * 64 * 256  # two layers of a kernel in each of two blocks
+    assert gathered(RECIPES[recipe])["ui8" if recipe == "current" else "i8"] == kernels
+
+
+@keras.saving.register_keras_serializable("tests")
+class Own(fp8.CurrentScaling):
+    """A scaling recipe that finds its amax itself."""
+
+    def quantize(self, x, role, axes=None, history=None):
+        return self.scaled(x, role, keras.ops.max(keras.ops.abs(keras.ops.cast(x, "float32"))))
+
+
+@pytest.mark.ci
+def test_a_recipe_of_ones_own_scales_the_whole():
+    assert not Own().takes_parts and fp8.CurrentScaling().takes_parts
+    assert set(gathered(Own())) <= {"bf16", "f32"}
+
+
+SETTINGS = {
+    "float8": {"gather_dtype": "float8"},
+    "float8 and bfloat16 sums": {"gather_dtype": "float8", "reduce_dtype": "bfloat16"},
+    "bfloat16 sums": {"reduce_dtype": "bfloat16"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_200_steps_beside_one_device(policy):
+    keras.utils.set_random_seed(3)
+    before = [number(variable) for variable in build(CONFIG).trainable_variables]
+    one, _ = language_model(policy, steps=200)
+    reordered, _ = language_model(policy, steps=200, order=np.random.default_rng())
+    moved, noise = distance(before, one), distance(one, reordered)
+    print(f"{policy}: 200 steps move the weights by {moved:.2e}, reordered {noise:.2e}")
+    for name, settings in {"16 bits": {}, **SETTINGS}.items():
+        weights, _ = language_model(policy, "fully_sharded", DEVICES, steps=200, **settings)
+        print(f"{policy} {name}: from one {distance(one, weights):.2e}")
+        # Rounding in the forward pass alone leaves the weights nearer to one another than to where they began.
+        assert distance(one, weights) < (moved / 4 if settings else 4 * noise)
+
+
+@pytest.mark.parametrize("settings", few(SETTINGS, "float8 and bfloat16 sums"))
+@pytest.mark.parametrize("bad", [0, *slow(*range(1, DEVICES))])
+def test_an_overflow_on_one_device_skips_the_step_of_all(settings, bad):
+    random = np.random.default_rng()
+    x = random.integers(-8, 8, (2 * DEVICES, 16)).astype("float32")
+    x[bad, 3] = np.inf
+    with keras_mp.distribute("fully_sharded", DEVICES, **SETTINGS[settings]):
+        model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(32, use_bias=False)])
+        model.compile(
+            keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), keras_mp.LossScale(initial_scale=4.0)),
+            loss=lambda _, y: y,
+        )
+        before = number(model.weights[0])
+        model.fit(x[:DEVICES], np.zeros((DEVICES, 32)), batch_size=DEVICES, shuffle=False, verbose=0)
+        np.testing.assert_array_equal(number(model.weights[0]), before)
+        model.fit(x[DEVICES:], np.zeros((DEVICES, 32)), batch_size=DEVICES, shuffle=False, verbose=0)
+        optimizer = model.optimizer
+    assert number(optimizer.skipped_steps) == 1 and number(optimizer.iterations) == 1
+    assert np.any(number(model.weights[0]) != before)
+    assert {float(shard.data) for shard in optimizer.dynamic_scale.value.addressable_shards} == {2.0}
+
+
+@pytest.mark.parametrize(
+    "precision", [pytest.param("float8 states", marks=pytest.mark.ci), *slow("fp8", "mixed_float16")]
+)
+def test_killed_at_a_random_step_it_ends_with_the_same_bits(precision, tmp_path):
+    whole, logs = train(precision, tmp_path / "whole")
+    place = divmod(int(np.random.default_rng().integers(2, EPOCHS * STEPS - 1)), STEPS)
+    program = Path(__file__).with_name("resumed_on_devices.py")
+    command = [str(word) for word in (sys.executable, program, precision, tmp_path / "killed", *place)]
+    environment = os.environ | {"PYTHONPATH": str(program.parents[2])}
+    child = subprocess.run(command, stderr=subprocess.PIPE, timeout=300, env=environment)
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    resumed, its_logs = train(precision, tmp_path / "killed")
+    print(f"killed after epoch {place[0]}, step {place[1]}")
+    assert len(whole) == len(resumed) and logs == its_logs
+    for (name, value), its_value in zip(whole.items(), resumed.values(), strict=True):
+        np.testing.assert_array_equal(its_value, value, err_msg=name)
