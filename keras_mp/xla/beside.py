@@ -23,26 +23,26 @@ def beside_products(module: Module, products: Collection[str] = ()) -> set[str]:
         module: the compiled module; its text has the order in which kernels are started.
         products: names of kernels that are products, besides those that contain a dot or a convolution.
     """
-    found: set[str] = set()
+    covered: set[str] = set()
     for name in {kernel.computation for kernel, _ in module.kernels()}:
-        found |= _in_computation(module, list(module.computations[name].values()), products)
-    return found
+        covered |= _in_computation(module, list(module.computations[name].values()), products)
+    return covered
 
 
 def _in_computation(module: Module, order: list[Instruction], products: Collection[str]) -> set[str]:
     place = {instruction.name: index for index, instruction in enumerate(order)}
     multiplies = [_multiplies(module, instruction, products) for instruction in order]
     chains: dict[str, list[int]] = defaultdict(list)
-    found = set()
+    covered = set()
     for index, instruction in enumerate(order):
         if instruction.opcode.endswith("-done"):
             for operand in instruction.operands:
                 start = place.get(operand, index)
                 if order[start].opcode.endswith("-start") and any(multiplies[start + 1 : index]):
-                    found.add(operand)
+                    covered.add(operand)
         for chain in _chains(module, instruction):
             chains[chain].append(index)
-    return found | {order[steps[0]].name for steps in chains.values() if any(multiplies[step] for step in steps)}
+    return covered | {order[steps[0]].name for steps in chains.values() if any(multiplies[step] for step in steps)}
 
 
 def _multiplies(module: Module, instruction: Instruction, products: Collection[str]) -> bool:
@@ -57,5 +57,5 @@ def _multiplies(module: Module, instruction: Instruction, products: Collection[s
 def _chains(module: Module, instruction: Instruction) -> set[str]:
     if instruction.opcode != "fusion":
         return set()
-    found = (_CHAIN.search(inner.attributes) for inner in module.inside(instruction))
-    return {chain[1] for chain in found if chain}
+    matches = (_CHAIN.search(inner.attributes) for inner in module.inside(instruction))
+    return {chain[1] for chain in matches if chain}
