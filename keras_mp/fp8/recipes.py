@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -11,12 +13,13 @@ from keras_mp.fp8.scaling import CurrentScaling, DelayedScaling, RowwiseScaling
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.fp8.static_scaling import StaticScaling
 
-RECIPES: dict[str, type[Recipe]] = {
+RECIPES: dict[str, Callable[[], Recipe]] = {
     "current": CurrentScaling,
     "delayed": DelayedScaling,
     "static": StaticScaling,
     "rowwise": RowwiseScaling,
     "int8": Int8Scaling,
+    "int8_current": functools.partial(Int8Scaling, "current"),
 }
 
 
@@ -24,8 +27,8 @@ def get_recipe(recipe: Any = None) -> Recipe:
     """Finds a scaling recipe.
 
     Args:
-        recipe: a scaling recipe, its name ("current", "delayed", "static", "rowwise" or "int8"), its serialized config,
-            or None for `CurrentScaling()`.
+        recipe: a scaling recipe, its name ("current", "delayed", "static", "rowwise", "int8" or "int8_current"), its
+            serialized config, or None for `CurrentScaling()`.
 
     Returns:
         The scaling recipe.

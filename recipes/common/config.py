@@ -53,7 +53,7 @@ class TransformerConfig(TrainingConfig):
     """What can be set in every training recipe of a transformer, too."""
 
     policy: Annotated[str, "auto, float32, mixed_bfloat16, mixed_float16 or fp8"] = "auto"
-    fp8: Annotated[str, "for the policy fp8: current, delayed, static or rowwise scaling, or int8"] = "current"
+    fp8: Annotated[str, "for the policy fp8: current, delayed, static, rowwise, int8 or int8_current"] = "current"
     remat: Annotated[bool, "recompute each block in the backward pass: less memory, more time"] = False
     dropout: Annotated[float, "share dropped while training"] = 0.0
 

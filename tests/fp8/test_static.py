@@ -6,7 +6,7 @@ import pytest
 from marks import ci_on
 from reference import cast, tensors, to_numpy, with_gradients
 
-from keras_mp.fp8 import CurrentScaling, StaticScaling, get_recipe, matmul
+from keras_mp.fp8 import CurrentScaling, Int8Scaling, StaticScaling, get_recipe, matmul
 
 pytestmark = ci_on("jax")
 
@@ -67,7 +67,8 @@ def test_it_is_a_value():
     assert str(recipe) == "StaticScaling(calibration_steps=3, margin=2, format='E4M3')"
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(recipe))
     assert again == recipe and hash(again) == hash(recipe) and again.history_length == 2
-    assert get_recipe("static") == StaticScaling() and get_recipe("int8").operands == "INT8"
+    assert get_recipe("static") == StaticScaling()
+    assert get_recipe("int8") == Int8Scaling() and get_recipe("int8_current") == Int8Scaling("current")
 
 
 @pytest.mark.once
