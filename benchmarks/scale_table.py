@@ -136,7 +136,7 @@ shapes. Temporary memory and collective operations are the compiler's, for as ma
 extrapolated to all blocks; "all" was compiled in full, as a check. A row that names another slice takes its temporary
 memory from that slice; its own collectives are not known, because the compiler chooses them by the slice. On the wire
 is what one chip sends in a step, on a ring; the time in brackets is an estimate, at the rate of all of the chip's
-links; the share in them, in rows made from 2026-11-23 on, is that of collectives beside which products run in the
+links; the share in them, where the row was made with one, is that of collectives beside which products run in the
 compiled order. Whether a step fits was not tried. `python benchmarks/scale_table.py --markdown docs/scale-table.md`, on
 the day in the last column; the last rows made with {made}.
 
