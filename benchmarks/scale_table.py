@@ -131,14 +131,14 @@ HEADER = """# Two GPTs compiled for slices of TPUs and for 8 H100
 
 A training step with AdamW of a GPT of 124M (batch 8 x 1024 per chip) and of 6.7B parameters (batch 1 x 2048 per chip,
 with remat), compiled for chips that are not attached. "sent in" is `reduce_dtype` of the gradients and `gather_dtype`
-of the weights. State (weights and moments) is exact, computed from
-shapes. Temporary memory and collective operations are the compiler's, for as many blocks as the last column says,
-extrapolated to all blocks; "all" was compiled in full, as a check. A row that names another slice takes its temporary
-memory from that slice; its own collectives are not known, because the compiler chooses them by the slice. On the wire
-is what one chip sends in a step, on a ring; the time in brackets is an estimate, at the rate of all of the chip's
-links; the share in them, in rows made from 2026-11-23 on, is that of collectives beside which products run in the
-compiled order. Whether a step fits was not tried. `python benchmarks/scale_table.py --markdown docs/scale-table.md`, on
-the day in the last column; the last rows made with {made}.
+of the weights. State (weights and moments) is exact, computed from shapes. Temporary memory and collective operations
+are the compiler's, for as many blocks as the table says, extrapolated to all blocks; "all" was compiled in full, as a
+check. A row that names another slice takes its temporary memory from that slice; its own collectives are not known,
+because the compiler chooses them by the slice. On the wire is what one chip sends in a step, on a ring; the time in
+brackets is an estimate, at the rate of all of the chip's links. The share there is that of collectives beside which
+products run in the compiled order; rows made before 2026-11-23, and one of that day, have none. Whether a step fits was
+not tried. `python benchmarks/scale_table.py --markdown docs/scale-table.md`, on the day in the last column; the last
+rows made with {made}.
 
 """
 COLUMNS = (
