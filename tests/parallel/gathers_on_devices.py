@@ -39,6 +39,7 @@ RECIPES = {
     "rowwise": fp8.RowwiseScaling(),
     "int8": fp8.Int8Scaling(),
     "int8 current": fp8.Int8Scaling(scales="current"),
+    "static": fp8.StaticScaling(),
     "int8 gradients": fp8.Int8Scaling(kernel_gradient="int8"),
 }
 
@@ -142,7 +143,6 @@ def gathered(convert=None, **options):
     return found
 
 
-@pytest.mark.ci
 @pytest.mark.ci
 def test_all_but_vectors_and_scales_is_gathered_in_one_byte():
     whole, small = gathered(), gathered(gather_dtype="float8")
