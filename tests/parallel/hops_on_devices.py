@@ -115,6 +115,19 @@ def test_200_steps_in_hops_are_those_of_one_device(in_two_hops, policy, steps):
         assert 0 < np.linalg.norm(many - exact) < 2 * np.linalg.norm(one - exact)
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "settings", [{"reduce_dtype": "bfloat16"}, {"reduce_dtype": "bfloat16", "gather_dtype": "float8"}]
+)
+def test_200_steps_of_fewer_bits_in_hops_stay_near_one_device(in_two_hops, settings):
+    steps = 200
+    start = trained("mixed_bfloat16", 1, distributed=False)[2]
+    one, many = (trained("mixed_bfloat16", steps, distributed=many, **settings)[2] for many in (False, True))
+    distance, moved = (np.sqrt(np.mean((one - other) ** 2)) for other in (many, start))
+    print(f"{settings}: {distance:.2e} from one device; training moves the weights by {moved:.2e}")
+    assert distance < moved / 4
+
+
 @pytest.mark.parametrize(
     "reduce_dtype, gather_dtype", [("float32", "compute"), ("bfloat16", "compute"), ("bfloat16", "float8")]
 )
