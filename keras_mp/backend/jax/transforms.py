@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import keras
-from jax.experimental.layout import Layout, with_layout_constraint
 
 from keras_mp.backend.common.keras_patches import patched
 
@@ -24,6 +23,8 @@ def row_major(x: Any) -> Any:
 
     A transposed array is then really moved, and a product of it takes the path of one that was not transposed.
     """
+    from jax.experimental.layout import Layout, with_layout_constraint  # `import jax` does not import it
+
     rows = Layout(major_to_minor=tuple(range(len(x.shape))))
     return jax.lax.platform_dependent(x, tpu=lambda x: with_layout_constraint(x, rows), default=lambda x: x)
 
