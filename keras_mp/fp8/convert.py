@@ -17,21 +17,29 @@ from keras_mp.fp8.layers import Config, Float8Layer
 from keras_mp.fp8.recipes import get_recipe
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.fp8.selection import Decision, Select, Target, decide
-from keras_mp.precision.hardware import Support, support
+from keras_mp.precision.hardware import MXFP8, Support, support
 from keras_mp.rebuild import layers_by_path, rebuild
 from keras_mp.rebuild.treated import Reached, Treated
 from keras_mp.system.whole_number import whole_number
 
 
-def is_available() -> Support:
+def is_available(dtype: str = "fp8") -> Support:
     """Says whether this device multiplies FP8 matrices faster than 16-bit ones.
 
     Where it does not, FP8 layers still run, with the same results.
 
+    Args:
+        dtype: "fp8", or "mxfp8" for the products of `MXFP8Scaling`.
+
     Returns:
         `(ok, reason)`.
+
+    Raises:
+        ValueError: another dtype.
     """
-    return support("fp8")
+    if dtype not in ("fp8", MXFP8):
+        raise ValueError(f"dtype={dtype!r} must be 'fp8' or {MXFP8!r}; keras_mp.hardware.support knows others")
+    return support(dtype)
 
 
 def convert(
@@ -54,7 +62,8 @@ def convert(
     Args:
         model: a built Keras model: functional, sequential, subclassed, nested; before or after training.
         recipe: a scaling recipe such as `DelayedScaling(amax_history_length=1024)`, or its name, as
-            `get_recipe` lists them; `CurrentScaling()` by default. `Int8Scaling()` converts to INT8.
+            `get_recipe` lists them; `CurrentScaling()` by default. `Int8Scaling()` converts to INT8, `MXFP8Scaling()`
+            to MXFP8.
         select: `select(path, layer) -> bool` is asked about every Dense and EinsumDense layer that can be converted.
             By default all are chosen but those that read the model's input or compute its output, whose errors nothing
             behind or before them evens out (torchao's examples leave the last layer out as well); those whose product
@@ -71,7 +80,7 @@ def convert(
 
     Raises:
         RebuildError: the model is not built, or has a layer that cannot be rebuilt; the message names it.
-        ValueError: unknown scaling recipe; target is no chip with FP8, or none of the table of INT8, or
+        ValueError: unknown scaling recipe; target is no chip with FP8, or with MXFP8, or none of the table of INT8, or
             comes with a select; batch_size below 1.
         TypeError: select is no function.
 
