@@ -14,10 +14,11 @@ from keras_mp.fp8.history import AmaxHistory
 from keras_mp.fp8.int8_cost import CompiledCost
 from keras_mp.fp8.int8_scaling import Int8Scaling
 from keras_mp.fp8.layers import Config, Float8Layer
+from keras_mp.fp8.mxfp8_scaling import MXFP8Scaling
 from keras_mp.fp8.recipes import get_recipe
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.fp8.selection import Decision, Select, Target, decide
-from keras_mp.precision.hardware import MXFP8, Support, support
+from keras_mp.precision.hardware import MXFP8, Support, current_device, support
 from keras_mp.rebuild import layers_by_path, rebuild
 from keras_mp.rebuild.treated import Reached, Treated
 from keras_mp.system.whole_number import whole_number
@@ -87,7 +88,8 @@ def convert(
     Warns:
         UserWarning: names what could not be converted or not be carried over; layers that had another scaling recipe;
             and layers that compute in float32, where FP8 products save less than under "mixed_bfloat16"; and why, where
-            no layer was converted; and static scales under "mixed_float16", whose loss scale grows.
+            no layer was converted; and static scales under "mixed_float16", whose loss scale grows; and MXFP8 on a
+            GPU without such products.
     """
     changes = recipe is not None
     recipe = get_recipe(recipe)
@@ -126,6 +128,12 @@ def convert(
         warnings.warn(
             f"fp8.convert({model.name!r}): {', '.join(half)} compute in float16, whose loss scale grows after the "
             "static scales are calibrated: gradients would saturate. Use delayed scales",
+            stacklevel=2,
+        )
+    if chosen and isinstance(recipe, MXFP8Scaling) and current_device().kind == "gpu" and not is_available(MXFP8).ok:
+        # XLA emulates it there in loops, without tensor cores.
+        warnings.warn(
+            f"fp8.convert({model.name!r}): {is_available(MXFP8).reason} It will be slower than bfloat16: use 'delayed'",
             stacklevel=2,
         )
     if changed:

@@ -225,6 +225,14 @@ def test_where_it_is_available():
         is_available("float16")
 
 
+def test_on_an_older_gpu_convert_warns(monkeypatch):
+    old = Device("gpu", "NVIDIA H100 80GB HBM3", "9.0", CHIPS["h100"])
+    monkeypatch.setattr(keras_mp.precision.hardware, "list_devices", lambda: [old])
+    model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(16, dtype="mixed_bfloat16")], name="small")
+    with pytest.warns(UserWarning, match="does not multiply MXFP8 operands.* use 'delayed'"):
+        convert(model, "mxfp8", select=lambda path, layer: True)
+
+
 def test_layers_are_chosen_for_chips_that_multiply_blocks():
     keras.config.set_dtype_policy("mixed_bfloat16")
     x = inputs = keras.Input((512, 2048))
