@@ -19,7 +19,16 @@ from collections.abc import Callable
 import keras
 import numpy as np
 
-from keras_mp.fp8 import CurrentScaling, DelayedScaling, Int8Scaling, Recipe, RowwiseScaling, StaticScaling, matmul
+from keras_mp.fp8 import (
+    CurrentScaling,
+    DelayedScaling,
+    Int8Scaling,
+    MXFP8Scaling,
+    Recipe,
+    RowwiseScaling,
+    StaticScaling,
+    matmul,
+)
 
 SIZE = 1024
 STEPS = 16
@@ -55,6 +64,8 @@ RECIPES = {
     "static": StaticScaling(),
     "rowwise": RowwiseScaling(),
     "current, E4M3": CurrentScaling("E4M3"),
+    "MXFP8": MXFP8Scaling(),
+    "MXFP8, scales rounded down": MXFP8Scaling(scale_rounding="floor"),
     "INT8, delayed": Int8Scaling(kernel_gradient="int8"),
     "INT8, current": Int8Scaling("current", kernel_gradient="int8"),
 }

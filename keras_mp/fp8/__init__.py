@@ -4,6 +4,7 @@ from keras_mp.fp8.convert import convert, explain, is_available, revert
 from keras_mp.fp8.int8_scaling import Int8Scaling
 from keras_mp.fp8.layers import Float8Dense, Float8EinsumDense
 from keras_mp.fp8.matmul import matmul
+from keras_mp.fp8.mxfp8_scaling import MXFP8Scaling
 from keras_mp.fp8.recipes import get_recipe
 from keras_mp.fp8.roles import HYBRID, RoleFormats
 from keras_mp.fp8.scaling import CurrentScaling, DelayedScaling, RowwiseScaling
@@ -20,6 +21,7 @@ __all__ = [
     "Float8Dense",
     "Float8EinsumDense",
     "Int8Scaling",
+    "MXFP8Scaling",
     "Recipe",
     "RoleFormats",
     "RowwiseScaling",

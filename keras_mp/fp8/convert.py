@@ -14,24 +14,33 @@ from keras_mp.fp8.history import AmaxHistory
 from keras_mp.fp8.int8_cost import CompiledCost
 from keras_mp.fp8.int8_scaling import Int8Scaling
 from keras_mp.fp8.layers import Config, Float8Layer
+from keras_mp.fp8.mxfp8_scaling import MXFP8Scaling
 from keras_mp.fp8.recipes import get_recipe
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.fp8.selection import Decision, Select, Target, decide
-from keras_mp.precision.hardware import Support, support
+from keras_mp.precision.hardware import MXFP8, Support, current_device, support
 from keras_mp.rebuild import layers_by_path, rebuild
 from keras_mp.rebuild.treated import Reached, Treated
 from keras_mp.system.whole_number import whole_number
 
 
-def is_available() -> Support:
+def is_available(dtype: str = "fp8") -> Support:
     """Says whether this device multiplies FP8 matrices faster than 16-bit ones.
 
     Where it does not, FP8 layers still run, with the same results.
 
+    Args:
+        dtype: "fp8", or "mxfp8" for the products of `MXFP8Scaling`.
+
     Returns:
         `(ok, reason)`.
+
+    Raises:
+        ValueError: another dtype.
     """
-    return support("fp8")
+    if dtype not in ("fp8", MXFP8):
+        raise ValueError(f"dtype={dtype!r} must be 'fp8' or {MXFP8!r}; keras_mp.hardware.support knows others")
+    return support(dtype)
 
 
 def convert(
@@ -54,7 +63,8 @@ def convert(
     Args:
         model: a built Keras model: functional, sequential, subclassed, nested; before or after training.
         recipe: a scaling recipe such as `DelayedScaling(amax_history_length=1024)`, or its name, as
-            `get_recipe` lists them; `CurrentScaling()` by default. `Int8Scaling()` converts to INT8.
+            `get_recipe` lists them; `CurrentScaling()` by default. `Int8Scaling()` converts to INT8, `MXFP8Scaling()`
+            to MXFP8.
         select: `select(path, layer) -> bool` is asked about every Dense and EinsumDense layer that can be converted.
             By default all are chosen but those that read the model's input or compute its output, whose errors nothing
             behind or before them evens out (torchao's examples leave the last layer out as well); those whose product
@@ -71,14 +81,15 @@ def convert(
 
     Raises:
         RebuildError: the model is not built, or has a layer that cannot be rebuilt; the message names it.
-        ValueError: unknown scaling recipe; target is no chip with FP8, or none of the table of INT8, or
+        ValueError: unknown scaling recipe; target is no chip with FP8, or with MXFP8, or none of the table of INT8, or
             comes with a select; batch_size below 1.
         TypeError: select is no function.
 
     Warns:
         UserWarning: names what could not be converted or not be carried over; layers that had another scaling recipe;
             and layers that compute in float32, where FP8 products save less than under "mixed_bfloat16"; and why, where
-            no layer was converted; and static scales under "mixed_float16", whose loss scale grows.
+            no layer was converted; and static scales under "mixed_float16", whose loss scale grows; and MXFP8 on a
+            GPU without such products.
     """
     changes = recipe is not None
     recipe = get_recipe(recipe)
@@ -117,6 +128,12 @@ def convert(
         warnings.warn(
             f"fp8.convert({model.name!r}): {', '.join(half)} compute in float16, whose loss scale grows after the "
             "static scales are calibrated: gradients would saturate. Use delayed scales",
+            stacklevel=2,
+        )
+    if chosen and isinstance(recipe, MXFP8Scaling) and current_device().kind == "gpu" and not is_available(MXFP8).ok:
+        # XLA emulates it there in loops, without tensor cores.
+        warnings.warn(
+            f"fp8.convert({model.name!r}): {is_available(MXFP8).reason} It will be slower than bfloat16: use 'delayed'",
             stacklevel=2,
         )
     if changed:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import keras
 
+from keras_mp.fp8.mxfp8_scaling import MXFP8Scaling
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.precision.chips import CHIPS, Chip, find_chip
 
@@ -38,7 +39,8 @@ def step_cost(rows: int, inputs: int, outputs: int, chip: Chip, recipe: Recipe) 
         bfloat16     = products + (read 4, write 2) of the kernel
         FP8          = products + quantization
         quantization = for x, w and g: read it for the amax, read it again, write 1
-                       delayed scaling reads it once; rowwise scaling makes all of it twice, for different products
+                       delayed scaling reads it once; rowwise scaling makes all of it twice, for different products;
+                       MXFP8 reads it for two amaxes, and once more to write 1 for each of the two
                        where matrix units want the summed axis innermost: write 1 once more, transposed
 
     No kernel reaches a peak; what is left out of both sides leaves their ratio much as it is. For (8192, 4096, 16384)
@@ -67,6 +69,8 @@ def step_cost(rows: int, inputs: int, outputs: int, chip: Chip, recipe: Recipe) 
 
     def quantized(elements: int, size: int) -> int:
         reads = 1 if recipe.history_length else 2
+        if isinstance(recipe, MXFP8Scaling):
+            return elements * (3 * size + 2 * _FP8)
         if recipe.per_row:
             return elements * 2 * (reads * size + _FP8)  # the second copy is the transposed one
         return elements * (reads * size + _FP8 * (2 if wants_transposed(chip) else 1))
@@ -85,17 +89,34 @@ def wants_transposed(chip: Chip) -> bool:
     return chip.vendor == "nvidia" and chip.architecture in ("8.9", "9.0")
 
 
-def chip_for(target: str) -> Chip:
-    """Looks up a chip that multiplies FP8.
+def chip_for(target: str, recipe: Recipe) -> Chip:
+    """Looks up a chip that multiplies FP8, or MXFP8 for `MXFP8Scaling`.
 
     Raises:
-        ValueError: there is no such chip, or it has no FP8 units; names those that have.
+        ValueError: there is no such chip, or it has no such units, names those that have; or the backend has no such
+            product.
     """
     chip = find_chip(target)
+    if isinstance(recipe, MXFP8Scaling):
+        having = ", ".join(name for name, chip in CHIPS.items() if _multiplies_blocks(chip))
+        if not _multiplies_blocks(chip):
+            raise ValueError(
+                f"target={target!r}: {chip.title} has no MXFP8 units, so MXFP8 never pays there. With: {having}"
+            )
+        if keras.backend.backend() != "jax":
+            raise ValueError(
+                f"target={target!r}: Keras runs on TensorFlow, which has no MXFP8 product, so MXFP8 never pays. Set "
+                "the environment variable KERAS_BACKEND to 'jax' before Keras is first imported"
+            )
     if "fp8" not in chip.peak:
         having = ", ".join(name for name, chip in CHIPS.items() if "fp8" in chip.peak)
         raise ValueError(f"target={target!r}: {chip.title} has no FP8 units, so FP8 never pays there. With: {having}")
     return chip
+
+
+def _multiplies_blocks(chip: Chip) -> bool:
+    """Whether a chip multiplies MXFP8 operands: NVIDIA's GPUs from Blackwell on."""
+    return chip.vendor == "nvidia" and "fp8" in chip.peak and int(chip.architecture.split(".")[0]) >= 10
 
 
 def rows_of(layer: keras.layers.Layer, inputs: int, batch_size: int) -> int | None:

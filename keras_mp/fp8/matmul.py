@@ -11,6 +11,8 @@ from keras_mp import backend
 from keras_mp.fp8.contraction import explicit, last_axis, summed_axes
 from keras_mp.fp8.int8_product import int8_product
 from keras_mp.fp8.int8_scaling import Int8Scaling
+from keras_mp.fp8.mxfp8_product import mxfp8_product
+from keras_mp.fp8.mxfp8_scaling import MXFP8Scaling
 from keras_mp.fp8.of_parts import join, sum_gradients
 from keras_mp.fp8.quantized_dot import quantized_dot
 from keras_mp.fp8.recipes import get_recipe
@@ -50,7 +52,7 @@ def matmul(
     The products of the largest inputs, kernel and gradient magnitudes may be as small as 1e-32; where the divisor
     overflows float32, the result is zero.
 
-    With `Int8Scaling` the operands are INT8: its docstring has the equations.
+    With `Int8Scaling` the operands are INT8, with `MXFP8Scaling` in blocks: their docstrings have the equations.
 
     On hardware without FP8 the compiler widens the operands: the sums are of the same products.
 
@@ -89,11 +91,11 @@ def matmul(
     histories = [] if history is None else [_checked(history, recipe)]
     # libtpu 0.0.42 runs out of stack where it fuses a product that splits features into heads with attention's own.
     splits = len(kernel_labels) - len(set(kernel_labels) & set(input_labels)) > 1
+    equations, result_dtype = (equation, to_inputs, to_kernel), dtype or input_dtype
     if isinstance(recipe, Int8Scaling):
-        arguments = (equation, to_inputs, to_kernel)
-        return int8_product(
-            inputs, kernel, histories, recipe, arguments, dtype or input_dtype, path, part, apart=splits
-        )
+        return int8_product(inputs, kernel, histories, recipe, equations, result_dtype, path, part, apart=splits)
+    if isinstance(recipe, MXFP8Scaling):
+        return mxfp8_product(inputs, kernel, recipe, equations, result_dtype, path, apart=splits)
 
     @keras.ops.custom_gradient
     def multiply(inputs: Any, kernel: Any, *histories: Any) -> Any:
@@ -117,9 +119,7 @@ def matmul(
                     *following,
                 )
 
-        result = quantized_dot(
-            equation, x8, w8, dtype or input_dtype, "forward", path=path, precise=False, apart=splits
-        )
+        result = quantized_dot(equation, x8, w8, result_dtype, "forward", path=path, precise=False, apart=splits)
         return result, gradient
 
     return multiply(inputs, kernel, *histories)

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_mp.fp8.int8_scaling import Int8Scaling
+from keras_mp.fp8.mxfp8_scaling import MXFP8Scaling
 from keras_mp.fp8.scaling import CurrentScaling, DelayedScaling, RowwiseScaling
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.fp8.static_scaling import StaticScaling
@@ -18,6 +19,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "delayed": DelayedScaling,
     "static": StaticScaling,
     "rowwise": RowwiseScaling,
+    "mxfp8": MXFP8Scaling,
     "int8": Int8Scaling,
     "int8_current": functools.partial(Int8Scaling, "current"),
 }
@@ -27,8 +29,8 @@ def get_recipe(recipe: Any = None) -> Recipe:
     """Finds a scaling recipe.
 
     Args:
-        recipe: a scaling recipe, its name ("current", "delayed", "static", "rowwise", "int8" or "int8_current"), its
-            serialized config, or None for `CurrentScaling()`.
+        recipe: a scaling recipe, its name ("current", "delayed", "static", "rowwise", "mxfp8", "int8" or
+            "int8_current"), its serialized config, or None for `CurrentScaling()`.
 
     Returns:
         The scaling recipe.

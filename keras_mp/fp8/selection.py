@@ -78,8 +78,8 @@ def decide(model: keras.Model, select: Select | None = None, target: Target | No
         A decision a layer, depth first.
 
     Raises:
-        ValueError: the target is no chip with FP8, or none of the table of INT8; or the model does not say how many
-            rows a layer's inputs have.
+        ValueError: the target is no chip with FP8, or MXFP8, or none of the table of INT8; or the model does not say
+            how many rows a layer's inputs have.
     """
     ends = {} if select else end_layers(model)
     predict = _Predictor(target) if target else None
@@ -96,7 +96,7 @@ class _Predictor:
     def __init__(self, target: Target):
         self.target = target
         if not isinstance(target.recipe, Int8Scaling):
-            chip_for(target.chip)
+            chip_for(target.chip, target.recipe)
         self._rows: dict[str, int] = {}
 
     def __call__(self, path: str, layer: keras.layers.Layer, sizes: tuple[int, int]) -> Cost | CompiledCost | None:
@@ -114,7 +114,7 @@ class _Predictor:
         recipe = layer.recipe if isinstance(layer, Float8Layer) else self.target.recipe
         if isinstance(recipe, Int8Scaling):
             return compiled_cost(rows, *sizes, self.target.chip, recipe)
-        return step_cost(rows, *sizes, chip_for(self.target.chip), recipe)
+        return step_cost(rows, *sizes, chip_for(self.target.chip, recipe), recipe)
 
 
 def _decide(

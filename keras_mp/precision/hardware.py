@@ -5,11 +5,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import keras
+
 from keras_mp import backend
 from keras_mp.precision.chips import Chip, identify_chip
 from keras_mp.system.host import cpu_flags
 
 DTYPES = ("float32", "float16", "bfloat16", "fp8")
+MXFP8 = "mxfp8"
+"""Matrix products of operands in MXFP8, a property of few chips, which the lists of dtypes leave out."""
 
 _CPU_BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 # NVIDIA's TU116 and TU117, by the names of the products that are made of them: CUDA programs cannot tell them apart.
@@ -105,18 +109,22 @@ def support(dtype: str, device: Device | None = None) -> Support:
     """Says whether training in a dtype pays on a device.
 
     Args:
-        dtype: "float32", "float16", "bfloat16" or "fp8"; the last means matrix products of FP8 operands.
+        dtype: "float32", "float16", "bfloat16", "fp8" or "mxfp8"; the last two mean matrix products of FP8 operands, of
+            which blocks have scales in MXFP8.
         device: The device; by default the one that Keras computes on.
 
     Returns:
         `Support(ok, reason)`.
 
     Raises:
-        ValueError: If the dtype is none of the four.
+        ValueError: If the dtype is none of these.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}.")
+    known = (*DTYPES, MXFP8)
+    if dtype not in known:
+        raise ValueError(f"dtype={dtype!r} is not one of {', '.join(known)}.")
     device = device or current_device()
+    if dtype == MXFP8:
+        return _mxfp8(device)
     if dtype == "float32":
         return _float32(device)
     if device.kind == "cpu":
@@ -130,6 +138,18 @@ def support(dtype: str, device: Device | None = None) -> Support:
     if device.vendor == "apple":
         return Support(False, f"{device.name} is an Apple GPU, and {dtype} has not been measured there.")
     return Support(False, f"{device.name} is a GPU of an unknown vendor: whether {dtype} pays is not known.")
+
+
+def _mxfp8(device: Device) -> Support:
+    if device.vendor != "nvidia":
+        return Support(False, f"{device.name} multiplies no MXFP8 operands, as far as it is known; {_EMULATED}.")
+    name = f"{device.name} (compute capability {device.architecture})"
+    # NVIDIA, cuDNN documentation, block scale quantization: "Blackwell and later".
+    if device.compute_capability < (10, 0):
+        return Support(False, f"{name} does not multiply MXFP8 operands (10.0 is the first); {_EMULATED}.")
+    if keras.backend.backend() != "jax":
+        return Support(False, f"{name} multiplies MXFP8 operands, but TensorFlow has no such product: use JAX.")
+    return Support(True, f"{name} has MXFP8 tensor cores, as from 10.0 on.")
 
 
 def _float32(device: Device) -> Support:

@@ -23,7 +23,7 @@ from keras_mp.xla.refusal import Refusal, refusal_in
 from keras_mp.xla.targets import Target, availability
 
 # Of what is described of a step; one more when keras_mp.xla.program changes it. Compiling again is not needed then.
-_FORMAT = 8
+_FORMAT = 9
 _REFUSED = "refused.txt"
 _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cuda-nvcc")
 

@@ -24,7 +24,7 @@ from keras_mp.xla.matmuls import NOT_COMPILED, Matmul, join
 from keras_mp.xla.memory import measure, measure_refused
 from keras_mp.xla.step_time import step_time
 from keras_mp.xla.suggestions import suggest
-from keras_mp.xla.targets import Target, find_targets, slice_of
+from keras_mp.xla.targets import CUDNN, Target, find_targets, slice_of
 
 # Where several chips are asked for and nobody says how many.
 _CHIPS = 4
@@ -210,7 +210,8 @@ def _notes(target: Target, matmuls: Sequence[Matmul], backend: str, plan: Plan |
     if target.platform == "cuda":
         notes.append(
             "Compiled without autotuning, which times kernels on the chip: there the choice between cuBLAS, cuDNN and "
-            "Triton, and the tile sizes, can differ."
+            "Triton, and the tile sizes, can differ. Compiled for cuDNN "
+            f"{'.'.join(map(str, CUDNN))}, which comes with today's CUDA wheels."
         )
         if backend == "jax":
             notes.append(

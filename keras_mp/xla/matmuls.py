@@ -160,7 +160,9 @@ def _made(module: Module, platform: str) -> dict[str, list[Made]]:
     for kernel, _ in module.kernels():
         for instruction in module.inside(kernel):
             if instruction.opcode in ("dot", "convolution") or _is_library(instruction):
-                by_operation[instruction.operation].append(_describe(instruction, kernel, module, platform))
+                # What XLA makes of a block-scaled product without a kernel for it has the name on the kernel.
+                name = instruction.operation or kernel.operation
+                by_operation[name].append(_describe(instruction, kernel, module, platform))
     return by_operation
 
 
@@ -206,6 +208,7 @@ def _kernel(instruction: Instruction, kernel: Instruction, platform: str) -> str
         ("cublas$lt", "cuBLASLt"),
         ("cublas", "cuBLAS"),
         ("cudnn$conv", "cuDNN convolution"),
+        ("cudnn$blockScaledDot", "cuDNN block-scaled"),
         ("cudnn", "cuDNN"),
         ("triton", "Triton"),
         ("onednn", "oneDNN"),
@@ -224,7 +227,7 @@ def _kernel(instruction: Instruction, kernel: Instruction, platform: str) -> str
 def _accumulation(operands: tuple[str, ...], instruction: Instruction, platform: str) -> str:
     if any(dtype.startswith("float8") for dtype in operands):
         # Hopper sums FP8 products with fewer bits unless a higher precision is asked for.
-        precise = "HIGHEST" in instruction.attributes or "highest" in instruction.attributes
+        precise = re.search("HIGHEST|highest", instruction.attributes) or "blockScaled" in instruction.target
         return "float32" if precise or platform != "cuda" else "float32, fast"
     if operands and all(dtype == "int8" for dtype in operands):
         return "int32"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -125,6 +125,8 @@ class _Reader:
         # Value numbering: equal operations on equal values have one number, as common subexpressions have.
         self._numbers: dict[Any, int] = {}
         self._seen: dict[tuple, int] = {}
+        # Of arguments of functions that are given dequantized values, the FP8 dtype.
+        self._float8: dict[Any, str] = {}
 
     def read(self, parent: Any, calls: tuple[int, ...], repeats: int, known: bool, arguments: dict[Any, int]) -> None:
         """Reads the regions of an operation; `arguments` gives the main function's argument that a value is."""
@@ -147,10 +149,10 @@ class _Reader:
             return
         path = (*calls, _number(operation))
         entry = {"op": "/".join(map(str, path)), "repeats": repeats, "repeats_known": known}
-        if kind in ("dot_general", "dot", "convolution"):
-            contraction = _contraction(operation, arguments) | entry
+        if kind in ("dot_general", "dot", "convolution") or _is_block_scaled(operation):
+            contraction = _contraction(operation, arguments, self._float8) | entry
             contraction["followers"] = ["/".join(map(str, (*calls, number))) for number in _followers(operation)]
-            contraction["sources"] = [self._source(operand) for operand in operation.operands]
+            contraction["sources"] = [self._source(operand) for operand in _factors(operation)]
             self.contractions.append(contraction)
         elif kind == "convert":
             self.casts.append(_cast(operation) | entry)
@@ -161,6 +163,9 @@ class _Reader:
             block = callee.regions[0].blocks[0]
             for argument, operand in zip(block.arguments, operation.operands, strict=True):
                 self._numbers[argument] = self._value(operand)
+                quantized = _quantized(operand, self._float8)
+                if quantized:
+                    self._float8[argument] = quantized
             self.read(callee, path, repeats, known, _passed(operation.operands, callee, 0, arguments))
             returned = list(block.operations)[-1].operation.operands
             for result, value in zip(operation.results, returned, strict=True):
@@ -216,11 +221,14 @@ def _passed(operands: Any, operation: Any, region: int, arguments: dict[Any, int
     return {value: weight for value, weight in zip(inside, weights, strict=True) if weight is not None}
 
 
-def _contraction(operation: Any, arguments: dict[Any, int]) -> dict[str, Any]:
-    left, right = (_shape(operand) for operand in operation.operands)
+def _contraction(operation: Any, arguments: dict[Any, int], float8: Mapping[Any, str]) -> dict[str, Any]:
+    left, right = (_shape(operand) for operand in _factors(operation))
     result = _shape(operation.results[0])
     attributes = operation.attributes
-    if operation.name == "stablehlo.dot_general":
+    if _is_block_scaled(operation):  # (batch, m, k) and (batch, n, k)
+        flops = dot_flops(result[1], left[1][2:])
+        sizes = [left[1][1], left[1][2], right[1][1]]
+    elif operation.name == "stablehlo.dot_general":
         numbers = hlo.DotDimensionNumbers(attributes["dot_dimension_numbers"])
         contracted = [left[1][d] for d in numbers.lhs_contracting_dimensions]
         batch = list(numbers.lhs_batching_dimensions)
@@ -242,12 +250,25 @@ def _contraction(operation: Any, arguments: dict[Any, int]) -> dict[str, Any]:
         "kind": "convolution" if operation.name == "stablehlo.convolution" else "dot",
         "operands": [left, right],
         "asked": [
-            _quantized(operand) or shape[0] for operand, shape in zip(operation.operands, (left, right), strict=True)
+            _quantized(operand, float8) or shape[0]
+            for operand, shape in zip(_factors(operation), (left, right), strict=True)
         ],
         "sizes": sizes,
         "flops": flops,
-        "weights": [_weight(operand, arguments) for operand in operation.operands],
+        "weights": [_weight(operand, arguments) for operand in _factors(operation)],
     }
+
+
+def _is_block_scaled(operation: Any) -> bool:
+    """Whether it is a product of operands whose blocks have scales, which StableHLO has no operation for."""
+    if operation.name != "stablehlo.custom_call":
+        return False
+    return ir.StringAttr(operation.attributes["call_target_name"]).value == "__op$block_scaled_dot"
+
+
+def _factors(operation: Any) -> list[Any]:
+    """What a product multiplies: of operands with scales, not these."""
+    return list(operation.operands)[:2]
 
 
 def _convolution(attributes: Any, left: list[int], right: list[int], result: list[int]) -> tuple[int, list[int]]:
@@ -298,15 +319,17 @@ def _weight(operand: Any, arguments: dict[Any, int], depth: int = 16) -> int | N
     return None
 
 
-def _quantized(operand: Any, depth: int = 10) -> str | None:
+def _quantized(operand: Any, float8: Mapping[Any, str], depth: int = 10) -> str | None:
     """The FP8 dtype that an operand was dequantized from; None where it was not."""
+    if operand in float8:
+        return float8[operand]
     owner = getattr(operand.owner, "operation", operand.owner)
     kind = getattr(owner, "name", "").removeprefix("stablehlo.")
     if depth == 0 or kind not in ("convert", "multiply", "divide", "transpose", "reshape", "func.call"):
         return None
     if kind == "convert" and _shape(owner.operands[0])[0].startswith("f8"):
         return _shape(owner.operands[0])[0]
-    dtypes = [_quantized(source, depth - 1) for source in owner.operands]
+    dtypes = [_quantized(source, float8, depth - 1) for source in owner.operands]
     return next((dtype for dtype in dtypes if dtype), None)
 
 

@@ -137,7 +137,7 @@ def _lost_fp8(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
     if target.chip is not None:
         gain = sum(seconds(m, target.chip) - m.flops / (target.chip.peak["fp8"] / target.chip.devices) for m in lost)
     text = f"{len(lost)} products asked for in FP8 run in {lost[0].operands}, in {_names([m.layer for m in lost])}."
-    return [Advice(text, "model = keras_mp.fp8.convert(model)", gain)]
+    return [Advice(text, 'model = keras_mp.fp8.convert(model, "delayed")', gain)]
 
 
 def _lost_bits(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:

@@ -19,6 +19,9 @@ _SLICES = {
     3: {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8"},
 }
 _SMALLEST_SLICE = 4
+# That which `pip install "jax[cuda13]"` brought in November 2026: nvidia-cudnn-cu13 9.28.1.4 (jax-cuda13-plugin 0.10.2
+# takes 9.12 up to 10). XLA leaves products that older ones lack, as block-scaled ones before 9.10, to other kernels.
+CUDNN = (9, 28, 1)
 # As many GPUs of one host can share a step.
 _GPUS = (2, 4, 8)
 
@@ -188,7 +191,7 @@ gpu_device_info {{
   registers_per_block_limit: 65536
 }}
 platform_name: "CUDA"
-dnn_version_info {{ major: 9 minor: 8 patch: 0 }}
+dnn_version_info {{ major: {CUDNN[0]} minor: {CUDNN[1]} patch: {CUDNN[2]} }}
 runtime_version {{ major: 13 minor: 0 patch: 0 }}
 device_description_str: "NVIDIA {gpu.device_name}"
 """

@@ -1,6 +1,6 @@
 """A small network of one shared layer in NumPy, and the Keras model it is the reference of.
 
-    h1 = relu(x W1),  h2 = relu(h1 W1),  y = h2 W2        in FP8, loss = mean (y - t)^2
+    h1 = relu(x W1),  h2 = relu(h1 W1),  y = h2 W2        in FP8 or MXFP8, loss = mean (y - t)^2
 
 Numbers are small multiples of powers of two, so that sums are exact in float32 whatever their order, and rounding to
 FP8 falls the same way on both sides.
@@ -8,10 +8,12 @@ FP8 falls the same way on both sides.
 
 import keras
 import numpy as np
+from mx_reference import numbers as in_blocks
 from reference import quantize
 
-from keras_mp.fp8 import CurrentScaling, Float8Dense
+from keras_mp.fp8 import CurrentScaling, Float8Dense, MXFP8Scaling
 
+RECIPES = {"current": CurrentScaling(power_of_two=True), "mxfp8": MXFP8Scaling("hybrid")}
 WIDTH = 16
 RATE = 2.0**-2
 
@@ -26,10 +28,12 @@ def numbers(batches, batch_size=8):
     return x, t, kernels
 
 
-def gradients(x, t, kernels):
+def gradients(x, t, kernels, recipe="current"):
     """Of the mean squared error, by the equations of `keras_mp.fp8.matmul`."""
 
-    def q(x, name):
+    def q(x, name, axis):
+        if recipe == "mxfp8":
+            return in_blocks(x, name, "up", (axis,))
         values, scale = quantize(x, name, power_of_two=True)
         return values.astype("float64") / np.float64(scale)
 
@@ -37,23 +41,22 @@ def gradients(x, t, kernels):
     inputs, result = [], x
     for index, kernel in enumerate(order):
         inputs.append(result)
-        result = (q(result, "E4M3") @ q(kernels[kernel], "E4M3")).astype("float32")
+        result = (q(result, "E4M3", 1) @ q(kernels[kernel], "E4M3", 0)).astype("float32")
         if index < 2:
             result = np.maximum(result, 0)
     upstream = (2 * (result - t) / t.size).astype("float32")
     sums = [np.zeros_like(kernel) for kernel in kernels]
     for index in reversed(range(3)):
-        g = q(upstream, "E5M2")
-        sums[order[index]] += (q(inputs[index], "E4M3").T @ g).astype("float32")
-        upstream = (g @ q(kernels[order[index]], "E4M3").T).astype("float32")
+        sums[order[index]] += (q(inputs[index], "E4M3", 0).T @ q(upstream, "E5M2", 0)).astype("float32")
+        upstream = (q(upstream, "E5M2", 1) @ q(kernels[order[index]], "E4M3", 1).T).astype("float32")
         if index:
             upstream = upstream * (inputs[index] > 0)
     return sums
 
 
-def build(kernels, **arguments):
+def build(kernels, recipe="current", **arguments):
     """The Keras model, with these kernels."""
-    recipe = CurrentScaling(power_of_two=True)
+    recipe = RECIPES[recipe]
     shared, last = (
         Float8Dense(WIDTH, use_bias=False, recipe=recipe, name=name, **arguments) for name in ("shared", "last")
     )

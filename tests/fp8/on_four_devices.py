@@ -8,25 +8,29 @@ import keras
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 assert len(jax.devices()) == 4, "start with XLA_FLAGS=--xla_force_host_platform_device_count=4"
 keras.distribution.set_distribution(keras.distribution.DataParallel(devices=keras.distribution.list_devices()))
 
 import trajectory  # noqa: E402
-from network import RATE, assert_same, build, gradients, kernels_of, numbers  # noqa: E402
+from marks import few  # noqa: E402
+from network import RATE, RECIPES, assert_same, build, gradients, kernels_of, numbers  # noqa: E402
 
 SCALES = ["delayed", "static"]
 
 
-def test_four_devices_share_one_scale():
+@pytest.mark.parametrize("recipe", few(RECIPES, "mxfp8"))
+def test_four_devices_share_scales(recipe):
     x, t, kernels = numbers(3)
     x[:4] /= 4  # the largest magnitude is not on every device
-    model = build(kernels)
+    model = build(kernels, recipe)
     model.compile(keras.optimizers.SGD(RATE), "mse")
     model.fit(x, t, batch_size=8, shuffle=False, verbose=0)
     for start in (0, 8, 16):
         part = slice(start, start + 8)
-        kernels = [k - np.float32(RATE) * g for k, g in zip(kernels, gradients(x[part], t[part], kernels), strict=True)]
+        kernels = [
+            k - np.float32(RATE) * g for k, g in zip(kernels, gradients(x[part], t[part], kernels, recipe), strict=True)
+        ]
     assert len(model.get_layer("shared").kernel.value.addressable_shards) == 4
     assert_same(kernels_of(model), kernels)
 

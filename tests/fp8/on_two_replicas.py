@@ -8,25 +8,27 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 import trajectory  # noqa: E402
-from network import RATE, assert_same, build, gradients, numbers  # noqa: E402
+from marks import few  # noqa: E402
+from network import RATE, RECIPES, assert_same, build, gradients, numbers  # noqa: E402
 
 import keras_mp  # noqa: E402
 
 SCALES = ["delayed", "static"]
 
 
+@pytest.mark.parametrize("recipe", few(RECIPES, "mxfp8"))
 @pytest.mark.parametrize("accumulate", [pytest.param(None, marks=pytest.mark.ci), 2])
-def test_each_replica_scales_its_own_part_and_the_mean_is_applied(accumulate):
+def test_each_replica_scales_its_own_part_and_the_mean_is_applied(accumulate, recipe):
     x, t, kernels = numbers(2)
     x[:4] /= 4  # the two halves of a batch need different scales
     with strategy.scope():
-        model = build(kernels)
+        model = build(kernels, recipe)
         optimizer = keras_mp.LossScaleOptimizer(
             keras.optimizers.SGD(RATE, gradient_accumulation_steps=accumulate), keras_mp.NoLossScale()
         )
@@ -37,7 +39,7 @@ def test_each_replica_scales_its_own_part_and_the_mean_is_applied(accumulate):
     model.fit(data, verbose=0, shuffle=False)
     expected, means = kernels, []
     for start in (0, 8):
-        halves = [gradients(x[s : s + 4], t[s : s + 4], expected) for s in (start, start + 4)]
+        halves = [gradients(x[s : s + 4], t[s : s + 4], expected, recipe) for s in (start, start + 4)]
         means.append([(a + b) / 2 for a, b in zip(*halves, strict=True)])
         if accumulate is None:
             expected = [k - np.float32(RATE) * g for k, g in zip(expected, means[-1], strict=True)]

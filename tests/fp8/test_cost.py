@@ -135,4 +135,4 @@ def test_recipes_are_written_as_the_calls_that_make_them():
 
 
 def test_only_chips_with_fp8():
-    assert chip_for("H100").name == "h100"
+    assert chip_for("H100", DelayedScaling()).name == "h100"

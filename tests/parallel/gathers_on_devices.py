@@ -168,9 +168,10 @@ class Own(fp8.CurrentScaling):
 
 
 @pytest.mark.ci
-def test_a_recipe_of_ones_own_scales_the_whole():
-    assert not Own().takes_parts and fp8.CurrentScaling().takes_parts
-    assert set(gathered(Own())) <= {"bf16", "f32"}
+@pytest.mark.parametrize("recipe", [Own(), fp8.MXFP8Scaling()], ids=["own", "mxfp8"])
+def test_a_recipe_that_cannot_scale_parts_scales_the_whole(recipe):
+    assert not recipe.takes_parts and fp8.CurrentScaling().takes_parts
+    assert set(gathered(recipe)) <= {"bf16", "f32"}
 
 
 SETTINGS = {

@@ -51,8 +51,8 @@ def slowly(*place):
 
 
 def marks(precision):
-    """One precision in `make test`: that which has the most state."""
-    return {"float32": pytest.mark.slow, "mixed_float16": ()}.get(precision, pytest.mark.ci)
+    """One precision in `make test`: that which has the most state; the last are those that have none."""
+    return {"float32": pytest.mark.slow, "mxfp8": pytest.mark.slow, "mixed_float16": ()}.get(precision, pytest.mark.ci)
 
 
 def crash(callback):

@@ -1,5 +1,6 @@
 """JAX: the functions of `keras_mp.backend`."""
 
+from keras_mp.backend.jax.block_scaled_dot import block_scaled_dot
 from keras_mp.backend.jax.devices import local_devices, peak_memory_bytes, version
 from keras_mp.backend.jax.gradients import dense, map_values, sum_repeated_rows, values_of
 from keras_mp.backend.jax.lower import lower
@@ -61,6 +62,7 @@ __all__ = [
     "atomic_step",
     "barrier",
     "bitcast",
+    "block_scaled_dot",
     "can_jit",
     "conditional",
     "connect",

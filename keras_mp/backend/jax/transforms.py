@@ -1,6 +1,6 @@
 """Functions that change how others are computed: in one kernel, again, in a loop, without memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,15 +18,20 @@ def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
     return list(jax.lax.optimization_barrier((*tensors, *others))[: len(tensors)])
 
 
-def row_major(x: Any) -> Any:
-    """Returns the same array, which on a TPU lies in memory row by row; by itself the compiler may choose otherwise.
+def row_major(x: Any, platforms: Sequence[str] = ("tpu",)) -> Any:
+    """Returns the same array, which on some platforms lies in memory row by row; a compiler may choose otherwise.
 
     A transposed array is then really moved, and a product of it takes the path of one that was not transposed.
+
+    Args:
+        x: an array.
+        platforms: of "tpu" and "cuda".
     """
     from jax.experimental.layout import Layout, with_layout_constraint  # `import jax` does not import it
 
     rows = Layout(major_to_minor=tuple(range(len(x.shape))))
-    return jax.lax.platform_dependent(x, tpu=lambda x: with_layout_constraint(x, rows), default=lambda x: x)
+    constrained = dict.fromkeys(platforms, lambda x: with_layout_constraint(x, rows))
+    return jax.lax.platform_dependent(x, **constrained, default=lambda x: x)
 
 
 def fused(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,5 +1,6 @@
 """TensorFlow: the functions of `keras_mp.backend`."""
 
+from keras_mp.backend.tensorflow.block_scaled_dot import block_scaled_dot
 from keras_mp.backend.tensorflow.devices import local_devices, peak_memory_bytes, version
 from keras_mp.backend.tensorflow.gradients import dense, map_values, sum_repeated_rows, values_of
 from keras_mp.backend.tensorflow.lower import lower
@@ -66,6 +67,7 @@ __all__ = [
     "atomic_step",
     "barrier",
     "bitcast",
+    "block_scaled_dot",
     "can_jit",
     "conditional",
     "connect",

@@ -1,0 +1,127 @@
+"""Blocks with a shared scale: every code and scale against ml_dtypes and exact arithmetic, bit for bit."""
+
+import keras
+import ml_dtypes
+import mx_reference as reference
+import numpy as np
+import pytest
+from marks import few
+from reference import DTYPES, compiled, to_numpy
+
+from keras_mp.fp8.block_scales import SCALE_ROUNDING, Blocks, dequantize_rows, exponents, quantize_matrix
+from keras_mp.fp8.matrix import as_matrix, from_matrix
+from keras_mp.precision.formats import FLOAT8_FORMATS
+
+MODES = pytest.mark.parametrize("mode", [lambda function: function, compiled], ids=["eager", "jit"])
+NAMES = list(FLOAT8_FORMATS)
+
+
+def tensor(x, dtype="float32"):
+    return keras.ops.convert_to_tensor(np.asarray(x).astype(dtype))
+
+
+def edges():
+    """Magnitudes at every exponent, at and beside the mantissas where a scale changes; zero, subnormals, no numbers."""
+    mantissas = np.array([0, 1, 0x5FFFFF, 0x600000, 0x600001, 0x7FFFFF, *np.random.default_rng().integers(0, 2**23, 9)])
+    bits = (np.arange(256)[:, None] * 2**23 + mantissas).astype("uint32")
+    return bits.view("float32").ravel()
+
+
+@MODES
+@pytest.mark.parametrize("rounding", SCALE_ROUNDING)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_scale(name, rounding, mode):
+    amax = edges()
+    found = mode(lambda amax: exponents(amax, FLOAT8_FORMATS[name], rounding))(tensor(amax))
+    expected = [reference.exponent(each, name, rounding) for each in amax.tolist()]
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(found), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_number_saturates_where_scales_are_rounded_up(name):
+    amax = edges()
+    amax = amax[np.isfinite(amax) & (amax > 0)]
+    scales = reference.scale(keras.ops.convert_to_numpy(exponents(tensor(amax), FLOAT8_FORMATS[name], "up")))
+    top = reference.MAX[name]
+    assert np.all(amax.astype("float64") <= top * scales)
+    ordinary = amax > 2.0**-100  # further down the smallest scale serves
+    assert np.all(amax[ordinary].astype("float64") > top / 2 * scales[ordinary])
+
+
+@MODES
+@pytest.mark.parametrize("name", NAMES)
+def test_every_code_with_every_scale(name, mode):
+    """NaN is NaN, and what is no normal float32 may be flushed to zero."""
+    codes = np.arange(256, dtype="uint8").view(DTYPES[name])
+    scales = np.delete(np.arange(256, dtype="uint8"), 254)  # 2^127: no float32 has a scale of more than 2^120
+    values = np.tile(codes, (255, 1))
+    operands = (
+        keras.ops.cast(tensor(values.astype("float32")), FLOAT8_FORMATS[name].dtype),
+        tensor(scales[:, None], "uint8"),
+    )
+    found = to_numpy(
+        mode(lambda values, bits: dequantize_rows(Blocks(values, keras.ops.repeat(bits, 8, 1))))(*operands)
+    )
+    with np.errstate(over="ignore"):
+        exact = (values.astype("float64") * reference.scale(scales)[:, None]).astype("float32").astype("float64")
+    normal = ~(np.abs(exact) < 2.0**-126)
+    np.testing.assert_array_equal(found[normal], exact[normal])
+    assert np.all((found == exact) | (found == 0), where=~normal)
+
+
+def spread(rows, columns):
+    rng = np.random.default_rng()
+    return (rng.normal(size=(rows, columns)) * 2.0 ** rng.integers(-30, 30, (rows, 1))).astype("float32")
+
+
+@MODES
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("rounding", SCALE_ROUNDING)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", few([(5, 33), (64, 32), (1, 1), (1, 64), (40, 1), (31, 96)], (5, 33), (64, 32)))
+def test_a_matrix_bit_for_bit(shape, name, rounding, axis, mode):
+    x = spread(*shape)
+    x[0, 0] = 0
+    found = mode(lambda x: quantize_matrix(x, FLOAT8_FORMATS[name], rounding, axis))(tensor(x))
+    codes, scales = reference.blocks(x if axis else x.T, name, rounding)
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(found.exponents), scales)
+    np.testing.assert_array_equal(to_numpy(found.values), codes.astype("float64"))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bit_numbers(dtype):
+    x = spread(3, 40).astype("float32") if dtype == "bfloat16" else np.random.default_rng().normal(size=(3, 40))
+    half = x.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    found = quantize_matrix(keras.ops.cast(tensor(half.astype("float32")), dtype), FLOAT8_FORMATS["E4M3"], "up", 1)
+    codes, scales = reference.blocks(half.astype("float32"), "E4M3")
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(found.exponents), scales)
+    np.testing.assert_array_equal(to_numpy(found.values), codes.astype("float64"))
+
+
+@MODES
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_a_block_with_a_number_that_is_not_finite_is_nan_and_no_other(bad, axis, mode):
+    x = spread(40, 70)
+    x[33, 3] = bad
+    quantized = mode(lambda x: quantize_matrix(x, FLOAT8_FORMATS["E4M3"], "up", axis))(tensor(x))
+    found = to_numpy(dequantize_rows(quantized))
+    expected = np.zeros(found.shape, bool)
+    if axis:
+        expected[33, :32] = True
+    else:
+        expected[3, 32:] = True
+    np.testing.assert_array_equal(np.isnan(found), expected)
+    scales = keras.ops.convert_to_numpy(quantized.exponents)
+    assert (scales == 255).sum() == 1
+    assert np.isnan(to_numpy(quantized.values)).any()  # also for who reads the codes alone
+
+
+@pytest.mark.parametrize("summed", [(0,), (2,), (0, 1), (1, 2), (1,), (2, 0), (0, 2)])
+def test_a_matrix_of_a_tensor_and_back(summed):
+    x = np.random.default_rng().normal(size=(3, 4, 5)).astype("float32")
+    matrix, axis = as_matrix(tensor(x), summed)
+    kept = [each for each in range(3) if each not in summed]
+    rows = np.transpose(x, [*kept, *summed]).reshape(int(np.prod([x.shape[each] for each in kept])), -1)
+    np.testing.assert_array_equal(to_numpy(matrix if axis else keras.ops.transpose(matrix)), rows)
+    np.testing.assert_array_equal(to_numpy(from_matrix(matrix, x.shape, summed)), x)
