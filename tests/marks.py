@@ -20,3 +20,18 @@ def few(values, *chosen):
     chosen = chosen or values[:2]
     assert set(chosen) <= set(values), f"{set(chosen) - set(values)} are not among {values}"
     return [value if value in chosen else pytest.param(value, marks=pytest.mark.ci) for value in values]
+
+
+def by_turns(values, *chosen):
+    """As `few`; of those not chosen continuous integration has two thirds on TensorFlow, and the others on JAX.
+
+    `make test-all` has all on both. For what is the same code on both backends, and takes long, on JAX longer.
+    """
+    marked, turn = [], 0
+    for parameter in few(values, *chosen):
+        if hasattr(parameter, "marks"):
+            turn += 1
+            other = "jax" if turn % 3 else "tensorflow"
+            parameter = pytest.param(*parameter.values, marks=[*parameter.marks, slow_on(other)])
+        marked.append(parameter)
+    return marked

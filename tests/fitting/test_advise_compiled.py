@@ -87,6 +87,7 @@ def test_a_chip_that_is_too_small_gets_the_cheapest_measures(monkeypatch):
             assert any(row.lean for row in lean_report(model).rows) == rows[share].measures.lean
 
 
+@slow_on("tensorflow")
 def test_gpus_of_one_compute_capability_need_the_same_memory_but_for_a_hundredth():
     """Measured: on JAX the H200 needs 64 KiB of 54 MiB, 0.12%, more than the H100; all other pairs are equal."""
     model = build()

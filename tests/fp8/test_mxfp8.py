@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import zoo
-from marks import ci_on, few
+from marks import by_turns, few, slow_on
 from mx_reference import mx_product
 from reference import assert_close, compiled, sqnr, tensors, to_numpy, with_gradients
 
@@ -18,9 +18,8 @@ from keras_mp.fp8.layers import Float8Layer
 from keras_mp.precision.hardware import Device, support
 from keras_mp.rebuild import layers_by_path
 
-MODES = pytest.mark.parametrize(
-    "mode", [pytest.param(lambda function: function, marks=ci_on("jax"), id="eager"), pytest.param(compiled, id="jit")]
-)
+EAGER = pytest.param(lambda function: function, marks=slow_on("jax"), id="eager")
+MODES = pytest.mark.parametrize("mode", [EAGER, pytest.param(compiled, id="jit")])
 RECIPES = {
     "E4M3": (MXFP8Scaling(), ("E4M3",) * 3),
     "hybrid": (MXFP8Scaling("hybrid", scale_rounding="floor"), ("E4M3", "E4M3", "E5M2")),
@@ -55,7 +54,7 @@ def check(equation, x, w, recipe, mode, scale=1.0):
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(
     "case",
-    few(
+    by_turns(
         [
             ("ab,bc->ac", (24, 40), (40, 17)),
             ("abc,cde->adbe", (3, 25, 16), (16, 2, 4)),
@@ -148,7 +147,7 @@ def outputs(model, batch):
     return [to_numpy(each) for each in keras.tree.flatten(model(batch, training=False))]
 
 
-@pytest.mark.parametrize("name", few(zoo.names(), "nested_and_shared"))
+@pytest.mark.parametrize("name", by_turns(zoo.names(), "nested_and_shared"))
 def test_every_kind_of_model(name):
     keras.config.set_dtype_policy("mixed_bfloat16")
     model, batch = zoo.build(name, "mixed_bfloat16")

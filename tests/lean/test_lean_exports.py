@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import own_blocks
 import pytest
+from marks import slow_on
 from test_lean_families import recomputing
 
 import keras_mp
@@ -13,6 +14,7 @@ import keras_mp
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 pytestmark = [
     pytest.mark.ci,
+    slow_on("jax"),
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("tensorflow", "tf2onnx", "onnxruntime")),
         reason='an ONNX file is made by TensorFlow, tf2onnx and onnxruntime: pip install "keras-mp[export]"',

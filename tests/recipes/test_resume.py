@@ -5,6 +5,7 @@ import signal
 import keras
 import numpy as np
 import pytest
+from marks import slow_on
 
 from keras_mp.training.batches import ShuffledBatches
 from recipes.run import main
@@ -33,6 +34,7 @@ def weights(folder):
 
 @pytest.mark.parametrize("policy", [pytest.param("float32", marks=pytest.mark.slow), "mixed_bfloat16"])
 @pytest.mark.ci
+@slow_on("jax")
 def test_ctrl_c_saves_and_resume_ends_with_the_same_bits_and_history(policy, tmp_path, corpus, monkeypatch, capsys):
     assert run(tmp_path / "whole", corpus, "--policy", policy) == 0
     read = ShuffledBatches.batch

@@ -6,7 +6,7 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
-from marks import ci_on
+from marks import ci_on, slow_on
 
 import keras_mp
 from keras_mp.fp8.layers import Float8Layer
@@ -99,6 +99,7 @@ def test_a_tied_llama_stays_tied():
 
 
 @pytest.mark.ci
+@slow_on("jax")
 def test_it_trains_is_saved_generates_and_is_exported(tmp_path):
     model = stabilized(causal_models.build("GPT2CausalLM"))
     x = causal_models.batch(model)
@@ -125,6 +126,7 @@ def test_it_trains_is_saved_generates_and_is_exported(tmp_path):
 
 
 @pytest.mark.ci
+@slow_on("jax")
 def test_converted_to_fp8_after_it_was_stabilized(tmp_path):
     keras.config.set_dtype_policy("mixed_bfloat16")
     plain = stabilized(causal_models.build("LlamaCausalLM"))

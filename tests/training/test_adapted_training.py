@@ -11,6 +11,7 @@ import adapted_training
 import keras
 import numpy as np
 import pytest
+from marks import by_turns
 
 import keras_mp
 from keras_mp.conversion.merged_float32 import merged_float32
@@ -34,7 +35,7 @@ def continued(model, start, length):
     return tokens
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", by_turns(POLICIES, "mixed_bfloat16"))
 def test_lora_on_int4_learns_a_text_and_its_merged_export_knows_it(policy, tmp_path):
     model = adapted_training.build(policy)
     frozen = {v.path: keras.ops.convert_to_numpy(v) for v in model.non_trainable_variables if "seed" not in v.path}
@@ -52,7 +53,7 @@ def test_lora_on_int4_learns_a_text_and_its_merged_export_knows_it(policy, tmp_p
     assert continued(merged, adapted_models.PLANTED[:1], len(adapted_models.PLANTED)) == list(adapted_models.PLANTED)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", by_turns(POLICIES, "mixed_bfloat16"))
 def test_a_killed_training_on_int4_ends_bit_for_bit_like_one_that_was_not(policy, tmp_path):
     whole = adapted_training.train(policy, tmp_path / "whole")
     done = int(np.random.default_rng().integers(2, adapted_training.EPOCHS * adapted_training.STEPS - 1))

@@ -11,7 +11,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from marks import ci_on
+from marks import ci_on, slow_on
 from resumable import EPOCHS, PRECISIONS, STEPS, Act, Crash, build, data, train, values
 
 import keras_mp
@@ -51,8 +51,11 @@ def slowly(*place):
 
 
 def marks(precision):
-    """One precision in `make test`: that which has the most state; the last are those that have none."""
-    return {"float32": pytest.mark.slow, "mxfp8": pytest.mark.slow, "mixed_float16": ()}.get(precision, pytest.mark.ci)
+    """One precision in `make test`, that which has the most state; continuous integration has others by turns."""
+    on = {"fp8": "tensorflow", "int8": "jax", "bfloat16": "tensorflow", "float8 states": "jax"}.get(precision)
+    if precision == "mixed_float16":
+        return []
+    return [pytest.mark.ci, slow_on({"tensorflow": "jax", "jax": "tensorflow"}[on])] if on else [pytest.mark.slow]
 
 
 def crash(callback):
