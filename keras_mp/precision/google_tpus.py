@@ -20,8 +20,8 @@ GOOGLE_TPUS = (
         link=ici(600, "6 links of 400 Gb/s a direction, https://glennklockwood.com/garden/processors/TPUv4"),
     ),
     chip(
-        "v5e", "TPU v5e", "google", "v5e", {"bfloat16": 197}, 16, 819,
-        _GOOGLE + "v5e (a later version of the page says 800 GiB/s)",
+        "v5e", "TPU v5e", "google", "v5e", {"bfloat16": 197, "int8": 393}, 16, 819,
+        _GOOGLE + "v5e (a later version of the page says 800 GiB/s); INT8 from v6e",
         compiler=TpuSlices("v5e", 2), device_kinds=("tpu v5 lite",),
         link=ici(400, _GOOGLE + "v5e"),
     ),
@@ -32,7 +32,7 @@ GOOGLE_TPUS = (
         link=ici(1200, _GOOGLE + "v5p"),
     ),
     chip(
-        "v6e", "TPU v6e (Trillium)", "google", "v6e", {"bfloat16": 918}, 32, 1638,
+        "v6e", "TPU v6e (Trillium)", "google", "v6e", {"bfloat16": 918, "int8": 1836}, 32, 1638,
         _GOOGLE + "v6e, and no FP8 hardware from tpu7x, where its FP8 rate is the bfloat16 rate",
         compiler=TpuSlices("v6e", 2), device_kinds=("tpu v6 lite",),
         link=ici(800, _GOOGLE + "v6e"),

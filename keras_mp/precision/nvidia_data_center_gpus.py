@@ -2,7 +2,17 @@
 
 from keras_mp.precision.chip import chip, gpu
 from keras_mp.precision.link import nvlink, pcie
-from keras_mp.precision.nvidia_sources import DATA_SHEET, DEVICE_QUERY, GPUMAP, NANOCHAT, NOT_OPENED, SPARSE, XLA
+from keras_mp.precision.nvidia_sources import (
+    A100,
+    DATA_SHEET,
+    DEVICE_QUERY,
+    GPUMAP,
+    INT8,
+    NANOCHAT,
+    NOT_OPENED,
+    SPARSE,
+    XLA,
+)
 
 # fmt: off
 NVIDIA_DATA_CENTER_GPUS = (
@@ -19,26 +29,27 @@ NVIDIA_DATA_CENTER_GPUS = (
         link=nvlink(2, 6),
     ),
     chip(
-        "t4", "Tesla T4", "nvidia", "7.5", {"float32": 8.1, "float16": 65}, 16, 320,
+        "t4", "Tesla T4", "nvidia", "7.5", {"float32": 8.1, "float16": 65, "int8": 130}, 16, 320,
         "NVIDIA T4 data sheet, https://www.nvidia.com/en-us/data-center/tesla-t4/ (some versions say 300 GB/s)"
-        + NOT_OPENED + "a deviceQuery of a T4: 40 SMs, 1590 MHz, 256 bits at 5001 MHz",
+        + NOT_OPENED + "a deviceQuery of a T4: 40 SMs, 1590 MHz, 256 bits at 5001 MHz"
+        + INT8 % "nvidia-a800-40gb-vs-nvidia-t4",
         compiler=gpu("7.5", "Tesla T4", 40, 4194304, 1.59, 15828320256, 320.064),
         link=pcie(3, "https://pcpartcomparison.com/gpu/tesla-t4-vs-l4"),
     ),
     chip(
         "a100", "A100 SXM4 80GB", "nvidia", "8.0",
-        {"float32": 19.5, "tfloat32": 156, "float16": 312, "bfloat16": 312}, 80, 2039,
+        {"float32": 19.5, "tfloat32": 156, "float16": 312, "bfloat16": 312, "int8": 624}, 80, 2039,
         "NVIDIA A100 data sheet, https://www.nvidia.com/en-us/data-center/a100/, the dense column"
         + NOT_OPENED + "https://www.microway.com/knowledge-center-articles/"
-        "in-depth-comparison-of-nvidia-ampere-gpu-accelerators/ for float32, bandwidth and memory",
+        "in-depth-comparison-of-nvidia-ampere-gpu-accelerators/ for float32, bandwidth and memory" + INT8 % A100,
         compiler=gpu("8.0", "A100-SXM4-80GB", 108, 41943040, 1.41, 85100068864, 2039.04),
         link=nvlink(3, 12),
     ),
     chip(
         "a100-40gb", "A100 SXM4 40GB", "nvidia", "8.0",
-        {"float32": 19.5, "tfloat32": 156, "float16": 312, "bfloat16": 312}, 40, 1555,
+        {"float32": 19.5, "tfloat32": 156, "float16": 312, "bfloat16": 312, "int8": 624}, 40, 1555,
         DATA_SHEET % "A100" + "; rates are those of the 80 GB module, bandwidth from " + GPUMAP
-        + XLA % "a100_sxm_40",
+        + XLA % "a100_sxm_40" + INT8 % A100,
         compiler=gpu("8.0", "A100-SXM4-40GB", 108, 41943040, 1.41, 42331013120, 1555.2),
         link=nvlink(3, 12),
     ),
@@ -74,15 +85,17 @@ NVIDIA_DATA_CENTER_GPUS = (
     ),
     chip(
         "l40s", "L40S", "nvidia", "8.9",
-        {"float32": 91.6, "tfloat32": 183, "float16": 366.5, "bfloat16": 366.5, "fp8": 733}, 48, 864,
+        {"float32": 91.6, "tfloat32": 183, "float16": 366.5, "bfloat16": 366.5, "fp8": 733, "int8": 733}, 48, 864,
         "NVIDIA L40S data sheet, copied at https://www.mullet.se/product.html?product_id=355414" + SPARSE
-        + " (its own dense 362.05 is less than that half); also " + GPUMAP + DEVICE_QUERY,
+        + " (its own dense 362.05 is less than that half); also " + GPUMAP + DEVICE_QUERY
+        + INT8 % "nvidia-l40s-vs-nvidia-t40",
         compiler=gpu("8.9", "L40S", 142, 100663296, 2.52, 47576711168, 864.096),
         link=pcie(4, GPUMAP),
     ),
     chip(
         "h100", "H100 SXM5", "nvidia", "9.0",
-        {"float32": 67, "tfloat32": 494.7, "float16": 989.4, "bfloat16": 989.4, "fp8": 1978.9}, 80, 3350,
+        {"float32": 67, "tfloat32": 494.7, "float16": 989.4, "bfloat16": 989.4, "fp8": 1978.9, "int8": 1978.9},
+        80, 3350,
         "NVIDIA H100 product page, https://www.nvidia.com/en-us/data-center/h100/" + SPARSE
         + NOT_OPENED + "https://glennklockwood.com/garden/processors/h100",
         compiler=gpu("9.0", "H100 80GB HBM3", 132, 52428800, 1.98, 84942979072, 3352),
@@ -90,9 +103,9 @@ NVIDIA_DATA_CENTER_GPUS = (
     ),
     chip(
         "h100-pcie", "H100 PCIe", "nvidia", "9.0",
-        {"float32": 51, "tfloat32": 378, "float16": 756, "bfloat16": 756, "fp8": 1513}, 80, 2039,
+        {"float32": 51, "tfloat32": 378, "float16": 756, "bfloat16": 756, "fp8": 1513, "int8": 1513}, 80, 2039,
         "NVIDIA's table at https://archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html (which rounds the bandwidth "
-        "to 2000)" + SPARSE + "; " + NANOCHAT + XLA % "h100_pcie",
+        "to 2000)" + SPARSE + "; " + NANOCHAT + XLA % "h100_pcie" + INT8 % A100,
         compiler=gpu("9.0", "H100 PCIe", 114, 52428800, 1.755, 84942979072, 2039.04),
         link=pcie(5, GPUMAP),
     ),
@@ -115,7 +128,8 @@ NVIDIA_DATA_CENTER_GPUS = (
     ),
     chip(
         "h200", "H200 SXM", "nvidia", "9.0",
-        {"float32": 67, "tfloat32": 494.7, "float16": 989.4, "bfloat16": 989.4, "fp8": 1978.9}, 141, 4800,
+        {"float32": 67, "tfloat32": 494.7, "float16": 989.4, "bfloat16": 989.4, "fp8": 1978.9, "int8": 1978.9},
+        141, 4800,
         "NVIDIA H200 product page, https://www.nvidia.com/en-us/data-center/h200/" + SPARSE
         + NOT_OPENED + "https://glennklockwood.com/garden/processors/h100 for the rates (those of the H100); "
         "the bandwidth could not be checked",

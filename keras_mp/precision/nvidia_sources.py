@@ -13,3 +13,6 @@ NANOCHAT = "the 16-bit rate also from nanochat/common.py of https://github.com/k
 DEVICE_QUERY = "; memory, clock and L2 as deviceQuery prints them"
 NO_DEVICE_QUERY = "; no deviceQuery found, so the compiler is given the whole memory"
 XLA = "; memory, clock and L2 from XLA's %s.txtpb"
+# Units, width and clock make these figures, too: twice the 16-bit rate.
+INT8 = "; INT8 from https://hmc-tech.com/gpu/%s"
+A100 = "nvidia-h100-vs-nvidia-a100-sxm-40gb"

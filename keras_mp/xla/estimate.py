@@ -62,12 +62,12 @@ def rate(matmul: Matmul, chip: Chip) -> float:
 def peak_of(dtypes: Sequence[str], chip: Chip) -> float:
     """The peak of a chip for products of operands of these dtypes, in operations per second.
 
-    TPUs multiply float32 operands as bfloat16 unless more is asked for; NVIDIA's since A100 as TensorFloat-32. INT8 has
-    no row in the tables of chips: it counts at the rate of 16 bits, which no chip with INT8 units falls below.
+    TPUs multiply float32 operands as bfloat16 unless more is asked for; NVIDIA's since A100 as TensorFloat-32. INT8
+    counts at the rate of 16 bits where the chip's own is not in the table: no chip with INT8 units falls below that.
     """
     peak = chip.peak
     if dtypes and all(dtype == "int8" for dtype in dtypes):
-        return peak.get("bfloat16") or peak.get("float16") or peak["float32"]
+        return peak.get("int8") or peak.get("bfloat16") or peak.get("float16") or peak["float32"]
     if any(dtype.startswith("float8") for dtype in dtypes) and all(d.startswith("float8") for d in dtypes):
         return peak.get("fp8") or peak.get("bfloat16") or peak["float16"]
     if "float32" in dtypes:

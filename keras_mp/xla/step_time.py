@@ -13,7 +13,7 @@ from keras_mp.xla.estimate import peak_of
 from keras_mp.xla.hlo import FREE, Instruction, Module
 from keras_mp.xla.matmuls import Matmul
 
-_BITS = {"float8": 8, "float16": 16, "bfloat16": 16}
+_BITS = {"float8": 8, "int8": 8, "float16": 16, "bfloat16": 16}
 
 
 @dataclass(frozen=True)

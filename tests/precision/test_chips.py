@@ -224,6 +224,8 @@ def test_each_halving_of_the_operand_doubles_the_rate(chip):
     peak = chip.peak
     if "fp8" in peak:
         assert peak["fp8"] == pytest.approx(2 * peak["bfloat16"], rel=0.01)
+    if "int8" in peak:
+        assert peak["int8"] == pytest.approx(2 * peak.get("bfloat16", peak.get("float16")), rel=0.01)
     if "tfloat32" in peak:
         # 2%: NVIDIA rounds 1.125 petaflops of the B200 to 1.1, and the 60.6 of the L4 to 60.
         assert peak["bfloat16"] == pytest.approx(2 * peak["tfloat32"], rel=0.025)
@@ -253,7 +255,7 @@ def test_a_later_generation_is_faster_and_no_smaller(names):
 def test_a_row_is_complete(chip):
     assert chip.vendor in ("google", "nvidia", "amd")
     assert "https://" in chip.source
-    assert set(chip.peak) <= {"float32", "tfloat32", "float16", "bfloat16", "fp8"}
+    assert set(chip.peak) <= {"float32", "tfloat32", "float16", "bfloat16", "fp8", "int8"}
     # From the 16 GiB of a P100 to the 192 of an MI300X, reached in 10 to 60 ms: the ratio is alike everywhere.
     assert 0.01 < chip.memory_bytes / chip.bandwidth < 0.09
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from keras_mp.chips import CHIPS
 from keras_mp.xla.efficiency import EFFICIENCIES
+from keras_mp.xla.estimate import peak_of
 from keras_mp.xla.score import SPREADS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,3 +66,10 @@ def test_the_page_is_made_from_the_results():
 def test_an_error_is_as_large_for_half_of_the_time_as_for_twice_of_it():
     assert predictions.error(0.5) == predictions.error(2) == 1
     assert predictions.error(1) == 0
+
+
+def test_int8_counts_at_its_own_rate_where_the_table_has_it():
+    integers = ("int8", "int8")
+    assert peak_of(integers, CHIPS["t4"]) == 130e12
+    assert peak_of(integers, CHIPS["l4"]) == CHIPS["l4"].peak["bfloat16"]
+    assert peak_of(("int8", "bfloat16"), CHIPS["v5e"]) == CHIPS["v5e"].peak["bfloat16"]
