@@ -9,7 +9,7 @@ import pytest
 import zoo
 from marks import by_turns, few, slow_on
 from mx_reference import mx_product
-from reference import assert_close, compiled, sqnr, tensors, to_numpy, with_gradients
+from reference import assert_close, check_products, compiled, sqnr, tensors, to_numpy, with_gradients
 
 import keras_mp
 from keras_mp.chips import CHIPS
@@ -31,23 +31,10 @@ def normal(*shape):
 
 
 def check(equation, x, w, recipe, mode, scale=1.0):
-    """Forward and both gradients, of rows and columns whose magnitudes differ by orders."""
-    rng = np.random.default_rng()
-    recipe, (first, second, third) = RECIPES[recipe]
-
-    def values(shape):
-        factors = functools.reduce(np.multiply, np.ix_(*(2.0 ** rng.integers(-9, 10, size) for size in shape)))
-        return (rng.normal(size=shape) * factors).astype("float32")
-
-    x, w = values(x), values(w)
-    g = (scale * values(np.einsum(equation, x, w).shape)).astype("float32")
-    found = mode(with_gradients(lambda x, w: matmul(x, w, recipe, equation=equation)))(*tensors(x, w, g))
-    operands, out = equation.split("->")
-    left, right = operands.split(",")
-    rounding = recipe.scale_rounding
-    assert_close(found[0], mx_product(equation, x, w, (first, second), rounding))
-    assert_close(found[1], mx_product(f"{out},{right}->{left}", g, w, (third, second), rounding))
-    assert_close(found[2], mx_product(f"{left},{out}->{right}", x, g, (first, third), rounding))
+    recipe, names = RECIPES[recipe]
+    reference = functools.partial(mx_product, rounding=recipe.scale_rounding)
+    multiply = functools.partial(matmul, recipe=recipe, equation=equation)
+    check_products(multiply, reference, equation, (x, w), names, mode, 9, scale)
 
 
 @MODES

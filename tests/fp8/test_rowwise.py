@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 from marks import ci_on, few
-from reference import assert_close, compiled, row_product, sqnr, tensors, to_numpy, with_gradients
+from reference import assert_close, check_products, compiled, row_product, sqnr, tensors, to_numpy
 
 from keras_mp.fp8 import CurrentScaling, Float8Dense, Float8EinsumDense, RowwiseScaling, convert, matmul
 
@@ -20,23 +20,10 @@ RECIPES = {
 
 
 def check(equation, x, w, recipe, mode, scale=1.0):
-    """Forward and both gradients, of rows and columns whose magnitudes differ by orders."""
-    rng = np.random.default_rng()
-    recipe, (first, second, third) = RECIPES[recipe]
-
-    def values(shape):
-        spread = functools.reduce(np.multiply, np.ix_(*(2.0 ** rng.integers(-12, 13, size) for size in shape)))
-        return (rng.normal(size=shape) * spread).astype("float32")
-
-    x, w = values(x), values(w)
-    g = (scale * values(np.einsum(equation, x, w).shape)).astype("float32")
-    found = mode(with_gradients(lambda x, w: matmul(x, w, recipe, equation=equation)))(*tensors(x, w, g))
-    operands, out = equation.split("->")
-    left, right = operands.split(",")
-    power_of_two = recipe.power_of_two
-    assert_close(found[0], row_product(equation, x, w, (first, second), power_of_two))
-    assert_close(found[1], row_product(f"{out},{right}->{left}", g, w, (third, second), power_of_two))
-    assert_close(found[2], row_product(f"{left},{out}->{right}", x, g, (first, third), power_of_two))
+    recipe, names = RECIPES[recipe]
+    reference = functools.partial(row_product, power_of_two=recipe.power_of_two)
+    multiply = functools.partial(matmul, recipe=recipe, equation=equation)
+    check_products(multiply, reference, equation, (x, w), names, mode, 12, scale)
 
 
 @MODES
