@@ -6,6 +6,7 @@ from pathlib import Path
 import keras
 import pytest
 from in_own_process import REST, run
+from marks import by_turns
 from runs_of_lines import ROWS, build, check, data, model_after
 
 import keras_mp
@@ -20,19 +21,25 @@ pytestmark = pytest.mark.ci
 
 
 @pytest.mark.parametrize(
-    "precision, form",
-    [
-        ("float32", "plain"),
-        ("mixed_float16", "micro-batches"),
-        ("mixed_bfloat16", "lean"),
-        ("mixed_bfloat16", "remat"),
+    "precision_and_form",
+    by_turns(
+        [
+            ("float32", "plain"),
+            ("mixed_float16", "micro-batches"),
+            ("mixed_bfloat16", "lean"),
+            ("mixed_bfloat16", "remat"),
+            ("mixed_bfloat16", "all"),
+            ("mixed_bfloat16", "states"),
+            ("mixed_float16", "states in parts"),
+        ],
         ("mixed_bfloat16", "all"),
-        ("mixed_bfloat16", "states"),
         ("mixed_float16", "states in parts"),
-    ],
+    ),
+    ids=" ".join,
 )
 @pytest.mark.parametrize("function", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["function", "model"])
-def test_the_lines_of_every_set_of_measures(precision, form, function):
+def test_the_lines_of_every_set_of_measures(precision_and_form, function):
+    precision, form = precision_and_form
     place, (x, y) = find_place("rtx4090"), data()
     source = Source(build) if function else Source(build(), "model")
     assert source.forms(precision) == (True, True)  # a lean form, and blocks to recompute

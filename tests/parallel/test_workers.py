@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import pytest
 import together
+from marks import slow_on
 
 from keras_mp.parallel import workers
 
@@ -148,9 +149,16 @@ def whole(tmp_path_factory):
 
 
 slowly = partial(pytest.param, marks=pytest.mark.slow)
+# In continuous integration one on each backend.
+LOSSES = [
+    pytest.param("SIGKILL", 1, marks=slow_on("tensorflow")),
+    pytest.param("SIGSTOP", 0, marks=slow_on("jax")),
+    slowly("SIGKILL", 0),
+    slowly("SIGSTOP", 1),
+]
 
 
-@pytest.mark.parametrize("way, lost", [("SIGKILL", 1), ("SIGSTOP", 0), slowly("SIGKILL", 0), slowly("SIGSTOP", 1)])
+@pytest.mark.parametrize("way, lost", LOSSES)
 @pytest.mark.ci
 def test_one_that_is_lost_ends_the_other_which_names_it_and_a_restart_goes_on(lost, way, whole, tmp_path):
     with Processes(tmp_path / "lost", *LOSABLE, "--pause", 0.3) as processes:

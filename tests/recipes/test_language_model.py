@@ -6,7 +6,7 @@ import json
 import keras
 import numpy as np
 import pytest
-from marks import ci_on
+from marks import ci_on, slow_on
 
 from recipes import language_model as recipe
 from recipes.datasets.text import sequences, split
@@ -72,6 +72,7 @@ def test_a_short_training_leaves_whole_files(tmp_path, corpus, capsys, model, po
 
 
 @pytest.mark.ci
+@slow_on("jax")
 def test_two_micro_batches_are_a_batch_and_remat_changes_nothing(tmp_path, corpus, monkeypatch):
     # At a rate that changes within a window, the two would take different ones.
     monkeypatch.setattr(recipe, "warmup_then_cosine", lambda peak, steps: 1e-3)
