@@ -23,6 +23,13 @@ def few(values, *chosen):
     return [value if value in chosen else pytest.param(value, marks=pytest.mark.ci) for value in values]
 
 
+def at_least(values, *chosen):
+    """Parameters of which those chosen run wherever the test does, and the others in `make test-all` alone."""
+    values = list(values)
+    assert set(chosen) <= set(values), f"{chosen} are not all among {values}"
+    return [value if value in chosen else pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 def by_turns(values, *chosen):
     """As `few`; of those not chosen continuous integration has two thirds on TensorFlow, and the others on JAX.
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import own_blocks
 import pytest
-from marks import slow_on
+from marks import at_least, slow_on
 from test_lean_families import recomputing
 
 import keras_mp
@@ -26,8 +26,9 @@ BUILDS = [(own_blocks.functional_gpt, False), (own_blocks.mini_gpt, True), (own_
 CASES = [(build, remat, kind) for build, remat in (BUILDS if TENSORFLOW else BUILDS[1:2]) for kind in EXPORTS]
 
 
-@pytest.mark.parametrize(("build", "remat", "kind"), CASES, ids=lambda x: getattr(x, "__name__", str(x)))
-def test_an_export_holds_the_plain_operators(build, remat, kind, tmp_path):
+@pytest.mark.parametrize("case", at_least(CASES, *CASES[::2]), ids=lambda case: f"{case[0].__name__}-{case[2]}")
+def test_an_export_holds_the_plain_operators(case, tmp_path):
+    build, remat, kind = case
     keras.config.set_dtype_policy("mixed_bfloat16")
     model = build()
     generator = np.random.default_rng()

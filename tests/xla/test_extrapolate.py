@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from marks import slow_on
 from steps import tensor
 
 import keras_mp
@@ -182,8 +183,8 @@ def same_state(report, whole):
 @pytest.mark.parametrize(
     "build, batch, depth, blocks",
     [
-        (functional, TOKENS, 9, (2, 4)),
-        (lambda depth: functional(depth, remat=True), TOKENS, 9, (2, 4)),
+        pytest.param(functional, TOKENS, 9, (2, 4), marks=slow_on("tensorflow")),
+        pytest.param(lambda depth: functional(depth, remat=True), TOKENS, 9, (2, 4), marks=slow_on("jax")),
         # From 2 and 4 blocks, TensorFlow's figures are 21% too low: XLA arranges this step with 4 blocks otherwise.
         (subclassed, (tensor((64, 64)), tensor((64, 8))), 12, (4, 8)),
     ],
