@@ -17,17 +17,18 @@ def slow_on(backend: str) -> pytest.MarkDecorator:
 def few(values, *chosen):
     """Parameters of which those chosen are in `make test`, by default the first two; continuous integration has all."""
     values = list(values)
-    chosen = chosen or values[:2]
-    absent = [value for value in chosen if value not in values]
-    assert not absent, f"{absent} are not among {values}"
-    return [value if value in chosen else pytest.param(value, marks=pytest.mark.ci) for value in values]
+    return _others_marked(values, chosen or values[:2], pytest.mark.ci)
 
 
 def at_least(values, *chosen):
     """Parameters of which those chosen run wherever the test does, and the others in `make test-all` alone."""
-    values = list(values)
-    assert set(chosen) <= set(values), f"{chosen} are not all among {values}"
-    return [value if value in chosen else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    return _others_marked(list(values), chosen, pytest.mark.slow)
+
+
+def _others_marked(values, chosen, mark):
+    absent = [value for value in chosen if value not in values]
+    assert not absent, f"{absent} are not among {values}"
+    return [value if value in chosen else pytest.param(value, marks=mark) for value in values]
 
 
 def by_turns(values, *chosen):

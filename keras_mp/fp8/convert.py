@@ -130,12 +130,11 @@ def convert(
             "static scales are calibrated: gradients would saturate. Use delayed scales",
             stacklevel=2,
         )
-    if chosen and isinstance(recipe, MXFP8Scaling) and current_device().kind == "gpu" and not is_available(MXFP8).ok:
-        # XLA emulates it there in loops, without tensor cores.
-        warnings.warn(
-            f"fp8.convert({model.name!r}): {is_available(MXFP8).reason} It will be slower than bfloat16: use 'delayed'",
-            stacklevel=2,
-        )
+    if chosen and isinstance(recipe, MXFP8Scaling) and current_device().kind == "gpu":
+        ok, reason = is_available(MXFP8)
+        if not ok:  # XLA emulates it there in loops, without tensor cores
+            slower = f"{reason} It will be slower than bfloat16: use 'delayed'"
+            warnings.warn(f"fp8.convert({model.name!r}): {slower}", stacklevel=2)
     if changed:
         warnings.warn(f"fp8.convert({model.name!r}): {_told(changed, recipe)}", stacklevel=2)
     wide = [decision.path for decision in chosen if _is_wide(decision.layer)]
