@@ -17,7 +17,7 @@ os.environ["KERAS_BACKEND"] = "jax"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from fp8_layout import cycles
-from fp8_step import lowered
+from fp8_step import lowered, lowered_convolution
 
 from keras_mp.fp8 import Int8Scaling
 from keras_mp.xla.compile import compile_step
@@ -25,6 +25,16 @@ from keras_mp.xla.hlo import parse
 from keras_mp.xla.targets import find_target
 
 CHIPS = ["v5e", "v6e", "v7x"]
+# Batch, length of both sides, channels and filters: the last stages of a ResNet-50, and of a U-Net.
+CONVOLUTIONS = [
+    (128, 14, 256, 256),
+    (128, 7, 512, 512),
+    (128, 16, 512, 512),
+    (64, 16, 1280, 1280),
+    (16, 16, 1280, 1280),
+    (64, 32, 640, 640),
+]
+TENSORWISE = ["bfloat16", "delayed", "static"]
 SHAPES = [(2048, 2048, 8192), (8192, 4096, 16384)]
 RECIPES = {
     "bfloat16": "bfloat16",
@@ -36,17 +46,18 @@ RECIPES = {
 }
 
 
-def estimate(recipe, shape: tuple[int, int, int], chip: str) -> float:
-    """Million cycles of a step of one layer."""
-    return cycles(parse(compile_step(lowered(recipe, shape, "tpu"), find_target(chip)).hlo))
+def estimate(recipe, shape: tuple[int, ...], chip: str) -> float:
+    """Million cycles of a step of one layer: of a convolution where the shape has four numbers."""
+    step = (lowered_convolution if len(shape) == 4 else lowered)(recipe, shape, "tpu")
+    return cycles(parse(compile_step(step, find_target(chip)).hlo))
 
 
-def table(cycles: dict) -> list[str]:
+def table(cycles: dict, title: str, names: list[str]) -> list[str]:
     """Lines of Markdown, of cycles by chip, shape and scaling recipe."""
-    lines = ["| (M, K, N) | scaling recipe | " + " | ".join(f"{chip} | relative" for chip in cycles) + " |"]
+    lines = [f"| {title} | scaling recipe | " + " | ".join(f"{chip} | relative" for chip in cycles) + " |"]
     lines.append("| --- | --- |" + " ---: | ---: |" * len(cycles))
     for shape in next(iter(cycles.values())):
-        for name in RECIPES:
+        for name in names:
             values = [by_shape[shape] for by_shape in cycles.values()]
             cells = [f"{value[name]:.2f} | {value[name] / value['bfloat16']:.2f}" for value in values]
             lines.append(f"| {shape} | {name} | {' | '.join(cells)} |")
@@ -70,14 +81,18 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--chips", nargs="+", default=CHIPS)
+    parser.add_argument("--convolutions", action="store_true", help="of Conv2D layers: 40 minutes")
     parser.add_argument("--python", action="store_true", help="print the module's lines, not Markdown")
     arguments = parser.parse_args()
+    shapes, names, title = SHAPES, list(RECIPES), "(M, K, N)"
+    if arguments.convolutions:
+        shapes, names, title = CONVOLUTIONS, TENSORWISE, "(batch, side, channels, filters)"
     cycles: dict = {}
     for chip in arguments.chips:
-        for shape in SHAPES:
-            values = {name: estimate(recipe, shape, chip) for name, recipe in RECIPES.items()}
+        for shape in shapes:
+            values = {name: estimate(RECIPES[name], shape, chip) for name in names}
             cycles.setdefault(chip, {})[shape] = values
-    print("\n".join((python if arguments.python else table)(cycles)))
+    print("\n".join(python(cycles) if arguments.python else table(cycles, title, names)))
 
 
 if __name__ == "__main__":

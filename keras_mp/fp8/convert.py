@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_mp.fp8.converted import converted_node, places_below, plain_node
+from keras_mp.fp8.convolution_layer import Int8Conv2D
 from keras_mp.fp8.cost import Cost
 from keras_mp.fp8.history import AmaxHistory
 from keras_mp.fp8.int8_cost import CompiledCost
@@ -52,6 +53,9 @@ def convert(
 ) -> keras.Model:
     """A new model in which Dense and EinsumDense layers compute in FP8, or in INT8; see `keras_mp.fp8.matmul`.
 
+    With `Int8Scaling`, Conv2D layers too, where they are chosen by select or target: of one group, channels last, and
+    one scale a tensor ("delayed" or "static").
+
     That includes layers inside others, such as the projections of MultiHeadAttention and GroupQueryAttention. Weights,
     names, shared layers, compile arguments and optimizer state are carried over; the original is not changed. The
     result is saved and loaded as usual, wherever `keras_mp` is imported, and exported by `keras_mp.export_float32` as
@@ -65,15 +69,15 @@ def convert(
         recipe: a scaling recipe such as `DelayedScaling(amax_history_length=1024)`, or its name, as
             `get_recipe` lists them; `CurrentScaling()` by default. `Int8Scaling()` converts to INT8, `MXFP8Scaling()`
             to MXFP8.
-        select: `select(path, layer) -> bool` is asked about every Dense and EinsumDense layer that can be converted.
-            By default all are chosen but those that read the model's input or compute its output, whose errors nothing
-            behind or before them evens out (torchao's examples leave the last layer out as well); those whose product
-            is not of multiples of 16, which FP8 hardware asks for (cuBLAS documentation, cublasLtMatmul); and those
-            that are too small to gain: the smaller side of the product at most 1024 and the larger at most 4096
+        select: `select(path, layer) -> bool` is asked about every layer that can be converted. By default all Dense and
+            EinsumDense layers are chosen but those that read the model's input or compute its output, whose errors
+            nothing behind or before them evens out (torchao's examples leave the last layer out as well); those whose
+            product is not of multiples of 16, which FP8 hardware asks for (cuBLAS documentation, cublasLtMatmul); and
+            those that are too small to gain: the smaller side of the product at most 1024 and the larger at most 4096
             (torchao's automatic filter for tensorwise scaling, measured on an H100).
         target: a chip's name in `keras_mp.chips.CHIPS`, such as "h100": whether a product gains is then predicted from
             the chip's rates, by `keras_mp.fp8.cost.step_cost`, and not from its sizes alone. For `Int8Scaling` it is
-            looked up in a table of compiled cycles, of "v5e", "v6e" and "v7x": see `keras_mp.fp8.int8_cost`.
+            looked up in tables of compiled cycles, of "v5e", "v6e" and "v7x": see `keras_mp.fp8.int8_cost`.
         batch_size: for that prediction, where the model's inputs do not say it.
 
     Returns:
@@ -97,13 +101,16 @@ def convert(
         raise TypeError(f"select={select!r} must be a function select(path, layer) that returns a bool")
     if select is not None and target is not None:
         raise ValueError(f"target={target!r} chooses the layers, and so does select: give one of the two")
-    decisions = decide(model, select, _target(target, batch_size, recipe))
+    decisions = decide(model, select, _target(target, batch_size, recipe), recipe)
     chosen = [decision for decision in decisions if decision.float8]
     known = [decision for decision in chosen if isinstance(decision.layer, Float8Layer)]
     changed = [
         decision
         for decision in known
-        if changes and decision.layer.recipe != recipe and (select is None or select(decision.path, decision.layer))
+        if changes
+        and decision.layer.recipe != recipe
+        and (recipe.takes_convolutions or not isinstance(decision.layer, Int8Conv2D))
+        and (select is None or select(decision.path, decision.layer))
     ]
     stays = {id(decision.layer) for decision in known} - {id(decision.layer) for decision in changed}
     wanted = {id(decision.layer): recipe for decision in chosen if id(decision.layer) not in stays}
@@ -150,12 +157,12 @@ def convert(
 
 def _why_none(decisions: list[Decision], select: Select | None, operands: str) -> str:
     if not decisions:
-        return f"the model has no Dense or EinsumDense layer, so nothing is in {operands}"
+        return f"the model has no layer that computes in {operands}, such as Dense and EinsumDense"
     reasons = Counter(decision.reason.partition(": ")[0] for decision in decisions)
     listed = "; ".join(f"{count} of them: {reason}" for reason, count in reasons.most_common(4))
     anyway = "; select=lambda path, layer: True converts what can be, all the same" if select is None else ""
     return (
-        f"nothing is in {operands} of the {len(decisions)} Dense and EinsumDense layers. {listed}. "
+        f"nothing is in {operands} of the {len(decisions)} layers with a product. {listed}. "
         f"keras_mp.fp8.explain(model) lists them{anyway}"
     )
 
@@ -188,7 +195,9 @@ def explain(
     batch_size: int = 8,
     recipe: Recipe | str | None = None,
 ) -> list[Decision]:
-    """Prints a row for each Dense and EinsumDense layer: whether it computes in FP8, or `convert` would, and why.
+    """Prints a row for each layer that FP8 is for: whether it computes in FP8, or `convert` would, and why.
+
+    These are the Dense and EinsumDense layers; for `Int8Scaling` with a scale a tensor the Conv2D layers, too.
 
     Args:
         model: a built Keras model, before or after `convert`.
@@ -209,7 +218,7 @@ def explain(
     from rich.text import Text
 
     recipe = get_recipe(recipe)
-    decisions = decide(model, select, _target(target, batch_size, recipe))
+    decisions = decide(model, select, _target(target, batch_size, recipe), recipe)
     predicted = ["bfloat16", f"in {recipe.operands}", "gain"] if target else []
     table = Table("layer", "product", recipe.operands, *predicted, "why", box=None, pad_edge=False)
     for decision in decisions:

@@ -8,7 +8,8 @@ from typing import Any
 
 import keras
 
-from keras_mp.fp8.layers import Config, Float8Dense, Float8EinsumDense
+from keras_mp.fp8.convolution_layer import Int8Conv2D
+from keras_mp.fp8.layers import Config, Float8Dense, Float8EinsumDense, Float8Layer
 from keras_mp.fp8.recipes import get_recipe
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.rebuild import children_of, original_config
@@ -30,7 +31,16 @@ class EinsumDense(Float8EinsumDense):
     """An EinsumDense layer that `convert` made an FP8 one."""
 
 
-CONVERTED: dict[type, type] = {keras.layers.Dense: Dense, keras.layers.EinsumDense: EinsumDense}
+@keras.saving.register_keras_serializable("keras_mp", "ConvertedConv2D")
+class Conv2D(Int8Conv2D):
+    """A Conv2D layer that `convert` made an INT8 one."""
+
+
+CONVERTED: dict[type, type] = {
+    keras.layers.Dense: Dense,
+    keras.layers.EinsumDense: EinsumDense,
+    keras.layers.Conv2D: Conv2D,
+}
 _PLAIN = {
     keras.saving.get_registered_name(layer_class): plain
     for layer_class, plain in [
@@ -38,6 +48,8 @@ _PLAIN = {
         (EinsumDense, keras.layers.EinsumDense),
         (Float8Dense, keras.layers.Dense),
         (Float8EinsumDense, keras.layers.EinsumDense),
+        (Conv2D, keras.layers.Conv2D),
+        (Int8Conv2D, keras.layers.Conv2D),
     ]
 }
 # What Keras writes around a layer's config, not into it.
@@ -64,7 +76,7 @@ class Float8Children:
     def convert_children(self) -> None:
         """Converts those sublayers that exist by now."""
         for place, layer in _places(self):
-            if place in self._float8 and not isinstance(layer, (Float8Dense, Float8EinsumDense)):
+            if place in self._float8 and not isinstance(layer, Float8Layer):
                 convert_in_place(layer, self._float8[place])
 
     def get_config(self) -> Config:
@@ -95,7 +107,7 @@ def _with_children(original: type) -> type:
 
 
 def convert_in_place(layer: keras.layers.Layer, recipe: Recipe) -> None:
-    """Makes a live Dense or EinsumDense layer an FP8 one; it must be part of no compiled function yet."""
+    """Makes a live layer an FP8 or INT8 one; it must be part of no compiled function yet."""
     treatments, precision = treatments_of(layer), getattr(layer, "_precision", "")
     layer.__class__ = CONVERTED[original_class(layer)]
     layer._recipe = recipe
@@ -129,8 +141,7 @@ def converted_node(node: Config, recipe: Recipe | None, below: dict[Place, Recip
 
     Args:
         node: as Keras serializes a layer.
-        recipe: the scaling recipe of the layer itself, a Dense or EinsumDense, in FP8 already or not; None leaves it
-            as it is.
+        recipe: the scaling recipe of the layer itself, in FP8 already or not; None leaves it as it is.
         below: of the sublayers that no config shows.
 
     Returns:

@@ -1,10 +1,13 @@
-"""When INT8 pays: compiled cycles of one layer, forward and backward, from the table of `benchmarks/int8_cycles.py`."""
+"""When INT8 pays: compiled cycles of a layer, forward and backward, from the tables of `benchmarks/int8_cycles.py`."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
-from keras_mp.fp8.int8_cycles import CYCLES
+import keras
+
+from keras_mp.fp8.int8_cycles import CONVOLUTION_CYCLES, CYCLES
 from keras_mp.fp8.int8_scaling import Int8Scaling
 from keras_mp.precision.chips import find_chip
 
@@ -15,12 +18,13 @@ class CompiledCost(NamedTuple):
     Attributes:
         bfloat16: in bfloat16.
         int8: in INT8, quantization included.
-        shape: rows, inputs and outputs of the layer that was compiled.
+        shape: rows, inputs and outputs of the layer that was compiled; of a convolution batch, length of a side,
+            channels and filters.
     """
 
     bfloat16: float
     int8: float
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
 
     @property
     def gain(self) -> float:
@@ -44,20 +48,58 @@ def compiled_cost(rows: int, inputs: int, outputs: int, target: str, recipe: Int
     Raises:
         ValueError: the table has no such chip, or not the recipe's way of scaling.
     """
+    by_shape = _of_chip(CYCLES, target)
+    smaller = [shape for shape in by_shape if all(map(int.__le__, shape, (rows, inputs, outputs)))]
+    return _cost(by_shape, max(smaller), tabled_name(recipe)) if smaller else None
+
+
+def compiled_convolution_cost(
+    layer: keras.layers.Conv2D, batch_size: int, target: str, recipe: Int8Scaling
+) -> CompiledCost | None:
+    """Looks up the largest convolution of the table that is no larger than another, of about the same side.
+
+    The table's have kernels of 3 by 3 and a stride of 1. Their sides are as long as the layer's, or up to twice as
+    long: longer ones gain less, and of much shorter ones the rounding of the kernel takes more.
+
+    Args:
+        layer: a built Conv2D layer.
+        batch_size: where the layer's inputs do not say it.
+        target: a chip's name.
+        recipe: the scaling recipe.
+
+    Returns:
+        Its cycles; None for a layer like none of the table.
+
+    Raises:
+        ValueError: the table has no such chip.
+    """
+    by_shape = _of_chip(CONVOLUTION_CYCLES, target)
+    batch, *lengths, channels = layer.get_build_config()["input_shape"]
+    if None in lengths or min(layer.kernel_size) < 3 or max(*layer.strides, *layer.dilation_rate) > 1:
+        return None
+    like = [
+        shape
+        for shape in by_shape
+        if all(map(int.__le__, (shape[0], *shape[2:]), (batch or batch_size, channels, layer.filters)))
+        and all(shape[1] // 2 < length <= shape[1] for length in lengths)
+    ]
+    return _cost(by_shape, max(like, key=math.prod), recipe.scales) if like else None
+
+
+def _of_chip(table: dict[str, Any], target: str) -> dict[Any, dict[str, float]]:
     chip = find_chip(target)
-    if chip.name not in CYCLES:
+    if chip.name not in table:
         raise ValueError(
             f"target={target!r}: there are no compiled cycles of INT8 for {chip.title}, so that its gain is not "
-            f"predicted. With: {', '.join(CYCLES)}. Without a target, or with select, convert does not need them"
+            f"predicted. With: {', '.join(table)}. Without a target, or with select, convert does not need them"
         )
-    name = tabled_name(recipe)
-    smaller = [shape for shape in CYCLES[chip.name] if all(map(int.__le__, shape, (rows, inputs, outputs)))]
-    if not smaller:
-        return None
-    shape = max(smaller)
-    cycles = CYCLES[chip.name][shape]
+    return table[chip.name]
+
+
+def _cost(by_shape: dict[Any, dict[str, float]], shape: tuple[int, ...], name: str) -> CompiledCost:
+    cycles = by_shape[shape]
     if name not in cycles:
-        raise ValueError(f"recipe={recipe} has no compiled cycles. There are some for: {', '.join(cycles)}")
+        raise ValueError(f"Int8Scaling, {name}, has no compiled cycles. There are some for: {', '.join(cycles)}")
     return CompiledCost(cycles["bfloat16"], cycles[name], shape)
 
 

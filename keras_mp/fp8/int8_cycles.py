@@ -4,6 +4,7 @@ Made by `KERAS_BACKEND=jax python benchmarks/int8_cycles.py --python`, with libt
 """
 
 Shape = tuple[int, int, int]
+Convolution = tuple[int, int, int, int]
 
 # fmt: off
 CYCLES: dict[str, dict[Shape, dict[str, float]]] = {
@@ -61,4 +62,8 @@ CYCLES: dict[str, dict[Shape, dict[str, float]]] = {
             "static, kernel gradient INT8": 9.97,
         },
     },
+}
+
+# By (batch, length of both sides, channels, filters): kernels of 3 by 3, a stride of 1.
+CONVOLUTION_CYCLES: dict[str, dict[Convolution, dict[str, float]]] = {
 }

@@ -67,19 +67,16 @@ class Float8Layer:
         with AutocastScope(None):
             # The float32 master weights: they are rounded once, to FP8, and their gradient is never rounded.
             kernel, part = read_kernel(self.kernel, self.recipe)
-        x = matmul(
-            inputs,
-            kernel,
-            self.recipe,
-            equation=getattr(self, "equation", ""),
-            dtype=self.compute_dtype,
-            path=self.path or self.name,
-            history=None if self.amax_history is None else self.amax_history.call(),
-            part=part,
-        )
+        history = None if self.amax_history is None else self.amax_history.call()
+        path = self.path or self.name
+        x = self.multiply(inputs, kernel, dtype=self.compute_dtype, path=path, history=history, part=part)
         if self.bias is not None:
             x = keras.ops.add(x, self.bias)
         return x if self.activation is None else self.activation(x)
+
+    def multiply(self, inputs: Any, kernel: Any, **arguments: Any) -> Any:
+        """The product, without bias and activation, as `keras_mp.fp8.matmul` takes its arguments."""
+        return matmul(inputs, kernel, self.recipe, equation=getattr(self, "equation", ""), **arguments)
 
     def get_config(self) -> Config:
         recipe = keras.saving.serialize_keras_object(self.recipe)

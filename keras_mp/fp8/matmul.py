@@ -11,9 +11,10 @@ from keras_mp import backend
 from keras_mp.fp8.contraction import explicit, last_axis, summed_axes
 from keras_mp.fp8.int8_product import int8_product
 from keras_mp.fp8.int8_scaling import Int8Scaling
+from keras_mp.fp8.matrix_products import MatrixProducts
 from keras_mp.fp8.mxfp8_product import mxfp8_product
 from keras_mp.fp8.mxfp8_scaling import MXFP8Scaling
-from keras_mp.fp8.of_parts import join, sum_gradients
+from keras_mp.fp8.of_parts import join, sum_gradients, whole_shape
 from keras_mp.fp8.quantized_dot import quantized_dot
 from keras_mp.fp8.recipes import get_recipe
 from keras_mp.fp8.roles import ROLES
@@ -80,7 +81,7 @@ def matmul(
     """
     recipe = get_recipe(recipe)
     inputs, kernel = backend.as_tensor(inputs), backend.as_tensor(kernel)
-    input_dtype, kernel_dtype = _float_dtype("inputs", inputs), _float_dtype("kernel", kernel)
+    input_dtype, kernel_dtype = float_dtype("inputs", inputs), float_dtype("kernel", kernel)
     rank = len(inputs.shape)
     equation = explicit(equation, rank) if equation else last_axis(rank)
     operands, result_labels = equation.split("->")
@@ -93,7 +94,9 @@ def matmul(
     splits = len(kernel_labels) - len(set(kernel_labels) & set(input_labels)) > 1
     equations, result_dtype = (equation, to_inputs, to_kernel), dtype or input_dtype
     if isinstance(recipe, Int8Scaling):
-        return int8_product(inputs, kernel, histories, recipe, equations, result_dtype, path, part, apart=splits)
+        dtypes, whole = (result_dtype, input_dtype, kernel_dtype), whole_shape(kernel, part)
+        products = MatrixProducts(equations, inputs.shape, whole, dtypes, recipe, path, apart=splits)
+        return int8_product(inputs, kernel, histories, recipe, products, path, part)
     if isinstance(recipe, MXFP8Scaling):
         return mxfp8_product(inputs, kernel, recipe, equations, result_dtype, path, apart=splits)
 
@@ -147,7 +150,8 @@ def _checked(history: Any, recipe: Recipe) -> Any:
     return backend.as_tensor(history)
 
 
-def _float_dtype(name: str, x: Any) -> str:
+def float_dtype(name: str, x: Any) -> str:
+    """The dtype of a tensor of floats; a TypeError names another."""
     dtype = keras.backend.standardize_dtype(x.dtype)
     if not keras.backend.is_float_dtype(dtype):
         raise TypeError(f"{name} must be floats, got {dtype}: cast them, as with keras.ops.cast(x, 'bfloat16')")

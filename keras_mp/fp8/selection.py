@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.fp8.contraction import problem
+from keras_mp.fp8.convolution import most_terms
+from keras_mp.fp8.convolution_layer import convolution_problem
 from keras_mp.fp8.cost import Cost, chip_for, rows_of, step_cost
-from keras_mp.fp8.int8_cost import CompiledCost, compiled_cost
-from keras_mp.fp8.int8_scaling import Int8Scaling
+from keras_mp.fp8.int8_cost import CompiledCost, compiled_convolution_cost, compiled_cost
+from keras_mp.fp8.int8_scaling import MOST_TERMS, Int8Scaling
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.rebuild import layers_by_path
@@ -27,16 +29,21 @@ SMALL, LARGE = 1024, 4096
 # A compiler's estimate of a layer by itself that saves less than a tenth says nothing about the layer in a step.
 COMPILED_GAIN = 1 / 0.9
 
+MATRIX_LAYERS = (keras.layers.Dense, keras.layers.EinsumDense)
+
+_NOT_MEASURED = "nobody has measured when an INT8 convolution gains: give a target, or choose it with select"
+
 Select = Callable[[str, Any], bool]
 
 
 class Decision(NamedTuple):
-    """Whether `convert` converts a Dense or EinsumDense layer, and why.
+    """Whether `convert` converts a layer, and why.
 
     Attributes:
         path: the names that lead to the layer, joined with `/`.
         layer: the live layer.
-        sizes: inputs and outputs of its matrix product; None before it is built.
+        sizes: inputs and outputs of its matrix product, of a convolution the inputs under its window and the filters;
+            None before it is built.
         float8: whether it computes in FP8.
         possible: whether it can.
         reason: why, or why not.
@@ -66,13 +73,16 @@ class Target(NamedTuple):
     recipe: Recipe
 
 
-def decide(model: keras.Model, select: Select | None = None, target: Target | None = None) -> list[Decision]:
-    """Decides for each Dense and EinsumDense layer of a model.
+def decide(
+    model: keras.Model, select: Select | None = None, target: Target | None = None, recipe: Recipe | None = None
+) -> list[Decision]:
+    """Decides for each Dense and EinsumDense layer of a model, and for each Conv2D layer, where the recipe takes them.
 
     Args:
         model: a built Keras model.
         select: `select(path, layer) -> bool`, instead of the default.
         target: decide by what is predicted of it, instead of by sizes alone.
+        recipe: the scaling recipe of layers that are not in FP8 yet.
 
     Returns:
         A decision a layer, depth first.
@@ -83,10 +93,11 @@ def decide(model: keras.Model, select: Select | None = None, target: Target | No
     """
     ends = {} if select else end_layers(model)
     predict = _Predictor(target) if target else None
+    kinds = (*MATRIX_LAYERS, keras.layers.Conv2D) if recipe is not None and recipe.takes_convolutions else MATRIX_LAYERS
     return [
         _decide(path, layer, select, ends, predict)
         for path, layer in layers_by_path(model).items()
-        if isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense))
+        if isinstance(layer, (*kinds, Float8Layer))
     ]
 
 
@@ -100,6 +111,9 @@ class _Predictor:
         self._rows: dict[str, int] = {}
 
     def __call__(self, path: str, layer: keras.layers.Layer, sizes: tuple[int, int]) -> Cost | CompiledCost | None:
+        recipe = layer.recipe if isinstance(layer, Float8Layer) else self.target.recipe
+        if isinstance(layer, keras.layers.Conv2D):
+            return compiled_convolution_cost(layer, self.target.batch_size, self.target.chip, recipe)
         parent = path.rpartition("/")[0]
         rows = rows_of(layer, sizes[0], self.target.batch_size)
         if rows is not None:
@@ -111,7 +125,6 @@ class _Predictor:
                 f"layer {path!r} takes inputs of unknown length, {layer.get_build_config()['input_shape']}: to predict "
                 "what a layer gains, build the model with a known one, such as keras.Input((1024,))"
             )
-        recipe = layer.recipe if isinstance(layer, Float8Layer) else self.target.recipe
         if isinstance(recipe, Int8Scaling):
             return compiled_cost(rows, *sizes, self.target.chip, recipe)
         return step_cost(rows, *sizes, chip_for(self.target.chip, recipe), recipe)
@@ -121,6 +134,7 @@ def _decide(
     path: str, layer: keras.layers.Layer, select: Select | None, ends: dict[int, str], predict: _Predictor | None
 ) -> Decision:
     wrong = _impossible(layer)
+    convolves = isinstance(layer, keras.layers.Conv2D)
     sizes = None if wrong else matrix_sizes(layer)
     if sizes is None:
         return Decision(path, layer, sizes, isinstance(layer, Float8Layer), False, wrong)
@@ -132,12 +146,15 @@ def _decide(
         chosen = bool(select(path, layer))
         reason = "select chose it" if chosen else "select left it out"
         return Decision(path, layer, sizes, chosen, True, reason + told, cost)
-    product = f"its product of {sizes[0]} by {sizes[1]}"
+    product = f"its {'convolution' if convolves else 'product'} of {sizes[0]} by {sizes[1]}"
     reason = ends.get(id(layer)) or _odd(*sizes)
     if not reason and cost is not None and cost.gain < least_gain(cost):
         reason = f"{product} does not gain" + ("" if cost.gain <= 1 else " enough")
     if not reason and cost is None:
-        reason = f"{product} is smaller than those whose cycles are known" if predict else _too_small(*sizes)
+        if convolves:
+            reason = f"{product} is like none whose cycles are known" if predict else _NOT_MEASURED
+        else:
+            reason = f"{product} is smaller than those whose cycles are known" if predict else _too_small(*sizes)
     return Decision(path, layer, sizes, not reason, True, (reason or f"{product} gains") + told, cost)
 
 
@@ -160,21 +177,24 @@ def _told(cost: Cost | CompiledCost) -> str:
 
 def _impossible(layer: keras.layers.Layer) -> str:
     plain = original_class(layer)
-    known = (keras.layers.Dense, keras.layers.EinsumDense)
+    known = (*MATRIX_LAYERS, keras.layers.Conv2D)
     if plain not in known and not issubclass(plain, Float8Layer):
         return f"{plain.__name__} has code of its own, which an FP8 layer would not run"
     if not layer.built:
         return "it is not built: call the model once on a batch"
     if layer.quantization_mode is not None:
         return f"it is quantized to {layer.quantization_mode}"
+    if isinstance(layer, keras.layers.Conv2D):
+        terms = most_terms(layer.kernel.shape)
+        return convolution_problem(layer) or (f"it adds up {terms} products, past INT32" if terms > MOST_TERMS else "")
     return problem(layer.equation) if isinstance(layer, keras.layers.EinsumDense) else ""
 
 
 def matrix_sizes(layer: keras.layers.Layer) -> tuple[int, int]:
-    """Counts the inputs and the outputs of a built Dense or EinsumDense layer, whatever the shape of its kernel."""
+    """Counts the inputs and the outputs of a built layer, whatever the shape of its kernel."""
     shape = tuple(layer.kernel.shape)
-    if isinstance(layer, keras.layers.Dense):
-        return shape[0], shape[1]
+    if isinstance(layer, (keras.layers.Dense, keras.layers.Conv2D)):
+        return math.prod(shape[:-1]), shape[-1]
     operands, result = layer.equation.replace(" ", "").split("->")
     kept = [label in result for label in operands.split(",")[1]]
     inputs = math.prod(size for size, keep in zip(shape, kept, strict=True) if not keep)
@@ -205,11 +225,7 @@ def end_layers(model: keras.Model) -> dict[int, str]:
     Returns:
         Why each is left out, by the layer's id.
     """
-    products = [
-        layer
-        for layer in layers_by_path(model).values()
-        if isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense))
-    ]
+    products = [layer for layer in layers_by_path(model).values() if isinstance(layer, MATRIX_LAYERS)]
     if getattr(model, "outputs", None):
         first, last = set(_readers_of_input(model)), set(output_layers(model))
     else:

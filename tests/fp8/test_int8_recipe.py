@@ -12,7 +12,7 @@ from reference import compiled, tensors, to_numpy, with_gradients
 
 import keras_mp
 from keras_mp.fp8 import DelayedScaling, Int8Scaling, convert, get_recipe, matmul, revert
-from keras_mp.fp8.int8_product import MOST_TERMS
+from keras_mp.fp8.int8_scaling import MOST_TERMS
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.rebuild import layers_by_path
 from models.gpt import gpt

@@ -2,7 +2,7 @@
 
 from keras_mp.backend.jax.block_scaled_dot import block_scaled_dot
 from keras_mp.backend.jax.devices import local_devices, peak_memory_bytes, version
-from keras_mp.backend.jax.gradients import dense, map_values, sum_repeated_rows, values_of
+from keras_mp.backend.jax.gradients import dense, linear_gradient, map_values, sum_repeated_rows, values_of
 from keras_mp.backend.jax.lower import lower
 from keras_mp.backend.jax.observe import observed_step, step_errors
 from keras_mp.backend.jax.operations import nonfinite_operation
@@ -26,6 +26,7 @@ from keras_mp.backend.jax.products import (
     keras_has_kernel,
 )
 from keras_mp.backend.jax.replicas import any_replica, max_over_replicas, replica_count, sum_over_replicas
+from keras_mp.backend.jax.scaled_convolution import scaled_convolution
 from keras_mp.backend.jax.scaled_dot import scaled_dot
 from keras_mp.backend.jax.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
 from keras_mp.backend.jax.steps import timed_steps
@@ -68,6 +69,7 @@ __all__ = [
     "connect",
     "dense",
     "einsum_float32",
+    "scaled_convolution",
     "scaled_dot",
     "full_float32",
     "fused",
@@ -77,6 +79,7 @@ __all__ = [
     "is_spread",
     "kept_by_dropout",
     "keras_has_kernel",
+    "linear_gradient",
     "local_devices",
     "lower",
     "map_values",

@@ -2,7 +2,7 @@
 
 from keras_mp.backend.tensorflow.block_scaled_dot import block_scaled_dot
 from keras_mp.backend.tensorflow.devices import local_devices, peak_memory_bytes, version
-from keras_mp.backend.tensorflow.gradients import dense, map_values, sum_repeated_rows, values_of
+from keras_mp.backend.tensorflow.gradients import dense, linear_gradient, map_values, sum_repeated_rows, values_of
 from keras_mp.backend.tensorflow.lower import lower
 from keras_mp.backend.tensorflow.observe import observed_step, step_errors
 from keras_mp.backend.tensorflow.operations import nonfinite_operation
@@ -31,6 +31,7 @@ from keras_mp.backend.tensorflow.replicas import (
     share_of_batch,
     sum_over_replicas,
 )
+from keras_mp.backend.tensorflow.scaled_convolution import scaled_convolution
 from keras_mp.backend.tensorflow.scaled_dot import scaled_dot
 from keras_mp.backend.tensorflow.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
 from keras_mp.backend.tensorflow.steps import timed_steps
@@ -73,6 +74,7 @@ __all__ = [
     "connect",
     "dense",
     "einsum_float32",
+    "scaled_convolution",
     "scaled_dot",
     "full_float32",
     "fused",
@@ -82,6 +84,7 @@ __all__ = [
     "is_spread",
     "kept_by_dropout",
     "keras_has_kernel",
+    "linear_gradient",
     "local_devices",
     "lower",
     "map_values",

@@ -1,9 +1,28 @@
-"""Gradients that may be sparse."""
+"""Gradients, which may be sparse."""
 
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+
+
+def linear_gradient(function: Callable[[Any], Any], argument: Any, upstream: Any, *, name: str) -> Any:
+    """Computes the gradient of a linear function.
+
+    Args:
+        function: of one tensor.
+        argument: a tensor, of which only shape and dtype are used.
+        upstream: the gradient of the function's result.
+        name: of the operations in the compiled program, after the name scopes that it is in.
+
+    Returns:
+        A tensor of the argument's shape.
+    """
+    with tf.name_scope(name):
+        with tf.GradientTape() as tape:
+            tape.watch(argument)
+            result = function(argument)
+        return tape.gradient(result, argument, upstream)
 
 
 def sum_repeated_rows(gradient: Any) -> Any:

@@ -1,24 +1,11 @@
 """Matrix products of FP8 and INT8 operands, whose sums are scaled."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-# Private: the way to hand StableHLO to TensorFlow.
-from tensorflow.compiler.tf2xla.python import xla as tfxla
-
 from keras_mp.backend.tensorflow.devices import is_for_cpu
-
-_MLIR_TYPES = {
-    "float8_e4m3fn": "f8E4M3FN",
-    "float8_e5m2": "f8E5M2",
-    "float32": "f32",
-    "bfloat16": "bf16",
-    "float16": "f16",
-    "int8": "i8",
-    "int32": "i32",
-}
+from keras_mp.backend.tensorflow.scaled_sums import scaled_sums
 
 
 def scaled_dot(
@@ -33,9 +20,6 @@ def scaled_dot(
     name: str,
 ) -> Any:
     """Multiplies two tensors, adds up in float32, or INT8 in int32, and scales the sums in float32.
-
-    TensorFlow's own products refuse FP8 and return 16-bit floats rounded, so this one is written in StableHLO, which
-    XLA compiles in eager and graph mode, too.
 
     Args:
         left: FP8, int8 or floats, of any shape; sizes may be unknown.
@@ -59,57 +43,10 @@ def scaled_dot(
         for axis, size in enumerate(operand.shape)
         if axis not in summed
     ]
-    left_type, right_type = (_mlir_type(operand.shape, operand.dtype.name) for operand in (left, right))
-    sums_dtype = "int32" if left.dtype == tf.int8 else "float32"
-    sums_type, wide_type, result_type = (_mlir_type(shape, element) for element in (sums_dtype, "float32", dtype))
     precision = "HIGHEST" if precise else "DEFAULT"
-    location = f"{tf.get_current_name_scope()}/{name}".replace("\\", "\\\\").replace('"', '\\"')
-    last = "apart" if apart else "result"
-    # Shape polymorphism: what is unknown here is filled in when the program is compiled.
-    module = f"""module @scaled_dot attributes {{jax.uses_shape_polymorphism = true}} {{
-      func.func public @main(%left: {left_type}, %right: {right_type}, %factor: tensor<f32>) -> {result_type} {{
-        %sums = stablehlo.dot_general %left, %right, contracting_dims = {axes[0]} x {axes[1]},
-          precision = [{precision}, {precision}] : ({left_type}, {right_type}) -> {sums_type} loc("{location}")
-        %wide = stablehlo.convert %sums : ({sums_type}) -> {wide_type}
-        {_broadcast_factor(shape)}
-        %scaled = stablehlo.multiply %wide, %factors : {wide_type}
-        %result = stablehlo.convert %scaled : ({wide_type}) -> {result_type}
-        {f"%apart = stablehlo.optimization_barrier %result : {result_type}" if apart else ""}
-        return %{last} : {result_type}
-      }}
-    }}"""
-    return tfxla.call_module(
-        [left, right, factor],
-        version=9,
-        module=module.encode(),
-        Tout=[tf.as_dtype(dtype)],
-        Sout=[tf.TensorShape(shape)],
-        platforms=["CPU"],
-        disabled_checks=[tfxla.call_module_disable_check_platform()],  # nothing in it is a CPU's alone
-    )[0]
 
+    def dot(types: str) -> str:
+        dimensions = f"contracting_dims = {axes[0]} x {axes[1]}, precision = [{precision}, {precision}]"
+        return f"%sums = stablehlo.dot_general %left, %right, {dimensions} : {types}"
 
-def _broadcast_factor(shape: Sequence[int | None]) -> str:
-    """StableHLO for %factors: %factor in the shape of %wide."""
-    sums_type = _mlir_type(shape, "float32")
-    if None not in shape:
-        return f"%factors = stablehlo.broadcast_in_dim %factor, dims = [] : (tensor<f32>) -> {sums_type}"
-    lines = []
-    for axis in range(len(shape)):
-        lines.append(
-            f"%size{axis} = stablehlo.get_dimension_size %wide, dim = {axis} : ({sums_type}) -> tensor<i32>\n"
-            f"%length{axis} = stablehlo.reshape %size{axis} : (tensor<i32>) -> tensor<1xi32>"
-        )
-    sizes = ", ".join(f"%length{axis}" for axis in range(len(shape)))
-    types = ", ".join(["tensor<1xi32>"] * len(shape))
-    lines.append(
-        f"%shape = stablehlo.concatenate {sizes}, dim = 0 : ({types}) -> tensor<{len(shape)}xi32>\n"
-        f"%factors = stablehlo.dynamic_broadcast_in_dim %factor, %shape, dims = [] : "
-        f"(tensor<f32>, tensor<{len(shape)}xi32>) -> {sums_type}"
-    )
-    return "\n".join(lines)
-
-
-def _mlir_type(shape: Sequence[int | None], dtype: str) -> str:
-    sizes = ["?" if size is None else str(size) for size in shape]
-    return f"tensor<{'x'.join([*sizes, _MLIR_TYPES[dtype]])}>"
+    return scaled_sums(left, right, factor, dtype, shape, dot, apart=apart, name=name)
