@@ -112,7 +112,7 @@ class _Predictor:
 
     def __call__(self, path: str, layer: keras.layers.Layer, sizes: tuple[int, int]) -> Cost | CompiledCost | None:
         recipe = layer.recipe if isinstance(layer, Float8Layer) else self.target.recipe
-        if isinstance(layer, keras.layers.Conv2D):
+        if isinstance(recipe, Int8Scaling) and isinstance(layer, keras.layers.Conv2D):
             return compiled_convolution_cost(layer, self.target.batch_size, self.target.chip, recipe)
         parent = path.rpartition("/")[0]
         rows = rows_of(layer, sizes[0], self.target.batch_size)
