@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -48,7 +49,7 @@ def compiled_cost(rows: int, inputs: int, outputs: int, target: str, recipe: Int
     Raises:
         ValueError: the table has no such chip, or not the recipe's way of scaling.
     """
-    by_shape = _of_chip(CYCLES, target)
+    by_shape = CYCLES[_tabled_chip(target)]
     smaller = [shape for shape in by_shape if all(map(int.__le__, shape, (rows, inputs, outputs)))]
     return _cost(by_shape, max(smaller), tabled_name(recipe)) if smaller else None
 
@@ -73,7 +74,7 @@ def compiled_convolution_cost(
     Raises:
         ValueError: the table has no such chip.
     """
-    by_shape = _of_chip(CONVOLUTION_CYCLES, target)
+    by_shape = CONVOLUTION_CYCLES.get(_tabled_chip(target), {})
     batch, *lengths, channels = layer.get_build_config()["input_shape"]
     if None in lengths or min(layer.kernel_size) < 3 or max(*layer.strides, *layer.dilation_rate) > 1:
         return None
@@ -86,17 +87,17 @@ def compiled_convolution_cost(
     return _cost(by_shape, max(like, key=math.prod), recipe.scales) if like else None
 
 
-def _of_chip(table: dict[str, Any], target: str) -> dict[Any, dict[str, float]]:
+def _tabled_chip(target: str) -> str:
     chip = find_chip(target)
-    if chip.name not in table:
+    if chip.name not in CYCLES:
         raise ValueError(
             f"target={target!r}: there are no compiled cycles of INT8 for {chip.title}, so that its gain is not "
-            f"predicted. With: {', '.join(table)}. Without a target, or with select, convert does not need them"
+            f"predicted. With: {', '.join(CYCLES)}. Without a target, or with select, convert does not need them"
         )
-    return table[chip.name]
+    return chip.name
 
 
-def _cost(by_shape: dict[Any, dict[str, float]], shape: tuple[int, ...], name: str) -> CompiledCost:
+def _cost(by_shape: Mapping[Any, dict[str, float]], shape: tuple[int, ...], name: str) -> CompiledCost:
     cycles = by_shape[shape]
     if name not in cycles:
         raise ValueError(f"Int8Scaling, {name}, has no compiled cycles. There are some for: {', '.join(cycles)}")

@@ -91,9 +91,10 @@ def decide(
         ValueError: the target is no chip with FP8, or MXFP8, or none of the table of INT8; or the model does not say
             how many rows a layer's inputs have.
     """
-    ends = {} if select else end_layers(model)
+    convolutions = (keras.layers.Conv2D,) if recipe is not None and recipe.takes_convolutions else ()
+    kinds = (*MATRIX_LAYERS, *convolutions)
+    ends = {} if select else end_layers(model, kinds)
     predict = _Predictor(target) if target else None
-    kinds = (*MATRIX_LAYERS, keras.layers.Conv2D) if recipe is not None and recipe.takes_convolutions else MATRIX_LAYERS
     return [
         _decide(path, layer, select, ends, predict)
         for path, layer in layers_by_path(model).items()
@@ -213,19 +214,20 @@ def _too_small(inputs: int, outputs: int) -> str:
     return ""
 
 
-def end_layers(model: keras.Model) -> dict[int, str]:
-    """Finds the layers that read a model's input or compute its output, among Dense and EinsumDense ones.
+def end_layers(model: keras.Model, kinds: tuple[type, ...] = MATRIX_LAYERS) -> dict[int, str]:
+    """Finds the layers that read a model's input or compute its output, among those of some kinds.
 
     Layers that neither multiply nor mix, such as Flatten, Dropout and normalizations, may lie between. A subclassed
     model does not say in which order it calls its layers; there the first and the last created count.
 
     Args:
         model: a built Keras model.
+        kinds: their classes.
 
     Returns:
         Why each is left out, by the layer's id.
     """
-    products = [layer for layer in layers_by_path(model).values() if isinstance(layer, MATRIX_LAYERS)]
+    products = [layer for layer in layers_by_path(model).values() if isinstance(layer, kinds)]
     if getattr(model, "outputs", None):
         first, last = set(_readers_of_input(model)), set(output_layers(model))
     else:

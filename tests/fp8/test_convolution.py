@@ -14,8 +14,6 @@ import keras_mp
 from keras_mp.fp8 import CurrentScaling, Int8Scaling, convert, explain, revert
 from keras_mp.fp8.convolution import convolution
 from keras_mp.fp8.convolution_layer import Int8Conv2D
-from keras_mp.fp8.int8_cost import compiled_convolution_cost
-from keras_mp.fp8.int8_cycles import CONVOLUTION_CYCLES
 from keras_mp.fp8.window import Window
 
 PATH = "block/conv"
@@ -258,28 +256,3 @@ def test_converted_again_to_fp8_convolutions_stay_in_int8():
     assert of_kind(fp8) == ["stem", "shared"]
     assert {str(fp8.get_layer(name).recipe) for name in of_kind(fp8)} == {"Int8Scaling()"}
     assert fp8.get_layer("head").recipe == CurrentScaling()
-
-
-@pytest.mark.once
-def test_the_table_decides_for_convolutions_like_its_own():
-    for chip, by_shape in CONVOLUTION_CYCLES.items():
-        for (batch, side, channels, filters), cycles in by_shape.items():
-            layer = keras.layers.Conv2D(filters, 3, padding="same")
-            layer.build((None, side, side, channels))
-            cost = compiled_convolution_cost(layer, batch, chip, Int8Scaling("static", kernel_gradient="int8"))
-            assert cost[:2] == (cycles["bfloat16"], cycles["static"])
-    unlike = [
-        ((256, 14, 14, 512), {"strides": 2}),
-        ((256, 14, 14, 512), {"kernel_size": 1}),
-        ((256, 14, 14, 512), {"dilation_rate": 2}),
-        ((256, 14, 14, 64), {}),
-        ((256, 2, 2, 512), {}),
-        ((256, 200, 200, 512), {}),
-        ((256, None, None, 512), {}),
-    ]
-    for shape, arguments in unlike:
-        layer = keras.layers.Conv2D(512, **{"kernel_size": 3, "padding": "same"} | arguments)
-        layer.build(shape)
-        assert compiled_convolution_cost(layer, 8, "v5e", Int8Scaling()) is None
-    with pytest.raises(ValueError, match="target='h100': there are no compiled cycles"):
-        compiled_convolution_cost(layer, 8, "h100", Int8Scaling())
