@@ -129,7 +129,7 @@ def convert(
     if missed:
         warnings.warn(f"fp8.convert({model.name!r}) could not reach everything: {'; '.join(missed)}", stacklevel=2)
     if not chosen:
-        warnings.warn(f"fp8.convert({model.name!r}): {_why_none(decisions, select, recipe.operands)}", stacklevel=2)
+        warnings.warn(f"fp8.convert({model.name!r}): {_why_none(decisions, select, recipe)}", stacklevel=2)
     half = [decision.path for decision in chosen if decision.layer.compute_dtype == "float16"]
     if half and recipe.is_static:
         warnings.warn(
@@ -155,16 +155,15 @@ def convert(
     return new
 
 
-def _why_none(decisions: list[Decision], select: Select | None, operands: str) -> str:
+def _why_none(decisions: list[Decision], select: Select | None, recipe: Recipe) -> str:
+    kinds = ["Dense", "EinsumDense", *(["Conv2D"] if recipe.takes_convolutions else [])]
     if not decisions:
-        return f"the model has no layer that computes in {operands}, such as Dense and EinsumDense"
+        return f"the model has no {', '.join(kinds[:-1])} or {kinds[-1]} layer, so nothing is in {recipe.operands}"
     reasons = Counter(decision.reason.partition(": ")[0] for decision in decisions)
     listed = "; ".join(f"{count} of them: {reason}" for reason, count in reasons.most_common(4))
     anyway = "; select=lambda path, layer: True converts what can be, all the same" if select is None else ""
-    return (
-        f"nothing is in {operands} of the {len(decisions)} layers with a product. {listed}. "
-        f"keras_mp.fp8.explain(model) lists them{anyway}"
-    )
+    layers = f"{len(decisions)} {', '.join(kinds[:-1])} and {kinds[-1]} layers"
+    return f"nothing is in {recipe.operands} of the {layers}. {listed}. keras_mp.fp8.explain(model) lists them{anyway}"
 
 
 def revert(model: keras.Model) -> keras.Model:

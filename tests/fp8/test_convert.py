@@ -10,7 +10,16 @@ from marks import by_turns, ci_on, few
 from reference import to_numpy
 
 import keras_mp
-from keras_mp.fp8 import CurrentScaling, Float8Dense, RowwiseScaling, convert, explain, is_available, revert
+from keras_mp.fp8 import (
+    CurrentScaling,
+    Float8Dense,
+    Int8Scaling,
+    RowwiseScaling,
+    convert,
+    explain,
+    is_available,
+    revert,
+)
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.selection import decide, end_layers
 from keras_mp.rebuild import RebuildError, layers_by_path
@@ -337,3 +346,5 @@ def test_where_nothing_is_converted_it_says_why():
         convert(small)
     with pytest.warns(UserWarning, match="has no Dense or EinsumDense layer, so nothing is in FP8"):
         convert(keras.Sequential([keras.Input((64,)), keras.layers.ReLU()]))
+    with pytest.warns(UserWarning, match="has no Dense, EinsumDense or Conv2D layer, so nothing is in INT8"):
+        convert(keras.Sequential([keras.Input((64,)), keras.layers.ReLU()]), Int8Scaling())

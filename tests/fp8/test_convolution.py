@@ -227,6 +227,7 @@ def test_what_is_left_alone_and_why(capsys):
         keras.layers.Conv2D(16, 3, padding="same", groups=4, name="groups"),
         Own(16, 3, padding="same", name="own"),
         keras.layers.Conv2D(16, 3, padding="same", name="plain"),
+        keras.layers.Conv2D(16, 3, padding="same", name="last"),
     ]
     for layer in layers:
         x = layer(x)
