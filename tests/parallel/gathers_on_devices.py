@@ -21,7 +21,9 @@ from resumed_on_devices import EPOCHS, STEPS, train
 import keras_mp
 from keras_mp import fp8
 from keras_mp.backend.jax.part import AXIS, Part
+from keras_mp.fp8.convolution import convolution
 from keras_mp.fp8.matmul import matmul
+from keras_mp.fp8.window import Window
 from keras_mp.parallel.rows import Rows
 from keras_mp.xla.lower import lower_step
 from recipes.language_model import batches, build
@@ -40,6 +42,7 @@ RECIPES = {
     "int8": fp8.Int8Scaling(),
     "int8 current": fp8.Int8Scaling(scales="current"),
     "static": fp8.StaticScaling(),
+    "int8 static": fp8.Int8Scaling(scales="static"),
     "int8 gradients": fp8.Int8Scaling(kernel_gradient="int8"),
 }
 
@@ -104,19 +107,30 @@ def test_a_weight_that_is_not_finite_arrives_as_nan(value, axis):
 @pytest.mark.parametrize("axis", few([0, 1], 1))
 def test_a_product_of_a_kernel_in_parts_is_that_of_the_whole(recipe, axis):
     """Bit for bit, where all devices have the same inputs; the gradient is this device's part of the sum of all."""
-    recipe = RECIPES[recipe]
+    check_parts((16, 32), (32, 48), (16, 48), axis, RECIPES[recipe], matmul)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("recipe", ["int8", "int8 static"])
+@pytest.mark.parametrize("axis", [2, 3])
+def test_a_convolution_of_a_kernel_in_parts_is_that_of_the_whole(recipe, axis):
+    def convolve(x, w, recipe, **options):
+        window = Window((3, 3), (2, 1), (1, 1), same=True)
+        return convolution(x, w, recipe, window, dtype="float32", path="layer", **options)
+
+    check_parts((2, 6, 7, 8), (3, 3, 8, 16), (2, 3, 7, 16), axis, RECIPES[recipe], convolve)
+
+
+def check_parts(inputs, kernel, result, axis, recipe, multiply):
     random = np.random.default_rng()
-    kernel, inputs = random.normal(size=(32, 48)).astype("float32"), random.normal(size=(16, 32)).astype("float32")
-    upstream = random.normal(size=(16, 48)).astype("float32")
+    inputs, kernel, upstream = (random.normal(size=shape).astype("float32") for shape in (inputs, kernel, result))
     columns = recipe.history_length + recipe.counts_steps
-    known = [random.uniform(1, 4, (3, columns)).astype("float32")] if columns else []
+    known = random.uniform(1, 4, (3, columns)).astype("float32") if columns else None
     how = part(kernel.shape, axis)
 
     def product(kernel, part=None):
-        result, pull = jax.vjp(
-            lambda x, w: matmul(x, w, recipe, history=known[0] if known else None, part=part), inputs, kernel
-        )
-        return result, *pull(jnp.asarray(upstream))
+        y, pull = jax.vjp(lambda x, w: multiply(x, w, recipe, history=known, part=part), inputs, kernel)
+        return y, *pull(jnp.asarray(upstream))
 
     y, dx, dw = on_devices(lambda own: product(own, how), how, [], "same", "same", "part")(kernel)
     wanted = [np.asarray(array) for array in jax.jit(product)(kernel)]
