@@ -314,7 +314,7 @@ def test_amaxes_stay_where_the_recipe_changes():
 
 
 def _products(model):
-    kinds = (keras.layers.Dense, keras.layers.EinsumDense)
+    kinds = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Conv2D)
     return [layer for layer in layers_by_path(model).values() if isinstance(layer, kinds)]
 
 
