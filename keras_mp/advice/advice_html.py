@@ -15,7 +15,7 @@ def page(report: Advised) -> str:
     parts = [
         f"<h1>Which chip holds {escape(report.model)}</h1>",
         f"<p>{escape(headline(report))}</p>",
-        table(COLUMNS, map(cells, report.rows), numbers=range(2, 8)),
+        table(COLUMNS, map(cells, report.rows), numbers=range(2, len(COLUMNS))),
         "<h2>Memory of one device, by the memory it has</h2>",
         _picture(report),
         "<h2>What makes it fit</h2>",

@@ -10,8 +10,8 @@ from keras_mp.advice.chip_advice import ChipAdvice
 from keras_mp.reporting.byte_size import byte_size
 from keras_mp.reporting.table import ColumnTable, Prose
 
-COLUMNS = ("chip", "fits", "needs", "has", "weights", "optimizer", "temporary", "bound (estimate)")
-_NARROW = ("chip", "fits", "needs", "has", "bound (estimate)")
+COLUMNS = ("chip", "fits", "needs", "has", "weights", "optimizer", "temporary", "bound (estimate)", "time (estimate)")
+_NARROW = ("chip", "fits", "needs", "has", "time (estimate)")
 _INDENT = "    "
 _RIGHT = COLUMNS[2:]
 
@@ -55,6 +55,7 @@ def cells(row: ChipAdvice) -> tuple[str, ...]:
         byte_size(figures.optimizer),
         byte_size(figures.temporary) if compiled else "-",
         f"{row.roofline.seconds * 1e3:.3g} ms, {row.roofline.bound}" if row.roofline else "-",
+        f"{row.time * 1e3:.3g} ms" if row.time is not None else "-",
     )
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 
 from keras_mp.advice.advice_report import AdviceReport
-from keras_mp.advice.asked import Asked
 from keras_mp.advice.cheapest import Search, search
 from keras_mp.advice.chip_advice import ChipAdvice
 from keras_mp.advice.measures import ladders
@@ -22,6 +21,7 @@ from keras_mp.advice.source import Source
 from keras_mp.advice.step import Step
 from keras_mp.system.host import available_bytes
 from keras_mp.system.versions import installed
+from keras_mp.xla.score import score
 
 _MEMORY_OF_A_COMPILER = 3 * 2**30
 _MOST_COMPILERS = 8
@@ -98,7 +98,7 @@ def advise(
         compiles=work.compiled,
         kept=work.from_files,
         seconds=time.monotonic() - started,
-        notes=tuple(_notes(asked)),
+        notes=tuple(_notes(rows)),
         versions=installed(("keras", "jax", "libtpu", "jax-cuda13-plugin")),
     )
 
@@ -126,12 +126,17 @@ def _obstacle(place: Place) -> str:
     return "" if compiler.ok else compiler.reason
 
 
-def _notes(asked: Sequence[Asked]) -> list[str]:
+def _notes(rows: Mapping[Place, ChipAdvice]) -> list[str]:
     notes = [
-        "Memory is the compiler's; nothing was run. Times are estimates from the chips' peak rates, which no kernel "
+        "Memory is the compiler's; nothing was run. A bound is the time at the chip's peak rates, which no kernel "
         "reaches."
     ]
-    if any(one.place.platform == "cuda" for one in asked):
+    titles: dict[str, list[str]] = {}
+    for place, row in rows.items():
+        if row.time is not None:
+            titles.setdefault(score(place.chip), []).append(place.title)
+    notes += [f"Time on {', '.join(names)}: {sentence}" for sentence, names in titles.items()]
+    if any(place.platform == "cuda" for place, row in rows.items() if row.measures is not None):
         notes.append(
             "GPUs of one compute capability share a compile where the step is well below the memory of both; they "
             "differ by less than a hundredth."

@@ -24,7 +24,9 @@ class ChipAdvice:
         measures: the cheapest set that fits; where none does, the one that comes nearest; None where nothing was
             compiled.
         figures: of one device under these measures; from shapes alone, temporary memory is 0.
-        roofline: what the chip's rates allow, an estimate; None where nothing was compiled.
+        roofline: what the chip's rates allow, an estimate, of one micro-batch; None where nothing was compiled.
+        time: of an update, all of its micro-batches, predicted, in seconds; None where nothing was compiled for this
+            chip itself.
         how: "compiled", "shapes alone", or how else the figures were found.
         reason: where it does not fit, what takes the memory; where this is not known, why.
         code: the lines that apply the measures, runnable where `build` is.
@@ -47,6 +49,7 @@ class ChipAdvice:
     compiles: int = 0
     shared: int = 0
     notes: tuple[str, ...] = ()
+    time: float | None = None
 
     @property
     def missing(self) -> int:

@@ -22,6 +22,7 @@ def compiled_row(one: Asked, step: Step, source: Source) -> ChipAdvice:
         return shapes_row(one.place, step, source, one.failure)
     place, figures = one.place, one.tried[measures]
     origin = one.origins[measures]
+    time = figures.time if origin.chip is place.chip else None
     fits = True if one.best is not None else None if one.failure else False
     return ChipAdvice(
         target=place.name,
@@ -38,6 +39,7 @@ def compiled_row(one: Asked, step: Step, source: Source) -> ChipAdvice:
         compiles=len(one.tried),
         shared=sum(origin.chip is not place.chip for origin in one.origins.values()),
         notes=(*_extrapolated(figures), *figures.notes, *(_notes(measures, step, place) if fits else ())),
+        time=None if time is None else time.seconds * measures.micro_batches,
     )
 
 
@@ -119,7 +121,7 @@ def _notes(measures: Measures, step: Step, place: Place) -> list[str]:
             f"{step.rows // (measures.micro_batches * place.devices)} rows, so the training differs."
         )
     if measures.micro_batches > 1:
-        notes.append("The roofline is that of one micro-batch; an update takes as many.")
+        notes.append(f"The bound is that of one micro-batch, the time that of all {measures.micro_batches}.")
     if measures.state_dtype:
         notes.append(
             f"The optimizer's states are rounded to {measures.state_dtype} after each step, stochastically: the "

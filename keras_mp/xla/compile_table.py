@@ -14,10 +14,9 @@ from keras_mp.reporting.shorten import listed, shorten_middle
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.xla.collectives import Collective
 from keras_mp.xla.compiled_step import CompiledStep
-from keras_mp.xla.efficiency import generation_of
 from keras_mp.xla.matmuls import NOT_COMPILED, Matmul
 from keras_mp.xla.memory import Memory
-from keras_mp.xla.score import SPREADS
+from keras_mp.xla.score import score
 from keras_mp.xla.suggestions import Advice
 
 _ROWS = 40
@@ -255,17 +254,8 @@ def _time(report: CompiledStep) -> str:
     sent = f", collectives beside which nothing runs {time.uncovered * 1e3:.3g} ms" if report.devices > 1 else ""
     return (
         f"Predicted time of a step: {time.seconds * 1e3:.3g} ms (products {time.products * 1e3:.3g} ms, other kernels "
-        f"{time.other * 1e3:.3g} ms{sent}). {_spread(report.target)}"
+        f"{time.other * 1e3:.3g} ms{sent}). {score(CHIPS[report.target])}"
     )
-
-
-def _spread(target: str) -> str:
-    """How far published runs were from such predictions."""
-    spread = SPREADS.get(generation_of(CHIPS[target]))
-    if spread is None:
-        return "No published run on a chip of this generation was compared with its prediction."
-    runs = f"{spread.runs} published runs" if spread.runs > 1 else "One published run"
-    return f"{runs} on chips of this generation took {spread.least:.2f} to {spread.most:.2f} of the predicted time."
 
 
 def _speed(report: CompiledStep) -> str:

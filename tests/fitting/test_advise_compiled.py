@@ -56,8 +56,12 @@ def test_each_kind_of_chip_and_inspect_agrees():
         _, there = inspected(row)
         assert row.fits and there.memory.fits and row.figures.peak == there.memory.peak
         assert row.roofline.seconds == pytest.approx(there.roofline.seconds)
+        assert row.time == pytest.approx(there.time.seconds) and row.time > row.roofline.seconds
         assert row.figures.optimizer == there.memory.optimizer
     assert report.compiles == 3
+    notes = " ".join(report.notes)
+    assert "Time on H100 SXM5: 2 published runs on chips of this generation took 0.75 to 0.80" in notes
+    assert "Time on Tesla T4, TPU v5e: No published run" in notes
     keras.config.set_dtype_policy("float32")
     again = keras_mp.advise(build, batch(16), ["h100", "t4", "v5e"])
     assert again.compiles == again.kept == 3

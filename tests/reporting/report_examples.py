@@ -114,7 +114,7 @@ def advised() -> AdviceReport:
     step = Figures(2**30, 2**31, 10, 2**29, 2**32, 2**33, {"bfloat16 x bfloat16": 1e12}, 1e9)
     fits = ChipAdvice(
         *("h100x4", "4 x H100", 4, 2**36, True, Measures("mixed_bfloat16", micro_batches=2, strategy="data"), step),
-        *(Roofline(1e-3, 1e-3, math.inf, 0), "compiled", "", (f"code {MARKUP}",), 3, 1, (f"a note {MARKUP}",)),
+        *(Roofline(1e-3, 1e-3, math.inf, 0), "compiled", "", (f"code {MARKUP}",), 3, 1, (f"a note {MARKUP}",), 0.003),
     )
     small = ChipAdvice("t4", "T4", 1, 2**32, False, Measures("mixed_float16"), step, None, "compiled", MARKUP)
     shapes = ChipAdvice(
