@@ -161,14 +161,6 @@ def convolutions(path, layer):
     return isinstance(layer, keras.layers.Conv2D)
 
 
-@pytest.fixture
-def mixed_bfloat16():
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    yield
-    keras.config.set_dtype_policy(before)
-
-
 @pytest.mark.usefixtures("mixed_bfloat16")
 def test_converted_trained_saved_loaded_and_reverted(tmp_path):
     model, x, y = network(), normal(12, 8, 8, 3), normal(12, 4)

@@ -226,14 +226,6 @@ def assert_equal(actual, expected):
         np.testing.assert_array_equal(a, e)
 
 
-@pytest.fixture
-def mixed_bfloat16():
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    yield
-    keras.config.set_dtype_policy(before)
-
-
 @pytest.mark.usefixtures("mixed_bfloat16")
 @pytest.mark.parametrize("name", by_turns(zoo.names(), "nested_and_shared"))
 def test_every_kind_of_model(name):

@@ -9,14 +9,9 @@ import keras_mp
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.rebuild import layers_by_path
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("mixed_bfloat16")]
 
 hub = pytest.importorskip("keras_hub")
-
-
-@pytest.fixture(autouse=True)
-def mixed_bfloat16():
-    keras.config.set_dtype_policy("mixed_bfloat16")
 
 
 def backbones():
