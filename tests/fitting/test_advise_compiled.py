@@ -88,6 +88,7 @@ def test_a_chip_that_is_too_small_gets_the_cheapest_measures(monkeypatch):
             keras.config.set_dtype_policy("float32")
             model, there = inspected(rows[share])
             assert there.memory.peak == rows[share].figures.peak <= rows[share].capacity
+            assert rows[share].time == pytest.approx(there.time.seconds * rows[share].measures.micro_batches)
             assert any(row.lean for row in lean_report(model).rows) == rows[share].measures.lean
 
 
@@ -100,3 +101,6 @@ def test_gpus_of_one_compute_capability_need_the_same_memory_but_for_a_hundredth
     }
     assert needs["h100"] == pytest.approx(needs["h200"], rel=0.002), needs
     assert needs["rtx3060"] == needs["rtx3090"], needs
+    report = keras_mp.advise(model, batch(8), ["h100", "h200"])
+    assert report["h100"].how == "a compile for H200 SXM, of the same architecture"
+    assert report["h200"].time > 0 and report["h100"].time is None
