@@ -11,7 +11,6 @@ from keras_mp.precision.chips import Chip
 from keras_mp.xla.compile_report import CompileReport
 from keras_mp.xla.estimate import Roofline, peak_of
 from keras_mp.xla.memory import Buffer
-from keras_mp.xla.step_time import StepTime
 
 _LARGEST = 5
 
@@ -30,8 +29,8 @@ class Figures:
         flops: of the products, by the dtypes of their operands as compiled, such as "bfloat16 x bfloat16"; None where
             nothing compiled.
         moved: bytes that kernels read and write.
-        time: of the step, predicted, on the chip that it was compiled for; None where nothing compiled, or where the
-            compiler divides the products.
+        time: of the step, predicted, in seconds, on the chip that it was compiled for; None where nothing compiled, or
+            where the compiler divides the products.
         largest: the largest arrays when memory is fullest, an estimate.
         seconds: that the compiler took, now or when the result that was kept was made.
         notes: how it was compiled, where not as usual.
@@ -46,7 +45,7 @@ class Figures:
     peak: int = 0
     flops: Mapping[str, float] | None = None
     moved: float = 0.0
-    time: StepTime | None = None
+    time: float | None = None
     largest: tuple[Buffer, ...] = ()
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
@@ -97,7 +96,7 @@ def figures_of(report: CompileReport, chip: Chip) -> Figures:
         peak=peak,
         flops=None if report.refused else dict(flops),
         moved=roofline.memory * chip.bandwidth / chip.devices if roofline else 0.0,
-        time=report.time,
+        time=report.time.seconds if report.time else None,
         largest=memory.largest[:_LARGEST],
         seconds=report.seconds,
         notes=notes,
@@ -108,8 +107,7 @@ def figures_of(report: CompileReport, chip: Chip) -> Figures:
 def figures_from(values: Mapping[str, Any]) -> Figures:
     """Reads figures as `keras_mp.reporting.plain_values` writes them."""
     largest = tuple(Buffer(**buffer | {"shape": tuple(buffer["shape"])}) for buffer in values["largest"])
-    time = values["time"] and StepTime(**values["time"])
-    return Figures(**{**values, "largest": largest, "notes": tuple(values["notes"]), "time": time})
+    return Figures(**{**values, "largest": largest, "notes": tuple(values["notes"])})
 
 
 def with_numbers(figures: Figures, paths: Sequence[str]) -> Figures:

@@ -39,7 +39,7 @@ def compiled_row(one: Asked, step: Step, source: Source) -> ChipAdvice:
         compiles=len(one.tried),
         shared=sum(origin.chip is not place.chip for origin in one.origins.values()),
         notes=(*_extrapolated(figures), *figures.notes, *(_notes(measures, step, place) if fits else ())),
-        time=None if time is None else time.seconds * measures.micro_batches,
+        time=None if time is None else time * measures.micro_batches,
     )
 
 

@@ -18,7 +18,7 @@ from keras_mp.fp8.layers import Config, Float8Layer
 from keras_mp.fp8.mxfp8_scaling import MXFP8Scaling
 from keras_mp.fp8.recipes import get_recipe
 from keras_mp.fp8.scaling_recipe import Recipe
-from keras_mp.fp8.selection import Decision, Select, Target, decide
+from keras_mp.fp8.selection import Decision, Select, Target, decide, layer_kinds
 from keras_mp.precision.hardware import MXFP8, Support, current_device, support
 from keras_mp.rebuild import layers_by_path, rebuild
 from keras_mp.rebuild.treated import Reached, Treated
@@ -156,13 +156,13 @@ def convert(
 
 
 def _why_none(decisions: list[Decision], select: Select | None, recipe: Recipe) -> str:
-    kinds = ["Dense", "EinsumDense", *(["Conv2D"] if recipe.takes_convolutions else [])]
+    *others, last = (kind.__name__ for kind in layer_kinds(recipe))
     if not decisions:
-        return f"the model has no {', '.join(kinds[:-1])} or {kinds[-1]} layer, so nothing is in {recipe.operands}"
+        return f"the model has no {', '.join(others)} or {last} layer, so nothing is in {recipe.operands}"
     reasons = Counter(decision.reason.partition(": ")[0] for decision in decisions)
     listed = "; ".join(f"{count} of them: {reason}" for reason, count in reasons.most_common(4))
     anyway = "; select=lambda path, layer: True converts what can be, all the same" if select is None else ""
-    layers = f"{len(decisions)} {', '.join(kinds[:-1])} and {kinds[-1]} layers"
+    layers = f"{len(decisions)} {', '.join(others)} and {last} layers"
     return f"nothing is in {recipe.operands} of the {layers}. {listed}. keras_mp.fp8.explain(model) lists them{anyway}"
 
 

@@ -91,8 +91,7 @@ def decide(
         ValueError: the target is no chip with FP8, or MXFP8, or none of the table of INT8; or the model does not say
             how many rows a layer's inputs have.
     """
-    convolutions = (keras.layers.Conv2D,) if recipe is not None and recipe.takes_convolutions else ()
-    kinds = (*MATRIX_LAYERS, *convolutions)
+    kinds = layer_kinds(recipe)
     ends = {} if select else end_layers(model, kinds)
     predict = _Predictor(target) if target else None
     return [
@@ -100,6 +99,12 @@ def decide(
         for path, layer in layers_by_path(model).items()
         if isinstance(layer, (*kinds, Float8Layer))
     ]
+
+
+def layer_kinds(recipe: Recipe | None) -> tuple[type, ...]:
+    """Keras's layers that a scaling recipe is for."""
+    takes_convolutions = recipe is not None and recipe.takes_convolutions
+    return (*MATRIX_LAYERS, keras.layers.Conv2D) if takes_convolutions else MATRIX_LAYERS
 
 
 class _Predictor:
