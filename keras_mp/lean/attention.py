@@ -160,7 +160,9 @@ class _Rows(NamedTuple):
 def _blocks(rows: int | None, columns: int | None, causal: bool, block: int | None) -> list[_Rows]:
     if rows is None or columns is None:
         return [_Rows(0, None, None, 0 if causal else -1)]
-    block = block or max(BLOCK, -(-rows // BLOCKS))
+    # On a CPU to start a block's kernels takes longer than to move the scores of so few rows through memory.
+    whole = rows if not causal and rows <= 2 * BLOCK and backend.has_islands() else 0
+    block = block or whole or max(BLOCK, -(-rows // BLOCKS))
     blocks = []
     for number, start in enumerate(range(0, rows, block)):
         stop = min(start + block, rows)

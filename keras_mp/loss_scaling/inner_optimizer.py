@@ -15,6 +15,7 @@ from keras import ops
 from keras_mp import backend
 from keras_mp.loss_scaling.gradients import is_overwritten
 from keras_mp.loss_scaling.inner_update import Rounding, key_of, update_step
+from keras_mp.loss_scaling.one_program import in_one_program
 from keras_mp.loss_scaling.wide_weight import Unconstrained, WideWeight, is_narrow
 
 
@@ -140,15 +141,18 @@ def _apply_to_leaf(
     leaf: keras.optimizers.Optimizer, changing: list[Any], grads: list[Any], variables: list[keras.Variable]
 ) -> None:
     variables = [v.variable if isinstance(v, Unconstrained) else v for v in variables]
-    grads = leaf._clip_gradients(grads)
-    leaf._apply_weight_decay([variable for variable in variables if not is_narrow(variable)])
-    leaf._backend_update_step(grads, variables, leaf.learning_rate)
-    if not leaf.use_ema:
-        return
-    leaf._update_model_variables_moving_average(
-        [WideWeight(v) if is_narrow(v) else v for v in leaf._trainable_variables]
-    )
-    if leaf.ema_overwrite_frequency:
+
+    def update(grads: list[Any]) -> None:
+        grads = leaf._clip_gradients(grads)
+        leaf._apply_weight_decay([variable for variable in variables if not is_narrow(variable)])
+        leaf._backend_update_step(grads, variables, leaf.learning_rate)
+        if leaf.use_ema:
+            leaf._update_model_variables_moving_average(
+                [WideWeight(v) if is_narrow(v) else v for v in leaf._trainable_variables]
+            )
+
+    in_one_program(leaf, update, grads)
+    if leaf.use_ema and leaf.ema_overwrite_frequency:
         is_due = ops.equal((leaf.iterations + 1) % leaf.ema_overwrite_frequency, 0)
         backend.conditional(is_due, lambda _: _overwrite_with_averages(leaf), lambda _: None, [], changing)
 

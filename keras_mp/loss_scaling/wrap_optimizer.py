@@ -5,8 +5,9 @@ from __future__ import annotations
 import keras
 
 from keras_mp import backend
-from keras_mp.loss_scaling.inner_optimizer import check_unscaled
+from keras_mp.loss_scaling.inner_optimizer import check_unscaled, leaves
 from keras_mp.loss_scaling.loss_scale import NoLossScale
+from keras_mp.loss_scaling.one_program import UpdateInOneProgram
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.other_step import makes_another_step
 from keras_mp.loss_scaling.state_formats import check_state_dtype
@@ -62,7 +63,11 @@ def wrap_optimizer(
         or backend.replica_count() > 1
         or makes_another_step(optimizer, model)
     )
-    return LossScaleOptimizer(optimizer, NoLossScale(), state_dtype=state_dtype) if is_needed else optimizer
+    if is_needed:
+        return LossScaleOptimizer(optimizer, NoLossScale(), state_dtype=state_dtype)
+    for leaf in leaves(optimizer):
+        leaf._backend_apply_gradients = UpdateInOneProgram(leaf)
+    return optimizer
 
 
 def _has_narrow_weights(model: keras.Model) -> bool:

@@ -70,6 +70,36 @@ class Float32BatchNormalization(Float32Inside):
         return super().call(keras.ops.cast(inputs, "float32"), training=training, mask=mask)
 
 
+class Float32RowNormalization(Float32Inside):
+    """Layer or RMS normalization, which is one program on a CPU where it normalizes the last axis.
+
+    For Keras's own layers: a subclass that computes otherwise is Float32Inside.
+    """
+
+    @staticmethod
+    def stands_for(cls: Any) -> bool:
+        """Whether a class computes as one of Keras's layers does."""
+        keras_own = (keras.layers.LayerNormalization, keras.layers.RMSNormalization)
+        return any(issubclass(cls, own) and cls.call is own.call for own in keras_own)
+
+    def call(self, inputs: Any) -> Any:
+        result = None
+        axes = [self.axis] if isinstance(self.axis, int) else list(self.axis)  # type: ignore[attr-defined]
+        # rms_scaling, which Keras warns of, is neither of the two.
+        if axes in ([-1], [len(inputs.shape) - 1]) and not getattr(self, "rms_scaling", False):
+            rms = isinstance(self, keras.layers.RMSNormalization)
+            gamma, beta = (self.scale, None) if rms else (self.gamma, self.beta)  # type: ignore[attr-defined]
+            result = backend.normalize_rows(
+                inputs,
+                gamma,
+                beta,
+                self.epsilon,  # type: ignore[attr-defined]
+                centered=not rms,
+                dtype=self._precision,
+            )
+        return super().call(keras.ops.cast(inputs, "float32")) if result is None else result
+
+
 class Float32Losses:
     """Losses that the layer's own code adds, in float32: on TensorFlow Keras cannot add a 16-bit one to the model's."""
 

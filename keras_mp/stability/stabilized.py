@@ -29,6 +29,7 @@ from keras_mp.stability.float32_layers import (
     Float32Losses,
     Float32Operation,
     Float32Regularizer,
+    Float32RowNormalization,
 )
 from keras_mp.stability.quantized_product import ExactGroups, StraightThroughLogits
 from keras_mp.stability.sensitive import find, output_layers
@@ -126,7 +127,7 @@ def _infer_again(model: keras.Model, treated: set[int]) -> None:
 
 def _to_float32(layer: Any) -> None:
     _policy_float32(layer)
-    if Float32BatchNormalization.stands_for(original_class(layer)):
+    if _inside(original_class(layer)) is not Float32Inside:
         layer.autocast = False  # its inputs stay in 16 bits: they do not go up to float32 first
 
 
@@ -159,7 +160,8 @@ def _by_base(mixins: dict[Any, Any]) -> Callable[[type], type]:
 
 
 def _inside(original: type) -> type:
-    return Float32BatchNormalization if Float32BatchNormalization.stands_for(original) else Float32Inside
+    own = (Float32BatchNormalization, Float32RowNormalization)
+    return next((mixin for mixin in own if mixin.stands_for(original)), Float32Inside)
 
 
 def _result(original: type) -> type | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -28,6 +29,7 @@ def prepare(
     fp8: bool | str | Recipe | Mapping[str, Any] = False,
     verbose: bool = False,
     state_dtype: str | None = None,
+    islands: bool = True,
     **compile_arguments: Any,
 ) -> keras.Model:
     """Makes a model ready for `fit` in the precision that it was built in.
@@ -57,6 +59,8 @@ def prepare(
             weights train.
         state_dtype: what the optimizer's slots, such as Adam's moments, are stored in: "float32", the default;
             "bfloat16"; or "float8", as `LossScaleOptimizer` says. None leaves a `LossScaleOptimizer` as it is.
+        islands: whether the update and the normalizations of a step that is not jitted are jitted programs within it,
+            each by itself. It concerns TensorFlow on a CPU: accelerators and JAX jit the step as a whole.
         **compile_arguments: of `model.compile`; a `jit_compile` among them is used instead of the choice made here.
 
     Returns:
@@ -88,11 +92,18 @@ def prepare(
     # Not "auto", by which Keras never jits on a CPU. Whether the layers support it, `_jit` has seen.
     arguments = {"jit_compile": jit.ok} | compile_arguments
     prepared.compile(optimizer, loss, metrics=list(metrics) if isinstance(metrics, tuple) else metrics, **arguments)
+    if not islands:
+        prepared.train_step = partial(_step_without_islands, prepared.train_step)
     if isinstance(optimizer, LossScaleOptimizer):
         atomic_skip(prepared)
     if verbose:
         print("\n".join(prepared_lines(model, prepared, jit)))
     return prepared
+
+
+def _step_without_islands(train_step: Callable[..., Any], *arguments: Any) -> Any:
+    with backend.without_islands():
+        return train_step(*arguments)
 
 
 def _convert_arguments(fp8: Any) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from keras_mp.backend.jax.block_scaled_dot import block_scaled_dot
 from keras_mp.backend.jax.devices import local_devices, peak_memory_bytes, version
 from keras_mp.backend.jax.gradients import dense, linear_gradient, map_values, sum_repeated_rows, values_of
+from keras_mp.backend.jax.islands import has_islands, update_in_one_program, without_islands
 from keras_mp.backend.jax.lower import lower
 from keras_mp.backend.jax.observe import observed_step, step_errors
 from keras_mp.backend.jax.operations import nonfinite_operation
@@ -37,6 +38,7 @@ from keras_mp.backend.jax.transforms import (
     gradient_scope,
     no_allocation,
     normalize_batch,
+    normalize_rows,
     recompute,
     row_major,
     scan,
@@ -76,6 +78,7 @@ __all__ = [
     "fused_attention",
     "fused_attention_in_float32",
     "gradient_scope",
+    "has_islands",
     "is_spread",
     "kept_by_dropout",
     "keras_has_kernel",
@@ -87,6 +90,7 @@ __all__ = [
     "no_allocation",
     "nonfinite_operation",
     "normalize_batch",
+    "normalize_rows",
     "observed_step",
     "global_mean",
     "overwrite",
@@ -111,6 +115,8 @@ __all__ = [
     "timed_steps",
     "to_numpy",
     "update_if",
+    "update_in_one_program",
     "values_of",
     "version",
+    "without_islands",
 ]

@@ -3,6 +3,7 @@
 from keras_mp.backend.tensorflow.block_scaled_dot import block_scaled_dot
 from keras_mp.backend.tensorflow.devices import local_devices, peak_memory_bytes, version
 from keras_mp.backend.tensorflow.gradients import dense, linear_gradient, map_values, sum_repeated_rows, values_of
+from keras_mp.backend.tensorflow.islands import has_islands, update_in_one_program, without_islands
 from keras_mp.backend.tensorflow.lower import lower
 from keras_mp.backend.tensorflow.observe import observed_step, step_errors
 from keras_mp.backend.tensorflow.operations import nonfinite_operation
@@ -31,6 +32,7 @@ from keras_mp.backend.tensorflow.replicas import (
     share_of_batch,
     sum_over_replicas,
 )
+from keras_mp.backend.tensorflow.row_normalization import normalize_rows
 from keras_mp.backend.tensorflow.scaled_convolution import scaled_convolution
 from keras_mp.backend.tensorflow.scaled_dot import scaled_dot
 from keras_mp.backend.tensorflow.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
@@ -81,6 +83,7 @@ __all__ = [
     "fused_attention",
     "fused_attention_in_float32",
     "gradient_scope",
+    "has_islands",
     "is_spread",
     "kept_by_dropout",
     "keras_has_kernel",
@@ -92,6 +95,7 @@ __all__ = [
     "no_allocation",
     "nonfinite_operation",
     "normalize_batch",
+    "normalize_rows",
     "observed_step",
     "global_mean",
     "overwrite",
@@ -116,6 +120,8 @@ __all__ = [
     "timed_steps",
     "to_numpy",
     "update_if",
+    "update_in_one_program",
     "values_of",
     "version",
+    "without_islands",
 ]

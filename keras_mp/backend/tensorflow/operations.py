@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_mp.backend.common.nonfinite_origin import Edge, Values, makes_nonfinite, origin
 from keras_mp.backend.common.tap import Frame, Tap
+from keras_mp.backend.tensorflow.islands import without_islands
 from keras_mp.backend.tensorflow.observe import unchanged
 
 # Operations that move values, and compute none.
@@ -54,7 +55,7 @@ def nonfinite_operation(
         program[:] = [_Program(graph, kept[place], leaves)]
         return program[0].flags()
 
-    with unchanged(model):
+    with unchanged(model), without_islands():  # whose operations are those of another graph
         flags = look(*flat).numpy()
     return program[0].origin(*flags)
 

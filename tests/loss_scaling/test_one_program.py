@@ -1,0 +1,224 @@
+"""An update as one program on a CPU: the same weights and slots as of TensorFlow's kernels."""
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+from marks import few
+
+import keras_mp
+from keras_mp import backend
+
+if keras.backend.backend() != "tensorflow":
+    pytest.skip("a step on JAX is one program", allow_module_level=True)
+
+import tensorflow as tf
+
+SHAPES = [(40, 30), (30,), (1, 30), (3, 3, 4, 5), ()]
+NAMES = "Adadelta Adafactor Adagrad Adam Adamax AdamW Ftrl Lamb Lion Muon Nadam RMSprop SGD".split()
+OPTIMIZERS = {name: getattr(keras.optimizers, name) for name in NAMES}
+SETTINGS = {
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "clip by norm": lambda: keras.optimizers.AdamW(0.01, clipnorm=0.1),
+    "clip all": lambda: keras.optimizers.AdamW(0.01, global_clipnorm=0.1),
+    "clip values": lambda: keras.optimizers.AdamW(0.01, clipvalue=0.1),
+    "decay": lambda: keras.optimizers.SGD(0.1, weight_decay=0.1),
+    "averages": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3),
+    "accumulation": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+    "amsgrad": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
+    "schedule": lambda: keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.01, 6, alpha=0.1)),
+}
+
+
+def variables_of(dtype="float32"):
+    rng = np.random.default_rng(3)
+    return [keras.Variable(rng.normal(size=shape), dtype=dtype) for shape in SHAPES]
+
+
+def stepper(optimizer, variables, islands):
+    """A traced step, and the names of its jitted programs."""
+
+    @tf.function(autograph=False)
+    def step(*grads):
+        optimizer.apply(list(grads), variables)
+
+    specs = [tf.TensorSpec(variable.shape, tf.float32) for variable in variables]
+    if islands:
+        graph = step.get_concrete_function(*specs).graph
+    else:
+        with backend.without_islands():
+            graph = step.get_concrete_function(*specs).graph
+    library = graph.as_graph_def().library.function
+    return step, [function.signature.name for function in library if function.attr["_XlaMustCompile"].b]
+
+
+def train(make, islands, wrap, steps=6, dtype="float32"):
+    variables = variables_of(dtype)
+    optimizer = wrap(make())
+    optimizer.build(variables)
+    step, programs = stepper(optimizer, variables, islands)
+    assert bool(programs) == islands
+    rng = np.random.default_rng(5)
+    for _ in range(steps):
+        step(*(tf.constant(rng.normal(size=shape), tf.float32) for shape in SHAPES))
+    return [np.asarray(variable.numpy(), "float64") for variable in (*variables, *optimizer.variables)]
+
+
+def agree(one, other, tolerance):
+    for left, right in zip(one, other, strict=True):
+        largest = np.abs(right).max(initial=1e-6)
+        np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance * largest)
+
+
+def no_scale(optimizer):
+    return keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale())
+
+
+def scaled(optimizer):
+    return keras_mp.LossScaleOptimizer(optimizer, initial_scale=4.0)
+
+
+def as_it_is(optimizer):
+    """As `wrap_optimizer` returns an optimizer that needs no wrapper."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    same = keras_mp.wrap_optimizer(optimizer, model)
+    assert same is optimizer
+    return same
+
+
+@pytest.mark.parametrize("wrap", [no_scale, scaled, as_it_is])
+@pytest.mark.parametrize("name", few(OPTIMIZERS, "AdamW", "SGD", "Muon"))
+def test_every_optimizer_of_keras(name, wrap):
+    one, other = (train(lambda: OPTIMIZERS[name](0.01), islands, wrap=wrap) for islands in (True, False))
+    # Within a program a product is not rounded before it is added. Newton's iterations of Muon carry that on.
+    agree(one, other, 1e-4 if name == "Muon" else 2e-6)
+
+
+@pytest.mark.parametrize("name", few(SETTINGS, "clip all", "averages", "accumulation"))
+def test_every_setting(name):
+    one, other = (train(SETTINGS[name], islands, wrap=no_scale) for islands in (True, False))
+    agree(one, other, 2e-6)
+
+
+@pytest.mark.parametrize("state_dtype", ["bfloat16", "float8"])
+def test_slots_in_fewer_bits_and_weights_in_bfloat16(state_dtype):
+    def wrap(optimizer):
+        return keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale(), state_dtype=state_dtype)
+
+    results = [train(lambda: keras.optimizers.Adam(0.01), islands, wrap, 4, "bfloat16") for islands in (True, False)]
+    # Stochastic rounding takes the other neighbour of few values whose last bit differs.
+    for one, other in zip(*results, strict=True):
+        differ = np.abs(one - other) > 2e-6 * np.abs(other).max()
+        assert differ.mean() <= 0.02
+        np.testing.assert_allclose(one, other, rtol=2.0**-3 if state_dtype == "float8" else 2.0**-7, atol=1e-6)
+
+
+def test_adamw_beside_float64():
+    weights = [variable.numpy().astype("float64") for variable in variables_of()]
+    rng = np.random.default_rng(5)
+    first, second = ([np.zeros(shape) for shape in SHAPES] for _ in range(2))
+    for step in range(1, 7):
+        for place, shape in enumerate(SHAPES):
+            gradient = rng.normal(size=shape).astype("float32").astype("float64")
+            weights[place] = weights[place] * (1 - 0.01 * 0.004)
+            first[place] = 0.9 * first[place] + 0.1 * gradient
+            second[place] = 0.999 * second[place] + 0.001 * gradient**2
+            rate = 0.01 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+            weights[place] = weights[place] - rate * first[place] / (np.sqrt(second[place]) + 1e-7)
+    trained = train(lambda: keras.optimizers.AdamW(0.01), True, wrap=as_it_is)
+    agree(trained[: len(SHAPES)], weights, 2e-6)
+
+
+def embedding_step(optimizer, islands):
+    """One step of a model whose table gets a sparse gradient, and its jitted programs."""
+    table, dense = keras.Variable(np.ones((6, 2))), keras.Variable(np.ones((2, 1)))
+    optimizer.build([table, dense])
+
+    @tf.function(autograph=False)
+    def step(rows):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table.value, rows) @ dense.value)
+        optimizer.apply(tape.gradient(loss, [table.value, dense.value]), [table, dense])
+
+    rows = tf.constant([1, 3, 3])
+    graph = step.get_concrete_function(rows).graph.as_graph_def()
+    if islands:
+        step(rows)
+    else:
+        with backend.without_islands():
+            tf.function(step.python_function, autograph=False)(rows)
+    return [table.numpy(), dense.numpy()], [f for f in graph.library.function if f.attr["_XlaMustCompile"].b]
+
+
+@pytest.mark.parametrize("make", [lambda: keras.optimizers.Adam(0.1), lambda: keras.optimizers.SGD(0.1, momentum=0.9)])
+def test_a_sparse_gradient_becomes_dense_first(make):
+    (one, programs), (other, _) = (embedding_step(no_scale(make()), islands) for islands in (True, False))
+    assert programs
+    agree(one, other, 2e-6)
+
+
+def test_plain_sgd_keeps_a_gradient_sparse():
+    # Dense, it would write the whole table for a few rows.
+    (table, _), programs = embedding_step(no_scale(keras.optimizers.SGD(0.1)), True)
+    assert not programs
+    np.testing.assert_allclose(table, 1 - 0.1 * np.array([0, 1, 0, 2, 0, 0])[:, np.newaxis] * np.ones((1, 2)))
+
+
+class Printing(keras.optimizers.SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        tf.print("update", output_stream="file:///dev/null")
+        super().update_step(gradient, variable, learning_rate)
+
+
+class Own(keras.optimizers.SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_sub(variable, keras.ops.sign(gradient) * learning_rate)
+
+
+@pytest.mark.parametrize(("optimizer", "is_program"), [(Printing, False), (Own, True)])
+def test_an_optimizer_of_ones_own_is_a_program_where_xla_compiles_it(optimizer, is_program):
+    variables = variables_of()
+    wrapped = no_scale(optimizer(0.1))
+    wrapped.build(variables)
+    step, programs = stepper(wrapped, variables, True)
+    assert bool(programs) == is_program
+    before = variables[0].numpy()
+    step(*(tf.ones(shape) for shape in SHAPES))
+    np.testing.assert_allclose(variables[0].numpy(), before - 0.1, rtol=1e-6)
+
+
+def test_an_overflow_still_changes_nothing():
+    variables = variables_of()
+    optimizer = scaled(keras.optimizers.Adam(0.1))
+    optimizer.build(variables)
+    step, programs = stepper(optimizer, variables, True)
+    before = [variable.numpy() for variable in variables]
+    step(*(tf.fill(shape, np.float32(np.inf)) for shape in SHAPES))
+    assert programs and int(optimizer.skipped_steps) == 1
+    for variable, old in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), old)
+
+
+def test_an_optimizer_is_saved_as_without():
+    optimizer, plain = as_it_is(keras.optimizers.SGD(0.5, name="sgd")), keras.optimizers.SGD(0.5, name="sgd")
+    assert keras.saving.serialize_keras_object(optimizer) == keras.saving.serialize_keras_object(plain)
+    variable = keras.Variable([1.0])
+    twin = copy.deepcopy(optimizer)
+    twin.apply([tf.constant([1.0])], [variable])
+    assert float(variable[0]) == 0.5 and int(twin.iterations) == 1 and int(optimizer.iterations) == 0
+
+
+def test_prepare_can_leave_them_out():
+    programs = []
+    for islands in (True, False):
+        keras.utils.set_random_seed(0)
+        layer = keras.layers.LayerNormalization(dtype="mixed_bfloat16")
+        model = keras.Sequential([keras.Input((8,)), layer, keras.layers.Dense(1, dtype="mixed_bfloat16")])
+        model = keras_mp.prepare(model, "adam", "mse", islands=islands)
+        x = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
+        model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0)
+        traced = tf.function(lambda x, model=model: model.train_step((x, x[:, :1])), autograph=False)
+        graph = traced.get_concrete_function(tf.TensorSpec((None, 8))).graph.as_graph_def()
+        programs.append(sum(function.attr["_XlaMustCompile"].b for function in graph.library.function))
+    assert programs == [3, 0]  # a normalization forward and backward, and the update
