@@ -1,7 +1,7 @@
 """Islands of jitted code, which JAX has none of: its step is one program."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -10,9 +10,10 @@ def has_islands() -> bool:
     return False
 
 
-def without_islands() -> AbstractContextManager[None]:
+@contextmanager
+def without_islands() -> Iterator[None]:
     """A scope that does nothing."""
-    return nullcontext()
+    yield
 
 
 def update_in_one_program(update: Callable[[list[Any]], None], gradients: list[Any], keeps_rows: bool) -> None:
