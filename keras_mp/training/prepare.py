@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -92,8 +93,8 @@ def prepare(
     # Not "auto", by which Keras never jits on a CPU. Whether the layers support it, `_jit` has seen.
     arguments = {"jit_compile": jit.ok} | compile_arguments
     prepared.compile(optimizer, loss, metrics=list(metrics) if isinstance(metrics, tuple) else metrics, **arguments)
-    if not islands:
-        prepared.train_step = partial(_step_without_islands, prepared.train_step)
+    scope = backend.products_for_kernels if islands else backend.without_islands
+    prepared.train_step = partial(_step_within, scope, prepared.train_step)
     if isinstance(optimizer, LossScaleOptimizer):
         atomic_skip(prepared)
     if verbose:
@@ -101,8 +102,8 @@ def prepare(
     return prepared
 
 
-def _step_without_islands(train_step: Callable[..., Any], *arguments: Any) -> Any:
-    with backend.without_islands():
+def _step_within(scope: Callable[[], AbstractContextManager], train_step: Callable[..., Any], *arguments: Any) -> Any:
+    with scope():
         return train_step(*arguments)
 
 

@@ -3,7 +3,12 @@
 from keras_mp.backend.jax.block_scaled_dot import block_scaled_dot
 from keras_mp.backend.jax.devices import local_devices, peak_memory_bytes, version
 from keras_mp.backend.jax.gradients import dense, linear_gradient, map_values, sum_repeated_rows, values_of
-from keras_mp.backend.jax.islands import has_islands, update_in_one_program, without_islands
+from keras_mp.backend.jax.islands import (
+    has_islands,
+    products_for_kernels,
+    update_in_one_program,
+    without_islands,
+)
 from keras_mp.backend.jax.lower import lower
 from keras_mp.backend.jax.observe import observed_step, step_errors
 from keras_mp.backend.jax.operations import nonfinite_operation
@@ -101,6 +106,7 @@ __all__ = [
     "row_major",
     "peak_memory_bytes",
     "places",
+    "products_for_kernels",
     "shards_input",
     "recompute",
     "reduce_dtype",

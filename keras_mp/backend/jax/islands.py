@@ -20,3 +20,9 @@ def update_in_one_program(update: Callable[[list[Any]], None], gradients: list[A
     """Calls a function with gradients."""
     del keeps_rows
     update(gradients)
+
+
+@contextmanager
+def products_for_kernels() -> Iterator[None]:
+    """A scope that does nothing: XLA chooses how it computes the gradient of a convolution's kernel."""
+    yield

@@ -35,6 +35,7 @@ from keras_mp.backend.tensorflow.replicas import (
 from keras_mp.backend.tensorflow.row_normalization import normalize_rows
 from keras_mp.backend.tensorflow.scaled_convolution import scaled_convolution
 from keras_mp.backend.tensorflow.scaled_dot import scaled_dot
+from keras_mp.backend.tensorflow.small_images import products_for_kernels
 from keras_mp.backend.tensorflow.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
 from keras_mp.backend.tensorflow.steps import timed_steps
 from keras_mp.backend.tensorflow.tensors import as_tensor, bitcast, places
@@ -106,6 +107,7 @@ __all__ = [
     "row_major",
     "peak_memory_bytes",
     "places",
+    "products_for_kernels",
     "shards_input",
     "recompute",
     "reduce_dtype",

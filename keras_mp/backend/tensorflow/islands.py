@@ -50,6 +50,11 @@ def has_islands() -> bool:
     )
 
 
+def is_differentiated_island() -> bool:
+    """Tells whether what is traced now may have islands, and a tape records: in inference there are none."""
+    return could_possibly_record() and has_islands()
+
+
 def in_differentiated_island(
     forward: Callable[..., Any], backward: Callable[..., list[Any]], tensors: list[Any], how: Hashable
 ) -> Any | None:
@@ -64,11 +69,11 @@ def in_differentiated_island(
         how: settings.
 
     Returns:
-        The result; None where there is no island. That is also where no tape records, as in inference, which an export
-        keeps as plain operations, and where a size but for the first is unknown: each length would compile anew.
+        The result; None where there is no island. That is also in inference, which an export keeps as plain operations,
+        and where a size but for the first is unknown: each length would compile anew.
     """
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    if not (could_possibly_record() and has_islands() and all(map(_has_known_sizes, tensors))):
+    if not (is_differentiated_island() and all(map(_has_known_sizes, tensors))):
         return None
 
     @tf.custom_gradient
