@@ -1,5 +1,6 @@
 """An update as one program on a CPU: the same weights and slots as of TensorFlow's kernels."""
 
+import contextlib
 import copy
 
 import keras
@@ -112,6 +113,33 @@ def test_slots_in_fewer_bits_and_weights_in_bfloat16(state_dtype):
         differ = np.abs(one - other) > 2e-6 * np.abs(other).max()
         assert differ.mean() <= 0.02
         np.testing.assert_allclose(one, other, rtol=2.0**-3 if state_dtype == "float8" else 2.0**-7, atol=1e-6)
+
+
+def step_in_16_bits(values, dtype, islands):
+    """A step of a weight whose gradient is cast from 16 bits and of one whose is not; what the jitted programs take."""
+    weights = [keras.Variable(np.ones(len(values))) for _ in range(2)]
+    optimizer = as_it_is(keras.optimizers.SGD(0.5))
+    optimizer.build(weights)
+
+    @tf.function(autograph=False)
+    def step(gradient):
+        optimizer.apply([tf.cast(gradient, tf.float32), tf.constant(values, tf.float32)], weights)
+
+    with contextlib.nullcontext() if islands else backend.without_islands():
+        graph = step.get_concrete_function(tf.TensorSpec(len(values), dtype)).graph.as_graph_def()
+        step(tf.constant(values, dtype))
+    programs = [function.signature for function in graph.library.function if function.attr["_XlaMustCompile"].b]
+    taken = [tf.as_dtype(argument.type).name for program in programs for argument in program.input_arg]
+    return [weight.numpy() for weight in weights], taken
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_gradient_in_16_bits_is_cast_within(dtype):
+    # The largest float16, its smallest subnormal, and what is not a number are cast as outside.
+    values = np.array([65504.0, 2.0**-24, 0.0, -1.5, np.inf, np.nan])
+    (one, taken), (other, none) = (step_in_16_bits(values, dtype, islands) for islands in (True, False))
+    assert taken[:2] == [dtype, "float32"] and not none
+    np.testing.assert_array_equal(one, other)
 
 
 def test_adamw_beside_float64():

@@ -106,12 +106,24 @@ def update_in_one_program(update: Callable[[list[Any]], None], gradients: list[A
     if not has_islands() or (keeps_rows and any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients)):
         update(gradients)
         return
-    tensors = list(map(dense, gradients))
-    program = tf.function(lambda *tensors: update(list(tensors)), jit_compile=True, autograph=False)
+    gradients = list(map(dense, gradients))
+    tensors = list(map(_before_its_cast, gradients))
+
+    def widen_and_update(*tensors: Any) -> None:
+        update([tf.cast(tensor, gradient.dtype) for tensor, gradient in zip(tensors, gradients, strict=True)])
+
+    program = tf.function(widen_and_update, jit_compile=True, autograph=False)
     if _compiles(program.get_concrete_function(*tensors).graph.as_graph_def()):
         program(*tensors)
     else:
         update(gradients)
+
+
+def _before_its_cast(gradient: tf.Tensor) -> tf.Tensor:
+    """The 16 bits that a gradient was cast from: the program casts them itself, and no copy in float32 is made."""
+    if isinstance(gradient, tf.__internal__.EagerTensor) or gradient.op.type != "Cast":
+        return gradient
+    return gradient.op.inputs[0] if gradient.op.inputs[0].dtype in (tf.bfloat16, tf.float16) else gradient
 
 
 def _compiles(graph: Any) -> bool:
