@@ -23,19 +23,20 @@ from models.vit import vit
 from recipes.common.fp8 import every_product
 
 
-def kit(workload: str, precision: str, fp8: str = "current") -> Workload:
+def kit(workload: str, precision: str, fp8: str = "current", islands: bool = True) -> Workload:
     """The kit's model, in a precision and compiled as its training recipes are."""
     check_can_run(precision)
-    return _workload(kit_compiled(workload, precision, fp8), WORKLOADS[workload], precision)
+    return _workload(kit_compiled(workload, precision, fp8, islands), WORKLOADS[workload], precision)
 
 
-def kit_compiled(workload: str, precision: str, fp8: str = "current") -> keras.Model:
+def kit_compiled(workload: str, precision: str, fp8: str = "current", islands: bool = True) -> keras.Model:
     """The model of that step."""
     chosen = WORKLOADS[workload]
     keras.utils.set_random_seed(0)
     choice = keras_mp.set_global_policy(precision)
     loss = keras_mp.ChunkedCrossEntropy() if chosen.reads_text else cross_entropy()
-    return keras_mp.prepare(kit_model(chosen), optimizer(), loss, fp8=every_product(choice, fp8))
+    fp8_of_all = every_product(choice, fp8)
+    return keras_mp.prepare(kit_model(chosen), optimizer(), loss, fp8=fp8_of_all, islands=islands)
 
 
 def plain(workload: str, policy: str, jit: bool | str = "auto", float8: bool = False) -> Workload:

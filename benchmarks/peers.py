@@ -45,6 +45,7 @@ def tasks(workload: str) -> list[Task]:
         keras_low = {"workload": workload, "policy": "mixed_bfloat16"}
         compared += [
             Task(BASE, "peer_keras:kit", low, tensorflow),
+            Task(f"{BASE}, islands=False", "peer_keras:kit", low | {"islands": False}, tensorflow),
             Task("Keras, TensorFlow", "peer_keras:plain", keras_low, tensorflow),
             Task("Keras, TensorFlow, no jit", "peer_keras:plain", keras_low | {"jit": False}, tensorflow),
             Task("Keras, TensorFlow, no jit, float32", "peer_keras:plain",
@@ -79,7 +80,7 @@ def main() -> None:
     # The command for GPUs is another; here JAX's search for one would only print.
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
     for workload in options.models.split(","):
-        wanted = [task for task in tasks(workload) if options.only in task.name or task.name == BASE]
+        wanted = [task for task in tasks(workload) if options.only in task.name or task.name.startswith(BASE)]
         rows = compare(
             wanted,
             rounds=options.rounds,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -93,8 +93,7 @@ def prepare(
     # Not "auto", by which Keras never jits on a CPU. Whether the layers support it, `_jit` has seen.
     arguments = {"jit_compile": jit.ok} | compile_arguments
     prepared.compile(optimizer, loss, metrics=list(metrics) if isinstance(metrics, tuple) else metrics, **arguments)
-    scope = backend.products_for_kernels if islands else backend.without_islands
-    prepared.train_step = partial(_step_within, scope, prepared.train_step)
+    prepared.train_step = partial(_step_on_a_cpu, islands, prepared.train_step)
     if isinstance(optimizer, LossScaleOptimizer):
         atomic_skip(prepared)
     if verbose:
@@ -102,8 +101,8 @@ def prepare(
     return prepared
 
 
-def _step_within(scope: Callable[[], AbstractContextManager], train_step: Callable[..., Any], *arguments: Any) -> Any:
-    with scope():
+def _step_on_a_cpu(islands: bool, train_step: Callable[..., Any], *arguments: Any) -> Any:
+    with backend.gradients_on_cpus(), nullcontext() if islands else backend.without_islands():
         return train_step(*arguments)
 
 

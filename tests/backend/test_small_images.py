@@ -30,7 +30,7 @@ CASES = [
 ]
 
 
-def gradients(x, kernel, upstream, steps, padding, scope=backend.products_for_kernels, batch=None):
+def gradients(x, kernel, upstream, steps, padding, scope=backend.gradients_on_cpus, batch=None):
     """Of x and of the kernel, in float64, and the operations of the graph."""
 
     def step(x, upstream):

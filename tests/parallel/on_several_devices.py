@@ -1,6 +1,5 @@
 """Tests on several devices, which need a process of their own; test_distribute.py starts it."""
 
-
 import keras
 import numpy as np
 import pytest

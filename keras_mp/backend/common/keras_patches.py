@@ -142,6 +142,13 @@ PATCHES += tuple(
 )
 PATCHES += (
     Patch(
+        "keras.src.backend:numpy",
+        "add",
+        ("tensorflow",),
+        _VERSIONS,
+        "A bias is added by an operation whose gradient TensorFlow's kernel for CPUs sums in bfloat16.",
+    ),
+    Patch(
         "keras.src.backend:core",
         "custom_gradient",
         ("jax",),

@@ -4,8 +4,8 @@ from keras_mp.backend.jax.block_scaled_dot import block_scaled_dot
 from keras_mp.backend.jax.devices import local_devices, peak_memory_bytes, version
 from keras_mp.backend.jax.gradients import dense, linear_gradient, map_values, sum_repeated_rows, values_of
 from keras_mp.backend.jax.islands import (
+    gradients_on_cpus,
     has_islands,
-    products_for_kernels,
     update_in_one_program,
     without_islands,
 )
@@ -106,7 +106,7 @@ __all__ = [
     "row_major",
     "peak_memory_bytes",
     "places",
-    "products_for_kernels",
+    "gradients_on_cpus",
     "shards_input",
     "recompute",
     "reduce_dtype",

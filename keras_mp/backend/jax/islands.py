@@ -23,6 +23,6 @@ def update_in_one_program(update: Callable[[list[Any]], None], gradients: list[A
 
 
 @contextmanager
-def products_for_kernels() -> Iterator[None]:
-    """A scope that does nothing: XLA chooses how it computes the gradient of a convolution's kernel."""
+def gradients_on_cpus() -> Iterator[None]:
+    """A scope that does nothing: XLA sums in float32, and chooses how it computes a convolution."""
     yield

@@ -3,6 +3,7 @@
 from keras_mp.backend.tensorflow.block_scaled_dot import block_scaled_dot
 from keras_mp.backend.tensorflow.devices import local_devices, peak_memory_bytes, version
 from keras_mp.backend.tensorflow.gradients import dense, linear_gradient, map_values, sum_repeated_rows, values_of
+from keras_mp.backend.tensorflow.gradients_on_cpus import gradients_on_cpus
 from keras_mp.backend.tensorflow.islands import has_islands, update_in_one_program, without_islands
 from keras_mp.backend.tensorflow.lower import lower
 from keras_mp.backend.tensorflow.observe import observed_step, step_errors
@@ -35,7 +36,6 @@ from keras_mp.backend.tensorflow.replicas import (
 from keras_mp.backend.tensorflow.row_normalization import normalize_rows
 from keras_mp.backend.tensorflow.scaled_convolution import scaled_convolution
 from keras_mp.backend.tensorflow.scaled_dot import scaled_dot
-from keras_mp.backend.tensorflow.small_images import products_for_kernels
 from keras_mp.backend.tensorflow.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
 from keras_mp.backend.tensorflow.steps import timed_steps
 from keras_mp.backend.tensorflow.tensors import as_tensor, bitcast, places
@@ -107,7 +107,7 @@ __all__ = [
     "row_major",
     "peak_memory_bytes",
     "places",
-    "products_for_kernels",
+    "gradients_on_cpus",
     "shards_input",
     "recompute",
     "reduce_dtype",

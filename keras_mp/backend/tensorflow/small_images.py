@@ -5,24 +5,17 @@
 In bfloat16 TensorFlow's kernel takes up to five times as long where an image has few positions and many channels.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.tensorflow.islands import is_differentiated_island
 
 
-@contextmanager
-def products_for_kernels() -> Iterator[None]:
-    """Within it, `keras.ops.conv` gets the gradient of its kernel by a product, where that is faster."""
-    with patched({"keras.src.backend.nn.conv": _conv}):
-        yield
+def conv(keras_own: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the replacement of Keras's convolution: its kernel gets its gradient by a product, where that is faster."""
 
-
-def _conv(keras_own: Callable[..., Any]) -> Callable[..., Any]:
     def conv(
         inputs: Any,
         kernel: Any,

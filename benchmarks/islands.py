@@ -1,0 +1,81 @@
+"""The cost of islands where shapes change: a last batch that is smaller, and sequences whose lengths vary.
+
+    python benchmarks/islands.py
+
+On TensorFlow, on a CPU. Two programs are compiled for each new batch size of a normalization; where a length is unknown
+when the step is traced, normalizations are TensorFlow's kernels. One run each with and without islands, in one process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ |= {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
+
+import keras
+import numpy as np
+import tensorflow as tf
+from peer_keras import cross_entropy, optimizer
+
+import keras_mp
+from models.transformer import Size
+from models.vit import vit
+
+LENGTHS = (48, 64, 80, 96, 112, 128)
+
+
+def images(islands: bool) -> tuple[keras.Model, Callable[[int], tuple[np.ndarray, np.ndarray]]]:
+    """A ViT, and a function that makes a batch of a size."""
+    model = keras_mp.prepare(vit(Size(4, 192, 3), 10, (64, 64, 3), 8), optimizer(), cross_entropy(), islands=islands)
+    return model, lambda size: (np.ones((size, 64, 64, 3), "float32"), np.zeros(size, "int32"))
+
+
+def sentences(islands: bool) -> tuple[keras.Model, Callable[[int], tuple[np.ndarray, np.ndarray]]]:
+    """A classifier of sequences of any length, and a function that makes a batch of a length."""
+    x = tokens = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(256, 192)(x)
+    for _ in range(4):
+        x = keras.layers.LayerNormalization()(x + keras_mp.SelfAttention(3)(x))
+        x = keras.layers.LayerNormalization()(x + keras.layers.Dense(192, "gelu")(x))
+    y = keras.layers.Dense(2, dtype="float32")(keras.layers.GlobalAveragePooling1D()(x))
+    model = keras_mp.prepare(keras.Model(tokens, y), optimizer(), cross_entropy(), islands=islands)
+    return model, lambda length: (np.ones((16, length), "int32"), np.zeros(16, "int32"))
+
+
+def first_and_second(make: Callable[..., tuple], sizes: tuple[int, ...], shape: tuple, islands: bool) -> list[str]:
+    """Milliseconds of the first and of the second step of each size, one graph for all."""
+    keras.utils.set_random_seed(0)
+    model, batch = make(islands)
+    specs = tf.TensorSpec(shape, batch(sizes[0])[0].dtype), tf.TensorSpec(shape[:1], tf.int32)
+    wanted = iter([size for size in sizes for _ in range(2)])
+    steps = iter(tf.data.Dataset.from_generator(lambda: map(batch, wanted), output_signature=specs))
+    model.make_train_function()
+    times = []
+    for _ in range(2 * len(sizes)):
+        started = time.perf_counter()
+        model.train_function(steps)
+        times.append(1e3 * (time.perf_counter() - started))
+    # The graph itself is traced in the very first step.
+    return [
+        f"{size}: {first:.0f}, {second:.0f}" for size, first, second in zip(sizes, times[::2], times[1::2], strict=True)
+    ]
+
+
+def main() -> None:
+    keras_mp.set_global_policy("mixed_bfloat16")
+    for title, make, sizes, shape in (
+        ("images in a batch", images, (32, 20, 7), (None, 64, 64, 3)),
+        ("tokens in a sequence", sentences, LENGTHS, (None, None)),
+    ):
+        for islands in (True, False):
+            print(f"{title}, islands={islands}; ms of the first and the second step:")
+            print("   ", "; ".join(first_and_second(make, sizes, shape, islands)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""The gradient of a bias in bfloat16 on a CPU, beside float64."""
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+
+import keras_mp
+from keras_mp import backend
+
+if keras.backend.backend() != "tensorflow":
+    pytest.skip("XLA sums in float32", allow_module_level=True)
+
+import tensorflow as tf
+
+
+def gradients(x, bias, upstream, scope=backend.gradients_on_cpus, graph=True, batch=None, **function):
+    """Of x and of the bias, and the operations of the graph."""
+
+    def step(x, bias, upstream):
+        with scope(), tf.GradientTape() as tape:
+            tape.watch([x, bias])
+            y = keras.ops.add(x, bias)
+        return tape.gradient(y, [x, bias], upstream)
+
+    tensors = [tf.convert_to_tensor(value) for value in (x, bias, upstream)]
+    if not graph:
+        return step(*tensors), set()
+    specs = [tf.TensorSpec((batch, *t.shape[1:]) if t.shape.rank > 1 else t.shape, t.dtype) for t in tensors]
+    traced = tf.function(step, specs, autograph=False, **function)
+    return traced(*tensors), {op.type for op in traced.get_concrete_function().graph.get_operations()}
+
+
+def draw(*shape, dtype="bfloat16"):
+    rng = np.random.default_rng()
+    return [tf.cast(rng.normal(size=size), dtype) for size in (shape, shape[-1:], shape)]
+
+
+def wide(tensor):
+    return tf.cast(tensor, tf.float64).numpy()
+
+
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
+@pytest.mark.parametrize("shape", [(4096, 3), (1, 7), (2, 300, 5), (3, 40, 30, 2), (0, 4)], ids=str)
+def test_the_sum_is_that_of_float64_rounded_once(shape, graph):
+    x, bias, upstream = draw(*shape)
+    (to_x, to_bias), operations = gradients(x, bias, upstream, graph=graph)
+    expected = wide(upstream).reshape(-1, shape[-1]).sum(0)
+    # One rounding to 8 bits, and float32's sums.
+    np.testing.assert_allclose(wide(to_bias), expected, rtol=2.0**-8, atol=1e-6 * wide(abs(upstream)).sum())
+    np.testing.assert_array_equal(wide(to_x), wide(upstream))
+    assert "BiasAddGrad" not in operations
+
+
+def test_without_it_tensorflow_sums_in_bfloat16():
+    # 257 in bfloat16 is 256, so that the sum of ones stops there.
+    x, bias, _ = draw(4096, 3)
+    ones = tf.ones_like(x)
+    (_, own), operations = gradients(x, bias, ones, backend.without_islands)
+    (_, ours), _ = gradients(x, bias, ones)
+    assert "BiasAddGrad" in operations
+    np.testing.assert_array_equal(wide(ours), 4096.0)
+    assert np.all(wide(own) < 4096.0)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3e38, 2.0**-133])
+def test_values_that_break_naive_code(value):
+    x, bias, upstream = draw(5, 3)
+    upstream = tf.cast(tf.tensor_scatter_nd_update(tf.cast(upstream, "float32"), [[2, 1]], [value]), "bfloat16")
+    (_, to_bias), _ = gradients(x, bias, upstream)
+    expected = np.asarray(wide(upstream).sum(0), ml_dtypes.bfloat16).astype("float64")
+    np.testing.assert_allclose(wide(to_bias), expected, rtol=2.0**-7)
+
+
+def test_all_zeros():
+    x, bias, _ = draw(6, 3)
+    (_, to_bias), _ = gradients(x, bias, tf.zeros_like(x))
+    np.testing.assert_array_equal(wide(to_bias), 0.0)
+
+
+def test_an_unknown_batch():
+    x, bias, upstream = draw(9, 4)
+    (_, to_bias), _ = gradients(x, bias, upstream, batch=None)
+    np.testing.assert_allclose(wide(to_bias), wide(upstream).sum(0), rtol=2.0**-8, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_other_dtypes_stay_as_they_are(dtype):
+    # float16 is summed in float32 there.
+    _, operations = gradients(*draw(8, 3, dtype=dtype))
+    assert "BiasAddGrad" in operations
+
+
+def test_in_a_jitted_step_and_in_inference_it_is_keras_own():
+    x, bias, upstream = draw(8, 3)
+    _, operations = gradients(x, bias, upstream, jit_compile=True)
+    assert "BiasAddGrad" in operations
+    with backend.gradients_on_cpus():
+        graph = tf.function(lambda x: keras.ops.add(x, bias), autograph=False).get_concrete_function(x).graph
+    assert "IdentityN" not in {operation.type for operation in graph.get_operations()}
+
+
+def test_sparse_and_mismatched_operands_are_keras_own():
+    with backend.gradients_on_cpus(), tf.GradientTape():
+        sparse = tf.sparse.from_dense(tf.eye(3))
+        assert isinstance(keras.ops.add(sparse, sparse), tf.SparseTensor)
+        np.testing.assert_array_equal(keras.ops.add(np.ones((2, 3), "float32"), 1.0), 2.0)
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            keras.ops.add(tf.zeros((2, 3)), tf.zeros((2, 4)))
+
+
+@pytest.mark.parametrize("islands", [True, False])
+def test_a_prepared_model_has_it(islands):
+    """A step of SGD moves a bias by the sum of the gradients of 2,048 rows, which in bfloat16 stops at 256."""
+    with keras_mp.policy_scope("mixed_bfloat16"):
+        layers = [keras.layers.Dense(2, kernel_initializer="zeros"), keras.layers.Activation("linear", dtype="float32")]
+        model = keras.Sequential([keras.Input((2048, 4)), *layers])
+        model = keras_mp.prepare(
+            model, keras.optimizers.SGD(1.0), lambda _, y: keras.ops.sum(y, axis=(1, 2)), islands=islands
+        )
+    model.fit(np.zeros((1, 2048, 4), "float32"), np.zeros((1, 2048, 2), "float32"), verbose=0)
+    np.testing.assert_array_equal(model.layers[0].bias.numpy(), -2048.0)
