@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from keras_mp.advice.row import NEARLY_FULL
+
 GIB = 2**30
-# The runtime takes memory of its own: above this share, expect that a step does not fit.
-TIGHT = 0.9
 HEADER = """# Which chips train which of KerasHub's models
 
 Ten backbones at their published sizes, each trained in full, with LoRA of rank 8, and with LoRA of rank 8 on a base
@@ -20,7 +20,7 @@ float32 under Keras's mixed policies.
   the optimizer's states in 8 bits, too.
 - **c**: compiled with all blocks. **e**: extrapolated from compiles with 4 and with 8 blocks. **=**: compiled for
   another chip of the same architecture.
-- **!**: more than nine tenths of the memory. The runtime takes some for itself: expect that it does not fit.
+- **!**: more than nine tenths of a GPU's memory. The runtime takes some for itself: expect that it does not fit.
 
 `python benchmarks/fits_table.py --markdown docs/fits-table.md`, {made}.
 {count}
@@ -99,7 +99,8 @@ def _cell(cell: Mapping[str, Any]) -> str:
         return "not known"
     size = f"{cell['peak'] / GIB:.1f}"
     size = f"**{size}**" if cell["verdict"] == "fits" else f"no, {size}"
-    tight = "!" if cell["verdict"] == "fits" and cell["peak"] > TIGHT * cell["capacity"] else ""
+    full = cell["peak"] > NEARLY_FULL * cell["capacity"] and "TPU" not in cell["title"]
+    tight = "!" if full and cell["verdict"] == "fits" else ""
     return " ".join(filter(None, [size, _short(cell["measures"]), f"({how}{tight})"]))
 
 

@@ -14,6 +14,9 @@ from keras_mp.advice.source import Source
 from keras_mp.advice.step import Step
 from keras_mp.reporting.byte_size import byte_size
 
+# A GPU's runtime takes memory that its compiler does not count; a TPU's compiler refuses what leaves it too little.
+NEARLY_FULL = 0.9
+
 
 def compiled_row(one: Asked, step: Step, source: Source) -> ChipAdvice:
     """The row of a chip that was searched."""
@@ -38,7 +41,7 @@ def compiled_row(one: Asked, step: Step, source: Source) -> ChipAdvice:
         code=lines(measures, source, place, step.rows) if fits else (),
         compiles=len(one.tried),
         shared=sum(origin.chip is not place.chip for origin in one.origins.values()),
-        notes=(*_extrapolated(figures), *figures.notes, *(_notes(measures, step, place) if fits else ())),
+        notes=(*_extrapolated(figures), *figures.notes, *(_notes(measures, figures, step, place) if fits else ())),
         time=None if time is None else time * measures.micro_batches,
     )
 
@@ -113,8 +116,13 @@ def _extrapolated(figures: Figures) -> list[str]:
     ]
 
 
-def _notes(measures: Measures, step: Step, place: Place) -> list[str]:
+def _notes(measures: Measures, figures: Figures, step: Step, place: Place) -> list[str]:
     notes = []
+    if place.platform == "cuda" and figures.peak > NEARLY_FULL * place.capacity:
+        notes.append(
+            f"It needs {figures.peak / place.capacity:.0%} of the memory, of which a GPU's runtime takes a part: "
+            "expect that it does not fit."
+        )
     if measures.micro_batches > 1 and step.sees_batch:
         notes.append(
             f"BatchNormalization ({step.sees_batch[0]} and others) computes its statistics over a micro-batch of "
