@@ -20,7 +20,8 @@ float32 under Keras's mixed policies.
   the optimizer's states in 8 bits, too.
 - **c**: compiled with all blocks. **e**: extrapolated from compiles with 4 and with 8 blocks. **=**: compiled for
   another chip of the same architecture.
-- **!**: more than nine tenths of a GPU's memory. The runtime takes some for itself: expect that it does not fit.
+- **!**: compiled with all blocks, and more than nine tenths of a GPU's memory. The runtime takes some for itself:
+  expect that it does not fit.
 
 `python benchmarks/fits_table.py --markdown docs/fits-table.md`, {made}.
 {count}
@@ -32,7 +33,8 @@ FOOTER = """
 - The compiler for GPUs computes arrays again where a step comes near to the chip's memory, and stops as soon as it is
   below its own limit. So the figures of two chips differ, and a form with smaller weights can need as much
   as one with larger: it was given the room.
-- An extrapolated figure does not contain this: the steps with 4 and with 8 blocks are far below the limit.
+- An extrapolated figure does not contain this: the steps with 4 and with 8 blocks are far below the limit. Above 70% of
+  a GPU the step can need less, and fewer measures may be enough.
 - int4 makes the base an eighth as large as in float32. Activations and logits stay as they are, and so does the batch.
 - [Will it fit?](will-it-fit.md) says what a verdict rests on, and where not to trust it.
 
@@ -100,7 +102,7 @@ def _cell(cell: Mapping[str, Any]) -> str:
     size = f"{cell['peak'] / GIB:.1f}"
     size = f"**{size}**" if cell["verdict"] == "fits" else f"no, {size}"
     full = cell["peak"] > NEARLY_FULL * cell["capacity"] and "TPU" not in cell["title"]
-    tight = "!" if full and cell["verdict"] == "fits" else ""
+    tight = "!" if full and how != "e" and cell["verdict"] == "fits" else ""
     return " ".join(filter(None, [size, _short(cell["measures"]), f"({how}{tight})"]))
 
 
