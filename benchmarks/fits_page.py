@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from keras_mp.advice.asked import UNCONSTRAINED
 from keras_mp.advice.row import NEARLY_FULL
 
 GIB = 2**30
@@ -78,8 +79,10 @@ def page(
     for cell in known.values():
         if "in_full" in cell:
             off = cell["peak"] / cell["in_full"] - 1
+            near = cell["peak"] > UNCONSTRAINED * cell["capacity"] and "TPU" not in cell["title"]
+            why = " The GPU was near to full, and the compiler saved memory (below)." if near and off > 0 else ""
             lines += ["", f"{cell['model']}, {forms[cell['form']]}, {cell['title']}, compiled with all blocks: "
-                      f"{cell['in_full'] / GIB:.2f} GiB; the extrapolated figure is {off:+.1%} from it."]  # fmt: skip
+                      f"{cell['in_full'] / GIB:.2f} GiB; the extrapolated figure is {off:+.1%} off.{why}"]  # fmt: skip
     lines += ["", "Batches of one update, on all devices together:", ""]
     lines += [f"- {name}: {backbone.parameters:,} parameters, {backbone.rows}" for name, backbone in backbones.items()]
     lines.append(FOOTER)
