@@ -61,12 +61,9 @@ def page(
     titles = {cell["chip"]: f"{cell['title']}, {cell['capacity'] / GIB:.0f} GiB" for cell in known.values()}
     missing = len(backbones) * len(forms) * len(chips) - len(known)
     # The cells of one call share its time.
-    calls = {(cell["model"], cell["form"], cell["seconds"], cell.get("core_seconds")) for cell in known.values()}
-    timed = sum("core_seconds" in cell for cell in known.values())
+    calls = {(cell["model"], cell["form"], cell["seconds"]) for cell in known.values()}
     count = f"{len(known)} cells, {sum(cell['compiles'] for cell in known.values())} sets of measures compiled in "
-    count += f"{sum(call[2] for call in calls) / 3600:.1f} hours on 2 cores that other programs used, too."
-    if timed:
-        count += f" Of one core, {timed} cells took {sum(call[3] or 0 for call in calls) / 3600:.1f} hours."
+    count += f"{sum(seconds for *_, seconds in calls) / 3600:.1f} hours on 2 cores that other programs used, too."
     count += f" {missing} cells (empty) were not asked." if missing else ""
     lines = [HEADER.format(made=made, count=count)]
     lines += [f"| model | trained | {' | '.join(titles.get(chip, chip) for chip in chips)} |"]
