@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from keras_mp.advice.asked import UNCONSTRAINED
+from keras_mp.advice.row import NEARLY_FULL
+
 GIB = 2**30
 HEADER = """# Which chips train which of KerasHub's models
 
@@ -14,13 +17,31 @@ says whether one update fits, the memory of a device that it needs, in GiB, and 
 `keras_mp.advise` found; "no" comes with the least that the step needs. Nothing was run. A base that does not train is
 float32 under Keras's mixed policies.
 
-- **s**: decided by shapes, nothing was compiled: weights, optimizer and batch alone are larger than the memory.
+- **s**: decided by shapes, nothing was compiled: weights, optimizer and batch alone are larger than the memory, with
+  the optimizer's states in 8 bits, too.
 - **c**: compiled with all blocks. **e**: extrapolated from compiles with 4 and with 8 blocks. **=**: compiled for
   another chip of the same architecture.
+- **!**: compiled with all blocks, and more than nine tenths of a GPU's memory. The runtime takes some for itself:
+  expect that it does not fit.
 
 `python benchmarks/fits_table.py --markdown docs/fits-table.md`, {made}.
 {count}
 
+"""
+FOOTER = """
+## How to read it
+
+- The compiler for GPUs computes arrays again where a step comes near to the chip's memory, and stops as soon as it is
+  below its own limit. So the figures of two chips differ, and a form with smaller weights can need as much
+  as one with larger: it was given the room.
+- An extrapolated figure does not contain this: the steps with 4 and with 8 blocks are far below the limit. Above 70% of
+  a GPU the step can need less, and fewer measures may be enough.
+- int4 makes the base an eighth as large as in float32. Activations and logits stay as they are, and so does the batch.
+- [Will it fit?](will-it-fit.md) says what a verdict rests on, and where not to trust it.
+
+## The lines
+
+For each set of measures of the table, what applies it, with an example:
 """
 MARKS = (("shapes", "s"), ("a compile for", "="))
 
@@ -37,11 +58,12 @@ def page(
         made: when, and with which versions.
     """
     known = {(cell["model"], cell["form"], cell["chip"]): cell for cell in cells}
-    titles = {cell["chip"]: cell["title"] for cell in known.values()}
+    titles = {cell["chip"]: f"{cell['title']}, {cell['capacity'] / GIB:.0f} GiB" for cell in known.values()}
     missing = len(backbones) * len(forms) * len(chips) - len(known)
-    seconds = {(cell["model"], cell["form"]): cell["seconds"] for cell in known.values()}
+    # The cells of one call share its time.
+    calls = {(cell["model"], cell["form"], cell["seconds"]) for cell in known.values()}
     count = f"{len(known)} cells, {sum(cell['compiles'] for cell in known.values())} sets of measures compiled in "
-    count += f"{sum(seconds.values()) / 3600:.1f} hours on 2 cores that other programs used, too."
+    count += f"{sum(seconds for *_, seconds in calls) / 3600:.1f} hours on 2 cores that other programs used, too."
     count += f" {missing} cells (empty) were not asked." if missing else ""
     lines = [HEADER.format(made=made, count=count)]
     lines += [f"| model | trained | {' | '.join(titles.get(chip, chip) for chip in chips)} |"]
@@ -54,11 +76,13 @@ def page(
     for cell in known.values():
         if "in_full" in cell:
             off = cell["peak"] / cell["in_full"] - 1
+            near = cell["peak"] > UNCONSTRAINED * cell["capacity"] and "TPU" not in cell["title"]
+            why = " The GPU was near to full, and the compiler saved memory (below)." if near and off > 0 else ""
             lines += ["", f"{cell['model']}, {forms[cell['form']]}, {cell['title']}, compiled with all blocks: "
-                      f"{cell['in_full'] / GIB:.2f} GiB; the extrapolated figure is {off:+.1%} from it."]  # fmt: skip
+                      f"{cell['in_full'] / GIB:.2f} GiB; the extrapolated figure is {off:+.1%} off.{why}"]  # fmt: skip
     lines += ["", "Batches of one update, on all devices together:", ""]
     lines += [f"- {name}: {backbone.parameters:,} parameters, {backbone.rows}" for name, backbone in backbones.items()]
-    lines += ["", "## The lines", "", "For each set of measures of the table, what applies it, with an example:", ""]
+    lines.append(FOOTER)
     examples: dict[str, Mapping[str, Any]] = {}
     for cell in known.values():
         if cell["code"]:
@@ -77,7 +101,9 @@ def _cell(cell: Mapping[str, Any]) -> str:
         return "not known"
     size = f"{cell['peak'] / GIB:.1f}"
     size = f"**{size}**" if cell["verdict"] == "fits" else f"no, {size}"
-    return " ".join(filter(None, [size, _short(cell["measures"]), f"({how})"]))
+    full = cell["peak"] > NEARLY_FULL * cell["capacity"] and "TPU" not in cell["title"]
+    tight = "!" if full and how != "e" and cell["verdict"] == "fits" else ""
+    return " ".join(filter(None, [size, _short(cell["measures"]), f"({how}{tight})"]))
 
 
 def _short(measures: str) -> str:

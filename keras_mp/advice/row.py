@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from keras_mp.advice.asked import Asked
+from keras_mp.advice.asked import UNCONSTRAINED, Asked
 from keras_mp.advice.chip_advice import COMPILED, FROM_SHAPES, ChipAdvice
 from keras_mp.advice.figures import Figures
 from keras_mp.advice.lines import lines
@@ -13,6 +13,9 @@ from keras_mp.advice.place import Place
 from keras_mp.advice.source import Source
 from keras_mp.advice.step import Step
 from keras_mp.reporting.byte_size import byte_size
+
+# A GPU's runtime takes memory that its compiler does not count; a TPU's compiler refuses what leaves it too little.
+NEARLY_FULL = 0.9
 
 
 def compiled_row(one: Asked, step: Step, source: Source) -> ChipAdvice:
@@ -38,7 +41,7 @@ def compiled_row(one: Asked, step: Step, source: Source) -> ChipAdvice:
         code=lines(measures, source, place, step.rows) if fits else (),
         compiles=len(one.tried),
         shared=sum(origin.chip is not place.chip for origin in one.origins.values()),
-        notes=(*_extrapolated(figures), *figures.notes, *(_notes(measures, step, place) if fits else ())),
+        notes=(*_room(figures, place, fits), *figures.notes, *(_notes(measures, step, place) if fits else ())),
         time=None if time is None else time * measures.micro_batches,
     )
 
@@ -104,13 +107,25 @@ def _reason(figures: Figures) -> str:
     return text
 
 
-def _extrapolated(figures: Figures) -> list[str]:
-    if not figures.extrapolated:
-        return []
-    return [
-        f"Extrapolated from {figures.extrapolated}, which were compiled: weights and optimizer are exact, temporary "
-        "memory is on the line through both."
-    ]
+def _room(figures: Figures, place: Place, fits: bool | None) -> list[str]:
+    """How far a figure is to be trusted, by how it was found and by what it leaves of the memory."""
+    share = figures.peak / place.capacity if place.platform == "cuda" else 0.0
+    notes = []
+    if figures.extrapolated:
+        notes.append(
+            f"Extrapolated from {figures.extrapolated}, which were compiled: weights and optimizer are exact, "
+            "temporary memory is on the line through both."
+        )
+        if share > UNCONSTRAINED:
+            notes.append(
+                "The compiler saves memory where a step comes near to what a GPU has, and did not with few blocks: "
+                "with all of them the step may need less, and fewer measures may be enough."
+            )
+    elif fits and share > NEARLY_FULL:
+        notes.append(
+            f"It needs {share:.0%} of the memory, of which a GPU's runtime takes a part: expect that it does not fit."
+        )
+    return notes
 
 
 def _notes(measures: Measures, step: Step, place: Place) -> list[str]:

@@ -1,0 +1,46 @@
+"""What the notes of a row say of a step with little room left."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from keras_mp.advice.asked import Asked
+from keras_mp.advice.figures import Figures
+from keras_mp.advice.measures import Measures
+from keras_mp.advice.place import find_place
+from keras_mp.advice.row import compiled_row
+from keras_mp.advice.source import Source
+
+pytestmark = pytest.mark.once
+
+
+def row_of(place, measures, figures):
+    one = Asked(place, {measures: figures}, {measures: place}, best=measures)
+    return compiled_row(one, SimpleNamespace(rows=8, sees_batch=[]), Source(lambda: None))
+
+
+@pytest.mark.parametrize(
+    ("chip", "share", "warned"), [("l4", 0.98, True), ("l4", 0.89, False), ("v5e", 0.98, False)]
+)  # what a TPU's program may not use, its compiler keeps
+def test_a_gpu_that_is_nearly_full_has_a_note(chip, share, warned):
+    place, measures = find_place(chip), Measures("mixed_bfloat16")
+    figures = Figures(weights=1, optimizer=0, peak=int(share * place.capacity), flops={})
+    row = row_of(place, measures, figures)
+    assert row.fits
+    assert ("It needs 98% of the memory" in " ".join(row.notes)) == warned
+
+
+@pytest.mark.parametrize(
+    ("chip", "share", "blocks", "warned"),
+    [
+        ("h100", 0.93, "4 and 8 of 48 blocks", True),
+        ("h100", 0.5, "4 and 8 of 48 blocks", False),
+        ("h100", 0.93, "", False),
+        ("v5e", 0.93, "4 and 8 of 48 blocks", False),
+    ],
+)
+def test_a_compiler_for_gpus_saves_memory_that_few_blocks_do_not_show(chip, share, blocks, warned):
+    place, measures = find_place(chip), Measures("mixed_bfloat16")
+    figures = Figures(weights=1, optimizer=0, peak=int(share * place.capacity), flops={}, extrapolated=blocks)
+    row = row_of(place, measures, figures)
+    assert ("may need less" in " ".join(row.notes)) == warned
