@@ -23,7 +23,7 @@ SPREADS: Mapping[str, Spread] = MappingProxyType(
     {
         "10": Spread(2, 1.15, 1.24),
         "8": Spread(19, 0.55, 1.46),
-        "9": Spread(2, 0.75, 0.8),
+        "9": Spread(2, 0.78, 0.83),
         "v6e": Spread(1, 0.7, 0.7),
     }
 )
