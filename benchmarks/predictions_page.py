@@ -33,8 +33,8 @@ PROGRAMS = {
     "nanoGPT": "PyTorch, compiled",
     "pytorch/ao": "PyTorch, compiled",
     "Examples TensorFlow": "TensorFlow",
-    "Examples PyTorch/Class": "PyTorch, kernel by kernel, ResNet-50",
-    "Examples PyTorch/Lang": "PyTorch, kernel by kernel, BERT-large",
+    "Examples PyTorch/Class": "PyTorch, NVIDIA's ResNet-50",
+    "Examples PyTorch/Lang": "PyTorch, NVIDIA's BERT-large",
     "Examples Paddle": "Paddle and MXNet, ResNet-50",
     "Examples MxNet": "Paddle and MXNet, ResNet-50",
 }
@@ -42,16 +42,16 @@ PROGRAMS = {
 CYCLES = """## TPUs, timed both ways
 
 By rates: as the kernels of GPUs. By cycles: each kernel takes the cycles that libtpu estimates for it, at the rate of
-Google's tables of products, but no less than the chip's peak rates allow. The way with the smaller median error over
-the TPUs is taken for all of them: by rates.
+Google's tables of products (of v5e, which is in none, at that of its peak), but no less than the chip's peak rates
+allow. The way with the smaller median error over the TPUs is taken for all of them: by rates.
 
 """
 SUGGESTS = """The sources print no times of kernels, so what can be compared is the parts. Three causes show.
 
-- **The program of the source is not XLA's.** The predicted program fuses what PyTorch starts as kernels of its own.
-  ResNet-50 and SQuAD, which NVIDIA ran so, are predicted too fast, ResNet-50 most of all in float32: there 16 bits save
+- **The program of the source is not XLA's.** XLA fuses what other frameworks may start as kernels of their own.
+  NVIDIA's ResNet-50 and SQuAD in PyTorch are predicted too fast, ResNet-50 most of all in float32: there 16 bits save
   more time at the source than the predicted products and other kernels account for.
-- **Attention.** The Llamas, MaxText and GPT-3 run flash attention at the source. Keras compiled for a chip that is not
+- **Attention.** The Llamas and MaxText run flash attention at the source. Keras compiled for a chip that is not
   there writes the scores to memory, in kernels that count as products and as others. Of the BERTs of 512 tokens the
   source bins the sequences by length (its changelog of January 2022), and does not say how many tokens are left: what
   is compiled is more work, which is the largest error of the page.
@@ -158,7 +158,7 @@ def page(results: dict[str, dict[str, Any]]) -> str:
     missing = [name for name in RUNS if name not in results]
     listed = "All runs of the list were compiled."
     if missing:
-        listed = f"Tried, and not compiled to the end in 20 minutes on one core, which other work shared: {', '.join(missing)}."
+        listed = f"Tried, and not compiled in 20 minutes on one core, which other work shared: {', '.join(missing)}."
     return TEXT.format(
         summary=_summary(results, there),
         aims=_aims(results, there),
