@@ -3,18 +3,22 @@
     python benchmarks/fit_efficiency.py
 
 The tables, with their sources, are in `efficiency_tables.json`: measured seconds of a product of m x k by k x n, of
-several products together, and of kernels that only move bytes. No training step is among them. The fit minimizes the
-squares of the logarithms of the time that the constants give, divided by the measured time. What a generation's tables
-do not determine it takes from the generation that `TAKEN_FROM` names. Prints the table of constants, with the error of
-the fit.
+several products together, of a convolution and its two gradients, and of kernels that only move bytes. No training step
+is among them. The fit minimizes the squares of the logarithms of the time that the constants give, divided by the
+measured time. What a generation's tables do not determine it takes from the generation that `TAKEN_FROM` names. Prints
+the table of constants, with the error of the fit, and the rates of libtpu's cycles.
+
+Convolutions of fewer channels than tensor cores take together are not in the tables: XLA pads them. Those that are have
+channels first (DeepBench's code/nvidia/conv_bench.cu).
 """
 
 from __future__ import annotations
 
 import json
 import math
+import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,23 +27,38 @@ from scipy.optimize import least_squares
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from keras_mp.precision.chips import CHIPS, Chip
-from keras_mp.xla.efficiency import Efficiency, generation_of, product_seconds, transfer_seconds
+from keras_mp.xla.efficiency import (
+    Efficiency,
+    computing_seconds,
+    generation_of,
+    product_seconds,
+    transfer_seconds,
+)
 
 TABLES = Path(__file__).with_name("efficiency_tables.json")
-WIDTH = {"fp8": 8, "bfloat16": 16, "float16": 16, "float32": 32}
+WIDTH = {"fp8": 8, "bfloat16": 16, "float16": 16, "tfloat32": 32, "float32": 32}
 # Generations in the order in which they are fitted, and which gives what the tables leave open.
 TAKEN_FROM = {"7.0": "", "7.5": "7.0", "8": "7.0", "9": "7.0", "10": "7.0", "v7x": "", "v6e": "v7x"}
 STREAM_FROM = {"v7x": "v6e"}
 # Where the search for the least error begins.
-START = Efficiency({}, 0.85, 5e-6, 0.85, 3e-6)
+START = Efficiency({}, 0.85, 5e-6, 0.85, 3e-6, 1.0)
 START_PRODUCTS = 0.75
 WIDE = 100.0  # the largest by the smallest size of a table that says how the rate depends on the size
 
 
 def read() -> dict[str, list]:
-    """The tables: rows of products, of sums of products, and of transfers."""
+    """The tables: rows of products, of sums of products, of convolutions, and of transfers."""
     tables = json.loads(TABLES.read_text())
-    return {name: tables[name] for name in ("products", "sums of products", "transfers")}
+    return {name: tables[name] for name in ("products", "sums of products", "transfers", "cycles")} | {
+        "convolutions": list(_each_convolution(tables["convolutions"]))
+    }
+
+
+def _each_convolution(rows: Sequence) -> Iterator[list]:
+    """Of each row that has the times of a convolution and its two gradients, one row a time."""
+    for chip, dtype, taken, window, made, times, source in rows:
+        for seconds in times:
+            yield [chip, dtype, [taken, window, made], seconds, "convolution", source]
 
 
 def fit(tables: dict[str, list]) -> dict[str, tuple[Efficiency, float]]:
@@ -49,21 +68,46 @@ def fit(tables: dict[str, list]) -> dict[str, tuple[Efficiency, float]]:
         mine = {
             name: [row for row in rows if generation_of(CHIPS[row[0]]) == generation] for name, rows in tables.items()
         }
-        constants = (fitted[other][0] if other else START)._replace(products={})
-        products = [*mine["products"], *mine["sums of products"]]
-        names = [f"products.{bits}" for bits in sorted({WIDTH[row[1]] for row in products})]
-        if _is_wide([math.prod(row[2:5]) for row in mine["products"]]):
-            names += ["product_stream", "product_start"]
-        constants = _fitted(constants, products, names)
-        wide = _is_wide([row[1] for row in mine["transfers"]])
-        if not wide and not other:
-            constants = constants._replace(start=constants.product_start)
-        constants = _fitted(constants, mine["transfers"], ["stream", "start"] if wide else ["stream"])
-        fitted[generation] = (constants, _error(constants, products))
+        fitted[generation] = fit_one(mine, fitted[other][0] if other else None)
     for generation, other in STREAM_FROM.items():
         constants, error = fitted[generation]
         fitted[generation] = constants._replace(stream=fitted[other][0].stream), error
     return {generation: (_rounded(constants), error) for generation, (constants, error) in fitted.items()}
+
+
+def fit_one(
+    tables: dict[str, list], other: Efficiency | None = None, chips: Mapping[str, Chip] = CHIPS
+) -> tuple[Efficiency, float]:
+    """The constants of one generation, not rounded, and the root mean square of the errors of its products.
+
+    Args:
+        tables: those of its chips.
+        other: the constants of the generation that gives what they do not determine.
+        chips: by the names in the tables.
+    """
+    constants = (other or START)._replace(products={})
+    products = [*tables["products"], *tables["sums of products"]]
+    names = [f"products.{bits}" for bits in sorted({WIDTH[row[1]] for row in products})]
+    if _is_wide([math.prod(row[2:5]) for row in tables["products"]]):
+        names.append("product_start")
+        # Only products that memory limits tell at what share of its bandwidth.
+        names += ["product_stream"] if any(_is_moving(row, chips) for row in tables["products"]) else []
+    constants = _fitted(constants, products, names, chips)
+    if tables["convolutions"]:
+        constants = _fitted(constants, tables["convolutions"], ["convolution"], chips)
+    wide = _is_wide([row[1] for row in tables["transfers"]])
+    if not wide and other is None:
+        constants = constants._replace(start=constants.product_start)
+    constants = _fitted(constants, tables["transfers"], ["stream", "start"] if wide else ["stream"], chips)
+    return constants, _error(constants, products, chips)
+
+
+def cycles_a_second(tables: dict[str, list]) -> dict[str, float]:
+    """By TPU, how many of its compiler's cycles pass in a second: the geometric mean of a table's rows."""
+    rates: dict[str, list[float]] = {}
+    for chip, _, seconds, cycles, _ in tables["cycles"]:
+        rates.setdefault(chip, []).append(cycles / seconds)
+    return {chip: float(f"{statistics.geometric_mean(each):.3g}") for chip, each in rates.items()}
 
 
 def measured(row: Sequence) -> float:
@@ -71,29 +115,52 @@ def measured(row: Sequence) -> float:
     return row[2] if isinstance(row[1], (int, float)) else row[3] if isinstance(row[2], list) else row[5]
 
 
-def predicted(row: Sequence, constants: Efficiency) -> float:
+def predicted(row: Sequence, constants: Efficiency, chips: Mapping[str, Chip] = CHIPS) -> float:
     """The seconds that the constants give for a row of a table."""
-    chip = CHIPS[row[0]]
+    chip = chips[row[0]]
     if isinstance(row[1], (int, float)):
         return transfer_seconds(row[1], chip, constants)
+    if "convolution" in row:
+        return _convolution(chip, row[1], *row[2], constants)
     shapes = row[2] if isinstance(row[2], list) else [row[2:5]]
     return sum(_product(chip, row[1], *shape, constants) for shape in shapes)
 
 
-def _product(chip: Chip, dtype: str, m: int, k: int, n: int, constants: Efficiency) -> float:
-    """The result has 16 bits, or 32 if the operands have."""
+def _is_moving(row: Sequence, chips: Mapping[str, Chip]) -> bool:
+    """Whether moving the arrays of a product takes longer than its operations, each at the chip's peak rate."""
+    chip, (m, k, n) = chips[row[0]], row[2:5]
+    return _moved(row[1], m, k, n) / chip.bandwidth > 2 * m * k * n / chip.peak[row[1]]
+
+
+def _moved(dtype: str, m: int, k: int, n: int) -> int:
+    """Bytes of the operands and of the result, which has 16 bits, or 32 if the operands have."""
     bits = WIDTH[dtype]
-    moved = (bits * (m * k + k * n) + max(bits, 16) * m * n) // 8
-    return product_seconds(2 * m * k * n, moved, chip.peak[dtype], bits, chip, constants)
+    return (bits * (m * k + k * n) + max(bits, 16) * m * n) // 8
 
 
-def _fitted(start: Efficiency, rows: Sequence, names: Sequence[str]) -> Efficiency:
+def _product(chip: Chip, dtype: str, m: int, k: int, n: int, constants: Efficiency) -> float:
+    computing = computing_seconds(2 * m * k * n, chip.peak[dtype], WIDTH[dtype], chip, constants)
+    return product_seconds(computing, _moved(dtype, m, k, n), chip, constants)
+
+
+def _convolution(
+    chip: Chip, dtype: str, taken: Sequence[int], window: Sequence[int], made: Sequence[int], constants: Efficiency
+) -> float:
+    """The three arrays cross the memory once, whichever of them is the result."""
+    kernel = math.prod(window) * taken[-1] * made[-1]
+    flops = 2 * math.prod(made) * math.prod(window) * taken[-1]
+    moved = WIDTH[dtype] * (math.prod(taken) + math.prod(made) + kernel) // 8
+    computing = computing_seconds(flops, chip.peak[dtype], WIDTH[dtype], chip, constants, "convolution")
+    return product_seconds(computing, moved, chip, constants)
+
+
+def _fitted(start: Efficiency, rows: Sequence, names: Sequence[str], chips: Mapping[str, Chip]) -> Efficiency:
     if not rows or not names:
         return start
 
     def errors(logarithms: np.ndarray) -> list[float]:
         constants = _with(start, names, np.exp(logarithms))
-        return [math.log(predicted(row, constants) / measured(row)) for row in rows]
+        return [math.log(predicted(row, constants, chips) / measured(row)) for row in rows]
 
     first = [math.log(_get(start, name)) for name in names]
     return _with(start, names, np.exp(least_squares(errors, first).x))
@@ -103,8 +170,8 @@ def _is_wide(sizes: Sequence[float]) -> bool:
     return bool(sizes) and max(sizes) > WIDE * min(sizes)
 
 
-def _error(constants: Efficiency, rows: Sequence) -> float:
-    return math.sqrt(np.mean([math.log(predicted(row, constants) / measured(row)) ** 2 for row in rows]))
+def _error(constants: Efficiency, rows: Sequence, chips: Mapping[str, Chip]) -> float:
+    return math.sqrt(np.mean([math.log(predicted(row, constants, chips) / measured(row)) ** 2 for row in rows]))
 
 
 def _get(constants: Efficiency, name: str) -> float:
@@ -133,6 +200,7 @@ def _rounded(constants: Efficiency) -> Efficiency:
 def main() -> None:
     for generation, (constants, error) in fit(read()).items():
         print(f'    "{generation}": Efficiency({", ".join(map(str, constants))}),  # {error:.1%}')
+    print(cycles_a_second(read()))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.predictions import RUNS, Run, error, ratios
+from benchmarks.predictions_beside import cpu, depths, table
 from keras_mp.precision.chips import parse_target
 
 GOAL = 15
@@ -18,13 +19,54 @@ FASTER = (
     ("ResNet-50 v1.5, TF32", "ResNet-50 v1.5, AMP"),
     ("ResNet-50 v1.5, PyTorch, TF32", "ResNet-50 v1.5, PyTorch, AMP"),
     ("BERT-large, SQuAD, TF32", "BERT-large, SQuAD, FP16"),
+    ("ResNet-50 v1.5, Paddle, TF32", "ResNet-50 v1.5, Paddle, AMP"),
+    ("ResNet-50 v1.5, MXNet, TF32", "ResNet-50 v1.5, MXNet, AMP"),
     ("Llama 3 8B, bfloat16, 8 H100", "Llama 3 8B, FP8, 8 H100"),
     ("Llama 3 8B, bfloat16, 8 B200", "Llama 3 8B, FP8, 8 B200"),
 )
 
+# Parts of the names of sources, and the program that ran there.
+PROGRAMS = {
+    "keras-io": "Keras, compiled by XLA",
+    "maxtext": "MaxText, compiled by XLA",
+    "tpu-recipes": "MaxText, compiled by XLA",
+    "nanoGPT": "PyTorch, compiled",
+    "pytorch/ao": "PyTorch, compiled",
+    "Examples TensorFlow": "TensorFlow",
+    "Examples PyTorch/Class": "PyTorch, NVIDIA's ResNet-50",
+    "Examples PyTorch/Lang": "PyTorch, NVIDIA's BERT-large",
+    "Examples Paddle": "Paddle and MXNet, ResNet-50",
+    "Examples MxNet": "Paddle and MXNet, ResNet-50",
+}
+
+CYCLES = """## TPUs, timed both ways
+
+By rates: as the kernels of GPUs. By cycles: each kernel takes the cycles that libtpu estimates for it, at the rate of
+Google's tables of products (of v5e, which is in none, at that of its peak), but no less than the chip's peak rates
+allow. The way with the smaller median error over the TPUs is taken for all of them: by rates.
+
+"""
+SUGGESTS = """The sources print no times of kernels, so what can be compared is the parts. Three causes show.
+
+- **The program of the source is not XLA's.** XLA fuses what other frameworks may start as kernels of their own.
+  NVIDIA's ResNet-50 and SQuAD in PyTorch are predicted too fast, ResNet-50 most of all in float32: there 16 bits save
+  more time at the source than the predicted products and other kernels account for.
+- **Attention.** The Llamas and MaxText run flash attention at the source. Keras compiled for a chip that is not
+  there writes the scores to memory, in kernels that count as products and as others. Of the BERTs of 512 tokens the
+  source bins the sequences by length (its changelog of January 2022), and does not say how many tokens are left: what
+  is compiled is more work, which is the largest error of the page.
+- **The layout of convolutions.** XLA compiles them with channels last in 16 bits, and with channels first in float32.
+  Tensor cores take channels last, and the library transposes others in kernels that the compiled step does not show: in
+  a profile of TF32 convolutions on an A100 they take 32% of the time beside 59% for the convolutions
+  (github.com/pytorch/pytorch issue 81940). The tables of convolutions that were found have channels first, on V100 and
+  T4, so channels first take their share of the rate of products, and channels last count as products. A table of
+  channels last, and of an A100, is the next step."""
+
 TEXT = """# Predicted and published training steps
 
 {summary}
+
+{aims}
 
 `inspect` predicts the time of a step from the kernels that the chip's compiler makes of it. This page compares such
 predictions with published runs. No chip was attached. A ratio is predicted divided by published; its error is how far
@@ -43,15 +85,25 @@ the chip's peak rates, which no program reaches.
 
 {faster}
 
+{cycles}
+
 ## Where the error is
 
 {precisions}
 
-On A100, TF32 products are predicted with the share of the peak that products of 16-bit operands reach, because no table
-of TF32 products is among the sources; convolutions are predicted as products of the same size. A run that is predicted
-too fast in TF32 and not in 16 bits suggests that TF32 convolutions and products reach less. A table of each is the next
-step. Not modelled: the time between kernels, caches, collectives slower than their links, clocks that fall under load,
-and, on TPUs, arrays that stay in the fast memory of the core (the compiler's own cycles are not used).
+{programs}
+
+{suggests}
+
+Not modelled: the time between kernels, caches, collectives slower than their links, clocks that fall under load.
+
+## Fewer blocks than the model has
+
+{depths}
+
+## On this machine's CPU
+
+{cpu}
 
 ## Which runs are taken
 
@@ -72,18 +124,24 @@ compiled is left out.
 ## How the time is predicted
 
 - A matrix product or convolution takes `start + sqrt(computing^2 + moving^2)`: its operations at a share of the peak,
-  and its bytes at a share of the memory's bandwidth.
+  and its bytes at a share of the memory's bandwidth. TF32, 16 bits and FP8 have a share of their own, and a convolution
+  with channels first a share of that of products.
 - Another kernel takes `start + moving`.
-- Kernels run one after another in the compiled order. A collective that starts and ends apart runs beside the kernels
-  between; what remains of it is uncovered. Links run at their peak rate.
+- Kernels run one after another in the compiled order. A collective that starts and ends apart, or that a TPU runs in
+  steps, runs beside the kernels between; what remains of it is uncovered. Links run at their peak rate.
+- On a TPU, an array that stays in the core's own memory moves no bytes; one that a copy brings there ahead counts where
+  it is read. The time and the bound count the same kernels and bytes, so a time is never below its bound
+  (`tests/xla/test_step_time.py::test_a_time_is_never_below_its_bound`).
 
 The shares and the two starts are constants of a chip's generation, in `keras_mp/xla/efficiency.py`.
-`benchmarks/fit_efficiency.py` fits them to published measurements of products and of memory bandwidth
-(`benchmarks/efficiency_tables.json`, with sources): Google's table for TPU7x, DeepBench for V100 and T4, the maximum
-achievable rates of Bekman's *Machine Learning Engineering*, the tables of Transformer Engine, and measurements of
-bandwidth. No training step is among them (`tests/xla/test_efficiency.py::test_constants_are_fitted_to_the_tables`). A
-generation without a table of small products (A100, H100, B200) takes those of the V100; TPUs before v6e take those of
-v6e.
+`benchmarks/fit_efficiency.py` fits them to published measurements of products, convolutions and memory bandwidth
+(`benchmarks/efficiency_tables.json`, with sources): Google's table for TPU7x, DeepBench for V100 and T4, square
+products in TF32 and 16 bits in PyTorch on A100, H100 and B200, the maximum achievable rates of Bekman's *Machine
+Learning Engineering*, the tables of Transformer Engine, and measurements of bandwidth. No training step is among them
+(`tests/xla/test_efficiency.py::test_constants_are_fitted_to_the_tables`), and no constant changes when a run is taken
+out (`test_no_constant_changes_when_a_scored_run_is_taken_out`). What a generation's tables do not determine it takes
+from another: A100, H100 and B200 take the share of convolutions, and of the bandwidth in products, from the V100; TPUs
+before v6e take the constants of v6e.
 
 ## Sources
 
@@ -98,10 +156,18 @@ def page(results: dict[str, dict[str, Any]]) -> str:
     """The page, from the results that are there."""
     there = {name: run for name, run in RUNS.items() if name in results}
     missing = [name for name in RUNS if name not in results]
-    listed = f"Not compiled yet: {', '.join(missing)}." if missing else "All runs of the list were compiled."
+    listed = "All runs of the list were compiled."
+    if missing:
+        listed = f"Tried, and not compiled in 20 minutes on one core, which other work shared: {', '.join(missing)}."
     return TEXT.format(
         summary=_summary(results, there),
-        runs=_table(
+        aims=_aims(results, there),
+        cycles=_cycles(results, there),
+        programs=_programs(results, there),
+        suggests=SUGGESTS,
+        depths=depths(),
+        cpu=cpu(),
+        runs=table(
             ("run", "chips", "published", "predicted", "ratio", "products", "other", "uncovered", "bound", "compiled"),
             [_row(name, run, results[name]) for name, run in there.items()],
         ),
@@ -131,6 +197,25 @@ def _summary(results: dict[str, dict[str, Any]], there: dict[str, Run]) -> str:
     )
 
 
+def _aims(results: dict[str, dict[str, Any]], there: dict[str, Run]) -> str:
+    """What was to be reached, what was, and by how much it is missed."""
+    times = [error(ratio) for ratio in ratios(results).values()]
+    memory = [error(results[name]["bytes"] / 1e9 / run.gigabytes) for name, run in there.items() if run.gigabytes]
+    faster = [error(predicted / published) for _, published, predicted in _pairs(results)]
+    aims = [
+        ("time, median error", statistics.median(times), 0.15),
+        ("time, worst error", max(times), 0.35),
+        ("memory, worst error", max(memory, default=0.0), 0.10),
+        ("speed-up, worst error", max(faster, default=0.0), 0.15),
+        ("speed-up, median error", statistics.median(faster or [0.0]), 0.15),
+    ]
+    rows = [
+        (name, f"{aim:.0%}", f"{reached:.0%}", f"missed by {reached - aim:.0%}" if reached > aim else "reached")
+        for name, reached, aim in aims
+    ]
+    return table(("of the runs below", "aim", "error", ""), rows)
+
+
 def _row(name: str, run: Run, result: dict[str, Any]) -> tuple[str, ...]:
     parts = (result[part] for part in ("products", "other", "uncovered", "bound"))
     how = [
@@ -140,7 +225,7 @@ def _row(name: str, run: Run, result: dict[str, Any]) -> tuple[str, ...]:
     ]
     return (
         name,
-        f"{run.chips} {run.target.split('x')[0] if run.target[0] in 'hb' else run.target}",
+        f"{run.chips} {parse_target(run.target)[0].name}",
         _time(run.seconds),
         _time(result["seconds"]),
         f"{result['seconds'] / run.seconds:.2f}",
@@ -162,19 +247,66 @@ def _memory(results: dict[str, dict[str, Any]], there: dict[str, Run]) -> str:
     ]
     if not rows:
         return "No run that was compiled has a published peak of memory."
-    return _table(("run", "published, GB a device", "predicted", "ratio"), rows)
+    return table(("run", "published, GB a device", "predicted", "ratio"), rows)
+
+
+def _pairs(results: dict[str, dict[str, Any]]) -> list[tuple[str, float, float]]:
+    """Of each pair of runs that was compiled, the faster, and its published and predicted speed-up."""
+    return [
+        (fast, RUNS[slow].seconds / RUNS[fast].seconds, results[slow]["seconds"] / results[fast]["seconds"])
+        for slow, fast in FASTER
+        if slow in results and fast in results
+    ]
 
 
 def _faster(results: dict[str, dict[str, Any]]) -> str:
+    slower = {fast: slow for slow, fast in FASTER}
     rows = []
-    for slow, fast in FASTER:
-        if slow in results and fast in results:
-            published = RUNS[slow].seconds / RUNS[fast].seconds
-            predicted = results[slow]["seconds"] / results[fast]["seconds"]
-            rows.append((fast, f"{published:.2f}", f"{predicted:.2f}", f"{predicted / published:.2f}"))
+    for fast, published, predicted in _pairs(results):
+        slow = slower[fast]
+        saved = [results[slow][part] - results[fast][part] for part in ("products", "other")]
+        row = (fast, f"{published:.2f}", f"{predicted:.2f}", f"{predicted / published:.2f}")
+        rows.append((*row, _time(RUNS[slow].seconds - RUNS[fast].seconds), *map(_time, saved)))
     if not rows:
         return "No pair of runs was compiled."
-    return _table(("run", "published", "predicted", "ratio"), rows)
+    names = ("run", "published", "predicted", "ratio", "time saved, published", "predicted, products", "other")
+    return table(names, rows)
+
+
+def _cycles(results: dict[str, dict[str, Any]], there: dict[str, Run]) -> str:
+    """Both ways to time a TPU's kernels, or nothing where no TPU's run was compiled."""
+    rows = [
+        (
+            name,
+            _time(run.seconds),
+            _time(results[name]["seconds"]),
+            f"{results[name]['seconds'] / run.seconds:.2f}",
+            _time(results[name]["cycles"]),
+            f"{results[name]['cycles'] / run.seconds:.2f}",
+        )
+        for name, run in there.items()
+        if results[name].get("cycles")
+    ]
+    if not rows:
+        return ""
+    return CYCLES + table(("run", "published", "by rates", "ratio", "by cycles", "ratio"), rows)
+
+
+def _programs(results: dict[str, dict[str, Any]], there: dict[str, Run]) -> str:
+    """The ratios by the program that ran at the source."""
+    groups: dict[str, list[float]] = {}
+    for name, run in there.items():
+        program = next((title for part, title in PROGRAMS.items() if part in run.source), "other")
+        groups.setdefault(program, []).append(results[name]["seconds"] / run.seconds)
+    return _groups("program of the source", groups)
+
+
+def _groups(title: str, groups: dict[str, list[float]]) -> str:
+    rows = [
+        (name, str(len(of_runs)), f"{statistics.median(of_runs):.2f}", f"{min(of_runs):.2f} to {max(of_runs):.2f}")
+        for name, of_runs in groups.items()
+    ]
+    return table((title, "runs", "median ratio", "ratios"), rows)
 
 
 def _precisions(results: dict[str, dict[str, Any]], there: dict[str, Run]) -> str:
@@ -183,17 +315,8 @@ def _precisions(results: dict[str, dict[str, Any]], there: dict[str, Run]) -> st
         fp8 = "FP8" if "fp8" in run.step else ""
         precision = fp8 or {"float32": "float32 (TF32 on A100)", "mixed_float16": "float16"}.get(run.policy, "bfloat16")
         groups.setdefault(precision, []).append(results[name]["seconds"] / run.seconds)
-    rows = [
-        (precision, str(len(of_runs)), f"{statistics.median(of_runs):.2f}", f"{min(of_runs):.2f} to {max(of_runs):.2f}")
-        for precision, of_runs in groups.items()
-    ]
-    return _table(("precision", "runs", "median ratio", "ratios"), rows)
+    return _groups("precision", groups)
 
 
 def _time(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
-def _table(names: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [names, ("---", *["---"] * (len(names) - 1)), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -79,7 +79,7 @@ class Figures:
 def figures_of(report: CompileReport, chip: Chip) -> Figures:
     """Takes the figures from a report of a step that was compiled for this chip."""
     flops: dict[str, float] = defaultdict(float)
-    for matmul in report.matmuls:
+    for matmul in (matmul for matmul in report.matmuls if matmul.runs):
         flops[" x ".join(matmul.compiled or matmul.asked)] += matmul.flops
     memory, roofline = report.memory, report.roofline
     peak = memory.peak

@@ -32,7 +32,7 @@ def beside_products(module: Module, products: Collection[str] = ()) -> set[str]:
 def _in_computation(module: Module, order: list[Instruction], products: Collection[str]) -> set[str]:
     place = {instruction.name: index for index, instruction in enumerate(order)}
     multiplies = [_multiplies(module, instruction, products) for instruction in order]
-    chains: dict[str, list[int]] = defaultdict(list)
+    steps_of: dict[str, list[int]] = defaultdict(list)
     covered = set()
     for index, instruction in enumerate(order):
         if instruction.opcode.endswith("-done"):
@@ -40,9 +40,9 @@ def _in_computation(module: Module, order: list[Instruction], products: Collecti
                 start = place.get(operand, index)
                 if order[start].opcode.endswith("-start") and any(multiplies[start + 1 : index]):
                     covered.add(operand)
-        for chain in _chains(module, instruction):
-            chains[chain].append(index)
-    return covered | {order[steps[0]].name for steps in chains.values() if any(multiplies[step] for step in steps)}
+        for chain in chains(module, instruction):
+            steps_of[chain].append(index)
+    return covered | {order[steps[0]].name for steps in steps_of.values() if any(multiplies[step] for step in steps)}
 
 
 def _multiplies(module: Module, instruction: Instruction, products: Collection[str]) -> bool:
@@ -54,7 +54,8 @@ def _multiplies(module: Module, instruction: Instruction, products: Collection[s
     return any(inner.opcode in _PRODUCTS for inner in module.inside(instruction))
 
 
-def _chains(module: Module, instruction: Instruction) -> set[str]:
+def chains(module: Module, instruction: Instruction) -> set[str]:
+    """The collectives of which an instruction runs a step, by the numbers that a TPU's compiler gives them."""
     if instruction.opcode != "fusion":
         return set()
     matches = (_CHAIN.search(inner.attributes) for inner in module.inside(instruction))

@@ -9,6 +9,7 @@ from keras_mp.precision.chips import Chip
 from keras_mp.xla.collectives import Collective
 from keras_mp.xla.hlo import Module
 from keras_mp.xla.matmuls import Matmul
+from keras_mp.xla.work import is_work, moved_bytes
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,8 @@ class Roofline:
 
     Args:
         seconds: the larger of the two below.
-        compute: all dots and convolutions at the peak rate of their operands' dtype.
-        memory: the arrays that kernels read and write, each once, at the memory's bandwidth.
+        compute: all dots and convolutions that the step runs, at the peak rate of their operands' dtype.
+        memory: the arrays that kernels read and write, each once, at the memory's bandwidth; without collectives.
         cycles: the TPU compiler's own estimates, added up; 0 where it gives none.
     """
 
@@ -92,10 +93,13 @@ def estimate(matmuls: Sequence[Matmul], module: Module, chip: Chip) -> Roofline:
         module: the compiled step.
         chip: the chip; a device has its share of the rates.
     """
-    compute = sum(seconds(matmul, chip) for matmul in matmuls)
     # Of a conditional, such as a step that is skipped or not, one branch runs.
     kernels = list(module.kernels(one_branch=True))
-    moved = sum(module.traffic(kernel) * repeats for kernel, repeats in kernels)
+    products = {matmul.runs for matmul in matmuls}
+    run = products & {kernel.name for kernel, _ in kernels}
+    compute = sum(seconds(matmul, chip) for matmul in matmuls if matmul.runs in run)
+    working = [(kernel, repeats) for kernel, repeats in kernels if is_work(kernel, module, products)]
+    moved = sum(moved_bytes(kernel, module) * repeats for kernel, repeats in working)
     memory = moved / (chip.bandwidth / chip.devices)
     cycles = sum(kernel.cycles * repeats for kernel, repeats in kernels)
     return Roofline(max(compute, memory), compute, memory, cycles)

@@ -34,7 +34,8 @@ FREE = {
 
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
 _LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
-_SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,<=\s]*)\]")
+_SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,<=\s]*)\](?:\{([^}]*)\})?")
+_FAST = "S(1)"  # the memory space of a TPU core's own memory, in a layout
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _CALLEES = re.compile(
     r"\b(?:calls|body|to_apply|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)"
@@ -43,10 +44,11 @@ _NUMBERS = re.compile(r"keras_mp\.op\.(\d+)")
 
 
 class Shape(NamedTuple):
-    """One array: its element type as XLA writes it, and its dimensions."""
+    """One array: its element type as XLA writes it, its dimensions, and whether it is in the own memory of a core."""
 
     dtype: str
     dimensions: tuple[int, ...]
+    fast: bool = False
 
     @property
     def size(self) -> int:
@@ -247,8 +249,9 @@ def _closing(line: str, start: int) -> int:
 
 
 def _shapes(text: str) -> Iterator[Shape]:
-    for dtype, dimensions in _SHAPE.findall(text):
-        yield Shape(dtype, tuple(int(size.strip(" <=")) for size in dimensions.split(",") if size.strip()))
+    for dtype, dimensions, layout in _SHAPE.findall(text):
+        sizes = tuple(int(size.strip(" <=")) for size in dimensions.split(",") if size.strip())
+        yield Shape(dtype, sizes, _FAST in layout)
 
 
 def _first_group(pattern: str, text: str) -> str | None:

@@ -160,6 +160,7 @@ def report_of(
     # Of a step that the compiler divides, the products are known whole, and not as each device runs them.
     timed = chip is not None and refused is None and not (plan and plan.by_compiler)
     roofline = estimate(matmuls, module, chip) if chip and timed else None
+    time = step_time(matmuls, module, chip, plan.size if plan else 1) if chip and timed else None
     sent = []
     if plan:
         layers = CollectiveLayers(module, lowered, described, matmuls)
@@ -183,7 +184,7 @@ def report_of(
         float32_work=tuple(findings.float32_work(lowered, described, module)),
         memory=memory,
         roofline=roofline,
-        advice=tuple(suggest(known, sensitive, memory, target, precision, roofline.seconds if roofline else 0.0)),
+        advice=tuple(suggest(known, sensitive, memory, target, precision, time.seconds if time else 0.0)),
         notes=(*_notes(target, matmuls, lowered.backend, plan), *filter(None, [compiled.note])),
         refused=refused.message if refused else "",
         versions=dict(compiled.versions),
@@ -193,7 +194,7 @@ def report_of(
         devices=plan.size if plan else 1,
         collectives=tuple(sent),
         link_time=link_time(sent, chip) if chip else None,
-        time=step_time(matmuls, module, chip, plan.size if plan else 1) if chip and timed else None,
+        time=time,
     )
 
 

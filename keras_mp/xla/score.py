@@ -21,8 +21,10 @@ class Spread(NamedTuple):
 # From benchmarks/predictions.json; `python benchmarks/predictions.py` prints these lines.
 SPREADS: Mapping[str, Spread] = MappingProxyType(
     {
-        "8": Spread(13, 1.03, 1.74),
-        "9": Spread(2, 0.75, 0.8),
+        "10": Spread(2, 1.15, 1.24),
+        "8": Spread(19, 0.55, 1.46),
+        "9": Spread(2, 0.78, 0.83),
+        "v6e": Spread(1, 0.7, 0.7),
     }
 )
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from keras_mp.precision.chips import Chip
+from keras_mp.xla.beside import chains
 from keras_mp.xla.collectives import wire_of_kernels
-from keras_mp.xla.efficiency import EFFICIENCIES, Efficiency, generation_of, product_seconds, transfer_seconds
-from keras_mp.xla.estimate import peak_of
-from keras_mp.xla.hlo import FREE, Instruction, Module
+from keras_mp.xla.efficiency import (
+    CYCLES_A_SECOND,
+    EFFICIENCIES,
+    Efficiency,
+    computing_seconds,
+    generation_of,
+    product_seconds,
+    transfer_seconds,
+)
+from keras_mp.xla.estimate import peak_of, seconds
+from keras_mp.xla.hlo import Instruction, Module
 from keras_mp.xla.matmuls import Matmul
+from keras_mp.xla.work import is_work, moved_bytes
 
+_CHANNELS_FIRST = re.compile(r"dim_labels=bf\d")
 _BITS = {"float8": 8, "int8": 8, "float16": 16, "bfloat16": 16}
 
 
@@ -25,35 +37,49 @@ class StepTime:
         other: all other kernels.
         uncovered: collectives, as far as no kernel runs beside them in the compiled order.
         kernels: how many kernels a step starts.
+        cycles: the whole step, in seconds, if each kernel takes the cycles that a TPU's compiler estimates for it; 0
+            where it gives none, or no table says how many pass in a second.
     """
 
     products: float
     other: float
     uncovered: float
     kernels: float
+    cycles: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """All of them."""
+        """Products, other kernels and uncovered collectives together."""
         return self.products + self.other + self.uncovered
 
 
-def step_time(matmuls: Sequence[Matmul], module: Module, chip: Chip, devices: int = 1) -> StepTime:
+def step_time(
+    matmuls: Sequence[Matmul], module: Module, chip: Chip, devices: int = 1, efficiency: Efficiency | None = None
+) -> StepTime:
     """Predicts what a step takes.
 
     A product takes what its size, its operands' dtype and the chip's generation allow; another kernel, what the bytes
-    allow that it moves. A collective that starts and ends apart runs beside the kernels between.
+    allow that it moves. A collective that starts and ends apart, or runs in steps, runs beside the kernels between.
+    The time is never below the bound of `keras_mp.xla.estimate.estimate`: both count the same kernels.
 
     Args:
         matmuls: the step's dots and convolutions, joined with what was compiled.
         module: the compiled step.
         chip: the chip; a device has its share of the rates.
         devices: how many devices share the step.
+        efficiency: what kernels reach of the chip's rates; by default the constants of its generation.
     """
     wires = wire_of_kernels(module, devices) if devices > 1 else {}
-    clock = _Clock(module, chip, EFFICIENCIES[generation_of(chip)], wires, _by_kernel(matmuls))
+    kernels = _by_kernel(matmuls)
+    steps = _steps(module) if wires else {}
+    clock = _Clock(module, chip, efficiency or EFFICIENCIES[generation_of(chip)], wires, steps, kernels)
     clock.run(module.entry, 1)
-    return StepTime(clock.products, clock.other, clock.uncovered, clock.kernels)
+    in_cycles = 0.0
+    if chip.name in CYCLES_A_SECOND and any(kernel.cycles for kernel, _ in module.kernels()):
+        by_cycles = _Clock(module, chip, clock.efficiency, wires, steps, kernels, CYCLES_A_SECOND[chip.name])
+        by_cycles.run(module.entry, 1)
+        in_cycles = by_cycles.now
+    return StepTime(clock.products, clock.other, clock.uncovered, clock.kernels, in_cycles)
 
 
 def _by_kernel(matmuls: Sequence[Matmul]) -> Mapping[str, list[Matmul]]:
@@ -64,15 +90,26 @@ def _by_kernel(matmuls: Sequence[Matmul]) -> Mapping[str, list[Matmul]]:
     return kernels
 
 
+def _steps(module: Module) -> Mapping[str, set[str]]:
+    """By the names of kernels, the collectives of which they run a step."""
+    kernels = {kernel.name: chains(module, kernel) for kernel, _ in module.kernels()}
+    return {name: numbers for name, numbers in kernels.items() if numbers}
+
+
 @dataclass
 class _Clock:
-    """Runs a module in its compiled order, and keeps the time."""
+    """Runs a module in its compiled order, and keeps the time.
+
+    With `rate`, a kernel takes the cycles that its compiler estimates, at this many in a second.
+    """
 
     module: Module
     chip: Chip
     efficiency: Efficiency
     wires: Mapping[str, int]
+    steps: Mapping[str, set[str]]
     matmuls: Mapping[str, list[Matmul]]
+    rate: float = 0.0
     products: float = 0.0
     other: float = 0.0
     uncovered: float = 0.0
@@ -85,7 +122,9 @@ class _Clock:
         return self.products + self.other + self.uncovered
 
     def run(self, computation: str, repeats: int) -> None:
-        for instruction in self.module.computations.get(computation, {}).values():
+        instructions = self.module.computations.get(computation, {}).values()
+        last = {chain: step.name for step in instructions for chain in self.steps.get(step.name, ())}
+        for instruction in instructions:
             if instruction.opcode == "while":
                 for callee in instruction.callees:
                     self._loop(callee, repeats, instruction.trips)
@@ -95,7 +134,7 @@ class _Clock:
                 for callee in instruction.callees:
                     self.run(callee, repeats)
             else:
-                self._step(instruction, repeats)
+                self._step(instruction, repeats, last)
 
     def _loop(self, callee: str, repeats: int, trips: int) -> None:
         before = self._tallies()
@@ -119,19 +158,23 @@ class _Clock:
     def _tallies(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in ("products", "other", "uncovered", "kernels")}
 
-    def _step(self, instruction: Instruction, repeats: int) -> None:
+    def _step(self, instruction: Instruction, repeats: int, last: Mapping[str, str]) -> None:
         if instruction.opcode.endswith("-done"):
             self._wait(instruction)
             return
-        starts = instruction.opcode.endswith("-start")
+        steps = self.steps.get(instruction.name, ())
         wire = self.wires.get(instruction.name, 0)
         if wire:
             self.links_free = max(self.now, self.links_free) + self._link_seconds(wire)
-            self.ends[instruction.name] = self.links_free
-        if instruction.opcode not in FREE and not starts and (not wire or instruction.opcode == "fusion"):
+            # Of a collective in steps, the first has the bytes, and the last waits for them.
+            self.ends |= dict.fromkeys(steps or [instruction.name], self.links_free)
+        if is_work(instruction, self.module, self.matmuls):
             self._kernel(instruction, repeats)
-        if wire and not starts:
+        if wire and not steps and not instruction.opcode.endswith("-start"):
             self._wait_for(instruction.name)
+        for chain in steps:
+            if last[chain] == instruction.name:
+                self._wait_for(chain)
 
     def _wait(self, instruction: Instruction) -> None:
         for name in instruction.operands:
@@ -145,15 +188,30 @@ class _Clock:
 
     def _kernel(self, kernel: Instruction, repeats: int) -> None:
         self.kernels += 1
-        moved = self.module.traffic(kernel)
-        matmuls = self.matmuls.get(kernel.name)
-        if not matmuls:
-            self.other += transfer_seconds(moved, self.chip, self.efficiency)
-            return
-        dtypes = matmuls[0].compiled or matmuls[0].asked
-        flops = sum(matmul.flops for matmul in matmuls) / repeats
-        peak, bits = peak_of(dtypes, self.chip), _bits(dtypes)
-        self.products += product_seconds(flops, moved, peak, bits, self.chip, self.efficiency)
+        moved = moved_bytes(kernel, self.module)
+        matmuls = self.matmuls.get(kernel.name, [])
+        least = max(
+            sum(seconds(matmul, self.chip) for matmul in matmuls) / repeats,
+            moved / (self.chip.bandwidth / self.chip.devices),
+        )
+        if self.rate and kernel.cycles:
+            took = kernel.cycles / self.rate
+        elif matmuls:
+            computing = sum(self._computing(matmul, kernel) for matmul in matmuls) / repeats
+            took = product_seconds(computing, moved, self.chip, self.efficiency)
+        else:
+            took = transfer_seconds(moved, self.chip, self.efficiency)
+        if matmuls:
+            self.products += max(took, least)
+        else:
+            self.other += max(took, least)
+
+    def _computing(self, matmul: Matmul, kernel: Instruction) -> float:
+        dtypes = matmul.compiled or matmul.asked
+        peak = peak_of(dtypes, self.chip)
+        # The tables of convolutions on NVIDIA's GPUs have channels first, which tensor cores do not take as they are.
+        kind = "dot" if self.chip.vendor == "nvidia" and not _CHANNELS_FIRST.search(kernel.attributes) else matmul.kind
+        return computing_seconds(matmul.flops, peak, _bits(dtypes), self.chip, self.efficiency, kind)
 
 
 def _bits(dtypes: Sequence[str]) -> int:

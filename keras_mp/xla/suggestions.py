@@ -52,8 +52,8 @@ def suggest(
         memory: its memory.
         target: what it was compiled for.
         precision: the model's precision.
-        step_seconds: of the whole step at the chip's rates, an estimate: what gains less than `WORTHWHILE` of it is
-            left out; 0 where it is not known.
+        step_seconds: of the whole step, as predicted: what gains less than `WORTHWHILE` of it is left out; 0 where it
+            is not known.
     """
     urgent = [*_memory(memory, target), *_softmax(sensitive)]
     gains = [

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from keras_mp.chips import CHIPS
-from keras_mp.xla.efficiency import EFFICIENCIES
+from keras_mp.xla.efficiency import CYCLES_A_SECOND, EFFICIENCIES
 from keras_mp.xla.estimate import peak_of
 from keras_mp.xla.score import SPREADS
 
@@ -26,6 +26,29 @@ def tables():
 def test_constants_are_fitted_to_the_tables(tables):
     fitted = fit_efficiency.fit(tables)
     assert {name: constants for name, (constants, _) in fitted.items()} == dict(EFFICIENCIES)
+
+
+def test_cycles_pass_at_the_rate_of_the_tables(tables):
+    """v5e is in no table: its rate is that of the peak, at 4 matrix units of 128 x 128 multiply-adds a cycle."""
+    fitted = fit_efficiency.cycles_a_second(tables)
+    assert fitted == {chip: rate for chip, rate in CYCLES_A_SECOND.items() if chip != "v5e"}
+    assert CYCLES_A_SECOND["v5e"] == pytest.approx(CHIPS["v5e"].peak["bfloat16"] / (4 * 128 * 128 * 2), rel=0.01)
+
+
+@pytest.mark.parametrize("chip", ["v100", "t4"])
+def test_convolutions_reach_less_than_products(tables, chip):
+    """By the median of the tables' rows; a third of them is within 20%."""
+    constants = EFFICIENCIES[{"v100": "7.0", "t4": "7.5"}[chip]]
+    rows = [row for row in tables["convolutions"] if row[0] == chip]
+    ratios = sorted(fit_efficiency.predicted(row, constants) / fit_efficiency.measured(row) for row in rows)
+    assert len(rows) == 3 * 78 and constants.convolution < 0.7
+    assert ratios[len(ratios) // 2] == pytest.approx(1, abs=0.15)
+
+
+def test_tf32_is_fitted_to_tables_of_its_own(tables):
+    for generation, chips in (("8", ("a100-40gb", "a100-40gb-pcie")), ("9", ("h100",))):
+        rows = [row for row in tables["products"] if row[0] in chips and row[1] == "tfloat32"]
+        assert len(rows) >= 5 and 32 in EFFICIENCIES[generation].products
 
 
 def test_a_table_with_other_figures_gives_other_constants(tables):

@@ -1,9 +1,20 @@
 """The prediction of a step's time, against times that are computed by hand from the text of a module."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from keras_mp.precision.chips import CHIPS
-from keras_mp.xla.efficiency import EFFICIENCIES, generation_of, product_seconds, transfer_seconds
+from keras_mp.xla.efficiency import (
+    CYCLES_A_SECOND,
+    EFFICIENCIES,
+    computing_seconds,
+    generation_of,
+    product_seconds,
+    transfer_seconds,
+)
+from keras_mp.xla.estimate import estimate
 from keras_mp.xla.hlo import parse
 from keras_mp.xla.matmuls import Matmul
 from keras_mp.xla.step_time import step_time
@@ -86,6 +97,16 @@ def test_what_no_kernel_covers_of_a_collective():
     assert time.uncovered == pytest.approx(3 * gathered - time.products, rel=1e-6)
 
 
+@pytest.mark.parametrize(("labels", "share"), [("bf01_oi01->bf01", HOPPER.convolution), ("b01f_o01i->b01f", 1)])
+def test_a_convolution_with_channels_first_takes_longer_than_a_product_of_as_many_operations(labels, share):
+    target = 'custom_call_target="__cublas$lt$matmul"'
+    assert target in TEXT
+    text = TEXT.replace(target, f'dim_labels={labels}, custom_call_target="__cudnn$convForward"')
+    convolution = replace(product(flops=1e15), kind="convolution")
+    multiplied = step_time([product(flops=1e15)], parse(TEXT), H100).products
+    assert multiplied / step_time([convolution], parse(text), H100).products == pytest.approx(share, rel=1e-3)
+
+
 def test_a_kernel_without_products_takes_what_its_bytes_take():
     time = step_time([], parse(TEXT), H100, devices=8)
     assert time.products == 0
@@ -98,6 +119,86 @@ def test_every_chip_has_constants_that_leave_it_below_its_peak(chip):
     constants = EFFICIENCIES[generation_of(chip)]
     peak = max(chip.peak.values())
     flops, moved = 2e15, 1e6
-    seconds = product_seconds(flops, moved, peak, 16, chip, constants)
-    assert seconds > flops / (peak / chip.devices)
+    for kind in ("dot", "convolution"):
+        seconds = product_seconds(computing_seconds(flops, peak, 16, chip, constants, kind), moved, chip, constants)
+        assert seconds > flops / (peak / chip.devices)
     assert transfer_seconds(1e12, chip, constants) > 1e12 / (chip.bandwidth / chip.devices)
+
+
+# Lines of what libtpu makes: weights that are brought to the core's own memory ahead, a gather in steps, each of which
+# is beside a product, and the compiler's cycles.
+ON_A_TPU = """\
+HloModule jit_step, is_scheduled=true, num_partitions=4
+
+%start (p.1: bf16[512,2048]) -> (bf16[512,2048], bf16[2048,2048]) {
+  %p.1 = bf16[512,2048]{1,0} parameter(0)
+  %gather.1 = bf16[2048,2048]{1,0} all-gather(%p.1), replica_groups={{0,1,2,3}}, dimensions={0}, \
+frontend_attributes={chain_id="0"}
+  ROOT %started = (bf16[512,2048]{1,0}, bf16[2048,2048]{1,0}) tuple(%p.1, %gather.1)
+}
+
+%step (p.2: bf16[512,2048], g.2: bf16[2048,2048], x.2: bf16[4096,2048], w.2: bf16[2048,2048]) -> (bf16[4096,2048], \
+bf16[512,2048], bf16[2048,2048]) {
+  %p.2 = bf16[512,2048]{1,0} parameter(0)
+  %g.2 = bf16[2048,2048]{1,0} parameter(1)
+  %x.2 = bf16[4096,2048]{1,0} parameter(2)
+  %w.2 = bf16[2048,2048]{1,0} parameter(3)
+  %gather.2 = bf16[2048,2048]{1,0} all-gather(%p.2), replica_groups={{0,1,2,3}}, dimensions={0}, \
+frontend_attributes={chain_id="0"}
+  %dot = bf16[4096,2048]{1,0} convolution(%x.2, %w.2), dim_labels=bf_io->bf
+  ROOT %both = (bf16[4096,2048]{1,0}, bf16[512,2048]{1,0}, bf16[2048,2048]{1,0}) tuple(%dot, %p.2, %gather.2)
+}
+
+%end (p.3: bf16[512,2048]) -> bf16[2048,2048] {
+  %p.3 = bf16[512,2048]{1,0} parameter(0)
+  ROOT %gather.3 = bf16[2048,2048]{1,0} all-gather(%p.3), replica_groups={{0,1,2,3}}, dimensions={0}, \
+frontend_attributes={chain_id="0"}
+}
+
+ENTRY %main (p: bf16[512,2048], x: bf16[4096,2048], w: bf16[2048,2048]) -> bf16[2048,2048] {
+  %p = bf16[512,2048]{1,0} parameter(0)
+  %x = bf16[4096,2048]{1,0} parameter(1)
+  %w = bf16[2048,2048]{1,0} parameter(2)
+  %copy-start = (bf16[2048,2048]{1,0:T(8,128)(2,1)S(1)}, bf16[2048,2048]{1,0}, u32[]{:S(2)}) copy-start(%w)
+  %first = (bf16[512,2048]{1,0}, bf16[2048,2048]{1,0}) fusion(%p), kind=kCustom, calls=%start
+  %shard = bf16[512,2048]{1,0} get-tuple-element(%first), index=0
+  %whole = bf16[2048,2048]{1,0} get-tuple-element(%first), index=1
+  %copy-done = bf16[2048,2048]{1,0:T(8,128)(2,1)S(1)} copy-done(%copy-start)
+  %product = (bf16[4096,2048]{1,0:T(8,128)(2,1)S(1)}, bf16[512,2048]{1,0}, bf16[2048,2048]{1,0}) \
+fusion(%shard, %whole, %x, %copy-done), kind=kOutput, output_to_operand_aliasing={{1}: (0, {}), {2}: (1, {})}, \
+calls=%step, backend_config={"estimated_cycles":"1000000"}
+  %handed = bf16[512,2048]{1,0} get-tuple-element(%product), index=1
+  %made = bf16[4096,2048]{1,0:T(8,128)(2,1)S(1)} get-tuple-element(%product), index=0
+  %last = bf16[2048,2048]{1,0} fusion(%handed), kind=kCustom, calls=%end
+  ROOT %twice = bf16[2048,2048]{1,0} add(%last, %last)
+}
+"""
+V5E = CHIPS["v5e"]
+
+
+def test_a_gather_in_steps_runs_beside_its_steps():
+    multiplied = product(flops=2 * 4096 * 2048 * 2048)
+    alone = step_time([multiplied], parse(ON_A_TPU), V5E, devices=4)
+    gathered = 3 / 4 * 2 * 2048**2 / (V5E.link.bandwidth / V5E.devices)
+    assert alone.uncovered == pytest.approx(max(0.0, gathered - alone.products), abs=1e-12)
+    assert alone.uncovered < gathered
+    assert alone.kernels == 2  # the product and the addition: the first and the last step only send
+
+
+def test_the_cycles_of_the_compiler_at_their_rate():
+    slow = step_time([product(flops=1e6)], parse(ON_A_TPU), V5E, devices=4)
+    constants = EFFICIENCIES[generation_of(V5E)]
+    added = transfer_seconds(2 * 2 * 2048**2, V5E, constants)
+    assert slow.cycles == pytest.approx(1e6 / CYCLES_A_SECOND["v5e"] + added)
+    assert step_time([product()], parse(TEXT), H100, devices=8).cycles == 0
+
+
+@pytest.mark.parametrize("chip", ["v5e", "v6e", "v7x", "h100", "a100", "b200", "t4"])
+@pytest.mark.parametrize("text", [TEXT, ON_A_TPU], ids=["gpu", "tpu"])
+def test_a_time_is_never_below_its_bound(chip, text):
+    rng = np.random.default_rng()
+    for flops in 10 ** rng.uniform(3, 16, 20):
+        matmuls = [product(flops=flops), product(flops=flops / 3, runs="not in the step")]
+        module, devices = parse(text), 8
+        time, bound = step_time(matmuls, module, CHIPS[chip], devices), estimate(matmuls, module, CHIPS[chip])
+        assert time.seconds >= bound.seconds and (not time.cycles or time.cycles >= bound.seconds)
