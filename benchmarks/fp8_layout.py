@@ -50,7 +50,7 @@ def passes(module, shape: tuple[int, int, int]) -> list[int]:
     rows, inputs, outputs = shape
     tensors = [("bf16", (rows, inputs)), ("f32", (inputs, outputs)), ("bf16", (rows, outputs))]
     entry = module.computations[module.entry].values()
-    names = {parameter.shapes[0]: parameter.name for parameter in entry if parameter.opcode == "parameter"}
+    names = {parameter.shapes[0][:2]: parameter.name for parameter in entry if parameter.opcode == "parameter"}
     kernels = [kernel for kernel in always(module) if "gemm" not in kernel.name and kernel.opcode != "custom-call"]
     return [sum(names[tensor] in kernel.operands for kernel in kernels) for tensor in tensors]
 

@@ -52,17 +52,17 @@ def suggest(
         memory: its memory.
         target: what it was compiled for.
         precision: the model's precision.
-        step_seconds: of the whole step, as predicted: what gains less than `WORTHWHILE` of it is left out; 0 where it
-            is not known.
+        step_seconds: of the whole step, as predicted: what gains less than `WORTHWHILE` of it is left out, but for FP8
+            that was asked for and is not there; 0 where it is not known.
     """
     urgent = [*_memory(memory, target), *_softmax(sensitive)]
     gains = [
         *_float32(matmuls, target.chip, precision),
-        *_lost_fp8(matmuls, target),
         *_lost_bits(matmuls, target),
         *_sizes(matmuls, target),
     ]
     gains = [advice for advice in gains if not 0 < _worth(advice) < WORTHWHILE * step_seconds]
+    gains += _lost_fp8(matmuls, target)
     return urgent + sorted(gains, key=lambda advice: -_worth(advice))
 
 
