@@ -331,11 +331,11 @@ def ratios(results: dict[str, dict[str, Any]]) -> dict[str, float]:
 def spreads(results: dict[str, dict[str, Any]]) -> dict[str, tuple[int, float, float]]:
     """By generation: how many runs, and the least and the most of published time divided by predicted."""
     from keras_mp.precision.chips import parse_target
-    from keras_mp.xla.efficiency import generation_of
+    from keras_mp.xla.score import scored_as
 
     taken: dict[str, list[float]] = {}
     for name, ratio in ratios(results).items():
-        taken.setdefault(generation_of(parse_target(RUNS[name].target)[0]), []).append(round(1 / ratio, 2))
+        taken.setdefault(scored_as(parse_target(RUNS[name].target)[0]), []).append(round(1 / ratio, 2))
     return {generation: (len(times), min(times), max(times)) for generation, times in sorted(taken.items())}
 
 
