@@ -250,3 +250,21 @@ def test_prepare_can_leave_them_out():
         graph = traced.get_concrete_function(tf.TensorSpec((None, 8))).graph.as_graph_def()
         programs.append(sum(function.attr["_XlaMustCompile"].b for function in graph.library.function))
     assert programs == [3, 0]  # a normalization forward and backward, and the update
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_under_a_strategy_of_one_device_the_update_is_kernels(wrapped):
+    # Even of one, a strategy refuses to sum over its replicas within another program.
+    def trained(scope):
+        keras.utils.set_random_seed(1)
+        with scope:
+            model = keras.Sequential([keras.Input((4,)), keras.layers.LayerNormalization(), keras.layers.Dense(2)])
+            optimizer = keras.optimizers.AdamW(0.01)
+            optimizer = keras_mp.LossScaleOptimizer(optimizer) if wrapped else optimizer
+            model = keras_mp.prepare(model, optimizer, "mse")
+            model.fit(np.ones((8, 4)), np.ones((8, 2)), batch_size=4, verbose=0)
+        return model.get_weights()
+
+    ours, alone = trained(keras_mp.distribute("data", devices=1)), trained(contextlib.nullcontext())
+    for one, other in zip(ours, alone, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

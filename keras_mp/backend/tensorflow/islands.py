@@ -45,7 +45,8 @@ def has_islands() -> bool:
         _ALLOWED.get()
         and tf.inside_function()
         and tf.__internal__.get_enclosing_xla_context() is None
-        and tf.distribute.get_strategy().num_replicas_in_sync == 1
+        # A strategy, of one device too, refuses to sum over its replicas within another program.
+        and not tf.distribute.has_strategy()
         and is_for_cpu()
     )
 
