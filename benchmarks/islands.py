@@ -3,8 +3,8 @@
     python benchmarks/islands.py
 
 On TensorFlow, on a CPU. Two programs are compiled for each new batch size of a normalization; where a length is unknown
-when the step is traced, normalizations are TensorFlow's kernels. The kit's attention and
-GELU compile programs for a new shape either way.
+when the step is traced, normalizations are TensorFlow's kernels. The kit's attention and GELU compile programs for a
+new shape either way.
 """
 
 from __future__ import annotations

@@ -11,17 +11,14 @@ from typing import Any
 
 import tensorflow as tf
 
-# Private: no public name tells whether a tape records.
-from tensorflow.python.eager.record import could_possibly_record
-
-from keras_mp.backend.tensorflow.devices import is_for_cpu
+from keras_mp.backend.tensorflow.islands import is_differentiated_by_kernels_of_cpus
 
 
 def add(keras_own: Callable[..., Any]) -> Callable[..., Any]:
     """Makes the replacement of Keras's addition: a bias in bfloat16 gets its gradient by a product."""
 
     def add(x1: Any, x2: Any) -> Any:
-        if not (_is_bias(x1, x2) and could_possibly_record() and _runs_kernels_of_cpus()):
+        if not (_is_bias(x1, x2) and is_differentiated_by_kernels_of_cpus()):
             return keras_own(x1, x2)
 
         @tf.custom_gradient
@@ -46,10 +43,6 @@ def _is_bias(x: Any, bias: Any) -> bool:
         and bias.shape[0] == x.shape[-1]
         and bias.shape[0] not in (None, 1)
     )
-
-
-def _runs_kernels_of_cpus() -> bool:
-    return tf.__internal__.get_enclosing_xla_context() is None and is_for_cpu()
 
 
 def _sum_of_rows(upstream: Any) -> Any:

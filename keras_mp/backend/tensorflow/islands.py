@@ -44,16 +44,24 @@ def has_islands() -> bool:
     return (
         _ALLOWED.get()
         and tf.inside_function()
-        and tf.__internal__.get_enclosing_xla_context() is None
         # A strategy, of one device too, refuses to sum over its replicas within another program.
         and not tf.distribute.has_strategy()
-        and is_for_cpu()
+        and _runs_kernels_of_cpus()
     )
 
 
 def is_differentiated_island() -> bool:
     """Tells whether what is traced now may have islands, and a tape records: in inference there are none."""
     return could_possibly_record() and has_islands()
+
+
+def is_differentiated_by_kernels_of_cpus() -> bool:
+    """Tells whether a tape records what is traced or run now, by kernels of a CPU, islands or not."""
+    return could_possibly_record() and _runs_kernels_of_cpus()
+
+
+def _runs_kernels_of_cpus() -> bool:
+    return tf.__internal__.get_enclosing_xla_context() is None and is_for_cpu()
 
 
 def in_differentiated_island(
