@@ -25,7 +25,7 @@ def in_one_program(
         update: takes the gradients, and assigns to variables.
         grads: a tensor for each variable, which may be sparse.
     """
-    backend.update_in_one_program(update, grads, _keeps_rows(optimizer))
+    backend.update_in_one_program(update, grads, _keeps_rows(optimizer), optimizer._iterations)
 
 
 class UpdateInOneProgram:

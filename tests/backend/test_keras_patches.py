@@ -88,6 +88,8 @@ USES = {
     "keras.src.backend.numpy.vdot": lambda: keras.ops.vdot(ONES, ONES),
     "keras.src.backend.numpy.tensordot": lambda: keras.ops.tensordot(ONES, ONES),
     "keras.src.backend.numpy.einsum": lambda: keras.ops.einsum("ab,bc->ac", ONES, ONES),
+    "keras.src.backend.tensorflow.optimizer.TFOptimizer._backend_update_step": trained,
+    "keras.src.backend.tensorflow.optimizer.TFOptimizer._apply_weight_decay": trained,
     "keras.src.backend.core.custom_gradient": lambda: keras.ops.custom_gradient(lambda x: (x, lambda g: g))(ONES),
     "keras.src.backend.nn.conv": lambda: keras.ops.conv(ONES[None], ONES[None]),
     "keras.src.backend.nn.depthwise_conv": lambda: keras.ops.depthwise_conv(ONES[None], ONES[None]),

@@ -1,11 +1,15 @@
 """Tests on several replicas, which need a process of their own; test_optimizer_replicas.py starts it."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
+from marks import few
 from replicas import REPLICAS, run, scope, values_on_each
 
 import keras_mp
+from keras_mp import backend
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 MODE = {"jit_compile": not TENSORFLOW}
@@ -160,6 +164,45 @@ def test_other_optimizers_do_on_several_replicas_as_on_one(optimizer):
     for batch in batches:
         alone.apply([keras.ops.convert_to_tensor(np.mean(batch, 0, "float32")[:, None])], [weight])
     np.testing.assert_allclose(kernel, number(weight).ravel(), rtol=1e-6)
+
+
+UPDATES = {
+    "AdamW": lambda: keras.optimizers.AdamW(0.1),
+    "averages": lambda: keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True, ema_overwrite_frequency=2),
+    "accumulation": lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=2, global_clipnorm=1.0),
+}
+
+
+def updates(inner, islands):
+    """The variables after four updates, on each replica, and how many jitted programs there are in an update."""
+    import tensorflow as tf
+
+    with scope():
+        weight = keras.Variable(np.ones((3, 2)))
+        optimizer = keras_mp.LossScaleOptimizer(inner(), KINDS[1])
+        optimizer.build([weight])
+
+    @tf.function(autograph=False)
+    def step(gradients):
+        run(lambda gradient: optimizer.apply([gradient[0]], [weight]), gradients)
+
+    with contextlib.nullcontext() if islands else backend.without_islands():
+        graph = step.get_concrete_function(tf.TensorSpec((REPLICAS, 3, 2))).graph.as_graph_def()
+    for gradients in np.random.default_rng(2).normal(size=(4, REPLICAS, 3, 2)):
+        step(tf.constant(gradients, tf.float32))
+    programs = sum(function.attr["_XlaMustCompile"].b for function in graph.library.function)
+    return [values_on_each(variable) for variable in (weight, *optimizer.variables)], programs
+
+
+@pytest.mark.skipif(not TENSORFLOW, reason="on JAX a step is one program")
+@pytest.mark.parametrize("name", few(UPDATES, "AdamW"))
+def test_the_update_is_a_program_on_each_device(name):
+    (ours, programs), (kernels, none) = (updates(UPDATES[name], islands) for islands in (True, False))
+    assert (programs, none) == (REPLICAS, 0)
+    for one, other in zip(ours, kernels, strict=True):
+        for value in one[1:]:
+            np.testing.assert_array_equal(value, one[0])
+        np.testing.assert_allclose(one[0], other[0], rtol=2e-6, atol=1e-6)
 
 
 def test_wrap_optimizer_checks_where_there_are_several_replicas():

@@ -156,6 +156,16 @@ PATCHES += (
         "JAX traces a gradient beside its function, and the products of the two are to be told apart.",
     ),
 )
+PATCHES += tuple(
+    Patch(
+        "keras.src.backend.tensorflow.optimizer:TFOptimizer",
+        name,
+        ("tensorflow",),
+        _VERSIONS,
+        "An update asks the distribution strategy for each variable, which it does not answer within a jitted program.",
+    )
+    for name in ("_backend_update_step", "_apply_weight_decay")
+)
 _BY_NAME = {patch.name: patch for patch in PATCHES}
 _INHERITED = object()
 _lock = threading.RLock()

@@ -16,9 +16,11 @@ def without_islands() -> Iterator[None]:
     yield
 
 
-def update_in_one_program(update: Callable[[list[Any]], None], gradients: list[Any], keeps_rows: bool) -> None:
+def update_in_one_program(
+    update: Callable[[list[Any]], None], gradients: list[Any], keeps_rows: bool, beside: Any
+) -> None:
     """Calls a function with gradients."""
-    del keeps_rows
+    del keeps_rows, beside
     update(gradients)
 
 

@@ -4,9 +4,10 @@ from keras_mp.backend.tensorflow.block_scaled_dot import block_scaled_dot
 from keras_mp.backend.tensorflow.devices import local_devices, peak_memory_bytes, version
 from keras_mp.backend.tensorflow.gradients import dense, linear_gradient, map_values, sum_repeated_rows, values_of
 from keras_mp.backend.tensorflow.gradients_on_cpus import gradients_on_cpus
-from keras_mp.backend.tensorflow.islands import has_islands, update_in_one_program, without_islands
+from keras_mp.backend.tensorflow.islands import has_islands, without_islands
 from keras_mp.backend.tensorflow.lower import lower
 from keras_mp.backend.tensorflow.observe import observed_step, step_errors
+from keras_mp.backend.tensorflow.one_program import update_in_one_program
 from keras_mp.backend.tensorflow.operations import nonfinite_operation
 from keras_mp.backend.tensorflow.parallel import (
     HOW_TO_HAVE_MORE_DEVICES,
