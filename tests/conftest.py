@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # the helpers beside the tests: zoo, fake_devices
 
 import random_seed
+from marks import has_turn
 
 GROWN = 2 * 2**30  # bytes that a worker may hold from one file to the next
 SEED = f"{random_seed.VARIABLE}={random_seed.of_this_run()}"
@@ -26,6 +27,14 @@ def pytest_configure(config):
         import hypothesis
 
         hypothesis.core.global_force_seed = random_seed.of_this_run()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """On JAX, continuous integration has every second test of what is the same code on both backends: see marks.py."""
+    for item in items if keras.backend.backend() == "jax" else []:
+        if item.get_closest_marker("ci") and not has_turn(item.nodeid):
+            item.add_marker("slow")
 
 
 def pytest_report_header():

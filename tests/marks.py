@@ -1,7 +1,12 @@
 """Marks that depend on the backend, or on the place in a list."""
 
+import zlib
+
 import keras
 import pytest
+
+# Folders of tests whose code is another one on JAX than on TensorFlow.
+OF_A_BACKEND = ("backend", "fitting", "parallel", "xla")
 
 
 def ci_on(backend: str) -> pytest.MarkDecorator:
@@ -44,3 +49,14 @@ def by_turns(values, *chosen):
             parameter = pytest.param(*parameter.values, marks=[*parameter.marks, slow_on(other)])
         marked.append(parameter)
     return marked
+
+
+def has_turn(test: str) -> bool:
+    """Whether continuous integration runs a test marked `ci` on JAX, too; `make test-all` runs all on both backends.
+
+    It does where the code is JAX's own, and elsewhere half of the tests, chosen by their names.
+
+    Args:
+        test: its node id, such as "tests/lean/test_remat.py::test_gradients".
+    """
+    return any(f"/{folder}/" in test for folder in OF_A_BACKEND) or zlib.crc32(test.encode()) % 2 == 0
