@@ -7,8 +7,6 @@ XDIST := -n 2 --dist worksteal
 NVIDIA_DRIVER ?= /proc/driver/nvidia/version /usr/lib/wsl/lib/libcuda.so.1
 CUDA ?= $(if $(wildcard $(NVIDIA_DRIVER)),tensorflow[and-cuda])
 PYTEST := $(BIN)/python -m pytest $(XDIST)
-# XLA's compiler for CPUs without its costly passes: slower code in half the time. `make test-all` has them.
-QUICK_XLA := XLA_FLAGS="--xla_llvm_disable_expensive_passes=true --xla_backend_optimization_level=0"
 # The Python of Colab's images, where this machine has it: on PATH, or one of pyenv's.
 COLAB_PYTHON ?= $(shell python3.13 -c "" 2> /dev/null && echo python3.13 || ls $(HOME)/.pyenv/versions/3.13*/bin/python3.13 2> /dev/null | tail -1)
 # TensorFlow keeps what XLA compiled until the process ends: the tests in parts, so that a worker stays below 4 GB.
@@ -30,11 +28,11 @@ test-jax: .venv/test
 
 test-rest: .venv/test test-notebook  ## What continuous integration runs after `make test`.
 	for part in $(SIXTHS); do KERAS_BACKEND=tensorflow $(PYTEST) -m "ci and not slow" $$part || exit 1; done
-	KERAS_BACKEND=jax $(QUICK_XLA) $(PYTEST) -m "ci and not slow and not once"
+	KERAS_BACKEND=jax $(PYTEST) -m "ci and not slow and not once"
 
 test-all: test test-rest sweep tasks parity test-oldest test-colab  ## Also what takes longer; see docs/ for the last output.
 	KERAS_BACKEND=tensorflow $(PYTEST) -m slow
-	KERAS_BACKEND=jax $(PYTEST) -m "slow or once or ci"
+	KERAS_BACKEND=jax $(PYTEST) -m "slow or once"
 
 bench: .venv/test  ## A training step of three models beside their peers; the tables go to docs/results.
 	$(BIN)/python benchmarks/peers.py --out docs/results

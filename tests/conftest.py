@@ -31,9 +31,8 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """On JAX, continuous integration has every second test of what is the same code on both backends: see marks.py."""
-    for item in items if keras.backend.backend() == "jax" else []:
-        if item.get_closest_marker("ci") and not has_turn(item.nodeid):
+    for item in items:
+        if item.get_closest_marker("ci") and not has_turn(item):
             item.add_marker("slow")
 
 

@@ -5,18 +5,19 @@ import zlib
 import keras
 import pytest
 
+BACKEND = keras.backend.backend()
 # Folders of tests whose code is another one on JAX than on TensorFlow.
-OF_A_BACKEND = ("backend", "fitting", "parallel", "xla")
+OF_A_BACKEND = {"backend", "parallel", "xla"}
 
 
 def ci_on(backend: str) -> pytest.MarkDecorator:
     """The mark `ci` where the tests run on this backend; on the other the test is in `make test`."""
-    return pytest.mark.ci if keras.backend.backend() == backend else pytest.mark.filterwarnings()
+    return pytest.mark.ci if BACKEND == backend else pytest.mark.filterwarnings()
 
 
 def slow_on(backend: str) -> pytest.MarkDecorator:
-    """The mark `slow` where the tests run on this backend: what is tested is the same on both."""
-    return pytest.mark.slow if keras.backend.backend() == backend else pytest.mark.filterwarnings()
+    """The mark `slow` where the tests run on this backend; on the other the test has a turn whatever its name."""
+    return pytest.mark.slow if BACKEND == backend else pytest.mark.both
 
 
 def few(values, *chosen):
@@ -36,27 +37,15 @@ def _others_marked(values, chosen, mark):
     return [value if value in chosen else pytest.param(value, marks=mark) for value in values]
 
 
-def by_turns(values, *chosen):
-    """As `few`; of those not chosen continuous integration has two thirds on TensorFlow, and the others on JAX.
+def has_turn(item: pytest.Item) -> bool:
+    """Whether continuous integration runs a test marked `ci` on this backend.
 
-    `make test-all` has all on both. For what is the same code on both backends, and takes long, on JAX longer.
+    Both backends run the code of their own. Of what is the same code on both, each test runs on one of them, by its
+    name: two thirds on TensorFlow, the others on JAX. `make test-all` runs all on both.
     """
-    marked, turn = [], 0
-    for parameter in few(values, *chosen):
-        if hasattr(parameter, "marks"):
-            turn += 1
-            other = "jax" if turn % 3 else "tensorflow"
-            parameter = pytest.param(*parameter.values, marks=[*parameter.marks, slow_on(other)])
-        marked.append(parameter)
-    return marked
-
-
-def has_turn(test: str) -> bool:
-    """Whether continuous integration runs a test marked `ci` on JAX, too; `make test-all` runs all on both backends.
-
-    It does where the code is JAX's own, and elsewhere half of the tests, chosen by their names.
-
-    Args:
-        test: its node id, such as "tests/lean/test_remat.py::test_gradients".
-    """
-    return any(f"/{folder}/" in test for folder in OF_A_BACKEND) or zlib.crc32(test.encode()) % 2 == 0
+    of_both = any(item.get_closest_marker(name) for name in ("both", "once", "skipif"))
+    # A file that is no test_*.py is run as a whole by another; one that skips within a test may skip on one backend.
+    whole = not item.path.name.startswith("test_") or "pytest.skip(" in item.path.read_text()
+    if of_both or whole or item.path.parent.name in OF_A_BACKEND:
+        return True
+    return (zlib.crc32(item.nodeid.encode()) % 3 == 0) == (BACKEND == "jax")

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import random_seed
-from marks import has_turn
 
 import keras_mp
 
@@ -149,12 +148,6 @@ def test_each_public_name_is_used_in_make_test(quick):
     returned_or_raised = re.compile(r"Error$|Report$|^NonFinite$|^PolicySearch$")  # by calls that are named themselves
     names = {name for name in (*keras_mp.__all__, *keras_mp.fp8.__all__) if not returned_or_raised.search(name)}
     assert len(names) > 40 and sorted(name for name in names if not re.search(rf"\b{name}\b", texts)) == []
-
-
-def test_on_jax_continuous_integration_has_its_own_code_and_half_of_the_rest():
-    names = [f"test_loss.py::test_loss[{case}]" for case in range(400)]
-    assert all(has_turn(f"tests/parallel/{name}") for name in names)
-    assert 150 < sum(has_turn(f"tests/lean/{name}") for name in names) < 250
 
 
 @pytest.mark.parametrize("name", ["THIRDS", "SIXTHS"])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
-from marks import by_turns, ci_on
+from marks import ci_on, few
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
@@ -48,7 +48,7 @@ def in_float32(model, batch):
 ZOO = zoo.names() if TENSORFLOW else ["convolutional", "dict_of_inputs"]
 
 
-@pytest.mark.parametrize("name", by_turns(ZOO, "dict_of_inputs"))
+@pytest.mark.parametrize("name", few(ZOO, "dict_of_inputs"))
 def test_every_kind_of_model(name, tmp_path):
     model, batch = zoo.build(name, "mixed_float16")
     batch = keras.tree.map_structure(lambda x: x.astype("int32") if x.dtype == "int64" else x, batch)

@@ -6,7 +6,7 @@ from pathlib import Path
 import keras
 import pytest
 from in_own_process import REST, run
-from marks import by_turns
+from marks import few
 from runs_of_lines import ROWS, build, check, data, model_after
 
 import keras_mp
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.ci
 
 @pytest.mark.parametrize(
     "precision_and_form",
-    by_turns(
+    few(
         [
             ("float32", "plain"),
             ("mixed_float16", "micro-batches"),

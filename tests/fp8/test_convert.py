@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import zoo
-from marks import by_turns, ci_on, few
+from marks import ci_on, few
 from reference import to_numpy
 
 import keras_mp
@@ -69,7 +69,7 @@ def no_warnings():
         yield
 
 
-@pytest.mark.parametrize("name", by_turns(zoo.names(), "attention", "nested_and_shared"))
+@pytest.mark.parametrize("name", few(zoo.names(), "attention", "nested_and_shared"))
 def test_every_kind_of_model(name, no_warnings):
     model, batch = zoo.build(name, "mixed_bfloat16")
     before = outputs(model, batch)
@@ -127,9 +127,7 @@ class _policy:
         keras.config.set_dtype_policy(self.before)
 
 
-@pytest.mark.parametrize(
-    "name", by_turns(["functional", "attention", "subclass_inside_functional", "tokens"], "attention")
-)
+@pytest.mark.parametrize("name", few(["functional", "attention", "subclass_inside_functional", "tokens"], "attention"))
 def test_saved_cloned_and_trained_like_any_model(name, tmp_path):
     model, batch = zoo.build(name, "mixed_bfloat16")
     fp8 = convert(model, CurrentScaling(power_of_two=True), select=everything)

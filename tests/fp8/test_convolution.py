@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 from int8_reference import amax, divided, integers, scale_of, variable, words
-from marks import by_turns, few
+from marks import few
 from reference import compiled, tensors, to_numpy, with_gradients
 
 import keras_mp
@@ -60,7 +60,7 @@ def operands(name, batch=2, channels=3, filters=5):
 
 
 @pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.ci), True])
-@pytest.mark.parametrize("name", by_turns(WINDOWS, "strides that leave rows over", "dilated"))
+@pytest.mark.parametrize("name", few(WINDOWS, "strides that leave rows over", "dilated"))
 def test_every_integer_and_scale(name, jit):
     window, x, w, g = operands(name)
     (x8, sx), (w8, sw), (g8, sg) = quantized(x), quantized(w), quantized(g, step=0)
@@ -116,7 +116,7 @@ def test_what_is_not_finite_is_never_a_silent_integer(scales, bad):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow has sizes that are not known")
-@pytest.mark.parametrize("name", by_turns(WINDOWS, "strides"))
+@pytest.mark.parametrize("name", few(WINDOWS, "strides"))
 def test_batch_and_lengths_that_are_unknown_when_traced(name):
     import tensorflow as tf
 

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from marks import by_turns, ci_on
+from marks import ci_on, few
 from reference import cast, sqnr, tensors, to_numpy, with_gradients
 from trajectory import (
     BAD,
@@ -45,7 +45,7 @@ def test_trajectory(name, mode, checks):
 
 
 @pytest.mark.parametrize("mode", COMPILED, ids=str)
-@pytest.mark.parametrize("name", by_turns(RECIPES, "margin"))
+@pytest.mark.parametrize("name", few(RECIPES, "margin"))
 def test_micro_batches_move_the_history_once_an_update(name, mode):
     recipe = RECIPES[name]
     model = build(recipe, accumulate=3, **mode)
@@ -54,7 +54,7 @@ def test_micro_batches_move_the_history_once_an_update(name, mode):
 
 @pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.ci), 3])
 @pytest.mark.parametrize("mode", COMPILED, ids=str)
-@pytest.mark.parametrize("name", by_turns(RECIPES, "margin"))
+@pytest.mark.parametrize("name", few(RECIPES, "margin"))
 def test_a_reload_in_the_middle(name, accumulate, mode, tmp_path):
     recipe = RECIPES[name]
     model, reference, plan = build(recipe, accumulate=accumulate, **mode), reference_of(recipe, accumulate), steps(50)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import zoo
 from int8_reference import TOP, amax, divided, integers, scale_of, variable, words
-from marks import by_turns, ci_on, few
+from marks import ci_on, few
 from reference import compiled, tensors, to_numpy, with_gradients
 
 import keras_mp
@@ -57,7 +57,7 @@ OPERANDS = {
 
 
 @pytest.mark.parametrize("jit", EAGER_TOO)
-@pytest.mark.parametrize("name", by_turns(OPERANDS, "normal"))
+@pytest.mark.parametrize("name", few(OPERANDS, "normal"))
 def test_every_integer_and_scale(name, jit):
     x, w, g = OPERANDS[name]()
     (x8, sx), (w8, sw), (g8, sg) = quantized(x), quantized(w), quantized(g, step=0)
@@ -227,7 +227,7 @@ def assert_equal(actual, expected):
 
 
 @pytest.mark.usefixtures("mixed_bfloat16")
-@pytest.mark.parametrize("name", by_turns(zoo.names(), "nested_and_shared"))
+@pytest.mark.parametrize("name", few(zoo.names(), "nested_and_shared"))
 def test_every_kind_of_model(name):
     model, batch = zoo.build(name, "mixed_bfloat16")
     before = outputs(model, batch)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import zoo
-from marks import by_turns, few, slow_on
+from marks import few, slow_on
 from mx_reference import mx_product
 from reference import assert_close, check_products, compiled, sqnr, tensors, to_numpy, with_gradients
 
@@ -41,7 +41,7 @@ def check(equation, x, w, recipe, mode, scale=1.0):
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(
     "case",
-    by_turns(
+    few(
         [
             ("ab,bc->ac", (24, 40), (40, 17)),
             ("abc,cde->adbe", (3, 25, 16), (16, 2, 4)),
@@ -144,7 +144,7 @@ def disturbed(model, batch, before):
     return np.max(distances, axis=0)
 
 
-@pytest.mark.parametrize("name", by_turns(zoo.names(), "nested_and_shared"))
+@pytest.mark.parametrize("name", few(zoo.names(), "nested_and_shared"))
 def test_every_kind_of_model(name):
     keras.config.set_dtype_policy("mixed_bfloat16")
     model, batch = zoo.build(name, "mixed_bfloat16")

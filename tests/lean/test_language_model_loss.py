@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from marks import by_turns, ci_on, few
+from marks import ci_on, few
 
 import keras_mp
 
@@ -29,7 +29,7 @@ def draw():
 
 
 @pytest.mark.parametrize("head", [{}, {"tied": False}, {"dense": True}], ids=str)
-@pytest.mark.parametrize("jit", by_turns([True, False, None], True))
+@pytest.mark.parametrize("jit", few([True, False, None], True))
 @pytest.mark.parametrize("weights", few(["none", "sequence", "token"], "token"))
 def test_it_trains_and_evaluates_as_the_plain_model(head, jit, weights):
     tokens, targets, given = draw()

@@ -11,7 +11,7 @@ import numpy as np
 import own_blocks
 import pytest
 from keras import layers
-from marks import by_turns
+from marks import few
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
@@ -164,7 +164,7 @@ def recomputed(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("name", by_turns(FAMILIES, "own blocks in a layer"))
+@pytest.mark.parametrize("name", few(FAMILIES, "own blocks in a layer"))
 def test_a_step_with_recomputed_blocks_is_the_same(name, recomputed):
     build, count = FAMILIES[name]
     keras.utils.set_random_seed(int(np.random.default_rng().integers(1000)))
@@ -182,7 +182,7 @@ MODES = [{"run_eagerly": True}, {"jit_compile": True}, {"jit_compile": False}]
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("mode", by_turns(MODES, {"jit_compile": True}), ids=str)
+@pytest.mark.parametrize("mode", few(MODES, {"jit_compile": True}), ids=str)
 @pytest.mark.parametrize("build", [own_blocks.tower, own_blocks.vit], ids=["layer", "segment"])
 def test_in_every_mode(build, mode):
     model = compiled(build(), **mode)
@@ -192,9 +192,7 @@ def test_in_every_mode(build, mode):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-    "name", by_turns(["gpt2", "bert", "own vit, a loop", "own blocks in a layer"], "own vit, a loop")
-)
+@pytest.mark.parametrize("name", few(["gpt2", "bert", "own vit, a loop", "own blocks in a layer"], "own vit, a loop"))
 def test_in_bfloat16_it_is_as_close_to_float32_as_before(name):
     model = compiled(FAMILIES[name][0]())
     x, y = data(model, np.random.default_rng())
@@ -228,9 +226,7 @@ def test_generate_gives_the_same_tokens(name):
 @pytest.mark.ci
 @pytest.mark.parametrize(
     "name",
-    by_turns(
-        ["gpt2", "resnet", "own gpt, subclassed", "own vit, a loop", "own blocks in a layer"], "own blocks in a layer"
-    ),
+    few(["gpt2", "resnet", "own gpt, subclassed", "own vit, a loop", "own blocks in a layer"], "own blocks in a layer"),
 )
 def test_it_saves_loads_exports_and_is_undone(name, tmp_path):
     model = compiled(FAMILIES[name][0]())
@@ -263,7 +259,7 @@ def test_it_saves_loads_exports_and_is_undone(name, tmp_path):
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    "build", by_turns([own_blocks.mini_gpt, own_blocks.vit], own_blocks.mini_gpt), ids=["layer", "segment"]
+    "build", few([own_blocks.mini_gpt, own_blocks.vit], own_blocks.mini_gpt), ids=["layer", "segment"]
 )
 def test_export_float32_proves_what_it_writes(build, tmp_path):
     keras.config.set_dtype_policy("mixed_bfloat16")
@@ -283,7 +279,7 @@ class Stop(keras.callbacks.Callback):
 @pytest.mark.ci
 @pytest.mark.parametrize(
     "build",
-    by_turns([own_blocks.resnet, own_blocks.functional_gpt], own_blocks.functional_gpt),
+    few([own_blocks.resnet, own_blocks.functional_gpt], own_blocks.functional_gpt),
     ids=["segment", "layer"],
 )
 def test_a_stopped_training_goes_on_to_the_same_bits(build, tmp_path):

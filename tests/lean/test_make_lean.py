@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from marks import by_turns, few
+from marks import few
 
 import keras_mp
 from keras_mp.rebuild import layers_by_path
@@ -70,7 +70,7 @@ def kinds(model):
     return {row.kind for row in keras_mp.lean_report(model).rows if row.lean}
 
 
-@pytest.mark.parametrize("name", by_turns(MODELS, "GPT2CausalLM"))
+@pytest.mark.parametrize("name", few(MODELS, "GPT2CausalLM"))
 def test_a_language_model_makes_the_same_step(name):
     model = compiled(causal_models.build(name))
     lean = lean_of(model)

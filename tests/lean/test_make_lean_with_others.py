@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from marks import by_turns, slow_on
+from marks import few, slow_on
 
 import keras_mp
 from keras_mp import fp8
@@ -29,7 +29,7 @@ def gpt2(dropout=0.0):
     return compiled(keras_hub.models.GPT2CausalLM(backbone=backbone, preprocessor=None))
 
 
-@pytest.mark.parametrize("lean_first", by_turns([True, False], True))
+@pytest.mark.parametrize("lean_first", few([True, False], True))
 def test_stabilize_before_and_after(lean_first):
     keras.config.set_dtype_policy("mixed_bfloat16")
     model = gpt2()
@@ -43,7 +43,7 @@ def test_stabilize_before_and_after(lean_first):
     assert_same_step(changes(both, x, y, weights), changes(stable, x, y, weights), tolerance=2e-2)
 
 
-@pytest.mark.parametrize("lean_first", by_turns([True, False], True))
+@pytest.mark.parametrize("lean_first", few([True, False], True))
 def test_fp8_before_and_after(lean_first):
     model = gpt2()
     x, y, weights = data(model, np.random.default_rng())
@@ -64,7 +64,7 @@ def test_fp8_before_and_after(lean_first):
     assert not any(isinstance(layer, Float8Layer) for layer in layers_by_path(reverted).values())
 
 
-@pytest.mark.parametrize("lean_first", by_turns([True, False], True))
+@pytest.mark.parametrize("lean_first", few([True, False], True))
 def test_lora_before_and_after(lean_first):
     model = gpt2()
     x, y, weights = data(model, np.random.default_rng())
@@ -147,7 +147,7 @@ def vit():
     return backbone, np.random.default_rng().normal(size=(2, 16, 16, 3)).astype("float32")
 
 
-@pytest.mark.parametrize("build", by_turns([whisper, bert, vit], bert))
+@pytest.mark.parametrize("build", few([whisper, bert, vit], bert))
 def test_an_encoder_makes_the_same_step(build):
     backbone, x = build()
     inputs = {tensor.name: keras.Input(tensor.shape[1:], dtype=tensor.dtype) for tensor in backbone.inputs}

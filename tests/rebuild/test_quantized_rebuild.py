@@ -6,7 +6,7 @@ import keras_hub
 import numpy as np
 import pytest
 from keras import layers
-from marks import by_turns
+from marks import few
 
 import keras_mp
 from keras_mp.precision.policy import policy_scope
@@ -59,7 +59,7 @@ def test_what_no_config_shows_is_carried_over(mode):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("policy", by_turns(["float32", "mixed_bfloat16", "mixed_float16"], "mixed_bfloat16"))
+@pytest.mark.parametrize("policy", few(["float32", "mixed_bfloat16", "mixed_float16"], "mixed_bfloat16"))
 def test_a_rebuilt_gemma_computes_the_same_and_its_original_keeps_its_policies(policy):
     """KerasHub writes a map of policies, which erases the names of the live ones and forgets the backbone's own."""
     model = adapted_models.gemma(policy)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
-from marks import ci_on, slow_on
+from marks import ci_on
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
@@ -218,8 +218,7 @@ def marks(name, policy):
         return pytest.mark.slow
     if name in OF_EACH_KIND:
         return []
-    # The code is the same on both backends: in continuous integration each has half of the layers, by their names.
-    return [pytest.mark.ci, slow_on("jax" if len(name) % 2 else "tensorflow")]
+    return [pytest.mark.ci]
 
 
 CASES = [

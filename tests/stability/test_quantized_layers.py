@@ -5,7 +5,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from marks import by_turns
+from marks import few
 
 import keras_mp
 from keras_mp.conversion.merged_float32 import merged_float32
@@ -114,7 +114,7 @@ def test_quantized_after_stabilize_is_as_quantized_before(mode, policy, tmp_path
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("mode", by_turns(["int8", "int4"], "int4"))
+@pytest.mark.parametrize("mode", few(["int8", "int4"], "int4"))
 def test_a_gemma_quantized_after_prepare_trains_as_one_quantized_before(mode):
     x, y = adapted_models.tokens(rows=2)
     losses = []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
-from marks import by_turns, ci_on
+from marks import ci_on, few
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
@@ -37,7 +37,7 @@ def reloaded(model, tmp_path):
     return keras.saving.load_model(tmp_path / "model.keras", custom_objects=vars(zoo), safe_mode=False)
 
 
-@pytest.mark.parametrize("name", by_turns(zoo.names(), "attention", "subclassed", "convolutional"))
+@pytest.mark.parametrize("name", few(zoo.names(), "attention", "subclassed", "convolutional"))
 def test_every_kind_of_model(name, tmp_path):
     model, batch = zoo.build(name, "mixed_float16")
     before = [numpy(w) for w in model.weights]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tutorials
 from keras import layers
-from marks import by_turns, ci_on
+from marks import ci_on, few
 
 import keras_mp
 from keras_mp.rebuild import RebuildError
@@ -36,7 +36,7 @@ def stabilized(model):
         return keras_mp.stabilize(model)
 
 
-@pytest.mark.parametrize("name", by_turns(tutorials.MODELS, "vision_transformer"))
+@pytest.mark.parametrize("name", few(tutorials.MODELS, "vision_transformer"))
 @pytest.mark.ci
 def test_a_tutorials_model_is_stabilized_and_trained(name):
     if not tutorials.TENSORFLOW and name in tutorials.ONLY_ON_TENSORFLOW:

@@ -11,7 +11,7 @@ import adapted_training
 import keras
 import numpy as np
 import pytest
-from marks import at_least, by_turns, slow_on
+from marks import at_least, few, slow_on
 
 import keras_mp
 from keras_mp.conversion.merged_float32 import merged_float32
@@ -35,7 +35,7 @@ def continued(model, start, length):
     return tokens
 
 
-@pytest.mark.parametrize("policy", by_turns(POLICIES, "mixed_bfloat16"))
+@pytest.mark.parametrize("policy", few(POLICIES, "mixed_bfloat16"))
 def test_lora_on_int4_learns_a_text_and_its_merged_export_knows_it(policy, tmp_path):
     model = adapted_training.build(policy)
     frozen = {v.path: keras.ops.convert_to_numpy(v) for v in model.non_trainable_variables if "seed" not in v.path}
