@@ -7,7 +7,7 @@ import pytest
 
 BACKEND = keras.backend.backend()
 # Folders of tests whose code is another one on JAX than on TensorFlow.
-OF_A_BACKEND = {"backend", "parallel", "xla"}
+OF_A_BACKEND = {"backend", "parallel"}
 
 
 def ci_on(backend: str) -> pytest.MarkDecorator:

@@ -19,6 +19,7 @@ def run(*arguments):
     ).stdout  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_part_writes_its_rows_into_one_json(tmp_path):
     out = tmp_path / "gpu.json"
     run("--tiny", "--out", out)
