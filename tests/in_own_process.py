@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 QUICK = pytest.param("not ci and not slow", id="quick")
-REST = pytest.param("ci and not slow", id="rest", marks=[pytest.mark.ci, pytest.mark.timeout(900)])
+REST = pytest.param("ci and not slow", id="rest", marks=[pytest.mark.ci, pytest.mark.both, pytest.mark.timeout(900)])
 SLOW = pytest.param("slow", id="slow", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
 
 
