@@ -31,8 +31,9 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    """What is the same code on both backends is not tested on both each time: see marks.py."""
     for item in items:
-        if item.get_closest_marker("ci") and not has_turn(item):
+        if not has_turn(item):
             item.add_marker("slow")
 
 
