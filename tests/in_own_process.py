@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-QUICK = pytest.param("not ci and not slow", id="quick")
+QUICK = pytest.param("not ci and not slow", id="quick", marks=pytest.mark.both)
 REST = pytest.param("ci and not slow", id="rest", marks=[pytest.mark.ci, pytest.mark.both, pytest.mark.timeout(900)])
 SLOW = pytest.param("slow", id="slow", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
 
