@@ -46,19 +46,12 @@ def cpu() -> str:
     kept = json.loads(path.read_text())
     rows = []
     for name, predicted in kept["predicted"].items():
-        took, ratio = kept["measured"].get(name), 0.0
+        took, measured, ratio = kept["measured"].get(name), "-", "-"
         if took:
-            ratio = predicted["seconds"] / took["median"]
-        rows.append(
-            (
-                name,
-                f"{took['median'] * 1e3:.3g} ms ({took['low'] * 1e3:.3g} to {took['high'] * 1e3:.3g})" if took else "-",
-                f"{predicted['seconds'] * 1e3:.3g} ms",
-                f"{ratio:.2f}" if took else "-",
-                f"{predicted['products'] * 1e3:.3g} ms",
-                f"{predicted['other'] * 1e3:.3g} ms",
-            )
-        )
+            low, median, high = (f"{took[which] * 1e3:,.0f}" for which in ("low", "median", "high"))
+            measured, ratio = f"{median} ms ({low} to {high})", f"{predicted['seconds'] / took['median']:.2f}"
+        predicted_time, *parts = (f"{predicted[part] * 1e3:,.0f} ms" for part in ("seconds", "products", "other"))
+        rows.append((name, measured, predicted_time, ratio, *parts))
     return (
         "The three models for a CPU of `benchmarks/peer_workloads.py`, in float32 on JAX, 2 cores. The constants are "
         "fitted to products, convolutions and sums that the command measures on the same CPU, and not to the models. "
