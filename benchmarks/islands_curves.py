@@ -28,7 +28,7 @@ from recipes import digits, language_model
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RECIPES = {"digits": digits, "language_model": language_model}
-KERNELS, ISLANDS, REORDERED = "TensorFlow's kernels", "with islands", "kernels, rows in another order"
+KERNELS, ISLANDS, REORDERED = "TensorFlow's kernels", "with islands", "reordered rows"
 AVERAGED = 4  # steps of a point of the picture
 
 
