@@ -23,7 +23,7 @@ def in_one_program(
     Args:
         optimizer: whose update it is.
         update: takes the gradients, and assigns to variables.
-        grads: a tensor for each variable, which may be sparse.
+        grads: a tensor for each variable, which may be sparse; on several replicas summed.
     """
     backend.update_in_one_program(update, grads, _keeps_rows(optimizer), optimizer._iterations)
 
@@ -40,7 +40,10 @@ class UpdateInOneProgram:
 
     def __call__(self, grads: list[Any], trainable_variables: list[keras.Variable]) -> None:
         own = partial(type(self.optimizer)._backend_apply_gradients, self.optimizer)
-        in_one_program(self.optimizer, lambda grads: own(grads, trainable_variables), grads)
+        if backend.replica_count() > 1:
+            own(grads, trainable_variables)  # which sums them over the replicas
+        else:
+            in_one_program(self.optimizer, lambda grads: own(grads, trainable_variables), grads)
 
 
 def _keeps_rows(optimizer: keras.optimizers.Optimizer) -> bool:

@@ -205,6 +205,22 @@ def test_the_update_is_a_program_on_each_device(name):
         np.testing.assert_allclose(one[0], other[0], rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.skipif(not TENSORFLOW, reason="JAX has one program for all devices")
+def test_an_optimizer_that_was_wrapped_where_there_is_one_device_sums_over_replicas():
+    import tensorflow as tf
+
+    with scope():
+        weight, optimizer = keras.Variable(np.zeros(2)), keras.optimizers.SGD(1.0)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    assert keras_mp.wrap_optimizer(optimizer, model) is optimizer
+    with scope():
+        optimizer.build([weight])
+    step = tf.function(lambda rows: run(lambda row: optimizer.apply([row[0]], [weight]), rows), autograph=False)
+    step(tf.constant(ROWS, tf.float32))
+    for value in values_on_each(weight):
+        np.testing.assert_array_equal(value, -np.sum(ROWS, 0))
+
+
 def test_wrap_optimizer_checks_where_there_are_several_replicas():
     with scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
