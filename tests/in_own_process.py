@@ -22,7 +22,7 @@ def run(file: Path, part: str, devices: int) -> None:
     # XLA has a thread for each device. All wait for each other in a sum, and one may wait for a thread to compute in:
     # NPROC is how many threads it makes at least.
     environment = os.environ | {
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "NPROC": str(4 * devices),
     }
     environment.pop("PYTEST_XDIST_WORKER", None)

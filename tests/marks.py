@@ -1,6 +1,8 @@
 """Marks that depend on the backend, or on the place in a list."""
 
 import zlib
+from functools import cache
+from pathlib import Path
 
 import keras
 import pytest
@@ -45,9 +47,16 @@ def has_turn(item: pytest.Item) -> bool:
     both.
     """
     of_both = any(item.get_closest_marker(name) for name in ("both", "once", "skipif"))
-    # A file that is no test_*.py is run as a whole by another; one that skips within a test may skip on one backend.
-    whole = not item.path.name.startswith("test_") or "pytest.skip(" in item.path.read_text()
-    if of_both or whole or item.path.parent.name in OF_A_BACKEND:
+    if of_both or _is_whole(item.path) or item.path.parent.name in OF_A_BACKEND:
         return True
     on_jax = zlib.crc32(item.nodeid.encode()) % 3 == 0
     return on_jax if BACKEND == "jax" else not (on_jax and item.get_closest_marker("ci"))
+
+
+@cache
+def _is_whole(file: Path) -> bool:
+    """Whether a file has all its tests on both backends.
+
+    One that is no test_*.py is run as a whole by another; one that skips within a test may skip on one backend.
+    """
+    return not file.name.startswith("test_") or "pytest.skip(" in file.read_text()
