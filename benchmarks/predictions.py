@@ -15,6 +15,8 @@ A run is taken if all of this holds. None is dropped after it was compiled.
    selective recomputation that Keras cannot say; the row is marked.
 6. Where the slice is too large to be compiled here, the same work a chip is compiled for a smaller one, and the row
    says for which.
+7. Convolutions of 16 bits have channels last in the source, as XLA compiles them. Added with the runs of Lambda's
+   repository, before the first of them was compiled: there the ResNet-50 in 16 bits has channels first.
 
 Each run is compiled in a process of its own; its result is written to predictions.json when it is there.
 """
@@ -27,7 +29,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +55,7 @@ class Run(NamedTuple):
         gigabytes: peak memory of a device, as published, in 10^9 bytes.
         note: how the run differs from what was compiled.
         backend: of Keras.
+        rows: of the batch, of a run whose speed-up is over one with another batch.
     """
 
     step: str
@@ -65,38 +68,41 @@ class Run(NamedTuple):
     gigabytes: float | None = None
     note: str = ""
     backend: str = "jax"
+    rows: int = 1
 
 
 OWN_ATTENTION = "flash attention in the source"
 SELECTIVE = f"{OWN_ATTENTION}, and it recomputes selectively; compiled with each block recomputed"
 BINNED = "the source bins sequences of up to 512 tokens by length, so that its batches hold fewer"
+LAMBDA = "lambdal/deeplearning-benchmark pytorch"
+OTHER_LAYOUT = "channels first in the source, compiled with channels last"
 OWN_NORMALIZATION = "batch normalization of the source is fused by hand with the addition and the ReLU"
 RUNS = {
     "GPT-2 124M": Run(
         *("gpt2", "a100-40gb", "mixed_bfloat16", 0.135, "135 ms", "karpathy/nanoGPT README.md, efficiency notes"),
     ),
     "ResNet-50 v1.5, TF32": Run(
-        *("resnet50", "a100-40gb", "float32", 256 / 909, "909 img/s"),
+        *("resnet50_256", "a100-40gb", "float32", 256 / 909, "909 img/s"),
         f"{DEEP_LEARNING_EXAMPLES} TensorFlow/Classification/ConvNets/resnet50v1.5/README.md",
     ),
     "ResNet-50 v1.5, AMP": Run(
-        *("resnet50", "a100-40gb", "mixed_float16", 256 / 2375, "2,375 img/s"),
+        *("resnet50_256", "a100-40gb", "mixed_float16", 256 / 2375, "2,375 img/s"),
         f"{DEEP_LEARNING_EXAMPLES} TensorFlow/Classification/ConvNets/resnet50v1.5/README.md",
     ),
     "ResNet-50 v1.5, PyTorch, TF32": Run(
-        *("resnet50", "a100", "float32", 256 / 938, "938 img/s"),
+        *("resnet50_256", "a100", "float32", 256 / 938, "938 img/s"),
         f"{DEEP_LEARNING_EXAMPLES} PyTorch/Classification/ConvNets/resnet50v1.5/README.md",
     ),
     "ResNet-50 v1.5, PyTorch, AMP": Run(
-        *("resnet50", "a100", "mixed_float16", 256 / 2470, "2,470 img/s"),
+        *("resnet50_256", "a100", "mixed_float16", 256 / 2470, "2,470 img/s"),
         f"{DEEP_LEARNING_EXAMPLES} PyTorch/Classification/ConvNets/resnet50v1.5/README.md",
     ),
     "ResNet-50 v1.5, Paddle, TF32": Run(
-        *("resnet50", "a100", "float32", 256 / 1024, "1,024 img/s"),
+        *("resnet50_256", "a100", "float32", 256 / 1024, "1,024 img/s"),
         f"{DEEP_LEARNING_EXAMPLES} PaddlePaddle/Classification/RN50v1.5/README.md",
     ),
     "ResNet-50 v1.5, Paddle, AMP": Run(
-        *("resnet50", "a100", "mixed_float16", 256 / 2897, "2,897 img/s"),
+        *("resnet50_256", "a100", "mixed_float16", 256 / 2897, "2,897 img/s"),
         f"{DEEP_LEARNING_EXAMPLES} PaddlePaddle/Classification/RN50v1.5/README.md",
         note=OWN_NORMALIZATION,
     ),
@@ -116,11 +122,11 @@ RUNS = {
     "Mistral 7B, LoRA, Keras 3 on JAX": Run(*("mistral", "a100-40gb", "bfloat16", 0.21322, "213.22 ms", KERAS_IO)),
     "Gemma 7B, LoRA, Keras 3 on JAX": Run(*("gemma", "a100-40gb", "bfloat16", 0.27367, "273.67 ms", KERAS_IO)),
     "BERT-large, SQuAD, TF32": Run(
-        *("bert_large_squad", "a100", "float32", 32 / 61.5, "61.5 sequences/s"),
+        *("bert_large_squad_32", "a100", "float32", 32 / 61.5, "61.5 sequences/s"),
         f"{DEEP_LEARNING_EXAMPLES} PyTorch/LanguageModeling/BERT/README.md, fine-tuning",
     ),
     "BERT-large, SQuAD, FP16": Run(
-        *("bert_large_squad", "a100", "mixed_float16", 32 / 110.5, "110.5 sequences/s"),
+        *("bert_large_squad_32", "a100", "mixed_float16", 32 / 110.5, "110.5 sequences/s"),
         f"{DEEP_LEARNING_EXAMPLES} PyTorch/LanguageModeling/BERT/README.md, fine-tuning",
     ),
     "BERT-large, pretraining 128, TF32": Run(
@@ -172,6 +178,42 @@ RUNS = {
         *(64, None, f"{OWN_ATTENTION}; the projections' results are kept, not recomputed"),
     ),
 }
+# One GPU each, with NVIDIA's programs for PyTorch: the target, the system in the source, and the rows and the rows a
+# second of ResNet-50 in TF32, of BERT-large on SQuAD in TF32, and of BERT-large on SQuAD in FP16.
+LAMBDAS = (
+    ("rtx3090", "3090_v1", (224, 513.04), (16, 24.82), (28, 52.57)),
+    ("a10", "LambdaCloud_A10_v1", (224, 349.39), (12, 19.35), (28, 42.45)),
+    ("a100-40gb-pcie", "LambdaCloud_A100_40GB_PCIe_v1", (360, 882.00), (28, 53.94), (48, 117.87)),
+    ("a100", "A100_80GB_SXM4_v1", (640, 1066.76), (64, 75.59), (112, 152.85)),
+    ("rtxa6000", "A6000_v1", (496, 514.85), (32, 33.37), (64, 68.13)),
+    ("rtx6000ada", "AdaA6000_v1", (496, 647.21), (32, 44.54), (64, 79.03)),
+    ("rtx4090", "4090_v1", (224, 721.00), (16, 44.99), (28, 93.59)),
+    ("h100-pcie", "H100_80GB_PCIe5_v1", (640, 1196.85), (64, 97.20), (112, 203.26)),
+    ("h100", "H100_80GB_SXM5_v1", (640, 1753.15), (64, 141.84), (112, 301.10)),
+    ("gh200", "LambdaOD_1x_1xGH200_96GB_192-222-57-0_v2", (720, 2062.51), (80, 131.71), (152, 296.22)),
+    ("h200", "LambdaBM_ENG04_1xH200_140GB_SXM_h200_v2", (1280, 2259.15), (96, 181.25), (192, 349.54)),
+    ("b200", "LambdaOD_test_1xB200_192GB_129-213-83-251_v2", (1664, 2966.70), (128, 281.94), (256, 523.11)),
+)
+# XLA compiles the TF32 convolutions of these with channels last, which was seen when they were compiled.
+LAYS_OUT = ("h100", "h100-pcie", "gh200", "h200", "b200")
+
+
+def _of_lambda() -> Iterator[tuple[str, Run]]:
+    for target, system, *measured in LAMBDAS:
+        folder = f"{LAMBDA}/results{'_v2' if system.endswith('_v2') else ''}/{system}"
+        steps = (
+            ("ResNet-50 v1.5, TF32", "resnet50", "float32", "images"),
+            ("BERT-large, SQuAD, TF32", "bert_large_squad", "float32", "sequences"),
+            ("BERT-large, SQuAD, FP16", "bert_large_squad", "mixed_float16", "sequences"),
+        )
+        for (name, step, policy, unit), (rows, rate) in zip(steps, measured, strict=True):
+            figure = f"{rate:,} {unit}/s, batch {rows}"
+            note = OTHER_LAYOUT if step == "resnet50" and target in LAYS_OUT else ""
+            run = Run(f"{step}_{rows}", target, policy, rows / rate, figure, folder, note=note, rows=rows)
+            yield f"{name}, {target}", run
+
+
+RUNS |= dict(_of_lambda())
 
 
 class Step(NamedTuple):
@@ -249,19 +291,21 @@ def _steps() -> dict[str, Step]:
         return trained(model, loss=keras_mp.ChunkedCrossEntropy())
 
     llama3 = LlamaSize(32, 4096, 32, 8, 14336, 128256, theta=500000.0)
-    momentum = keras.optimizers.SGD
-    return {
+
+    def sized(step: str) -> Step:
+        """A step whose name ends with the rows of its batch."""
+        name, _, rows = step.rpartition("_")
+        if name == "resnet50":
+            return Step(
+                lambda: trained(resnet_imagenet(50), keras.optimizers.SGD(0.1, momentum=0.9)),
+                lambda devices: (tensor(int(rows), 224, 224, 3, dtype="float32"), tensor(int(rows))),
+            )
+        return Step(lambda: bert(24, 1024, 16, None), bert_batch(int(rows), 384, (2,)), (4, 8))
+
+    steps = {run.step for run in RUNS.values()}
+    return {step: sized(step) for step in steps if step.startswith(("resnet50_", "bert_large_squad_"))} | {
         "gpt2": Step(lambda: trained(plain_gpt(12, 768, 12, 50304, 1024)), tokens(12, 1024)),
-        "resnet50": Step(
-            lambda: trained(resnet_imagenet(50), momentum(0.1, momentum=0.9)),
-            lambda devices: (tensor(256, 224, 224, 3, dtype="float32"), tensor(256)),
-        ),
-        "resnet50_512": Step(
-            lambda: trained(resnet_imagenet(50), momentum(0.1, momentum=0.9)),
-            lambda devices: (tensor(512, 224, 224, 3, dtype="float32"), tensor(512)),
-        ),
         "bert_base": Step(lambda: bert(12, 768, 12, 2), bert_batch(32, 512, ())),
-        "bert_large_squad": Step(lambda: bert(24, 1024, 16, None), bert_batch(32, 384, (2,)), (4, 8)),
         "bert_large_128_128": pretrained(128, 128, 20),
         "bert_large_128_256": pretrained(256, 128, 20),
         "bert_large_512_16": pretrained(16, 512, 80),
@@ -329,14 +373,15 @@ def ratios(results: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def spreads(results: dict[str, dict[str, Any]]) -> dict[str, tuple[int, float, float]]:
-    """By generation: how many runs, and the least and the most of published time divided by predicted."""
+    """By chip and by generation: how many runs, and the least and the most of published time divided by predicted."""
     from keras_mp.precision.chips import parse_target
     from keras_mp.xla.score import scored_as
 
     taken: dict[str, list[float]] = {}
     for name, ratio in ratios(results).items():
-        taken.setdefault(scored_as(parse_target(RUNS[name].target)[0]), []).append(round(1 / ratio, 2))
-    return {generation: (len(times), min(times), max(times)) for generation, times in sorted(taken.items())}
+        for key in scored_as(parse_target(RUNS[name].target)[0]):
+            taken.setdefault(key, []).append(round(1 / ratio, 2))
+    return {key: (len(times), min(times), max(times)) for key, times in sorted(taken.items())}
 
 
 def error(ratio: float) -> float:
@@ -357,7 +402,7 @@ def main() -> None:
     for name, run in RUNS.items():
         if options.markdown or (name in kept() and not options.again):
             continue
-        if options.only.lower() in name.lower() or options.only == run.step:
+        if options.only.lower() in name.lower() or options.only in (run.step, run.target):
             environment = os.environ | {"KERAS_BACKEND": run.backend, "JAX_PLATFORMS": "cpu"}
             command = [sys.executable, __file__, "--one", name]
             process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
@@ -371,8 +416,8 @@ def main() -> None:
             )
     for name, ratio in ratios(kept()).items():
         print(f"{ratio:.2f} {name}")
-    for generation, spread in spreads(kept()).items():
-        print(f'"{generation}": Spread{spread},')
+    for key, spread in spreads(kept()).items():
+        print(f'"{key}": Spread{spread},')
     if options.markdown:
         from benchmarks.predictions_page import page
 

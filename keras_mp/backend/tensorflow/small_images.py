@@ -1,13 +1,15 @@
 """The gradient of a convolution's kernel as a product of matrices, in a training step on a CPU.
 
-    gradient at (i, j) = x at place (i, j) of the windows^T . upstream        (channels, rows) x (rows, filters)
+    gradient = windows of x^T . upstream        (places x channels, rows) x (rows, filters)
 
 In bfloat16 TensorFlow's kernel takes up to five times as long where an image has few positions and many channels.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_mp.backend.tensorflow.islands import is_differentiated_island
@@ -55,17 +57,20 @@ def conv(keras_own: Callable[..., Any]) -> Callable[..., Any]:
 def _is_faster(inputs: Any, kernel: Any, steps: tuple[int, int]) -> bool:
     """Whether the product was measured to be faster: on 2 cores with bfloat16 instructions, 16 and 64 images.
 
-    Of the kernel's time it takes 0.6 to 1.0 for one position a window, 0.2 to 0.9 for 3 x 3 with strides of 2 and at
-    least 128 channels, 0.4 to 0.9 for 3 x 3 on at most 8 x 8 positions of at least 256 channels; 1.1 to 4 elsewhere.
+    Of the kernel's time it takes 0.6 to 1.0 for one position a window; 0.2 to 1.1 for patches that do not overlap;
+    0.3 to 1.0 for 3 x 3 with strides of 2 and at least 64 channels; 0.5 to 0.7 for 3 x 3 on at most 8 x 8 positions of
+    at least 256 channels; 0.9 to 3 elsewhere.
     """
     height, width, channels = inputs.shape[1:]
     if inputs.dtype != tf.bfloat16 or None in (height, width) or kernel.shape[2] != channels:
         return False  # unknown sizes, and convolutions in groups
-    if kernel.shape[:2] == (1, 1):
-        return steps == (1, 1)
+    if tuple(kernel.shape[:2]) == steps:
+        return True
+    if tuple(kernel.shape[:2]) == (1, 1):
+        return False
     if steps == (1, 1):
         return height * width <= 64 and channels >= 256
-    return channels >= 128
+    return channels >= 64
 
 
 def _to_kernel(x: Any, shape: Any, upstream: Any, steps: tuple[int, int], padding: str) -> Any:
@@ -74,29 +79,23 @@ def _to_kernel(x: Any, shape: Any, upstream: Any, steps: tuple[int, int], paddin
     if tuple(shape[:2]) == (1, 1):
         return tf.reshape(tf.matmul(tf.reshape(x, (-1, shape[2])), rows, transpose_a=True), shape)
     windows = _windows(x, shape[:2], steps, upstream.shape[1:3], padding)
-    return tf.reshape(tf.matmul(windows, rows[tf.newaxis], transpose_a=True), shape)
+    return tf.reshape(tf.matmul(windows, rows, transpose_a=True), shape)
 
 
-def _windows(x: Any, kernel: Sequence[int], steps: tuple[int, int], outputs: Sequence[int], padding: str) -> Any:
-    """What each place of the kernel is multiplied with: shape (places, rows, channels)."""
-    pads, phases = [], []
-    for side, size, step, output in zip(x.shape[1:3], kernel, steps, outputs, strict=True):
-        # As TensorFlow pads: what is odd stands behind.
-        before = max((output - 1) * step + size - side, 0) // 2 if padding.lower() == "same" else 0
-        phases.append(output + (size - 1) // step)
-        pads.append((before, max(phases[-1] * step - before - side, 0)))
-    lengths = [phase * step for phase, step in zip(phases, steps, strict=True)]
-    x = tf.pad(x, ((0, 0), *pads, (0, 0)))[:, : lengths[0], : lengths[1]]
-    # Strided slices are slow, so what lies a stride apart is brought together once.
-    x = tf.reshape(x, (-1, phases[0], steps[0], phases[1], steps[1], x.shape[3]))
-    x = tf.transpose(x, (2, 4, 0, 1, 3, 5)) if steps != (1, 1) else x[tf.newaxis, tf.newaxis, :, :, 0, :, 0]
-    return tf.stack(
-        [
-            tf.reshape(
-                x[i % steps[0], j % steps[1], :, i // steps[0] :, j // steps[1] :][:, : outputs[0], : outputs[1]],
-                (-1, x.shape[-1]),
-            )
-            for i in range(kernel[0])
-            for j in range(kernel[1])
-        ]
-    )
+def _windows(x: Any, kernel: Sequence[int], steps: Sequence[int], outputs: Sequence[int], padding: str) -> Any:
+    """What the places of the kernel are multiplied with, side by side: shape (rows, places x channels)."""
+    height, width, channels = x.shape[1:]
+    down, across = (_places(*sizes, padding) for sizes in zip((height, width), kernel, steps, outputs, strict=True))
+    down, across = down[:, None, :, None], across[None, :, None, :]
+    inside = (down >= 0) & (down < height) & (across >= 0) & (across < width)
+    pixels = np.where(inside, down * width + across, height * width)
+    # One zero pixel stands for all that lie outside.
+    x = tf.pad(tf.reshape(x, (-1, height * width, channels)), ((0, 0), (0, 1), (0, 0)))
+    return tf.reshape(tf.gather(x, pixels.ravel().astype("int32"), axis=1), (-1, math.prod(kernel) * channels))
+
+
+def _places(side: int, size: int, step: int, output: int, padding: str) -> np.ndarray:
+    """Where the windows along one side lie: shape (outputs, size), outside of the image where it is padded."""
+    # As TensorFlow pads: what is odd stands behind.
+    before = max((output - 1) * step + size - side, 0) // 2 if padding.lower() == "same" else 0
+    return np.arange(output)[:, None] * step + np.arange(size) - before
