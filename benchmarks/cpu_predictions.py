@@ -60,6 +60,7 @@ def measure() -> dict[str, list]:
         for function in (
             lambda made, x, kernel: convolved(x, kernel),
             lambda made, x, kernel: jax.vjp(lambda x: convolved(x, kernel), x)[1](made),
+            lambda made, x, kernel: jax.vjp(lambda kernel: convolved(x, kernel), kernel)[1](made),
         ):
             took = _took(function, made, x, kernel)
             tables["convolutions"].append(["host", "float32", shapes, took, "convolution", "here"])

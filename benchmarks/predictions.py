@@ -372,13 +372,25 @@ def ratios(results: dict[str, dict[str, Any]]) -> dict[str, float]:
     return {name: results[name]["seconds"] / run.seconds for name, run in RUNS.items() if name in results}
 
 
-def spreads(results: dict[str, dict[str, Any]]) -> dict[str, tuple[int, float, float]]:
-    """By chip and by generation: how many runs, and the least and the most of published time divided by predicted."""
+def compiles(run: Run) -> bool:
+    """Whether the source compiles its step, as the kit does, and does not start one kernel after another."""
+    return any(part in run.source for part in ("keras-io", "maxtext", "tpu-recipes", "nanoGPT", "pytorch/ao"))
+
+
+def spreads(results: dict[str, dict[str, Any]], compiled: bool = False) -> dict[str, tuple[int, float, float]]:
+    """By chip and by generation: how many runs, and the least and the most of published time divided by predicted.
+
+    Args:
+        results: of the runs that were compiled.
+        compiled: whether to take only those whose source compiles its step.
+    """
     from keras_mp.precision.chips import parse_target
     from keras_mp.xla.score import scored_as
 
     taken: dict[str, list[float]] = {}
     for name, ratio in ratios(results).items():
+        if compiled and not compiles(RUNS[name]):
+            continue
         for key in scored_as(parse_target(RUNS[name].target)[0]):
             taken.setdefault(key, []).append(round(1 / ratio, 2))
     return {key: (len(times), min(times), max(times)) for key, times in sorted(taken.items())}
@@ -416,8 +428,10 @@ def main() -> None:
             )
     for name, ratio in ratios(kept()).items():
         print(f"{ratio:.2f} {name}")
-    for key, spread in spreads(kept()).items():
-        print(f'"{key}": Spread{spread},')
+    for compiled in (False, True):
+        print("COMPILED" if compiled else "SPREADS")
+        for key, spread in spreads(kept(), compiled).items():
+            print(f'"{key}": Spread{spread},')
     if options.markdown:
         from benchmarks.predictions_page import page
 

@@ -100,6 +100,9 @@ def join(lowered: Lowered, described: Mapping[str, Any], module: Module, platfor
         if name is not None:
             compiled[entry["op"]] = made[name][0]
     merged = _merged(asked, compiled)
+    compiled |= _of_equal_sizes(
+        [entry for entry in asked if entry["op"] not in {**compiled, **merged}], made.get("", ())
+    )
     roles = _roles(lowered, names, asked)
     rows = []
     for entry, (index, role) in zip(asked, roles, strict=True):
@@ -134,7 +137,10 @@ def join(lowered: Lowered, described: Mapping[str, Any], module: Module, platfor
 
 @dataclass(frozen=True)
 class Made:
-    """A dot or convolution of the compiled module: dtypes by Keras's names, the kernel by its library's."""
+    """A dot or convolution of the compiled module: dtypes by Keras's names, the kernel by its library's.
+
+    `elements` are those of its operands, the smaller first, and of its result.
+    """
 
     operands: tuple[str, ...]
     result: str
@@ -143,6 +149,7 @@ class Made:
     cycles: int
     flops: int
     runs: str = ""
+    elements: tuple[int, ...] = ()
 
 
 def products(module: Module, platform: str) -> list[Made]:
@@ -198,7 +205,25 @@ def _describe(instruction: Instruction, kernel: Instruction, module: Module, pla
         kernel.cycles,
         flops,
         kernel.name,
+        (*sorted(math.prod(shape.dimensions) for shape in shapes), math.prod(instruction.shapes[0].dimensions)),
     )
+
+
+def _of_equal_sizes(asked: Sequence[Mapping[str, Any]], made: Sequence[Made]) -> dict[str, Made]:
+    """Joins what lost its name by its sizes: XLA for CPUs names no gradient of a convolution's kernel.
+
+    Among equal ones the order decides, so that a kernel may be said to run the product of another layer of its size.
+    """
+    nameless: dict[tuple[int, ...], list[Made]] = defaultdict(list)
+    for one in made:
+        nameless[one.elements].append(one)
+    joined = {}
+    for entry in asked:
+        rows, _, columns = entry["sizes"]
+        elements = *sorted(math.prod(dimensions) for _, dimensions in entry["operands"]), rows * columns
+        if nameless[elements]:
+            joined[entry["op"]] = nameless[elements].pop(0)
+    return joined
 
 
 def _kernel(instruction: Instruction, kernel: Instruction, platform: str) -> str:

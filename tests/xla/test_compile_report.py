@@ -177,6 +177,19 @@ def test_convolutions():
     assert rows["head", "forward"].asked == ("float32", "float32")
 
 
+@pytest.mark.both
+def test_no_convolution_of_a_cpu_is_lost():
+    """XLA for CPUs takes the names from the gradients of kernels, so they are found by their sizes."""
+    convolutions = [keras.layers.Conv2D(filters, 3, padding="same", use_bias=False) for filters in (16, 24)]
+    network = [*convolutions, keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(8)]
+    model = keras.Sequential([keras.Input((4, 4, 16)), *network])
+    model.compile("adam", "mse")
+    found = keras_mp.inspect(model, (tensor((2, 4, 4, 16)), tensor((2, 8)))).matmuls
+    of_convolutions = [matmul for matmul in found if matmul.kind == "convolution"]
+    assert [matmul.note for matmul in of_convolutions] == [""] * 5
+    assert len({matmul.runs for matmul in of_convolutions}) == 5
+
+
 @pytest.mark.ci
 def test_other_precisions_side_by_side():
     model, batch = tiny_gpt()

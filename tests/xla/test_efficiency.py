@@ -8,7 +8,7 @@ import pytest
 from keras_mp.chips import CHIPS
 from keras_mp.xla.efficiency import CYCLES_A_SECOND, EFFICIENCIES
 from keras_mp.xla.estimate import peak_of
-from keras_mp.xla.score import SPREADS
+from keras_mp.xla.score import COMPILED, SPREADS, score
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -77,7 +77,23 @@ def test_no_constant_changes_when_a_scored_run_is_taken_out(tables, monkeypatch)
 
 
 def test_the_spread_in_reports_is_that_of_the_score():
-    assert predictions.spreads(predictions.kept()) == {name: tuple(spread) for name, spread in SPREADS.items()}
+    for compiled, spreads in ((False, SPREADS), (True, COMPILED)):
+        expected = {name: tuple(spread) for name, spread in spreads.items()}
+        assert predictions.spreads(predictions.kept(), compiled) == expected
+
+
+@pytest.mark.parametrize(
+    ("chip", "beginning"),
+    [
+        ("h100", "5 published runs on this chip took 0.78 to 1.76 of the predicted time; those whose source compiles"),
+        ("rtx4090", "3 published runs on this chip took 0.92 to 1.01 of the predicted time."),
+        ("h100-nvl", "14 published runs on chips of this generation took"),
+        ("v5e", "One published run on this chip took 0.70 of the predicted time."),
+        ("t4", "No published run"),
+    ],
+)
+def test_a_report_says_the_chips_own_spread_or_that_of_its_generation(chip, beginning):
+    assert score(CHIPS[chip]).startswith(beginning)
 
 
 def test_the_page_is_made_from_the_results():

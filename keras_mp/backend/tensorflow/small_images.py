@@ -76,7 +76,7 @@ def _is_faster(inputs: Any, kernel: Any, steps: tuple[int, int]) -> bool:
 def _to_kernel(x: Any, shape: Any, upstream: Any, steps: tuple[int, int], padding: str) -> Any:
     """The gradient of the kernel."""
     rows = tf.reshape(upstream, (-1, shape[3]))
-    if tuple(shape[:2]) == (1, 1):
+    if tuple(shape[:2]) == tuple(steps) == (1, 1):
         return tf.reshape(tf.matmul(tf.reshape(x, (-1, shape[2])), rows, transpose_a=True), shape)
     windows = _windows(x, shape[:2], steps, upstream.shape[1:3], padding)
     return tf.reshape(tf.matmul(windows, rows, transpose_a=True), shape)
