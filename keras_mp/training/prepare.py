@@ -12,6 +12,7 @@ import keras
 from keras_mp import backend
 from keras_mp.fp8.convert import convert
 from keras_mp.fp8.scaling_recipe import Recipe
+from keras_mp.lean.gelu import gelu
 from keras_mp.loss_scaling.atomic_skip import atomic_skip
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.wrap_optimizer import wrap_optimizer
@@ -61,7 +62,7 @@ def prepare(
             weights train.
         state_dtype: what the optimizer's slots, such as Adam's moments, are stored in: "float32", the default;
             "bfloat16"; or "float8", as `LossScaleOptimizer` says. None leaves a `LossScaleOptimizer` as it is.
-        islands: whether the update and the normalizations of a step that is not jitted are jitted programs within it,
+        islands: whether update, normalizations and GELU of a step that is not jitted are jitted programs within it,
             each by itself. It concerns TensorFlow on a CPU: accelerators and JAX jit the step as a whole.
         **compile_arguments: of `model.compile`; a `jit_compile` among them is used instead of the choice made here.
 
@@ -103,7 +104,8 @@ def prepare(
 
 
 def _step_on_a_cpu(islands: bool, train_step: Callable[..., Any], *arguments: Any) -> Any:
-    with backend.gradients_on_cpus(), nullcontext() if islands else backend.without_islands():
+    scope = nullcontext() if islands else backend.without_islands()
+    with backend.gradients_on_cpus(), backend.activations_on_cpus(gelu), scope:
         return train_step(*arguments)
 
 

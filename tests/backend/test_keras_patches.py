@@ -91,6 +91,8 @@ USES = {
     "keras.src.backend.tensorflow.optimizer.TFOptimizer._backend_update_step": trained,
     "keras.src.backend.tensorflow.optimizer.TFOptimizer._apply_weight_decay": trained,
     "keras.src.backend.core.custom_gradient": lambda: keras.ops.custom_gradient(lambda x: (x, lambda g: g))(ONES),
+    "keras.src.backend.nn.gelu": lambda: keras.ops.gelu(ONES),
+    "keras.src.backend.nn.silu": lambda: keras.ops.silu(ONES),
     "keras.src.backend.nn.conv": lambda: keras.ops.conv(ONES[None], ONES[None]),
     "keras.src.backend.nn.depthwise_conv": lambda: keras.ops.depthwise_conv(ONES[None], ONES[None]),
     "keras.src.backend.nn.separable_conv": lambda: keras.ops.separable_conv(

@@ -158,6 +158,16 @@ PATCHES += (
 )
 PATCHES += tuple(
     Patch(
+        "keras.src.backend:nn",
+        name,
+        ("tensorflow",),
+        _VERSIONS,
+        "In a step on a CPU it is many kernels, and a model may call it anywhere, not only in layers.",
+    )
+    for name in ("gelu", "silu")
+)
+PATCHES += tuple(
+    Patch(
         "keras.src.backend.tensorflow.optimizer:TFOptimizer",
         name,
         ("tensorflow",),

@@ -4,6 +4,7 @@ from keras_mp.backend.jax.block_scaled_dot import block_scaled_dot
 from keras_mp.backend.jax.devices import local_devices, peak_memory_bytes, version
 from keras_mp.backend.jax.gradients import dense, linear_gradient, map_values, sum_repeated_rows, values_of
 from keras_mp.backend.jax.islands import (
+    activations_on_cpus,
     gradients_on_cpus,
     has_islands,
     update_in_one_program,
@@ -106,6 +107,7 @@ __all__ = [
     "row_major",
     "peak_memory_bytes",
     "places",
+    "activations_on_cpus",
     "gradients_on_cpus",
     "shards_input",
     "recompute",

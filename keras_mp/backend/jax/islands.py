@@ -28,3 +28,10 @@ def update_in_one_program(
 def gradients_on_cpus() -> Iterator[None]:
     """A scope that does nothing: XLA sums in float32, and chooses how it computes a convolution."""
     yield
+
+
+@contextmanager
+def activations_on_cpus(gelu: Callable[[Any, bool], Any]) -> Iterator[None]:
+    """A scope that does nothing."""
+    del gelu
+    yield

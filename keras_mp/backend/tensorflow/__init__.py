@@ -1,5 +1,6 @@
 """TensorFlow: the functions of `keras_mp.backend`."""
 
+from keras_mp.backend.tensorflow.activations import activations_on_cpus
 from keras_mp.backend.tensorflow.block_scaled_dot import block_scaled_dot
 from keras_mp.backend.tensorflow.devices import local_devices, peak_memory_bytes, version
 from keras_mp.backend.tensorflow.gradients import dense, linear_gradient, map_values, sum_repeated_rows, values_of
@@ -108,6 +109,7 @@ __all__ = [
     "row_major",
     "peak_memory_bytes",
     "places",
+    "activations_on_cpus",
     "gradients_on_cpus",
     "shards_input",
     "recompute",

@@ -74,7 +74,7 @@ def in_differentiated_island(
         and where a size but for the first is unknown: each length would compile anew.
     """
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    if not (is_differentiated_island() and all(map(_has_known_sizes, tensors))):
+    if not (is_differentiated_island() and all(map(has_known_sizes, tensors))):
         return None
 
     @tf.custom_gradient
@@ -89,5 +89,6 @@ def _program(function: Callable[..., Any]) -> Callable[..., Any]:
     return tf.function(function, jit_compile=True, autograph=False)
 
 
-def _has_known_sizes(tensor: tf.Tensor) -> bool:
+def has_known_sizes(tensor: tf.Tensor) -> bool:
+    """Whether all sizes but the first are known when a step is traced: else each new one would compile anew."""
     return tensor.shape.rank is not None and None not in tensor.shape[1:]
