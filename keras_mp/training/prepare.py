@@ -62,8 +62,8 @@ def prepare(
             weights train.
         state_dtype: what the optimizer's slots, such as Adam's moments, are stored in: "float32", the default;
             "bfloat16"; or "float8", as `LossScaleOptimizer` says. None leaves a `LossScaleOptimizer` as it is.
-        islands: whether update, normalizations and GELU of a step that is not jitted are jitted programs within it,
-            each by itself. It concerns TensorFlow on a CPU: accelerators and JAX jit the step as a whole.
+        islands: whether update, normalizations, GELU and SiLU of a step that is not jitted are jitted programs within
+            it, each by itself. It concerns TensorFlow on a CPU: accelerators and JAX jit the step as a whole.
         **compile_arguments: of `model.compile`; a `jit_compile` among them is used instead of the choice made here.
 
     Returns:
