@@ -46,7 +46,8 @@ def prepare(
 
     Jit is left out, too, where a layer or the strategy of several replicas does not allow it, and used where only
     TensorFlow has no kernels for it, as of image augmentation on JAX. On TensorFlow, on a CPU, the step of the prepared
-    model also sums the gradients of biases in bfloat16 in float32, which TensorFlow's kernel does not.
+    model also sums the gradients of biases in bfloat16 in float32, and computes GELU and SiLU in float32, which
+    TensorFlow's kernels do not.
 
     Args:
         model: a built Keras model, made under `keras_mp.set_global_policy(...)`.
