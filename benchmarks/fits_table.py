@@ -44,7 +44,7 @@ CHIPS = ("t4", "rtx4090", "l4", "a100 40gb", "h100", "v5e", "v5e-8")
 FORMS = {"full": "in full", "lora": "LoRA", "int4": "LoRA on int4"}
 RANK = 8
 # Compiled with all blocks as well.
-IN_FULL = (("GPT-2 XL", "lora", "h100"), ("GPT-2 XL", "lora", "t4"), ("Mistral 7B", "int4", "h100"))
+IN_FULL = (("GPT-2 XL", "lora", "h100"), ("Qwen 3 4B", "lora", "rtx4090"), ("Mistral 7B", "int4", "h100"))
 
 
 class Backbone(NamedTuple):
