@@ -5,6 +5,7 @@ import math
 import keras
 import numpy as np
 import pytest
+from jitted_programs import jitted
 
 import keras_mp
 from keras_mp import backend
@@ -17,8 +18,6 @@ import tensorflow as tf
 
 UNIT = {"float32": 2.0**-20, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 SMALLEST = {"float32": 1e-37, "bfloat16": 1e-37, "float16": 2.0**-25}  # XLA has no subnormals of float32
-
-
 KINDS = {
     "by tanh": lambda x: keras.ops.gelu(x, approximate=True),
     "exact": lambda x: keras.ops.gelu(x, approximate=False),
@@ -42,12 +41,6 @@ def step_of(kind, spec, scope=True, tape=True):
     return step
 
 
-def programs(step):
-    """The names of the jitted programs that a traced function calls."""
-    library = step.get_concrete_function().graph.as_graph_def().library.function
-    return [called.signature.name for called in library if called.attr["_XlaMustCompile"].b]
-
-
 def exact(x, kind):
     """The function and its slope, in float64."""
     if kind == "silu":
@@ -69,7 +62,7 @@ def test_beside_float64(dtype, kind):
     x = tf.cast(np.concatenate([values, rng.normal(scale=2, size=99)]).reshape(-1, 8), dtype)
     upstream = tf.cast(rng.normal(size=x.shape), dtype)
     step = step_of(kind, tf.TensorSpec((None, 8), dtype))
-    assert len(programs(step)) == 2
+    assert len(jitted(step)) == 2
     x, upstream, y, gradient = (tf.cast(each, tf.float64).numpy() for each in (x, upstream, *step(x, upstream)))
     exact_y, slope = exact(x, kind)
     # 1 + tanh and 1 + erf have the absolute error of 1 in float32, which x multiplies.
@@ -99,10 +92,10 @@ def test_what_is_not_finite_is_so_after_it(kind, value):
 @pytest.mark.parametrize("kind", KINDS)
 def test_there_is_none_where_each_length_would_compile_or_nothing_is_differentiated(kind):
     known = tf.TensorSpec((None, 8), tf.bfloat16)
-    assert not programs(step_of(kind, tf.TensorSpec((None, None, 8), tf.bfloat16)))
-    assert not programs(step_of(kind, known, tape=False))
-    assert not programs(step_of(kind, known, scope=False))
-    assert programs(step_of(kind, known))
+    assert not jitted(step_of(kind, tf.TensorSpec((None, None, 8), tf.bfloat16)))
+    assert not jitted(step_of(kind, known, tape=False))
+    assert not jitted(step_of(kind, known, scope=False))
+    assert jitted(step_of(kind, known))
 
 
 @pytest.mark.parametrize("islands", [True, False])
@@ -115,7 +108,5 @@ def test_a_prepared_model_has_it_in_layers_and_in_code_of_its_own(islands):
     model = keras_mp.prepare(keras.Sequential([keras.Input((8,)), *network]), "sgd", "mse", islands=islands)
     batch = tf.ones((4, 8)), tf.ones((4, 1))
     traced = tf.function(lambda: model.train_step(batch), autograph=False).get_concrete_function()
-    library = traced.graph.as_graph_def().library.function
-    jitted = [called.signature.name for called in library if called.attr["_XlaMustCompile"].b]
     # GELU exact and by tanh, and SiLU: a program forward and one backward for each.
-    assert len([name for name in jitted if "forward" in name or "backward" in name]) == (6 if islands else 0)
+    assert len([name for name in jitted(traced) if "forward" in name or "backward" in name]) == (6 if islands else 0)

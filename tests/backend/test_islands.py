@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from jitted_programs import jitted
 from keras import layers
 
 import keras_mp
@@ -47,12 +48,6 @@ def step_of(layer, spec):
         return y, tape.gradient(y, [x, *(weight.value for weight in layer.weights)], upstream)
 
     return step
-
-
-def jitted(function):
-    """The names of the jitted programs that a traced function calls."""
-    library = function.get_concrete_function().graph.as_graph_def().library.function
-    return [called.signature.name for called in library if called.attr["_XlaMustCompile"].b]
 
 
 def run(layer, x, upstream, spec=None):
