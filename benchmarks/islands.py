@@ -1,10 +1,9 @@
-"""The cost of islands where shapes change: a last batch that is smaller, and sequences whose lengths vary.
+"""The cost of islands where shapes change: a last batch that is smaller, many batch sizes, and lengths that vary.
 
     python benchmarks/islands.py
 
-On TensorFlow, on a CPU. Two programs are compiled for each new batch size of a normalization; where a length is unknown
-when the step is traced, normalizations are TensorFlow's kernels. The kit's attention and GELU compile programs for a
-new shape either way.
+On TensorFlow, on a CPU. For each of the first batch sizes two programs are compiled for each kind of normalization and
+activation; the operations of later sizes, and of lengths that are unknown when the step is traced, are kernels.
 """
 
 from __future__ import annotations
@@ -70,6 +69,7 @@ def first_and_second(make: Callable[..., tuple], sizes: tuple[int, ...], shape: 
 
 KINDS = {
     "images in a batch": (images, (32, 20, 7), (None, 64, 64, 3)),
+    "images in a batch, many sizes": (images, tuple(range(32, 11, -1)), (None, 64, 64, 3)),
     "tokens in a sequence": (sentences, LENGTHS, (None, None)),
 }
 

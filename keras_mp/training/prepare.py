@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -64,7 +64,8 @@ def prepare(
         state_dtype: what the optimizer's slots, such as Adam's moments, are stored in: "float32", the default;
             "bfloat16"; or "float8", as `LossScaleOptimizer` says. None leaves a `LossScaleOptimizer` as it is.
         islands: whether update, normalizations, GELU and SiLU of a step that is not jitted are jitted programs within
-            it, each by itself. It concerns TensorFlow on a CPU: accelerators and JAX jit the step as a whole.
+            it, each by itself. They are compiled for the first 16 batch sizes, and are kernels in later ones. It
+            concerns TensorFlow on a CPU: accelerators and JAX jit the step as a whole.
         **compile_arguments: of `model.compile`; a `jit_compile` among them is used instead of the choice made here.
 
     Returns:
@@ -96,7 +97,7 @@ def prepare(
     # Not "auto", by which Keras never jits on a CPU. Whether the layers support it, `_jit` has seen.
     arguments = {"jit_compile": jit.ok} | compile_arguments
     prepared.compile(optimizer, loss, metrics=list(metrics) if isinstance(metrics, tuple) else metrics, **arguments)
-    prepared.train_step = partial(_step_on_a_cpu, islands, prepared.train_step)
+    prepared.train_step = partial(_step_on_a_cpu, islands, backend.count_batch_sizes(), prepared.train_step)
     if isinstance(optimizer, LossScaleOptimizer):
         atomic_skip(prepared)
     if verbose:
@@ -104,8 +105,14 @@ def prepare(
     return prepared
 
 
-def _step_on_a_cpu(islands: bool, train_step: Callable[..., Any], *arguments: Any) -> Any:
-    scope = nullcontext() if islands else backend.without_islands()
+def _step_on_a_cpu(
+    islands: bool,
+    counted: Callable[[Any], AbstractContextManager[None]],
+    train_step: Callable[..., Any],
+    *arguments: Any,
+) -> Any:
+    # On JAX there is a state before the batch.
+    scope = counted(arguments[-1]) if islands else backend.without_islands()
     with backend.gradients_on_cpus(), backend.activations_on_cpus(gelu), scope:
         return train_step(*arguments)
 

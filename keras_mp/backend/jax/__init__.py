@@ -5,6 +5,7 @@ from keras_mp.backend.jax.devices import local_devices, peak_memory_bytes, versi
 from keras_mp.backend.jax.gradients import dense, linear_gradient, map_values, sum_repeated_rows, values_of
 from keras_mp.backend.jax.islands import (
     activations_on_cpus,
+    count_batch_sizes,
     gradients_on_cpus,
     has_islands,
     update_in_one_program,
@@ -74,6 +75,7 @@ __all__ = [
     "block_scaled_dot",
     "can_jit",
     "conditional",
+    "count_batch_sizes",
     "connect",
     "dense",
     "einsum_float32",

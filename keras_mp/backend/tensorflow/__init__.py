@@ -1,6 +1,7 @@
 """TensorFlow: the functions of `keras_mp.backend`."""
 
 from keras_mp.backend.tensorflow.activations import activations_on_cpus
+from keras_mp.backend.tensorflow.batch_sizes import count_batch_sizes
 from keras_mp.backend.tensorflow.block_scaled_dot import block_scaled_dot
 from keras_mp.backend.tensorflow.devices import local_devices, peak_memory_bytes, version
 from keras_mp.backend.tensorflow.gradients import dense, linear_gradient, map_values, sum_repeated_rows, values_of
@@ -76,6 +77,7 @@ __all__ = [
     "block_scaled_dot",
     "can_jit",
     "conditional",
+    "count_batch_sizes",
     "connect",
     "dense",
     "einsum_float32",

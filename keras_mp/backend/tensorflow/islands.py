@@ -6,7 +6,6 @@ lies between the products reads and writes memory once a kernel there, and once 
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -16,6 +15,7 @@ import tensorflow as tf
 from tensorflow.python.eager.record import could_possibly_record
 
 from keras_mp.backend.tensorflow.devices import is_for_cpu
+from keras_mp.backend.tensorflow.programs import call_program
 
 _lock = Lock()
 _scopes_without = 0
@@ -61,7 +61,8 @@ def in_differentiated_island(
 ) -> Any | None:
     """Calls a function as an island: one program forward, and one backward, which gets the tensors and nothing else.
 
-    All calls with the same functions, shapes and settings share the two programs, so a new batch size compiles two.
+    All calls with the same functions, shapes and settings share the two programs, so a new batch size compiles two; in
+    the step of a prepared model not more than `batch_sizes.MOST` of them.
 
     Args:
         forward: `forward(*tensors, how=how)`, a float tensor. It reads no variable.
@@ -79,14 +80,10 @@ def in_differentiated_island(
 
     @tf.custom_gradient
     def apply(*tensors: Any) -> Any:
-        return _program(forward)(*tensors, how=how), lambda upstream: _program(backward)(upstream, *tensors, how=how)
+        y = call_program(forward, *tensors, how=how)
+        return y, lambda upstream: call_program(backward, upstream, *tensors, how=how)
 
     return apply(*tensors)
-
-
-@cache
-def _program(function: Callable[..., Any]) -> Callable[..., Any]:
-    return tf.function(function, jit_compile=True, autograph=False)
 
 
 def has_known_sizes(tensor: tf.Tensor) -> bool:
