@@ -13,12 +13,13 @@ from keras_mp.lean.called_head import called_head_name, why_not_called_head
 from keras_mp.lean.choose_blocks import recomputed_blocks
 from keras_mp.lean.chunked_head import why_not_head
 from keras_mp.lean.gelu_layers import lean_gelu
+from keras_mp.lean.int4_layers import is_int4, why_not_int4
 from keras_mp.lean.remat import Remat
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.treated import original_class, treatments_of
 from keras_mp.stability.sensitive import names_in
 
-ATTENTION, GELU, HEAD = "lean attention", "lean gelu", "lean head"
+ATTENTION, GELU, HEAD, INT4 = "lean attention", "lean gelu", "lean head", "lean int4"
 
 
 class Candidate(NamedTuple):
@@ -27,7 +28,7 @@ class Candidate(NamedTuple):
     Attributes:
         path: the names that lead to the layer, joined with `/`.
         layer: the live layer.
-        kind: "attention", "gelu", "head" or "block".
+        kind: "attention", "gelu", "int4", "head" or "block".
         treatment: what makes it lean, by the names in `keras_mp.lean.make_lean`; empty where nothing does.
         lean: whether it is.
         reason: why it cannot be; empty where it can.
@@ -48,7 +49,7 @@ def candidates(model: keras.Model) -> list[Candidate]:
 
 
 def parts_below(layer: keras.layers.Layer) -> list[Candidate]:
-    """The attention layers and GELUs below a layer that are lean or could be."""
+    """The attention layers, GELUs and int4 products below a layer that are lean or could be."""
     return [part for path, inner in layers_by_path(layer).items() for part in _of_layer(path, inner)]
 
 
@@ -65,6 +66,9 @@ def _of_layer(path: str, layer: Any) -> Iterator[Candidate]:
         yield Candidate(path, layer, "gelu", GELU, False, "")
     elif _calls_gelu(cls):
         yield Candidate(path, layer, "gelu", "", False, f"{cls.__name__} computes it in code of its own")
+    if is_int4(layer):
+        reason = why_not_int4(layer, treatments)
+        yield Candidate(path, layer, "int4", "" if reason else INT4, INT4 in treatments and not reason, reason)
 
 
 def _applies_its_activation(cls: Any) -> bool:

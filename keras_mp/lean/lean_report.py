@@ -23,7 +23,8 @@ class LeanRow(NamedTuple):
 
     Attributes:
         layer: the names that lead to it, joined with `/`.
-        kind: "attention", "gelu", "head" (a layer that makes logits over a vocabulary) or "block" (recomputed).
+        kind: "attention", "gelu", "int4" (a product of int4 weights), "head" (a layer that makes logits over a
+            vocabulary) or "block" (recomputed).
         lean: whether it is lean.
         reason: why it cannot be lean; empty where it is, or where `make_lean` would make it so.
     """
@@ -65,7 +66,7 @@ class LeanReport(Report):
 
 
 def lean_report(model: keras.Model) -> LeanReport:
-    """Lists the attention layers, GELUs, vocabulary head and recomputed blocks of a model: lean or not, and why.
+    """Lists attention layers, GELUs, int4 products, vocabulary head and recomputed blocks: lean or not, and why.
 
     Args:
         model: a built Keras model, before or after `make_lean`, or loaded from a file.

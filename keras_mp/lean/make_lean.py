@@ -1,4 +1,4 @@
-"""A model whose attention, GELUs and vocabulary keep less for the backward pass, and the way back."""
+"""A model whose attention, GELUs, int4 weights and vocabulary keep less for the backward pass, and the way back."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import keras
 from keras_mp.lean import remat_blocks
 from keras_mp.lean.attention_layers import attention_mixin
 from keras_mp.lean.called_head import CALLED_HEAD, NOTED_HEAD
-from keras_mp.lean.candidates import ATTENTION, GELU, HEAD, candidates, parts_below
+from keras_mp.lean.candidates import ATTENTION, GELU, HEAD, INT4, candidates, parts_below
 from keras_mp.lean.choose_blocks import choose_blocks, treatments_for
 from keras_mp.lean.chunked_head import ChunkedHead, prepare_head
 from keras_mp.lean.gelu_layers import LeanGelu
+from keras_mp.lean.int4_layers import LeanInt4
 from keras_mp.lean.phase import STEP, LeanStep
 from keras_mp.lean.remat_blocks import children_name, places_below
 from keras_mp.rebuild import Config, is_built, rebuild
@@ -32,10 +33,11 @@ REMATS = (remat_blocks.BLOCK, remat_blocks.SEGMENTS, remat_blocks.CHILDREN)
 
 
 def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.Model:
-    """Returns a new model whose attention, GELUs and vocabulary head keep less memory for the backward pass.
+    """Returns a new model whose attention, GELUs, int4 weights and vocabulary head keep less for the backward pass.
 
     - Attention layers of Keras and KerasHub keep no scores; see `keras_mp.lean.attention.attention`.
     - GELU as the activation of a layer keeps only its input.
+    - Dense and EinsumDense layers of int4 weights keep these, and dequantize them again in the backward pass.
     - A model that ends in a vocabulary computes its loss, accuracy and perplexity a chunk of rows at a time, where it
       is compiled with `SparseCategoricalCrossentropy(from_logits=True)`.
     - With `remat`, blocks keep only what enters them and are recomputed in the backward pass, as by `keras_mp.remat`,
@@ -124,7 +126,7 @@ def undo_lean(model: keras.Model) -> keras.Model:
 
 def plain_node(node: Config) -> Config:
     """Rewrites the config of a lean layer to that of the plain one; any other dict is returned as it is."""
-    return untreated_node(node, (ATTENTION, GELU, HEAD, CALLED_HEAD, NOTED_HEAD, STEP, CHILDREN, *REMATS))
+    return untreated_node(node, (ATTENTION, GELU, INT4, HEAD, CALLED_HEAD, NOTED_HEAD, STEP, CHILDREN, *REMATS))
 
 
 def _precision(layer: Any) -> str:
@@ -133,7 +135,7 @@ def _precision(layer: Any) -> str:
 
 def _why_none(parts: list[Any]) -> str:
     if not parts:
-        return "It has no attention layer, no GELU, and no large vocabulary"
+        return "It has no attention layer, no GELU, no int4 weights, and no large vocabulary"
     return "; ".join(dict.fromkeys(f"{part.path!r}: {part.reason}" for part in parts if part.reason))
 
 
@@ -148,6 +150,7 @@ register_treatments(
     {
         ATTENTION: Treatment(attention_mixin, outermost=True),
         GELU: Treatment(lambda original: LeanGelu, outermost=True),
+        INT4: Treatment(lambda original: LeanInt4, outermost=True),
         HEAD: Treatment(lambda original: ChunkedHead, prepare_head, outermost=True),
         STEP: Treatment(lambda original: LeanStep, outermost=True),
         # Sublayers that no config shows.

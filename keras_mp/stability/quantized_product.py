@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -97,19 +98,29 @@ def dequantized_int4(layer: Any, dtype: str) -> Any:
         else:
             codes, scale = layer.reverse_embeddings, layer.reverse_embeddings_scale
             zero = getattr(layer, "reverse_embeddings_zero", None)
-        return _dequantized(layer, codes, scale, zero, layer.output_dim, 0, dtype)
+        groups = () if zero is None else (zero, layer.g_idx)
+        return _dequantized(codes, scale, groups, layer.output_dim, 0, dtype)
+    return dequantized_kernel(layer, quantized_kernel(layer), dtype)
+
+
+def quantized_kernel(layer: Any) -> tuple[Any, ...]:
+    """The int4 kernel of a Dense or EinsumDense layer, as Keras keeps it: codes, scales, and what groups have more."""
+    groups = (layer.kernel_zero, layer.g_idx) if hasattr(layer, "kernel_zero") else ()
+    return (layer._kernel, layer.kernel_scale, *groups)
+
+
+def dequantized_kernel(layer: Any, quantized: Sequence[Any], dtype: str) -> Any:
+    """The kernel, in its shape, of what `quantized_kernel` returns."""
+    packed, scale, *groups = quantized
     is_dense = isinstance(layer, keras.layers.Dense)
     columns = layer._orig_output_dim if is_dense else layer._int4_unpacked_column_size
-    zero = getattr(layer, "kernel_zero", None)
-    kernel = _dequantized(layer, layer._kernel, layer.kernel_scale, zero, columns, -1, dtype)
+    kernel = _dequantized(packed, scale, groups, columns, -1, dtype)
     return kernel if is_dense else keras.ops.reshape(kernel, layer.original_kernel_shape)
 
 
-def _dequantized(layer: Any, packed: Any, scale: Any, zero: Any, size: int, axis: int, dtype: str) -> Any:
-    codes = keras.quantizers.unpack_int4(packed, size, axis=axis)
+def _dequantized(packed: Any, scale: Any, groups: Sequence[Any], size: int, axis: int, dtype: str) -> Any:
+    """Groups are their zero points and, for each row, the number of its group."""
+    codes = keras.ops.cast(keras.quantizers.unpack_int4(packed, size, axis=axis), "float32")
     scale = keras.ops.cast(scale, "float32")
-    if zero is None:
-        kernel = keras.ops.divide(keras.ops.cast(codes, "float32"), scale)
-    else:
-        kernel = dequantize_with_sz_map(keras.ops.cast(codes, "float32"), scale, zero, layer.g_idx, group_axis=0)
+    kernel = dequantize_with_sz_map(codes, scale, *groups, group_axis=0) if groups else keras.ops.divide(codes, scale)
     return keras.ops.cast(kernel, dtype)
