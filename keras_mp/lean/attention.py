@@ -85,7 +85,8 @@ def attention(
         )
     blocks = _blocks(query.shape[1], key.shape[1], causal, block)
     dtype = keras.backend.standardize_dtype(query.dtype)
-    sizes = _Sizes(query.shape[2], key.shape[2], key.shape[1], scale, dtype, unseen == "mean", dropout)
+    alone = len(blocks) == 1 and None not in (query.shape[1], key.shape[1]) and backend.has_islands()
+    sizes = _Sizes(query.shape[2], key.shape[2], key.shape[1], scale, dtype, unseen == "mean", dropout, alone)
     given = [mask is not None, bool(dropout)]
 
     # Mask and seed as arguments: JAX cannot recompute a function with a gradient that finds them around it.
@@ -119,6 +120,7 @@ class _Sizes(NamedTuple):
         dtype: of query, key and value.
         mean_of_unseen: whether a row that sees no key is the mean of the values, and not 0.
         dropout: of the probabilities.
+        alone: whether one block, of a known size, has all rows, and its products run as kernels of a CPU.
     """
 
     heads: int
@@ -128,6 +130,7 @@ class _Sizes(NamedTuple):
     dtype: str
     mean_of_unseen: bool
     dropout: float
+    alone: bool
 
 
 class _Rows(NamedTuple):
@@ -230,9 +233,22 @@ def _block_gradients(
     probabilities = keras.ops.cast(_times(probabilities, kept), sizes.dtype)
     return (
         _times_columns(to_scores, keys),
-        product_float32("bkgts,bkgtd->bksd", to_scores, q),
-        product_float32("bkgts,bkgtd->bksd", probabilities, upstream),
+        _over_rows(to_scores, q, sizes),
+        _over_rows(probabilities, upstream, sizes),
     )
+
+
+def _over_rows(left: Any, right: Any, sizes: _Sizes) -> Any:
+    """Contracts two tensors of (batch, key heads, group, rows, ...) over group and rows."""
+    if not sizes.alone:
+        return product_float32("bkgts,bkgtd->bksd", left, right)
+    # A kernel of a CPU sums in float32, too, and what it rounds would be rounded next, with no other block to add.
+    left, right = (keras.ops.reshape(x, (-1, sizes.key_heads, _rows(x), x.shape[4])) for x in (left, right))
+    return keras.ops.matmul(keras.ops.transpose(left, (0, 1, 3, 2)), right)
+
+
+def _rows(x: Any) -> int:
+    return x.shape[2] * x.shape[3]
 
 
 def _times_columns(rows: Any, columns: Any) -> Any:

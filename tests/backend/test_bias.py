@@ -120,3 +120,39 @@ def test_a_prepared_model_has_it(islands):
         )
     model.fit(np.zeros((1, 2048, 4), "float32"), np.zeros((1, 2048, 2), "float32"), verbose=0)
     np.testing.assert_array_equal(model.layers[0].bias.numpy(), -2048.0)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 8), (2, 3, 4, 8), (0, 5, 8)], ids=str)
+@pytest.mark.parametrize("known", [True, False], ids=["known length", "unknown length"])
+def test_it_is_added_to_the_product_itself_which_is_then_one_kernel(known, shape):
+    rng = np.random.default_rng()
+    layer = keras.layers.Dense(6, dtype="mixed_bfloat16")
+    layer.build(shape)
+    for weight in layer.weights:
+        weight.assign(rng.normal(size=weight.shape))
+    x = tf.cast(rng.normal(size=shape), tf.bfloat16)
+    upstream = tf.cast(rng.normal(size=(*shape[:-1], 6)), tf.bfloat16)
+    middle = shape[1:-1] if known else [None] * len(shape[1:-1])
+
+    def step(x, upstream):
+        with backend.gradients_on_cpus(), tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        assert y.shape[1:-1].as_list() == list(middle)
+        return y, *tape.gradient(y, [x, *(weight.value for weight in layer.weights)], upstream)
+
+    specs = [tf.TensorSpec((None, *middle, size), tf.bfloat16) for size in (8, 6)]
+    traced = tf.function(step, specs, autograph=False)
+    (added,) = (op for op in traced.get_concrete_function().graph.get_operations() if op.type == "BiasAdd")
+    assert added.inputs[0].op.type == "MatMul"
+    y, to_x, to_kernel, to_bias = map(wide, traced(x, upstream))
+    kernel, bias = (wide(tf.cast(weight.value, tf.bfloat16)) for weight in layer.weights)
+    rows, up = wide(x).reshape(-1, 8), wide(upstream).reshape(-1, 6)
+    for ours, right in (
+        (y, (rows @ kernel + bias).reshape(y.shape)),
+        (to_x, (up @ kernel.T).reshape(x.shape)),
+        (to_kernel, rows.T @ up),
+        (to_bias, up.sum(0)),
+    ):
+        # Twice a rounding to 8 bits, and float32's sums.
+        np.testing.assert_allclose(ours, right, rtol=2.0**-7, atol=2.0**-7)

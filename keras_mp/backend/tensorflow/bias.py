@@ -25,9 +25,24 @@ def add(keras_own: Callable[..., Any]) -> Callable[..., Any]:
         def shift(x: Any, bias: Any) -> Any:
             return keras_own(x, bias), lambda upstream: (upstream, _sum_of_rows(upstream))
 
-        return shift(tf.convert_to_tensor(x1), tf.convert_to_tensor(x2))
+        x, bias = tf.convert_to_tensor(x1), tf.convert_to_tensor(x2)
+        product = _product_of_rows(x)
+        if product is None:
+            return shift(x, bias)
+        return tf.ensure_shape(tf.reshape(shift(product, bias), x.op.inputs[1]), x.shape)
 
     return add
+
+
+def _product_of_rows(x: tf.Tensor) -> tf.Tensor | None:
+    """The product of matrices that x is a reshape of, with the same features; None where it is something else.
+
+    To it the bias is added by the kernel that multiplies: TensorFlow merges the two where no reshape is between them.
+    """
+    if isinstance(x, tf.__internal__.EagerTensor) or x.op.type != "Reshape":
+        return None
+    product = x.op.inputs[0]
+    return product if product.op.type == "MatMul" and product.shape[-1] == x.shape[-1] else None
 
 
 def _is_bias(x: Any, bias: Any) -> bool:
