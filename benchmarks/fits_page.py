@@ -36,8 +36,9 @@ FOOTER = """
   as one with larger: it was given the room.
 - An extrapolated figure does not contain this: the steps with 4 and with 8 blocks are far below the limit. Above 70% of
   a GPU the step can need less, and fewer measures may be enough.
-- int4 makes the base an eighth as large as in float32. Without lean layers a step keeps each dequantized kernel from the
-  forward pass to the backward pass ([LoRA](lora.md)). Activations and logits stay as they are, and so does the batch.
+- int4 makes the base an eighth as large as in float32. Without lean layers a step keeps each dequantized kernel from
+  the forward pass to the backward pass ([LoRA](lora.md)). Activations and logits stay as they are, and so does the
+  batch.
 - [Will it fit?](will-it-fit.md) says what a verdict rests on, and where not to trust it.
 
 ## The lines
