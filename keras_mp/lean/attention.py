@@ -243,12 +243,9 @@ def _over_rows(left: Any, right: Any, sizes: _Sizes) -> Any:
     if not sizes.alone:
         return product_float32("bkgts,bkgtd->bksd", left, right)
     # A kernel of a CPU sums in float32, too, and what it rounds would be rounded next, with no other block to add.
-    left, right = (keras.ops.reshape(x, (-1, sizes.key_heads, _rows(x), x.shape[4])) for x in (left, right))
+    count = left.shape[2] * left.shape[3]
+    left, right = (keras.ops.reshape(x, (-1, sizes.key_heads, count, x.shape[4])) for x in (left, right))
     return keras.ops.matmul(keras.ops.transpose(left, (0, 1, 3, 2)), right)
-
-
-def _rows(x: Any) -> int:
-    return x.shape[2] * x.shape[3]
 
 
 def _times_columns(rows: Any, columns: Any) -> Any:

@@ -123,6 +123,17 @@ def test_sixteen_bits_round_operands_only(dtype, mode):
     check(arrays, causal_mask(12, 12), mode, tolerance=2**-6 if dtype == "bfloat16" else 2**-9, causal=True, block=5)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("causal, rows", [(False, 200), (True, 100)])
+def test_sixteen_bits_in_one_block_round_operands_only(causal, rows, mode, dtype):
+    low = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
+    arrays = [each.astype(low) for each in draw(rows, rows, 4, 2)]
+    seen = causal_mask(rows, rows) if causal else np.ones((rows, rows), bool)
+    # Where TensorFlow runs the products of a graph as kernels, these round the gradients of keys and values.
+    check(arrays, seen, mode, tolerance=2**-6 if dtype == "bfloat16" else 2**-9, causal=causal)
+
+
 def test_scores_are_float32_where_sixteen_bits_would_show():
     # Scores of 2000 and 2001, which bfloat16 cannot tell apart.
     query = np.array([[[[1.0] * 4]]], ml_dtypes.bfloat16)

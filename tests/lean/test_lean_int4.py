@@ -23,11 +23,15 @@ def group_config(size=8):
     return keras.quantizers.Int4QuantizationConfig(block_size=size)
 
 
+def shape_of(kind):
+    """Of a row of its inputs."""
+    return (4, 6, 4) if kind == "einsum, two axes summed" else (4, ROWS)
+
+
 def model_of(kind, policy, config=None, rank=3):
     """A model of an int4 layer."""
-    shape = (4, 6, 4) if kind == "einsum, two axes summed" else (4, ROWS)
     layer = LAYERS[kind](policy)
-    model = keras.Sequential([keras.Input(shape, dtype="float32"), layer])
+    model = keras.Sequential([keras.Input(shape_of(kind), dtype="float32"), layer])
     adapted_models.adapt(layer, "int4", config or group_config(), rank)
     return model
 
@@ -56,11 +60,10 @@ class Before(keras.layers.Layer):
 def test_trains_as_the_plain_layer(kind, policy):
     rng = np.random.default_rng()
     layer = model_of(kind, policy).layers[-1]
-    shape = (4, 6, 4) if kind == "einsum, two axes summed" else (4, ROWS)
-    plain = keras.Sequential([keras.Input(shape), Before(dtype=policy), layer])
+    plain = keras.Sequential([keras.Input(shape_of(kind)), Before(dtype=policy), layer])
     lean = keras_mp.make_lean(plain)
     assert [(row.kind, row.lean) for row in keras_mp.lean_report(lean).rows] == [("int4", True)]
-    x = rng.normal(size=(BATCH, *shape)).astype("float32")
+    x = rng.normal(size=(BATCH, *shape_of(kind))).astype("float32")
     y = rng.normal(size=plain.predict(x, verbose=0).shape).astype("float32")
     (expected, gradients), (loss, ours) = trained(plain, x, y), trained(lean, x, y)
     tolerance = TOLERANCE[policy]

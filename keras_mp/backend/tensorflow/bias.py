@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mp.backend.tensorflow.islands import is_differentiated_by_kernels_of_cpus
+from keras_mp.backend.tensorflow.tensors import operation_of
 
 
 def add(keras_own: Callable[..., Any]) -> Callable[..., Any]:
@@ -26,23 +27,25 @@ def add(keras_own: Callable[..., Any]) -> Callable[..., Any]:
             return keras_own(x, bias), lambda upstream: (upstream, _sum_of_rows(upstream))
 
         x, bias = tf.convert_to_tensor(x1), tf.convert_to_tensor(x2)
-        product = _product_of_rows(x)
-        if product is None:
+        reshape = _reshape_of_a_product(x)
+        if reshape is None:
             return shift(x, bias)
-        return tf.ensure_shape(tf.reshape(shift(product, bias), x.op.inputs[1]), x.shape)
+        product, shape = reshape.inputs
+        return tf.ensure_shape(tf.reshape(shift(product, bias), shape), x.shape)
 
     return add
 
 
-def _product_of_rows(x: tf.Tensor) -> tf.Tensor | None:
-    """The product of matrices that x is a reshape of, with the same features; None where it is something else.
+def _reshape_of_a_product(x: tf.Tensor) -> tf.Operation | None:
+    """The reshape that makes x of a product of matrices with the same features; None where x is something else.
 
-    To it the bias is added by the kernel that multiplies: TensorFlow merges the two where no reshape is between them.
+    To the product the bias is added by the kernel that multiplies: TensorFlow merges the two where no reshape is
+    between them.
     """
-    if isinstance(x, tf.__internal__.EagerTensor) or x.op.type != "Reshape":
+    reshape = operation_of(x, "Reshape")
+    if reshape is None or operation_of(reshape.inputs[0], "MatMul") is None:
         return None
-    product = x.op.inputs[0]
-    return product if product.op.type == "MatMul" and product.shape[-1] == x.shape[-1] else None
+    return reshape if reshape.inputs[0].shape[-1] == x.shape[-1] else None
 
 
 def _is_bias(x: Any, bias: Any) -> bool:

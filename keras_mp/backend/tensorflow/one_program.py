@@ -16,6 +16,7 @@ from tensorflow.python.framework import op_def_registry
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.tensorflow.gradients import dense
 from keras_mp.backend.tensorflow.islands import has_islands
+from keras_mp.backend.tensorflow.tensors import operation_of
 
 # Operations with a state that XLA compiles: those of variables and of branches.
 _COMPILED_WITH_STATE = {
@@ -85,9 +86,8 @@ def _update(update: Callable[[list[Any]], None], gradients: list[Any]) -> None:
 
 def _before_its_cast(gradient: tf.Tensor) -> tf.Tensor:
     """The 16 bits that a gradient was cast from: the program casts them itself, and no copy in float32 is made."""
-    if isinstance(gradient, tf.__internal__.EagerTensor) or gradient.op.type != "Cast":
-        return gradient
-    return gradient.op.inputs[0] if gradient.op.inputs[0].dtype in (tf.bfloat16, tf.float16) else gradient
+    cast = operation_of(gradient, "Cast")
+    return cast.inputs[0] if cast is not None and cast.inputs[0].dtype in (tf.bfloat16, tf.float16) else gradient
 
 
 def _compiles(graph: Any) -> bool:

@@ -12,6 +12,13 @@ def as_tensor(x: Any) -> Any:
     return tf.convert_to_tensor(keras.ops.convert_to_tensor(x))
 
 
+def operation_of(tensor: tf.Tensor, kind: str) -> tf.Operation | None:
+    """The operation of a graph that computes a tensor, if it is of a kind such as "Cast"; else, and eagerly, None."""
+    if isinstance(tensor, tf.__internal__.EagerTensor) or tensor.op.type != kind:
+        return None
+    return tensor.op
+
+
 def bitcast(x: Any, dtype: str) -> Any:
     """Reads the bits of each element as another dtype of the same size."""
     return tf.bitcast(x, dtype)
