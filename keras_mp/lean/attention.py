@@ -95,6 +95,7 @@ def attention(
         remaining = iter(others)
         mask, seed = (next(remaining) if there else None for there in given)
         scope = backend.gradient_scope()
+        mask = _computed_once(mask, blocks)
         operands = [_by_head(query, sizes.key_heads), _by_key_head(key), _by_key_head(value)]
         output = _forward(operands, mask, seed, blocks, sizes)
 
@@ -107,6 +108,18 @@ def attention(
         return output, gradient
 
     return attend(query, key, value, *(other for other, there in zip((mask, seed), given, strict=True) if there))
+
+
+def _computed_once(mask: Any, blocks: list[_Rows]) -> Any:
+    """A mask behind a barrier, where many blocks read it and the compiler could merge its operations with theirs.
+
+    XLA for GPUs weighs each merge against all readers. The mask of a deep model has hundreds, and to compile took twice
+    as long.
+    """
+    if mask is None or len(blocks) == 1 or backend.has_islands():
+        return mask
+    (mask,) = backend.barrier([mask], [])
+    return mask
 
 
 class _Sizes(NamedTuple):

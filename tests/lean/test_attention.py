@@ -8,7 +8,10 @@ from gradients_of import MODES, value_and_gradients
 from keras import ops
 from marks import ci_on, few
 
+import keras_mp
 from keras_mp.lean.attention import attention
+from keras_mp.xla.lower import lower_step
+from keras_mp.xla.program import read_module
 
 pytestmark = ci_on("jax")
 
@@ -132,6 +135,18 @@ def test_sixteen_bits_in_one_block_round_operands_only(causal, rows, mode, dtype
     seen = causal_mask(rows, rows) if causal else np.ones((rows, rows), bool)
     # Where TensorFlow runs the products of a graph as kernels, these round the gradients of keys and values.
     check(arrays, seen, mode, tolerance=2**-6 if dtype == "bfloat16" else 2**-9, causal=causal)
+
+
+def test_a_mask_stands_behind_one_barrier_for_all_blocks():
+    x = keras.Input((512, 16))
+    mask = ops.matmul(x, ops.transpose(x, (0, 2, 1))) > 0
+    attend = keras.layers.MultiHeadAttention(2, 8)
+    model = keras_mp.make_lean(keras.Model(x, attend(attend(x, x, attention_mask=mask), x, attention_mask=mask)))
+    model.compile("sgd", "mse")
+    batch = keras.KerasTensor((2, 512, 16), "float32")
+    program = str(read_module(lower_step(model, (batch, batch), training=True, platform="cuda").module))
+    barriers = [line for line in program.splitlines() if "stablehlo.optimization_barrier" in line]
+    assert sum("i1>" in line for line in barriers) == 2
 
 
 def test_scores_are_float32_where_sixteen_bits_would_show():
