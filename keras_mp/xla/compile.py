@@ -63,13 +63,17 @@ def cache_folder() -> Path:
     return Path(os.environ.get("KERAS_MP_CACHE") or default)
 
 
-def compile_step(lowered: Lowered, target: Target, flags: Mapping[str, Any] | None = None) -> Compiled:
+def compile_step(
+    lowered: Lowered, target: Target, flags: Mapping[str, Any] | None = None, until: str = "code"
+) -> Compiled:
     """Compiles a step for a target, in a process of its own; the same step and target a second time costs nothing.
 
     Args:
         lowered: the step.
         target: the chip.
         flags: further options of the compiler, such as `{"xla_gpu_enable_triton_gemm": False}`.
+        until: "memory" to end a compiler for TPUs when it has assigned memory, after a tenth of the time: the size of
+            the code is then 0, and no kernel has cycles. Other compilers go on.
 
     Returns:
         What the compiler made of it.
@@ -92,6 +96,8 @@ def compile_step(lowered: Lowered, target: Target, flags: Mapping[str, Any] | No
     }
     if target.devices > 1:
         request["devices"] = target.devices
+    if target.platform == "tpu":
+        request["until"] = until
     # TensorFlow counts its functions' names up with every trace; the content is the same.
     content = re.sub(rb"a_inference_\w+?_\d+__\.\d+", b"", lowered.module)
     key = json.dumps([request | {"format": 0}, versions], sort_keys=True).encode() + content

@@ -138,6 +138,7 @@ def report_of(
     training: bool = True,
     flags: dict[str, Any] | None = None,
     plan: Plan | None = None,
+    until: str = "code",
 ) -> CompileReport:
     """Compiles a lowered step and reads the result; it needs no model, and can run in any thread.
 
@@ -147,12 +148,14 @@ def report_of(
         precision: the model's, for the report.
         training: whether it is a training step.
         flags, plan: as for `inspect`, and as the step was lowered.
+        until: as for `keras_mp.xla.compile.compile_step`.
     """
-    compiled = compile_step(lowered, target, flags)
+    compiled = compile_step(lowered, target, flags, until)
     described, refused, chip = compiled.described, compiled.refused, target.chip
     if refused is None:
         module = parse(compiled.hlo)
-        memory = measure(lowered, described, module, chip.memory_bytes // chip.devices if chip else 0)
+        capacity = chip.memory_bytes // chip.devices if chip else 0
+        memory = measure(lowered, described, module, capacity, with_code=target.platform == "tpu")
     else:
         module, memory = Module("", {}), measure_refused(lowered, refused)
     matmuls = join(lowered, described, module, target.platform)

@@ -51,7 +51,7 @@ class Memory:
         arguments, outputs, aliased, temporary, code: the compiler's own statistics: what goes in, what comes out, how
             much of that shares its memory with what goes in, what is needed in between, and the program.
         peak: the larger of the compiler's own figure for the most that lives at once (some give none), and arguments
-            + outputs - aliased + temporary.
+            + outputs - aliased + temporary; on TPUs, whose compilers count it, with the code.
         capacity: of the chip; 0 where it is not known; of a step that the compiler refuses, what it leaves a program.
         largest: the largest arrays when memory is fullest, an estimate as `activations` is.
     """
@@ -77,7 +77,9 @@ class Memory:
         return not self.capacity or self.peak <= self.capacity
 
 
-def measure(lowered: Lowered, described: Mapping[str, Any], module: Module, capacity: int) -> Memory:
+def measure(
+    lowered: Lowered, described: Mapping[str, Any], module: Module, capacity: int, with_code: bool = False
+) -> Memory:
     """Reads the compiler's statistics, and says what is behind them.
 
     Args:
@@ -85,6 +87,7 @@ def measure(lowered: Lowered, described: Mapping[str, Any], module: Module, capa
         described: what came with its compilation, memory statistics included.
         module: the compiled module.
         capacity: the chip's memory in bytes, 0 if unknown.
+        with_code: whether the peak contains the code.
     """
     statistics = described["memory"]
     whole = statistics["argument"] + statistics["output"] - statistics["alias"] + statistics["temp"]
@@ -97,7 +100,7 @@ def measure(lowered: Lowered, described: Mapping[str, Any], module: Module, capa
         aliased=statistics["alias"],
         temporary=statistics["temp"],
         code=statistics["generated_code"],
-        peak=max(statistics.get("peak_memory", 0), whole),
+        peak=max(statistics.get("peak_memory", 0), whole) + (statistics["generated_code"] if with_code else 0),
         capacity=capacity,
         largest=tuple(sorted(buffers, key=lambda buffer: -buffer.bytes)[:10]),
     )

@@ -54,7 +54,8 @@ def test_each_kind_of_chip_and_inspect_agrees():
     for row in report.rows:
         keras.config.set_dtype_policy("float32")
         _, there = inspected(row)
-        assert row.fits and there.memory.fits and row.figures.peak == there.memory.peak
+        code = there.memory.code if row.target == "v5e" else 0  # for which advise does not wait
+        assert row.fits and there.memory.fits and row.figures.peak == there.memory.peak - code
         assert row.roofline.seconds == pytest.approx(there.roofline.seconds)
         assert row.time == pytest.approx(there.time.seconds) and row.time > row.roofline.seconds
         assert row.figures.optimizer == there.memory.optimizer

@@ -1,0 +1,50 @@
+"""The memory of a step as libtpu assigned it, from the files that it writes before it generates code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+# XLA writes them in this order; the last is there as soon as the two before it are whole.
+_MODULE = "*.after_optimizations.txt"
+_BUFFERS = "*.after_optimizations-buffer-assignment.txt"
+_LAST = "*.after_optimizations-memory-usage-report.txt"
+_ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
+
+
+def dumping_to(folder: Path) -> dict[str, object]:
+    """The options of XLA with which the files are written."""
+    return {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
+
+
+def is_assigned(folder: Path) -> bool:
+    """Whether the files are there and whole."""
+    return any(folder.glob(_LAST))
+
+
+def compiled_text(folder: Path) -> str:
+    """The compiled module; without the cycles of its kernels, which libtpu estimates with the code."""
+    return _read(folder, _MODULE)
+
+
+def assigned_memory(folder: Path) -> dict[str, int]:
+    """The statistics of `CompiledMemoryStats` but for the code and the peak, in bytes of the chip's main memory.
+
+    That structure's own temporary memory, of libtpu 0.0.42, has the gaps between arrays twice, and its peak has the
+    chip's vector memory.
+    """
+    sizes = dict.fromkeys(("argument", "output", "alias", "temp"), 0)
+    for size, words in _ALLOCATION.findall(_read(folder, _BUFFERS)):
+        if "color" in words or "thread-local" in words:  # in another memory, and inside of kernels
+            continue
+        given, returned = "parameter" in words, "maybe-live-out" in words
+        sizes["argument"] += int(size) * given
+        sizes["output"] += int(size) * returned
+        sizes["alias"] += int(size) * (given and returned)
+        sizes["temp"] += int(size) * (not given and not returned)
+    return sizes
+
+
+def _read(folder: Path, pattern: str) -> str:
+    # A step that does not fit is compiled again, with arrays computed twice.
+    return max(folder.glob(pattern), key=lambda path: path.stat().st_mtime_ns).read_text()
