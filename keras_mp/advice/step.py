@@ -36,7 +36,7 @@ from keras_mp.xla.pass_over import CannotPassOver
 # long as one with twice their sum, because it compiles equal kernels once.
 DEEP = 2 * sum(BLOCKS)
 
-# With more of a TPU's memory the code decides whether the step fits: 44 to 562 MiB of 16 GiB, in 20 steps of deep models.
+# With more of a TPU's memory the code decides whether the step fits: 44 to 562 MiB of 16 GiB, in 20 deep models' steps.
 _ROOM_FOR_CODE = 0.85
 _WITHOUT_CODE = (
     "The TPU's compiler was ended when it had assigned memory, before it generated code: the program itself, a few "

@@ -56,7 +56,10 @@ def sizes_in(log):
 @pytest.mark.ci
 def test_memory_is_what_libtpu_says_of_its_program(monkeypatch, tmp_path):
     monkeypatch.setenv("KERAS_MP_CACHE", str(tmp_path))
-    talks = {"LIBTPU_INIT_ARGS": "--vmodule=deepsea_compiler_backend=1 --stderrthreshold=0", "TF_CPP_MIN_LOG_LEVEL": "0"}
+    talks = {
+        "LIBTPU_INIT_ARGS": "--vmodule=deepsea_compiler_backend=1 --stderrthreshold=0",
+        "TF_CPP_MIN_LOG_LEVEL": "0",
+    }
     silent = compile._environment
     monkeypatch.setattr(compile, "_environment", lambda: silent() | talks)
     keras_mp.set_global_policy("mixed_bfloat16")
