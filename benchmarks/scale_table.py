@@ -136,9 +136,10 @@ are the compiler's, for as many blocks as the table says, extrapolated to all bl
 check. A row that names another slice takes its temporary memory from that slice; its own collectives are not known,
 because the compiler chooses them by the slice. On the wire is what one chip sends in a step, on a ring; the time in
 brackets is an estimate, at the rate of all of the chip's links. The share there is that of collectives beside which
-products run in the compiled order; rows made before 2026-11-23, and one of that day, have none. Temporary memory of rows
-made before 2026-11-25 has the gaps between arrays twice on TPUs. Whether a step fits was not tried. `python benchmarks/scale_table.py --markdown docs/scale-table.md`, on the day in the last column; the last
-rows made with {made}.
+products run in the compiled order; rows made before 2026-11-23, and one of that day, have none. Temporary memory of
+rows made before 2026-11-25 has the gaps between arrays twice on TPUs. Whether a step fits was not tried.
+`python benchmarks/scale_table.py --markdown docs/scale-table.md`, on the day in the last column; the last rows made
+with {made}.
 
 """
 COLUMNS = (
