@@ -53,7 +53,7 @@ def sizes_in(log):
     return {name: float(size) * UNITS[unit] for name, size, unit in sizes}
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_memory_is_what_libtpu_says_of_its_program(monkeypatch, tmp_path):
     monkeypatch.setenv("KERAS_MP_CACHE", str(tmp_path))
     talks = {
