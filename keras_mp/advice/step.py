@@ -130,14 +130,11 @@ class Step:
             return figures_of(report, place.chip)
 
         def compile_and_keep() -> Figures:
-            if place.platform != "tpu":
+            figures = figures_until("memory")  # those for GPUs go on
+            if place.platform == "tpu" and _ROOM_FOR_CODE < figures.peak / place.capacity <= 1:
                 figures = figures_until("code")
-            else:
-                figures = figures_until("memory")
-                if _ROOM_FOR_CODE < figures.peak / place.capacity <= 1:
-                    figures = figures_until("code")
-                else:
-                    figures = replace(figures, notes=(*figures.notes, _WITHOUT_CODE))
+            elif place.platform == "tpu" and figures.flops is not None:  # not refused
+                figures = replace(figures, notes=(*figures.notes, _WITHOUT_CODE))
             figures = with_numbers(figures, paths)
             kept.keep(figures, *key)
             return with_names(figures, self._paths)

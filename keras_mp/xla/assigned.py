@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-# XLA writes them in this order; the last is there as soon as the two before it are whole.
+# XLA writes them in this order; the last one only if the step fits.
 _MODULE = "*.after_optimizations.txt"
 _BUFFERS = "*.after_optimizations-buffer-assignment.txt"
-_LAST = "*.after_optimizations-memory-usage-report.txt"
+_LAST = "*.after_optimizations_after_buffer_assignment.txt"
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
 
 
@@ -18,7 +18,7 @@ def dumping_to(folder: Path) -> dict[str, object]:
 
 
 def is_assigned(folder: Path) -> bool:
-    """Whether the files are there and whole."""
+    """Whether the files are there and whole, and the compiler does not refuse the step."""
     return any(folder.glob(_LAST))
 
 

@@ -72,8 +72,8 @@ def compile_step(
         lowered: the step.
         target: the chip.
         flags: further options of the compiler, such as `{"xla_gpu_enable_triton_gemm": False}`.
-        until: "memory" to end a compiler for TPUs when it has assigned memory, after a tenth of the time: the size of
-            the code is then 0, and no kernel has cycles. Other compilers go on.
+        until: "memory" to end a compiler for TPUs when it has assigned memory, after a twentieth of the time: the size
+            of the code is then 0, and no kernel has cycles. Other compilers go on.
 
     Returns:
         What the compiler made of it.

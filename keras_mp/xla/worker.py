@@ -4,7 +4,7 @@
 
 The folder holds `module.mlir` and `target.json`; `described.json`, `compiled.hlo` and `memory.json` are written into
 it. Where the latter two are there already, the module is only described. With `"until": "memory"` in the target, a
-compiler for TPUs, which takes nine tenths of its time to generate code, is ended when it has assigned memory.
+compiler for TPUs, which takes most of its time to generate code, is ended when it has assigned memory.
 """
 
 from __future__ import annotations
@@ -81,12 +81,13 @@ def _compile_for_tpu(folder: Path, module: Any, target: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as written, ThreadPoolExecutor(1) as pool:
         flags = target["flags"] | dumping_to(Path(written))
         compiling = pool.submit(_compile, module, target | {"flags": flags})
-        while target.get("until") == "memory" and not compiling.done():
-            if is_assigned(Path(written)):
-                _write(folder, compiled_text(Path(written)), assigned_memory(Path(written)) | {"generated_code": 0})
-                shutil.rmtree(written)
-                os._exit(0)  # the compiler cannot be asked to stop
+        early = target["until"] == "memory"
+        while early and not compiling.done() and not is_assigned(Path(written)):
             wait([compiling], timeout=0.1)
+        if early and is_assigned(Path(written)):
+            _write(folder, compiled_text(Path(written)), assigned_memory(Path(written)) | {"generated_code": 0})
+            shutil.rmtree(written)
+            os._exit(0)  # the compiler cannot be asked to stop
         executable = compiling.result()
         memory = _statistics(executable)
         if is_assigned(Path(written)):

@@ -27,4 +27,5 @@ def test_each_kind_of_target_and_inspect_agrees():
         assert row.figures.weights == 4 * (64 * 128 + 128 + 128 * 8 + 8)
         with keras_mp.policy_scope(row.measures.precision):
             there = keras_mp.inspect(build, batch, row.target, strategy="data")
-        assert (there.memory.peak, there.memory.temporary) == (row.figures.peak, row.figures.temporary)
+        code = there.memory.code if row.target == "v5e-8" else 0  # for which advise does not wait
+        assert (there.memory.peak - code, there.memory.temporary) == (row.figures.peak, row.figures.temporary)
