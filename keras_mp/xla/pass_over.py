@@ -68,7 +68,7 @@ def _layers_pass_on(last: Block, over: Sequence[Block], refused: list[str]) -> I
     def checked(path: str, layer: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
-            taken = _first_tensor(args, kwargs)
+            taken = _first_tensor(layer, args, kwargs)
             if not _is_tensor(result) or taken is None or tuple(result.shape) != tuple(taken.shape):
                 refused.append(
                     f"block {path!r} cannot be passed over: it returns {_outline(result)} of {_outline(taken)}"
@@ -81,7 +81,7 @@ def _layers_pass_on(last: Block, over: Sequence[Block], refused: list[str]) -> I
 
     def passing(path: str, layer: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            return keras.ops.cast(_first_tensor(args, kwargs), made[-1])
+            return keras.ops.cast(_first_tensor(layer, args, kwargs), made[-1])
 
         return call
 
@@ -231,8 +231,11 @@ def _new_optimizer(model: keras.Model) -> Iterator[None]:
         vars(model)["optimizer"] = old
 
 
-def _first_tensor(args: Any, kwargs: Any) -> Any:
-    return next((leaf for leaf in keras.tree.flatten((args, kwargs)) if _is_tensor(leaf)), None)
+def _first_tensor(layer: keras.Layer, args: Any, kwargs: Any) -> Any:
+    """The first in the order of a layer's parameters: a call may give keywords alone, as those of decoders do."""
+    # Private: the call itself has no names where a class around the layer's own takes any arguments.
+    given = layer._call_signature.bind(*args, **kwargs).arguments
+    return next((leaf for value in given.values() for leaf in keras.tree.flatten(value) if _is_tensor(leaf)), None)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -1,8 +1,11 @@
 """A step of a deep model from steps with few of its blocks, against the step compiled in full."""
 
+import re
+from collections import Counter
 from fractions import Fraction
 
 import keras
+import keras_hub
 import numpy as np
 import pytest
 from keras import layers
@@ -14,6 +17,7 @@ from keras_mp.lean.blocks import find_blocks
 from keras_mp.xla.extrapolate import inspect_by_blocks, line, lower_by_blocks, rising
 from keras_mp.xla.lower import lower_step
 from keras_mp.xla.pass_over import CannotPassOver, passing_over
+from keras_mp.xla.program import read_module
 from keras_mp.xla.program_hash import program_hash
 from models.gpt import gpt
 from models.transformer import Size
@@ -154,6 +158,38 @@ def test_stretches_of_a_graph_that_recompute_are_passed_over():
     real = lower_step(recomputing(2), batch, training=True, platform="cuda")
     assert program_hash(lowered.module) == program_hash(real.module)
     assert vars(deep)["_segments"] == segments and len(segments) == 5
+
+
+def whisper(depth, lean):
+    sizes = {"num_layers": depth, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32, "num_mels": 8}
+    backbone = keras_hub.models.WhisperBackbone(
+        vocabulary_size=50, max_encoder_sequence_length=24, max_decoder_sequence_length=12, **sizes
+    )
+    model = keras.Model(backbone.input, layers.Dense(50)(backbone.output["decoder_sequence_output"]))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return keras_mp.make_lean(model, remat=True) if lean else model
+
+
+def operations(lowered):
+    """How often each operation is there; Keras orders the layers of two towers by depth, and so the step's weights."""
+    parsed = read_module(lowered.module)
+    with parsed.context:
+        return Counter(re.sub(r"%\w+(:\d+)?", "%", line) for line in str(parsed).splitlines() if "= stablehlo" in line)
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow writes names into the program")
+@pytest.mark.parametrize("lean", [False, True])
+def test_decoders_that_are_called_with_keywords_are_passed_over(lean):
+    x = {
+        "encoder_features": tensor((4, 24, 8)),
+        "decoder_token_ids": tensor((4, 12), "int32"),
+        "decoder_padding_mask": tensor((4, 12), "int32"),
+    }
+    batch = x, tensor((4, 12), "int32")
+    few, *grown = lower_by_blocks(whisper(5, lean), batch, platform="cuda", blocks=(2, 3)).lowered
+    real = lower_step(whisper(2, lean), batch, training=True, platform="cuda")
+    assert operations(few) == operations(real) and len(grown) == 2
 
 
 def test_an_exception_within_leaves_the_model_as_it_was():
