@@ -6,6 +6,7 @@ import copy
 import keras
 import numpy as np
 import pytest
+from jitted_programs import jitted
 from marks import few
 
 import keras_mp
@@ -45,13 +46,8 @@ def stepper(optimizer, variables, islands):
         optimizer.apply(list(grads), variables)
 
     specs = [tf.TensorSpec(variable.shape, tf.float32) for variable in variables]
-    if islands:
-        graph = step.get_concrete_function(*specs).graph
-    else:
-        with backend.without_islands():
-            graph = step.get_concrete_function(*specs).graph
-    library = graph.as_graph_def().library.function
-    return step, [function.signature.name for function in library if function.attr["_XlaMustCompile"].b]
+    with contextlib.nullcontext() if islands else backend.without_islands():
+        return step, jitted(step.get_concrete_function(*specs))
 
 
 def train(make, islands, wrap, steps=6, dtype="float32"):
@@ -126,9 +122,10 @@ def step_in_16_bits(values, dtype, islands):
         optimizer.apply([tf.cast(gradient, tf.float32), tf.constant(values, tf.float32)], weights)
 
     with contextlib.nullcontext() if islands else backend.without_islands():
-        graph = step.get_concrete_function(tf.TensorSpec(len(values), dtype)).graph.as_graph_def()
+        concrete = step.get_concrete_function(tf.TensorSpec(len(values), dtype))
         step(tf.constant(values, dtype))
-    programs = [function.signature for function in graph.library.function if function.attr["_XlaMustCompile"].b]
+    library = {function.signature.name: function for function in concrete.graph.as_graph_def().library.function}
+    programs = [library[name].signature for name in jitted(concrete)]
     taken = [tf.as_dtype(argument.type).name for program in programs for argument in program.input_arg]
     return [weight.numpy() for weight in weights], taken
 
@@ -170,13 +167,13 @@ def embedding_step(optimizer, islands):
         optimizer.apply(tape.gradient(loss, [table.value, dense.value]), [table, dense])
 
     rows = tf.constant([1, 3, 3])
-    graph = step.get_concrete_function(rows).graph.as_graph_def()
+    programs = jitted(step.get_concrete_function(rows))
     if islands:
         step(rows)
     else:
         with backend.without_islands():
             tf.function(step.python_function, autograph=False)(rows)
-    return [table.numpy(), dense.numpy()], [f for f in graph.library.function if f.attr["_XlaMustCompile"].b]
+    return [table.numpy(), dense.numpy()], programs
 
 
 @pytest.mark.parametrize("make", [lambda: keras.optimizers.Adam(0.1), lambda: keras.optimizers.SGD(0.1, momentum=0.9)])
@@ -247,8 +244,7 @@ def test_prepare_can_leave_them_out():
         x = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
         model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0)
         traced = tf.function(lambda x, model=model: model.train_step((x, x[:, :1])), autograph=False)
-        graph = traced.get_concrete_function(tf.TensorSpec((None, 8))).graph.as_graph_def()
-        programs.append(sum(function.attr["_XlaMustCompile"].b for function in graph.library.function))
+        programs.append(len(jitted(traced.get_concrete_function(tf.TensorSpec((None, 8))))))
     assert programs == [3, 0]  # a normalization forward and backward, and the update
 
 
