@@ -35,7 +35,8 @@ FOOTER = """
   below its own limit. So the figures of two chips differ, and a form with smaller weights can need as much
   as one with larger: it was given the room.
 - An extrapolated figure does not contain this: the steps with 4 and with 8 blocks are far below the limit. Above 70% of
-  a GPU the step can need less, and fewer measures may be enough.
+  a GPU the step can need less, and fewer measures may be enough. Where the nearest set misses by a quarter or less, it
+  is compiled with all blocks.
 - For TPUs the compiler is ended when it has assigned memory, before it generates code: up to 85% of the chip, the
   program itself, a few hundred MiB, is not counted.
 - int4 makes the base an eighth as large as in float32. Without lean layers a step keeps each dequantized kernel from

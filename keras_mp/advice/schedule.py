@@ -27,8 +27,8 @@ class Work:
     Args:
         search: the search of a chip.
         state: the least that a step takes, from shapes.
-        kept: the figures that an earlier call found, or None.
-        compiler: lowers a step, and returns the function that compiles it.
+        kept: the figures that an earlier call found, or None; the last argument is whether with all blocks.
+        compiler: lowers a step, and returns the function that compiles it; the last argument is the same.
         tell: is called with a sentence whenever a compiler starts, and with "" when a chip is done.
         compiled: how many steps were compiled.
         from_files: how many of these an earlier call had compiled.
@@ -36,8 +36,8 @@ class Work:
 
     search: Callable[[Place], Search]
     state: Callable[[Place, Measures], Figures]
-    kept: Callable[[Place, Measures], Figures | None]
-    compiler: Callable[[Place, Measures], Callable[[], Figures]]
+    kept: Callable[[Place, Measures, bool], Figures | None]
+    compiler: Callable[[Place, Measures, bool], Callable[[], Figures]]
     tell: Callable[[str], None] = lambda sentence: None
     compiled: int = 0
     from_files: int = 0
@@ -78,17 +78,28 @@ def run(places: Sequence[Place], work: Work, workers: int) -> list[Asked]:
 def _search_all(family: Sequence[Asked], work: Work, pool: ThreadPoolExecutor) -> _Waits:
     """Searches for the chips of a family one after another; yields what it waits for."""
     for one in family:
-        search = work.search(one.place)
         try:
-            measures = next(search)
-            while True:
-                figures = yield from _figures(one, measures, work, pool)
-                measures = search.send(figures.pressure(one.place.capacity))
-        except StopIteration as ended:
-            one.best = ended.value
+            one.best = yield from _best(one, work, pool)
         except (CompileError, LoweringError) as error:
             one.failure = error_line(error)
         work.tell("")
+
+
+def _best(one: Asked, work: Work, pool: ThreadPoolExecutor) -> Generator[Future, None, Measures | None]:
+    """The cheapest set that fits; where none does by a narrow margin and extrapolated, the nearest with all blocks."""
+    capacity = one.place.capacity
+    search = work.search(one.place)
+    try:
+        measures = next(search)
+        while True:
+            figures = yield from _figures(one, measures, work, pool)
+            measures = search.send(figures.pressure(capacity))
+    except StopIteration as ended:
+        best = ended.value
+    while best is None and (doubted := one.doubted) is not None:
+        figures = yield from _asked(one, doubted, work, pool, whole=True)
+        best = doubted if figures.pressure(capacity) <= 1 else None
+    return best
 
 
 def _figures(one: Asked, measures: Measures, work: Work, pool: ThreadPoolExecutor) -> Generator[Future, None, Figures]:
@@ -102,15 +113,24 @@ def _figures(one: Asked, measures: Measures, work: Work, pool: ThreadPoolExecuto
         if known.measures == measures and known.holds_for(place):
             one.tried[measures], one.origins[measures] = known.figures, known.place
             return known.figures
-    figures = work.kept(place, measures)
+    figures = yield from _asked(one, measures, work, pool, whole=False)
+    family.append(Known(place, measures, figures))
+    return figures
+
+
+def _asked(
+    one: Asked, measures: Measures, work: Work, pool: ThreadPoolExecutor, *, whole: bool
+) -> Generator[Future, None, Figures]:
+    """The figures for the chip itself, from a file or compiled."""
+    place = one.place
+    figures = work.kept(place, measures, whole)
     if figures is None:
-        future = pool.submit(work.compiler(place, measures))
-        work.tell(f"{place.title}: {measures.words}")
+        future = pool.submit(work.compiler(place, measures, whole))
+        work.tell(f"{place.title}: {measures.words}{', all blocks' if whole else ''}")
         yield future
         figures = future.result()
     else:
         work.from_files += 1
     work.compiled += 1
-    family.append(Known(place, measures, figures))
     one.tried[measures], one.origins[measures] = figures, place
     return figures

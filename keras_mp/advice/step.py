@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -65,7 +66,7 @@ class Step:
     def __init__(self, source: Source, batch: Any, platform: str) -> None:
         self._source, self._batch = source, batch
         self.rows = _rows(batch)
-        self._lowered: dict[tuple[Measures, str, Plan | None], tuple[Lowered | StepsByBlocks, list[str]]] = {}
+        self._lowered: dict[tuple[Any, ...], tuple[Lowered | StepsByBlocks, list[str]]] = {}
         self._fingerprints: dict[str, str] = {}
         plain = Measures(source.precision)
         model = source.under(plain)
@@ -105,19 +106,23 @@ class Step:
         """What shapes alone say."""
         return state_figures(self._arguments(measures.state_dtype), measures, place.plan(measures.strategy))
 
-    def kept(self, place: Place, measures: Measures) -> Figures | None:
-        """The figures, if an earlier call compiled the step."""
-        values = kept.load(*self._key(place, measures))
+    def kept(self, place: Place, measures: Measures, whole: bool = False) -> Figures | None:
+        """The figures, if an earlier call compiled the step; `whole` with all blocks, otherwise of a deep model few."""
+        values = kept.load(*self._key(place, measures), whole)
         return None if values is None else with_names(figures_from(values), self._paths)
 
-    def compiler(self, place: Place, measures: Measures) -> Callable[[], Figures]:
+    def compiler(self, place: Place, measures: Measures, whole: bool = False) -> Callable[[], Figures]:
         """Lowers the step, and returns a function that compiles it and keeps the figures, for any thread.
+
+        Args:
+            place, measures: the chip, and what is changed of the step.
+            whole: whether with all blocks; otherwise of a deep model few.
 
         Raises:
             ValueError: If the backend cannot trace the step.
         """
-        lowered, paths = self._lower(place, measures)
-        key, target, plan = self._key(place, measures), place.target, place.plan(measures.strategy)
+        lowered, paths = self._lower(place, measures, whole)
+        key, target, plan = (*self._key(place, measures), whole), place.target, place.plan(measures.strategy)
 
         def figures_until(until: str) -> Figures:
             def compiled(step: Lowered) -> CompileReport:
@@ -155,26 +160,28 @@ class Step:
                 self._fingerprints[precision] = fingerprint(self._plain, self._source.under(Measures(precision)))
         return (self._fingerprints[precision], asdict(measures), place.target)
 
-    def _lower(self, place: Place, measures: Measures) -> tuple[Lowered | StepsByBlocks, list[str]]:
+    def _lower(self, place: Place, measures: Measures, whole: bool) -> tuple[Lowered | StepsByBlocks, list[str]]:
         """The lowered step, and the paths of the layers of its model where they are those of the plain model."""
         plan = place.plan(measures.strategy)
-        key = (measures, place.platform, plan)
+        key = (measures, place.platform, plan, whole)
         if key not in self._lowered:
             batch = _part(self._batch, self.rows, measures.micro_batches)
             model = self._source.under(measures)
             with self._source.scope():
-                lowered = _lowered(model, batch, place.platform, plan)
+                lowered = _lowered(model, batch, place.platform, plan, whole)
             paths = list(layers_by_path(model))
             self._lowered[key] = lowered, paths if len(paths) == len(self._paths) else []
         return self._lowered[key]
 
 
-def _lowered(model: keras.Model, batch: Any, platform: str, plan: Plan | None) -> Lowered | StepsByBlocks:
+def _lowered(
+    model: keras.Model, batch: Any, platform: str, plan: Plan | None, whole: bool
+) -> Lowered | StepsByBlocks:
     """One step, or of a deep model those with few of its blocks."""
-    try:
-        return lower_by_blocks(model, batch, platform=platform, plan=plan, deeper_than=DEEP)
-    except CannotPassOver:
-        return lower_step(model, batch, training=True, platform=platform, plan=plan)
+    if not whole:
+        with suppress(CannotPassOver):
+            return lower_by_blocks(model, batch, platform=platform, plan=plan, deeper_than=DEEP)
+    return lower_step(model, batch, training=True, platform=platform, plan=plan)
 
 
 def _check_trains(model: keras.Model) -> None:

@@ -15,30 +15,34 @@ GIB = 2**30
 
 
 class Compiler:
-    """Figures of a step that needs so many GiB besides 1 GiB of state, divided by its micro-batches."""
+    """Figures of a step that needs so many GiB besides 1 GiB of state, divided by its micro-batches.
 
-    def __init__(self, temporary, kept=(), fails=()):
+    Of a deep model `all_blocks` are what it needs compiled whole, and the others are extrapolated.
+    """
+
+    def __init__(self, temporary, kept=(), fails=(), all_blocks=None):
         self.temporary, self.fails, self.compiled = temporary, fails, []
-        self.files = set(kept)
+        self.files, self.all_blocks = set(kept), all_blocks
 
-    def figures(self, place, measures):
-        temporary = int(self.temporary / measures.micro_batches * GIB)
-        return Figures(GIB, 0, temporary=temporary, peak=GIB + temporary)
+    def figures(self, place, measures, whole):
+        temporary = int((self.all_blocks if whole else self.temporary) / measures.micro_batches * GIB)
+        how = "4 and 8 of 48 blocks" if self.all_blocks and not whole else ""
+        return Figures(GIB, 0, temporary=temporary, peak=GIB + temporary, extrapolated=how)
 
-    def kept(self, place, measures):
-        return self.figures(place, measures) if (place.name, measures.words) in self.files else None
+    def kept(self, place, measures, whole):
+        return self.figures(place, measures, whole) if (place.name, measures.words) in self.files else None
 
-    def compiler(self, place, measures):
+    def compiler(self, place, measures, whole):
         def compiled():
             if place.name in self.fails:
                 raise CompileError("it crashed")
-            self.compiled.append((place.name, measures.words))
-            return self.figures(place, measures)
+            self.compiled.append((place.name, measures.words + ", all blocks" * whole))
+            return self.figures(place, measures, whole)
 
         return compiled
 
-    def run(self, *names):
-        ladder = stages(Possible("float32", 8, lean=False, remat=False))
+    def run(self, *names, rows=8, lean=False):
+        ladder = stages(Possible("float32", rows, lean=lean, remat=False))
         work = Work(lambda place: search([ladder]), lambda *_: Figures(GIB, 0, peak=GIB), self.kept, self.compiler)
         return {asked.place.name: asked for asked in run([find_place(name) for name in names], work, 2)}, work
 
@@ -82,3 +86,28 @@ def test_a_compiler_that_fails_ends_the_search_of_its_chip_only():
     asked, _ = Compiler(4.0, fails=["v5e"]).run("h100", "v5e")
     assert asked["v5e"].best is None and "it crashed" in asked["v5e"].failure
     assert asked["h100"].best is not None and asked["h100"].failure == ""
+
+
+@pytest.mark.parametrize("all_blocks, fits", [(70.0, True), (90.0, False)])
+def test_what_misses_by_little_and_is_extrapolated_is_compiled_whole(all_blocks, fits):
+    compiler = Compiler(95.0, all_blocks=all_blocks)
+    asked, work = compiler.run("h100", rows=1)
+    assert compiler.compiled == [("h100", "float32"), ("h100", "float32, all blocks")] and work.compiled == 2
+    one = asked["h100"]
+    assert (one.best is not None) == fits
+    assert one.tried[one.nearest] == compiler.figures(one.place, one.nearest, True)
+
+
+def test_what_misses_by_more_or_fits_is_not_compiled_whole():
+    for temporary in (60.0, 101.0):
+        compiler = Compiler(temporary, all_blocks=70.0)
+        compiler.run("h100", rows=1)
+        assert compiler.compiled == [("h100", "float32")]
+
+
+def test_each_extrapolated_set_that_is_the_nearest_is_compiled_whole():
+    compiler = Compiler(95.0, all_blocks=97.0)
+    asked, _ = compiler.run("h100", rows=1, lean=True)
+    words = ["float32", "float32, lean"]
+    assert [words for _, words in compiler.compiled] == [*words, *(f"{each}, all blocks" for each in words)]
+    assert asked["h100"].best is None and not asked["h100"].tried[asked["h100"].nearest].extrapolated
