@@ -174,9 +174,7 @@ class Step:
         return self._lowered[key]
 
 
-def _lowered(
-    model: keras.Model, batch: Any, platform: str, plan: Plan | None, whole: bool
-) -> Lowered | StepsByBlocks:
+def _lowered(model: keras.Model, batch: Any, platform: str, plan: Plan | None, whole: bool) -> Lowered | StepsByBlocks:
     """One step, or of a deep model those with few of its blocks."""
     if not whole:
         with suppress(CannotPassOver):
