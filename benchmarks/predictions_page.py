@@ -9,8 +9,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.predictions import LAMBDAS, RUNS, Run, compiles, error, ratios
 from benchmarks.predictions_beside import cpu, depths, table
+from benchmarks.published_runs import LAMBDAS, RUNS, Run, compiles, error, ratios
 from keras_mp.precision.chips import parse_target
 
 GOAL = 15

@@ -13,7 +13,7 @@ from keras_mp.xla.score import COMPILED, SPREADS, score
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import fit_efficiency, predictions  # noqa: E402
+from benchmarks import fit_efficiency, predictions, published_runs  # noqa: E402
 
 pytestmark = pytest.mark.once
 
@@ -70,10 +70,11 @@ def test_constants_meet_the_tables(tables):
 def test_no_constant_changes_when_a_scored_run_is_taken_out(tables, monkeypatch):
     """The fit reads the tables only: no run of the score, nor what was predicted of it, is among them."""
     before = fit_efficiency.fit(tables)
-    monkeypatch.setattr(predictions, "RUNS", {})
+    monkeypatch.setattr(published_runs, "RUNS", {})
     monkeypatch.setattr(predictions, "KEPT", Path("not there"))
     assert fit_efficiency.fit(fit_efficiency.read()) == before
-    assert "predictions" not in Path(fit_efficiency.__file__).read_text().replace("docs/predictions.md", "")
+    source = Path(fit_efficiency.__file__).read_text().replace("docs/predictions.md", "")
+    assert "predictions" not in source and "published_runs" not in source
 
 
 def test_the_spread_in_reports_is_that_of_the_score():
@@ -103,8 +104,8 @@ def test_the_page_is_made_from_the_results():
 
 
 def test_an_error_is_as_large_for_half_of_the_time_as_for_twice_of_it():
-    assert predictions.error(0.5) == predictions.error(2) == 1
-    assert predictions.error(1) == 0
+    assert published_runs.error(0.5) == published_runs.error(2) == 1
+    assert published_runs.error(1) == 0
 
 
 def test_int8_counts_at_its_own_rate_where_the_table_has_it():
