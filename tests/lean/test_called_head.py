@@ -79,11 +79,13 @@ def test_the_loss_of_a_subclassed_model_comes_from_the_input_of_its_head(build, 
     lean = lean_of(model)
     assert head(lean).lean and not head(model).lean and not head(model).reason
     x, y, weights = batch()
-    assert_same_step(changes(lean, x, y, weights), changes(model, x, y, weights))
-    assert chunks
+    # Before the step: behind it the weights differ in their last bits, and logits, in which terms cancel, by more.
     evaluated = [m.evaluate(x, y, sample_weight=weights, verbose=0, return_dict=True) for m in (lean, model)]
     assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-5, abs=1e-6)
     np.testing.assert_allclose(lean.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
+    chunks.clear()
+    assert_same_step(changes(lean, x, y, weights), changes(model, x, y, weights))
+    assert chunks
 
 
 @pytest.mark.ci
