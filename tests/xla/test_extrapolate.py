@@ -13,6 +13,10 @@ from marks import slow_on
 from steps import tensor
 
 import keras_mp
+from keras_mp.advice.measures import Measures
+from keras_mp.advice.place import find_place
+from keras_mp.advice.source import Source
+from keras_mp.advice.step import Step
 from keras_mp.lean.blocks import find_blocks
 from keras_mp.xla.extrapolate import inspect_by_blocks, line, lower_by_blocks, rising
 from keras_mp.xla.lower import lower_step
@@ -284,3 +288,14 @@ def test_advise_extrapolates_a_deep_model_and_says_so():
     assert row.figures.peak == pytest.approx(whole.memory.peak, rel=0.02)
     assert sum(row.figures.flops.values()) == whole.flops
     assert "about" in str(report) and "Extrapolated from 4 and 8 of 26 blocks" in str(report)
+
+
+@pytest.mark.ci
+def test_advise_can_compile_all_blocks_of_a_deep_model():
+    batch, place, measures = (tensor((64, 64)), tensor((64, 8))), find_place("h100"), Measures("mixed_bfloat16")
+    step = Step(Source(lambda: subclassed(26)), batch, place.platform)
+    figures = step.compiler(place, measures, whole=True)()
+    with keras_mp.policy_scope(measures.precision):
+        memory = keras_mp.inspect(subclassed(26), batch, "h100").memory
+    assert (figures.extrapolated, figures.peak) == ("", memory.peak)
+    assert step.kept(place, measures, whole=True) == figures and step.kept(place, measures) is None
