@@ -6,23 +6,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from keras_mp.advice.asked import UNCONSTRAINED
+from keras_mp.advice.place import find_place
 from keras_mp.advice.row import NEARLY_FULL
 
 GIB = 2**30
 HEADER = """# Which chips train which of KerasHub's models
 
 Ten backbones at their published sizes, each trained in full, with LoRA of rank 8, and with LoRA of rank 8 on a base
-quantized to int4 (`backbone.quantize("int4")`), with AdamW, in the precision in which training pays on the chip. A cell
-says whether one update fits, the memory of a device that it needs, in GiB, and the cheapest measures that
-`keras_mp.advise` found; "no" comes with the least that the step needs. Nothing was run. A base that does not train is
-float32 under Keras's mixed policies.
+quantized to int4 (`backbone.quantize("int4")`), with AdamW, in mixed_bfloat16, and on the T4 in mixed_float16. A cell
+gives the memory of a device that one update needs, in GiB, and the cheapest measures that `keras_mp.advise` found.
+**Bold**: it fits in the memory that the GPU's driver reports, which the head of the column gives. "no" comes with the
+least need that was found. Nothing was run. A base that does not train is float32 under Keras's mixed policies.
 
 - **s**: decided by shapes, nothing was compiled: weights, optimizer and batch alone are larger than the memory, with
-  the optimizer's states in 8 bits, too.
+  the optimizer's states in 8 bits, too. The figure is without temporary arrays.
 - **c**: compiled with all blocks. **e**: extrapolated from compiles with 4 and with 8 blocks. **=**: compiled for
   another chip of the same architecture.
-- **!**: compiled with all blocks, and more than nine tenths of a GPU's memory. The runtime takes some for itself:
-  expect that it does not fit.
+- **!**: more than nine tenths of a GPU's memory, of which the runtime takes a part. Compiled (c!): expect that it does
+  not fit, and take the next measure. Extrapolated (e!): not decided, because there the compiler saves memory (below).
 
 `python benchmarks/fits_table.py --markdown docs/fits-table.md`, {made}.
 {count}
@@ -33,10 +34,9 @@ FOOTER = """
 
 - The compiler for GPUs computes arrays again where a step comes near to the chip's memory, and stops as soon as it is
   below its own limit. So the figures of two chips differ, and a form with smaller weights can need as much
-  as one with larger: it was given the room.
+  as one with larger: it was given the room. Chips of two architectures differ in any case: their kernels are others.
 - An extrapolated figure does not contain this: the steps with 4 and with 8 blocks are far below the limit. Above 70% of
-  a GPU the step can need less, and fewer measures may be enough. Where the nearest set misses by a quarter or less, it
-  is compiled with all blocks.
+  a GPU the step can need less, and fewer measures may be enough.
 - For TPUs the compiler is ended when it has assigned memory, before it generates code: up to 85% of the chip, the
   program itself, a few hundred MiB, is not counted.
 - int4 makes the base an eighth as large as in float32. Without lean layers a step keeps each dequantized kernel from
@@ -63,7 +63,9 @@ def page(
         made: when, and with which versions.
     """
     known = {(cell["model"], cell["form"], cell["chip"]): cell for cell in cells}
-    titles = {cell["chip"]: f"{cell['title']}, {cell['capacity'] / GIB:.0f} GiB" for cell in known.values()}
+    titles = {
+        cell["chip"]: f"{cell['title']}, {find_place(cell['chip']).capacity / GIB:.3g} GiB" for cell in known.values()
+    }
     missing = len(backbones) * len(forms) * len(chips) - len(known)
     # The cells of one call share its time.
     calls = {(cell["model"], cell["form"], cell["seconds"]) for cell in known.values()}
@@ -81,7 +83,7 @@ def page(
     for cell in known.values():
         if "in_full" in cell:
             off = cell["peak"] / cell["in_full"] - 1
-            near = cell["peak"] > UNCONSTRAINED * cell["capacity"] and "TPU" not in cell["title"]
+            near = cell["peak"] > UNCONSTRAINED * find_place(cell["chip"]).capacity and "TPU" not in cell["title"]
             why = " The GPU was near to full, and the compiler saved memory (below)." if near and off > 0 else ""
             lines += ["", f"{cell['model']}, {forms[cell['form']]}, {cell['title']}, compiled with all blocks: "
                       f"{cell['in_full'] / GIB:.2f} GiB; the extrapolated figure is {off:+.1%} off.{why}"]  # fmt: skip
@@ -106,8 +108,8 @@ def _cell(cell: Mapping[str, Any]) -> str:
         return "not known"
     size = f"{cell['peak'] / GIB:.1f}"
     size = f"**{size}**" if cell["verdict"] == "fits" else f"no, {size}"
-    full = cell["peak"] > NEARLY_FULL * cell["capacity"] and "TPU" not in cell["title"]
-    tight = "!" if full and how != "e" and cell["verdict"] == "fits" else ""
+    full = cell["peak"] > NEARLY_FULL * find_place(cell["chip"]).capacity and "TPU" not in cell["title"]
+    tight = "!" if full and cell["verdict"] == "fits" else ""
     return " ".join(filter(None, [size, _short(cell["measures"]), f"({how}{tight})"]))
 
 

@@ -54,8 +54,8 @@ def advise(
     share a compile where the step is well below the memory of both, and numbers of micro-batches are bisected. All
     results are kept for later calls and runs, also those of a call that was interrupted.
 
-    A model of more than 24 equal blocks is extrapolated from 4 and 8 of them; where no set fits, and the nearest misses
-    by a quarter or less, that is compiled with all blocks.
+    A model of more than 24 equal blocks is extrapolated from 4 and 8 of them. The compiler for GPUs saves memory near
+    to the limit, so a set whose temporary memory misses by three tenths or less is compiled with all blocks, too.
 
     Args:
         build: a function without arguments that builds and compiles a model; on JAX its variables get shapes and no

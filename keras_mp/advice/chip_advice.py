@@ -19,7 +19,7 @@ class ChipAdvice:
         target: the chip as it was asked for, such as "rtx4090x4".
         title: its name as people write it, with the number of chips.
         devices: how many share the step.
-        capacity: memory of one device, in bytes.
+        capacity: memory of one device, in bytes, of a GPU as its driver reports it.
         fits: whether it holds the step under `measures`; None where this is not known.
         measures: the cheapest set that fits; where none does, the one that comes nearest; None where nothing was
             compiled.
@@ -53,8 +53,8 @@ class ChipAdvice:
 
     @property
     def missing(self) -> int:
-        """Bytes by which the step is larger than the memory; 0 where it fits."""
-        return 0 if self.fits else max(0, self.figures.peak - self.capacity)
+        """Bytes by which the step is larger than the memory; 0 where it fits, or where this is not known."""
+        return max(0, self.figures.peak - self.capacity) if self.fits is False else 0
 
     @property
     def verdict(self) -> str:

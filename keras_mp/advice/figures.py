@@ -85,7 +85,7 @@ def figures_of(report: CompileReport, chip: Chip) -> Figures:
     peak = memory.peak
     notes: tuple[str, ...] = ()
     if report.refused:  # what the compiler leaves a program is less than the memory, of which the runtime has a part
-        peak = max(peak, chip.memory_bytes // chip.devices + 1 + memory.peak - memory.capacity)
+        peak = max(peak, chip.device_bytes + 1 + memory.peak - memory.capacity)
         notes = (f"The compiler refuses the step: {report.refused}.",)
     return Figures(
         weights=memory.parameters,

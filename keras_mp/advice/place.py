@@ -45,7 +45,7 @@ class Place:
     @property
     def capacity(self) -> int:
         """Memory of one device, in bytes."""
-        return self.chip.memory_bytes // self.chip.devices
+        return self.chip.device_bytes
 
     @property
     def family(self) -> tuple[str, int]:

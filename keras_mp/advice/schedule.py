@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_mp.advice.asked import Asked, Known
+from keras_mp.advice.asked import Asked, Known, is_doubted
 from keras_mp.advice.cheapest import Search
 from keras_mp.advice.figures import Figures
 from keras_mp.advice.measures import Measures
@@ -78,28 +78,17 @@ def run(places: Sequence[Place], work: Work, workers: int) -> list[Asked]:
 def _search_all(family: Sequence[Asked], work: Work, pool: ThreadPoolExecutor) -> _Waits:
     """Searches for the chips of a family one after another; yields what it waits for."""
     for one in family:
+        search = work.search(one.place)
         try:
-            one.best = yield from _best(one, work, pool)
+            measures = next(search)
+            while True:
+                figures = yield from _figures(one, measures, work, pool)
+                measures = search.send(figures.pressure(one.place.capacity))
+        except StopIteration as ended:
+            one.best = ended.value
         except (CompileError, LoweringError) as error:
             one.failure = error_line(error)
         work.tell("")
-
-
-def _best(one: Asked, work: Work, pool: ThreadPoolExecutor) -> Generator[Future, None, Measures | None]:
-    """The cheapest set that fits; where none does by a narrow margin and extrapolated, the nearest with all blocks."""
-    capacity = one.place.capacity
-    search = work.search(one.place)
-    try:
-        measures = next(search)
-        while True:
-            figures = yield from _figures(one, measures, work, pool)
-            measures = search.send(figures.pressure(capacity))
-    except StopIteration as ended:
-        best = ended.value
-    while best is None and (doubted := one.doubted) is not None:
-        figures = yield from _asked(one, doubted, work, pool, whole=True)
-        best = doubted if figures.pressure(capacity) <= 1 else None
-    return best
 
 
 def _figures(one: Asked, measures: Measures, work: Work, pool: ThreadPoolExecutor) -> Generator[Future, None, Figures]:
@@ -114,6 +103,8 @@ def _figures(one: Asked, measures: Measures, work: Work, pool: ThreadPoolExecuto
             one.tried[measures], one.origins[measures] = known.figures, known.place
             return known.figures
     figures = yield from _asked(one, measures, work, pool, whole=False)
+    if is_doubted(figures, place):
+        figures = yield from _asked(one, measures, work, pool, whole=True)
     family.append(Known(place, measures, figures))
     return figures
 

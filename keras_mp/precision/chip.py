@@ -70,7 +70,7 @@ class Chip:
         peak: Dense operations per second (a multiply-add is two) by operand dtype: "float32", "tfloat32", "float16",
             "bfloat16", "fp8". Of products that accumulate in float32: GeForce cards halve the rate there. A missing
             key means that the chip has no hardware for it.
-        memory_bytes: Device memory in bytes.
+        memory_bytes: Device memory in bytes, by the data sheet.
         bandwidth: Device memory bandwidth in bytes per second.
         source: The document that each figure is from.
         devices: How many devices the runtime makes of one chip; a device then has that share of every figure.
@@ -94,6 +94,15 @@ class Chip:
     compiler: GpuDescription | TpuSlices | None = None
     device_kinds: tuple[str, ...] = ()
     link: Link | None = None
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory of one device in bytes, as a program finds it: of a GPU what its driver reports, where that is known.
+
+        With error correction that is up to 8% less than the data sheet says.
+        """
+        sheet = self.memory_bytes // self.devices
+        return min(sheet, self.compiler.memory) if isinstance(self.compiler, GpuDescription) else sheet
 
 
 # Float32 lanes, most threads, shared memory, and most shared memory of a block, by compute capability. Sources: the

@@ -154,7 +154,7 @@ def report_of(
     described, refused, chip = compiled.described, compiled.refused, target.chip
     if refused is None:
         module = parse(compiled.hlo)
-        capacity = chip.memory_bytes // chip.devices if chip else 0
+        capacity = chip.device_bytes if chip else 0
         memory = measure(lowered, described, module, capacity, with_code=target.platform == "tpu")
     else:
         module, memory = Module("", {}), measure_refused(lowered, refused)

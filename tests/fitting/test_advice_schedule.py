@@ -34,7 +34,7 @@ class Compiler:
 
     def compiler(self, place, measures, whole):
         def compiled():
-            if place.name in self.fails:
+            if place.name + ", all blocks" * whole in self.fails:
                 raise CompileError("it crashed")
             self.compiled.append((place.name, measures.words + ", all blocks" * whole))
             return self.figures(place, measures, whole)
@@ -98,16 +98,19 @@ def test_what_misses_by_little_and_is_extrapolated_is_compiled_whole(all_blocks,
     assert one.tried[one.nearest] == compiler.figures(one.place, one.nearest, True)
 
 
-def test_what_misses_by_more_or_fits_is_not_compiled_whole():
-    for temporary in (60.0, 101.0):
-        compiler = Compiler(temporary, all_blocks=70.0)
-        compiler.run("h100", rows=1)
-        assert compiler.compiled == [("h100", "float32")]
+def test_what_misses_by_more_or_fits_is_not_compiled_whole_nor_is_a_step_for_a_tpu():
+    for temporary, chip in ((60.0, "h100"), (105.0, "h100"), (17.0, "v5e")):
+        compiler = Compiler(temporary, all_blocks=1.0)
+        compiler.run(chip, rows=1)
+        assert compiler.compiled == [(chip, "float32")]
 
 
-def test_each_extrapolated_set_that_is_the_nearest_is_compiled_whole():
-    compiler = Compiler(95.0, all_blocks=97.0)
+def test_the_cheapest_set_that_fits_whole_is_taken():
+    compiler = Compiler(95.0, all_blocks=70.0)
     asked, _ = compiler.run("h100", rows=1, lean=True)
-    words = ["float32", "float32, lean"]
-    assert [words for _, words in compiler.compiled] == [*words, *(f"{each}, all blocks" for each in words)]
-    assert asked["h100"].best is None and not asked["h100"].tried[asked["h100"].nearest].extrapolated
+    assert asked["h100"].best.words == "float32"
+
+
+def test_a_whole_compile_that_fails_leaves_it_open():
+    asked, _ = Compiler(95.0, all_blocks=70.0, fails=["h100, all blocks"]).run("h100", rows=1)
+    assert asked["h100"].best is None and "it crashed" in asked["h100"].failure

@@ -281,6 +281,15 @@ def test_h100_memory_is_what_the_driver_reports_within_its_reserve():
     assert 84_942_979_072 == pytest.approx(CHIPS["h100"].memory_bytes, rel=0.015)
 
 
+def test_a_program_has_the_memory_that_the_driver_reports():
+    assert CHIPS["t4"].device_bytes == 15_828_320_256 < CHIPS["t4"].memory_bytes
+    assert CHIPS["rtx4070"].device_bytes == CHIPS["rtx4070"].memory_bytes  # no report of it was found
+    assert CHIPS["v5e"].device_bytes == CHIPS["v5e"].memory_bytes
+    assert CHIPS["v7x"].device_bytes * 2 == CHIPS["v7x"].memory_bytes
+    for chip in CHIPS.values():
+        assert 0.9 * chip.memory_bytes < chip.device_bytes * chip.devices <= chip.memory_bytes
+
+
 def test_the_table_cannot_be_changed():
     with pytest.raises(TypeError):
         CHIPS["h100"].peak["fp8"] = 1.0

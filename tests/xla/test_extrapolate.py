@@ -5,7 +5,6 @@ from collections import Counter
 from fractions import Fraction
 
 import keras
-import keras_hub
 import numpy as np
 import pytest
 from keras import layers
@@ -165,6 +164,7 @@ def test_stretches_of_a_graph_that_recompute_are_passed_over():
 
 
 def whisper(depth, lean):
+    keras_hub = pytest.importorskip("keras_hub")
     sizes = {"num_layers": depth, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32, "num_mels": 8}
     backbone = keras_hub.models.WhisperBackbone(
         vocabulary_size=50, max_encoder_sequence_length=24, max_decoder_sequence_length=12, **sizes
@@ -291,7 +291,8 @@ def test_advise_extrapolates_a_deep_model_and_says_so():
 
 
 @pytest.mark.ci
-def test_advise_can_compile_all_blocks_of_a_deep_model():
+def test_advise_can_compile_all_blocks_of_a_deep_model(monkeypatch, tmp_path):
+    monkeypatch.setenv("KERAS_MP_CACHE", str(tmp_path))
     batch, place, measures = (tensor((64, 64)), tensor((64, 8))), find_place("h100"), Measures("mixed_bfloat16")
     step = Step(Source(lambda: subclassed(26)), batch, place.platform)
     figures = step.compiler(place, measures, whole=True)()
