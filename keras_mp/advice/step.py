@@ -135,7 +135,7 @@ class Step:
             return figures_of(report, place.chip)
 
         def compile_and_keep() -> Figures:
-            figures = figures_until("memory")  # those for GPUs go on
+            figures = figures_until("memory")
             if place.platform == "tpu" and _ROOM_FOR_CODE < figures.peak / place.capacity <= 1:
                 figures = figures_until("code")
             elif place.platform == "tpu" and figures.flops is not None:  # not refused

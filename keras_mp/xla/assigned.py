@@ -1,14 +1,16 @@
-"""The memory of a step as libtpu assigned it, from the files that it writes before it generates code."""
+"""The memory of a step as a chip's compiler assigned it, from the files that it writes before it generates code."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-# XLA writes them in this order; the last one only if the step fits.
-_MODULE = "*.after_optimizations.txt"
-_BUFFERS = "*.after_optimizations-buffer-assignment.txt"
-_LAST = "*.after_optimizations_after_buffer_assignment.txt"
+_MODULE = "*after_optimizations.txt"
+_BUFFERS = "*after_optimizations-buffer-assignment.txt"
+# What is written behind them: by libtpu only if the step fits, for GPUs with the first kernel.
+_LAST = {"tpu": "*.after_optimizations_after_buffer_assignment.txt", "cuda": "*.ir-no-opt.ll"}
+# In another memory, and inside of kernels; constants of a GPU's program are part of it.
+_ELSEWHERE = {"tpu": ("color", "thread-local"), "cuda": ("color", "thread-local", "constant")}
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
 
 
@@ -17,25 +19,25 @@ def dumping_to(folder: Path) -> dict[str, object]:
     return {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
 
 
-def is_assigned(folder: Path) -> bool:
-    """Whether the files are there and whole, and the compiler does not refuse the step."""
-    return any(folder.glob(_LAST))
+def is_assigned(folder: Path, platform: str) -> bool:
+    """Whether the files are there and whole, and the compiler does not refuse the step; `platform`: "tpu" or "cuda"."""
+    return any(folder.glob(_LAST[platform]))
 
 
 def compiled_text(folder: Path) -> str:
-    """The compiled module; without the cycles of its kernels, which libtpu estimates with the code."""
+    """The compiled module; on TPUs without the cycles of its kernels, which libtpu estimates with the code."""
     return _read(folder, _MODULE)
 
 
-def assigned_memory(folder: Path) -> dict[str, int]:
+def assigned_memory(folder: Path, platform: str) -> dict[str, int]:
     """The statistics of `CompiledMemoryStats` but for the code and the peak, in bytes of the chip's main memory.
 
-    That structure's own temporary memory, of libtpu 0.0.42, has the gaps between arrays twice, and its peak has the
-    chip's vector memory.
+    For GPUs they are the same. That structure's own temporary memory, of libtpu 0.0.42, has the gaps between arrays
+    twice, and its peak has the chip's vector memory.
     """
     sizes = dict.fromkeys(("argument", "output", "alias", "temp"), 0)
     for size, words in _ALLOCATION.findall(_read(folder, _BUFFERS)):
-        if "color" in words or "thread-local" in words:  # in another memory, and inside of kernels
+        if any(word in words for word in _ELSEWHERE[platform]):
             continue
         given, returned = "parameter" in words, "maybe-live-out" in words
         sizes["argument"] += int(size) * given

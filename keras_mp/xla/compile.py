@@ -72,8 +72,8 @@ def compile_step(
         lowered: the step.
         target: the chip.
         flags: further options of the compiler, such as `{"xla_gpu_enable_triton_gemm": False}`.
-        until: "memory" to end a compiler for TPUs when it has assigned memory, after a twentieth of the time: the size
-            of the code is then 0, and no kernel has cycles. Other compilers go on.
+        until: "memory" to end the compiler of a chip when it has assigned memory: after a twentieth of the time for
+            TPUs, and half of it for GPUs. The size of the code is then 0, and on TPUs no kernel has cycles.
 
     Returns:
         What the compiler made of it.
@@ -96,7 +96,7 @@ def compile_step(
     }
     if target.devices > 1:
         request["devices"] = target.devices
-    if target.platform == "tpu":
+    if target.platform == "tpu" or (target.platform == "cuda" and until == "memory"):
         request["until"] = until
     # TensorFlow counts its functions' names up with every trace; the content is the same.
     content = re.sub(rb"a_inference_\w+?_\d+__\.\d+", b"", lowered.module)

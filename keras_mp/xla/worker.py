@@ -3,8 +3,9 @@
     python -m keras_mp.xla.worker FOLDER
 
 The folder holds `module.mlir` and `target.json`; `described.json`, `compiled.hlo` and `memory.json` are written into
-it. Where the latter two are there already, the module is only described. With `"until": "memory"` in the target, a
-compiler for TPUs, which takes most of its time to generate code, is ended when it has assigned memory.
+it. Where the latter two are there already, the module is only described. With `"until": "memory"` in the target, the
+compiler of a chip is ended when it has assigned memory: to generate code takes most of its time for TPUs, and half of
+it for GPUs.
 """
 
 from __future__ import annotations
@@ -47,11 +48,17 @@ def main(folder: Path) -> None:
     (folder / "described.partial").replace(folder / "described.json")
     if (folder / "memory.json").is_file():
         return
-    if target["platform"] == "tpu":
-        _compile_for_tpu(folder, module, target)
-        return
+    if target["platform"] == "tpu" or target.get("until") == "memory":
+        _compile_watched(folder, module, target)
+    else:
+        executable = _executable(folder, module, target)
+        _write(folder, _text(executable, module, target), _statistics(executable))
+
+
+def _executable(folder: Path, module: Any, target: dict[str, Any]) -> Any:
+    """Compiles, without Triton's products where the compiler finds no tile for one of them."""
     try:
-        executable = _compile(module, target)
+        return _compile(module, target)
     except jax.errors.JaxRuntimeError as error:
         flags = target["flags"]
         if _TRITON in flags or target["platform"] != "cuda" or not re.search(_NO_TILE, str(error)):
@@ -60,7 +67,7 @@ def main(folder: Path) -> None:
         target = target | {"flags": flags | {_TRITON: False}}
         executable = _compile(module, target)
         (folder / "note.txt").write_text(NO_TRITON)
-    _write(folder, _text(executable, module, target), _statistics(executable))
+        return executable
 
 
 def _write(folder: Path, text: str, memory: dict[str, int]) -> None:
@@ -77,21 +84,24 @@ def _statistics(executable: Any) -> dict[str, int]:
     }
 
 
-def _compile_for_tpu(folder: Path, module: Any, target: dict[str, Any]) -> None:
+def _compile_watched(folder: Path, module: Any, target: dict[str, Any]) -> None:
+    """Compiles, and reads what the compiler writes about memory on the way."""
+    platform = target["platform"]
     with tempfile.TemporaryDirectory() as written, ThreadPoolExecutor(1) as pool:
         flags = target["flags"] | dumping_to(Path(written))
-        compiling = pool.submit(_compile, module, target | {"flags": flags})
+        compiling = pool.submit(_executable, folder, module, target | {"flags": flags})
         early = target["until"] == "memory"
-        while early and not compiling.done() and not is_assigned(Path(written)):
+        while early and not compiling.done() and not is_assigned(Path(written), platform):
             wait([compiling], timeout=0.1)
-        if early and is_assigned(Path(written)):
-            _write(folder, compiled_text(Path(written)), assigned_memory(Path(written)) | {"generated_code": 0})
+        if early and is_assigned(Path(written), platform):
+            memory = assigned_memory(Path(written), platform) | {"generated_code": 0}
+            _write(folder, compiled_text(Path(written)), memory)
             shutil.rmtree(written)
             os._exit(0)  # the compiler cannot be asked to stop
         executable = compiling.result()
         memory = _statistics(executable)
-        if is_assigned(Path(written)):
-            memory = {"generated_code": memory["generated_code"]} | assigned_memory(Path(written))
+        if platform == "tpu" and is_assigned(Path(written), platform):
+            memory = {"generated_code": memory["generated_code"]} | assigned_memory(Path(written), platform)
         _write(folder, _text(executable, module, target), memory)
 
 

@@ -1,4 +1,4 @@
-"""The memory that libtpu assigns, against what it logs of a finished program, and without waiting for the code."""
+"""The memory that compilers assign, against what they say of a finished program, and without waiting for the code."""
 
 import re
 
@@ -29,12 +29,26 @@ allocation 6: size 117440512, color 1, preallocated-temp:
 
 
 @pytest.mark.once
-def test_arrays_of_the_chips_main_memory_are_counted(tmp_path):
+@pytest.mark.parametrize("platform, temporary", [("tpu", 71024), ("cuda", 70000)])
+def test_arrays_of_the_chips_main_memory_are_counted(tmp_path, platform, temporary):
     (tmp_path / "module_0001.step.after_optimizations-buffer-assignment.txt").write_text(ASSIGNMENT)
-    assert assigned_memory(tmp_path) == {"argument": 4096 + 8192, "output": 4096 + 256, "alias": 4096, "temp": 71024}
+    expected = {"argument": 4096 + 8192, "output": 4096 + 256, "alias": 4096, "temp": temporary}
+    assert assigned_memory(tmp_path, platform) == expected
 
 
-def lowered():
+@pytest.mark.ci
+@pytest.mark.parametrize("chip, policy", [("h100", "mixed_bfloat16"), ("t4", "mixed_float16")])
+def test_for_gpus_a_report_is_the_same_without_the_code(monkeypatch, tmp_path, chip, policy):
+    monkeypatch.setenv("KERAS_MP_CACHE", str(tmp_path))
+    keras_mp.set_global_policy(policy)
+    step, target = lowered("cuda"), find_target(chip)
+    whole, early = (report_of(step, target, policy, until=until) for until in ("code", "memory"))
+    assert (early.memory, early.matmuls, early.time) == (whole.memory, whole.matmuls, whole.time)
+    assert (early.roofline, early.cast_kernels) == (whole.roofline, whole.cast_kernels)
+    assert early.log != whole.log and early.memory.temporary > 0
+
+
+def lowered(platform="tpu"):
     """A step between whose arrays libtpu leaves gaps."""
     x = y = keras.Input((512, 128))
     y = keras.layers.MultiHeadAttention(2, 64)(y, y, use_causal_mask=True) + y
@@ -42,7 +56,7 @@ def lowered():
     model = keras.Model(x, keras.layers.Dense(1000)(y))
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     batch = keras.KerasTensor((32, 512, 128)), keras.KerasTensor((32, 512), "int32")
-    return lower_step(model, batch, training=True, platform="tpu")
+    return lower_step(model, batch, training=True, platform=platform)
 
 
 def sizes_in(log):
