@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+# The compiler's files, in the folder of a compilation; whoever started the compiler removes them when it has ended.
+WRITTEN = "written"
 _MODULE = "*after_optimizations.txt"
 _BUFFERS = "*after_optimizations-buffer-assignment.txt"
 # What is written behind them: by libtpu only if the step fits, for GPUs with the first kernel.

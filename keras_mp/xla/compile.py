@@ -19,6 +19,7 @@ from typing import Any
 from keras_mp.backend.common.lowered import Lowered
 from keras_mp.system.install import install_command
 from keras_mp.system.versions import installed
+from keras_mp.xla.assigned import WRITTEN
 from keras_mp.xla.refusal import Refusal, refusal_in
 from keras_mp.xla.targets import Target, availability
 
@@ -144,6 +145,7 @@ def _run(folder: Path, target: Target) -> None:
         status = subprocess.run(
             command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=_environment()
         ).returncode
+    shutil.rmtree(folder / WRITTEN, ignore_errors=True)
     if not status:
         return
     refused = refusal_in((folder / "log.txt").read_text(errors="replace"))

@@ -15,7 +15,6 @@ import json
 import os
 import re
 import resource
-import shutil
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -28,7 +27,7 @@ from jax._src import compiler
 from jax.experimental import topologies
 from jaxlib import _jax
 
-from keras_mp.xla.assigned import assigned_memory, compiled_text, dumping_to, is_assigned
+from keras_mp.xla.assigned import WRITTEN, assigned_memory, compiled_text, dumping_to, is_assigned
 from keras_mp.xla.program import describe, number_operations, read_module, remove_dead
 
 _TRITON = "xla_gpu_enable_triton_gemm"
@@ -86,22 +85,22 @@ def _statistics(executable: Any) -> dict[str, int]:
 
 def _compile_watched(folder: Path, module: Any, target: dict[str, Any]) -> None:
     """Compiles, and reads what the compiler writes about memory on the way."""
-    platform = target["platform"]
-    with tempfile.TemporaryDirectory() as written, ThreadPoolExecutor(1) as pool:
-        flags = target["flags"] | dumping_to(Path(written))
+    platform, written = target["platform"], folder / WRITTEN
+    written.mkdir(exist_ok=True)
+    with ThreadPoolExecutor(1) as pool:
+        flags = target["flags"] | dumping_to(written)
         compiling = pool.submit(_executable, folder, module, target | {"flags": flags})
         early = target["until"] == "memory"
-        while early and not compiling.done() and not is_assigned(Path(written), platform):
+        while early and not compiling.done() and not is_assigned(written, platform):
             wait([compiling], timeout=0.1)
-        if early and is_assigned(Path(written), platform):
-            memory = assigned_memory(Path(written), platform) | {"generated_code": 0}
-            _write(folder, compiled_text(Path(written)), memory)
-            shutil.rmtree(written)
+        if early and is_assigned(written, platform):
+            memory = assigned_memory(written, platform) | {"generated_code": 0}
+            _write(folder, compiled_text(written), memory)
             os._exit(0)  # the compiler cannot be asked to stop
         executable = compiling.result()
         memory = _statistics(executable)
-        if platform == "tpu" and is_assigned(Path(written), platform):
-            memory = {"generated_code": memory["generated_code"]} | assigned_memory(Path(written), platform)
+        if platform == "tpu" and is_assigned(written, platform):
+            memory = {"generated_code": memory["generated_code"]} | assigned_memory(written, platform)
         _write(folder, _text(executable, module, target), memory)
 
 

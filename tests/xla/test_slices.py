@@ -57,7 +57,7 @@ def test_a_fully_sharded_step_on_eight_gpus_of_one_host():
     # Every weight has an axis that 8 divides: an eighth of it and of its moments, the step's number, the learning rate.
     assert memory.parameters + memory.optimizer == 3 * 4 * parameters // 8 + 4 + 4
     assert memory.arguments == memory.parameters + memory.optimizer + memory.other
-    assert memory.fits and report.devices == 8 and memory.capacity == 80 * 2**30
+    assert memory.fits and report.devices == 8 and memory.capacity == keras_mp.chips.CHIPS["h100"].device_bytes
     sent = Counter()
     for collective in report.collectives:
         sent[collective.kind, collective.dtype] += collective.bytes
