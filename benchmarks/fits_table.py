@@ -243,6 +243,7 @@ def ask(name: str, form: str, chips: list[str]) -> list[dict[str, Any]]:
             "core_seconds": round(sum(os.times()[:4])),  # of this process and its compilers, for the row
         }
         for chip, row in zip(chips, report.rows, strict=True)
+        if row.fits is not None  # a compiler that failed is asked again
     ]
 
 
