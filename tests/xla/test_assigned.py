@@ -1,5 +1,6 @@
 """The memory that compilers assign, against what they say of a finished program, and without waiting for the code."""
 
+import dataclasses
 import re
 
 import keras
@@ -29,11 +30,13 @@ allocation 6: size 117440512, color 1, preallocated-temp:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("platform, temporary", [("tpu", 71024), ("cuda", 70000)])
-def test_arrays_of_the_chips_main_memory_are_counted(tmp_path, platform, temporary):
+@pytest.mark.parametrize(
+    "platform, rest", [("tpu", {"temp": 71024}), ("cuda", {"temp": 70000, "peak_memory": 8192 + 4096 + 256 + 71024})]
+)
+def test_arrays_of_the_chips_main_memory_are_counted(tmp_path, platform, rest):
     (tmp_path / "module_0001.step.after_optimizations-buffer-assignment.txt").write_text(ASSIGNMENT)
-    expected = {"argument": 4096 + 8192, "output": 4096 + 256, "alias": 4096, "temp": temporary}
-    assert assigned_memory(tmp_path, platform) == expected
+    expected = {"argument": 4096 + 8192, "output": 4096 + 256, "alias": 4096}
+    assert assigned_memory(tmp_path, platform) == expected | rest
 
 
 @pytest.mark.ci
@@ -43,7 +46,10 @@ def test_for_gpus_a_report_is_the_same_without_the_code(monkeypatch, tmp_path, c
     keras_mp.set_global_policy(policy)
     step, target = lowered("cuda"), find_target(chip)
     whole, early = (report_of(step, target, policy, until=until) for until in ("code", "memory"))
-    assert (early.memory, early.matmuls, early.time) == (whole.memory, whole.matmuls, whole.time)
+    # The compiler's own peak leaves out gaps between arrays.
+    assert 0 <= early.memory.peak - whole.memory.peak < 2**-12 * whole.memory.peak
+    assert dataclasses.replace(early.memory, peak=whole.memory.peak) == whole.memory
+    assert (early.matmuls, early.time) == (whole.matmuls, whole.time)
     assert (early.roofline, early.cast_kernels) == (whole.roofline, whole.cast_kernels)
     assert early.log != whole.log and early.memory.temporary > 0
 
