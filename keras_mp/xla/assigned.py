@@ -11,8 +11,6 @@ _MODULE = "*after_optimizations.txt"
 _BUFFERS = "*after_optimizations-buffer-assignment.txt"
 # What is written behind them: by libtpu only if the step fits, for GPUs with the first kernel.
 _LAST = {"tpu": "*.after_optimizations_after_buffer_assignment.txt", "cuda": "*.ir-no-opt.ll"}
-# In another memory, and inside of kernels; constants of a GPU's program are part of it.
-_ELSEWHERE = {"tpu": ("color", "thread-local"), "cuda": ("color", "thread-local", "constant")}
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
 
 
@@ -32,20 +30,25 @@ def compiled_text(folder: Path) -> str:
 
 
 def assigned_memory(folder: Path, platform: str) -> dict[str, int]:
-    """The statistics of `CompiledMemoryStats` but for the code and the peak, in bytes of the chip's main memory.
+    """The statistics of `CompiledMemoryStats` but for the code, in bytes of the chip's main memory.
 
-    For GPUs they are the same. That structure's own temporary memory, of libtpu 0.0.42, has the gaps between arrays
-    twice, and its peak has the chip's vector memory.
+    For GPUs they are the same, but the peak has the gaps between arrays when memory is fullest. For TPUs there is no
+    peak: that structure's own, of libtpu 0.0.42, has the chip's vector memory, and its temporary memory the gaps twice.
     """
-    sizes = dict.fromkeys(("argument", "output", "alias", "temp"), 0)
+    sizes, constants = dict.fromkeys(("argument", "output", "alias", "temp"), 0), 0
     for size, words in _ALLOCATION.findall(_read(folder, _BUFFERS)):
-        if any(word in words for word in _ELSEWHERE[platform]):
+        if "color" in words or "thread-local" in words:  # in another memory, and inside of kernels
+            continue
+        if "constant" in words and platform == "cuda":  # beside the program
+            constants += int(size)
             continue
         given, returned = "parameter" in words, "maybe-live-out" in words
         sizes["argument"] += int(size) * given
         sizes["output"] += int(size) * returned
         sizes["alias"] += int(size) * (given and returned)
         sizes["temp"] += int(size) * (not given and not returned)
+    if platform == "cuda":
+        sizes["peak_memory"] = sizes["argument"] + sizes["output"] - sizes["alias"] + sizes["temp"] + constants
     return sizes
 
 

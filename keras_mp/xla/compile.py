@@ -97,7 +97,7 @@ def compile_step(
     }
     if target.devices > 1:
         request["devices"] = target.devices
-    if target.platform == "tpu" or (target.platform == "cuda" and until == "memory"):
+    if target.platform != "cpu":
         request["until"] = until
     # TensorFlow counts its functions' names up with every trace; the content is the same.
     content = re.sub(rb"a_inference_\w+?_\d+__\.\d+", b"", lowered.module)

@@ -47,11 +47,11 @@ def main(folder: Path) -> None:
     (folder / "described.partial").replace(folder / "described.json")
     if (folder / "memory.json").is_file():
         return
-    if target["platform"] == "tpu" or target.get("until") == "memory":
-        _compile_watched(folder, module, target)
-    else:
-        executable = _executable(folder, module, target)
+    if target["platform"] == "cpu":
+        executable = _compile(module, target)
         _write(folder, _text(executable, module, target), _statistics(executable))
+    else:
+        _compile_watched(folder, module, target)
 
 
 def _executable(folder: Path, module: Any, target: dict[str, Any]) -> Any:
@@ -99,7 +99,7 @@ def _compile_watched(folder: Path, module: Any, target: dict[str, Any]) -> None:
             os._exit(0)  # the compiler cannot be asked to stop
         executable = compiling.result()
         memory = _statistics(executable)
-        if platform == "tpu" and is_assigned(written, platform):
+        if is_assigned(written, platform):
             memory = {"generated_code": memory["generated_code"]} | assigned_memory(written, platform)
         _write(folder, _text(executable, module, target), memory)
 
