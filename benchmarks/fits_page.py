@@ -83,8 +83,8 @@ def page(
     for cell in known.values():
         if "in_full" in cell:
             off = cell["peak"] / cell["in_full"] - 1
-            near = cell["peak"] > UNCONSTRAINED * find_place(cell["chip"]).capacity and "TPU" not in cell["title"]
-            why = " The GPU was near to full, and the compiler saved memory (below)." if near and off > 0 else ""
+            near = off > 0 and _fills_gpu(cell, UNCONSTRAINED)
+            why = " The GPU was near to full, and the compiler saved memory (below)." if near else ""
             lines += ["", f"{cell['model']}, {forms[cell['form']]}, {cell['title']}, compiled with all blocks: "
                       f"{cell['in_full'] / GIB:.2f} GiB; the extrapolated figure is {off:+.1%} off.{why}"]  # fmt: skip
     lines += ["", "Batches of one update, on all devices together:", ""]
@@ -104,13 +104,16 @@ def _cell(cell: Mapping[str, Any]) -> str:
     how = next((mark for words, mark in MARKS if cell["how"].startswith(words)), "c")
     if how == "c" and "blocks" in cell["how"]:
         how = "e"
-    if cell["verdict"] == "not known":
-        return "not known"
     size = f"{cell['peak'] / GIB:.1f}"
     size = f"**{size}**" if cell["verdict"] == "fits" else f"no, {size}"
-    full = cell["peak"] > NEARLY_FULL * find_place(cell["chip"]).capacity and "TPU" not in cell["title"]
-    tight = "!" if full and cell["verdict"] == "fits" else ""
+    tight = "!" if cell["verdict"] == "fits" and _fills_gpu(cell, NEARLY_FULL) else ""
     return " ".join(filter(None, [size, _short(cell["measures"]), f"({how}{tight})"]))
+
+
+def _fills_gpu(cell: Mapping[str, Any], share: float) -> bool:
+    """Whether a step takes more than a share of a GPU's memory."""
+    place = find_place(cell["chip"])
+    return place.platform == "cuda" and cell["peak"] > share * place.capacity
 
 
 def _short(measures: str) -> str:

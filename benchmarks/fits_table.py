@@ -233,7 +233,6 @@ def ask(name: str, form: str, chips: list[str]) -> list[dict[str, Any]]:
             "weights": row.figures.weights,
             "optimizer": row.figures.optimizer,
             "peak": row.figures.peak,
-            "capacity": row.capacity,
             "how": f"{row.how}; {row.figures.extrapolated}".rstrip("; "),
             "reason": row.reason,
             "code": list(row.code),

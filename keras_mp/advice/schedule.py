@@ -102,14 +102,14 @@ def _figures(one: Asked, measures: Measures, work: Work, pool: ThreadPoolExecuto
         if known.measures == measures and known.holds_for(place):
             one.tried[measures], one.origins[measures] = known.figures, known.place
             return known.figures
-    figures = yield from _asked(one, measures, work, pool, whole=False)
+    figures = yield from _compiled(one, measures, work, pool, whole=False)
     if is_doubted(figures, place):
-        figures = yield from _asked(one, measures, work, pool, whole=True)
+        figures = yield from _compiled(one, measures, work, pool, whole=True)
     family.append(Known(place, measures, figures))
     return figures
 
 
-def _asked(
+def _compiled(
     one: Asked, measures: Measures, work: Work, pool: ThreadPoolExecutor, *, whole: bool
 ) -> Generator[Future, None, Figures]:
     """The figures for the chip itself, from a file or compiled."""
