@@ -74,7 +74,8 @@ def test_gradients_of_a_model_in_float32(build):
     assert counts[0] > 1 and counts[1] == 0
     for model in models:
         model.fit(*batch, batch_size=TOKENS[0], verbose=0)
-    for one, other in zip(*(model.trainable_variables for model in models), strict=True):
+    for variable, same in zip(*(model.trainable_variables for model in models), strict=True):
+        one, other = variable.numpy(), same.numpy()
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6 * np.abs(other).max(), err_msg=variable.path)
 
 
