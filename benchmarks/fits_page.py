@@ -12,8 +12,8 @@ from keras_mp.advice.row import NEARLY_FULL
 GIB = 2**30
 HEADER = """# Which chips train which of KerasHub's models
 
-Ten backbones at their published sizes, each trained in full, with LoRA of rank 8, and with LoRA of rank 8 on a base
-quantized to int4 (`backbone.quantize("int4")`), with AdamW, in mixed_bfloat16, and on the T4 in mixed_float16. A cell
+Ten backbones at their published sizes, each trained in full, with LoRA of rank 8, and with LoRA of rank 8 on a base in
+int4, as `backbone.quantize("int4")` makes it, with AdamW, in mixed_bfloat16, and on the T4 in mixed_float16. A cell
 gives the memory of a device that one update needs, in GiB, and the cheapest measures that `keras_mp.advise` found.
 **Bold**: it fits in the memory that the GPU's driver reports, which the head of the column gives. "no" comes with the
 least need that was found. Nothing was run. A base that does not train is float32 under Keras's mixed policies.
@@ -22,10 +22,12 @@ least need that was found. Nothing was run. A base that does not train is float3
   the optimizer's states in 8 bits, too. The figure is without temporary arrays.
 - **c**: compiled with all blocks. **e**: extrapolated from compiles with 4 and with 8 blocks. **=**: compiled for
   another chip of the same architecture.
-- **!**: more than nine tenths of a GPU's memory, of which the runtime takes a part. Compiled (c!): expect that it does
-  not fit, and take the next measure. Extrapolated (e!): not decided, because there the compiler saves memory (below).
+- **!**, not bold: more than nine tenths of a GPU's memory, of which the runtime takes a part. Compiled (c!): expect
+  that it does not fit, and take the next measure. Extrapolated (e!): not decided, because there the compiler saves
+  memory (below).
 
-`python benchmarks/fits_table.py --markdown docs/fits-table.md`, {made}.
+`python benchmarks/fits_table.py --in-full --markdown docs/fits-table.md`, {made}. A cell is asked once and kept, so
+the cells are of several days in November 2026; to ask one again, take it out of benchmarks/fits_table.json.
 {count}
 
 """
@@ -37,16 +39,20 @@ FOOTER = """
   as one with larger: it was given the room. Chips of two architectures differ in any case: their kernels are others.
 - An extrapolated figure does not contain this: the steps with 4 and with 8 blocks are far below the limit. Above 70% of
   a GPU the step can need less, and fewer measures may be enough.
-- For TPUs the compiler is ended when it has assigned memory, before it generates code: up to 85% of the chip, the
-  program itself, a few hundred MiB, is not counted.
+- For TPUs the compiler is ended when it has assigned memory, before it generates code. So where a step takes at most
+  85% of a TPU, the figure is without the program itself, a few hundred MiB.
 - int4 makes the base an eighth as large as in float32. Without lean layers a step keeps each dequantized kernel from
-  the forward pass to the backward pass ([LoRA](lora.md)). Activations and logits stay as they are, and so does the
-  batch.
+  the forward pass to the backward pass ([LoRA](lora.md)): so int4 needs more than LoRA in some cells without "lean".
+  Activations and logits stay as they are, and so does the batch.
+- The memory is that of training. To quantize, Keras first needs the backbone in float32 on the host: four bytes a
+  parameter. Quantize once on a machine that has them, `save_to_preset`, and load that preset where you train.
 - [Will it fit?](will-it-fit.md) says what a verdict rests on, and where not to trust it.
 
 ## The lines
 
-For each set of measures of the table, what applies it, with an example:
+For each set of measures of the table, the lines that apply it, with an example. `build()` makes the backbone, with
+`backbone.quantize("int4")` for LoRA on int4 and `backbone.enable_lora(8)` for both kinds of LoRA, and compiles the
+task:
 """
 MARKS = (("shapes", "s"), ("a compile for", "="))
 
@@ -105,8 +111,11 @@ def _cell(cell: Mapping[str, Any]) -> str:
     if how == "c" and "blocks" in cell["how"]:
         how = "e"
     size = f"{cell['peak'] / GIB:.1f}"
-    size = f"**{size}**" if cell["verdict"] == "fits" else f"no, {size}"
     tight = "!" if cell["verdict"] == "fits" and _fills_gpu(cell, NEARLY_FULL) else ""
+    if cell["verdict"] != "fits":
+        size = f"no, {size}"
+    elif not tight:
+        size = f"**{size}**"
     return " ".join(filter(None, [size, _short(cell["measures"]), f"({how}{tight})"]))
 
 

@@ -82,7 +82,7 @@ def targets() -> None:
         table.add_column(column)
     for name in target_names():
         target = find_target(name)
-        memory = f"{target.chip.memory_bytes // target.chip.devices / 2**30:.0f} GiB" if target.chip else ""
+        memory = f"{target.chip.device_bytes / 2**30:.1f} GiB" if target.chip else ""
         if target.chip and target.chip.devices > 1:
             memory += f" a device, {target.chip.devices} devices a chip"
         available = availability(target)

@@ -46,7 +46,8 @@ def test_targets(tmp_path):
     done = run("targets", cache=tmp_path)
     assert done.returncode == 0 and done.stderr == ""
     assert "h100" in done.stdout and "TPU v5e" in done.stdout
-    assert re.search(r"v7x .* 96 GiB a device, 2\s", done.stdout)
+    assert re.search(r"v7x .* 96.0 GiB a device, 2\s", done.stdout)
+    assert re.search(r"t4 .* 14.7 GiB", done.stdout)  # as `inspect` says
 
 
 def test_targets_print_the_whole_command_that_installs_a_compiler(monkeypatch, capsys):

@@ -64,8 +64,9 @@ def prepare(
         state_dtype: what the optimizer's slots, such as Adam's moments, are stored in: "float32", the default;
             "bfloat16"; or "float8", as `LossScaleOptimizer` says. None leaves a `LossScaleOptimizer` as it is.
         islands: whether update, normalizations, GELU and SiLU of a step that is not jitted are jitted programs within
-            it, each by itself. They are compiled for the first 16 batch sizes, and are kernels in later ones. It
-            concerns TensorFlow on a CPU: accelerators and JAX jit the step as a whole.
+            it, each by itself, and gradients of convolutions' kernels are matrix products where that is faster. The
+            programs are compiled for the first 16 batch sizes, and are kernels in later ones. It concerns TensorFlow
+            on a CPU: accelerators and JAX jit the step as a whole.
         **compile_arguments: of `model.compile`; a `jit_compile` among them is used instead of the choice made here.
 
     Returns:

@@ -190,6 +190,20 @@ def test_plain_sgd_keeps_a_gradient_sparse():
     np.testing.assert_allclose(table, 1 - 0.1 * np.array([0, 1, 0, 2, 0, 0])[:, np.newaxis] * np.ones((1, 2)))
 
 
+def test_an_own_optimizer_gets_a_sparse_gradient_as_it_is():
+    # How an own class treats it is its own; Keras's classes become dense where they would write all rows anyway.
+    kinds = []
+
+    class Rows(keras.optimizers.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            kinds.append(type(gradient).__name__)
+            super().update_step(gradient, variable, learning_rate)
+
+    (table, _), programs = embedding_step(no_scale(Rows(0.1, momentum=0.9)), True)
+    assert not programs and "IndexedSlices" in kinds
+    np.testing.assert_allclose(table, 1 - 0.1 * np.array([0, 1, 0, 2, 0, 0])[:, np.newaxis] * np.ones((1, 2)))
+
+
 class Printing(keras.optimizers.SGD):
     def update_step(self, gradient, variable, learning_rate):
         tf.print("update", output_stream="file:///dev/null")

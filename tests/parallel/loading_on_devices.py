@@ -242,6 +242,39 @@ def test_a_wrong_preset_is_told(preset, tmp_path):
             load(str(tmp_path))
 
 
+def assert_laid_out(backbone, get_layout_map):
+    """Its eight kernels of a block and of the embedding lie as Keras's own ModelParallel has them by the same map."""
+    mesh = keras.distribution.DeviceMesh((2, 2), ["batch", "model"], keras.distribution.list_devices())
+    layouts = get_layout_map(mesh)
+    specs = {v.path: tuple(v.value.sharding.spec) for v in backbone.variables}
+    assert sum("model" in spec for spec in specs.values()) == 8
+    for path, spec in specs.items():
+        assert spec == (tuple(layouts[path].axes) if layouts[path] else (None,) * len(spec))
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["Llama", "Qwen"])
+def test_the_layout_maps_of_other_backbones(name):
+    backbone_of = getattr(pytest.importorskip("keras_hub").models, f"{name}Backbone")
+    sizes = {size: number for size, number in SIZE.items() if size != "head_dim"} | {"tie_word_embeddings": True}
+    x = {"token_ids": np.ones((4, 8), "int32"), "padding_mask": np.ones((4, 8), "int32")}
+
+    def trained(backbone, weights=None):
+        model = keras.Model(backbone.input, keras.layers.Dense(1, use_bias=False)(backbone.output))
+        model.compile(keras.optimizers.SGD(1e-5), "mse")
+        model.set_weights(weights or model.get_weights())
+        before = model.get_weights()
+        return before, model.fit(x, np.ones((4, 8, 1)), batch_size=4, epochs=3, verbose=0).history["loss"]
+
+    weights, expected = trained(backbone_of(**sizes))
+    with keras_mp.distribute("tensor", mesh=(2, 2), rules=backbone_of.get_layout_map):
+        backbone = backbone_of(**sizes)
+        _, losses = trained(backbone, weights)
+        assert_laid_out(backbone, backbone_of.get_layout_map)
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    assert losses[-1] < losses[0]
+
+
 @pytest.mark.ci
 def test_a_backbones_own_layout_map(preset):
     get_layout_map = gemma().get_layout_map
@@ -250,13 +283,7 @@ def test_a_backbones_own_layout_map(preset):
     with keras_mp.distribute("tensor", mesh=(2, 2), rules=get_layout_map):
         backbone = load(preset)
         found = np.asarray(backbone(x))
-        # What Keras's own ModelParallel makes of the same map.
-        mesh = keras.distribution.DeviceMesh((2, 2), ["batch", "model"], keras.distribution.list_devices())
-        layouts = get_layout_map(mesh)
-        specs = {v.path: tuple(v.value.sharding.spec) for v in backbone.variables}
-        assert sum("model" in spec for spec in specs.values()) == 8
-        for path, spec in specs.items():
-            assert spec == (tuple(layouts[path].axes) if layouts[path] else (None,) * len(spec))
+        assert_laid_out(backbone, get_layout_map)
         model = keras.Sequential([backbone, keras.layers.Dense(1, use_bias=False)])
         model.compile("adam", "mse")
         model.fit(x, np.ones((4, 8, 1)), batch_size=4, verbose=0)

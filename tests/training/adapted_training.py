@@ -35,9 +35,9 @@ def build(policy, learning_rate=0.03, state_dtype=None, **sizes):
     return keras_mp.prepare(model, keras.optimizers.Adam(learning_rate), loss, state_dtype=state_dtype)
 
 
-def train(policy, folder, *actions, state_dtype=None):
+def train(policy, folder, *actions, **settings):
     """Trains over checkpoints; returns the model."""
-    model, batches = build(policy, state_dtype=state_dtype), Planted()
+    model, batches = build(policy, **settings), Planted()
     checkpoint = keras_mp.TrainingCheckpoint(folder, batches, every=2)
     # KerasHub's own fit, which preprocesses text, takes no PyDataset.
     keras.Model.fit(model, batches, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[*actions, checkpoint])

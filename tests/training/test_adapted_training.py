@@ -47,8 +47,8 @@ def test_lora_on_int4_learns_a_text_and_its_merged_export_knows_it(policy, tmp_p
         if variable.path in frozen:
             np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), frozen[variable.path])
     report = keras_mp.export_float32(model, tmp_path / "exported", x)
-    # `unmerged_float32` is Keras's own quantized model in float32; what is left is the order of float32 sums.
-    assert report.max_difference <= 1e-5
+    if policy == "float32":  # from the quantized model itself; what is left is the order of float32 sums
+        assert report.precision_gap <= 1e-5
     merged = merged_float32(model)
     assert continued(merged, adapted_models.PLANTED[:1], len(adapted_models.PLANTED)) == list(adapted_models.PLANTED)
 
@@ -65,7 +65,8 @@ def test_a_killed_training_on_int4_ends_bit_for_bit_like_one_that_was_not(policy
     killed = subprocess.run(command, stderr=subprocess.PIPE, timeout=280, env=environment)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     print(f"killed after epoch {place[0]}, step {place[1]}")
-    resumed = adapted_training.train(policy, tmp_path / "killed")
+    # Of another seed: what the checkpoint lacked would differ, int4 codes too.
+    resumed = adapted_training.train(policy, tmp_path / "killed", seed=4)
     for one, other in zip(values(whole), values(resumed), strict=True):
         np.testing.assert_array_equal(other, one)
 
@@ -103,6 +104,23 @@ def test_fp8_leaves_quantized_layers_out_and_says_why():
     reasons = {decision.path: (decision.float8, decision.reason) for decision in keras_mp.fp8.explain(new)}
     assert reasons["first"] == (False, "it is quantized to int4") and reasons["last"][0] is True
     assert new.layers[0].quantization_mode == "int4"
+
+
+def test_int4_with_lora_and_an_fp8_layer_train_together():
+    layers = [keras.layers.Dense(32, name="first"), keras.layers.Dense(32, name="last")]
+    model = keras.Sequential([keras.Input((32,)), *layers])
+    adapted_models.adapt(model.layers[0], "int4")
+    model = keras_mp.fp8.convert(model, select=lambda path, layer: True)
+    model = keras_mp.prepare(model, keras.optimizers.Adam(0.01), "mse")
+    first, last = model.layers
+    codes, kernel = (keras.ops.convert_to_numpy(weight) for weight in (first._kernel, last.kernel))
+    x = np.random.default_rng().normal(size=(64, 32)).astype("float32")
+    losses = model.fit(x, np.tanh(x[:, ::-1]), epochs=20, verbose=0).history["loss"]
+    assert losses[-1] < 0.8 * losses[0]
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(first._kernel), codes)
+    assert np.any(keras.ops.convert_to_numpy(last.kernel) != kernel)
+    (path,) = [d.path for d in keras_mp.fp8.explain(model) if d.float8]
+    assert path == "last" and first.lora_enabled
 
 
 def test_8_bit_states_of_a_model_that_trains_nothing():
