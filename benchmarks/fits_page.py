@@ -26,9 +26,9 @@ least need that was found. Nothing was run. A base that does not train is float3
   that it does not fit, and take the next measure. Extrapolated (e!): not decided, because there the compiler saves
   memory (below).
 
-`python benchmarks/fits_table.py --in-full --markdown docs/fits-table.md`, {made}. A cell is asked once and kept, so
-the cells are of several days in November 2026; to ask one again, take it out of benchmarks/fits_table.json.
-{count}
+`python benchmarks/fits_table.py --in-full --markdown docs/fits-table.md`, {made}.
+A cell is asked once and kept, so the cells are of several days in November 2026; to ask one again, take it out of
+benchmarks/fits_table.json. {count}
 
 """
 FOOTER = """
