@@ -111,10 +111,12 @@ def _cell(cell: Mapping[str, Any]) -> str:
     if how == "c" and "blocks" in cell["how"]:
         how = "e"
     size = f"{cell['peak'] / GIB:.1f}"
-    tight = "!" if cell["verdict"] == "fits" and _fills_gpu(cell, NEARLY_FULL) else ""
+    tight = ""
     if cell["verdict"] != "fits":
         size = f"no, {size}"
-    elif not tight:
+    elif _fills_gpu(cell, NEARLY_FULL):
+        tight = "!"
+    else:
         size = f"**{size}**"
     return " ".join(filter(None, [size, _short(cell["measures"]), f"({how}{tight})"]))
 

@@ -6,3 +6,11 @@ def jitted(function):
     concrete = function.get_concrete_function() if hasattr(function, "get_concrete_function") else function
     library = concrete.graph.as_graph_def().library.function
     return [called.signature.name for called in library if called.attr["_XlaMustCompile"].b]
+
+
+def jitted_in_step(model, *batch):
+    """The same of a model's training step, traced for batches of any size."""
+    import tensorflow as tf
+
+    step = tf.function(lambda *batch: model.train_step(batch), autograph=False)
+    return jitted(step.get_concrete_function(*(tf.TensorSpec((None, *part.shape[1:]), part.dtype) for part in batch)))

@@ -205,6 +205,37 @@ def test_the_update_is_a_program_on_each_device(name):
         np.testing.assert_allclose(one[0], other[0], rtol=2e-6, atol=1e-6)
 
 
+def prepared(islands):
+    """A model with each kind of island, which is trained on a row for each replica, and a step's jitted programs."""
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(4)
+    with scope():
+        kinds = [keras.layers.LayerNormalization(dtype="mixed_bfloat16"), keras.layers.RMSNormalization()]
+        hidden = [keras.layers.Dense(8, "gelu"), *kinds, keras.layers.Dense(8, "silu")]
+        model = keras.Sequential([keras.Input((6,)), *hidden, keras.layers.Dense(1)])
+        model = keras_mp.prepare(model, keras.optimizers.SGD(0.1, momentum=0.9), "mse", islands=islands)
+    rng = np.random.default_rng(6)
+    x, y = (rng.normal(size=(4 * REPLICAS, width)).astype("float32") for width in (6, 1))
+    fit(model, x, y)
+    step = tf.function(
+        lambda rows: run(lambda row: model.train_step((row[:, :-1], row[:, -1:])), rows), autograph=False
+    )
+    programs = jitted(step.get_concrete_function(tf.TensorSpec((REPLICAS, 7))))
+    return [values_on_each(v) for v in (*model.trainable_variables, *model.optimizer.variables)], programs
+
+
+@pytest.mark.skipif(not TENSORFLOW, reason="on JAX a step is one program")
+@pytest.mark.ci
+def test_a_model_with_islands_trains_as_one_without():
+    (ours, programs), (kernels, none) = (prepared(islands) for islands in (True, False))
+    assert len(programs) > REPLICAS and not none  # more than the updates
+    for one, other in zip(ours, kernels, strict=True):
+        for value in one[1:]:
+            np.testing.assert_array_equal(value, one[0])
+        np.testing.assert_allclose(one[0], other[0], rtol=1e-2, atol=1e-3)
+
+
 @pytest.mark.skipif(not TENSORFLOW, reason="JAX has one program for all devices")
 def test_an_optimizer_that_was_wrapped_where_there_is_one_device_sums_over_replicas():
     import tensorflow as tf

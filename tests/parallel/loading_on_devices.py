@@ -259,17 +259,22 @@ def test_the_layout_maps_of_other_backbones(name):
     sizes = {size: number for size, number in SIZE.items() if size != "head_dim"} | {"tie_word_embeddings": True}
     x = {"token_ids": np.ones((4, 8), "int32"), "padding_mask": np.ones((4, 8), "int32")}
 
-    def trained(backbone, weights=None):
+    def build():
+        backbone = backbone_of(**sizes)
         model = keras.Model(backbone.input, keras.layers.Dense(1, use_bias=False)(backbone.output))
         model.compile(keras.optimizers.SGD(1e-5), "mse")
-        model.set_weights(weights or model.get_weights())
-        before = model.get_weights()
-        return before, model.fit(x, np.ones((4, 8, 1)), batch_size=4, epochs=3, verbose=0).history["loss"]
+        return backbone, model
 
-    weights, expected = trained(backbone_of(**sizes))
+    def losses_of(model):
+        return model.fit(x, np.ones((4, 8, 1)), batch_size=4, epochs=3, verbose=0).history["loss"]
+
+    _, alone = build()
+    weights = alone.get_weights()
+    expected = losses_of(alone)
     with keras_mp.distribute("tensor", mesh=(2, 2), rules=backbone_of.get_layout_map):
-        backbone = backbone_of(**sizes)
-        _, losses = trained(backbone, weights)
+        backbone, model = build()
+        model.set_weights(weights)
+        losses = losses_of(model)
         assert_laid_out(backbone, backbone_of.get_layout_map)
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
     assert losses[-1] < losses[0]
