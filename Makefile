@@ -7,32 +7,36 @@ XDIST := -n 2 --dist worksteal
 NVIDIA_DRIVER ?= /proc/driver/nvidia/version /usr/lib/wsl/lib/libcuda.so.1
 CUDA ?= $(if $(wildcard $(NVIDIA_DRIVER)),tensorflow[and-cuda])
 PYTEST := $(BIN)/python -m pytest $(XDIST)
-# The Python of Colab's images, where this machine has it: on PATH, or one of pyenv's.
-COLAB_PYTHON ?= $(shell python3.13 -c "" 2> /dev/null && echo python3.13 || ls $(HOME)/.pyenv/versions/3.13*/bin/python3.13 2> /dev/null | tail -1)
-# TensorFlow keeps what XLA compiled until the process ends: the tests in parts, so that a worker stays below 4 GB.
-THIRDS := "tests/[b-k]*/" "tests/[l-q]*/" "tests/[r-z]*/ tests/test_*.py"
-SIXTHS := "tests/[b-e]*/" "tests/[f-k]*/" "tests/[l-m]*/" "tests/[n-q]*/" "tests/[r-s]*/" "tests/[t-z]*/ tests/test_*.py"
+# The newest Python that this machine has, on PATH or pyenv's: that of Colab's images, and of `make test-newest`.
+newest = $(shell for v in $(1); do python$$v -c "" 2> /dev/null && echo python$$v && break; ls -d $(HOME)/.pyenv/versions/$$v.*/bin/python$$v 2> /dev/null | tail -1 | grep . && break; done)
+COLAB_PYTHON ?= $(call newest,3.13)
+NEWEST_PYTHON ?= $(call newest,3.13 3.12)
+# A worker keeps what XLA compiled until it ends, and stays below 4 GB if it does not run everything that is slow.
+SLOW_PARTS := "tests/[b-k]*/" "tests/lean tests/loss_scaling" "tests/[m-r]*/" "tests/[s-z]*/ tests/test_*.py"
 
-.PHONY: train test test-rest bench test-all test-tensorflow test-jax test-oldest test-colab test-notebook bundle docs notebooks lint sweep tasks parity clean
+.PHONY: train test test-slow bench test-all test-tensorflow test-jax test-long test-oldest test-newest test-newest-tensorflow test-newest-jax newest test-colab test-notebook bundle docs notebooks lint sweep tasks parity clean
 
 train: .venv/train  ## Train the digits recipe and export it as a float32 SavedModel.
 	$(BIN)/python -m recipes digits
 
-test: lint test-tensorflow test-jax  ## What tells within ten minutes that a change is right.
+test: lint test-tensorflow test-jax  ## The tests that are not slow; of these JAX runs those marked `jax`.
 
 test-tensorflow: .venv/test
-	for part in $(THIRDS); do KERAS_BACKEND=tensorflow $(PYTEST) -m "not ci and not slow" $$part || exit 1; done
+	KERAS_BACKEND=tensorflow $(PYTEST) -m "not slow"
 
 test-jax: .venv/test
-	KERAS_BACKEND=jax $(PYTEST) -m "not ci and not slow and not once"
+	KERAS_BACKEND=jax $(PYTEST) -m "jax and not slow"
 
-test-rest: .venv/test test-notebook  ## What continuous integration runs after `make test`.
-	for part in $(SIXTHS); do KERAS_BACKEND=tensorflow $(PYTEST) -m "ci and not slow" $$part || exit 1; done
-	KERAS_BACKEND=jax $(PYTEST) -m "ci and not slow and not once"
+test-slow: .venv/test test-notebook  ## What continuous integration runs after `make test`: what is slow, but for tests/long.
+	for part in $(SLOW_PARTS); do KERAS_BACKEND=tensorflow $(PYTEST) -m slow --ignore tests/long $$part || exit 1; done
+	KERAS_BACKEND=jax $(PYTEST) -m "jax and slow" --ignore tests/long
 
-test-all: test test-rest sweep tasks parity test-oldest test-colab  ## Also what takes longer; see docs/ for the last output.
-	KERAS_BACKEND=tensorflow $(PYTEST) -m slow
-	KERAS_BACKEND=jax $(PYTEST) -m "slow or once"
+test-long: .venv/test  ## Every test on JAX, too, and what takes minutes.
+	KERAS_BACKEND=tensorflow $(PYTEST) tests/long
+	KERAS_BACKEND=jax $(PYTEST) tests/long
+	for part in $(SLOW_PARTS); do KERAS_BACKEND=jax $(PYTEST) -m "not jax" --ignore tests/long $$part || exit 1; done
+
+test-all: test test-slow test-long sweep tasks parity test-oldest test-newest test-colab  ## All; see docs/ for the last output.
 
 bench: .venv/test  ## A training step of three models beside their peers; the tables go to docs/results.
 	$(BIN)/python benchmarks/peers.py --out docs/results
@@ -53,14 +57,28 @@ parity: .venv/train  ## The digits recipe in three precisions, three seeds each.
 	$(BIN)/python -m recipes.parity digits --seeds 3 --out docs/digits-parity.md
 
 test-oldest: .venv-oldest/test  ## The same tests on the oldest Keras, TensorFlow and JAX supported.
-	KERAS_BACKEND=tensorflow .venv-oldest/bin/python -m pytest $(XDIST) -m "not slow"
-	KERAS_BACKEND=jax .venv-oldest/bin/python -m pytest $(XDIST) -m "not slow"
+	KERAS_BACKEND=tensorflow .venv-oldest/bin/python -m pytest $(XDIST) --ignore tests/long
+	KERAS_BACKEND=jax .venv-oldest/bin/python -m pytest $(XDIST) --ignore tests/long
+
+test-newest: test-newest-tensorflow test-newest-jax  ## `make test` on the newest Python here and the newest of everything.
+
+ifneq ($(NEWEST_PYTHON),)
+test-newest-tensorflow test-newest-jax: test-newest-%: .venv-newest/test
+	KERAS_BACKEND=$* .venv-newest/bin/python -m pytest $(XDIST) -m "$(if $(filter jax,$*),jax and )not slow"
+else
+test-newest-tensorflow test-newest-jax:
+	@echo "$@: this machine has no Python 3.12 or 3.13, on PATH or of pyenv: not run"
+endif
+
+newest: .venv-newest/test  ## constraints-newest.txt anew: the newest versions that pip finds today.
+	.venv-newest/bin/python -m pip install --upgrade --upgrade-strategy eager -e ".[test]"
+	.venv-newest/bin/python -m pip freeze --exclude-editable > constraints-newest.txt
 
 test-colab: .venv-colab/test  ## The tests on the versions of Colab's TPU image, without TensorFlow.
 	KERAS_BACKEND=jax .venv-colab/bin/python -m pytest $(XDIST) -m "not slow"
 
 test-notebook: .venv/test .venv-colab-tpu/ready  ## The TPU notebook in an empty folder, with what Colab's image has.
-	$(BIN)/python -m pytest -m slow tests/colab -k train_on_tpu
+	$(BIN)/python -m pytest tests/long -k train_on_tpu
 
 docs: .venv/docs  ## The site, in build/site; a warning is an error.
 	$(BIN)/python -m mkdocs build
@@ -84,6 +102,11 @@ notebooks: .venv/test .venv-colab-tpu/ready .venv-colab-cpu/ready  ## Make the n
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e ".[test]"
 	touch $@
 
+.venv-newest/test: pyproject.toml constraints-newest.txt
+	test -x .venv-newest/bin/python || $(NEWEST_PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-newest.txt -e ".[test]"
+	touch $@
+
 .venv-colab/test: pyproject.toml constraints-colab.txt
 	test -x .venv-colab/bin/python || $(PYTHON) -m venv .venv-colab
 	.venv-colab/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-colab.txt -e ".[colab]"
@@ -95,4 +118,4 @@ notebooks: .venv/test .venv-colab-tpu/ready .venv-colab-cpu/ready  ## Make the n
 	touch $@
 
 clean:
-	rm -rf .venv .venv-oldest .venv-colab .venv-colab-tpu .venv-colab-cpu runs build *.egg-info
+	rm -rf .venv .venv-oldest .venv-newest .venv-colab .venv-colab-tpu .venv-colab-cpu runs build *.egg-info

@@ -2,6 +2,9 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Tests compile many small programs and run each once: without LLVM's optimizer they take three quarters of the time.
+# XLA's own passes, which decide precision and memory, are all there. `XLA_FLAGS= make test` runs what users run.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 import ctypes
 import gc
@@ -16,7 +19,6 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # the helpers beside the tests: zoo, fake_devices
 
 import random_seed
-from marks import has_turn
 
 GROWN = 2 * 2**30  # bytes that a worker may hold from one file to the next
 SEED = f"{random_seed.VARIABLE}={random_seed.of_this_run()}"
@@ -27,14 +29,6 @@ def pytest_configure(config):
         import hypothesis
 
         hypothesis.core.global_force_seed = random_seed.of_this_run()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """What is the same code on both backends is not tested on both each time: see marks.py."""
-    for item in items:
-        if not has_turn(item):
-            item.add_marker("slow")
 
 
 def pytest_report_header():

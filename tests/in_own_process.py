@@ -1,7 +1,7 @@
 """Runs a test file in a process of its own, for tests that must configure devices before anything has used them.
 
-Such a file is not called test_*.py; a test beside it starts it, once for each of the parts QUICK, REST and SLOW. The
-marks of a test in the file say which part it is in, as everywhere.
+Such a file is not called test_*.py; a test beside it starts it, once for each of the parts QUICK and SLOW. The marks of
+a test in the file say which part it is in, as everywhere.
 """
 
 import os
@@ -12,22 +12,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-QUICK = pytest.param("not ci and not slow", id="quick", marks=pytest.mark.both)
-REST = pytest.param("ci and not slow", id="rest", marks=[pytest.mark.ci, pytest.mark.both, pytest.mark.timeout(900)])
-SLOW = pytest.param("slow", id="slow", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
+QUICK = pytest.param("not slow", id="quick", marks=pytest.mark.jax)
+SLOW = pytest.param("slow", id="slow", marks=[pytest.mark.slow, pytest.mark.jax, pytest.mark.timeout(900)])
 
 
-def run(file: Path, part: str, devices: int) -> None:
-    """Runs the tests of `file` that the marks `part` select, on so many devices where JAX makes them."""
+def run(files: Path | list[Path], part: str, devices: int) -> None:
+    """Runs the tests of files in one process that the marks `part` select, on so many devices where JAX makes them."""
     # XLA has a thread for each device. All wait for each other in a sum, and one may wait for a thread to compute in:
     # NPROC is how many threads it makes at least.
     environment = os.environ | {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}",
         "NPROC": str(4 * devices),
     }
     environment.pop("PYTEST_XDIST_WORKER", None)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", str(file), "-m", part]
-    limit = ["--timeout", "3000"] if part == "slow" else []
-    done = subprocess.run([*command, *limit], env=environment, capture_output=True, text=True, cwd=ROOT)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", part]
+    command += map(str, files if isinstance(files, list) else [files])
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
     print(done.stdout[-8000:])
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

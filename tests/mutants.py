@@ -1,15 +1,17 @@
 """How many small faults the tests of `make test` find: mutants of the library, each judged by the tests of its room.
 
-    python tests/mutants.py draw                 # tests/mutants.txt: which mutants, from a seed
-    python tests/mutants.py judge --out judged   # runs each on TensorFlow; two at a time, about half a minute each
+    python tests/mutants.py draw                     # tests/mutants.txt: which mutants, from a seed
+    python tests/mutants.py judge --out judged.txt   # runs each on TensorFlow, two at a time
 
-A mutant is one change of one expression. It is killed when a test of the folder that mirrors its room fails or hangs; the
-first failure ends its run. Mutants that change nothing a program could see are listed in EQUIVALENT with the reason.
+A mutant is one change of one expression. It is killed when a test of the folder that mirrors its room fails or hangs;
+the first failure ends its run. One run of the folder without a mutant says which files reach the expression: only
+these are run with the mutant. EQUIVALENT lists mutants that change nothing a program could see, with the reason.
 """
 
 import argparse
 import ast
 import collections
+import json
 import os
 import random
 import shutil
@@ -116,31 +118,75 @@ def draw():
     LIST.write_text("\n".join(lines) + "\n")
 
 
-def mutated(root, mutant):
-    """The file of a mutant, its text, and its text with the mutant."""
+def place_of(mutant):
+    """A mutant's file, where in its bytes the expression begins and ends, and the text in its place."""
     place, text = mutant.split(" => ", 1)
     name, line, middle, end = place.split(":")
     column, last = middle.split("-")
-    file = root / name
-    before = file.read_text()
-    lines = before.encode().splitlines(keepends=True)
-    start = sum(map(len, lines[: int(line) - 1])) + int(column)
-    stop = sum(map(len, lines[: int(last) - 1])) + int(end)
-    raw = before.encode()
-    return file, before, (raw[:start] + text.encode() + raw[stop:]).decode()
+    starts = [0]
+    for row in (HERE.parent / name).read_bytes().splitlines(keepends=True):
+        starts.append(starts[-1] + len(row))
+    return name, starts[int(line) - 1] + int(column), starts[int(last) - 1] + int(end), text
 
 
-def tests_of(file, root):
-    """The tests of a file's room, those of its own module first."""
-    folder = root / "tests" / file.parent.name
-    files = sorted(folder.glob("test_*.py"))
-    return [str(f) for f in sorted(files, key=lambda f: (file.stem not in f.stem, f.name))]
+def mutated(root, mutant):
+    """The file of a mutant, its bytes, and its bytes with the mutant."""
+    name, start, end, text = place_of(mutant)
+    before = (root / name).read_bytes()
+    return root / name, before, before[:start] + text.encode() + before[end:]
 
 
-def judge(root, mutant, options):
-    """Runs the tests of a mutant's room in a child that has imported the frameworks; the name of the failed test."""
+PROBE = """
+import os
+
+def hit(number):
+    with open(os.environ["MUTANTS_REACHED"], "a") as file:
+        file.write(f"{number} {os.environ.get('MUTANTS_FILE', 'import')}\\n")
+
+def pytest_runtest_setup(item):
+    os.environ["MUTANTS_FILE"] = item.path.name
+"""
+
+
+def reached(root, mutants, room, out, options):
+    """Runs the tests of a room once, and writes down for each mutant the files of tests that reach its place."""
+    (root / "mutants_probe.py").write_text(PROBE)
+    inserts = collections.defaultdict(list)
+    for number, mutant in enumerate(mutants):
+        name, start, end, text = place_of(mutant)
+        hit = f"__import__('mutants_probe').hit({number})"
+        if text == "pass" or text == "return None":
+            inserts[name].append((start, 1, end, f"{hit}; "))
+        else:  # where several begin, the outermost opens first; where several end, the innermost closes first
+            inserts[name].append((start, 1, end, f"({hit}, ("))
+            inserts[name].append((end, 0, start, "))[1]"))
+    for name, of_file in inserts.items():
+        text = (root / name).read_bytes()
+        for place, _, _, inserted in sorted(of_file, reverse=False, key=lambda i: (-i[0], i[1], i[2])):
+            text = text[:place] + inserted.encode() + text[place:]
+        (root / name).write_bytes(text)
+    lines = root / f"reached_{room}.txt"
+    lines.write_text("")
+    environment = os.environ | {"MUTANTS_REACHED": str(lines), "PYTHONPATH": str(root)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "mutants_probe", *options]
+    done = subprocess.run([*command, f"tests/{room}"], cwd=root, env=environment, capture_output=True, text=True)
+    print(room, done.stdout.strip().splitlines()[-1], flush=True)
+    files = {mutant: set() for mutant in mutants}
+    for number, file in map(str.split, set(lines.read_text().splitlines())):
+        files[mutants[int(number)]].add(file)
+    out.write_text(json.dumps({mutant: sorted(names) for mutant, names in files.items()}))
+
+
+def judge(root, mutant, names, options):
+    """Runs the tests that reach a mutant in a child that has imported the frameworks; the name of the failed test."""
     file, before, after = mutated(root, mutant)
-    file.write_text(after)
+    every = sorted(path.name for path in (root / "tests" / file.parent.name).glob("test_*.py"))
+    names = every if "import" in names else [name for name in every if name in names]
+    if not names:
+        return "SURVIVED: no test reaches it"
+    names.sort(key=lambda name: file.stem not in name)
+    tests = [f"tests/{file.parent.name}/{name}" for name in names]
+    file.write_bytes(after)
     log = root / "judged.log"
     child = os.fork()
     if not child:
@@ -149,7 +195,7 @@ def judge(root, mutant, options):
         os.dup2(out, 1), os.dup2(out, 2)
         import pytest
 
-        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *options, *tests_of(file, root)])
+        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *options, *tests])
         sys.stdout.flush()
         os._exit(int(code))
     started = time.monotonic()
@@ -164,14 +210,14 @@ def judge(root, mutant, options):
             os.waitpid(child, 0)
             return "killed: hangs"
     finally:
-        file.write_text(before)
-    if status == 0:
+        file.write_bytes(before)
+    if os.waitstatus_to_exitcode(status) in (0, 5):  # 5: none of the tests is selected
         return "SURVIVED"
     failed = [line for line in log.read_text().splitlines() if line.startswith(("FAILED", "ERROR"))]
     return f"killed: {failed[0].split(' - ')[0] if failed else f'status {status}'}"
 
 
-def work(root, mutants, out, options):
+def work(root, mutants, files, out, options):
     os.chdir(root)
     sys.path[:] = [str(root), str(root / "tests"), *(p for p in sys.path if p not in ("", str(HERE), str(HERE.parent)))]
     sys.dont_write_bytecode = True
@@ -182,7 +228,7 @@ def work(root, mutants, out, options):
 
     for mutant in mutants:
         started = time.monotonic()
-        verdict = judge(root, mutant, options)
+        verdict = judge(root, mutant, files[mutant], options)
         with open(out, "a") as file:
             file.write(f"{verdict} | {time.monotonic() - started:.0f} s | {mutant}\n")
 
@@ -200,35 +246,71 @@ def summary(out):
     print(f"{'all':14} {sum(k for k, _ in counts.values()):3} of {sum(n for _, n in counts.values()):3}")
 
 
+def copied(folder):
+    """A copy of the repository, which mutants change."""
+    shutil.copytree(HERE.parent, folder, ignore=shutil.ignore_patterns(".*", "build", "docs"))
+    return folder
+
+
+def side_by_side(commands):
+    """Runs commands two at a time."""
+    running = []
+    for command in commands:
+        while len(running) == 2:
+            time.sleep(0.5)
+            running = [process for process in running if process.poll() is None]
+        running.append(subprocess.Popen([sys.executable, __file__, *map(str, command)]))
+    for process in running:
+        process.wait()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("do", choices=["draw", "judge", "work", "summary"])
+    parser.add_argument("do", choices=["draw", "judge", "reached", "work", "summary"])
     parser.add_argument("--out", default="judged.txt", help="a file of a line a mutant; those in it are not run again")
     parser.add_argument("--mark", default="not slow", help="which tests: pytest's -m")
-    parser.add_argument("--root", help=argparse.SUPPRESS)
+    for name in ("--root", "--room", "--part"):
+        parser.add_argument(name, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     out = Path(asked.out).resolve()
     if asked.do == "draw":
         return draw()
     if asked.do == "summary":
         return summary(out)
-    mutants = [line for line in LIST.read_text().splitlines() if not line.startswith("#")]
-    if asked.do == "work":
-        return work(Path(asked.root), sys.stdin.read().splitlines(), out, ["-m", asked.mark])
     done = out.read_text() if out.exists() else ""
-    todo = [mutant for mutant in mutants if mutant not in done]
+    listed = [line for line in LIST.read_text().splitlines() if not line.startswith("#")]
+    todo = [mutant for mutant in listed if mutant not in done]
+    if asked.do == "reached":
+        of_room = [mutant for mutant in todo if mutant.split("/")[1] == asked.room]
+        return reached(Path(asked.root), of_room, asked.room, out, ["-m", asked.mark])
+    if asked.do == "work":
+        files = json.loads(Path(asked.root).with_name("reached.json").read_text())
+        return work(Path(asked.root), asked.part.splitlines(), files, out, ["-m", asked.mark])
     with tempfile.TemporaryDirectory() as folder:
-        workers = []
-        for number in range(2):
-            root = Path(folder) / str(number)
-            shutil.copytree(HERE.parent, root, ignore=shutil.ignore_patterns(".*", "build", "docs"))
-            command = [sys.executable, __file__, "work", "--root", root, "--out", out, "--mark", asked.mark]
-            worker = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
-            worker.stdin.write("\n".join(todo[number::2]))
-            worker.stdin.close()
-            workers.append(worker)
-        for worker in workers:
-            worker.wait()
+        folder = Path(folder)
+        rooms = sorted({mutant.split("/")[1] for mutant in todo}, key=list(ROOMS).index)
+        mark = ["--mark", asked.mark]
+        side_by_side(
+            [
+                "reached",
+                "--root",
+                copied(folder / f"of_{room}"),
+                "--room",
+                room,
+                "--out",
+                folder / f"{room}.json",
+                *mark,
+            ]
+            for room in rooms
+        )
+        files = {}
+        for room in rooms:
+            files |= json.loads((folder / f"{room}.json").read_text())
+        (folder / "reached.json").write_text(json.dumps(files))
+        side_by_side(
+            ["work", "--root", copied(folder / str(part)), "--part", "\n".join(todo[part::2]), "--out", out, *mark]
+            for part in range(2)
+        )
     summary(out)
 
 

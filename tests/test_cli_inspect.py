@@ -2,10 +2,7 @@
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import command_line
@@ -16,22 +13,7 @@ from keras_mp import cli
 from keras_mp.conversion.saved_step import step_of_file
 from keras_mp.system.install import install_command
 
-pytestmark = pytest.mark.once
-
 ROOT = Path(__file__).parents[1]
-
-
-def run(*arguments, cache):
-    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
-    # Where CUDA is not installed, the CUDA plugin of jax 0.7 says so on every start.
-    environment["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-    return subprocess.run(
-        [sys.executable, "-m", "keras_mp.cli", *map(str, arguments)],
-        cwd=ROOT,
-        env=environment | {"KERAS_MP_CACHE": str(cache), "COLUMNS": "160"},
-        capture_output=True,
-        text=True,
-    )
 
 
 @pytest.fixture
@@ -42,8 +24,8 @@ def model_file(tmp_path):
     return tmp_path / "small.keras"
 
 
-def test_targets(tmp_path):
-    done = run("targets", cache=tmp_path)
+def test_targets():
+    done = command_line.run("targets")
     assert done.returncode == 0 and done.stderr == ""
     assert "h100" in done.stdout and "TPU v5e" in done.stdout
     assert re.search(r"v7x .* 96.0 GiB a device, 2\s", done.stdout)
@@ -61,11 +43,11 @@ def test_targets_print_the_whole_command_that_installs_a_compiler(monkeypatch, c
     assert set(filter(None, ready)) == {"yes", "no"}  # a cell of two lines leaves one empty
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_recipe(tmp_path):
     options = ["--layers", 1, "--width", 64, "--heads", 1, "--sequence-length", 16, "--batch-size", 2]
     page = tmp_path / "report.html"
-    done = run("inspect", "language_model", "--target", "h100", "--html", page, *options, cache=tmp_path)
+    done = command_line.run("inspect", "language_model", "--target", "h100", "--html", page, *options)
     assert (done.returncode, done.stderr) == (0, "")
     assert "a training step on int32[2, 16], int32[2, 16]" in done.stdout
     assert "block1_dense_1" in page.read_text().replace("<wbr>", "")
@@ -79,8 +61,9 @@ def test_a_model_file(model_file):
     assert {matmul["role"] for matmul in report["matmuls"]} == {"forward", "kernel gradient"}
 
 
+@pytest.mark.jax
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="a step on several devices lowers on JAX only")
-@pytest.mark.ci
+@pytest.mark.slow
 def test_several_chips(model_file):
     done = command_line.run(
         *("inspect", model_file, "--batch-size", 16, "--target", "h100x8", "--strategy", "fully_sharded", "--json")
@@ -129,8 +112,9 @@ def test_a_file_that_leaves_sizes_open(tmp_path):
         step_of_file(tmp_path / "open.keras", 2)
 
 
+@pytest.mark.jax
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow allocates what it builds")
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_function_that_builds_a_model_is_inspected_from_its_shapes():
     options = ["--size", "llama3.2-1b", "--length", "8", "--remat", "--batch-size", "2"]
     done = command_line.run("inspect", "models.llama:llama", *options, "--policy", "mixed_bfloat16", "--json")

@@ -83,7 +83,6 @@ def told(command, *arguments):
     return said
 
 
-@pytest.mark.once
 def test_outside_a_clone_all_four_commands_say_the_same_of_a_name(elsewhere):
     (said,) = {told(command, "digits") for command in COMMANDS}
     for text in (
@@ -95,20 +94,18 @@ def test_outside_a_clone_all_four_commands_say_the_same_of_a_name(elsewhere):
         assert text in said
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_config_that_is_a_dict_is_told_alike_by_all_four(elsewhere, command):
     elsewhere.write_text("def mine(): return {'epochs': 1}\ndef train(config): ...\n")
     assert "mine.py: mine() must return its config, an instance of a dataclass" in told(command, elsewhere)
 
 
-@pytest.mark.once
 def test_bench_names_what_a_config_lacks_before_it_measures(elsewhere):
     elsewhere.write_text(MINE.replace('policy: str = "float32"', 'precision: str = "float32"'))
     assert "the config of mine() has no field policy" in told("bench", elsewhere)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_installed_command_trains_a_file_from_an_empty_folder(elsewhere, tmp_path):
     command = shutil.which("keras-mp", path=str(Path(sys.executable).parent))
     command = [command] if command else [sys.executable, "-m", "keras_mp.cli"]
@@ -117,30 +114,26 @@ def test_the_installed_command_trains_a_file_from_an_empty_folder(elsewhere, tmp
     folder = tmp_path / "empty"
     folder.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
-    for given in (str(elsewhere), f"{elsewhere}:mine"):
-        out = folder / "out.keras"
-        done = subprocess.run(
-            [*command, "train", given, "--width", "5", "--out", str(out)],
-            cwd=folder, env=environment, capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 0 and "error:" not in done.stderr, done.stderr
-        assert out.is_file()
-        out.unlink()
+    out = folder / "out.keras"
+    done = subprocess.run(
+        [*command, "train", f"{elsewhere}:mine", "--width", "5", "--out", str(out)],
+        cwd=folder, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and "error:" not in done.stderr, done.stderr
+    assert out.is_file()
 
 
 def test_inspect_and_audit_take_a_file_or_a_function_of_a_module(elsewhere):
-    for given in (str(elsewhere), "of_mine.mine:mine"):
-        result = CliRunner().invoke(app, ["inspect", given, "--width", "5", "--json"])
-        assert result.exit_code == 0, result.exception
-        assert json.loads(result.stdout)["batch"] == ["float32[8, 3]", "float32[8, 1]"]
-        result = CliRunner().invoke(app, ["audit", given, "--steps", "2", "--batch-size", "6", "--json"])
-        assert result.exit_code == 0, result.exception
-        report = json.loads(result.stdout)
-        assert (report["model"], report["steps"]) == ("lines", 2)
-        assert not any("random" in note for note in report["notes"])
+    result = CliRunner().invoke(app, ["inspect", "of_mine.mine:mine", "--width", "5", "--json"])
+    assert result.exit_code == 0, result.exception
+    assert json.loads(result.stdout)["batch"] == ["float32[8, 3]", "float32[8, 1]"]
+    result = CliRunner().invoke(app, ["audit", str(elsewhere), "--steps", "2", "--batch-size", "6", "--json"])
+    assert result.exit_code == 0, result.exception
+    report = json.loads(result.stdout)
+    assert (report["model"], report["steps"]) == ("lines", 2)
+    assert not any("random" in note for note in report["notes"])
 
 
-@pytest.mark.once
 def test_audit_of_a_training_recipe_without_data_says_what_to_add(elsewhere):
     elsewhere.write_text(MINE.replace("def batches", "def draw").replace("in batches", "in draw"))
     result = CliRunner().invoke(app, ["audit", str(elsewhere), "--steps", "1", "--json"])
@@ -149,8 +142,7 @@ def test_audit_of_a_training_recipe_without_data_says_what_to_add(elsewhere):
     assert note.endswith("Give the training recipe a function batches(config).")
 
 
-@pytest.mark.once
-@pytest.mark.ci
+@pytest.mark.slow
 def test_bench_measures_a_file(elsewhere):
     result = CliRunner().invoke(app, ["bench", str(elsewhere), "--rounds", "1", "--seconds", "0", "--json"])
     assert result.exit_code == 0, result.exception

@@ -6,12 +6,9 @@ from pathlib import Path
 
 import keras
 import pytest
-from marks import ci_on
 
 import keras_mp
 from keras_mp.xla.targets import availability, find_target
-
-pytestmark = ci_on("jax")
 
 ROOT = Path(__file__).parents[1]
 
@@ -39,28 +36,21 @@ def test_the_pages_with_python_are_found():
     assert {page for page, code in PROGRAMS.items() if code.strip()} >= {"README.md", "docs/loss-scaling.md"}
 
 
-def marks(page):
-    """A page that exports starts, on JAX, TensorFlow in a process of its own; most others say the same on both."""
-    if "export_float32" in PROGRAMS[page] and keras.backend.backend() == "jax":
-        return pytest.mark.slow
-    if page == "docs/index.md":  # the test below runs the README
-        return []
-    own = "```python jax" in (ROOT / page).read_text() or page == "docs/from-pytorch.md"
-    return pytest.mark.ci if own else [pytest.mark.ci, pytest.mark.once]
-
-
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=marks(page)) for page, code in PROGRAMS.items() if code.strip()]
-)
-def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
+def run_page(page, folder):
+    """Runs the Python of a page in this process; `tests/long` does so with every page."""
     for target in re.findall(r'inspect\([^)]*target="(\w+)"', PROGRAMS[page]):
         compiler = availability(find_target(target))
         if not compiler.ok:
             pytest.skip(compiler.reason)
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "page.py"  # a file, because TensorFlow reads the source of what it compiles
+    file = folder / "page.py"  # a file, because TensorFlow reads the source of what it compiles
     file.write_text(PROGRAMS[page])
     runpy.run_path(str(file))
+
+
+@pytest.mark.slow
+def test_the_python_of_the_first_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_page("docs/index.md", tmp_path)
 
 
 def test_the_readme_prints_what_it_says(tmp_path, monkeypatch, capsys):

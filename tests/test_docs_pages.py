@@ -13,8 +13,6 @@ import pytest
 import keras_mp
 from benchmarks import results
 
-pytestmark = pytest.mark.once
-
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "keras_mp"
 FIXED = (ROOT / "docs" / "what-we-fixed.md").read_text()
@@ -73,7 +71,7 @@ def test_a_result_that_is_not_whole_is_named(change, message, tmp_path):
         results.read(path)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="mkdocs, of the extra docs, is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
@@ -147,7 +145,7 @@ def test_the_files_and_commands_of_contributing_are_there():
     files = re.findall(r"(?:keras_mp|tests|recipes|docs|benchmarks)/[\w/-]+(?:\.\w+)?", text)
     assert len(files) > 20 and [file for file in files if not (ROOT / file).exists() and "/NAME" not in file] == []
     targets = re.findall(r"`make ([\w-]+)`", text)
-    assert set(targets) >= {"lint", "test", "test-rest", "test-all", "docs"}
+    assert set(targets) >= {"lint", "test", "test-slow", "test-all", "docs"}
     assert [name for name in targets if f"\n{name}:" not in (ROOT / "Makefile").read_text()] == []
 
 

@@ -33,16 +33,20 @@ def test_importing_the_package_imports_neither_backend():
     assert not HEAVY & set(loaded) and "keras" not in loaded
 
 
-def test_every_public_name_imports_nothing_heavy_that_keras_had_not():
-    loaded = run(
-        "import sys, keras; before = set(sys.modules)\n"
+def test_the_package_alone_as_a_wheel_holds_it_has_every_public_name_and_imports_nothing_heavy(tmp_path):
+    shutil.copytree(ROOT / "keras_mp", tmp_path / "keras_mp")
+    file, private, *loaded = run(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.modules |= {{'recipes': None, 'models': None}}\n"
+        "import keras; before = set(sys.modules)\n"
         "import keras_mp; [getattr(keras_mp, name) for name in keras_mp.__all__]\n"
-        "print(*{m.partition('.')[0] for m in set(sys.modules) - before})"
+        "loaded = {m.partition('.')[0] for m in set(sys.modules) - before}\n"
+        "from keras_mp import chips, hardware; import keras_mp.precision.hardware as private\n"
+        "print(keras_mp.__file__, hardware is private and 'h100' in chips.CHIPS, *loaded)"
     )
+    assert file == str(tmp_path / "keras_mp" / "__init__.py") and private == "True"
     assert "keras_mp" in loaded and not HEAVY & set(loaded)
 
 
-@pytest.mark.once
 def test_the_library_names_neither_the_recipes_nor_the_models_of_the_repository():
     for path in (ROOT / "keras_mp").rglob("*.py"):
         named = set()
@@ -57,17 +61,6 @@ def test_the_library_names_neither_the_recipes_nor_the_models_of_the_repository(
         assert not [name for name in named if name.split(".")[0].split()[-1] in ("recipes", "models")], path
 
 
-@pytest.mark.once
-@pytest.mark.ci
-def test_the_package_alone_as_a_wheel_holds_it_has_every_public_name(tmp_path):
-    shutil.copytree(ROOT / "keras_mp", tmp_path / "keras_mp")
-    printed = run(
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.modules |= {{'recipes': None, 'models': None}}\n"
-        "import keras_mp; [getattr(keras_mp, name) for name in keras_mp.__all__]; print(keras_mp.__file__)"
-    )
-    assert printed == [str(tmp_path / "keras_mp" / "__init__.py")]
-
-
 def test_every_public_name_is_there():
     for name in keras_mp.__all__:
         assert getattr(keras_mp, name) is not None and name in dir(keras_mp)
@@ -75,7 +68,6 @@ def test_every_public_name_is_there():
         _ = keras_mp.stabilise
 
 
-@pytest.mark.once
 def test_type_checkers_see_the_public_names_and_no_other(tmp_path):
     pytest.importorskip("mypy", reason="mypy, of the extra test, is not installed")
     program = tmp_path / "program.py"
@@ -95,7 +87,6 @@ def test_type_checkers_see_the_public_names_and_no_other(tmp_path):
 NOT_RAISED_TO_USERS = {"CannotMixError", "CannotPassOver", "CannotRunError", "WorkloadError"}
 
 
-@pytest.mark.once
 def test_every_exception_is_public():
     defined = set()
     for path in (ROOT / "keras_mp").rglob("*.py"):
@@ -111,14 +102,12 @@ def test_every_exception_is_public():
 TWICE = {"chips", "hardware", "worker"}
 
 
-@pytest.mark.once
 def test_a_file_name_means_one_thing():
     rooms = [path for path in (ROOT / "keras_mp").rglob("*.py") if "backend" not in path.parts]
     names = collections.Counter(path.stem for path in rooms if path.stem != "__init__")
     assert len(names) > 100 and {name for name, count in names.items() if count > 1} <= TWICE
 
 
-@pytest.mark.once
 def test_benchmarks_find_the_models_and_recipes_of_the_repository():
     # `python benchmarks/name.py` has the folder of the benchmarks on its path, and not the repository.
     for path in (ROOT / "benchmarks").glob("*.py"):
@@ -128,7 +117,6 @@ def test_benchmarks_find_the_models_and_recipes_of_the_repository():
             assert "sys.path" in text[: imported.start()], path
 
 
-@pytest.mark.once
 def test_variables_are_called_what_they_are():
     for path in [*(ROOT / "keras_mp").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -150,37 +138,20 @@ print(len(keras_mp.sensitive_layers(model)))
 """
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_kit_works_without_the_other_backend():
     assert run(WITHOUT + TRAIN)[-1] == "0"
 
 
-@pytest.mark.skipif(BACKEND != "jax", reason="on the TensorFlow backend TensorFlow is there")
-def test_export_without_tensorflow_says_what_to_install(tmp_path):
-    code = (
-        WITHOUT + TRAIN + f"try: keras_mp.export_float32(model, {str(tmp_path / 'out')!r})\n"
-        "except ImportError as error: print(error)"
-    )
-    message = " ".join(run(code))
-    assert '[tensorflow]"' in message and "keras-mp export model.keras" in message
-
-
+@pytest.mark.jax
 @pytest.mark.skipif(BACKEND != "jax", reason="on the TensorFlow backend TensorFlow is there")
 def test_the_example_of_the_readme_ends_in_a_sentence_without_tensorflow(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
     printed = " ".join(run(WITHOUT + example, PYTHONPATH=str(ROOT)))
-    assert "which is not installed: pip install" in printed and printed.endswith(
-        "`keras-mp export model.keras saved_model`"
+    assert (
+        "which is not installed: pip install" in printed
+        and '[tensorflow]"' in printed
+        and printed.endswith("`keras-mp export model.keras saved_model`")
     )
     assert (tmp_path / "model.keras").is_file()
-
-
-@pytest.mark.ci
-def test_public_modules_import_under_their_names():
-    code = (
-        "import keras_mp.chips; from keras_mp.hardware import support; from keras_mp import chips, hardware; "
-        "import keras_mp.precision.hardware as private; "
-        "print(hardware is private, keras_mp.hardware is private, 'h100' in keras_mp.chips.CHIPS)"
-    )
-    assert run(code) == ["True", "True", "True"]

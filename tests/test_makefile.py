@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.once, pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")]
+pytestmark = [pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")]
 ROOT = Path(__file__).parents[1]
 
 

@@ -21,8 +21,6 @@ from write_public_names import commands, members  # noqa: E402
 
 import keras_mp  # noqa: E402
 
-pytestmark = pytest.mark.once
-
 VERSIONS = {path.stem: json.loads(path.read_text()) for path in sorted((HERE / "public_names").glob("*.json"))}
 COMMANDS = [(version, name) for version, names in VERSIONS.items() for name in names if name.startswith("keras-mp ")]
 NAMES = [(version, name) for version, names in VERSIONS.items() for name in names if not name.startswith("keras-mp ")]

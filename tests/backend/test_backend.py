@@ -14,6 +14,8 @@ import pytest
 from keras_mp import backend
 from keras_mp.system.host import cpu_name, peak_process_bytes
 
+pytestmark = pytest.mark.jax
+
 
 def functions_of(name):
     """The functions that a backend offers, with the names of their arguments, read without importing the backend."""
@@ -57,7 +59,7 @@ def test_importing_it_imports_the_running_backend_only():
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_another_backend_is_a_clear_error():
     # Keras's NumPy backend needs nothing installed.
     done = subprocess.run(

@@ -13,8 +13,10 @@ if keras.backend.backend() != "tensorflow":
 
 import tensorflow as tf
 
+HOSTILE = [np.inf, -np.inf, np.nan, 3e38, 2.0**-133]
 
-def gradients(x, bias, upstream, scope=backend.gradients_on_cpus, graph=True, batch=None, **function):
+
+def gradients(x, bias, upstream, scope=backend.gradients_on_cpus, graph=True, **function):
     """Of x and of the bias, and the operations of the graph."""
 
     def step(x, bias, upstream):
@@ -26,7 +28,7 @@ def gradients(x, bias, upstream, scope=backend.gradients_on_cpus, graph=True, ba
     tensors = [tf.convert_to_tensor(value) for value in (x, bias, upstream)]
     if not graph:
         return step(*tensors), set()
-    specs = [tf.TensorSpec((batch, *t.shape[1:]) if t.shape.rank > 1 else t.shape, t.dtype) for t in tensors]
+    specs = [tf.TensorSpec((None, *t.shape[1:]) if t.shape.rank > 1 else t.shape, t.dtype) for t in tensors]
     traced = tf.function(step, specs, autograph=False, **function)
     return traced(*tensors), {op.type for op in traced.get_concrete_function().graph.get_operations()}
 
@@ -41,7 +43,7 @@ def wide(tensor):
 
 
 @pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
-@pytest.mark.parametrize("shape", [(4096, 3), (1, 7), (2, 300, 5), (3, 40, 30, 2), (0, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(4096, 3), (1, 7), (3, 40, 30, 2), (0, 4)], ids=str)
 def test_the_sum_is_that_of_float64_rounded_once(shape, graph):
     x, bias, upstream = draw(*shape)
     (to_x, to_bias), operations = gradients(x, bias, upstream, graph=graph)
@@ -63,25 +65,13 @@ def test_without_it_tensorflow_sums_in_bfloat16():
     assert np.all(wide(own) < 4096.0)
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3e38, 2.0**-133])
-def test_values_that_break_naive_code(value):
+def test_values_that_break_naive_code():
     x, bias, upstream = draw(5, 3)
-    upstream = tf.cast(tf.tensor_scatter_nd_update(tf.cast(upstream, "float32"), [[2, 1]], [value]), "bfloat16")
-    (_, to_bias), _ = gradients(x, bias, upstream)
-    expected = np.asarray(wide(upstream).sum(0), ml_dtypes.bfloat16).astype("float64")
-    np.testing.assert_allclose(wide(to_bias), expected, rtol=2.0**-7)
-
-
-def test_all_zeros():
-    x, bias, _ = draw(6, 3)
-    (_, to_bias), _ = gradients(x, bias, tf.zeros_like(x))
-    np.testing.assert_array_equal(wide(to_bias), 0.0)
-
-
-def test_an_unknown_batch():
-    x, bias, upstream = draw(9, 4)
-    (_, to_bias), _ = gradients(x, bias, upstream, batch=None)
-    np.testing.assert_allclose(wide(to_bias), wide(upstream).sum(0), rtol=2.0**-8, atol=1e-5)
+    altered = [tf.tensor_scatter_nd_update(tf.cast(upstream, "float32"), [[2, 1]], [value]) for value in HOSTILE]
+    for each in (tf.zeros_like(upstream), *(tf.cast(value, "bfloat16") for value in altered)):
+        (_, to_bias), _ = gradients(x, bias, each)
+        expected = np.asarray(wide(each).sum(0), ml_dtypes.bfloat16).astype("float64")
+        np.testing.assert_allclose(wide(to_bias), expected, rtol=2.0**-7)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -122,8 +112,9 @@ def test_a_prepared_model_has_it(islands):
     np.testing.assert_array_equal(model.layers[0].bias.numpy(), -2048.0)
 
 
-@pytest.mark.parametrize("shape", [(3, 5, 8), (2, 3, 4, 8), (0, 5, 8)], ids=str)
-@pytest.mark.parametrize("known", [True, False], ids=["known length", "unknown length"])
+@pytest.mark.parametrize(
+    "shape, known", [((3, 5, 8), True), ((2, 3, 4, 8), False), ((2, 3, 4, 8), True), ((0, 5, 8), False)], ids=str
+)
 def test_it_is_added_to_the_product_itself_which_is_then_one_kernel(known, shape):
     rng = np.random.default_rng()
     layer = keras.layers.Dense(6, dtype="mixed_bfloat16")

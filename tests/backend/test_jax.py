@@ -11,6 +11,8 @@ import jax
 from keras_mp.backend import jax as backend
 from keras_mp.backend.common.device import DeviceInfo
 
+pytestmark = pytest.mark.jax
+
 
 def fake(platform, kind, peak=None, **attributes):
     stats = None if peak is None else {"peak_bytes_in_use": peak}

@@ -1,9 +1,6 @@
 """Each patch of Keras is still possible and still needed, all go through one place, and are taken away again."""
 
 import ast
-import os
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -14,10 +11,10 @@ import pytest
 
 from keras_mp.backend.common.keras_patches import PATCHES, Patch, patched
 
-HERE = Path(__file__).parent
-PACKAGE = HERE.parents[1] / "keras_mp"
+PACKAGE = Path(__file__).parents[2] / "keras_mp"
 BACKEND = keras.backend.backend()
 OWN = [patch for patch in PATCHES if BACKEND in patch.backends]
+pytestmark = pytest.mark.jax
 only_jax = pytest.mark.skipif(BACKEND != "jax", reason="the patch is for JAX")
 ONES = np.ones((2, 2), "float32")
 HALF = "keras.Variable._maybe_autocast"
@@ -121,7 +118,6 @@ def test_keras_still_has_and_calls_what_is_replaced(patch):
     assert version(first) <= version(keras.__version__) <= version(last), "not tried with this Keras"
 
 
-@pytest.mark.once
 def test_each_patch_says_why_and_is_of_the_versions_that_the_kit_supports():
     import tomllib
 
@@ -162,7 +158,6 @@ def assigned_to_others(source):
     return lines
 
 
-@pytest.mark.once
 def test_no_other_module_replaces_attributes_of_keras_tensorflow_or_jax():
     sample = "import keras\nfrom keras.src import a as b\nb.c, keras.D.e = 1, 2\nsetattr(b, 'c', 1)\nself.keras = b.c"
     assert assigned_to_others(sample) == [3, 3, 4]
@@ -251,7 +246,8 @@ def test_an_attribute_that_keras_has_lost_is_named_with_the_versions_that_have_i
             pass
 
 
-# What each patch mends, without it: a test that fails here says that the patch has become needless.
+# What each patch mends, without it: a test that fails here says that the patch has become needless. Those that need
+# devices are in tests/parallel/keras_on_several_devices.py.
 
 
 @only_jax
@@ -274,13 +270,3 @@ def test_a_part_of_a_variable_is_read_as_a_part():
     scope.state_mapping[id(v)] = keras.ops.zeros(2)
     with scope:
         assert v.value.shape == (2,)
-
-
-@pytest.mark.ci
-def test_what_keras_does_on_several_devices_is_still_wrong():
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "NPROC": "8"}
-    environment.pop("PYTEST_XDIST_WORKER", None)
-    file = HERE / "keras_on_several_devices.py"
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", str(file)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=HERE.parents[1])
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

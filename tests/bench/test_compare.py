@@ -63,7 +63,7 @@ def test_the_peak_is_that_of_a_step_beyond_what_imports_took():
     assert small < 60 * 2**20
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_process_that_holds_more_than_the_limit_is_ended():
     if not Path("/proc/self/status").exists():
         pytest.skip("this system does not tell what another process holds")
@@ -115,7 +115,7 @@ def test_the_search_ends_where_nothing_limits_it():
         largest(lambda size: True, 0)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_largest_batch_of_a_workload():
     if not Path("/proc/self/status").exists():
         pytest.skip("this system does not tell what another process holds")

@@ -58,7 +58,6 @@ def test_a_notebook_was_run_to_its_end_and_knows_nothing_of_the_machine(name):
     nbformat.validate(notebook)
 
 
-@pytest.mark.once
 def test_the_notebooks_for_an_accelerator_ask_colab_for_it():
     asked = {name: committed(name).metadata for name in build.NAMES}
     assert asked["train_on_tpu"].accelerator == "TPU" and asked["train_on_tpu"].colab.gpuType == "V5E1"
@@ -67,7 +66,6 @@ def test_the_notebooks_for_an_accelerator_ask_colab_for_it():
     assert not any("accelerator" in asked[name] for name in ("newcomer", "see_what_the_compiler_did"))
 
 
-@pytest.mark.once
 def test_the_bundle_is_the_repository_without_tests_and_the_same_each_time(tmp_path):
     first, second = bundle.write(tmp_path / "one.zip"), bundle.write(tmp_path / "two.zip")
     assert first.read_bytes() == second.read_bytes()
@@ -105,7 +103,6 @@ def first_cell(zipped, tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.once
 def test_the_first_cell_takes_the_zip_from_beside_the_notebook(first_cell, zipped, tmp_path):
     shutil.copy(zipped, tmp_path / "keras_mp (1).zip")  # as a browser names a second one
     assert first_cell() == []  # all is installed here
@@ -113,14 +110,12 @@ def test_the_first_cell_takes_the_zip_from_beside_the_notebook(first_cell, zippe
     assert (tmp_path / bundle.FOLDER / "recipes" / "digits.py").is_file()
 
 
-@pytest.mark.once
 def test_the_first_cell_takes_the_zip_from_an_address(first_cell, zipped, tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_MP_SOURCE", zipped.as_uri())
     first_cell()
     assert sys.path[0] == str(tmp_path / bundle.FOLDER)
 
 
-@pytest.mark.once
 def test_the_first_cell_opens_colab_s_upload_dialogue(first_cell, zipped, tmp_path, monkeypatch):
     def upload():
         shutil.copy(zipped, "chosen.zip")
@@ -133,7 +128,6 @@ def test_the_first_cell_opens_colab_s_upload_dialogue(first_cell, zipped, tmp_pa
     assert sys.path[0] == str(tmp_path / bundle.FOLDER)
 
 
-@pytest.mark.once
 def test_the_first_cell_says_what_is_missing(first_cell, tmp_path):
     with pytest.raises(SystemExit, match="keras_mp.zip is missing: put it beside this notebook, or set"):
         first_cell()
@@ -143,7 +137,6 @@ def test_the_first_cell_says_what_is_missing(first_cell, tmp_path):
         first_cell()
 
 
-@pytest.mark.once
 def test_the_first_cell_installs_the_compilers_of_the_jax_that_is_there(first_cell, zipped, tmp_path):
     pytest.importorskip("jax")
     version = importlib.metadata.version("jax")
@@ -154,34 +147,3 @@ def test_the_first_cell_installs_the_compilers_of_the_jax_that_is_there(first_ce
         f"jax-cuda13-plugin=={version}",
         f"jax-cuda13-pjrt=={version}",
     }
-
-
-@pytest.mark.slow
-@pytest.mark.once
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", build.NAMES)
-def test_a_notebook_runs(name):
-    if not build.image(name).is_dir():
-        pytest.skip(f"{build.image(name).name} is missing: `make {build.image(name).name}/ready`")
-    notebook = build.run(build.read(name), build.image(name))
-    text = printed(notebook)
-    if name == "train_on_tpu":
-        assert "0 of them in low precision" in text
-        differences = {
-            words: float(value) for words, value in re.findall(r"from the model in (\w+) on .*: (\S+)", text)
-        }
-        assert differences["float32"] <= 1e-5 < differences["bfloat16"] < 0.2
-    if name == "train_on_gpu":
-        assert "0 low-precision ops" in text
-        scales = [float(scale) for scale in re.findall(r"after step +\d+: loss scale (\S+)", text)]
-        assert scales[0] > scales[-1] >= 1
-    if name == "see_what_the_compiler_did":
-        counts = re.findall(r"(\d+) of (\d+) products that ask for FP8 run in FP8", text)
-        assert len(counts) == 2 and counts[0][0] == "0" and counts[1][0] == counts[1][1] != "0"
-    if name == "lora_on_kerashub":
-        before, after = map(float, re.search(r"loss (\S+) before, (\S+) after", text).groups())
-        assert "a tiny GPT-2 with random weights takes its place" in text and after < before
-        assert "0 low-precision ops" in text
-    if name == "newcomer":
-        assert text.count("0 low-precision ops") == 2 and "error:" not in text
-        assert float(re.search(r"float32 outputs, (\S+) right", text)[1]) > 0.9

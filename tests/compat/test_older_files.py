@@ -11,11 +11,8 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from marks import ci_on
 
 import keras_mp
-
-pytestmark = ci_on("jax")
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -87,7 +84,6 @@ def moved(config):
     return config
 
 
-@pytest.mark.once
 @each_model
 @pytest.mark.parametrize("folder", [folder_of(FOLDERS[0])])
 def test_it_loads_whatever_module_it_names(folder, name, tmp_path):
@@ -102,9 +98,8 @@ def test_it_loads_whatever_module_it_names(folder, name, tmp_path):
     assert_same(values(load(path)), expected(folder / f"{name}.npz")[2])
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("folder", [folder_of(FOLDERS[0])])
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_fresh_process_loads_them_with_keras_and_keras_mp_alone(folder):
     program = (
         "import sys, keras, keras_mp\nfor path in sys.argv[1:]: print(type(keras.saving.load_model(path)).__name__)"

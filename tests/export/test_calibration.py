@@ -10,8 +10,6 @@ import keras_mp
 from keras_mp.export import calibration
 from keras_mp.numerics.ranges import Range
 
-pytestmark = pytest.mark.once
-
 
 def test_ranges_are_those_of_all_records():
     model = keras.Sequential([keras.Input((6,)), layers.Dense(5, "relu", name="one"), layers.Dense(3, name="two")])

@@ -18,7 +18,7 @@ needs_what_makes_the_files = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("tensorflow", "tf2onnx", "onnxruntime")),
     reason='the files are made by TensorFlow, tf2onnx and onnxruntime: pip install "keras-mp[export]"',
 )
-pytestmark = [pytest.mark.once, needs_what_makes_the_files]
+pytestmark = [needs_what_makes_the_files]
 only_tensorflow = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="the command runs Keras on TensorFlow, whatever is tested"
 )
@@ -46,7 +46,7 @@ def test_the_command_with_the_data_of_an_audit(tmp_path):
 
 
 @only_tensorflow
-@pytest.mark.ci
+@pytest.mark.slow
 def test_onnx_and_litert_files_of_several_inputs(tmp_path):
     model, batch = zoo.build("dict_of_inputs", "mixed_float16")
     model.save(tmp_path / "model.keras")

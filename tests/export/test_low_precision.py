@@ -1,12 +1,10 @@
 import importlib.util
 
 import pytest
-from marks import ci_on
 
 from keras_mp.export.low_precision import count_nodes, low_precision
 
 pytestmark = [
-    ci_on("jax"),
     pytest.mark.skipif(
         importlib.util.find_spec("tensorflow") is None, reason="reading a SavedModel needs TensorFlow installed"
     ),

@@ -43,11 +43,10 @@ def dense(mode, config, policy, generator):
     ("mode", "config", "policy"),
     [
         ("int4", Int4(block_size=8), "mixed_bfloat16"),
-        pytest.param("int4", Int4(block_size=-1), "mixed_float16", marks=pytest.mark.ci),
-        pytest.param("int8", None, "mixed_bfloat16", marks=pytest.mark.ci),
-        pytest.param(None, None, "mixed_float16", marks=pytest.mark.ci),
+        pytest.param("int4", Int4(block_size=-1), "mixed_float16", marks=pytest.mark.slow),
+        pytest.param("int8", None, "mixed_bfloat16", marks=pytest.mark.slow),
     ],
-    ids=["int4 in groups", "int4", "int8", "LoRA alone"],
+    ids=["int4 in groups", "int4", "int8"],
 )
 def test_a_merged_dense_layer_computes_what_the_known_weights_do(mode, config, policy, tmp_path):
     generator = np.random.default_rng()
@@ -59,9 +58,10 @@ def test_a_merged_dense_layer_computes_what_the_known_weights_do(mode, config, p
     assert report.low_precision_ops == 0 and report.max_difference <= ROUNDING
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("mode", ["int4", "int8"])
-@pytest.mark.parametrize("equation", ["abc,cde->abde", "abde,dec->abc", "abc,dce->abde"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mode, equation", [("int4", "abc,cde->abde"), ("int8", "abde,dec->abc"), ("int4", "abc,dce->abde")]
+)
 def test_the_merged_kernel_of_an_einsum_is_what_keras_multiplies_by(mode, equation):
     """Unit vectors through Keras's own quantized product are the rows of its kernel."""
     generator = np.random.default_rng()
@@ -79,9 +79,8 @@ def test_the_merged_kernel_of_an_einsum_is_what_keras_multiplies_by(mode, equati
     assert abs(merged - quantized).max() <= ROUNDING * abs(quantized).max() and abs(quantized).max() > 0
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("mode", ["int4", "int8"])
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode, tied", [("int4", True), ("int8", False)], ids=["tied", "untied"])
 def test_the_merged_tables_of_an_embedding_are_what_keras_looks_up_and_multiplies_by(mode, tied):
     layer = layers.ReversibleEmbedding(10, 6, tie_weights=tied)
     layer.build()
@@ -95,11 +94,10 @@ def test_the_merged_tables_of_an_embedding_are_what_keras_looks_up_and_multiplie
     assert abs(merged - expected).max() <= ROUNDING * abs(expected).max() and abs(expected).max() > 0
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize(("mode", "policy"), [("int4", "mixed_bfloat16"), ("int8", "mixed_bfloat16")])
-def test_a_stabilized_gemma_with_lora_is_exported_as_plain_float32(mode, policy, tmp_path):
+@pytest.mark.slow
+def test_a_stabilized_gemma_with_lora_is_exported_as_plain_float32(tmp_path):
     generator = np.random.default_rng()
-    model = keras_mp.stabilize(adapted_models.gemma(policy, mode))
+    model = keras_mp.stabilize(adapted_models.gemma("mixed_bfloat16", "int8"))
     adapted_models.randomize_lora(model, generator)
     x, _ = adapted_models.tokens()
     before = [keras.ops.convert_to_numpy(v) for v in model.variables]
@@ -114,7 +112,6 @@ def test_a_stabilized_gemma_with_lora_is_exported_as_plain_float32(mode, policy,
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value)
 
 
-@pytest.mark.once
 def test_lora_of_a_convolution_is_merged(tmp_path):
     generator = np.random.default_rng()
     model = keras.Sequential([keras.Input((6, 6, 3)), layers.Conv2D(4, 3, name="conv")])
@@ -154,7 +151,6 @@ def test_a_layer_with_a_lora_of_its_own_stays_as_it_is():
     assert merged.layers[0].lora_rank == 2 and not merged.layers[1].lora_enabled
 
 
-@pytest.mark.once
 def test_a_tied_quantized_embedding_with_lora_is_refused(tmp_path):
     """Keras adds LoRA's product where the embedding is looked up, and not where it makes logits."""
     layer = layers.ReversibleEmbedding(10, 6, name="embedding")
@@ -166,8 +162,7 @@ def test_a_tied_quantized_embedding_with_lora_is_refused(tmp_path):
         keras_mp.export_float32(model, tmp_path / "exported")
 
 
-@pytest.mark.parametrize("mode", ["gptq"])
-def test_an_unknown_mode_of_quantization_is_named(mode, tmp_path):
+def test_an_unknown_mode_of_quantization_is_named(tmp_path):
     model = keras.Sequential([keras.Input((32,)), layers.Dense(8, name="quantized")])
     config = keras.quantizers.GPTQConfig(dataset=None, tokenizer=None, group_size=8)
     model.get_layer("quantized").quantize("gptq", config=config)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
-from marks import ci_on, few
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
@@ -19,7 +18,6 @@ from keras_mp.rebuild import rebuild
 from keras_mp.system.install import install_command
 
 pytestmark = [
-    ci_on("jax"),
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("tensorflow", "tf2onnx", "onnxruntime")),
         reason='an ONNX file is made by TensorFlow, tf2onnx and onnxruntime: pip install "keras-mp[export]"',
@@ -43,14 +41,7 @@ def in_float32(model, batch):
     return keras.tree.flatten(rebuild(model, to_float32, policy="float32").model(batch, training=False))
 
 
-RECURRENT = pytest.param("recurrent", marks=pytest.mark.slow)
-PLAIN = [name for name in zoo.names() if name not in ("adapted_text", "recurrent")]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [*few(PLAIN, "functional"), RECURRENT] if TENSORFLOW else [pytest.param("dict_of_inputs", marks=pytest.mark.ci)],
-)
+@pytest.mark.parametrize("name", ["functional", pytest.param("subclassed", marks=pytest.mark.slow)])
 def test_every_kind_of_model(name, tmp_path):
     model, batch = zoo.build(name, "mixed_float16")
     batch = keras.tree.map_structure(lambda x: x.astype("int32") if x.dtype == "int64" else x, batch)
@@ -76,7 +67,7 @@ def test_the_numbers_are_those_of_float64(tmp_path):
 
 
 @only_tensorflow
-@pytest.mark.ci
+@pytest.mark.slow
 def test_recurrent_layers_of_any_number_of_steps(tmp_path):
     keras.config.set_dtype_policy("mixed_float16")
     inputs = keras.Input((None, 3), name="steps")
@@ -89,7 +80,7 @@ def test_recurrent_layers_of_any_number_of_steps(tmp_path):
 
 
 @only_tensorflow
-@pytest.mark.ci
+@pytest.mark.slow
 def test_jitted_functions_are_inlined(tmp_path):
     """The kit's own attention has one, which tf2onnx would leave a call."""
     from models.text_classifier import text_classifier
@@ -159,21 +150,6 @@ def test_more_than_ten_outputs_of_a_dict_keep_their_names(tmp_path):
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
     values = session.run(list(outputs), {session.get_inputs()[0].name: np.ones((1, 2), "float32")})
     assert [float(value[0, 0]) for value in values] == list(range(12))
-
-
-@only_tensorflow
-@pytest.mark.ci
-def test_stabilized_and_fp8_models(tmp_path):
-    keras_mp.set_global_policy("mixed_float16")
-    model = keras.Sequential(
-        [keras.Input((32,)), *(layers.Dense(32, "gelu") for _ in range(3)), layers.Dense(4, "softmax")]
-    )
-    batch = zoo.normal(5, 32)
-    fp8 = keras_mp.fp8.convert(model, select=lambda path, layer: True)
-    for name, variant in {"stable": keras_mp.stabilize(model), "fp8": fp8}.items():
-        report = keras_mp.export_onnx(variant, tmp_path / f"{name}.onnx", verify=batch)
-        outputs = run(report.path, batch)["output_0"]
-        np.testing.assert_allclose(outputs, np.asarray(in_float32(model, batch)[0]), atol=1e-5)
 
 
 @only_tensorflow

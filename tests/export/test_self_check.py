@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
-from marks import ci_on
 
 import keras_mp
 from keras_mp.export import self_check
@@ -17,7 +16,6 @@ from keras_mp.export.verification import ExportError, relative_difference
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 pytestmark = [
-    ci_on("jax"),
     pytest.mark.skipif(
         importlib.util.find_spec("tensorflow") is None, reason="writing a SavedModel needs TensorFlow installed"
     ),
@@ -60,13 +58,11 @@ def test_what_keras_exports_goes_over_the_records(tmp_path):
 
 
 @only_tensorflow
-@pytest.mark.parametrize("name", ["recurrent", "masks", "nested"])
-@pytest.mark.ci
+@pytest.mark.parametrize("name", ["masks", "nested"])
+@pytest.mark.slow
 def test_time_distributed_over_layers_of_every_kind(name, tmp_path):
     inputs = keras.Input((None, 4, 3))
-    if name == "recurrent":
-        x = layers.TimeDistributed(layers.LSTM(2))(inputs)
-    elif name == "nested":
+    if name == "nested":
         x = layers.TimeDistributed(layers.TimeDistributed(layers.Dense(2)))(inputs)
     else:
         tokens = keras.Input((None, 4), dtype="int32")

@@ -4,21 +4,17 @@ import importlib.util
 import json
 import math
 import os
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 import zoo
 from keras import layers
-from marks import ci_on
 
 import keras_mp
 from keras_mp.export.verification import ExportError, agreement, check_batch, inputs_of, relative_difference
 
 pytestmark = [
-    ci_on("jax"),
     pytest.mark.skipif(
         importlib.util.find_spec("tensorflow") is None, reason="writing a SavedModel needs TensorFlow installed"
     ),
@@ -109,7 +105,6 @@ def test_a_batch_of_a_wrong_shape_is_one_line(export, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.once
 def test_the_batch_must_have_the_structure_of_the_inputs():
     a, b = (keras.KerasTensor((None, size), name=name) for name, size in (("a", 4), ("b", 6)))
     structure, one, two = {"a": a, "b": b}, np.ones((2, 4)), np.ones((2, 6))
@@ -157,26 +152,6 @@ def test_an_original_that_cannot_run_here_is_no_reason_to_stop_deploying(export,
     assert len(report.notes) == 1 and report.notes[0] in str(report) and json.dumps(report.to_dict())
 
 
-@only_tensorflow
-@pytest.mark.slow
-def test_the_command_line_refuses_an_empty_batch_and_goes_on_without_the_original(tmp_path):
-    model = keras.Sequential([keras.Input((4, 4, 4, 2)), layers.MaxPooling3D(dtype="mixed_float16")])
-    model.save(tmp_path / "model.keras")
-    np.save(tmp_path / "empty.npy", np.zeros((0, 4, 4, 4, 2), "float32"))
-    np.save(tmp_path / "batch.npy", zoo.normal(2, 4, 4, 4, 2))
-
-    def export(verify):
-        command = [sys.executable, "-m", "keras_mp.cli", "export", "model.keras", "out", "--verify", verify]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-
-    refused = export("empty.npy")
-    assert refused.returncode == 1 and "holds 0 for input" in refused.stderr and "Traceback" not in refused.stderr
-    assert not (tmp_path / "out").exists()
-    done = export("batch.npy")
-    assert done.returncode == 0 and "cannot be run here in its own precision" in done.stdout, done.stderr
-
-
-@pytest.mark.once
 def test_the_difference_is_that_of_float64():
     rng = np.random.default_rng()
     a, b = rng.normal(size=(4, 5)).astype("float32"), rng.normal(size=(4, 5)).astype("float32")
@@ -184,7 +159,6 @@ def test_the_difference_is_that_of_float64():
     assert relative_difference(a, b) == np.abs(a64 - b64).max() / max(1.0, np.abs(b64).max())
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("actual", "expected"),
     [([np.inf], [-np.inf]), ([np.nan], [np.inf]), ([1.0], [np.inf]), ([np.inf], [1.0]), (["a"], ["b"])],
@@ -194,13 +168,13 @@ def test_what_is_not_the_same_and_not_finite_is_infinitely_different(actual, exp
     assert relative_difference(np.array(expected), np.array(expected)) == 0.0
 
 
-@pytest.mark.once
 def test_a_difference_is_refused_and_told():
     with pytest.raises(ExportError, match=r"the file differs from the model run in float32 by 5.00e-01 .*: because"):
         agreement("the file", np.ones(2), np.full(2, 2.0), np.ones(2), dense(), 1e-5, hint=": because")
     assert agreement("the file", np.ones(2), np.ones(2), np.ones(2), dense(), 1e-5) == (0.0, [])
 
 
+@pytest.mark.jax
 @pytest.mark.skipif(TENSORFLOW, reason="on TensorFlow the model is exported by the same process")
 def test_a_layer_defined_in_the_script_itself_is_named(tmp_path, monkeypatch):
     """The message was: build is defined in __main__."""

@@ -9,11 +9,11 @@ from keras_mp.advice.place import find_place
 from keras_mp.advice.source import Source
 from keras_mp.advice.step import Step
 
-pytestmark = pytest.mark.ci
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("strategy", ["data", "fully_sharded"])
-def test_the_lines_for_four_devices(strategy):
+def test_the_lines_for_four_devices():
+    strategy = "fully_sharded"
     place, (x, y) = find_place("rtx4090x4"), data()
     source, measures = Source(build), Measures("float32", strategy=strategy)
     figures = Step(source, (x, y), place.platform).compiler(place, measures)()

@@ -11,8 +11,6 @@ from keras_mp.advice.place import find_place
 from keras_mp.advice.row import compiled_row
 from keras_mp.advice.source import Source
 
-pytestmark = pytest.mark.once
-
 
 def row_of(place, measures, figures):
     one = Asked(place, {measures: figures}, {measures: place}, best=measures)

@@ -9,8 +9,6 @@ from keras_mp.advice.place import find_place
 from keras_mp.advice.schedule import Work, run
 from keras_mp.xla.compile import CompileError
 
-pytestmark = pytest.mark.once
-
 GIB = 2**30
 
 

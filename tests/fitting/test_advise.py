@@ -6,7 +6,6 @@ import command_line
 import keras
 import numpy as np
 import pytest
-from marks import few
 
 import keras_mp
 from keras_mp.advice import step as step_module
@@ -16,8 +15,6 @@ from keras_mp.advice.place import find_place
 from keras_mp.advice.source import Source
 from keras_mp.lean.lean_report import lean_report
 from keras_mp.system.install import install_command
-
-pytestmark = pytest.mark.once
 
 BATCH = (keras.KerasTensor((8, 6, 16)), keras.KerasTensor((8, 6, 4)))
 on_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="variables without values, and several devices")
@@ -79,6 +76,7 @@ def test_what_no_compiler_takes_says_so(nothing_compiles):
     assert row.verdict == "not known" and "No compiler that can be installed takes" in row.reason
 
 
+@pytest.mark.jax
 @on_jax
 def test_a_state_larger_than_the_memory_is_not_compiled(nothing_compiles):
     def large():
@@ -106,21 +104,15 @@ def test_several_devices_need_jax(nothing_compiles):
     assert row.verdict == "not known" and "KERAS_BACKEND=jax" in row.reason
 
 
-MEASURES = [
-    Measures("float32"),
-    Measures("mixed_bfloat16"),
-    Measures("mixed_float16", micro_batches=4),
-    Measures("mixed_bfloat16", lean=True, micro_batches=2),
-    Measures("mixed_bfloat16", micro_batches=2, state_dtype="float8"),
-    Measures("mixed_float16", state_dtype="float8"),
-]
-
-
-@pytest.mark.parametrize("given", few(["function", "model"], "function"))
-@pytest.mark.parametrize("measures", few(MEASURES, MEASURES[3], MEASURES[4]), ids=lambda measures: measures.words)
+@pytest.mark.parametrize(
+    "measures, given",
+    [
+        (Measures("mixed_bfloat16", lean=True, micro_batches=2, state_dtype="float8"), "function"),
+        pytest.param(Measures("mixed_float16", micro_batches=4), "model", marks=pytest.mark.slow),
+    ],
+    ids=["lean with float8 states", "scaled"],
+)
 def test_the_lines_apply_the_measures_and_train(measures, given):
-    if "float16" in measures.precision and "bf" not in measures.precision and keras.backend.backend() == "jax":
-        pytest.skip("JAX on a CPU has no products of float16 with float32 sums")
     source = Source(build if given == "function" else build())
     program = lines(measures, source, find_place("h100"), 8)
     scope = {"keras_mp": keras_mp, "keras": keras, "build": build, "model": build()}
@@ -135,9 +127,11 @@ def test_the_lines_apply_the_measures_and_train(measures, given):
     assert any(row.lean for row in lean_report(model).rows) == measures.lean
 
 
+@pytest.mark.slow
+@pytest.mark.jax
 @on_jax
-@pytest.mark.parametrize("strategy", ["data", "fully_sharded"])
-def test_the_lines_of_several_devices(strategy):
+def test_the_lines_of_several_devices():
+    strategy = "fully_sharded"
     measures = Measures("mixed_bfloat16", micro_batches=2, strategy=strategy)
     program = lines(measures, Source(build), find_place("h100x4"), 8)
     assert program[1] == f'with keras_mp.distribute("{strategy}", devices=4):'

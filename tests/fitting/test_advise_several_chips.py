@@ -6,7 +6,8 @@ import pytest
 import keras_mp
 
 pytestmark = [
-    pytest.mark.ci,
+    pytest.mark.slow,
+    pytest.mark.jax,
     pytest.mark.skipif(keras.backend.backend() != "jax", reason="a step on several devices lowers on JAX only"),
 ]
 
@@ -19,8 +20,8 @@ def build():
 
 def test_each_kind_of_target_and_inspect_agrees():
     batch = keras.KerasTensor((64, 64)), keras.KerasTensor((64, 8))
-    report = keras_mp.advise(build, batch, ["rtx4090x4", "h100x8", "v5e-8"], progress=False)
-    assert report.compiles == 3 and [row.devices for row in report.rows] == [4, 8, 8]
+    report = keras_mp.advise(build, batch, ["rtx4090x4", "v5e-8"], progress=False)
+    assert report.compiles == 2 and [row.devices for row in report.rows] == [4, 8]
     for row in report.rows:
         assert row.fits and row.measures.strategy == "data", row.reason
         assert row.code[1] == f'with keras_mp.distribute("data", devices={row.devices}):'

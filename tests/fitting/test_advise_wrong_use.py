@@ -25,7 +25,6 @@ def test_a_model_without_a_loss():
         advise(lambda: compiled(None))
 
 
-@pytest.mark.once
 def test_a_model_that_is_not_compiled():
     def build():
         return keras.Sequential([keras.Input((16,)), layers.Dense(4)], name="small")
@@ -44,7 +43,6 @@ def test_targets_of_another_shape_than_the_outputs():
         advise(batch=(BATCH[0], keras.KerasTensor((8, 5))))
 
 
-@pytest.mark.once
 def test_batches_that_are_none():
     lists = ([[1.0] * 16] * 100, [[1.0] * 4] * 100)
     for batch in (lists, (keras.KerasTensor((None, 16)), keras.KerasTensor((None, 4)))):
@@ -55,7 +53,6 @@ def test_batches_that_are_none():
         advise(batch=np.ones((8, 16)))
 
 
-@pytest.mark.once
 def test_chips_that_are_not():
     with pytest.raises(ValueError, match="rtx4091.* is not a known chip. Did you mean 'rtx4090'"):
         advise(targets=["rtx4091"])

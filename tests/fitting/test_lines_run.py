@@ -5,8 +5,7 @@ from pathlib import Path
 
 import keras
 import pytest
-from in_own_process import REST, run
-from marks import few
+from in_own_process import SLOW, run
 from runs_of_lines import ROWS, build, check, data, model_after
 
 import keras_mp
@@ -17,39 +16,21 @@ from keras_mp.advice.place import Place, find_place
 from keras_mp.advice.source import Source
 from keras_mp.advice.step import Step
 
-pytestmark = pytest.mark.ci
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "precision_and_form",
-    few(
-        [
-            ("float32", "plain"),
-            ("mixed_float16", "micro-batches"),
-            ("mixed_bfloat16", "lean"),
-            ("mixed_bfloat16", "remat"),
-            ("mixed_bfloat16", "all"),
-            ("mixed_bfloat16", "states"),
-            ("mixed_float16", "states in parts"),
-        ],
-        ("mixed_bfloat16", "all"),
-        ("mixed_float16", "states in parts"),
-    ),
-    ids=" ".join,
+    "measures, function",
+    [
+        (Measures("mixed_bfloat16", lean=True, remat=True, micro_batches=4), True),
+        (Measures("mixed_float16", micro_batches=4, state_dtype="float8"), False),
+    ],
+    ids=lambda value: getattr(value, "words", {True: "function", False: "model"}.get(value)),
 )
-@pytest.mark.parametrize("function", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["function", "model"])
-def test_the_lines_of_every_set_of_measures(precision_and_form, function):
-    precision, form = precision_and_form
+def test_the_lines_of_sets_of_measures(measures, function):
     place, (x, y) = find_place("rtx4090"), data()
     source = Source(build) if function else Source(build(), "model")
-    assert source.forms(precision) == (True, True)  # a lean form, and blocks to recompute
-    measures = Measures(
-        precision,
-        lean=form in ("lean", "remat", "all"),
-        remat=form in ("remat", "all"),
-        micro_batches=4 if form in ("micro-batches", "all", "states in parts") else 1,
-        state_dtype="float8" if "states" in form else "",
-    )
+    assert source.forms(measures.precision) == (True, True)  # a lean form, and blocks to recompute
     figures = Step(source, (x, y), place.platform).compiler(place, measures)()
     given = {"build": build} if function else {"model": build()}
     model = model_after(lines(measures, source, place, ROWS), given, x, y)
@@ -57,18 +38,17 @@ def test_the_lines_of_every_set_of_measures(precision_and_form, function):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="a step on several devices lowers on JAX only")
-@pytest.mark.parametrize("part", [REST])
+@pytest.mark.parametrize("part", [SLOW])
 def test_the_lines_for_several_devices(part):
     run(Path(__file__).with_name("lines_on_devices.py"), part, devices=4)
 
 
-@pytest.mark.parametrize("share", [0.9, 0.6])
-def test_the_lines_of_a_chip_that_is_too_small_for_the_plain_step(monkeypatch, share):
+def test_the_lines_of_a_chip_that_is_too_small_for_the_plain_step(monkeypatch):
     """A chip in whose memory the plain step does not fit: what advise finds does, and its lines make it so."""
     x, y = data()
     plain = keras_mp.advise(build, (x, y), ["rtx4090"], progress=False)["rtx4090"]
     state = plain.figures.state
-    room = state + int(share * (plain.figures.peak - state))
+    room = state + int(0.6 * (plain.figures.peak - state))
 
     def smaller(name):
         place = find_place(name)
@@ -79,8 +59,7 @@ def test_the_lines_of_a_chip_that_is_too_small_for_the_plain_step(monkeypatch, s
     row = report["rtx4090"]
     assert row.fits and row.measures != plain.measures and row.figures.peak <= room
     assert all(line in str(report) for line in row.code)
-    model = model_after(row.code, {"build": build}, x, y)
-    check(row.figures, row.measures, smaller("rtx4090"), model, x, y)
+    assert int(model_after(row.code, {"build": build}, x, y).optimizer.iterations) == 1
 
 
 def test_the_lines_of_a_chip_that_is_too_small_for_float32_states(monkeypatch):
@@ -95,10 +74,6 @@ def test_the_lines_of_a_chip_that_is_too_small_for_float32_states(monkeypatch):
     assert 'model = keras_mp.set_state_dtype(model, "float8")' in row.code and "float8 states" in str(report)
     model = model_after(row.code, {"build": build}, x, y)
     assert int(model.optimizer.iterations) == 1
-    batch = tuple(keras.KerasTensor(array.shape, "float32") for array in (x, y))
-    memory = keras_mp.inspect(model, batch, "rtx4090").memory
-    assert (memory.parameters, memory.optimizer) == (row.figures.weights, row.figures.optimizer)
-    assert memory.peak <= room
 
 
 def test_a_chip_that_is_too_small_for_all_measures(monkeypatch):

@@ -3,12 +3,9 @@
 import math
 
 import numpy as np
-import pytest
 
 from keras_mp.advice.cheapest import search
 from keras_mp.advice.measures import Measures, Possible, ladders, parts, stages
-
-pytestmark = pytest.mark.once
 
 
 class Chip:

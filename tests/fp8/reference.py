@@ -18,23 +18,10 @@ def cast(x, name):
         return clipped.astype(DTYPES[name])
 
 
-def quantize(x, name, power_of_two=False):
-    """Returns FP8 values and the float32 scale."""
+def quantize(x, name, power_of_two=False, axes=None):
+    """Returns FP8 values and the float32 scale, or scales, one for all along some axes."""
     x = np.asarray(x, "float32")
-    amax = np.max(np.abs(x), initial=0)
-    if not (np.isfinite(amax) and amax > 0):
-        return cast(x, name), np.float32(1)
-    with np.errstate(over="ignore"):
-        scale = min(np.float32(MAX[name]) / amax, np.float32(2.0**126))
-    if power_of_two:
-        scale = np.float32(2.0 ** np.floor(np.log2(np.float64(scale))))
-    return cast(x * scale, name), np.float32(scale)
-
-
-def quantize_rows(x, name, axes, power_of_two=False):
-    """Returns FP8 values and float32 scales, one for all along some axes."""
-    x = np.asarray(x, "float32")
-    amax = np.max(np.abs(x), axis=axes, keepdims=True, initial=0)
+    amax = np.max(np.abs(x), axis=axes, keepdims=axes is not None, initial=0)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         scale = np.minimum(np.float32(MAX[name]) / amax, np.float32(2.0**126))
         if power_of_two:
@@ -50,7 +37,7 @@ def row_product(equation, x, w, names, power_of_two=False):
     x, w = (
         values.astype("float64") / scale.astype("float64")
         for values, scale in (
-            quantize_rows(each, name, axis, power_of_two) for each, name, axis in zip((x, w), names, axes, strict=True)
+            quantize(each, name, power_of_two, axis) for each, name, axis in zip((x, w), names, axes, strict=True)
         )
     )
     exact, bound = product(equation, (x, 1), (w, 1))

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import keras
 import pytest
-from in_own_process import QUICK, REST, run
+from in_own_process import run
 
 FILES = {"tensorflow": "on_two_replicas.py", "jax": "on_four_devices.py"}
 
 
-@pytest.mark.parametrize("part", [QUICK, REST])
-def test_several_replicas_equal_the_reference(part):
-    run(Path(__file__).with_name(FILES[keras.backend.backend()]), part, devices=4)
+@pytest.mark.jax
+def test_several_replicas_equal_the_reference():
+    run(Path(__file__).with_name(FILES[keras.backend.backend()]), "not slow", devices=4)

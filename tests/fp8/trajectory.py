@@ -1,14 +1,17 @@
-"""Steps with planted trouble for one shared layer, and delayed and static scaling once more, in NumPy: FP8 and INT8.
+"""Steps with planted trouble for shared layers, and delayed and static scaling once more, in NumPy: FP8 and INT8.
 
     y = layer(a) + layer(b),  loss = mean over the batch of sum(c . y)
 
-so that the gradient of y is c / batch size, exactly, and every amax of every step is known beforehand.
+so that the gradient of y is c / batch size, exactly, and every amax of every step is known beforehand. A model has such
+a layer and such a loss for each of several recipes, which are compiled at once. Two are called twice, the others on a.
 """
+
+import functools
 
 import keras
 import numpy as np
 from int8_reference import TOP, integers
-from reference import cast, compiled, to_numpy
+from reference import cast, compiled, tensors, to_numpy
 
 import keras_mp
 from keras_mp.fp8 import DelayedScaling, Float8Dense, Int8Scaling, StaticScaling
@@ -56,13 +59,10 @@ class Reference:
         self.recipe, self.accumulate = recipe, accumulate
         self.history = np.zeros((3, recipe.history_length), "float32")
         self.pending, self.held = np.zeros(3, "float32"), 0
-        self.quantized_scales = compiled(
-            lambda x, history: [recipe.quantize(x, role, history=history[i]).scale for i, role in enumerate(ROLES)]
-        )
 
-    def scales(self, x):
-        """By role, what the recipe multiplies x by."""
-        return self.quantized_scales(*map(keras.ops.convert_to_tensor, (x, self.history)))
+    def columns(self):
+        """The history as the layer reads it."""
+        return self.history
 
     def top(self, role):
         """The largest number of the format."""
@@ -100,11 +100,8 @@ class Reference:
             terms = np.abs(c) * ((np.abs(a8) + np.abs(b8)) @ np.abs(kernel8))
             return np.sum(c * (a8 @ kernel8 + b8 @ kernel8)) / ROWS, np.sum(terms) / ROWS
 
-    def step(self, a, b, c, kernel, checks):
-        """Moves on by a micro-batch; checks says whether the optimizer skips what is not finite."""
-        finite = all(np.isfinite(each).all() for each in (a, b, c))
-        if checks and not finite:
-            return
+    def step(self, a, b, c, kernel):
+        """Moves on by a micro-batch."""
         amaxes = [max(_amax(a), _amax(b)), _amax(kernel), _amax(c / np.float32(ROWS))]
         self.pending = np.maximum(self.pending, np.array(amaxes, "float32"))
         self.held += 1
@@ -125,9 +122,8 @@ class CountedReference(Reference):
         self.updates = 0
         self.is_static = isinstance(recipe, StaticScaling) or recipe.scales == "static"
 
-    def scales(self, x):
-        columns = np.concatenate([self.history, np.full((3, 1), self.updates, "float32")], axis=1)
-        return self.quantized_scales(*map(keras.ops.convert_to_tensor, (x, columns)))
+    def columns(self):
+        return np.concatenate([self.history, np.full((3, 1), self.updates, "float32")], axis=1)
 
     def amax(self, role, x):
         if not self.is_static:
@@ -160,9 +156,10 @@ class Int8Reference(CountedReference):
         return integers(scaled, np.float32(1)).astype("float64")
 
 
-def reference_of(recipe, accumulate=1):
+def references_of(recipes, accumulate=1):
+    """By name."""
     kinds = {Int8Scaling: Int8Reference, StaticScaling: CountedReference, DelayedScaling: Reference}
-    return kinds[type(recipe)](recipe, accumulate)
+    return {name: kinds[type(recipe)](recipe, accumulate) for name, recipe in recipes.items()}
 
 
 def _amax(x):
@@ -170,15 +167,32 @@ def _amax(x):
     return amax if np.isfinite(amax) else np.float32(0)
 
 
-def build(recipe, accumulate=1, checks=True, **compile_arguments):
-    """The model of one shared layer, compiled with an optimizer that changes no weight."""
-    layer = Float8Dense(WIDTH, use_bias=False, recipe=recipe, name="shared")
-    a, b = keras.Input((WIDTH,)), keras.Input((WIDTH,))
-    model = keras.Model([a, b], layer(a) + layer(b))
+@functools.cache
+def scales_of(*recipes):
+    """A function of a tensor and of histories: what each recipe multiplies the tensor by as a gradient.
+
+    Other scales make the loss.
+    """
+
+    def scales(x, *histories):
+        return [r.quantize(x, "gradient", history=h[2]).scale for r, h in zip(recipes, histories, strict=True)]
+
+    return compiled(scales)
+
+
+def build(recipes, accumulate=1, checks=True, **compile_arguments):
+    """The model of a shared layer for each recipe, compiled with an optimizer that changes no weight."""
+    inputs = keras.Input((WIDTH,)), keras.Input((WIDTH,))
+    results = []
+    for name, recipe in recipes.items():
+        layer = Float8Dense(WIDTH, use_bias=False, recipe=recipe, name=name)
+        result = layer(inputs[0]) + layer(inputs[1]) if name in CALLED_TWICE else layer(inputs[0])
+        results.append(keras.layers.Identity(name=f"{name}_sum")(result))
+    model = keras.Model(inputs, results)
     optimizer = keras.optimizers.SGD(0.0, gradient_accumulation_steps=accumulate if accumulate > 1 else None)
     if checks:
         optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale())
-    model.compile(optimizer, dot_loss, **compile_arguments)
+    model.compile(optimizer, [dot_loss] * len(results), **compile_arguments)
     return model
 
 
@@ -187,53 +201,64 @@ def dot_loss(c, y):
     return keras.ops.sum(c * y, axis=-1)
 
 
-def history_of(model):
-    """The amaxes that the layer keeps."""
-    return saved_history(model)["0"]
-
-
-def saved_history(model):
-    """What the layer's history saves."""
+def saved_history(layer):
+    """What a layer's history saves: "0" are the amaxes, "1" the number of steps."""
     store = {}
-    model.get_layer("shared").amax_history.save_own_variables(store)
-    return store
+    layer.amax_history.save_own_variables(store)
+    return {key: to_numpy(value) for key, value in store.items()}
 
 
-def assert_same_state(model, reference):
-    """The history, and the scales that the recipe makes of it, are the reference's, exactly."""
-    saved = saved_history(model)
-    np.testing.assert_array_equal(saved["0"], reference.history)
-    if isinstance(reference, CountedReference):
-        np.testing.assert_array_equal(saved["1"], np.full((3, 1), reference.updates))
+def assert_same_state(model, references):
+    """The histories, and the scales that the recipes make of them, are the references', exactly."""
+    for name, reference in references.items():
+        saved = saved_history(model.get_layer(name))
+        np.testing.assert_array_equal(saved["0"], reference.history)
+        if isinstance(reference, CountedReference):
+            np.testing.assert_array_equal(saved["1"], np.full((3, 1), reference.updates))
     probe = np.random.default_rng().normal(size=(4, 4)).astype("float32")
-    found = reference.scales(probe)
-    np.testing.assert_array_equal([to_numpy(each) for each in found], [reference.scale(role, probe) for role in ROLES])
+    scales = scales_of(*[reference.recipe for reference in references.values()])
+    found = scales(*tensors(probe, *[reference.columns() for reference in references.values()]))
+    expected = [reference.scale("gradient", probe) for reference in references.values()]
+    np.testing.assert_array_equal([to_numpy(each) for each in found], expected)
 
 
-def run(model, reference, plan, checks=True):
-    """Trains on the steps, and compares the loss, the history and the scales at each."""
-    layer = model.get_layer("shared")
+def follow(references, a, b, c, kernel, checks=True):
+    """Moves references on; checks says whether the optimizer skips what is not finite."""
+    if not checks or all(np.isfinite(each).all() for each in (a, b, c)):
+        for name, reference in references.items():
+            reference.step(a, b if name in CALLED_TWICE else np.zeros_like(b), c, kernel)
+
+
+def run(model, references, plan, checks=True):
+    """Trains on the steps, and compares the losses, the histories and the scales at each."""
     for a, b, c, kernel in plan:
-        layer.kernel.assign(kernel)
-        expected, terms = reference.loss(a, b, c, kernel)
+        for name in references:
+            model.get_layer(name).kernel.assign(kernel)
         # On several devices Keras 3.13 fails without weights.
-        weights = np.ones(len(c), "float32")
-        loss = float(model.train_on_batch([a, b], c, weights, return_dict=True)["loss"])
+        weights = [np.ones(len(c), "float32")] * len(references)
+        results = model.train_on_batch([a, b], [c] * len(references), weights, return_dict=True)
         model.reset_metrics()
-        if np.isfinite(expected):
-            assert abs(loss - expected) <= 1e-5 * terms
-        else:
-            assert not np.isfinite(loss)
-        reference.step(a, b, c, kernel, checks)
-        assert_same_state(model, reference)
+        for name, reference in references.items():
+            expected, terms = reference.loss(a, b if name in CALLED_TWICE else np.zeros_like(b), c, kernel)
+            loss = float(results[f"{name}_sum_loss" if len(references) > 1 else "loss"])
+            if np.isfinite(expected):
+                assert abs(loss - expected) <= 1e-5 * terms, name
+            else:
+                assert not np.isfinite(loss), name
+        follow(references, a, b, c, kernel, checks)
+        assert_same_state(model, references)
 
 
 RECIPES = {
-    "default": DelayedScaling(),
     "margin": DelayedScaling(margin=2, amax_history_length=3),
-    "one step": DelayedScaling(amax_history_length=1, power_of_two=True),
-    "most recent": DelayedScaling(amax_compute="most_recent", format="E4M3"),
+    "most_recent": DelayedScaling(amax_compute="most_recent", format="E4M3", power_of_two=True),
     "static": StaticScaling(calibration_steps=7),
-    "INT8 delayed": Int8Scaling(amax_history_length=3, margin=1, kernel_gradient="int8"),
-    "INT8 static": Int8Scaling("static", calibration_steps=7),
+    "int8_delayed": Int8Scaling(amax_history_length=3, margin=1, kernel_gradient="int8"),
+    "int8_static": Int8Scaling("static", calibration_steps=7),
 }
+CALLED_TWICE = ("margin", "int8_delayed")
+
+
+def only(name):
+    """One of the recipes."""
+    return {name: RECIPES[name]}

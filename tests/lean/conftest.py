@@ -5,3 +5,13 @@ import pytest
 def vocabulary_in_chunks(monkeypatch):
     """The models of these tests are so small that whole logits take less memory: their heads would not be tested."""
     monkeypatch.setattr("keras_mp.lean.chunked_head.chunks_save_memory", lambda *sizes: True)
+
+
+@pytest.fixture
+def recomputed(monkeypatch):
+    """The calls that are made so that the backward pass makes them again."""
+    from keras_mp.lean import remat_blocks
+
+    calls, make = [], remat_blocks.recomputed_call
+    monkeypatch.setattr(remat_blocks, "recomputed_call", lambda *arguments: calls.append(1) or make(*arguments))
+    return calls

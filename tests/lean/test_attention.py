@@ -1,19 +1,26 @@
 """Attention against the equations in NumPy's float64: values, gradients, hard shapes, bad shapes."""
 
+import functools
+
 import keras
 import ml_dtypes
 import numpy as np
 import pytest
 from gradients_of import MODES, value_and_gradients
 from keras import ops
-from marks import ci_on, few
 
 import keras_mp
 from keras_mp.lean.attention import attention
 from keras_mp.xla.lower import lower_step
 from keras_mp.xla.program import read_module
 
-pytestmark = ci_on("jax")
+JAX = keras.backend.backend() == "jax"
+GRAPH = MODES[-2]  # on JAX, which has no graphs, eagerly
+
+
+def on_both(*case):
+    """A case that runs on JAX, too: one that is jitted, as JAX compiles each operation of an eager one."""
+    return pytest.param(*case, marks=pytest.mark.jax)
 
 
 def expected(query, key, value, upstream, seen):
@@ -53,17 +60,17 @@ def draw(rows, columns, heads, key_heads, features=8, batch=2, size=1.0):
 
 def check(arrays, seen, mode, tolerance=1e-5, unknown=(), **arguments):
     query, key, value, upstream = arrays
-    outputs = []
 
     def function(query, key, value):
-        output = attention(query, key, value, **arguments)
-        outputs.append(output)
-        return ops.sum(ops.cast(output, "float32") * upstream.astype("float32"))
+        return ops.sum(ops.cast(attention(query, key, value, **arguments), "float32") * upstream.astype("float32"))
 
     found = value_and_gradients(function, [query, key, value], mode, unknown)
-    output = ops.convert_to_numpy(
-        ops.cast(attention(*map(ops.convert_to_tensor, (query, key, value)), **arguments), "float32")
-    )
+    attend = functools.partial(attention, **arguments)
+    if JAX:
+        import jax
+
+        attend = jax.jit(attend)
+    output = ops.convert_to_numpy(ops.cast(attend(*map(ops.convert_to_tensor, (query, key, value))), "float32"))
     for ours, (right, terms) in zip([output, *found[1:]], expected(query, key, value, upstream, seen), strict=True):
         np.testing.assert_allclose(ours, right, rtol=0, atol=tolerance * terms)
 
@@ -72,14 +79,15 @@ def causal_mask(rows, columns):
     return np.tri(rows, columns, dtype=bool)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("block", few([None, 4, 10, 3], None, 3))
+@pytest.mark.parametrize("mode, block", [("eager", None), (GRAPH, 10), on_both("jit", 3)])
 def test_causal_whatever_the_block(mode, block):
     check(draw(10, 10, 2, 2), causal_mask(10, 10), mode, causal=True, block=block)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 5, 2, 1), (5, 1, 2, 2), (3, 9, 6, 2), (9, 3, 4, 1)])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "shape, causal",
+    [((1, 1, 1, 1), True), ((5, 1, 2, 2), False), ((3, 9, 6, 2), True), ((9, 3, 4, 1), True), ((3, 5, 4, 2), False)],
+)
 def test_one_row_one_column_and_groups(shape, causal):
     rows, columns = shape[:2]
     seen = causal_mask(rows, columns) if causal else np.ones((rows, columns), bool)
@@ -90,18 +98,21 @@ def test_length_beyond_the_default_blocks():
     check(draw(300, 300, 2, 1), causal_mask(300, 300), MODES[-1], tolerance=2e-5, causal=True)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_masks_and_rows_that_see_nothing(mode):
+def test_masks_and_rows_that_see_nothing():
     columns = np.random.default_rng().random((2, 7)) > 0.5
     columns[0] = False
     seen = columns[:, None, None, :]
-    check(draw(5, 7, 2, 2), seen, mode, mask=columns, block=2)
-    check(draw(5, 7, 2, 2), seen, mode, mask=columns[:, None, :])
-    pairs = np.random.default_rng().random((2, 7, 7)) > 0.5
-    pairs[1, 3] = False
-    check(draw(7, 7, 4, 2), pairs[:, None] & causal_mask(7, 7), mode, mask=pairs, causal=True, block=3)
+    check(draw(5, 7, 2, 2), seen, "eager", mask=columns, block=2)
+    check(draw(5, 7, 2, 2), seen, GRAPH, mask=columns[:, None, :])
     output = attention(*map(ops.convert_to_tensor, draw(5, 7, 2, 2)[:3]), columns)
     assert not ops.convert_to_numpy(output)[0].any()
+
+
+@pytest.mark.jax
+def test_a_mask_of_pairs():
+    pairs = np.random.default_rng().random((2, 7, 7)) > 0.5
+    pairs[1, 3] = False
+    check(draw(7, 7, 4, 2), pairs[:, None] & causal_mask(7, 7), "jit", mask=pairs, causal=True, block=3)
 
 
 @pytest.mark.parametrize("size", [0.0, 60.0])
@@ -110,31 +121,29 @@ def test_zeros_and_large_scores(size):
     check(draw(9, 9, 2, 2, size=size), causal_mask(9, 9), "eager", tolerance=2e-4, causal=True, block=4)
 
 
-@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX knows all sizes")
-@pytest.mark.parametrize("mode", ["graph", "jit"])
-@pytest.mark.parametrize("unknown", [(0,), (0, 1)])
+@pytest.mark.skipif(JAX, reason="JAX knows all sizes")
+@pytest.mark.parametrize("mode, unknown", [("graph", (0,)), ("jit", (0, 1))])
 def test_unknown_batch_and_length(mode, unknown):
     check(draw(6, 6, 4, 2), causal_mask(6, 6), mode, unknown=unknown, causal=True)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("mode", MODES)
-def test_sixteen_bits_round_operands_only(dtype, mode):
-    low = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
-    arrays = [each.astype(low) for each in draw(12, 12, 4, 2)]
-    # Probabilities, and the gradients of scores, are rounded once, to 8 or 11 bits; so are the results.
-    check(arrays, causal_mask(12, 12), mode, tolerance=2**-6 if dtype == "bfloat16" else 2**-9, causal=True, block=5)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("causal, rows", [(False, 200), (True, 100)])
-def test_sixteen_bits_in_one_block_round_operands_only(causal, rows, mode, dtype):
+# One block of all rows: where TensorFlow runs the products of a graph as kernels, these round the gradients of keys and
+# values.
+@pytest.mark.parametrize(
+    "rows, causal, block, mode, dtype",
+    [
+        (12, True, 5, "eager", "bfloat16"),
+        on_both(12, True, 5, "jit", "float16"),
+        (200, False, None, GRAPH, "float16"),
+        (100, True, None, GRAPH, "bfloat16"),
+    ],
+)
+def test_sixteen_bits_round_operands_only(rows, causal, block, mode, dtype):
     low = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
     arrays = [each.astype(low) for each in draw(rows, rows, 4, 2)]
     seen = causal_mask(rows, rows) if causal else np.ones((rows, rows), bool)
-    # Where TensorFlow runs the products of a graph as kernels, these round the gradients of keys and values.
-    check(arrays, seen, mode, tolerance=2**-6 if dtype == "bfloat16" else 2**-9, causal=causal)
+    # Probabilities, and the gradients of scores, are rounded once, to 8 or 11 bits; so are the results.
+    check(arrays, seen, mode, tolerance=2**-6 if dtype == "bfloat16" else 2**-9, causal=causal, block=block)
 
 
 def test_a_mask_stands_behind_one_barrier_for_all_blocks():

@@ -11,8 +11,6 @@ from keras import layers
 from keras_mp.lean.blocks import find_blocks
 from keras_mp.lean.repeats import longest_runs
 
-pytestmark = pytest.mark.once
-
 
 def found(model):
     return [[block.path for block in group] for group in find_blocks(model)]
@@ -40,7 +38,7 @@ def test_of_a_nested_task_and_of_two_sides():
     assert found(task) == [names(side, 2) for side in sides]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_of_blocks_of_one_class_and_different_structure():
     task = causal_models.build("T5Seq2SeqLM")
     sides = [f"{task.backbone.name}/transformer_{side}_layer_" for side in ("encoder", "decoder")]
@@ -48,7 +46,6 @@ def test_of_blocks_of_one_class_and_different_structure():
     assert found(task) == [[name] for side in sides for name in names(side, 2)]
 
 
-@pytest.mark.ci
 def test_of_one_layer_that_is_called_often():
     sizes = {"vocabulary_size": 40, "num_layers": 4, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32}
     albert = keras_hub.models.AlbertBackbone(**sizes, embedding_dim=8, max_sequence_length=8)
@@ -72,16 +69,6 @@ def test_of_residual_stages():
     assert all(type(block.layers[-1]).__name__ == "ReLU" for group in groups for block in group)
     convolutions = [sum("Conv" in type(layer).__name__ for layer in group[0].layers) for group in groups]
     assert convolutions == [3, 2, 3, 2]
-
-
-@pytest.mark.ci
-def test_of_resnet50():
-    groups = find_blocks(keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3)))
-    blocks = [block.name for group in groups for block in group]
-    stages = [
-        (stage, index + 1) for stage, count in zip(range(2, 6), (3, 4, 6, 3), strict=True) for index in range(count)
-    ]
-    assert blocks == [f"conv{s}_block{i}_1_conv..conv{s}_block{i}_out" for s, i in stages]
 
 
 def test_of_blocks_in_blocks():

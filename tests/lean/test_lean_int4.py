@@ -7,14 +7,14 @@ import pytest
 
 import keras_mp
 
+JAX = keras.backend.backend() == "jax"
 BATCH, ROWS, COLUMNS = 5, 24, 9
 LAYERS = {
-    "dense": lambda policy: keras.layers.Dense(COLUMNS, dtype=policy),
+    "dense": lambda policy: keras.layers.Dense(COLUMNS, activation="tanh", dtype=policy),
     "einsum": lambda policy: keras.layers.EinsumDense("abc,cde->abde", (None, 3, COLUMNS // 3), dtype=policy),
     "einsum, two axes summed": lambda policy: keras.layers.EinsumDense(
         "abcd,cde->abe", (None, COLUMNS), bias_axes="e", dtype=policy
     ),
-    "with all": lambda policy: keras.layers.Dense(COLUMNS, activation="tanh", dtype=policy),
 }
 TOLERANCE = {"float32": 1e-6, "mixed_bfloat16": 2e-2, "mixed_float16": 2e-3}
 
@@ -39,7 +39,7 @@ def model_of(kind, policy, config=None, rank=3):
 def trained(model, x, y):
     """The loss of a step of SGD, and the gradients of what trains as its change."""
     before = [keras.ops.convert_to_numpy(weight) for weight in model.trainable_variables]
-    model.compile(keras.optimizers.SGD(1.0), "mse", jit_compile=False)
+    model.compile(keras.optimizers.SGD(1.0), "mse", jit_compile=JAX)
     loss = model.train_on_batch(x, y)
     after = [keras.ops.convert_to_numpy(weight) for weight in model.trainable_variables]
     return float(loss), [old - new for old, new in zip(before, after, strict=True)]
@@ -55,8 +55,14 @@ class Before(keras.layers.Layer):
         return x + self.weight
 
 
-@pytest.mark.parametrize("policy", TOLERANCE)
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(
+    "kind, policy",
+    [
+        ("dense", "float32"),
+        ("einsum", "mixed_bfloat16"),
+        pytest.param("einsum, two axes summed", "mixed_float16", marks=pytest.mark.jax),
+    ],
+)
 def test_trains_as_the_plain_layer(kind, policy):
     rng = np.random.default_rng()
     layer = model_of(kind, policy).layers[-1]
@@ -64,7 +70,7 @@ def test_trains_as_the_plain_layer(kind, policy):
     lean = keras_mp.make_lean(plain)
     assert [(row.kind, row.lean) for row in keras_mp.lean_report(lean).rows] == [("int4", True)]
     x = rng.normal(size=(BATCH, *shape_of(kind))).astype("float32")
-    y = rng.normal(size=plain.predict(x, verbose=0).shape).astype("float32")
+    y = rng.normal(size=plain(x).shape).astype("float32")
     (expected, gradients), (loss, ours) = trained(plain, x, y), trained(lean, x, y)
     tolerance = TOLERANCE[policy]
     assert loss == pytest.approx(expected, rel=tolerance)
@@ -73,7 +79,7 @@ def test_trains_as_the_plain_layer(kind, policy):
         np.testing.assert_allclose(our, right, atol=tolerance * np.abs(right).max())
 
 
-@pytest.mark.parametrize("rows", [1, 8, 11])
+@pytest.mark.parametrize("rows", [1, 11])
 def test_gradient_of_the_input_beside_float64(rows):
     rng = np.random.default_rng()
     layer = keras.layers.Dense(1 if rows == 1 else 5, use_bias=False, dtype="float32")
@@ -90,9 +96,10 @@ def test_gradient_of_the_input_beside_float64(rows):
     np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="one step of JAX is compiled for each")
+@pytest.mark.jax
+@pytest.mark.skipif(not JAX, reason="one step of JAX is compiled for each")
 def test_no_dequantized_kernel_is_kept():
-    width, depth = 512, 6
+    width, depth = 512, 3
 
     def temporary(lean):
         with keras_mp.policy_scope("mixed_bfloat16"):

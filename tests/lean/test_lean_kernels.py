@@ -9,7 +9,10 @@ from keras import layers
 
 import keras_mp
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has no fused attention")
+pytestmark = [
+    pytest.mark.jax,
+    pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has no fused attention"),
+]
 
 
 @pytest.fixture
@@ -71,11 +74,10 @@ def test_a_lean_layer_takes_the_flash_attention_that_keras_would(masked, on_gpu)
     assert kernels(text) == (1, 1) and not is_lean(text)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "arguments"),
     [("9.0", {"policy": "float32"}), ("9.0", {"features": 12}), ("7.5", {}), ("9.0", {"dropout": 0.1})],
-    ids=["float32", "features", "Turing", "dropout"],
 )
 def test_it_is_lean_where_keras_takes_none(capability, arguments, on_gpu):
     on_gpu(capability)

@@ -8,23 +8,11 @@ from keras import layers
 from test_lean_families import assert_same_step, blocks, compiled, data, recomputing, step
 
 import keras_mp
-from keras_mp.lean import remat_blocks
 from keras_mp.xla.lower import lower_step
 from keras_mp.xla.program import read_module
 
-pytestmark = pytest.mark.ci
+pytestmark = pytest.mark.slow
 TOKENS = keras.KerasTensor((4, own_blocks.LENGTH), "int32")
-
-
-@pytest.fixture
-def recomputed(monkeypatch):
-    """The calls that are made so that the backward pass makes them again."""
-    calls = []
-    make = remat_blocks.recomputed_call
-    monkeypatch.setattr(
-        remat_blocks, "recomputed_call", lambda function, *arguments: calls.append(1) or make(function, *arguments)
-    )
-    return calls
 
 
 def barriers(model, training):
@@ -33,18 +21,17 @@ def barriers(model, training):
     return str(read_module(lowered.module)).count("stablehlo.optimization_barrier")
 
 
-@pytest.mark.parametrize("build", [own_blocks.mini_gpt, own_blocks.nested], ids=["blocks", "nested"])
-def test_the_program_of_a_model_without_the_argument_training_recomputes(build):
-    model = compiled(build())
+def test_the_program_of_a_model_without_the_argument_training_recomputes():
+    model = compiled(own_blocks.nested())
     plain, ours = keras_mp.make_lean(model), recomputing(model)
     assert barriers(ours, training=True) >= barriers(plain, training=True) + 3
     assert barriers(ours, training=False) == 0
 
 
 def test_inference_runs_the_layers_own_code(recomputed):
-    model = recomputing(compiled(own_blocks.mini_gpt()))
+    model = recomputing(compiled(own_blocks.mini_gpt(blocks=2), run_eagerly=own_blocks.EAGERLY))
     x, y = data(model, np.random.default_rng())
-    model.predict(x, verbose=0), model.evaluate(x, y, verbose=0), model(x)
+    model.predict_on_batch(x), model.test_on_batch(x, y), model(x)
     assert not recomputed
     model.train_on_batch(x, y)
     assert recomputed
@@ -74,14 +61,7 @@ class OwnStep(own_blocks.MiniGpt):
         return super().train_step(*arguments)
 
 
-def quiet():
-    model = Quiet()
-    model(keras.ops.zeros((1, own_blocks.LENGTH), "int32"))
-    return model
-
-
-def own_step():
-    model = OwnStep()
+def called(model):
     model(keras.ops.zeros((1, own_blocks.LENGTH), "int32"))
     return model
 
@@ -93,9 +73,10 @@ def tuned():
     return keras.Model(images, layers.Dense(4)(base(images, training=False)))
 
 
-@pytest.mark.parametrize("build", [quiet, own_step, tuned])
+@pytest.mark.jax
+@pytest.mark.parametrize("build", [lambda: called(Quiet()), lambda: called(OwnStep(2)), tuned])
 def test_layers_that_are_not_told_to_train_recompute_in_a_training_step(build, recomputed):
-    model = compiled(build())
+    model = compiled(build(), run_eagerly=own_blocks.EAGERLY)
     ours = recomputing(model)
     x, y = data(model, np.random.default_rng())
     made = step(ours, x, y)

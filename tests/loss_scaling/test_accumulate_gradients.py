@@ -35,7 +35,6 @@ def test_four_micro_batches_make_the_update_of_the_whole_batch():
     assert divided.optimizer.gradient_accumulation_steps == 4 and "mae" in history.history
 
 
-@pytest.mark.once
 def test_an_optimizer_that_accumulates_or_scales_already():
     twice = keras_mp.accumulate_gradients(model(keras.optimizers.Adam(gradient_accumulation_steps=2)), 3)
     assert twice.optimizer.gradient_accumulation_steps == 6
@@ -46,7 +45,6 @@ def test_an_optimizer_that_accumulates_or_scales_already():
     assert keras_mp.accumulate_gradients(model(), 1).optimizer.gradient_accumulation_steps is None
 
 
-@pytest.mark.once
 def test_what_cannot_accumulate_says_so():
     trained = model()
     trained.fit(np.ones((2, 5)), np.ones((2, 1)), verbose=0)
@@ -58,7 +56,6 @@ def test_what_cannot_accumulate_says_so():
         keras_mp.accumulate_gradients(keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)]), 2)
 
 
-@pytest.mark.once
 def test_a_compile_of_its_own_keeps_its_arguments():
     class Own(keras.Sequential):
         def compile(self, optimizer="sgd", loss="mse", weight=1.0, **arguments):

@@ -2,12 +2,9 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from marks import ci_on
 from test_optimizer import MODES
 
 import keras_mp
-
-pytestmark = ci_on("jax")
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 
@@ -45,12 +42,17 @@ def assert_only_the_scale_moved(model, before, after):
             np.testing.assert_array_equal(before[path], after[path], err_msg=path)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("loss_scale", [keras_mp.LossScale(), keras_mp.NoLossScale()], ids=["scaled", "unscaled"])
+CASES = [
+    pytest.param("jit", keras_mp.LossScale(), marks=pytest.mark.jax),
+    pytest.param("graph", keras_mp.NoLossScale(), marks=pytest.mark.skipif(not TENSORFLOW, reason="JAX has no graph")),
+    pytest.param("eager", keras_mp.LossScale(), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("mode, loss_scale", CASES)
 def test_a_skipped_step_changes_nothing_but_scale_and_seeds(mode, loss_scale):
     model = keras_mp.atomic_skip(build(mode, loss_scale))
-    x, y = batch()
-    model.fit(x, y, verbose=0)
+    model.train_on_batch(*batch())
     everything = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
     before = values(everything)
     assert any("moving_mean" in path for path in before) and any(is_seed(path) for path in before)
@@ -66,12 +68,11 @@ def test_a_skipped_step_changes_nothing_but_scale_and_seeds(mode, loss_scale):
     assert not all(np.array_equal(after[v.path], v.numpy()) for v in model.trainable_variables)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.ci
-def test_an_epoch_with_a_skipped_batch_has_the_loss_of_the_others(mode):
+@pytest.mark.slow
+def test_an_epoch_with_a_skipped_batch_has_the_loss_of_the_others():
     good, bad = batch(), batch(bad=True)
     x, y = (np.concatenate([a, b, a]) for a, b in zip(good, bad, strict=True))
-    model = keras_mp.atomic_skip(build(mode))
+    model = keras_mp.atomic_skip(build("jit"))
     model.layers[3].rate = 0.0  # Dropout, so that the loss can be computed again
     model.optimizer.learning_rate = 0.0
     expected = model.train_on_batch(*good, return_dict=True)  # with the batch's own statistics
@@ -81,7 +82,7 @@ def test_an_epoch_with_a_skipped_batch_has_the_loss_of_the_others(mode):
 
 
 def test_without_it_a_forward_overflow_ruins_the_moving_statistics():
-    model = build("jit")
+    model = build("eager")
     model.train_on_batch(*batch(bad=True))
     assert not np.isfinite(model.layers[2].moving_mean.numpy()).all()
 
@@ -104,36 +105,34 @@ class OwnStep(keras.Model):
 
 
 @pytest.mark.skipif(not TENSORFLOW, reason="on JAX, Keras's own train_step is of the same form as a custom one")
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.ci
-def test_a_custom_train_step_and_a_custom_loop(mode):
+@pytest.mark.slow
+def test_a_custom_train_step_and_a_custom_loop():
     import tensorflow as tf
 
-    model = build(mode, model_class=OwnStep)
+    model = build("graph", model_class=OwnStep)
     model.train_on_batch(*batch())
     keras_mp.atomic_skip(model)
     before = values(model.variables)
     assert np.isnan(model.train_on_batch(*batch(bad=True), return_dict=True)["own"])
     assert_only_the_scale_moved(model, before, values(model.variables))
     before = values(model.variables)
-    step = model.train_step if mode == "eager" else tf.function(model.train_step, jit_compile=mode == "jit")
-    step(tuple(map(tf.constant, batch(bad=True))))
+    tf.function(model.train_step, jit_compile=True)(tuple(map(tf.constant, batch(bad=True))))
     assert_only_the_scale_moved(model, before, values(model.variables))
     assert int(model.optimizer.skipped_steps) == 2
 
 
 def test_twice_is_once_and_recompiling_keeps_it():
-    model = build("jit")
+    model = build("eager")
     assert keras_mp.atomic_skip(keras_mp.atomic_skip(model)) is model
-    model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD()), "mse")
+    model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD()), "mse", run_eagerly=True)
     model.train_on_batch(*batch(bad=True))
     assert np.isfinite(model.layers[2].moving_mean.numpy()).all()
 
 
 def test_an_optimizer_that_does_not_check_is_refused():
-    model = build("jit")
+    model = build("eager")
     keras_mp.atomic_skip(model)
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", run_eagerly=True)
     for action in (lambda: keras_mp.atomic_skip(model), lambda: model.train_on_batch(*batch())):
         with pytest.raises(ValueError, match="SGD, does not say whether it skipped.*NoLossScale"):
             action()

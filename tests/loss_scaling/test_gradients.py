@@ -26,10 +26,13 @@ def compiled(function):
     return jax.jit(function)
 
 
-@pytest.mark.parametrize("compile", [lambda function: function, compiled], ids=["eager", "compiled"])
 @pytest.mark.parametrize(
-    "values, dtype, finite",
-    [
+    "compile", [lambda function: function, pytest.param(compiled, marks=pytest.mark.jax)], ids=["eager", "compiled"]
+)
+def test_all_finite(compile):
+    others = [tensor([[1.0, 2.0]]), tensor([3.0], "bfloat16")]
+    all_finite = compile(lambda *grads: gradients.all_finite([None, *grads]))
+    for values, dtype, finite in [
         ([1.0, -2.0], "float32", True),
         ([1.0, np.nan], "float32", False),
         ([np.inf, -np.inf], "float32", False),
@@ -37,16 +40,13 @@ def compiled(function):
         ([6e4] * 9, "float16", True),  # their sum is past the largest float16
         ([3e38] * 9, "bfloat16", True),  # their sum is past the largest float32
         ([3e38] * 9, "float32", True),
-        ([3e38, 3e38, np.nan], "float32", False),
+        ([3e38, np.nan], "float32", False),
         ([3e38, -np.inf], "float32", False),
         ([], "float32", True),
-    ],
-)
-def test_all_finite(compile, values, dtype, finite):
-    others = [tensor([[1.0, 2.0]]), tensor([3.0], "bfloat16")]
-    for place in range(3):
-        grads = [*others[:place], tensor(values, dtype), *others[place:]]
-        assert number(compile(lambda *grads: gradients.all_finite([None, *grads]))(*grads)) == finite
+    ]:
+        for place in range(3):
+            grads = [*others[:place], tensor(values, dtype), *others[place:]]
+            assert number(all_finite(*grads)) == finite, (values, dtype, place)
 
 
 def test_no_gradient_at_all_is_finite():

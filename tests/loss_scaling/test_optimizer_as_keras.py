@@ -11,6 +11,7 @@ import keras_mp
 _HAS_TESTS = importlib.util.find_spec("keras.src.optimizers.loss_scale_optimizer_test") is not None
 
 
+@pytest.mark.jax
 @pytest.mark.skipif(not _HAS_TESTS, reason="this release of Keras does not ship its tests")
 def test_passes_every_test_that_keras_has_for_its_own(monkeypatch):
     from keras.src.optimizers import loss_scale_optimizer_test as keras_tests

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from in_own_process import QUICK, REST, run
+from in_own_process import QUICK, SLOW, run
 
 
-@pytest.mark.parametrize("part", [QUICK, REST])
+@pytest.mark.parametrize("part", [QUICK, SLOW])
 def test_several_replicas_do_as_one(part):
     run(Path(__file__).with_name("on_replicas.py"), part, devices=4)

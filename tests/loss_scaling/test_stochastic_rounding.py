@@ -11,11 +11,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from keras import ops
-from marks import ci_on
 
 from keras_mp import backend
 from keras_mp.loss_scaling.stochastic_rounding import random_bits, round_to_bfloat16, round_to_float8
 
+pytestmark = pytest.mark.jax  # its compiler has other ways with subnormals and NaNs
 BFLOAT16, E4M3 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
 FORMATS = {BFLOAT16: (round_to_bfloat16, 65536), E4M3: (round_to_float8, 256)}
 LARGEST = {BFLOAT16: float(ml_dtypes.finfo(BFLOAT16).max), E4M3: 448.0}
@@ -28,8 +28,9 @@ def every(dtype):
 
 
 def rounded(dtype, x, bits):
-    """The library's rounding, as float64."""
-    result = FORMATS[dtype][0](ops.convert_to_tensor(x.astype("float32")), ops.convert_to_tensor(bits))
+    """The library's rounding, as float64; jitted on JAX, where each operation is compiled anyway."""
+    function = FORMATS[dtype][0] if keras.backend.backend() == "tensorflow" else jitted(FORMATS[dtype][0])
+    result = function(ops.convert_to_tensor(x.astype("float32")), ops.convert_to_tensor(bits))
     assert backend_name(result.dtype) == np.dtype(dtype).name
     return ops.convert_to_numpy(ops.cast(result, "float32")).astype("float64")
 
@@ -47,7 +48,7 @@ def neighbours(dtype, x):
     return values[place], values[np.minimum(place + 1, len(values) - 1)]
 
 
-def some_values(dtype, rng, count=4096):
+def some_values(dtype, rng, count=256):
     """Values of every size that a format has, subnormals too, with 16 bits for rounding to decide over."""
     lowest = -120 if dtype is BFLOAT16 else -14
     size = rng.uniform(lowest, np.log2(LARGEST[dtype]) - 0.01, count)
@@ -71,16 +72,15 @@ def test_what_a_format_holds_stays(dtype):
         assert same.all(), x[~same]  # as bits: zero with its sign
 
 
-@ci_on("tensorflow")
 @pytest.mark.parametrize("dtype", FORMATS, ids=lambda dtype: np.dtype(dtype).name)
 def test_the_mean_over_all_bits_is_the_value(dtype):
     x = some_values(dtype, np.random.default_rng())
     place = 16 if dtype is E4M3 else 0
     total = np.zeros(x.shape)
     round_all = _jitted(FORMATS[dtype][0])
-    for start in range(0, 65536, 512):
-        words = np.arange(start, start + 512, dtype=np.uint32)[:, None] << np.uint32(4 if place else 0)
-        tiled = np.broadcast_to(x, (512, x.size))
+    for start in range(0, 65536, 4096):
+        words = np.arange(start, start + 4096, dtype=np.uint32)[:, None] << np.uint32(4 if place else 0)
+        tiled = np.broadcast_to(x, (4096, x.size))
         total += ops.convert_to_numpy(round_all(tiled, np.broadcast_to(words, tiled.shape))).astype("float64").sum(0)
     np.testing.assert_array_equal(total / 65536, x.astype("float64"))
 
@@ -158,7 +158,6 @@ def uniform(shape, *arguments):
     return (low - 32767.5) / 65536 * np.sqrt(12)
 
 
-@pytest.mark.once
 def test_words_are_uniform_and_uncorrelated():
     seed = int(np.random.default_rng().integers(2**63))
     shape, count = (1024, 1024), 2**20
@@ -177,7 +176,6 @@ def test_words_are_uniform_and_uncorrelated():
         assert abs(np.mean(a * b)) < 6 / np.sqrt(a.size), pair
 
 
-@pytest.mark.once
 def test_no_element_draws_more_than_its_share_over_the_steps():
     seed, steps = int(np.random.default_rng().integers(2**63)), 1000
     draw = jitted(lambda step: random_bits((64, 64), seed, step, 1))
@@ -188,30 +186,14 @@ def test_no_element_draws_more_than_its_share_over_the_steps():
     assert abs(np.mean(means**2) - 1) < 6 * np.sqrt(2 / means.size)
 
 
-@pytest.mark.ci
-def test_words_of_a_sharded_array_are_those_of_the_whole():
-    if keras.backend.backend() != "jax":
-        pytest.skip("TensorFlow splits no variable")
-    import jax
-
-    shape = (16, 24)
-    expected = ops.convert_to_numpy(random_bits(shape, 1, 2, 3))
-    devices = jax.devices()
-    mesh = jax.sharding.Mesh(np.array(devices), ("x",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
-    words = jax.jit(lambda n: random_bits(shape, 1, n, 3), out_shardings=sharding)(2)
-    np.testing.assert_array_equal(words, expected)
-
-
 def test_places_count_across_all_axes():
     np.testing.assert_array_equal(backend.places((2, 3, 4)), np.arange(24, dtype=np.uint32).reshape(2, 3, 4))
     assert ops.convert_to_numpy(backend.places(())) == 0
 
 
-@pytest.mark.ci
+@pytest.mark.slow
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="compiles what JAX traces")
 def test_compiled_for_a_v5e_and_an_h100_without_an_array_in_between():
-    if keras.backend.backend() != "jax":
-        pytest.skip("compiles what JAX traces")
     program = Path(__file__).with_name("compile_rounding.py")
     quiet = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
     paths = os.pathsep.join([str(program.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -7,7 +7,6 @@ import numpy as np
 
 import keras_mp
 
-PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 
 

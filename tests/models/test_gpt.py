@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from check_model import ON_TENSORFLOW, PRECISIONS, check_model
-from marks import few
+from check_model import check_model
 from shapes_alone import shapes_alone
 
 from models.gpt import gpt
@@ -17,11 +16,12 @@ def parameters(**arguments):
         return gpt(**arguments).count_params()
 
 
-@pytest.mark.parametrize("precision", few(PRECISIONS, "mixed_float16"))
-def test_in_every_precision(precision, tmp_path):
+@pytest.mark.jax
+@pytest.mark.parametrize("precision", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
+def test_in_16_bits(precision, tmp_path):
     tokens = np.arange(32, dtype="int32").reshape(2, 16)
     # On JAX this is the one model that is exported.
-    export = ON_TENSORFLOW or precision == "mixed_bfloat16"
+    export = precision == "mixed_bfloat16"
     check_model(lambda: gpt(TINY, 100, 16, dropout=0.1), tokens, precision, tmp_path, export)
 
 

@@ -2,13 +2,10 @@
 
 import numpy as np
 import pytest
-from check_model import PRECISIONS, check_model
-from marks import ci_on, few
+from check_model import check_model
 from shapes_alone import shapes_alone
 
 from models.resnet import resnet_cifar, resnet_imagenet
-
-pytestmark = ci_on("jax")
 
 
 def trainable(model):
@@ -16,16 +13,14 @@ def trainable(model):
 
 
 # He et al. 2016, table 6, in millions; ours has a 1x1 convolution on two shortcuts, hence the 0.01 either way.
-@pytest.mark.parametrize("depth, millions", [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85)])
+@pytest.mark.parametrize("depth, millions", [(20, 0.27), (56, 0.85)])
 def test_cifar_parameters_are_those_of_the_paper(depth, millions):
     with shapes_alone():
         assert trainable(resnet_cifar(depth)) / 1e6 == pytest.approx(millions, abs=0.01)
 
 
-# The counts torchvision documents for the same five networks.
-@pytest.mark.parametrize(
-    "depth, parameters", [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160), (152, 60_192_808)]
-)
+# The counts torchvision documents for the same networks.
+@pytest.mark.parametrize("depth, parameters", [(18, 11_689_512), (50, 25_557_032), (101, 44_549_160)])
 def test_imagenet_parameters_are_those_published(depth, parameters):
     with shapes_alone():
         assert trainable(resnet_imagenet(depth)) == parameters
@@ -39,10 +34,11 @@ def test_bottleneck_strides_in_its_3x3_convolution():
     assert model.get_layer("stage4_block3_add").output.shape == (None, 7, 7, 2048)
 
 
-@pytest.mark.parametrize("precision", few(PRECISIONS, "mixed_float16"))
-def test_in_every_precision(precision, tmp_path):
+@pytest.mark.parametrize("precision", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
+def test_in_16_bits(precision, tmp_path):
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 1)).astype("float32")
-    check_model(lambda: resnet_cifar(8, classes=5, input_shape=(8, 8, 1), width=4), images, precision, tmp_path)
+    export = precision == "mixed_bfloat16"
+    check_model(lambda: resnet_cifar(8, 5, (8, 8, 1), 4), images, precision, tmp_path, export)
 
 
 @pytest.mark.parametrize(

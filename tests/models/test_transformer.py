@@ -3,11 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from marks import ci_on
 
 from models.transformer import Size, add_positions, block
-
-pytestmark = ci_on("jax")
 
 SIZE = Size(1, 32, 4)
 LENGTH = 6

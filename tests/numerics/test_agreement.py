@@ -2,28 +2,22 @@
 
 import keras
 import pytest
-from overflowing import calls_in_float32, finite_in_float16, gpt2, gpt12, mobilenet, resnet50
+from overflowing import calls_in_float32, finite_in_float16, gpt2
 
 from keras_mp import audit
-
-pytestmark = pytest.mark.once
 
 # On JAX, Keras's fused attention in float16 has no kernel on a CPU: there the layers inside are judged alone.
 SKIPPED = (keras.layers.MultiHeadAttention,) if keras.backend.backend() == "jax" else ()
 OVERFLOWING = ("output", "input", "kernel", "scores", "before activation")
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        gpt2,
-        pytest.param(gpt12, marks=pytest.mark.slow),
-        pytest.param(resnet50, marks=pytest.mark.slow),
-        pytest.param(mobilenet, marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.ci
-def test_verdicts_agree_with_each_layer_run_in_float16(build):
+@pytest.mark.slow
+def test_verdicts_agree_with_each_layer_run_in_float16():
+    check_verdicts(gpt2)
+
+
+def check_verdicts(build):
+    """Checks each layer of a model; `tests/long` has large ones."""
     model, batch = build()
     judged = {}
     for each in audit(model, batch, sample=1024).layers:

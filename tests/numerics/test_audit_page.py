@@ -5,12 +5,9 @@ from xml.etree import ElementTree
 
 import keras
 import numpy as np
-import pytest
 
 from keras_mp import audit
 from keras_mp.reporting.table import plain_text
-
-pytestmark = pytest.mark.once
 
 SPACE = "{http://www.w3.org/2000/svg}"
 PALE = 0.2  # of the ground that a cell covers

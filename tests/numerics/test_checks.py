@@ -9,8 +9,6 @@ from keras_mp.conversion.saved_step import shapes_of_step
 from keras_mp.lean.sparse_loss import is_sparse_crossentropy
 from keras_mp.numerics.checks import check_labels
 
-pytestmark = pytest.mark.once
-
 CLASSES = 7
 SPARSE = keras.losses.SparseCategoricalCrossentropy
 

@@ -16,18 +16,14 @@ from faults import (
     sequential,
 )
 from keras import layers, ops
-from marks import ci_on, few
 
 import keras_mp
 from keras_mp import find_nonfinite
 from keras_mp.numerics.observe import ObservedStep
 
-pytestmark = ci_on("jax")
 
-
-@pytest.mark.parametrize("dtype", ["float32", "mixed_float16", "mixed_bfloat16"])
-def test_nothing_is_found_in_a_healthy_model(dtype):
-    assert find_nonfinite(*healthy(dtype)) is None
+def test_nothing_is_found_in_a_healthy_model():
+    assert find_nonfinite(*healthy("mixed_float16")) is None
 
 
 def test_activations_past_float16():
@@ -50,6 +46,7 @@ class Sum(layers.Layer):
         return x + ops.negative(-x)  # which overflows
 
 
+@pytest.mark.jax
 def test_an_operation_in_a_layer_s_own_code_is_named_with_its_line():
     keras.config.set_dtype_policy("mixed_float16")
     model = sequential(Sum(name="sum"))
@@ -66,16 +63,14 @@ def test_softmax_over_huge_logits():
     assert find_nonfinite(*large_logits("float32")) is None
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
-def test_a_weight_with_one_nan(dtype):
-    found = find_nonfinite(*nan_weight(dtype))
+def test_a_weight_with_one_nan():
+    found = find_nonfinite(*nan_weight("mixed_float16"))
     assert (found.path, found.tensor, found.kind, found.count) == ("second", "weight kernel", "NaN", 1)
     assert found.remedy == "a bad weight" and "(2, 5)" in found.advice
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
-def test_a_nan_in_record_37(dtype):
-    found = find_nonfinite(*nan_record(dtype))
+def test_a_nan_in_record_37():
+    found = find_nonfinite(*nan_record("mixed_float16"))
     assert (found.tensor, found.kind, found.records, found.remedy) == ("x", "NaN", [37], "a bad input record")
 
 
@@ -86,6 +81,7 @@ def test_an_infinite_label():
     assert (found.tensor, found.kind, found.records) == ("y", "Inf", [3])
 
 
+@pytest.mark.jax
 @pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
 def test_a_division_by_zero_in_the_backward_pass_only(dtype):
     found = find_nonfinite(*backward_only(dtype))
@@ -181,8 +177,7 @@ def test_bad_input_is_named():
         find_nonfinite(keras.Sequential([keras.Input((8,)), layers.Dense(1)]), (x, y))
 
 
-@pytest.mark.parametrize("stabilized", few([False, True], True))
-@pytest.mark.parametrize("jit", few([False, True], True))
+@pytest.mark.parametrize("jit, stabilized", [(False, True), pytest.param(True, False, marks=pytest.mark.slow)])
 def test_an_overflow_before_a_batch_normalization_is_not_blamed_on_moving_statistics(jit, stabilized):
     place = int(np.random.default_rng().integers(3))
     model, (x, y) = normalized("mixed_float16", place)
@@ -192,8 +187,6 @@ def test_an_overflow_before_a_batch_normalization_is_not_blamed_on_moving_statis
     found = find_nonfinite(model, (x, y))
     assert (found.path, found.tensor, found.remedy) == (f"dense{place}", "output", "float32 for this layer")
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
-    model.get_layer(f"dense{place}").kernel.assign(normal(8, 8))
-    assert first_overflow(model, x) is None and find_nonfinite(model, (x, y)) is None
     found = find_nonfinite(model, (1e6 * x, y))
     assert (found.path, found.tensor) == ("dense0", "input")
 
@@ -208,24 +201,20 @@ def test_moving_statistics_that_an_earlier_step_spoiled_are_not_the_culprit_but_
     assert np.isnan(model.get_layer("normalization0").moving_mean).all()  # as they were
 
 
-@pytest.mark.parametrize("frozen", ["normalization1", "dense1"])
-def test_a_frozen_weight_that_the_step_reads_is_the_culprit(frozen):
+def test_a_frozen_weight_that_the_step_reads_is_the_culprit():
     model, batch = normalized("mixed_bfloat16", 2)
     model.get_layer("normalization0").moving_variance.assign(np.full(8, np.inf))  # not read
-    model.get_layer(frozen).trainable = False
-    weight = "moving_mean" if frozen == "normalization1" else "kernel"
-    variable = getattr(model.get_layer(frozen), weight)
-    variable.assign(np.full(variable.shape, np.nan))
+    model.get_layer("normalization1").trainable = False
+    model.get_layer("normalization1").moving_mean.assign(np.full(8, np.nan))
     found = find_nonfinite(model, batch)
-    assert (found.path, found.tensor, found.remedy) == (frozen, f"weight {weight}", "a bad weight")
-    assert found.count == variable.shape[0] * (1 if weight == "moving_mean" else 8)
+    assert (found.path, found.tensor, found.remedy) == ("normalization1", "weight moving_mean", "a bad weight")
+    assert found.count == 8
 
 
-@pytest.mark.parametrize("count", [1, 4])
-def test_a_frozen_backbone_of_nan_in_float16_is_not_blamed_on_the_precision(count):
+def test_a_frozen_backbone_of_nan_in_float16_is_not_blamed_on_the_precision():
     dense = [layers.Dense(64, use_bias=False, dtype="mixed_float16", name=f"dense{place}") for place in range(4)]
     model = keras.Sequential([keras.Input((64,)), *dense, layers.Dense(1, dtype="float32")])
-    for layer in dense[:count]:
+    for layer in dense:
         layer.trainable = False
         layer.kernel.assign(np.full((64, 64), np.nan))
     model.compile("sgd", "mse")
@@ -288,8 +277,15 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("name", few(MASKS, "folded", "of the input"))
-@pytest.mark.parametrize("order", few(["mask first", "scores first"], "mask first"))
+@pytest.mark.parametrize(
+    "name, order",
+    [
+        ("folded", "mask first"),
+        ("array", "scores first"),
+        pytest.param("of the input", "scores first", marks=pytest.mark.jax),
+        ("of the input, in another shape", "mask first"),
+    ],
+)
 def test_an_overflow_is_named_and_not_the_mask_that_it_meets(name, order):
     combine = {"mask first": lambda mask, scores: mask + scores, "scores first": lambda mask, scores: scores + mask}
     model = sequential(Masked(MASKS[name], combine[order]), features=4)
@@ -298,7 +294,8 @@ def test_an_overflow_is_named_and_not_the_mask_that_it_meets(name, order):
     assert operation.lower() == "exp" and line.partition(": ")[2] == "scores = ops.exp(1000.0 * x)  # which overflows"
 
 
-@pytest.mark.ci
+@pytest.mark.jax
+@pytest.mark.slow
 def test_the_frameworks_searches_stop_at_the_mask_of_a_healthy_model():
     mask = MASKS["folded"]
     if keras.backend.backend() == "jax":
@@ -354,6 +351,7 @@ class Mixed(layers.Layer):
         return x + infinity  # which mixes them
 
 
+@pytest.mark.jax
 def test_where_constants_alone_are_infinite_what_mixes_them_in_is_named():
     found = find_nonfinite(sequential(Mixed(), features=4), (normal(2, 4), normal(2, 1)))
     assert found.operation.startswith("add" if keras.backend.backend() == "jax" else "AddV2")
@@ -386,6 +384,7 @@ class Product(layers.Layer):
         return pair[0] * pair[1]
 
 
+@pytest.mark.jax
 def test_a_layer_that_returns_a_constant_infinity_is_named_and_no_code_of_a_library():
     inputs = keras.Input((4,))
     x, infinity = Constant(name="constant")(layers.Dense(4)(inputs))
@@ -395,6 +394,7 @@ def test_a_layer_that_returns_a_constant_infinity_is_named_and_no_code_of_a_libr
     assert not found.operation or found.operation.endswith("# a constant")
 
 
+@pytest.mark.jax
 def test_naming_an_operation_leaves_no_tensor_of_its_trace_behind():
     step = ObservedStep(sequential(Mixed(name="mixed"), features=4), lambda record, loss, *others: loss)
     batch = (normal(2, 4), normal(2, 1), None)

@@ -34,8 +34,7 @@ def loss_of(model, texts, labels):
 
 
 @only_tensorflow
-@pytest.mark.parametrize("length", [4, None])
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+@pytest.mark.parametrize("length, policy", [(4, "float32"), (None, "mixed_float16")])
 def test_a_model_with_text_vectorization_is_audited(length, policy):
     keras.config.set_dtype_policy(policy)
     model = text_classifier(length)
@@ -50,9 +49,10 @@ def test_a_model_with_text_vectorization_is_audited(length, policy):
 
 
 @only_tensorflow
-@pytest.mark.parametrize("texts", [TEXTS, np.array(TEXTS), np.array(TEXTS, object), [t.encode() for t in TEXTS]])
-def test_strings_come_as_a_list_or_an_array(texts):
-    assert keras_mp.find_nonfinite(text_classifier(4), (texts, np.array([0, 1, 1, 0]))) is None
+def test_strings_come_as_a_list_or_an_array():
+    model = text_classifier(4)
+    for texts in (TEXTS, np.array(TEXTS), np.array(TEXTS, object), [text.encode() for text in TEXTS]):
+        assert keras_mp.find_nonfinite(model, (texts, np.array([0, 1, 1, 0]))) is None
 
 
 @only_tensorflow
@@ -74,6 +74,7 @@ def test_a_model_with_text_vectorization_is_searched():
     assert built.get_layer("vectorize").get_vocabulary() == model.get_layer("vectorize").get_vocabulary()
 
 
+@pytest.mark.jax
 @pytest.mark.skipif(TENSORFLOW, reason="TensorFlow trains on strings")
 def test_where_keras_cannot_train_on_strings_that_is_said():
     model, labels = text_classifier(4), np.array([0, 1, 1, 0])

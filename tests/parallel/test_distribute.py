@@ -4,20 +4,30 @@ from pathlib import Path
 
 import keras
 import pytest
-from in_own_process import QUICK, REST, SLOW, run
+from in_own_process import QUICK, SLOW, run
 
 import keras_mp
 from keras_mp.parallel.distribute import make_plan
 from keras_mp.parallel.plan import Plan, plan_of
 from models.gpt import TENSOR_RULES
 
+HERE = Path(__file__).parent
+TENSORFLOW = keras.backend.backend() == "tensorflow"
 EIGHT = [f"cpu:{index}" for index in range(8)]
-only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has data parallelism only")
+pytestmark = pytest.mark.jax
+only_jax = pytest.mark.skipif(TENSORFLOW, reason="TensorFlow has data parallelism only")
 
 
-@pytest.mark.parametrize("part", [QUICK, REST, SLOW])
+@pytest.mark.parametrize("part", [QUICK, SLOW])
 def test_several_devices_do_as_one(part):
-    run(Path(__file__).with_name("on_several_devices.py"), part, devices=8)
+    names = ["on_several_devices"]
+    if not TENSORFLOW:
+        names += ["gathers_on_devices", "loading_on_devices"]
+    if part == "slow":
+        names += ["keras_on_several_devices"]
+        if tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 14):  # which packs int4 in groups
+            names += ["quantized_on_devices"]
+    run([HERE / f"{name}.py" for name in names], part, devices=8)
 
 
 def test_fully_sharded_splits_the_first_axis_that_divides():
@@ -52,6 +62,8 @@ def test_tensor_rules_hold_for_a_weight_and_its_slots():
         ({"devices": 9}, "devices=9 must be from 1 to 8"),
         ({"devices": ["cpu:0", "cpu:9"]}, "must be different names among cpu:0"),
         ({"mesh": (2, 4)}, "mesh=.2, 4. is for layout='tensor'"),
+        ({"gather_dtype": "bfloat16"}, "gather_dtype='bfloat16' is not one of compute, float8"),
+        ({"gather_dtype": "float8"}, "gather_dtype='float8' is for layout='fully_sharded'; 'data' leaves"),
     ],
 )
 def test_bad_input(arguments, message):
@@ -67,7 +79,7 @@ def test_a_mesh_that_does_not_match_the_devices():
         make_plan("tensor", EIGHT, reduce_dtype="bfloat16")
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="JAX has all layouts")
+@pytest.mark.skipif(not TENSORFLOW, reason="JAX has all layouts")
 @pytest.mark.parametrize("layout", ["fully_sharded", "tensor"])
 def test_tensorflow_says_what_it_cannot_do(layout):
     with pytest.raises(ValueError, match=f"layout='{layout}' needs JAX .*whole copy of the model on each device"):
@@ -89,3 +101,11 @@ def test_a_plan_for_devices_that_are_not_there():
         plan_of("fsdp", 16)
     with pytest.raises(ValueError, match="8 devices, and there are 16"):
         plan_of(Plan("data", (), (8,)), 16)
+
+
+def test_rows_of_32_numbers_and_more_are_quantized():
+    plan = Plan("fully_sharded", (), (8,), gather_dtype="float8")
+    assert plan.rows_of((16, 32), "float32") and plan.rows_of((3, 3, 8, 64), "bfloat16")
+    for shape, dtype in [((64,), "float32"), ((64, 31), "float32"), ((64, 64), "int8"), ((64, 64), "float8_e4m3fn")]:
+        assert plan.rows_of(shape, dtype) is None
+    assert Plan("fully_sharded", (), (8,)).rows_of((16, 32), "float32") is None

@@ -62,7 +62,8 @@ def test_a_plan_for_a_slice_has_its_hops():
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has data parallelism only")
-@pytest.mark.ci
+@pytest.mark.slow
+@pytest.mark.jax
 @pytest.mark.timeout(900)
 def test_sums_in_hops_on_16_devices():
     run(Path(__file__).with_name("hops_on_devices.py"), "not slow", devices=16)

@@ -1,4 +1,4 @@
-"""Presets loaded over several devices and several processes."""
+"""Presets loaded over several processes; over several devices they are in loading_on_devices.py."""
 
 from pathlib import Path
 
@@ -6,19 +6,15 @@ import keras
 import numpy as np
 import pytest
 import test_workers
-from in_own_process import QUICK, REST
-from in_own_process import run as run_file
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has data parallelism only")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.jax,
+    pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has data parallelism only"),
+]
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("part", [QUICK, REST])
-def test_on_several_devices(part):
-    run_file(HERE / "loading_on_devices.py", part, devices=4)
-
-
-@pytest.mark.ci
 def test_two_processes_load_a_preset_in_parts(tmp_path, monkeypatch):
     keras_hub = pytest.importorskip("keras_hub")
     backbone = keras_hub.models.GemmaBackbone(2560, 1, 4, 4, 160, 64, 40)

@@ -15,7 +15,7 @@ import pytest
 if keras.backend.backend() != "jax":
     pytest.skip("fully_sharded needs JAX", allow_module_level=True)
 
-pytestmark = pytest.mark.ci
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 LIMIT = 240  # seconds; whatever still runs then is killed
 # Two tasks on this machine, with the variables that srun gives a task. It notes their numbers, to kill one.

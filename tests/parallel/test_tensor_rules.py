@@ -46,9 +46,7 @@ def expected(model):
     return axes
 
 
-@pytest.mark.once
-@pytest.mark.parametrize("remat", [False, True])
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name, remat", [*((name, False) for name in BUILDS), ("gpt", True), ("llama", True)])
 def test_the_transformers_of_the_repository_are_split_as_megatron_splits_them(name, remat):
     model = BUILDS[name](remat=remat)
     assert split(model) == expected(model)
@@ -67,20 +65,20 @@ def test_rules_survive_stabilize_convert_and_a_model_around():
     assert split(keras_mp.stabilize(around)) == before
 
 
-@pytest.mark.once
-def test_a_model_with_rules_is_saved_loaded_and_exported(tmp_path):
-    model = BUILDS["vit"]()
-    x = np.random.default_rng().normal(size=(2, 8, 8, 3)).astype("float32")
+def test_a_model_with_rules_is_saved_and_loaded_without_them(tmp_path):
+    @keras_mp.tensor_rules((("hidden[/_]kernel", (None, "model")),))
+    def build():
+        return keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, name="hidden")])
+
+    model = build()
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+    np.testing.assert_array_equal(loaded.get_weights()[0], model.get_weights()[0])
+    assert split(model)
     with pytest.raises(ValueError, match=r"because no rule says which: pass rules=.* or put @keras_mp.tensor_rules"):
         split(loaded)
-    report = keras_mp.export_float32(model, tmp_path / "saved_model", verify=x)
-    assert report.low_precision_ops == 0
 
 
-@pytest.mark.once
 def test_a_model_without_rules_is_told_what_to_give():
     with pytest.raises(ValueError, match="layout='tensor' splits no weight of this model, because no rule says which"):
         split(resnet_cifar(8, 10, (8, 8, 3), 4))
@@ -89,14 +87,12 @@ def test_a_model_without_rules_is_told_what_to_give():
         split(model, Plan("tensor", (), (1, 2), rules=(("hidden", (None, "model")),)))
 
 
-@pytest.mark.once
 def test_rules_of_the_caller_count_instead_of_the_models():
     model = BUILDS["vit"]()
     rules = ((r"logits[/_]kernel", (None, "model")),)
     assert split(model, Plan("tensor", (), (1, 2), rules=rules)) == {"logits/kernel": (None, "model")}
 
 
-@pytest.mark.once
 def test_a_scope_takes_the_rules_of_each_model_once_and_ends():
     plan = Plan("tensor", (), (1, 2))
     with takes_rules(plan):
@@ -108,7 +104,6 @@ def test_a_scope_takes_the_rules_of_each_model_once_and_ends():
     assert plan == Plan("tensor", (), (1, 2)) and PLAN.declared == []
 
 
-@pytest.mark.once
 def test_rules_may_be_lists():
     build = keras_mp.tensor_rules([["hidden[/_]kernel", (None, "model")]])(
         lambda: keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, name="hidden")])
@@ -117,7 +112,8 @@ def test_rules_may_be_lists():
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has data parallelism only")
-@pytest.mark.ci
+@pytest.mark.slow
+@pytest.mark.jax
 def test_a_step_for_devices_that_are_not_there_is_split_by_the_models_rules():
     def step_of(model):
         model.compile("adamw", "sparse_categorical_crossentropy")
@@ -132,7 +128,6 @@ def test_a_step_for_devices_that_are_not_there_is_split_by_the_models_rules():
         step_of(resnet_cifar(8, 10, (8, 8, 3), 4))
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "rule", ["kernel", ("(", ("model",)), ("kernel", "model"), ("kernel", ("rows",)), ("kernel", ["model"]), 3]
 )
@@ -144,7 +139,6 @@ def test_a_rule_that_is_none_is_named(rule):
         keras_mp.tensor_rules((rule,))
 
 
-@pytest.mark.once
 def test_a_function_that_returns_no_layout_map_is_named():
     with pytest.raises(
         ValueError, match="rules=<function .* returned 3, and must return a keras.distribution.LayoutMap"

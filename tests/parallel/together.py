@@ -4,7 +4,6 @@ python tests/parallel/together.py FOLDER PRECISION [--epochs N] [--plant WORKER 
 """
 
 import argparse
-import os
 import sys
 import time
 from contextlib import nullcontext
@@ -34,6 +33,7 @@ def read(arguments):
     parser.add_argument("--reordered", action="store_true", help="the rows of each batch in reverse")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds a step, so that there is time to kill it")
     parser.add_argument("--rate", type=float, default=0.01)
+    parser.add_argument("--gpt", action="store_true", help="the repository's model; a smaller one is traced sooner")
     parser.add_argument("--every", type=int, default=0)
     parser.add_argument("--silence", type=float, default=20.0)
     return parser.parse_args(arguments)
@@ -75,10 +75,17 @@ class Pause(keras.callbacks.Callback):
 
 
 def build(options, precision):
-    from models.gpt import gpt
-    from models.transformer import Size
+    if options.gpt:
+        from models.gpt import gpt
+        from models.transformer import Size
 
-    model = keras_mp.stabilize(gpt(Size(1, 16, 2), 32, LENGTH, dropout=options.dropout))
+        model, loss = gpt(Size(1, 16, 2), 32, LENGTH, dropout=options.dropout), keras_mp.ChunkedCrossEntropy()
+    else:
+        layers = [keras.layers.Embedding(32, 16), keras.layers.Dropout(options.dropout), keras.layers.Dense(16, "relu")]
+        layers += [keras.layers.LayerNormalization(), keras.layers.Dense(32)]
+        model = keras.Sequential([keras.Input((LENGTH,), dtype="int32"), *layers])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = keras_mp.stabilize(model)
     optimizer = keras.optimizers.AdamW(
         options.rate, global_clipnorm=1.0, gradient_accumulation_steps=options.accumulate, use_ema=True
     )
@@ -86,7 +93,7 @@ def build(options, precision):
     loss_scale = {"initial_scale": 2.0**12, "growth_interval": 50} if scale is None else {}
     optimizer = keras_mp.LossScaleOptimizer(optimizer, scale, **loss_scale)
     jit = keras.backend.backend() == "jax"
-    model.compile(optimizer, keras_mp.ChunkedCrossEntropy(), jit_compile=jit)
+    model.compile(optimizer, loss, jit_compile=jit)
     return keras_mp.atomic_skip(model)
 
 
@@ -116,8 +123,6 @@ def train(options, run):
 if __name__ == "__main__":
     options = read(sys.argv[1:])
     asked = {name: value for name, value in vars(options).items() if name != "folder"}
-    if os.environ.get("TEST_OTHER_SETTING"):
-        asked["rate"] = float(os.environ["TEST_OTHER_SETTING"])
     with workers.join(find_cluster(), asked, join_seconds=60, silence_seconds=options.silence):
         for run in options.runs:
             train(options, run)

@@ -68,22 +68,16 @@ def test_every_device_has_a_rule():
     assert [device for device, _ in RULES] == ALL
 
 
-@pytest.mark.parametrize(("device", "paying"), RULES, ids=lambda value: getattr(value, "name", value))
-def test_rule(device, paying):
-    for dtype in DTYPES:
-        assert support(dtype, device).ok == (dtype == "float32" or dtype in paying.split()), dtype
+def test_a_rule_and_its_reason_a_sentence_that_names_the_device():
+    for device, paying in RULES:
+        for dtype in DTYPES:
+            served = support(dtype, device)
+            assert served.ok == (dtype == "float32" or dtype in paying.split()), (device.name, dtype)
+            assert served.reason.startswith(device.name) and served.reason.endswith("."), served.reason
 
 
-@pytest.mark.parametrize("device", ALL, ids=lambda device: device.name)
-def test_a_reason_is_a_sentence_that_names_the_device(device):
-    for dtype in DTYPES:
-        reason = support(dtype, device).reason
-        assert reason.startswith(device.name) and reason.endswith("."), reason
-
-
-@pytest.mark.parametrize(
-    ("dtype", "device", "said"),
-    [
+def test_a_reason_says_why():
+    for dtype, device, said in [
         ("fp8", A100, "8.9 is the first"),
         ("fp8", MI300X, "FNUZ"),
         ("fp8", MI300X, "the same numerics"),
@@ -98,10 +92,8 @@ def test_a_reason_is_a_sentence_that_names_the_device(device):
         ("bfloat16", ARC, "unknown vendor"),
         ("float16", AVX512_CPU, "slower in float16"),
         ("float32", TPUS[2], "rounds the operands of matrix products to bfloat16"),
-    ],
-)
-def test_a_reason_says_why(dtype, device, said):
-    assert said in support(dtype, device).reason
+    ]:
+        assert said in support(dtype, device).reason
 
 
 def test_compute_capability_compares_as_numbers():
@@ -109,43 +101,39 @@ def test_compute_capability_compares_as_numbers():
     assert support("bfloat16", B200).ok
 
 
-@pytest.mark.parametrize("peak", [{"bfloat16": 5e15, "fp8": 1e16}, {"bfloat16": 5e15}], ids=["fp8", "no fp8"])
-def test_a_tpu_of_a_new_generation_multiplies_in_what_its_row_says(peak):
-    chip = dataclasses.replace(CHIPS["v7x"], name="v9x", title="TPU9x", architecture="v9x", peak=peak)
-    assert support("fp8", Device("tpu", "TPU9x", "v9x", chip)).ok == ("fp8" in peak)
+def test_a_tpu_of_a_new_generation_multiplies_in_what_its_row_says():
+    for peak in ({"bfloat16": 5e15, "fp8": 1e16}, {"bfloat16": 5e15}):
+        chip = dataclasses.replace(CHIPS["v7x"], name="v9x", title="TPU9x", architecture="v9x", peak=peak)
+        assert support("fp8", Device("tpu", "TPU9x", "v9x", chip)).ok == ("fp8" in peak)
 
 
-@pytest.mark.parametrize("name", ["NVIDIA GeForce GTX 1660 Ti", "NVIDIA GeForce GTX 1650", "NVIDIA T1000 8GB"])
-def test_the_turings_without_tensor_cores(name):
-    """Their compute capability is that of a T4, which has them."""
-    for dtype in ("float16", "bfloat16", "fp8"):
-        served = support(dtype, Device("gpu", name, "7.5"))
-        assert not served.ok and "has no tensor cores" in served.reason and name in served.reason
-    assert choose_policy(Device("gpu", name, "7.5")).policy == "float32"
-
-
-@pytest.mark.parametrize("name", ["Tesla T4", "NVIDIA GeForce RTX 2060", "NVIDIA TITAN RTX", "Quadro RTX 4000"])
-def test_the_turings_with_tensor_cores(name):
-    assert support("float16", Device("gpu", name, "7.5")).ok
+def test_the_turings_with_and_without_tensor_cores():
+    """The compute capability of both is 7.5."""
+    for name in ("NVIDIA GeForce GTX 1660 Ti", "NVIDIA GeForce GTX 1650", "NVIDIA T1000 8GB"):
+        for dtype in ("float16", "bfloat16", "fp8"):
+            served = support(dtype, Device("gpu", name, "7.5"))
+            assert not served.ok and "has no tensor cores" in served.reason and name in served.reason
+        assert choose_policy(Device("gpu", name, "7.5")).policy == "float32"
+    for name in ("Tesla T4", "NVIDIA GeForce RTX 2060", "NVIDIA TITAN RTX", "Quadro RTX 4000"):
+        assert support("float16", Device("gpu", name, "7.5")).ok, name
 
 
 def test_rocm_may_append_features_to_the_target():
     assert support("bfloat16", Device("gpu", "AMD Instinct MI210", "gfx90a:sramecc+:xnack-")).ok
 
 
-@pytest.mark.parametrize("dtype", ["float8", "mixed_bfloat16", ""])
-def test_unknown_dtype(dtype):
-    with pytest.raises(ValueError, match=f"dtype='{dtype}' is not one of float32, float16, bfloat16, fp8"):
-        support(dtype, H100)
+def test_unknown_dtype():
+    for dtype in ("float8", "mixed_bfloat16", ""):
+        with pytest.raises(ValueError, match=f"dtype='{dtype}' is not one of float32, float16, bfloat16, fp8"):
+            support(dtype, H100)
 
 
-@pytest.mark.parametrize(
-    ("device", "vendor"),
-    [(TPUS[0], "google"), (UNKNOWN_TPU, "google"), (H100, "nvidia"), (RTX_3060, "nvidia"), (MI100, "amd")]
-    + [(RADEON, "amd"), (METAL, "apple"), (ARC, ""), *[(device, "") for device in CPUS]],
-)
-def test_vendor(device, vendor):
-    assert device.vendor == vendor
+def test_vendor():
+    for device, vendor in [
+        *((TPUS[0], "google"), (UNKNOWN_TPU, "google"), (H100, "nvidia"), (RTX_3060, "nvidia"), (MI100, "amd")),
+        *((RADEON, "amd"), (METAL, "apple"), (ARC, ""), *((device, "") for device in CPUS)),
+    ]:
+        assert device.vendor == vendor, device.name
 
 
 def test_list_devices_counts_and_completes(monkeypatch):
@@ -169,6 +157,7 @@ def test_list_devices_takes_the_architecture_that_the_runtime_tells(monkeypatch)
     assert support("fp8", other).ok
 
 
+@pytest.mark.jax
 def test_this_machine():
     device = current_device()
     assert device.kind in ("cpu", "gpu", "tpu") and device.name and device.count >= 1

@@ -52,36 +52,28 @@ def global_name():
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-@pytest.mark.parametrize(
-    ("device", "name"),
-    [
-        *[(tpu, "mixed_bfloat16") for tpu in TPUS],
-        (P100, "float32"),
-        (V100, "mixed_float16"),
-        (T4, "mixed_float16"),
-        *[(gpu, "mixed_bfloat16") for gpu in (A100, L4, H100, B200, MI250X, MI300X)],
-        (MI100, "mixed_float16"),
-        (ARC, "float32"),
-        (METAL, "float32"),
-    ],
-    ids=lambda value: getattr(value, "name", value),
-)
-def test_auto_on_accelerators(on, device, name, backend):
-    on(device, backend)
-    choice = choose_policy()
-    assert choice.policy == name
-    # On JAX always; on TensorFlow wherever there is XLA.
-    assert choice.jit_compile == (backend == "jax" or device is not METAL)
-    assert device.name in choice.reason
+def test_auto_on_accelerators(on, backend):
+    for name, devices in {
+        "float32": (P100, ARC, METAL),
+        "mixed_float16": (V100, T4, MI100),
+        "mixed_bfloat16": (*TPUS, A100, L4, H100, B200, MI250X, MI300X),
+    }.items():
+        for device in devices:
+            on(device, backend)
+            choice = choose_policy()
+            assert choice.policy == name, device.name
+            # On JAX always; on TensorFlow wherever there is XLA.
+            assert choice.jit_compile == (backend == "jax" or device is not METAL), device.name
+            assert device.name in choice.reason
 
 
-@pytest.mark.parametrize("device", CPUS)
-def test_auto_on_a_cpu(on, device):
-    on(device, "tensorflow")
-    fast = device in (AVX512_CPU, AMX_CPU)
-    assert choose_policy()[:2] == ("mixed_bfloat16" if fast else "float32", False)
-    on(device, "jax")
-    assert choose_policy()[:2] == ("float32", True)
+def test_auto_on_a_cpu(on):
+    for device in CPUS:
+        on(device, "tensorflow")
+        fast = device in (AVX512_CPU, AMX_CPU)
+        assert choose_policy()[:2] == ("mixed_bfloat16" if fast else "float32", False), device.flags
+        on(device, "jax")
+        assert choose_policy()[:2] == ("float32", True), device.flags
 
 
 def test_the_reason_tells_the_measurement_on_a_cpu(on):
@@ -99,15 +91,15 @@ def test_choose_policy_takes_a_device(on):
     assert choose_policy(H100).policy == "mixed_bfloat16"
 
 
-@pytest.mark.parametrize("device", ALL, ids=lambda device: device.name)
-def test_auto_never_warns(on, device):
-    on(device)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        choice = set_global_policy()
-        assert global_name() == choice.policy
-        assert set_global_policy(choice.policy).jit_compile == choice.jit_compile
-        assert set_global_policy("float32").policy == global_name() == "float32"
+def test_auto_never_warns(on):
+    for device in ALL:
+        on(device)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            choice = set_global_policy()
+            assert global_name() == choice.policy
+            assert set_global_policy(choice.policy).jit_compile == choice.jit_compile
+            assert set_global_policy("float32").policy == global_name() == "float32"
 
 
 def test_set_global_policy_reaches_layers(on):
@@ -158,13 +150,13 @@ def test_fp8_is_mixed_bfloat16_with_layers_to_convert(on):
         (None, "name=None is not a known policy"),
     ],
 )
-@pytest.mark.parametrize("call", [set_global_policy, lambda name: policy_scope(name).__enter__()])
-def test_unknown_name(call, name, said):
+def test_unknown_name(name, said):
     before = keras.mixed_precision.dtype_policy()
-    with pytest.raises(ValueError, match=said) as error:
-        call(name)
-    assert "Known: auto, float32, mixed_float16, mixed_bfloat16" in str(error.value)
-    assert keras.mixed_precision.dtype_policy() is before
+    for call in (set_global_policy, lambda name: policy_scope(name).__enter__()):
+        with pytest.raises(ValueError, match=said) as error:
+            call(name)
+        assert "Known: auto, float32, mixed_float16, mixed_bfloat16" in str(error.value)
+        assert keras.mixed_precision.dtype_policy() is before
 
 
 def test_policy_scope_restores_after_an_exception(on):

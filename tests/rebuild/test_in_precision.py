@@ -6,8 +6,6 @@ import pytest
 
 import keras_mp
 
-pytestmark = pytest.mark.once
-
 
 def test_the_same_model_in_another_precision():
     inputs = keras.Input((3,))

@@ -6,15 +6,12 @@ import keras_hub
 import numpy as np
 import pytest
 from keras import layers
-from marks import few
 
-import keras_mp
+from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.precision.policy import policy_scope
 from keras_mp.rebuild import layers_by_path, rebuild
 from keras_mp.rebuild.quantized_policies import policy_of
 from keras_mp.stability.stabilized import stabilize
-
-pytestmark = pytest.mark.usefixtures("float32_policy")
 
 Int4 = keras.quantizers.Int4QuantizationConfig
 
@@ -58,15 +55,16 @@ def test_what_no_config_shows_is_carried_over(mode):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), keras.ops.convert_to_numpy(old))
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("policy", few(["float32", "mixed_bfloat16", "mixed_float16"], "mixed_bfloat16"))
-def test_a_rebuilt_gemma_computes_the_same_and_its_original_keeps_its_policies(policy):
+@pytest.mark.slow
+def test_a_rebuilt_gemma_computes_the_same_and_its_original_keeps_its_policies():
     """KerasHub writes a map of policies, which erases the names of the live ones and forgets the backbone's own."""
+    policy = "mixed_bfloat16"
     model = adapted_models.gemma(policy)
     adapted_models.randomize_lora(model, np.random.default_rng())
     names = [layer.dtype_policy.name for layer in layers_by_path(model).values()]
     x, _ = adapted_models.tokens()
-    for new in (unchanged(model), unchanged(unchanged(model))):
+    once = unchanged(model)
+    for new in (once, unchanged(once)):
         np.testing.assert_array_equal(adapted_models.logits(new, x), adapted_models.logits(model, x))
         assert len(new.trainable_variables) == len(model.trainable_variables) > 0
         assert [layer.dtype_policy.name for layer in layers_by_path(new).values()] == names
@@ -74,21 +72,19 @@ def test_a_rebuilt_gemma_computes_the_same_and_its_original_keeps_its_policies(p
     assert [layer.dtype_policy.name for layer in layers_by_path(model).values()] == names
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize(
-    ("mode", "policy"), [("int4", "mixed_bfloat16"), ("int4", "mixed_float16"), ("int8", "mixed_bfloat16")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "policy"), [("int4", "mixed_float16"), ("int8", "mixed_bfloat16")])
 def test_a_stabilized_gemma_gives_float32_logits_of_its_quantized_weights(mode, policy):
     """Before, the output layer lost its mode: logits of codes that nothing scaled, a thousand times too large."""
     model = adapted_models.gemma(policy, mode)
     adapted_models.randomize_lora(model, np.random.default_rng())
     x, _ = adapted_models.tokens()
-    exact = adapted_models.logits(unchanged_in_float32(model), x)
+    exact = adapted_models.logits(rebuild(model, to_float32, policy="float32").model, x)
     new = stabilize(model)
     logits = new(x, training=False)
     assert keras.backend.standardize_dtype(logits.dtype) == "float32"
     # Of 16-bit hidden states; int8 rounds each row of inputs to 127 steps, from other hidden states to other steps.
-    bound = {"int4": {"mixed_bfloat16": 2**-5, "mixed_float16": 2**-8}[policy], "int8": 0.1}[mode]
+    bound = {"int4": 2**-8, "int8": 0.1}[mode]
     for stable in (new, unchanged(new)):
         assert abs(adapted_models.logits(stable, x) - exact).max() <= bound * abs(exact).max()
     embedding = new.backbone.token_embedding
@@ -96,7 +92,7 @@ def test_a_stabilized_gemma_gives_float32_logits_of_its_quantized_weights(mode, 
     assert keras.backend.standardize_dtype(embedding(x["token_ids"]).dtype) == policy.removeprefix("mixed_")
 
 
-@pytest.mark.parametrize("mode", ["int4", "int8"])
+@pytest.mark.parametrize("mode", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
 def test_a_backbone_that_was_loaded_with_quantized_weights_is_rebuilt(mode):
     """A preset's config has one map of policies, which all layers share; these int4 groups are not Keras's default."""
     backbone = adapted_models.gemma("mixed_bfloat16", None, None).backbone
@@ -109,7 +105,7 @@ def test_a_backbone_that_was_loaded_with_quantized_weights_is_rebuilt(mode):
         loaded.enable_lora(2)
         model = keras_hub.models.GemmaCausalLM(backbone=loaded, preprocessor=None)
     policies = {part.path: part._dtype_policy for part in layers_by_path(model).values()}
-    new = unchanged(unchanged(model))
+    new = unchanged(model)
     assert {part.path: part._dtype_policy for part in layers_by_path(model).values()} == policies
     x = adapted_models.tokens()[0]
     np.testing.assert_array_equal(adapted_models.logits(new, x), adapted_models.logits(model, x))
@@ -133,16 +129,10 @@ def test_a_map_of_policies_in_which_it_is_itself():
     assert found == {"head": "int8_from_mixed_bfloat16", "other": "mixed_bfloat16", "first": "int8_from_float32"}
 
 
-def unchanged_in_float32(model):
-    from keras_mp.conversion.to_float32 import to_float32
-
-    return rebuild(model, to_float32, policy="float32").model
-
-
 @pytest.mark.parametrize("mode", ["int4", "int8"])
 def test_a_stabilized_dense_head_gives_float32_of_its_quantized_weights(mode):
     generator = np.random.default_rng()
-    with keras_mp.precision.policy.policy_scope("mixed_bfloat16"):
+    with policy_scope("mixed_bfloat16"):
         model = keras.Sequential([keras.Input((32,)), layers.Dense(8)])
     kernel = adapted_models.known_kernel((32, 8), "int8" if mode == "int8" else "int4 in groups", generator)
     model.layers[0].set_weights([kernel, np.zeros(8)])

@@ -6,23 +6,20 @@ import json
 import keras
 import numpy as np
 import pytest
-from marks import few
 from mocked_data import mocked
 
 from recipes import cifar10 as recipe
 from recipes.run import main
 
-pytestmark = pytest.mark.once
-
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 QUICK = dataclasses.replace(recipe.cifar10(), download=True, epochs=2, width=4, depth=8, batch_size=8)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_short_training_leaves_whole_files(tmp_path):
     config = dataclasses.replace(
         QUICK,
-        policy="mixed_bfloat16",
+        policy="mixed_float16",
         accumulate=2,
         eval_policy="float32",
         tensorboard=ON_TENSORFLOW,
@@ -34,19 +31,13 @@ def test_a_short_training_leaves_whole_files(tmp_path):
     folder = tmp_path / "cifar10"
     names = {path.name for path in folder.iterdir()}
     assert names >= {"model.keras", "history.csv", "curves.png", "summary.json"}
-    assert result.policy == "mixed_bfloat16" and result.metric == "test accuracy" and 0 <= result.value <= 1
+    assert result.policy == "mixed_float16" and result.metric == "test accuracy" and 0 <= result.value <= 1
     assert set(result.evaluated) == {"accuracy", "loss"}
     assert json.loads((folder / "summary.json").read_text())["config"]["accumulate"] == 2
     if ON_TENSORFLOW:
         assert result.low_precision_ops == 0 and result.max_difference <= 1e-5
         assert any((folder / "tensorboard").rglob("events*"))
-
-
-@pytest.mark.ci
-def test_float16_is_scaled_and_the_scale_is_in_the_history(tmp_path):
-    with mocked(24):
-        recipe.train(dataclasses.replace(QUICK, policy="mixed_float16", epochs=1, output=str(tmp_path), export=False))
-    header, row = (tmp_path / "cifar10" / "history.csv").read_text().splitlines()
+    header, row, _ = (folder / "history.csv").read_text().splitlines()
     values = dict(zip(header.split(","), row.split(","), strict=True))
     assert float(values["train_loss_scale"]) >= 1 and "train_skipped_steps" in values
 
@@ -94,7 +85,7 @@ def test_what_is_missing_or_too_large_is_told_in_a_line_and_leaves_no_folder(tmp
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("name", few(["cifar10", "imagenet", "imdb", "gpt2"], "cifar10", "gpt2"))
+@pytest.mark.parametrize("name", ["cifar10", "gpt2", "imdb", pytest.param("imagenet", marks=pytest.mark.slow)])
 def test_a_step_of_the_recipe_can_be_lowered(name):
     """What `keras-mp inspect` and `audit` ask a recipe for, at its full size, without its data."""
     import importlib

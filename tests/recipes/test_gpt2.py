@@ -13,8 +13,6 @@ from recipes import gpt2 as recipe
 from recipes.datasets import corpus, lm1b
 from recipes.run import main
 
-pytestmark = pytest.mark.once
-
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers, which learns the vocabulary, is not installed")
 QUICK = dataclasses.replace(
     recipe.gpt2(),
@@ -40,7 +38,7 @@ def text_file(tmp_path_factory):
     return str(path)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_short_training_measures_bits_per_byte(tmp_path, text_file, capsys):
     config = dataclasses.replace(QUICK, corpus=text_file, policy="float32", epochs=2, output=str(tmp_path))
     result = recipe.train(config)
@@ -82,11 +80,11 @@ def test_the_benchmark_is_encoded_once(tmp_path, monkeypatch, capsys):
     assert not any("partial" in path.name for path in (tmp_path / "tokens").iterdir())
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_it_trains_on_the_benchmark_in_fp8(tmp_path, monkeypatch):
     monkeypatch.setattr(lm1b, "folder", lambda builder: tmp_path / "tokens")
     options = {"policy": "fp8", "remat": True, "accumulate": 2, "download": True, "output": str(tmp_path)}
-    with mocked(150):
+    with mocked(100):
         assert np.isfinite(recipe.train(dataclasses.replace(QUICK, **options)).value)
 
 

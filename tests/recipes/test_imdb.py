@@ -12,8 +12,6 @@ from recipes import imdb as recipe
 from recipes.datasets import imdb as dataset
 from recipes.run import main
 
-pytestmark = pytest.mark.once
-
 pytest.importorskip("tokenizers", reason="tokenizers, which learns the vocabulary, is not installed")
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 QUICK = dataclasses.replace(
@@ -26,23 +24,10 @@ def shallow(monkeypatch):
     monkeypatch.setitem(recipe.SIZES, "tiny", Size(1, 128, 2))
 
 
-@pytest.mark.ci
-def test_a_short_training_leaves_whole_files_and_its_tokenizer(tmp_path):
-    import tokenizers
-
-    options = {"remat": True, "accumulate": 2, "policy": "mixed_bfloat16", "export": ON_TENSORFLOW}
-    with mocked(40):
-        result = recipe.train(dataclasses.replace(QUICK, output=str(tmp_path), **options))
-    folder = tmp_path / "imdb"
-    assert {path.name for path in folder.iterdir()} >= {"model.keras", "history.csv", "curves.png", "tokenizer.json"}
-    assert result.metric == "test accuracy" and 0 <= result.value <= 1
-    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    assert tokenizer.decode(tokenizer.encode("abc jig").ids) == "abc jig"
-
-
-@pytest.mark.ci
-def test_it_learns_reviews_that_a_word_gives_away(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_it_learns_reviews_that_a_word_gives_away_and_leaves_its_tokenizer(tmp_path, monkeypatch):
     """Not made up by tensorflow-datasets, whose labels have nothing to do with the texts."""
+    import tokenizers
 
     def reviews(split, data_dir, download):
         generator = np.random.default_rng(0 if split == "train" else 1)
@@ -51,10 +36,13 @@ def test_it_learns_reviews_that_a_word_gives_away(tmp_path, monkeypatch):
         return [f"{' '.join(row)} {('bad', 'good')[label]}" for row, label in zip(words, labels, strict=True)], labels
 
     monkeypatch.setattr(recipe, "load", reviews)
-    config = dataclasses.replace(
-        QUICK, policy="float32", epochs=6, learning_rate=2e-3, batch_size=32, output=str(tmp_path), export=False
-    )
-    assert recipe.train(config).value > 0.95
+    options = {"policy": "mixed_bfloat16", "remat": True, "export": ON_TENSORFLOW, "output": str(tmp_path)}
+    result = recipe.train(dataclasses.replace(QUICK, epochs=6, learning_rate=2e-3, batch_size=32, **options))
+    assert result.metric == "test accuracy" and result.value > 0.95
+    folder = tmp_path / "imdb"
+    assert {path.name for path in folder.iterdir()} >= {"model.keras", "history.csv", "curves.png", "tokenizer.json"}
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.decode(tokenizer.encode("abc jig").ids) == "abc jig"
 
 
 def test_reviews_are_text_with_a_label():

@@ -6,13 +6,10 @@ import json
 import keras
 import numpy as np
 import pytest
-from marks import ci_on, slow_on
 
 from recipes import language_model as recipe
 from recipes.datasets.text import sequences, split
 from recipes.run import main
-
-pytestmark = ci_on("jax")
 
 QUICK = dataclasses.replace(
     recipe.language_model(), sequence_length=16, layers=1, width=128, heads=2, epochs=2, batch_size=8, generate=20
@@ -37,15 +34,14 @@ def bits(model, corpus):
 
 
 @pytest.mark.parametrize(
-    "model, policy, layer, compute",
+    "model, policy, layer",
     [
-        ("gpt", "mixed_bfloat16", "block1_dense_1", "bfloat16"),
-        ("llama", "mixed_bfloat16", "block1_gate", "bfloat16"),
-        pytest.param("llama", "fp8", "block1_down", "bfloat16", marks=pytest.mark.slow),
+        ("gpt", "float32", "block1_dense_1"),
+        pytest.param("llama", "mixed_bfloat16", "block1_gate", marks=pytest.mark.jax),
     ],
 )
-@pytest.mark.ci
-def test_a_short_training_leaves_whole_files(tmp_path, corpus, capsys, model, policy, layer, compute):
+@pytest.mark.slow
+def test_a_short_training_leaves_whole_files(tmp_path, corpus, capsys, model, policy, layer):
     config = dataclasses.replace(QUICK, policy=policy, corpus=corpus, output=str(tmp_path), model=model)
     result = recipe.train(config)
     folder = tmp_path / "language_model"
@@ -55,10 +51,9 @@ def test_a_short_training_leaves_whole_files(tmp_path, corpus, capsys, model, po
 
     keras.mixed_precision.set_global_policy("float32")
     model = keras.saving.load_model(folder / "model.keras")
-    assert model.get_layer(layer).compute_dtype == compute
-    assert hasattr(model.get_layer(layer), "recipe") == (policy == "fp8")
+    assert model.get_layer(layer).compute_dtype == policy.removeprefix("mixed_")
     assert result.metric == "validation bits per byte"
-    assert result.value == pytest.approx(bits(model, corpus), rel=1e-3)
+    assert result.value == pytest.approx(bits(model, corpus), rel=1e-5 if policy == "float32" else 1e-3)
     assert result.value < 6  # 8 is a guess without a model
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["result"]["value"] == result.value and summary["config"]["corpus"] == corpus
@@ -71,31 +66,14 @@ def test_a_short_training_leaves_whole_files(tmp_path, corpus, capsys, model, po
         assert result.low_precision_ops == 0 and result.max_difference <= 1e-5
 
 
-@pytest.mark.ci
-@slow_on("jax")
+@pytest.mark.slow
 def test_two_micro_batches_are_a_batch_and_remat_changes_nothing(tmp_path, corpus, monkeypatch):
     # At a rate that changes within a window, the two would take different ones.
     monkeypatch.setattr(recipe, "warmup_then_cosine", lambda peak, steps: 1e-3)
-    short = dataclasses.replace(
-        QUICK, policy="float32", corpus=corpus, output=str(tmp_path), export=False, batch_size=16, width=32
-    )
-    whole = recipe.train(short).value
-    halves = recipe.train(dataclasses.replace(short, batch_size=8, accumulate=2)).value
-    again = recipe.train(dataclasses.replace(short, remat=True)).value
+    options = {"policy": "float32", "corpus": corpus, "output": str(tmp_path), "export": False, "width": 32}
+    whole = recipe.train(dataclasses.replace(QUICK, batch_size=16, **options)).value
+    halves = recipe.train(dataclasses.replace(QUICK, batch_size=8, accumulate=2, remat=True, **options)).value
     assert halves == pytest.approx(whole, rel=1e-4)
-    assert again == pytest.approx(whole, rel=1e-4)
-    with pytest.raises(ValueError, match="accumulate must be above 0, got 0"):
-        dataclasses.replace(short, accumulate=0)
-    with pytest.raises(ValueError, match="state_dtype='int8' must be one of 'float32', 'bfloat16', 'float8'"):
-        dataclasses.replace(short, state_dtype="int8")
-
-
-@pytest.mark.ci
-def test_bits_per_byte_in_float32_are_those_of_numpy(tmp_path, corpus):
-    config = dataclasses.replace(QUICK, policy="float32", corpus=corpus, epochs=1, output=str(tmp_path), export=False)
-    result = recipe.train(config)
-    model = keras.saving.load_model(tmp_path / "language_model" / "model.keras")
-    assert result.value == pytest.approx(bits(model, corpus), rel=1e-5)
 
 
 def test_a_bad_corpus_is_told_in_a_line_and_leaves_no_folder(tmp_path, corpus, capsys):
@@ -121,10 +99,12 @@ def test_a_bad_corpus_is_told_in_a_line_and_leaves_no_folder(tmp_path, corpus, c
         ("dropout", 1.0, "at least 0 and below 1, got 1.0"),
         ("prompt", "", "at least one character"),
         ("model", "bert", "be gpt or llama, got 'bert'"),
+        ("accumulate", 0, "above 0, got 0"),
+        ("state_dtype", "int8", "be one of 'float32', 'bfloat16', 'float8'"),
     ],
 )
 def test_a_config_names_its_bad_field(field, value, rule):
-    with pytest.raises(ValueError, match=f"{field} must .*{rule}"):
+    with pytest.raises(ValueError, match=f"{field}.* must .*{rule}"):
         dataclasses.replace(recipe.language_model(), **{field: value})
 
 

@@ -5,7 +5,6 @@ import signal
 import keras
 import numpy as np
 import pytest
-from marks import slow_on
 
 from keras_mp.training.batches import ShuffledBatches
 from recipes.run import main
@@ -14,6 +13,9 @@ QUICK = (
     "--epochs 3 --batch-size 8 --sequence-length 16 --layers 1 --width 32 --dropout 0.2 --generate 3 --no-export "
     "--checkpoint-every 2"
 ).split()
+
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +34,8 @@ def weights(folder):
     return keras.saving.load_model(folder / "model.keras").get_weights()
 
 
-@pytest.mark.parametrize("policy", [pytest.param("float32", marks=pytest.mark.slow), "mixed_bfloat16"])
-@pytest.mark.ci
-@slow_on("jax")
-def test_ctrl_c_saves_and_resume_ends_with_the_same_bits_and_history(policy, tmp_path, corpus, monkeypatch, capsys):
+def test_ctrl_c_saves_and_resume_ends_with_the_same_bits_and_history(tmp_path, corpus, monkeypatch, capsys):
+    policy = "mixed_bfloat16"
     assert run(tmp_path / "whole", corpus, "--policy", policy) == 0
     read = ShuffledBatches.batch
     stop = int(np.random.default_rng().integers(3, 30))
@@ -63,10 +63,10 @@ def test_ctrl_c_saves_and_resume_ends_with_the_same_bits_and_history(policy, tmp
     assert (resumed / "generated.txt").read_bytes() == (whole / "generated.txt").read_bytes()
 
 
-@pytest.mark.ci
 def test_resume_with_other_settings_shows_them_and_takes_force(tmp_path, corpus, capsys):
-    assert run(tmp_path, corpus, "--policy", "float32") == 0
-    capsys.readouterr()
+    # Where nothing was, --resume is a first run.
+    assert run(tmp_path, corpus, "--policy", "float32", "--resume") == 0
+    assert "there is no run 'language_model'" in capsys.readouterr().out
     assert run(tmp_path, corpus, "--policy", "float32", "--resume", "--learning-rate", "0.5", "--epochs", "4") == 1
     error = capsys.readouterr().err
     assert "epochs: 3 then, 4 now" in error and "learning_rate: 0.004 then, 0.5 now" in error and "--force" in error
@@ -78,9 +78,3 @@ def test_resume_with_other_settings_shows_them_and_takes_force(tmp_path, corpus,
     stored = {str(variable.dtype) for variable in optimizer.variables}
     assert int(optimizer.iterations) > 0 and "float8_e4m3fn" in stored
     assert [path.name for path in tmp_path.iterdir()] == ["language_model"]
-
-
-@pytest.mark.ci
-def test_resume_where_nothing_was_is_a_first_run(tmp_path, corpus, capsys):
-    assert run(tmp_path, corpus, "--epochs", "1", "--resume") == 0
-    assert "there is no run 'language_model'" in capsys.readouterr().out

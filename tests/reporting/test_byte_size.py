@@ -2,8 +2,6 @@ import pytest
 
 from keras_mp.reporting.byte_size import byte_size
 
-pytestmark = pytest.mark.once
-
 
 @pytest.mark.parametrize(
     ("count", "text"),

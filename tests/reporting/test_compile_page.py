@@ -9,8 +9,6 @@ from keras_mp.reporting.byte_size import byte_size
 from keras_mp.xla.compile_table import unaligned
 from tests.reporting.report_examples import compiled
 
-pytestmark = [pytest.mark.once, pytest.mark.ci]
-
 
 def test_the_bar_of_memory_holds_what_is_used_and_words_hold_what_is_free(tmp_path):
     report = compiled()

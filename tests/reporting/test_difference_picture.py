@@ -9,8 +9,6 @@ import pytest
 from keras_mp.reporting.difference_picture import difference_picture
 from tests.reporting.test_svg import SPACE, check_inside
 
-pytestmark = pytest.mark.once
-
 
 def drawn(curves, **options):
     svg = difference_picture(curves, "float32", x_title="step", y_title="less float32", **options)

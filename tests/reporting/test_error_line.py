@@ -1,8 +1,4 @@
-import pytest
-
 from keras_mp.reporting.error_line import error_line
-
-pytestmark = pytest.mark.once
 
 
 def test_an_error_in_one_line():

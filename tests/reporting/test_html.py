@@ -2,11 +2,7 @@
 
 import re
 
-import pytest
-
 from keras_mp.reporting.html import stacked_bar, table
-
-pytestmark = pytest.mark.once
 
 
 def test_numbers_stand_under_their_names():

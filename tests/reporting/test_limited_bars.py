@@ -8,8 +8,6 @@ from rich.console import Console
 from keras_mp.reporting.html import limited_bars
 from keras_mp.reporting.table import Prose, plain_text
 
-pytestmark = pytest.mark.once
-
 
 def widths(page, bar):
     drawn = re.findall(r'<div class="limited">(.*?)</div>', page)[bar]

@@ -16,8 +16,6 @@ from keras_mp.reporting.report import PicturedReport
 from tests.reporting.report_examples import EXAMPLES, MARKUP
 from tests.reporting.test_svg import check_inside
 
-pytestmark = pytest.mark.once
-
 _VOID = {"meta", "br", "wbr"}
 
 

@@ -2,8 +2,6 @@ import pytest
 
 from keras_mp.reporting.shorten import listed, shorten_middle
 
-pytestmark = pytest.mark.once
-
 
 @pytest.mark.parametrize("width", [0, 1, 3, 4, 5, 10, 15, 16, 17, 100])
 def test_text_is_no_longer_than_asked_for(width):

@@ -9,8 +9,6 @@ import pytest
 
 from keras_mp.reporting.svg import COLOURS, FRAME, Axes, Picture, colours_of, ticks
 
-pytestmark = pytest.mark.once
-
 SPACE = "{http://www.w3.org/2000/svg}"
 CHARACTER = 0.6  # the mean width of DejaVu Sans, of its size
 

@@ -4,8 +4,6 @@ import pytest
 
 from keras_mp.reporting.table import ColumnTable, plain_text
 
-pytestmark = pytest.mark.once
-
 
 def printed(width, rows=3):
     table = ColumnTable("Title", ("layer", "role", "kernel", "share"), narrow=("layer", "share"), right=("share",))

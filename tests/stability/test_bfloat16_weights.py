@@ -2,7 +2,6 @@
 
 import keras
 import numpy as np
-import pytest
 
 import keras_mp
 from keras_mp.conversion.reference import in_float32
@@ -47,39 +46,16 @@ def test_what_is_protected_has_float32_weights(tmp_path):
     assert dtypes(loaded) == after
     again = keras_mp.stabilize(stable)
     assert dtypes(again) == after
-    result = stable.predict(ids, verbose=0)
+    result = stable.predict_on_batch(ids)
     assert result.dtype == np.float32
-    np.testing.assert_array_equal(loaded.predict(ids, verbose=0), result)
-    np.testing.assert_array_equal(again.predict(ids, verbose=0), result)
+    np.testing.assert_array_equal(loaded.predict_on_batch(ids), result)
+    np.testing.assert_array_equal(again.predict_on_batch(ids), result)
 
 
-class Block(keras.layers.Layer):
-    """Creates its normalization when it is built, as KerasHub's blocks do."""
-
-    def build(self, shape):
-        self.normalization = keras.layers.LayerNormalization(dtype=self.dtype_policy, name="normalization")
-        self.normalization.build(shape)
-        self.dense = keras.layers.Dense(shape[-1], dtype=self.dtype_policy, name="dense")
-        self.dense.build(shape)
-
-    def call(self, x):
-        return x + self.dense(self.normalization(x))
-
-
-@pytest.mark.ci
-def test_sublayers_that_no_config_shows():
-    policy = keras.dtype_policies.DTypePolicy("bfloat16")
-    model = keras.Sequential([keras.Input((6,)), Block(dtype=policy), keras.layers.Dense(2, dtype=policy)])
-    stable = keras_mp.stabilize(model)
-    wide = {path for path, dtype in dtypes(stable).items() if dtype == "float32"}
-    assert len(wide) == 2 and all("normalization" in path for path in wide)
-    assert np.isfinite(stable.predict(np.ones((3, 6)), verbose=0)).all()
-
-
-@pytest.mark.ci
 def test_all_weights_become_float32_on_the_way_out():
     stable = keras_mp.stabilize(model_with_bfloat16_weights())
     ids = np.random.default_rng().integers(0, 11, (3, 4))
     out = in_float32(stable, ids)
     assert set(dtypes(out).values()) == {"float32"}
-    np.testing.assert_allclose(out.predict(ids, verbose=0), stable.predict(ids, verbose=0), atol=0.05)
+    ours, theirs = (keras.ops.convert_to_numpy(each(ids)) for each in (out, stable))
+    np.testing.assert_allclose(ours, theirs, atol=0.05)

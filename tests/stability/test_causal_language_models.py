@@ -6,7 +6,6 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
-from marks import ci_on, slow_on
 
 import keras_mp
 from keras_mp.fp8.layers import Float8Layer
@@ -16,7 +15,6 @@ pytest.importorskip("keras_hub")
 
 import causal_models
 
-pytestmark = ci_on("jax")
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 SOFT_CAP = {"GemmaCausalLM": 3.0, "Gemma4CausalLM": 3.0}
 
@@ -76,7 +74,7 @@ def test_the_logits_of_a_causal_language_model_are_float32(name, precision):
     new = stabilized(model)
     assert keras_mp.sensitive_layers(new) == []
     assert new.output.dtype == "float32"
-    assert new.predict(x, verbose=0).dtype == "float32"
+    assert keras.backend.standardize_dtype(new(x).dtype) == "float32"
     # Eagerly, as the features of the reference: a compiled program rounds these elsewhere.
     exact = logits_in_float64(new, x, SOFT_CAP.get(name), precision)
     np.testing.assert_allclose(numpy(new(x)), exact, rtol=1e-5, atol=1e-5)
@@ -98,35 +96,31 @@ def test_a_tied_llama_stays_tied():
     assert stabilized(model).backbone.token_embedding.tie_weights
 
 
-@pytest.mark.ci
-@slow_on("jax")
-def test_it_trains_is_saved_generates_and_is_exported(tmp_path):
+@pytest.mark.slow
+def test_it_trains_is_saved_and_generates(tmp_path):
     model = stabilized(causal_models.build("GPT2CausalLM"))
     x = causal_models.batch(model)
     model.compile(
         optimizer=keras_mp.wrap_optimizer(keras.optimizers.Adam(1e-2), model),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         sampler="greedy",
+        run_eagerly=TENSORFLOW,
     )
-    losses = model.fit(x, x["token_ids"], epochs=4, verbose=0).history["loss"]
+    losses = [model.train_on_batch(x, x["token_ids"]) for _ in range(4)]
     assert losses[-1] < losses[0]
     prompt = {**x, "padding_mask": np.repeat([[1] * 4 + [0] * 4], 4, axis=0)}
     generated = model.generate(prompt, stop_token_ids=None)["token_ids"]
     # Greedy: each token is the one with the largest logit after those before it.
-    again = model.predict({**x, "token_ids": generated}, verbose=0)
+    again = model.predict_on_batch({**x, "token_ids": generated})
     ranks = (again[:, 3:-1] > np.take_along_axis(again[:, 3:-1], generated[:, 4:, None], -1)).sum(-1)
     assert ranks.max() <= 1, "largest, but for a tie in the cached path's 16-bit attention"
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert keras_mp.sensitive_layers(loaded) == [] and loaded.output.dtype == "float32"
-    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
-    if TENSORFLOW:
-        report = keras_mp.export_float32(loaded, tmp_path / "saved", verify=x)
-        assert report.low_precision_ops == 0 and report.max_difference <= 1e-5
+    np.testing.assert_array_equal(numpy(loaded(x)), numpy(model(x)))
 
 
-@pytest.mark.ci
-@slow_on("jax")
+@pytest.mark.slow
 def test_converted_to_fp8_after_it_was_stabilized(tmp_path):
     keras.config.set_dtype_policy("mixed_bfloat16")
     plain = stabilized(causal_models.build("LlamaCausalLM"))
@@ -134,37 +128,23 @@ def test_converted_to_fp8_after_it_was_stabilized(tmp_path):
     model = keras_mp.fp8.convert(plain, select=lambda path, layer: True)
     assert sum(isinstance(layer, Float8Layer) for layer in layers_by_path(model).values()) == 14
     assert keras_mp.sensitive_layers(model) == [] and model.output.dtype == "float32"
-    before, after = plain.predict(x, verbose=0), model.predict(x, verbose=0)
+    before, after = numpy(plain(x)), numpy(model(x))
     assert 0 < np.linalg.norm(after - before) <= 0.2 * np.linalg.norm(before)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert keras_mp.sensitive_layers(loaded) == []
-    np.testing.assert_array_equal(loaded.predict(x, verbose=0), after)
-
-
-FAILS_IN_KERAS = {"MixtralCausalLM", "Qwen3MoeCausalLM", "QwenMoeCausalLM"} if TENSORFLOW else set()
+    np.testing.assert_array_equal(numpy(loaded(x)), after)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*causal_models.DECODERS, *causal_models.TWO_SIDED])
-def test_every_language_model_of_kerashub(name, tmp_path):
+def test_every_language_model_of_kerashub(name):
     precision = "float16" if TENSORFLOW else "bfloat16"
     keras.config.set_dtype_policy(f"mixed_{precision}")
     model = causal_models.build(name)
     x = causal_models.batch(model)
     new = stabilized(model)
     assert keras_mp.sensitive_layers(new) == []
-    logits = new.predict(x, verbose=0)
+    logits = keras.ops.convert_to_numpy(new(x))
     assert logits.dtype == "float32" and np.mean(logits == rounded(logits, precision)) < 0.1
-    plain = model.predict(x, verbose=0).astype("float32")
-    np.testing.assert_allclose(logits, plain, rtol=2e-2, atol=2e-2 if TENSORFLOW else 5e-2)
-    targets = np.zeros(logits.shape[:2], "int32")
-    if name in FAILS_IN_KERAS:
-        with pytest.raises(TypeError, match="type float32 that does not match type float16"):
-            model.fit(x, targets, verbose=0)
-    else:
-        assert np.isfinite(new.fit(x, targets, verbose=0).history["loss"][0])
-    new.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert keras_mp.sensitive_layers(loaded) == []
-    np.testing.assert_array_equal(loaded.predict(x, verbose=0), new.predict(x, verbose=0))
+    np.testing.assert_allclose(logits, numpy(model(x)), rtol=2e-2, atol=2e-2 if TENSORFLOW else 5e-2)

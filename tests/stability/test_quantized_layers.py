@@ -5,12 +5,11 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from marks import few
 
 import keras_mp
 from keras_mp.conversion.merged_float32 import merged_float32
 from keras_mp.precision.policy import policy_scope
-from keras_mp.rebuild import layers_by_path, rebuild
+from keras_mp.rebuild import rebuild
 
 Int4 = keras.quantizers.Int4QuantizationConfig
 
@@ -55,8 +54,8 @@ def of_keras(model, x):
     ("kind", "policy", "groups"),
     [
         ("dense", "mixed_bfloat16", 600),
-        pytest.param("einsum", "mixed_bfloat16", 510, marks=pytest.mark.ci),
-        pytest.param("dense", "mixed_float16", 2100, marks=pytest.mark.ci),
+        pytest.param("einsum", "mixed_bfloat16", 510, marks=pytest.mark.slow),
+        pytest.param("dense", "mixed_float16", 2100, marks=pytest.mark.slow),
     ],
 )
 def test_more_groups_than_16_bits_can_count(kind, policy, groups, tmp_path):
@@ -72,11 +71,8 @@ def test_more_groups_than_16_bits_can_count(kind, policy, groups, tmp_path):
         np.testing.assert_allclose(adapted_models.logits(new, x), expected, rtol=2**-7)
 
 
-@pytest.mark.parametrize("few", [100, 256])
-@pytest.mark.ci
-@pytest.mark.once
-def test_groups_that_16_bits_can_count_are_left_to_keras(few):
-    expected = scaled((2 * few, 4), 2, np.random.default_rng())
+def test_groups_that_16_bits_can_count_are_left_to_keras():
+    expected = scaled((2 * 256, 4), 2, np.random.default_rng())
     model, x = grouped("dense", expected, "mixed_bfloat16")
     assert [layer.path for layer in keras_mp.sensitive_layers(model)] == [f"{model.name}/end"]
     np.testing.assert_allclose(adapted_models.logits(keras_mp.stabilize(model), x), expected, rtol=2**-7)
@@ -89,11 +85,7 @@ def two_layers(policy):
 
 @pytest.mark.parametrize(
     ("mode", "policy"),
-    [
-        ("int4", "mixed_bfloat16"),
-        pytest.param("int8", "mixed_bfloat16", marks=pytest.mark.ci),
-        pytest.param("int4", "bfloat16", marks=pytest.mark.ci),
-    ],
+    [("int4", "mixed_bfloat16"), pytest.param("int8", "bfloat16", marks=pytest.mark.slow)],
 )
 def test_quantized_after_stabilize_is_as_quantized_before(mode, policy, tmp_path):
     """Before, Keras left the output layer as it was, with a warning that Dense has no `quantize` method."""
@@ -113,35 +105,16 @@ def test_quantized_after_stabilize_is_as_quantized_before(mode, policy, tmp_path
         np.testing.assert_array_equal(adapted_models.logits(new, x), expected)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("mode", few(["int8", "int4"], "int4"))
-def test_a_gemma_quantized_after_prepare_trains_as_one_quantized_before(mode):
-    x, y = adapted_models.tokens(rows=2)
-    losses = []
-    for first in (True, False):
-        model = adapted_models.gemma("mixed_bfloat16", mode if first else None, rank=4 if first else 0)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model = keras_mp.prepare(model, keras.optimizers.SGD(0.1), loss)
-        if not first:
-            model.backbone.quantize(mode)
-            model.backbone.enable_lora(4, target_layer_names=adapted_models.TARGETS)
-        modes = [layer.quantization_mode for layer in layers_by_path(model).values()]
-        assert modes.count(mode) == 8
-        adapted_models.randomize_lora(model, np.random.default_rng(5))
-        losses.append(model.fit(x, y, batch_size=2, epochs=3, shuffle=False, verbose=0).history["loss"])
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
-
-
-@pytest.mark.ci
+@pytest.mark.slow
 def test_quantized_after_training_prepare_makes_it_ready_again():
     """The optimizer holds the weights that trained before; Keras's message tells nothing else."""
     x, y = np.ones((4, 32), "float32"), np.ones((4, 8), "float32")
     model = keras_mp.prepare(two_layers("mixed_bfloat16"), "adam", "mse")
-    model.fit(x, y, verbose=0)
+    model.train_on_batch(x, y)
     model.quantize("int8")
     model = keras_mp.prepare(model, "adam", "mse")
     assert [layer.quantization_mode for layer in model.layers] == ["int8", "int8"]
-    assert np.isfinite(model.fit(x, y, verbose=0).history["loss"]).all()
+    assert np.isfinite(model.train_on_batch(x, y))
 
 
 def head(policy, mode, tied, soft_cap=None, config=None):
@@ -158,11 +131,9 @@ def head(policy, mode, tied, soft_cap=None, config=None):
     ("policy", "tied", "soft_cap", "bits"),
     [
         ("float32", True, None, 8),
-        pytest.param("float32", False, 3.0, 8, marks=pytest.mark.ci),
-        pytest.param("mixed_bfloat16", True, 3.0, 8, marks=pytest.mark.ci),
-        pytest.param("mixed_bfloat16", False, None, 8, marks=pytest.mark.ci),
-        pytest.param("float32", True, None, 4, marks=pytest.mark.ci),
-        pytest.param("mixed_bfloat16", False, None, 4, marks=pytest.mark.ci),
+        pytest.param("mixed_bfloat16", False, 3.0, 8, marks=pytest.mark.slow),
+        ("float32", True, None, 4),
+        pytest.param("mixed_bfloat16", False, None, 4, marks=pytest.mark.slow),
     ],
 )
 def test_quantized_logits_pass_gradients_on(policy, tied, soft_cap, bits, tmp_path):
@@ -182,8 +153,8 @@ def test_quantized_logits_pass_gradients_on(policy, tied, soft_cap, bits, tmp_pa
     merged = merged_float32(model)
     true = step_of(merged, x, y)
     for new in (stable, loaded):
-        cosine = np.vdot(step_of(new, x, y), true) / np.linalg.norm(step_of(new, x, y)) / np.linalg.norm(true)
-        assert cosine > 0.995
+        ours = step_of(new, x, y)
+        assert np.vdot(ours, true) > 0.995 * np.linalg.norm(ours) * np.linalg.norm(true)
     plain = step_of(model, x, y)
     assert np.vdot(plain, true) < 0.9 * np.linalg.norm(plain) * np.linalg.norm(true)
 
@@ -191,28 +162,14 @@ def test_quantized_logits_pass_gradients_on(policy, tied, soft_cap, bits, tmp_pa
 def step_of(model, x, y):
     """The change of the layer before the head in a step of gradient descent, of a copy of the model."""
     model = rebuild(model, lambda node, layer: node).model
-    model.compile(keras.optimizers.SGD(1.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(1.0), loss, run_eagerly=True)
     kernel = model.get_layer("before").kernel
     before = keras.ops.convert_to_numpy(kernel).astype("float64")
-    model.fit(x, y, batch_size=len(x), verbose=0)
+    model.train_on_batch(x, y)
     return before - keras.ops.convert_to_numpy(kernel)
 
 
-@pytest.mark.ci
-def test_lora_on_an_int8_gemma_learns():
-    """Before, its loss stayed: only the last normalization's largest entries had a gradient."""
-    model = keras_mp.prepare(
-        adapted_models.gemma("mixed_bfloat16", "int8"),
-        keras.optimizers.Adam(0.03),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    x, y = adapted_models.tokens(rows=2)
-    losses = model.fit(x, y, batch_size=2, epochs=100, verbose=0).history["loss"]
-    assert losses[0] > 2 and losses[-1] < 0.1
-
-
-@pytest.mark.ci
-@pytest.mark.once
 def test_prepare_says_what_is_quantized_and_what_trains(capsys):
     """Nothing of it was said."""
     model = two_layers("mixed_bfloat16")
@@ -226,8 +183,7 @@ def test_prepare_says_what_is_quantized_and_what_trains(capsys):
     assert "quantized" not in capsys.readouterr().out
 
 
-@pytest.mark.ci
-@pytest.mark.once
+@pytest.mark.slow
 def test_an_audit_offers_quantized_layers_no_fp8():
     """It said that both layers fit, of the ranges of biases alone; fp8.convert leaves them out."""
     model = two_layers("mixed_bfloat16")
@@ -242,13 +198,11 @@ def test_an_audit_offers_quantized_layers_no_fp8():
     assert "the Dense and EinsumDense layers are quantized" in str(keras_mp.audit(model, (x, y)))
 
 
-@pytest.mark.ci
-@pytest.mark.once
-@pytest.mark.parametrize("mode", ["int4", "int8"])
-def test_onnx_and_litert_files_hold_the_merged_weights(mode, tmp_path):
+@pytest.mark.slow
+def test_onnx_and_litert_files_hold_the_merged_weights(tmp_path):
     generator = np.random.default_rng()
     model = two_layers("mixed_bfloat16")
-    model.quantize(mode)
+    model.quantize("int4")
     adapted_models.adapt(model.layers[0], None, generator=generator)
     model = keras_mp.stabilize(model)
     x = generator.normal(size=(5, 32)).astype("float32")

@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 import tutorials
 from keras import layers
-from marks import ci_on, few
 
 import keras_mp
 from keras_mp.rebuild import RebuildError
-
-pytestmark = ci_on("jax")
 
 
 @pytest.fixture(autouse=True)
@@ -36,15 +33,14 @@ def stabilized(model):
         return keras_mp.stabilize(model)
 
 
-@pytest.mark.parametrize("name", few(tutorials.MODELS, "vision_transformer"))
-@pytest.mark.ci
+@pytest.mark.parametrize("name", tutorials.MODELS)
+@pytest.mark.slow
 def test_a_tutorials_model_is_stabilized_and_trained(name):
     if not tutorials.TENSORFLOW and name in tutorials.ONLY_ON_TENSORFLOW:
         pytest.skip("its train_step takes TensorFlow's tape")
     model, x, y = tutorials.MODELS[name]()
-    if tutorials.TENSORFLOW or name not in tutorials.ONLY_STABILIZED_ON_JAX:
-        model.fit(x, y, batch_size=8, verbose=0)
     new = stabilized(model)
+    new.run_eagerly = tutorials.TENSORFLOW
     assert keras_mp.sensitive_layers(model) and keras_mp.sensitive_layers(new) == []
     assert type(new).__name__ == type(model).__name__ and new.name == model.name and new.compiled
     assert_equal_weights(model, new)
@@ -58,11 +54,12 @@ def test_the_two_optimizers_of_a_gan_are_carried_over():
     if not tutorials.TENSORFLOW:
         pytest.skip("its train_step takes TensorFlow's tape")
     model, x, _ = tutorials.adversarial()
-    model.fit(x, batch_size=8, verbose=0)
+    model.run_eagerly = True
+    model.train_on_batch(x)
     new = stabilized(model)
     for name in ("d_optimizer", "g_optimizer"):
         old_optimizer, optimizer = getattr(model, name), getattr(new, name)
-        assert optimizer is not old_optimizer and int(optimizer.iterations) == 2
+        assert optimizer is not old_optimizer and int(optimizer.iterations) == 1
         for old, variable in zip(old_optimizer.variables, optimizer.variables, strict=True):
             np.testing.assert_array_equal(numpy(old), numpy(variable))
     assert new.generator(np.ones((2, 4), "float32")).dtype == "float32"

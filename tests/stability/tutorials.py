@@ -25,25 +25,6 @@ class TransformerBlock(layers.Layer):
         return self.layernorm2(out1 + self.dropout2(self.ffn(out1), training=training))
 
 
-class TokenAndPositionEmbedding(layers.Layer):
-    def __init__(self, maxlen, vocab_size, embed_dim):
-        super().__init__()
-        self.token_emb = layers.Embedding(input_dim=vocab_size, output_dim=embed_dim)
-        self.pos_emb = layers.Embedding(input_dim=maxlen, output_dim=embed_dim)
-
-    def call(self, x):
-        return self.token_emb(x) + self.pos_emb(ops.arange(0, ops.shape(x)[-1], 1))
-
-
-def text_transformer():
-    inputs = keras.Input((6,))
-    x = TransformerBlock(16, 2, 32)(TokenAndPositionEmbedding(6, 20, 16)(inputs))
-    x = layers.Dropout(0.1)(layers.GlobalAveragePooling1D()(x))
-    model = keras.Model(inputs, layers.Dense(2, activation="softmax")(x))
-    model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model, np.random.default_rng().integers(0, 20, (16, 6)), np.random.default_rng().integers(0, 2, 16)
-
-
 class Patches(layers.Layer):
     """As in "Image classification with Vision Transformer" on keras.io."""
 
@@ -98,60 +79,6 @@ def vision_transformer():
     model.compile(optimizer=keras.optimizers.AdamW(1e-3), loss=loss, metrics=["accuracy"])
     random = np.random.default_rng()
     return model, random.normal(size=(16, 8, 8, 3)).astype("float32"), random.integers(0, 3, 16)
-
-
-class Sampling(layers.Layer):
-    """As in "Variational AutoEncoder" on keras.io."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.seed_generator = keras.random.SeedGenerator(1337)
-
-    def call(self, inputs):
-        z_mean, z_log_var = inputs
-        epsilon = keras.random.normal(ops.shape(z_mean), seed=self.seed_generator, dtype=self.compute_dtype)
-        return z_mean + ops.exp(0.5 * z_log_var) * epsilon
-
-
-class VAE(keras.Model):
-    def __init__(self, encoder, decoder, **kwargs):
-        super().__init__(**kwargs)
-        self.encoder = encoder
-        self.decoder = decoder
-        self.total_loss_tracker = keras.metrics.Mean(name="total_loss")
-
-    @property
-    def metrics(self):
-        return [self.total_loss_tracker]
-
-    def train_step(self, data):
-        import tensorflow as tf
-
-        with tf.GradientTape() as tape:
-            z_mean, z_log_var, z = self.encoder(data)
-            reconstruction = self.decoder(z)
-            error = ops.mean(ops.sum(keras.losses.binary_crossentropy(data, reconstruction), axis=(1, 2)))
-            kl_loss = -0.5 * (1 + z_log_var - ops.square(z_mean) - ops.exp(z_log_var))
-            total_loss = error + ops.mean(ops.sum(kl_loss, axis=1))
-            scaled = self.optimizer.scale_loss(total_loss)
-        grads = tape.gradient(scaled, self.trainable_weights)
-        self.optimizer.apply_gradients(zip(grads, self.trainable_weights, strict=True))
-        self.total_loss_tracker.update_state(total_loss)
-        return {"loss": self.total_loss_tracker.result()}
-
-
-def variational_autoencoder():
-    encoder_inputs = keras.Input((8, 8, 1))
-    x = layers.Conv2D(4, 3, activation="relu", strides=2, padding="same")(encoder_inputs)
-    x = layers.Dense(8, activation="relu")(layers.Flatten()(x))
-    z_mean, z_log_var = layers.Dense(2, name="z_mean")(x), layers.Dense(2, name="z_log_var")(x)
-    encoder = keras.Model(encoder_inputs, [z_mean, z_log_var, Sampling()([z_mean, z_log_var])], name="encoder")
-    latent_inputs = keras.Input((2,))
-    x = layers.Reshape((4, 4, 4))(layers.Dense(64, activation="relu")(latent_inputs))
-    outputs = layers.Conv2DTranspose(1, 3, strides=2, activation="sigmoid", padding="same")(x)
-    model = VAE(encoder, keras.Model(latent_inputs, outputs, name="decoder"))
-    model.compile(optimizer=keras.optimizers.Adam())
-    return model, np.random.default_rng().uniform(size=(16, 8, 8, 1)).astype("float32"), None
 
 
 class GAN(keras.Model):
@@ -270,15 +197,13 @@ def subclassed():
 MODELS = {
     build.__name__: build
     for build in (
-        text_transformer, vision_transformer, variational_autoencoder, adversarial, own_train_step, subclassed,
+        vision_transformer, adversarial, own_train_step, subclassed,
     )
 }  # fmt: skip
-# Attention without dropout, whose float16 product jax.nn.dot_product_attention asks for as no CPU has it (jax 0.10).
-ONLY_STABILIZED_ON_JAX = {"text_transformer"}
-ONLY_ON_TENSORFLOW = {"variational_autoencoder", "adversarial", "own_train_step"}  # their steps take its tape
+ONLY_ON_TENSORFLOW = {"adversarial", "own_train_step"}  # their steps take its tape
 CLASSES = {
     cls.__name__: cls
     for cls in (
-        TransformerBlock, TokenAndPositionEmbedding, Patches, PatchEncoder, Sampling, VAE, GAN, CustomModel, Classifier,
+        TransformerBlock, Patches, PatchEncoder, GAN, CustomModel, Classifier,
     )
 }  # fmt: skip

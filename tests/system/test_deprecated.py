@@ -9,8 +9,6 @@ import pytest
 
 from keras_mp.system.deprecated import RenamedAttribute, renamed_arguments, renamed_names
 
-pytestmark = pytest.mark.once
-
 
 @renamed_arguments(say="log", keep="max_to_keep")
 def run(model, *, log=None, max_to_keep=3):

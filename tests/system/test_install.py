@@ -3,11 +3,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from keras_mp.system.install import clone_folder, install_command
 
-pytestmark = pytest.mark.once
 ROOT = Path(__file__).parents[2]
 
 

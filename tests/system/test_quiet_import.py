@@ -10,7 +10,7 @@ def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_nothing_is_written_and_stderr_is_back():
     done = run(QUIET)
     assert done.returncode == 0 and done.stderr == "after"

@@ -6,8 +6,6 @@ import pytest
 
 from keras_mp.system.stub_names import load, names_in_stub
 
-pytestmark = pytest.mark.once
-
 
 def test_a_stub_s_names_are_imported_when_they_are_used(tmp_path, monkeypatch):
     (tmp_path / "made").mkdir()

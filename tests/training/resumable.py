@@ -18,9 +18,7 @@ EPOCHS, STEPS, BATCH = 3, 7, 8
 RECIPES = {
     "fp8": keras_mp.fp8.DelayedScaling(amax_history_length=4),
     "int8": keras_mp.fp8.Int8Scaling(amax_history_length=4, kernel_gradient="int8"),
-    "mxfp8": keras_mp.fp8.MXFP8Scaling(),
 }
-PRECISIONS = ("float32", "mixed_float16", "fp8", "int8", "mxfp8", "bfloat16", "float8 states")
 
 
 class Act(keras.callbacks.Callback):

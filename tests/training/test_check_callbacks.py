@@ -7,8 +7,6 @@ import pytest
 
 from keras_mp.training.fit import check_callbacks
 
-pytestmark = pytest.mark.once
-
 
 def callback_with(**attributes):
     return type("OwnCallback", (keras.callbacks.Callback,), attributes)()

@@ -11,8 +11,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from marks import ci_on, slow_on
-from resumable import EPOCHS, PRECISIONS, STEPS, Act, Crash, build, data, train, values
+from resumable import EPOCHS, STEPS, Act, Crash, build, data, train, values
 
 import keras_mp
 from keras_mp.training import checkpoint
@@ -20,42 +19,46 @@ from keras_mp.training.checkpoint import SettingsError
 from keras_mp.training.checkpoint_file import CheckpointFileError, checkpoints_in
 from keras_mp.training.training_state import MismatchError
 
-pytestmark = ci_on("jax")
 
+class Trainer:
+    """A model that is compiled once, and trained again and again from where it began."""
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """The same step is compiled many times here."""
-    if keras.backend.backend() != "jax":
-        yield
-        return
-    import jax
+    def __init__(self, precision, folder):
+        self.precision = precision
+        start, self.model = build(precision, seed=12), build(precision)
+        for model in (start, self.model):
+            model.optimizer.build(model.trainable_variables)
+        self.start, self.other_start = values(self.model), values(start)
+        self.whole = self.trained(folder)
 
-    was = jax.config.jax_compilation_cache_dir
-    seconds = jax.config.jax_persistent_cache_min_compile_time_secs
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", was)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
+    def begin(self, start):
+        model = self.model
+        model.stop_training, model._initial_epoch = False, None
+        for variable, value in zip([*model.variables, *model.optimizer.variables], start.values(), strict=True):
+            variable.assign(value)
+        return model
+
+    def crashed(self, folder, place, **options):
+        with pytest.raises(Crash):
+            train(self.precision, folder, Act(place, crash), model=self.begin(self.start), **options)
+
+    def trained(self, folder, *actions, **options):
+        """Trains from the checkpoint in a folder, or anew."""
+        # What a checkpoint lacks differs: it is of another seed then.
+        start = self.other_start if checkpoints_in(folder) else self.start
+        model, logs = train(self.precision, folder, *actions, model=self.begin(start), **options)
+        return values(model), logs
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """Trainings that nobody disturbs: of each precision one, which the tests compare with."""
-    return functools.cache(lambda precision: train(precision, tmp_path_factory.mktemp("undisturbed")))
+def trainer(tmp_path_factory):
+    """The trainer of a precision, and a training that nobody disturbs, which the tests compare with."""
+    return functools.cache(lambda precision: Trainer(precision, tmp_path_factory.mktemp("undisturbed")))
 
 
-def slowly(*place):
-    return pytest.param(place, marks=pytest.mark.slow)
-
-
-def marks(precision):
-    """One precision in `make test`, that which has the most state; continuous integration has others by turns."""
-    on = {"fp8": "tensorflow", "int8": "jax", "bfloat16": "tensorflow", "float8 states": "jax"}.get(precision)
-    if precision == "mixed_float16":
-        return []
-    return [pytest.mark.ci, slow_on({"tensorflow": "jax", "jax": "tensorflow"}[on])] if on else [pytest.mark.slow]
+@pytest.fixture
+def small(trainer):
+    return trainer("small")
 
 
 def crash(callback):
@@ -63,93 +66,97 @@ def crash(callback):
 
 
 def assert_same_training(one, other):
-    expected, actual = values(one[0]), values(other[0])
+    (expected, logs), (actual, other_logs) = one, other
     assert [v.shape for v in expected.values()] == [v.shape for v in actual.values()]
     for (name, want), have in zip(expected.items(), actual.values(), strict=True):
         np.testing.assert_array_equal(have, want, err_msg=name)
-    assert one[1] == other[1]
+    assert logs == other_logs
 
 
-def crashed(folder, place, precision="small", **options):
-    with pytest.raises(Crash):
-        train(precision, folder, Act(place, crash), **options)
+def a_random_place():
+    place = divmod(int(np.random.default_rng().integers(2, EPOCHS * STEPS - 1)), STEPS)
+    print(f"ends after epoch {place[0]}, step {place[1]}")
+    return place
 
 
-@pytest.mark.parametrize("precision", [pytest.param(each, marks=marks(each)) for each in PRECISIONS])
-def test_killed_at_a_random_step_it_ends_with_the_same_bits(precision, tmp_path, undisturbed):
-    whole = undisturbed(precision)
-    if precision == "mixed_float16":
-        assert int(whole[0].optimizer.skipped_steps.numpy()) > 0
-    done = int(np.random.default_rng().integers(2, EPOCHS * STEPS - 1))
-    place = divmod(done, STEPS)
+def test_killed_at_a_random_step_it_ends_with_the_same_bits(tmp_path, small):
     program = Path(__file__).with_name("resumable.py")
-    command = [sys.executable, program, precision, tmp_path / "killed", *place]
+    command = [sys.executable, program, "small", tmp_path, *a_random_place()]
     environment = os.environ | {"PYTHONPATH": str(program.parents[2]), "KERAS_BACKEND": keras.backend.backend()}
     child = subprocess.run([str(word) for word in command], stderr=subprocess.PIPE, timeout=300, env=environment)
     assert child.returncode == -signal.SIGKILL, child.stderr
-    # Of another seed: what the checkpoint lacked would differ.
-    resumed = train(precision, tmp_path / "killed", model=build(precision, seed=12))
-    print(f"killed after epoch {place[0]}, step {place[1]}")
-    assert_same_training(whole, resumed)
+    assert_same_training(small.whole, small.trained(tmp_path))
 
 
-@pytest.mark.parametrize("place", [(0, 2), slowly(1, 0), (1, STEPS - 1), slowly(2, STEPS - 2)])
-@pytest.mark.ci
-def test_a_crash_at_the_edges_of_an_epoch_and_of_a_window(place, tmp_path, undisturbed):
-    whole = undisturbed("mixed_float16")
-    crashed(tmp_path / "crashed", place, "mixed_float16", every=1)
-    assert_same_training(whole, train("mixed_float16", tmp_path / "crashed"))
+SLOW = [pytest.param(each, marks=pytest.mark.slow) for each in ("fp8", "bfloat16", "float8 states")]
 
 
-def test_it_can_crash_again_and_again(tmp_path, undisturbed):
-    whole = undisturbed("small")
+@pytest.mark.parametrize(
+    "precision", ["mixed_float16", pytest.param("int8", marks=[pytest.mark.slow, pytest.mark.jax]), *SLOW]
+)
+def test_crashed_at_a_random_step_it_ends_with_the_same_bits(precision, tmp_path, trainer):
+    trains = trainer(precision)
+    if precision == "mixed_float16":
+        assert int(trains.model.optimizer.skipped_steps.numpy()) > 0
+    trains.crashed(tmp_path, a_random_place())
+    assert_same_training(trains.whole, trains.trained(tmp_path))
+
+
+@pytest.mark.parametrize("place", [(0, 2), (1, STEPS - 1)])
+def test_a_crash_at_the_edges_of_an_epoch_and_of_a_window(place, tmp_path, trainer):
+    trains = trainer("mixed_float16")
+    trains.crashed(tmp_path, place, every=1)
+    assert_same_training(trains.whole, trains.trained(tmp_path))
+
+
+@pytest.mark.jax
+def test_it_can_crash_again_and_again(tmp_path, small):
     for place in [(0, 3), (0, 5), (2, 1)]:
         # The batches of an epoch that is gone on with are counted from its first.
-        first = next((int(path.stem[-8:]) for path in checkpoints_in(tmp_path / "crashed")), 0) if place[0] == 0 else 0
-        crashed(tmp_path / "crashed", (place[0], place[1] - first))
-    assert_same_training(whole, train("small", tmp_path / "crashed"))
+        first = next((int(path.stem[-8:]) for path in checkpoints_in(tmp_path)), 0) if place[0] == 0 else 0
+        small.crashed(tmp_path, (place[0], place[1] - first))
+    assert_same_training(small.whole, small.trained(tmp_path))
 
 
-def test_without_batches_it_saves_at_the_ends_of_epochs(tmp_path):
+def test_without_batches_it_saves_at_the_ends_of_epochs(tmp_path, small):
     x, y = data().inputs, data().targets
 
     def fit(folder, *actions):
-        model = build("small")
-        saves = keras_mp.TrainingCheckpoint(folder)
+        model, saves = small.begin(small.start), keras_mp.TrainingCheckpoint(folder)
         model.fit(x, y, batch_size=10, epochs=3, shuffle=False, verbose=0, callbacks=[*actions, saves])
-        return model
+        return values(model), 0
 
     whole = fit(tmp_path / "whole")
     with pytest.raises(Crash):
         fit(tmp_path / "crashed", Act((2, 1), crash))
     assert checkpoints_in(tmp_path / "crashed")[0].name == "epoch00002-step00000000.npz"
-    assert_same_training((whole, 0), (fit(tmp_path / "crashed"), 0))
+    assert_same_training(whole, fit(tmp_path / "crashed"))
 
 
-def test_a_finished_training_is_not_trained_again(tmp_path, capsys):
-    finished = train("small", tmp_path)
-    again = train("small", tmp_path)
+def test_a_finished_training_is_not_trained_again(tmp_path, capsys, small):
+    finished = small.trained(tmp_path)
+    again = small.trained(tmp_path)
     assert "training had ended" in capsys.readouterr().out
     assert_same_training(finished, again)
-    again[0].fit(data(), epochs=1, shuffle=False, verbose=0)  # and the model does not remember where it was
+    small.model.fit(data(), epochs=1, shuffle=False, verbose=0)  # and the model does not remember where it was
+    assert int(small.model.optimizer.iterations) == (EPOCHS + 1) * STEPS
 
 
 @pytest.mark.parametrize(
     "step, newest", [(3, "epoch00001-step00000004.npz"), (STEPS - 1, "epoch00002-step00000000.npz")]
 )
-def test_a_training_that_is_stopped_saves_at_that_step_and_goes_on(step, newest, tmp_path, undisturbed):
+def test_a_training_that_is_stopped_saves_at_that_step_and_goes_on(step, newest, tmp_path, small):
     def stop(callback):
         callback.model.stop_training = True
 
-    train("small", tmp_path / "stopped", Act((1, step), stop), every=0)
-    assert checkpoints_in(tmp_path / "stopped")[0].name == newest
-    assert_same_training(undisturbed("small"), train("small", tmp_path / "stopped", every=0))
+    small.trained(tmp_path, Act((1, step), stop), every=0)
+    assert checkpoints_in(tmp_path)[0].name == newest
+    assert_same_training(small.whole, small.trained(tmp_path, every=0))
 
 
-@pytest.mark.ci
-def test_counters_of_other_callbacks_go_on(tmp_path):
+def test_counters_of_other_callbacks_go_on(tmp_path, small):
     def fit(folder, *actions):
-        batches, model = data(), build("small")
+        batches, model = data(), small.begin(small.start)
         early = keras.callbacks.EarlyStopping("loss", min_delta=100.0, patience=4)  # none is so much better
         saves = keras_mp.TrainingCheckpoint(folder, batches, every=2, callbacks=[early])
         model.fit(batches, epochs=9, shuffle=False, verbose=0, callbacks=[early, *actions, saves])
@@ -164,16 +171,15 @@ def test_counters_of_other_callbacks_go_on(tmp_path):
 
 
 @pytest.mark.parametrize("now", ["mixed_float16", "fp8"])
-@pytest.mark.ci
-def test_another_precision_goes_on_from_the_same_state(now, tmp_path, capsys):
-    crashed(tmp_path, (1, 3), "float32", every=1)
-    model = build("float32")
-    kept = {}
+@pytest.mark.slow
+def test_another_precision_goes_on_from_the_same_state(now, tmp_path, capsys, trainer):
+    plain, kept = trainer("float32"), {}
+    plain.crashed(tmp_path, (1, 3), every=1)
 
     def look(callback):
         kept.update(values(callback.model))
 
-    train("float32", tmp_path / "look", Act((1, 2), look), every=0, model=model)  # the third step of the second epoch
+    plain.trained(tmp_path / "look", Act((1, 2), look), every=0)  # the third step of the second epoch
     other = build(now, gradient_accumulation_steps=None)
     batches = data()
     saves = keras_mp.TrainingCheckpoint(tmp_path, batches)
@@ -191,15 +197,24 @@ def test_another_precision_goes_on_from_the_same_state(now, tmp_path, capsys):
     other.fit(batches, epochs=3, shuffle=False, verbose=0, callbacks=[saves])
 
 
-def test_float16_goes_on_in_float32_and_back_in_the_middle_of_a_window(tmp_path, capsys):
-    crashed(tmp_path, (0, 4), "mixed_float16", every=1, model=build("mixed_float16", initial_scale=2.0**10))
+def test_float16_goes_on_in_float32_and_back_in_the_middle_of_a_window(tmp_path, capsys, trainer):
+    half = trainer("mixed_float16")
+
+    def fit(model, *actions):
+        train("mixed_float16", tmp_path, *actions, model=model, every=1)
+
+    model = half.begin(half.start)
+    model.optimizer.dynamic_scale.assign(2.0**10)
+    with pytest.raises(Crash):
+        fit(model, Act((0, 4), crash))
     plain = build("float32", gradient_accumulation_steps=3)
-    crashed(tmp_path, (0, 1), model=plain, every=1)  # its second step: the sixth of the epoch
+    with pytest.raises(Crash):
+        fit(plain, Act((0, 1), crash))  # its second step: the sixth of the epoch
     assert "the loss scale is left out" in capsys.readouterr().out
     assert checkpoints_in(tmp_path)[0].name == "epoch00000-step00000005.npz"
     assert int(plain.optimizer._iterations.numpy()) == 6
-    back = build("mixed_float16", initial_scale=2.0**10)
-    train("mixed_float16", tmp_path, model=back)
+    back = half.begin(half.other_start)
+    fit(back)
     told = capsys.readouterr().out
     assert "saved in float32, goes on in mixed_float16" in told and "starts at its initial value" in told
     micro_batches = int(back.optimizer.inner_optimizer._iterations.numpy())
@@ -207,47 +222,46 @@ def test_float16_goes_on_in_float32_and_back_in_the_middle_of_a_window(tmp_path,
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "emptied"])
-def test_a_damaged_newest_save_is_set_aside(damage, tmp_path, capsys, undisturbed):
-    whole = undisturbed("small")
-    crashed(tmp_path / "crashed", (1, 5))
-    newest = checkpoints_in(tmp_path / "crashed")[0]
+def test_a_damaged_newest_save_is_set_aside(damage, tmp_path, capsys, small):
+    small.crashed(tmp_path, (1, 5))
+    newest = checkpoints_in(tmp_path)[0]
     content = bytearray(newest.read_bytes())
     if damage == "flipped":
         content[len(content) // 2] ^= 1
     newest.write_bytes({"cut": content[: len(content) // 2], "flipped": content, "emptied": b""}[damage])
-    assert_same_training(whole, train("small", tmp_path / "crashed"))
+    assert_same_training(small.whole, small.trained(tmp_path))
     told = capsys.readouterr().out
     assert f"{newest} is damaged" in told and "taking the one before it" in told
     assert newest.with_name(newest.name + ".damaged").exists()
 
 
-def test_where_every_save_is_damaged_it_says_so(tmp_path):
-    crashed(tmp_path, (1, 5))
+def test_where_every_save_is_damaged_it_says_so(tmp_path, small):
+    small.crashed(tmp_path, (1, 5))
     for path in checkpoints_in(tmp_path):
         path.write_bytes(b"PK")
     with pytest.raises(CheckpointFileError, match="none of the 3 checkpoints in .* can be read"):
-        train("small", tmp_path)
+        small.trained(tmp_path)
 
 
-def test_the_newest_are_kept_and_nothing_half_written(tmp_path):
+def test_the_newest_are_kept_and_nothing_half_written(tmp_path, small):
     tmp_path.joinpath(".partial-epoch00000-step00000002.npz").write_bytes(b"half")
-    train("small", tmp_path, max_to_keep=2)
+    small.trained(tmp_path, max_to_keep=2)
     assert [path.name for path in sorted(tmp_path.iterdir())] == [
         "epoch00002-step00000006.npz",
         "epoch00003-step00000000.npz",
     ]
 
 
-def test_no_room_is_an_error_before_training(tmp_path, monkeypatch):
+def test_no_room_is_an_error_before_training(tmp_path, monkeypatch, small):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=10_000))
     with pytest.raises(
         OSError, match=r"no room for checkpoints in .*: 4 more of [1-9][\d.]* KiB .*, and 9.8 KiB are free"
     ):
-        train("small", tmp_path)
+        small.trained(tmp_path)
 
 
-def test_a_save_that_fails_is_a_warning_and_the_ones_before_it_are_kept(tmp_path, monkeypatch):
-    crashed(tmp_path, (0, 5))
+def test_a_save_that_fails_is_a_warning_and_the_ones_before_it_are_kept(tmp_path, monkeypatch, small):
+    small.crashed(tmp_path, (0, 5))
     kept = checkpoints_in(tmp_path)
 
     def fail(*arguments):
@@ -255,12 +269,12 @@ def test_a_save_that_fails_is_a_warning_and_the_ones_before_it_are_kept(tmp_path
 
     monkeypatch.setattr(checkpoint, "write", fail)
     with pytest.warns(UserWarning, match="was not written .*No space left on device.*training goes on"):
-        train("small", tmp_path)
+        small.trained(tmp_path)
     assert checkpoints_in(tmp_path) == kept
 
 
-def test_a_save_of_another_model_is_refused_by_name(tmp_path):
-    crashed(tmp_path, (1, 0))
+def test_a_save_of_another_model_is_refused_by_name(tmp_path, small):
+    small.crashed(tmp_path, (1, 0))
     wider = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(4)], name="wider")
     wider.compile("adamw", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     before = values(wider)
@@ -274,9 +288,9 @@ def test_a_save_of_another_model_is_refused_by_name(tmp_path):
         np.testing.assert_array_equal(values(wider)[name], value)
 
 
-def test_a_save_of_another_model_of_the_same_name_tells_them_apart(tmp_path):
+def test_a_save_of_another_model_of_the_same_name_tells_them_apart(tmp_path, small):
     """The message was: the checkpoint is of another model, 'sequential', than 'sequential'."""
-    crashed(tmp_path, (1, 0))
+    small.crashed(tmp_path, (1, 0))
     other = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(5)], name="small")
     other.compile("adamw", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     with pytest.raises(MismatchError) as caught:
@@ -286,8 +300,8 @@ def test_a_save_of_another_model_of_the_same_name_tells_them_apart(tmp_path):
     assert "seed_generator" in there and "seed_generator" not in here
 
 
-def test_a_save_of_another_optimizer_is_refused_without_force(tmp_path, capsys):
-    crashed(tmp_path, (1, 0))
+def test_a_save_of_another_optimizer_is_refused_without_force(tmp_path, capsys, small):
+    small.crashed(tmp_path, (1, 0))
 
     def other():
         model = build("small")
@@ -296,22 +310,22 @@ def test_a_save_of_another_optimizer_is_refused_without_force(tmp_path, capsys):
 
     with pytest.raises(MismatchError, match="was trained with AdamW, and the model is compiled with SGD"):
         train("small", tmp_path, model=other())
-    train("small", tmp_path, model=other(), force=True)
+    train("small", tmp_path, model=other(), force=True, epochs=1)
     assert "_velocities of the checkpoint has no place here" in capsys.readouterr().out
 
 
-def test_other_settings_are_shown_and_need_force(tmp_path):
-    crashed(tmp_path, (1, 0), settings={"rate": 0.1, "name": "one"}, ignore_settings=["name"])
+def test_other_settings_are_shown_and_need_force(tmp_path, small):
+    small.crashed(tmp_path, (1, 0), settings={"rate": 0.1, "name": "one"}, ignore_settings=["name"])
     with pytest.raises(SettingsError, match=r"other settings:\n  rate: 0.1 then, 0.2 now\nto go on .*force=True"):
-        train("small", tmp_path, settings={"rate": 0.2, "name": "two"}, ignore_settings=["name"])
-    train("small", tmp_path, settings={"rate": 0.2, "name": "two"}, ignore_settings=["name"], force=True)
+        small.trained(tmp_path, settings={"rate": 0.2, "name": "two"}, ignore_settings=["name"])
+    small.trained(tmp_path, settings={"rate": 0.2, "name": "two"}, ignore_settings=["name"], force=True)
 
 
-def test_other_data_is_shown(tmp_path):
-    crashed(tmp_path, (1, 0))
+def test_other_data_is_shown(tmp_path, small):
+    small.crashed(tmp_path, (1, 0))
     batches = keras_mp.ShuffledBatches(data().inputs, data().targets, batch_size=4, seed=5)
     with pytest.raises(SettingsError, match="data: batch_size: 8 then, 4 now"):
-        build("small").fit(batches, verbose=0, callbacks=[keras_mp.TrainingCheckpoint(tmp_path, batches)])
+        small.model.fit(batches, verbose=0, callbacks=[keras_mp.TrainingCheckpoint(tmp_path, batches)])
 
 
 @pytest.mark.parametrize(
@@ -328,8 +342,6 @@ def test_a_bad_argument_is_named(arguments, message, tmp_path):
         keras_mp.TrainingCheckpoint(tmp_path, **arguments)
 
 
-@pytest.mark.once
-@pytest.mark.ci
 def test_the_names_of_0_1_work_and_warn(tmp_path):
     with pytest.warns(DeprecationWarning) as caught:
         checkpoint = keras_mp.TrainingCheckpoint(tmp_path, keep=5, free=["name"])

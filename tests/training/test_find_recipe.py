@@ -6,8 +6,6 @@ import pytest
 
 from keras_mp.training.find_recipe import find_recipe, recipes_in
 
-pytestmark = pytest.mark.once
-
 SOURCE = '''"""A training of mine."""
 import dataclasses
 

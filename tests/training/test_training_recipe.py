@@ -9,8 +9,6 @@ import pytest
 from keras_mp.training.find_recipe import find_recipe
 from keras_mp.training.run_recipe import run_recipe
 
-pytestmark = pytest.mark.once
-
 HEAD = """
 import dataclasses
 from pathlib import Path

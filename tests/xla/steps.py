@@ -6,7 +6,7 @@ from keras import layers
 from models.gpt import gpt
 from models.transformer import Size
 
-TINY = Size(2, 128, 2)
+TINY = Size(1, 128, 2)
 VOCABULARY, LENGTH, BATCH = 256, 32, 4
 
 

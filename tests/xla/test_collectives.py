@@ -5,8 +5,6 @@ import pytest
 from keras_mp.xla.collectives import Collective, collectives, group_size
 from keras_mp.xla.hlo import parse
 
-pytestmark = pytest.mark.once
-
 # What libtpu 0.0.42.1 made of psum_scatter of f32[2048, 2048] over a v5e 2x2, without its estimates.
 SCATTERED = """\
 HloModule jit__lambda, is_scheduled=true, num_partitions=4

@@ -1,10 +1,10 @@
+import functools
 import json
 import re
 from pathlib import Path
 
 import keras
 import pytest
-from marks import ci_on
 from steps import tensor
 
 from keras_mp.system.install import install_command
@@ -13,26 +13,27 @@ from keras_mp.xla.compile import CompileError, compile_step
 from keras_mp.xla.lower import lower_step
 from keras_mp.xla.targets import Target, find_target
 
-pytestmark = ci_on("tensorflow")
 
-
-def step(units=4):
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(units, name="dense")], name="small")
+@functools.cache
+def step():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="dense")], name="small")
     model.compile("sgd", "mse")
-    return lower_step(model, (tensor((2, 8)), tensor((2, units))), training=True, platform="cpu")
+    return lower_step(model, (tensor((2, 8)), tensor((2, 4))), training=True, platform="cpu")
 
 
-def test_the_same_step_is_compiled_once(monkeypatch):
+def test_the_same_step_is_compiled_once_and_kept_as_json_and_text(monkeypatch):
     lowered = step()
     first = compile_step(lowered, find_target("host"))
-    assert first.seconds > 0 and Path(first.log).is_file()
+    kept = Path(first.log).parent
+    assert first.seconds > 0 and json.loads((kept / "memory.json").read_text())["argument"] > 0
+    assert "ENTRY" in (kept / "compiled.hlo").read_text()
     monkeypatch.setattr(compiling.subprocess, "run", None)
     again = compile_step(lowered, find_target("host"))
     assert again == first
 
 
 def test_another_meaning_of_what_is_kept_needs_no_compiler(monkeypatch):
-    lowered = step(5)
+    lowered = step()
     first = compile_step(lowered, find_target("host"))
     monkeypatch.setattr(compiling, "_FORMAT", compiling._FORMAT + 1)
     again = compile_step(lowered, find_target("host"))
@@ -80,8 +81,9 @@ def test_no_ptxas_is_said_with_the_command(monkeypatch, tmp_path):
         compile_step(step(), find_target("h100"))
 
 
+@pytest.mark.slow
 def test_nothing_is_written_to_the_users_screen(capfd):
-    compile_step(step(6), find_target("v5e"))
+    compile_step(step(), find_target("v5e"))
     assert capfd.readouterr() == ("", "")
 
 
@@ -98,7 +100,7 @@ def attention():
     return lower_step(model, (tensor((64, 128, 1)), tensor((64, 4))), training=True, platform="cuda")
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_product_that_triton_has_no_tile_for_is_compiled_without_it():
     lowered, h100 = attention(), find_target("h100")
     compiled = compile_step(lowered, h100)
@@ -110,9 +112,3 @@ def test_a_product_that_triton_has_no_tile_for_is_compiled_without_it():
         fits = False
     assert ("without Triton" in compiled.note) != fits and "ENTRY" in compiled.hlo
     assert compile_step(lowered, h100) == compiled  # what is kept says so too
-
-
-def test_what_is_kept_is_json_and_text():
-    kept = Path(compile_step(step(), find_target("host")).log).parent
-    assert json.loads((kept / "memory.json").read_text())["argument"] > 0
-    assert "ENTRY" in (kept / "compiled.hlo").read_text()

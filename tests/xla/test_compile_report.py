@@ -1,6 +1,7 @@
 """Reports of small steps, compiled for chips that are not attached, against counts made without the compiler."""
 
 import dataclasses
+import functools
 import io
 import json
 import re
@@ -11,7 +12,6 @@ from xml.etree import ElementTree
 import keras
 import numpy as np
 import pytest
-from marks import ci_on
 from rich.console import Console
 from steps import BATCH, LENGTH, convolutional, gpt_flops, planted, tensor, tiny_gpt
 
@@ -23,37 +23,38 @@ from keras_mp.xla.memory import Memory
 from keras_mp.xla.suggestions import suggest
 from keras_mp.xla.targets import find_target
 
-pytestmark = ci_on("tensorflow")
 
-CHIPS = ["h100", "v5e", "host"]
+@functools.cache
+def inspected(chip):
+    model, batch = tiny_gpt()
+    return keras_mp.inspect(model, batch, chip)
 
 
-@pytest.fixture(scope="module", params=CHIPS)
+@pytest.fixture(params=["h100", *(pytest.param(chip, marks=pytest.mark.slow) for chip in ("v5e", "host"))])
 def gpt_report(request):
-    model, batch = tiny_gpt()
-    return keras_mp.inspect(model, batch, request.param)
+    return inspected(request.param)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def h100():
-    model, batch = tiny_gpt()
-    return keras_mp.inspect(model, batch, "h100")
+    return inspected("h100")
 
 
+@pytest.mark.jax
 def test_operations_are_those_of_the_paper(gpt_report):
     assert gpt_report.flops == pytest.approx(gpt_flops(), rel=0.001)
 
 
+@pytest.mark.jax
 def test_every_product_has_its_layer_and_its_role(gpt_report):
     assert all(matmul.layer != "unattributed" for matmul in gpt_report.matmuls)
     roles = Counter((matmul.layer, matmul.role) for matmul in gpt_report.matmuls)
-    for block in ("block1", "block2"):
-        for layer in ("attention/query_key_value", "attention/output", "dense_1", "dense_2"):
-            for role in ("forward", "input gradient", "kernel gradient"):
-                assert roles[f"{block}_{layer}", role] == 1, (layer, role)
-        assert roles[f"{block}_attention", "forward"] == 2
-        assert roles[f"{block}_attention", "input gradient"] == 5  # the scores, once more
-    assert sum(roles.values()) == 2 * (4 * 3 + 7) + 3
+    for layer in ("attention/query_key_value", "attention/output", "dense_1", "dense_2"):
+        for role in ("forward", "input gradient", "kernel gradient"):
+            assert roles[f"block1_{layer}", role] == 1, (layer, role)
+    assert roles["block1_attention", "forward"] == 2
+    assert roles["block1_attention", "input gradient"] == 5  # the scores, once more
+    assert sum(roles.values()) == 4 * 3 + 7 + 3
 
 
 def untied():
@@ -63,8 +64,9 @@ def untied():
     return keras_mp.make_lean(keras.Model(tokens, logits)), (tensor((BATCH, LENGTH), "int32"),) * 2
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("build, head", [(tiny_gpt, "tokens_embedding"), (untied, "head")])
+@pytest.mark.parametrize(
+    "build, head", [(untied, "head"), pytest.param(tiny_gpt, "tokens_embedding", marks=pytest.mark.slow)]
+)
 def test_a_loss_in_chunks_is_of_the_layer_that_makes_the_logits(build, head):
     model, batch = build()
     model.compile("sgd", keras_mp.ChunkedCrossEntropy(rows=BATCH * LENGTH // 4))
@@ -74,6 +76,7 @@ def test_a_loss_in_chunks_is_of_the_layer_that_makes_the_logits(build, head):
     assert products == Counter([("forward", 4), ("input gradient", 4), ("kernel gradient", 4)])
 
 
+@pytest.mark.jax
 def test_every_product_is_found_in_the_compiled_step(gpt_report):
     assert all(matmul.compiled for matmul in gpt_report.matmuls)
 
@@ -101,17 +104,8 @@ def test_memory_is_the_compilers(gpt_report):
     assert (memory.arguments, memory.temporary) == (kept["argument"], kept["temp"])
     model, _ = tiny_gpt()
     model.optimizer.build(model.trainable_variables)
-    size = {
-        kind: sum(
-            np.prod(v.shape, dtype=int) * v.value.dtype.itemsize
-            if hasattr(v.value.dtype, "itemsize")
-            else np.prod(v.shape, dtype=int) * v.value.dtype.size
-            for v in variables
-        )
-        for kind, variables in (("weights", model.variables), ("optimizer", model.optimizer.variables))
-    }
     assert memory.parameters == sum(np.prod(w.shape, dtype=int) * 4 for w in model.weights)
-    assert memory.optimizer == size["optimizer"]
+    assert memory.optimizer == sum(np.array(variable).nbytes for variable in model.optimizer.variables)
     if gpt_report.target != "v5e":  # a TPU's arrays are padded to its tiles
         metrics_and_batch = 8 + 2 * BATCH * LENGTH * 4
         assert memory.arguments == pytest.approx(memory.parameters + memory.optimizer + metrics_and_batch, abs=64)
@@ -119,7 +113,7 @@ def test_memory_is_the_compilers(gpt_report):
     assert memory.fits
 
 
-@pytest.mark.parametrize("chip", ["h100", "v5e"])
+@pytest.mark.parametrize("chip", ["h100", pytest.param("v5e", marks=pytest.mark.slow)])
 def test_what_is_planted_is_found_and_named(chip):
     model, batch = planted(rows=8192)
     report = keras_mp.inspect(model, batch, chip)
@@ -137,19 +131,23 @@ def test_what_is_planted_is_found_and_named(chip):
     assert ("The size 1001 in 'odd'" in advice) == (chip == "h100")
 
 
-def test_stabilize_mends_the_softmax():
+@pytest.mark.slow
+def test_a_stabilized_model_has_no_low_softmax_and_is_compared_with_float32():
     model, batch = planted()
-    keras_mp.inspect(keras_mp.stabilize(model), batch, "host").check(no_low_precision_softmax=True, fits=True)
+    report = keras_mp.inspect(keras_mp.stabilize(model), batch, "host", compare=["float32"])
+    report.check(no_low_precision_softmax=True, fits=True)
+    assert set(report.compared["float32"].shares) == {"float32"}
 
 
+@pytest.mark.slow
 def test_why_mixed_precision_is_not_faster_here():
-    model, batch = tiny_gpt()
-    report = keras_mp.inspect(model, batch, "host")
+    report = inspected("host")
     if all(matmul.compiled == ("bfloat16", "bfloat16") for matmul in report.matmuls):
         pytest.skip("this CPU has bfloat16 units that XLA uses")
     assert any("mixed precision is not faster" in advice.text for advice in report.advice)
 
 
+@pytest.mark.slow
 def test_keras_float8_on_an_h100_is_no_float8():
     layers = [keras.layers.Dense(256, dtype="float8_from_mixed_bfloat16") for _ in range(3)]
     model = keras.Sequential([keras.Input((256,)), *layers], name="keras_float8")
@@ -161,7 +159,7 @@ def test_keras_float8_on_an_h100_is_no_float8():
     assert report.precision == "fp8"
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_convolutions():
     model, batch = convolutional()
     report = keras_mp.inspect(model, batch, "h100")
@@ -177,7 +175,7 @@ def test_convolutions():
     assert rows["head", "forward"].asked == ("float32", "float32")
 
 
-@pytest.mark.both
+@pytest.mark.jax
 def test_no_convolution_of_a_cpu_is_lost():
     """XLA for CPUs takes the names from the gradients of kernels, so they are found by their sizes."""
     convolutions = [keras.layers.Conv2D(filters, 3, padding="same", use_bias=False) for filters in (16, 24)]
@@ -190,18 +188,6 @@ def test_no_convolution_of_a_cpu_is_lost():
     assert len({matmul.runs for matmul in of_convolutions}) == 5
 
 
-@pytest.mark.ci
-def test_other_precisions_side_by_side():
-    model, batch = tiny_gpt()
-    report = keras_mp.inspect(model, batch, "h100", compare=["float32", "mixed_bfloat16"])
-    assert list(report.compared) == ["float32", "mixed_bfloat16"]
-    other = report.compared["float32"]
-    assert set(other.shares) == {"float32"}
-    assert other.memory.temporary > report.memory.temporary
-    assert model.dtype_policy.name == "mixed_bfloat16"
-    assert "In other precisions" in str(report)
-
-
 def test_a_sequential_model_in_float32_beside_another_precision():
     # The dtype of its input is written as "float32", as its policy may be.
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(2)])
@@ -209,50 +195,32 @@ def test_a_sequential_model_in_float32_beside_another_precision():
     batch = (keras.KerasTensor((4, 8), "float32"), keras.KerasTensor((4, 2), "float32"))
     report = keras_mp.inspect(model, batch, "host", compare="mixed_bfloat16")
     assert set(report.shares) == {"float32"}
+    assert model.dtype_policy.name == "float32" and "In other precisions" in str(report)
     low = report.compared["mixed_bfloat16"]
     assert {matmul.asked for matmul in low.matmuls} >= {("bfloat16", "bfloat16")}
 
 
-@pytest.mark.once
-@pytest.mark.ci
-def test_a_stabilized_model_compared_with_float32():
-    model, batch = tiny_gpt()
-    stable = keras_mp.stabilize(model)
-    other = keras_mp.inspect(stable, batch, "h100", compare=["float32"]).compared["float32"]
-    assert set(other.shares) == {"float32"}
-
-
-def test_inference():
-    model, (x, _) = tiny_gpt()
-    report = keras_mp.inspect(model, x, "host", training=False)
+def test_inference_of_a_function_that_builds():
+    report = keras_mp.inspect(lambda: tiny_gpt()[0], tensor((BATCH, LENGTH), "int32"), "host", training=False)
     assert report.flops == pytest.approx(gpt_flops(training=False), rel=0.001)
     assert {matmul.role for matmul in report.matmuls} == {"forward"}
     assert report.memory.optimizer == 0
 
 
-def test_a_function_that_builds():
-    report = keras_mp.inspect(lambda: tiny_gpt()[0], (tensor((BATCH, LENGTH), "int32"),) * 2, "host")
-    assert report.flops == pytest.approx(gpt_flops(), rel=0.001)
-
-
-def test_the_model_is_untouched():
-    model, batch = tiny_gpt()
-    model.fit(np.zeros((BATCH, LENGTH)), np.zeros((BATCH, LENGTH)), verbose=0)
+def test_a_layer_called_twice_of_a_model_that_is_left_as_it_was():
+    shared = keras.layers.Dense(32, name="shared")
+    inputs = keras.Input((32,))
+    model = keras.Model(inputs, shared(shared(inputs)))
+    model.compile("adam", "mse")
+    model.train_on_batch(np.ones((8, 32)), np.zeros((8, 32)))
     before = [np.array(v) for v in (*model.variables, *model.optimizer.variables, *model.metrics_variables)]
     attributes = {path: set(vars(layer)) for path, layer in keras_mp.rebuild.layers_by_path(model).items()}
-    keras_mp.inspect(model, batch, "host")
+    report = keras_mp.inspect(model, (tensor((8, 32)), tensor((8, 32))), "host")
     after = [np.array(v) for v in (*model.variables, *model.optimizer.variables, *model.metrics_variables)]
     for old, new in zip(before, after, strict=True):
         np.testing.assert_array_equal(old, new)
     assert {path: set(vars(layer)) for path, layer in keras_mp.rebuild.layers_by_path(model).items()} == attributes
 
-
-def test_a_layer_called_twice():
-    shared = keras.layers.Dense(32, name="shared")
-    inputs = keras.Input((32,))
-    model = keras.Model(inputs, shared(shared(inputs)))
-    model.compile("sgd", "mse")
-    report = keras_mp.inspect(model, (tensor((8, 32)), tensor((8, 32))), "host")
     forward = [(matmul.layer, matmul.call) for matmul in report.matmuls if matmul.role == "forward"]
     assert forward == [("shared", 1), ("shared", 2)]
     backward = Counter((m.call, m.role) for m in report.matmuls if m.role != "forward")
@@ -272,6 +240,7 @@ def test_scaling_accumulation_and_atomic_skips():
     assert all(matmul.asked == ("float16", "float16") for matmul in report.matmuls)
 
 
+@pytest.mark.slow
 def test_a_recurrent_layer_counts_its_steps():
     model = keras.Sequential([keras.Input((7, 16)), keras.layers.LSTM(8, name="lstm")])
     model.compile("sgd", "mse")
@@ -280,6 +249,7 @@ def test_a_recurrent_layer_counts_its_steps():
     assert report.flops == 2 * 7 * 4 * 4 * 8 * (16 + 8)
 
 
+@pytest.mark.jax
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow allocates what it builds: 16 GiB here")
 def test_a_model_that_does_not_fit():
     report = keras_mp.inspect(_wide, (tensor((64, 65536)), tensor((64, 65536))), "t4")

@@ -15,8 +15,6 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import fit_efficiency, predictions, published_runs  # noqa: E402
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture(scope="module")
 def tables():

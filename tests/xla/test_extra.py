@@ -26,7 +26,7 @@ def can_mount():
 
 
 @pytest.mark.skipif(not can_mount(), reason="hiding folders needs Linux with user namespaces")
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_gpu_target_without_the_cuda_toolkit(tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -7,8 +7,6 @@ import pytest
 
 from keras_mp.xla.function_step import step_of_function
 
-pytestmark = [pytest.mark.once]
-
 
 def model_of(width):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(width)])

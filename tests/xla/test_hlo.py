@@ -2,8 +2,6 @@ import pytest
 
 from keras_mp.xla.hlo import Shape, parse
 
-pytestmark = pytest.mark.once
-
 TEXT = """\
 HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[8,16]{1,0})->f32[8,4]{1,0}}
 

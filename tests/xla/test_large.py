@@ -8,8 +8,6 @@ from pathlib import Path
 import keras
 import pytest
 
-pytestmark = pytest.mark.once
-
 PROGRAM = """
 import json, time
 import keras
@@ -32,6 +30,8 @@ print(json.dumps([model.count_params(), time.monotonic() - started, peak_memory_
 """
 
 
+@pytest.mark.slow
+@pytest.mark.jax
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow allocates what it builds: 80 GB here")
 def test_a_gpt_of_7_billion_parameters_lowers_in_2_gigabytes():
     done = subprocess.run(

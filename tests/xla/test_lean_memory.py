@@ -8,8 +8,6 @@ from benchmarks.plain_models import plain_gpt
 from models.gpt import gpt
 from models.transformer import Size
 
-pytestmark = pytest.mark.once
-
 LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH, BATCH = 1, 768, 12, 50304, 1024, 8  # GPT-2, of 12 blocks one
 
 
@@ -20,6 +18,7 @@ def temporary(model, loss):
     return keras_mp.inspect(model, (tokens, tokens), "h100").memory.temporary
 
 
+@pytest.mark.slow
 def test_a_mixed_precision_gpt_takes_half_of_kerass_memory():
     keras.config.set_dtype_policy("mixed_bfloat16")
     of_logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -8,9 +8,8 @@ import keras_mp
 from keras_mp.xla.lower import lower_step
 from keras_mp.xla.program_hash import program_hash
 
-pytestmark = pytest.mark.once
 
-
+@pytest.mark.jax
 def test_the_program_is_the_same_before_and_after_fit():
     rows = 4
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])

@@ -36,7 +36,6 @@ def batch(rows):
     return (keras.KerasTensor((rows, WIDTH)),) * 2
 
 
-@pytest.mark.once
 def test_what_the_message_says():
     refusal = refusal_in(SAID)
     assert refusal == Refusal(SAID[SAID.index("total memory") : -1], int(17.19 * GIB), int(15.75 * GIB))
@@ -44,8 +43,9 @@ def test_what_the_message_says():
     assert refusal_in("INTERNAL: it crashed") is None
 
 
+@pytest.mark.jax
 @JAX
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_step_that_the_compiler_for_tpus_refuses_is_reported():
     rows = 1_000_000
     fits = keras_mp.inspect(build(), batch(400_000), "v5e")
@@ -69,8 +69,9 @@ def test_a_step_that_the_compiler_for_tpus_refuses_is_reported():
             report.check(**wanted)
 
 
+@pytest.mark.jax
 @JAX
-@pytest.mark.ci
+@pytest.mark.slow
 def test_advise_takes_the_figures_of_a_refusal():
     place = find_place("v5e")
     figures = Step(Source(build), batch(1_000_000), place.platform).compiler(place, Measures("float32"))()

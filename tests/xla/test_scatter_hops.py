@@ -11,8 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.once
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu compiles for TPUs, where it is installed"
 )

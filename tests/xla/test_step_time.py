@@ -19,8 +19,6 @@ from keras_mp.xla.hlo import parse
 from keras_mp.xla.matmuls import Matmul
 from keras_mp.xla.step_time import step_time
 
-pytestmark = pytest.mark.once
-
 H100 = CHIPS["h100"]
 HOPPER = EFFICIENCIES["9"]
 

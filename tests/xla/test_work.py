@@ -1,12 +1,8 @@
 """What counts as a kernel of a compiled step, and the bytes that it moves, in text that compilers write."""
 
-import pytest
-
 from keras_mp.xla.hlo import parse
 from keras_mp.xla.work import is_work, moved_bytes
 from tests.xla.test_step_time import ON_A_TPU, TEXT
-
-pytestmark = pytest.mark.once
 
 
 def working(text):

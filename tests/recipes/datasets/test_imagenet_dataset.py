@@ -107,7 +107,7 @@ print(hashlib.sha256(np.ascontiguousarray(images)).hexdigest(), labels.tolist())
 """
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_another_process_reads_the_same_batch(folder, monkeypatch):
     name = "tf.data" if keras.backend.backend() == "tensorflow" else "random access"
     images, numbers = training(name, folder, monkeypatch, seed=7).batch(3, 2)

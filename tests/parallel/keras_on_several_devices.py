@@ -1,4 +1,4 @@
-"""What Keras does on two devices where the kit replaces it; test_keras_patches.py starts it in a process of its own.
+"""What Keras does on two devices where the kit replaces it; test_distribute.py starts it in a process of its own.
 
 A test that fails here says that its patch has become needless, or that the kit's replacement no longer mends.
 """
@@ -6,32 +6,26 @@ A test that fails here says that its patch has become needless, or that the kit'
 import keras
 import numpy as np
 import pytest
+from devices import TENSORFLOW, only_jax, only_tensorflow
 
 import keras_mp
 from keras_mp.backend.common.keras_patches import patched
 
-TENSORFLOW = keras.backend.backend() == "tensorflow"
+pytestmark = pytest.mark.slow
 if TENSORFLOW:
     import tensorflow as tf
-
-    tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-    )
 else:
     import jax
     from jax.sharding import PartitionSpec
-
-    assert len(jax.devices()) == 2, "start with XLA_FLAGS=--xla_force_host_platform_device_count=2"
-
-only_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="the patch is for TensorFlow")
-only_jax = pytest.mark.skipif(TENSORFLOW, reason="the patch is for JAX")
 
 
 def own_scope():
     """Two devices by Keras alone."""
     if TENSORFLOW:
         return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope()
-    return keras.distribution.DataParallel(devices=keras.distribution.list_devices(), auto_shard_dataset=False).scope()
+    return keras.distribution.DataParallel(
+        devices=keras.distribution.list_devices()[:2], auto_shard_dataset=False
+    ).scope()
 
 
 def fit(rows, batch_size, **options):
@@ -69,7 +63,7 @@ def test_every_device_of_jax_draws_the_same_numbers():
             return keras.random.uniform((4,), seed=generator)
 
     def on_both():
-        mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
+        mesh = jax.sharding.Mesh(jax.devices()[:2], ("batch",))
         numbers = jax.shard_map(draw, mesh=mesh, in_specs=(rows,), out_specs=rows, check_vma=False)(np.zeros(2))
         return np.asarray(numbers).reshape(2, 4).tolist()
 

@@ -11,7 +11,7 @@ import pytest
 
 import keras_mp
 
-pytestmark = pytest.mark.ci
+pytestmark = pytest.mark.slow
 
 hub = pytest.importorskip("keras_hub")
 decoder_block = pytest.importorskip("keras_hub.src.models.gemma3.gemma3_decoder_block")
@@ -145,7 +145,6 @@ def test_the_residual_sum_that_overflows_is_named_to_the_line(before_the_mend):
     assert f"Operation: {nonfinite.operation}" in str(nonfinite)
 
 
-@pytest.mark.once
 def test_activations_of_800_000_are_audited_found_and_kept_out_of_float16(before_the_mend):
     reference, data = reaching_800_000()
     sums = sums_of(reference, data[0])
@@ -177,7 +176,6 @@ def test_activations_of_800_000_are_audited_found_and_kept_out_of_float16(before
     assert keras_mp.find_nonfinite(applied, data) is None
 
 
-@pytest.mark.once
 def test_kerashub_of_today_clips_what_the_audit_and_the_search_still_name():
     """A clipped sum is finite, and its gradients are another function's: the layer is still none for float16."""
     reference, data = reaching_800_000()
