@@ -61,7 +61,7 @@ def train(context: typer.Context) -> None:
 
     A recipe is given as the path of a file, as module:function, or as the name of a file in the folder ./recipes.
     """
-    sys.path.insert(0, os.getcwd())
+    _find_modules_here()
     from keras_mp.training.run_recipe import run_recipe
 
     raise typer.Exit(run_recipe(context.args))
@@ -132,7 +132,7 @@ def inspect(
     `keras-mp inspect my_models:build --width 512 --policy mixed_bfloat16`.
     """
     _check_writable(html=html)
-    sys.path.insert(0, os.getcwd())
+    _find_modules_here()
     import_keras()
     from keras_mp.xla.inspect import inspect as inspect_step
 
@@ -172,7 +172,7 @@ def advise(
     Steps are compiled, which takes minutes; results are kept. Other options are passed to the training recipe.
     """
     _check_writable(html=html)
-    sys.path.insert(0, os.getcwd())
+    _find_modules_here()
     import_keras()
     from keras_mp.advice.advise import advise as advise_chips
 
@@ -216,7 +216,7 @@ def audit(
     Other options are passed to the training recipe: `keras-mp audit digits --width 64`.
     """
     _check_writable(html=html)
-    sys.path.insert(0, os.getcwd())
+    _find_modules_here()
     import_keras()
     from keras_mp.numerics.audit import audit as audit_model
     from keras_mp.numerics.synthetic import random_batches
@@ -283,7 +283,7 @@ def bench(
     Other options are passed to the training recipe: `keras-mp bench digits --width 64`.
     """
     _check_writable(picture=picture)
-    sys.path.insert(0, os.getcwd())
+    _find_modules_here()
     import_keras()
     from keras_mp.bench.benchmark import BASE, measure
     from keras_mp.bench.benchmark_report import check_precisions
@@ -351,7 +351,7 @@ def export(
 ) -> None:
     """Export a model as a SavedModel, an ONNX or a LiteRT file in float32 throughout, or as a LiteRT file in int8."""
     os.environ["KERAS_BACKEND"] = "tensorflow"  # each is made by TensorFlow, whatever the model was trained on
-    sys.path.insert(0, os.getcwd())
+    _find_modules_here()
     if outputs is not None and verify is None:
         raise ValueError("--outputs needs --verify, the batch to compute them on")
     if outputs is not None and format != "savedmodel":
@@ -414,6 +414,15 @@ def _show(report: Any, html: Path | None, as_json: bool) -> None:
 
 
 # What other files are called that hold a model, or a part of one.
+def _find_modules_here() -> None:
+    """Lets `--import` and `module:function` name what lies in the current folder; installed packages come before it.
+
+    A `keras.py` there, in a folder with a model that somebody sent, say, must not run in Keras's place.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
 _OTHER_SUFFIXES = {".h5", ".hdf5", ".json", ".pb", ".onnx", ".tflite", ".npz", ".npy", ".zip", ".safetensors", ".ckpt"}
 
 

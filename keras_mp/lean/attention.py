@@ -80,9 +80,7 @@ def attention(
         if fused is not None:
             return fused
     if mask is not None:
-        mask = keras.ops.reshape(
-            mask, (-1, 1, 1, 1 if len(mask.shape) == 2 else mask.shape[1] or -1, key.shape[1] or -1)
-        )
+        mask = keras.ops.expand_dims(mask, (1, 2, 3) if len(mask.shape) == 2 else (1, 2))
     blocks = _blocks(query.shape[1], key.shape[1], causal, block)
     dtype = keras.backend.standardize_dtype(query.dtype)
     alone = len(blocks) == 1 and None not in (query.shape[1], key.shape[1]) and backend.has_islands()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_mp import backend
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
@@ -18,6 +20,10 @@ def atomic_skip(model: keras.Model) -> keras.Model:
     what the forward pass had changed by then: moving statistics and metrics. The loss scale and its counters move, and
     random seeds advance. It holds for `fit`, `train_on_batch`, and whatever else calls `model.train_step`; recompiling
     the model keeps it.
+
+    Metrics count the steps that were made. Until an epoch has one, the logs of a step show that step's own loss and
+    metrics. The logs of an epoch without one are NaN, with a warning: a mean over nothing would be 0, the best loss
+    that there is.
 
     Args:
         model: a Keras model, compiled with a `keras_mp.LossScaleOptimizer`.
@@ -33,6 +39,7 @@ def atomic_skip(model: keras.Model) -> keras.Model:
     if getattr(model.train_step, "func", None) is _atomic_step:
         return model
     model.train_step = partial(_atomic_step, model, model.train_step)
+    model.get_metrics_result = partial(_results_or_nan, model, model.get_metrics_result)
     model.train_function = None  # Keras's cached step
     return model
 
@@ -40,13 +47,51 @@ def atomic_skip(model: keras.Model) -> keras.Model:
 def _atomic_step(model: keras.Model, train_step: Any, *arguments: Any) -> Any:
     skips = _optimizer_of(model).consecutive_skips
     variables = _changed_by_the_forward_pass(model)
-    return backend.atomic_step(model, train_step, skips, variables, partial(_metric_results, model), arguments)
+    return backend.atomic_step(model, train_step, skips, variables, partial(_counted_results, model), arguments)
 
 
 def _changed_by_the_forward_pass(model: keras.Model) -> list[Any]:
     variables = [*model.non_trainable_variables, *model.metrics_variables]
     # A step that is tried again must not draw the random numbers that made it overflow.
     return list({id(v): v for v in variables if v.name != "seed_generator_state"}.values())
+
+
+def _counted_results(model: keras.Model, own: dict[str, Any]) -> dict[str, Any]:
+    """The logs of a step: metrics of the steps that count, or of this one alone while there are none."""
+    results = {name: value for name, value in _metric_results(model).items() if name in own}
+    nothing = _nothing_counted(model)
+    return own | {
+        name: ops.where(nothing, ops.cast(own[name], backend.as_tensor(value).dtype), value)
+        for name, value in results.items()
+    }
+
+
+def _results_or_nan(model: keras.Model, get_metrics_result: Any) -> dict[str, Any]:
+    """The metrics of an epoch, which Keras asks for when it ends."""
+    results = get_metrics_result()
+    nothing = _nothing_counted(model)
+    if backend.is_concrete(nothing) and bool(nothing):
+        warnings.warn(
+            "no step counts: all were skipped, because their gradients were not finite, so loss and metrics are NaN. "
+            "keras_mp.PrecisionMonitor() shows the loss scale, and keras_mp.NonFiniteFinder() the layer",
+            stacklevel=2,
+        )
+    return {
+        name: ops.where(nothing, float("nan"), value)
+        if keras.backend.is_float_dtype(keras.backend.standardize_dtype(value.dtype))
+        else value
+        for name, value in results.items()
+    }
+
+
+def _nothing_counted(model: keras.Model) -> Any:
+    """Whether no step has been counted since the metrics were reset: the weights of all losses sum to 0."""
+    tracker = getattr(model, "_loss_tracker", None)
+    if tracker is not None and any(metric is tracker for metric in model.metrics):
+        return ops.equal(tracker.count, 0)
+    # Of a custom step: sums and counts all start at 0.
+    variables = model.metrics_variables
+    return ops.all(ops.stack([ops.all(ops.equal(v, 0)) for v in variables])) if variables else ops.array(False)
 
 
 def _metric_results(model: keras.Model) -> dict[str, Any]:

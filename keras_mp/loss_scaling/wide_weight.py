@@ -64,8 +64,8 @@ class WideWeight(StateSlot):
 
     @property
     def name(self) -> str:
-        """The name of the variable."""
-        return str(self.variable.name)
+        """The name that Keras gives an update: on TensorFlow the path, which patterns of names are compared with."""
+        return str(self.values.name)
 
     @property
     def path(self) -> str:

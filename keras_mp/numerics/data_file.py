@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
-import zlib
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -61,6 +59,8 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     if path.is_dir():
         raise ValueError(f"{str(path)!r} is a folder, not an .npz or .npy file")
+    if not path.is_file():  # to open a pipe would wait for ever
+        raise ValueError(f"{str(path)!r} is a pipe or a device, not an .npz or .npy file")
     name = ""
     try:
         loaded = np.load(path, allow_pickle=False)
@@ -71,7 +71,9 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             for name in loaded.files:
                 arrays[name] = loaded[name]
         return arrays
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except OSError:
+        raise
+    except Exception as error:  # zipfile, zlib, NumPy and Python's tokenizer raise a dozen kinds for damaged files
         if "Object arrays" in str(error):
             array = f"array {name!r} in" if name else "the array in"
             raise ValueError(

@@ -6,18 +6,24 @@ import errno
 import json
 import os
 import queue
+import secrets
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from keras_mp.parallel.cluster import Cluster, split_address
+from keras_mp.parallel.cluster_key import cluster_key, is_proof, proof
 
 HEARTBEAT_SECONDS = 1.0
 SILENCE_SECONDS = 20.0
 JOIN_SECONDS = 300.0
+# Whoever has not shown that it has the key gets this much time and so many bytes; of more strangers, the oldest goes.
+STRANGERS, STRANGER_SECONDS, STRANGER_BYTES = 32, 10.0, 1024
+MESSAGE_BYTES = 2**26  # of a process that trains with the others; the largest are lists of source files
 
 
 class LostWorkerError(RuntimeError):
@@ -38,7 +44,9 @@ class Coordinator:
     """Connects each process to the first one, the coordinator, until it leaves.
 
     ```
-    rendezvous:  the others connect to the first; when all have, each learns the addresses of all
+    rendezvous:  the others connect to the first; both show that they have the key: each answers a random number of
+                 the other's with an HMAC, and nothing else is read before. When all have joined, each learns the
+                 addresses of all
     agree:       each sends its value; the first compares, and all go on or all raise
     heartbeat:   sent once a second, by the first to all others and by each of them to the first. A process that sends
                  none for 20 seconds, or whose connection breaks before it leaves, is lost: the first tells all, and
@@ -49,6 +57,7 @@ class Coordinator:
 
     Args:
         cluster: the processes.
+        folder: a folder that all processes share, for the file of the key; see `cluster_key`.
         join_seconds: how long the rendezvous waits for all.
         silence_seconds: how long a process may send no heartbeat.
         on_lost: called with the message when a process is lost.
@@ -58,6 +67,7 @@ class Coordinator:
         self,
         cluster: Cluster,
         *,
+        folder: str | os.PathLike[str] = ".",
         join_seconds: float = JOIN_SECONDS,
         silence_seconds: float = SILENCE_SECONDS,
         on_lost: Callable[[str], None] = end_process,
@@ -67,6 +77,7 @@ class Coordinator:
         self._over = threading.Event()
         deadline = time.monotonic() + join_seconds
         own_port = _free_port()
+        self._key = cluster_key(Path(folder), cluster.index == 0, deadline)
         try:
             if cluster.index == 0:
                 self.addresses = self._host_rendezvous(deadline, own_port, join_seconds)
@@ -142,60 +153,103 @@ class Coordinator:
         self.close()
 
     def _host_rendezvous(self, deadline: float, own_port: int, join_seconds: float) -> tuple[str, ...]:
-        host, port = split_address(self.cluster.addresses[0])
-        server = _listening(port, self.cluster.name(0))
+        server = _listening(self.cluster)
         ports = {0: own_port}
         expected = set(range(1, len(self.cluster.addresses)))
+        strangers: list[_Peer] = []
+        shown: queue.Queue[tuple[_Peer, int, int]] = queue.Queue()
         try:
-            while expected - self._peers.keys():
-                server.settimeout(max(0.01, deadline - time.monotonic()))
+            while missing := expected - self._peers.keys():
+                if time.monotonic() > deadline:
+                    text = (
+                        f"{', '.join(map(self.cluster.name, sorted(missing)))} did not join within {join_seconds:.0f} s"
+                    )
+                    self._tell_lost(text)
+                    raise LostWorkerError(text)
+                server.settimeout(0.1)
                 try:
                     connection, _ = server.accept()
                 except TimeoutError:
-                    missing = ", ".join(map(self.cluster.name, sorted(expected - self._peers.keys())))
-                    text = f"{missing} did not join within {join_seconds:.0f} s"
-                    self._tell_lost(text)
-                    raise LostWorkerError(text) from None
-                peer = _Peer(connection)
-                joining = peer.receive(timeout=10.0)
-                index = joining.get("index") if joining and joining.get("kind") == "join" else None
-                if index not in expected or index in self._peers:
-                    peer.send(
-                        {"kind": "lost", "text": f"{self.cluster.name(0)} expects no worker {index} (or no second)"}
-                    )
-                    peer.close()
-                    continue
-                peer.index = index
-                self._peers[index] = peer
-                ports[index] = joining["port"]
+                    pass
+                else:
+                    stranger = _Peer(connection)
+                    strangers = [*strangers[-STRANGERS:], stranger]
+                    for oldest in strangers[:-STRANGERS]:
+                        oldest.close()
+                    threading.Thread(target=self._ask_for_the_key, args=(stranger, shown), daemon=True).start()
+                while not shown.empty():
+                    peer, index, port = shown.get()
+                    strangers.remove(peer)
+                    if index not in expected or index in self._peers:
+                        text = f"{self.cluster.name(0)} expects no worker {index} (or no second)"
+                        peer.send({"kind": "lost", "text": text})
+                        peer.close()
+                        continue
+                    peer.index = index
+                    self._peers[index] = peer
+                    ports[index] = port
         finally:
             server.close()
+            for stranger in strangers:
+                stranger.close()
         hosts = [split_address(address)[0] for address in self.cluster.addresses]
         addresses = tuple(f"{host}:{ports[index]}" for index, host in enumerate(hosts))
         for peer in self._peers.values():
             peer.send({"kind": "welcome", "addresses": addresses})
         return addresses
 
+    def _ask_for_the_key(self, peer: _Peer, shown: queue.Queue[tuple[_Peer, int, int]]) -> None:
+        """Talks to one that has connected, in a thread of its own; only one that has the key is passed on."""
+        over = threading.Timer(STRANGER_SECONDS, peer.close)
+        over.daemon = True
+        over.start()
+        number = secrets.token_hex(32)
+        peer.send({"kind": "challenge", "number": number})
+        said = peer.receive(limit=STRANGER_BYTES) or {}
+        index, port, theirs = said.get("index"), said.get("port"), said.get("number")
+        over.cancel()
+        if (
+            type(index) is int
+            and type(port) is int
+            and is_proof(said.get("proof"), self._key, number, theirs, index, port)
+        ):
+            peer.send({"kind": "accepted", "proof": proof(self._key, theirs, number)})
+            shown.put((peer, index, port))
+        else:
+            peer.close()
+
     def _join_rendezvous(self, deadline: float, own_port: int, join_seconds: float) -> tuple[str, ...]:
         host, port = split_address(self.cluster.addresses[0])
-        while True:
+        reason = ""
+        while time.monotonic() < deadline or not reason:
             try:
-                connection = socket.create_connection((host, port), timeout=5.0)
-                break
+                first = _Peer(socket.create_connection((host, port), timeout=5.0), index=0)
             except OSError as error:
-                if time.monotonic() > deadline:
-                    raise LostWorkerError(
-                        f"{self.cluster.name(0)} does not answer within {join_seconds:.0f} s ({error}): is it started, "
-                        "and is the port open?"
-                    ) from None
-                time.sleep(0.2)
-        first = _Peer(connection, index=0)
+                reason = f"({error}): is it started, and is the port open?"
+            else:
+                if self._show_the_key(first, own_port):
+                    break
+                first.close()
+                reason = "as one that has the same key does: is another program at its port, or has it another key?"
+            time.sleep(0.2)
+        else:
+            raise LostWorkerError(f"{self.cluster.name(0)} does not answer within {join_seconds:.0f} s {reason}")
         self._peers[0] = first
-        first.send({"kind": "join", "index": self.cluster.index, "port": own_port})
         answer = first.receive(timeout=max(1.0, deadline - time.monotonic()) + 5.0)
         if answer is None or answer["kind"] != "welcome":
             raise LostWorkerError(answer["text"] if answer else f"{self.cluster.name(0)} ended before all had joined")
         return tuple(answer["addresses"])
+
+    def _show_the_key(self, first: _Peer, own_port: int) -> bool:
+        """Answers the challenge of the first process; whether it has the key, too."""
+        theirs = (first.receive(timeout=5.0, limit=STRANGER_BYTES) or {}).get("number")
+        if not isinstance(theirs, str):
+            return False
+        number, index = secrets.token_hex(32), self.cluster.index
+        shown = proof(self._key, theirs, number, index, own_port)
+        first.send({"kind": "join", "index": index, "port": own_port, "number": number, "proof": shown})
+        answer = first.receive(timeout=5.0, limit=STRANGER_BYTES) or {}
+        return is_proof(answer.get("proof"), self._key, number, theirs)
 
     def _listen(self, peer: _Peer) -> None:
         while not self._over.is_set():
@@ -204,12 +258,13 @@ class Coordinator:
                 self._lose(peer.index, "has ended, or its connection broke")
                 return
             peer.last_heard = time.monotonic()
-            if message["kind"] == "leave":
+            kind = message.get("kind")
+            if kind == "leave":
                 peer.has_left = True
                 return
-            if message["kind"] == "lost":
-                self._end(message["text"])
-            elif message["kind"] != "heartbeat":
+            if kind == "lost":
+                self._end(str(message.get("text")))
+            elif kind != "heartbeat":
                 peer.inbox.put(message)
 
     def _send_heartbeats(self) -> None:
@@ -275,15 +330,16 @@ class _Peer:
         except OSError:
             pass  # whoever listens on this connection finds out
 
-    def receive(self, timeout: float | None = None) -> Any:
-        """The next message; None when there will be none, or none in time."""
+    def receive(self, timeout: float | None = None, limit: int = MESSAGE_BYTES) -> dict[str, Any] | None:
+        """The next message; None when there will be none, none in time, or none that is an object of so many bytes."""
         try:
             self._connection.settimeout(timeout)
-            line = self._file.readline()
+            line = self._file.readline(limit)
             self._connection.settimeout(None)
-            return json.loads(line) if line.endswith(b"\n") else None
-        except (OSError, ValueError):
+            message = json.loads(line) if line.endswith(b"\n") else None
+        except (OSError, ValueError, RecursionError):
             return None
+        return message if isinstance(message, dict) else None
 
     def close(self) -> None:
         try:
@@ -307,24 +363,43 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
     return [] if one == other else [f"{path + ': ' if path else ''}{other!r}, and worker 0 has {one!r}"]
 
 
-def _listening(port: int, name: str) -> socket.socket:
-    server = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
-    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if server.family == socket.AF_INET6:
-        server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+def _listening(cluster: Cluster) -> socket.socket:
+    """A socket at the first address: of the interface that its host names, or of all."""
+    host, port = split_address(cluster.addresses[0])
+    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    if _is_loopback(str(place[0])) and not all(
+        _is_loopback(split_address(address)[0]) for address in cluster.addresses
+    ):
+        # Debian gives a machine's own name the address 127.0.1.1, at which the others do not reach it.
+        place = ("::" if family == socket.AF_INET6 else "0.0.0.0", port)
     try:
-        server.bind(("", port))
-        server.listen()
+        return _bound(family, place)
     except OSError as error:
-        server.close()
+        if error.errno == errno.EADDRNOTAVAIL:  # the host's public address, say, which a router translates
+            return _bound(family, ("::" if family == socket.AF_INET6 else "0.0.0.0", port))
         if error.errno != errno.EADDRINUSE:
             raise
         raise OSError(
             errno.EADDRINUSE,
-            f"port {port} of {name} is in use, by an earlier run that has not ended or by another program: end it, or "
-            "give another port",
+            f"port {port} of {cluster.name(0)} is in use, by an earlier run that has not ended or by another program: "
+            "end it, or give another port",
         ) from None
+
+
+def _bound(family: int, place: Any) -> socket.socket:
+    server = socket.socket(family)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        server.bind(place)
+        server.listen(STRANGERS)
+    except OSError:
+        server.close()
+        raise
     return server
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _free_port() -> int:

@@ -42,9 +42,10 @@ def join(
         settings: what the training was asked for, the same on all.
         code: folders whose modules and packages, where they have been imported, must be the same on all, beside the
             kit's and those that lie where the program does.
-        **options: of `Coordinator`.
+        **options: of `Coordinator`; `folder`, which all share, is where the key lies with which they know one another.
 
     Raises:
+        ClusterError: there is no key that all have; says how to give one.
         LostWorkerError: another process did not join.
         DisagreementError: the processes differ; names the difference.
         OSError: the port of the first process is in use.

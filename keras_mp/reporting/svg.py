@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -116,7 +117,7 @@ class Picture:
             fitting = max(1, int(room / self.text_width("x")) - 1)
             shown = f"…{words[-fitting:]}" if anchor == "end" else f"{words[:fitting]}…"
             title = _title(words)
-        self._elements.append(f'<text x="{x:.1f}" y="{y:.1f}"{extra}>{escape(shown)}{title}</text>')
+        self._elements.append(f'<text x="{x:.1f}" y="{y:.1f}"{extra}>{_escaped(shown)}{title}</text>')
 
     def rectangle(
         self, x: float, y: float, width: float, height: float, fill: str, title: str = "", *, opacity: float = 1.0
@@ -217,4 +218,9 @@ def colours_of(names: Sequence[str]) -> dict[str, str]:
 
 
 def _title(words: str) -> str:
-    return f"<title>{escape(words)}</title>"
+    return f"<title>{_escaped(words)}</title>"
+
+
+def _escaped(words: str) -> str:
+    """Text of XML, which has no way to write control characters, nor half of a pair of surrogates."""
+    return escape(re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", words))

@@ -221,7 +221,11 @@ class Float32Scores:
                 mask = keras.ops.expand_dims(mask, -2 * axes - 1)  # the heads stand before the attention axes
             scores = keras.ops.where(keras.ops.cast(mask, "bool"), scores, MASKED_SCORE)  # a row may be all masked
         rank = len(scores.shape)
-        normalized = keras.ops.softmax(scores, axis=rank - 1 if axes == 1 else tuple(range(rank - axes, rank)))
+        if axes == 1:
+            normalized = keras.ops.softmax(scores, axis=rank - 1)
+        else:  # TensorFlow's softmax over several axes takes tensors of 5 axes at most
+            over = tuple(range(rank - axes, rank))
+            normalized = keras.ops.exp(scores - keras.ops.logsumexp(scores, axis=over, keepdims=True))
         probabilities = keras.ops.cast(normalized, value.dtype)
         kept = self._dropout_layer(probabilities, training=training) if self._rate() > 0 else probabilities  # type: ignore[attr-defined]
         return keras.ops.einsum(self._combine_equation, kept, value), probabilities

@@ -1,5 +1,6 @@
 """Atomic file writes: a file is complete or absent."""
 
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Gives a path to write to, which becomes `path` when the block ends well and vanishes when it does not."""
-    partial = path.with_name(f".partial-{path.name}")
+    # Of its own: another process may be writing to the same path.
+    partial = path.with_name(f".partial-{secrets.token_hex(4)}-{path.name}")
     try:
         yield partial
         partial.replace(path)

@@ -14,7 +14,9 @@ class Batches(keras.utils.PyDataset):
     """An epoch of training batches, from any step on: what `TrainingCheckpoint` needs to resume within an epoch.
 
     A subclass says what a batch is: `batch(epoch, step)`. The examples left over by the last full batch sit out that
-    epoch, so that every step has one shape and compiles once.
+    epoch, so that every step has one shape and compiles once. Each pass over the data is the next epoch, unless
+    `start_at` says which: `TrainingCheckpoint` calls it. Without it, training begins with epoch 1 where `fit` reads a
+    batch before it trains, as it does to build a model.
 
     Args:
         examples: number of training examples.
@@ -35,6 +37,7 @@ class Batches(keras.utils.PyDataset):
         # One attribute, because a reader in another thread must never see half of a change.
         self._place = (0, 0)
         self._share = (0, 1)
+        self._being_read = False
 
     @property
     def steps(self) -> int:
@@ -55,6 +58,16 @@ class Batches(keras.utils.PyDataset):
         if step >= self.steps:
             raise ValueError(f"step must be below {self.steps}, the steps of an epoch, got {step}")
         self._place = (epoch, step)
+
+    def on_epoch_begin(self) -> None:
+        """Keras calls it before the first batch of a pass over the data."""
+        self._being_read = True
+
+    def on_epoch_end(self) -> None:
+        """Keras calls it after the last batch of a pass, at times twice: the next pass is the next epoch."""
+        if self._being_read:
+            self._being_read = False
+            self._place = (self._place[0] + 1, 0)
 
     def take_share(self, index: int, count: int) -> None:
         """Makes this process read its own rows of every batch: the `index`-th of `count` equal parts.

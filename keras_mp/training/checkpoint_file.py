@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from keras_mp.system.atomic_write import atomic_write
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
-_NAME = re.compile(r"epoch(\d{5})-step(\d{8})\.npz")
+_NAME = re.compile(r"epoch(\d{5,})-step(\d{8,})\.npz")
 
 
 class Place(NamedTuple):
@@ -36,8 +37,9 @@ def path_of(folder: Path, place: Place) -> Path:
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """The checkpoints of a folder, the newest first."""
-    names = [path for path in folder.glob("*.npz") if _NAME.fullmatch(path.name)]
-    return sorted(names, key=lambda path: path.name, reverse=True)
+    # A folder or a pipe of such a name is none, and opening a pipe would wait for ever.
+    paths = [path for path in folder.glob("*.npz") if _NAME.fullmatch(path.name) and path.is_file()]
+    return sorted(paths, key=place_of, reverse=True)
 
 
 def place_of(path: Path) -> Place:
@@ -92,21 +94,34 @@ class Reader:
     """
 
     def __init__(self, path: Path, *, check: bool = True) -> None:
+        file = path.open("rb")
         try:
-            self._archive = zipfile.ZipFile(path)
+            self._archive = zipfile.ZipFile(file)
             if check and (damaged := self._archive.testzip()):
                 raise CheckpointFileError(f"its part {damaged} does not have its checksum")
             self.manifest = json.loads(self._archive.read(_MANIFEST))
-        except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
-            raise CheckpointFileError(str(error)) from error
-        if self.manifest["format"] != FORMAT:
-            raise CheckpointFileError(f"it has format {self.manifest['format']}, and this keras_mp reads {FORMAT}")
+            if self.manifest["format"] != FORMAT:
+                raise CheckpointFileError(f"it has format {self.manifest['format']}, and this keras_mp reads {FORMAT}")
+            parts = {_MANIFEST, *(f"{name}.npy" for name in self.manifest["dtypes"])}
+            if different := sorted(parts.symmetric_difference(self._archive.namelist())):
+                raise CheckpointFileError(f"its parts and its list of them differ in {different[0]!r}")
+        except Exception as error:
+            file.close()
+            if isinstance(error, CheckpointFileError):
+                raise
+            # A flipped bit of the directory can look like a compression, a password or a length: zipfile raises seven
+            # kinds of errors for them. A place before the file's beginning is EINVAL; others are the disk's.
+            if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
+                raise
+            raise CheckpointFileError(f"{type(error).__name__}: {error}") from error
+        self._file = file
 
     def __enter__(self) -> Reader:
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self._archive.close()
+        self._file.close()
 
     @property
     def names(self) -> set[str]:

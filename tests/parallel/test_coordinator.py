@@ -17,14 +17,19 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def together(count, act, addresses=None, **options):
-    """Runs `act(coordinator)` for each process of a cluster in a thread, and returns what each returned or raised."""
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+    monkeypatch.setenv("KERAS_MP_CLUSTER_KEY", "a key of the tests alone")
+
+
+def together(count, act, addresses=None, first=0, **options):
+    """Runs `act(coordinator)` for processes of a cluster in threads, and returns what each returned or raised."""
     addresses = addresses or tuple(f"localhost:{free_port()}" for _ in range(count))
     outcomes = [None] * count
 
     def run(index):
         try:
-            outcomes[index] = act(Coordinator(Cluster(addresses, index, "test"), **options))
+            outcomes[index] = act(Coordinator(Cluster(addresses, first + index, "test"), **options))
         except Exception as error:  # noqa: BLE001 - it is what is tested
             outcomes[index] = error
 

@@ -123,3 +123,12 @@ def test_a_picture_follows_the_dark_mode_and_is_light_where_css_is_not_known():
     for element in (ground, rule):
         assert f".{element.get('class')} " in style
     assert "<style" not in drawing.svg(inside_html=True)  # the page's style has the rules
+
+
+def test_control_characters_make_no_broken_xml():
+    picture = Picture(100, 40)
+    name = "".join(map(chr, [*range(32), 0xD800, 0xFFFE, 0x1F600])) + "<&>"
+    picture.text(1, 1, name)
+    picture.text(1, 20, name, room=20.0)
+    text = "".join(ElementTree.fromstring(picture.svg()).itertext())
+    assert "\ufffd" in text and "<&>" in text and "\U0001f600" in text

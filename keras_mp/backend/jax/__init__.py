@@ -50,7 +50,7 @@ from keras_mp.backend.jax.transforms import (
     row_major,
     scan,
 )
-from keras_mp.backend.jax.update import all_finite, atomic_step, conditional, overwrite, update_if
+from keras_mp.backend.jax.update import all_finite, atomic_step, conditional, is_concrete, overwrite, update_if
 from keras_mp.backend.jax.workers import (
     COLLECTIVE_ERRORS,
     assign_replica_values,
@@ -87,6 +87,7 @@ __all__ = [
     "fused_attention_in_float32",
     "gradient_scope",
     "has_islands",
+    "is_concrete",
     "is_spread",
     "kept_by_dropout",
     "keras_has_kernel",

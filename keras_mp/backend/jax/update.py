@@ -97,7 +97,7 @@ def atomic_step(
     train_step: Callable[..., Any],
     skips: Any,
     variables: list[keras.Variable],
-    results: Callable[[], dict],
+    results: Callable[[dict], dict],
     state: tuple,
 ) -> Any:
     """Makes a training step, and if its optimizer skipped it, puts back what else it had changed.
@@ -107,7 +107,7 @@ def atomic_step(
         train_step: the step, from (state, batch) to (logs, state).
         skips: the optimizer's count of skips in a row.
         variables: what the forward pass changes.
-        results: gives the values of the metrics by name.
+        results: makes the logs of the step's own, after the metrics were put back.
         state: the arguments of the step: (values, batch), and of the values those of the model's trainable,
             non-trainable, optimizer's and metrics' variables.
 
@@ -130,5 +130,10 @@ def atomic_step(
     passive = choose(model.non_trainable_variables, passive, new_passive)
     metrics = choose(model.metrics_variables, metrics, new_metrics)
     with keras.StatelessScope(state_mapping=list(zip(model.metrics_variables, metrics, strict=True))):
-        logs = logs | {name: value for name, value in results().items() if name in logs}
+        logs = results(logs)
     return logs, (trainable, passive, optimizer, metrics)
+
+
+def is_concrete(tensor: Any) -> bool:
+    """Tells whether a tensor has a value now, and is no part of a program that is being traced."""
+    return not isinstance(tensor, jax.core.Tracer)

@@ -52,7 +52,7 @@ from keras_mp.backend.tensorflow.transforms import (
     row_major,
     scan,
 )
-from keras_mp.backend.tensorflow.update import all_finite, atomic_step, conditional, overwrite, update_if
+from keras_mp.backend.tensorflow.update import all_finite, atomic_step, conditional, is_concrete, overwrite, update_if
 from keras_mp.backend.tensorflow.workers import (
     COLLECTIVE_ERRORS,
     assign_replica_values,
@@ -89,6 +89,7 @@ __all__ = [
     "fused_attention_in_float32",
     "gradient_scope",
     "has_islands",
+    "is_concrete",
     "is_spread",
     "kept_by_dropout",
     "keras_has_kernel",

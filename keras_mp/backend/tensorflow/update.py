@@ -121,7 +121,7 @@ def atomic_step(
     train_step: Callable[..., Any],
     skips: Any,
     variables: list[keras.Variable],
-    results: Callable[[], dict],
+    results: Callable[[dict], dict],
     state: tuple,
 ) -> Any:
     """Makes a training step, and if its optimizer skipped it, puts back what else it had changed.
@@ -131,7 +131,7 @@ def atomic_step(
         train_step: the step, from a batch to the logs.
         skips: the optimizer's count of skips in a row.
         variables: what the forward pass changes.
-        results: gives the values of the metrics by name.
+        results: makes the logs of the step's own, after the metrics were put back.
         state: the arguments of the step: (batch,).
 
     Returns:
@@ -142,4 +142,9 @@ def atomic_step(
     logs = train_step(*state)
     skipped = tf.convert_to_tensor(skips.value) > 0
     update_if(skipped, lambda before: overwrite(variables, before), before, variables)
-    return logs | {name: value for name, value in results().items() if name in logs}
+    return results(logs)
+
+
+def is_concrete(tensor: Any) -> bool:
+    """Tells whether a tensor has a value now, and is no part of a program that is being traced."""
+    return hasattr(tensor, "numpy")
