@@ -256,6 +256,7 @@ RECIPES = {
     "int8_delayed": Int8Scaling(amax_history_length=3, margin=1, kernel_gradient="int8"),
     "int8_static": Int8Scaling("static", calibration_steps=7),
 }
+# Those that are a model of their own, too: only a layer that reads b sees what is not finite in b.
 CALLED_TWICE = ("margin", "int8_delayed")
 
 
