@@ -11,6 +11,7 @@ PYTEST := $(BIN)/python -m pytest $(XDIST)
 newest = $(shell for v in $(1); do python$$v -c "" 2> /dev/null && echo python$$v && break; ls -d $(HOME)/.pyenv/versions/$$v.*/bin/python$$v 2> /dev/null | tail -1 | grep . && break; done)
 COLAB_PYTHON ?= $(call newest,3.13)
 NEWEST_PYTHON ?= $(call newest,3.13 3.12)
+on_newest = $(if $(NEWEST_PYTHON),KERAS_BACKEND=$(1) .venv-newest/bin/python -m pytest $(XDIST) -m "$(2)",@echo "$@: not run, for this machine has no Python 3.12 or 3.13, on PATH or of pyenv")
 # A worker keeps what XLA compiled until it ends, and stays below 4 GB if it does not run everything that is slow.
 SLOW_PARTS := "tests/[b-k]*/" "tests/lean tests/loss_scaling" "tests/[m-r]*/" "tests/[s-z]*/ tests/test_*.py"
 
@@ -62,13 +63,11 @@ test-oldest: .venv-oldest/test  ## The same tests on the oldest Keras, TensorFlo
 
 test-newest: test-newest-tensorflow test-newest-jax  ## `make test` on the newest Python here and the newest of everything.
 
-ifneq ($(NEWEST_PYTHON),)
-test-newest-tensorflow test-newest-jax: test-newest-%: .venv-newest/test
-	KERAS_BACKEND=$* .venv-newest/bin/python -m pytest $(XDIST) -m "$(if $(filter jax,$*),jax and )not slow"
-else
-test-newest-tensorflow test-newest-jax:
-	@echo "$@: this machine has no Python 3.12 or 3.13, on PATH or of pyenv: not run"
-endif
+test-newest-tensorflow: $(if $(NEWEST_PYTHON),.venv-newest/test)
+	$(call on_newest,tensorflow,not slow)
+
+test-newest-jax: $(if $(NEWEST_PYTHON),.venv-newest/test)
+	$(call on_newest,jax,jax and not slow)
 
 newest: .venv-newest/test  ## constraints-newest.txt anew: the newest versions that pip finds today.
 	.venv-newest/bin/python -m pip install --upgrade --upgrade-strategy eager -e ".[test]"

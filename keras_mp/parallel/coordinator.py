@@ -343,9 +343,10 @@ class _Peer:
 
     def close(self) -> None:
         try:
-            self._connection.shutdown(socket.SHUT_RDWR)
+            self._connection.shutdown(socket.SHUT_RDWR)  # ends a read that waits in another thread
         except OSError:
             pass
+        self._file.close()  # while it is open, so is the connection
         self._connection.close()
 
 
@@ -391,7 +392,7 @@ def _bound(family: int, place: Any) -> socket.socket:
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         server.bind(place)
-        server.listen(STRANGERS)
+        server.listen()
     except OSError:
         server.close()
         raise

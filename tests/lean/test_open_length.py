@@ -2,11 +2,9 @@
 
 import keras
 import numpy as np
-import pytest
 
 import keras_mp
 
-pytestmark = pytest.mark.jax
 VOCABULARY = 60
 
 

@@ -243,7 +243,7 @@ def test_a_skipped_step_changes_no_replica():
     before = [number(variable) for variable in watched]
     bad = x.copy()
     bad[1, 0] = np.inf
-    assert np.isfinite(fit(model, bad, y).history["loss"]).all()
+    assert np.isnan(fit(model, bad, y).history["loss"]).all()  # no step counts
     for old, variable in zip(before, watched, strict=True):
         np.testing.assert_array_equal(old, number(variable))
     for value in values_on_each(batch_normalization.moving_mean):

@@ -70,7 +70,7 @@ def assert_same_training(one, other):
     assert [v.shape for v in expected.values()] == [v.shape for v in actual.values()]
     for (name, want), have in zip(expected.items(), actual.values(), strict=True):
         np.testing.assert_array_equal(have, want, err_msg=name)
-    assert logs == other_logs
+    np.testing.assert_equal(logs, other_logs)  # NaN, where a float16 epoch is all skipped, is NaN
 
 
 def a_random_place():
