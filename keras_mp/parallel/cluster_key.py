@@ -80,4 +80,5 @@ def proof(key: bytes, *said: object) -> str:
 
 def is_proof(given: object, key: bytes, *said: object) -> bool:
     """Whether another process, which sent `given`, has the key."""
-    return isinstance(given, str) and hmac.compare_digest(given.encode(), proof(key, *said).encode())
+    # JSON can hold half of a pair of surrogates, which UTF-8 cannot.
+    return isinstance(given, str) and hmac.compare_digest(given.encode(errors="replace"), proof(key, *said).encode())

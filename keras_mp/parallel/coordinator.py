@@ -179,6 +179,8 @@ class Coordinator:
                     threading.Thread(target=self._ask_for_the_key, args=(stranger, shown), daemon=True).start()
                 while not shown.empty():
                     peer, index, port = shown.get()
+                    if peer not in strangers:  # closed meanwhile, as the oldest; it comes again
+                        continue
                     strangers.remove(peer)
                     if index not in expected or index in self._peers:
                         text = f"{self.cluster.name(0)} expects no worker {index} (or no second)"

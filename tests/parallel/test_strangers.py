@@ -22,7 +22,7 @@ MESSAGES = [
     *({"kind": "leave"}, {"kind": "welcome", "addresses": []}, {"kind": "value", "value": 1}, JOIN),
     *(JOIN | {"index": index} for index in (0, 2, -1, 1.0, "1", None, [], [[1]], {}, 10**400, True)),
     *({name: value for name, value in JOIN.items() if name != left_out} for left_out in JOIN),
-    *(JOIN | {"proof": given} for given in (None, 0, "", [], "é" * 64, "0" * 65)),
+    *(JOIN | {"proof": given} for given in (None, 0, "", [], "é" * 64, "0" * 65, "\ud800" * 9)),
 ]
 GARBAGE = [
     *(
@@ -187,7 +187,7 @@ def test_a_proof_holds_for_what_was_said_alone():
     assert is_proof(proof(b"key", 1, "a"), b"key", 1, "a")
     for other in ((b"yek", 1, "a"), (b"key", 2, "a"), (b"key", "a", 1), (b"key", 1, "a", None)):
         assert not is_proof(proof(b"key", 1, "a"), *other)
-    assert not any(is_proof(given, b"key", 1) for given in (None, 1, b"", "", "é", [proof(b"key", 1)]))
+    assert not any(is_proof(given, b"key", 1) for given in (None, 1, b"", "", "é", "\ud800", [proof(b"key", 1)]))
 
 
 def test_the_file_of_the_key_is_the_user_s_alone(tmp_path, monkeypatch):
