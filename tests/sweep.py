@@ -29,6 +29,7 @@ import numpy as np
 import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
+from twins import twin
 
 import keras_mp
 from keras_mp.export.low_precision import low_precision
@@ -169,7 +170,7 @@ def row(name: str) -> Row:
         started = time.perf_counter()
         report = keras_mp.export_float32(model, Path(folder) / "float32", verify=batch)
         seconds = time.perf_counter() - started
-        stabilized = keras_mp.stabilize(model)
+        stabilized = keras_mp.stabilize(twin(model))
         try:
             model.export(Path(folder) / "keras", verbose=False)
             keras_places = len(low_precision(Path(folder) / "keras"))

@@ -12,7 +12,7 @@ from keras_mp.lean.make_lean import make_lean
 
 
 def lean_model(model: keras.Model, *, remat: bool) -> keras.Model:
-    """The lean form of a model, with its blocks recomputed where `remat`."""
+    """Makes a model lean, in place, with its blocks recomputed where `remat`."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"make_lean\(", UserWarning)  # of what cannot be lean
         return make_lean(model, remat=remat)

@@ -16,7 +16,7 @@ from keras_mp.conversion.in_precision import in_precision, precision_of
 from keras_mp.loss_scaling.accumulate_gradients import accumulate_gradients
 from keras_mp.loss_scaling.set_state_dtype import set_state_dtype
 from keras_mp.precision.policy import restored_policy
-from keras_mp.rebuild import rebuild
+from keras_mp.rebuild import rebuild, unchanged
 
 
 class Source:
@@ -61,10 +61,11 @@ class Source:
         """
         with restored_policy(), self.scope():
             model = self._in(measures.precision)
+            changes = measures.lean or measures.remat or measures.state_dtype or measures.micro_batches > 1
+            if model is self._given and changes:
+                model = rebuild(model, unchanged).model  # the next three change it
             if measures.lean or measures.remat:
                 model = lean_model(model, remat=measures.remat)
-            if model is self._given and (measures.state_dtype or measures.micro_batches > 1):
-                model = rebuild(model, lambda node, layer: node).model  # the next two change it
             if measures.state_dtype:
                 model = set_state_dtype(model, measures.state_dtype)
             if measures.micro_batches > 1:

@@ -7,10 +7,12 @@ from typing import Any
 
 import keras
 
+from keras_mp.fp8.converted import plain_node
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.precision.policy import PRECISIONS
 from keras_mp.rebuild import Config, layers_by_path, rebuild
 from keras_mp.rebuild.quantized_policies import source_of
+from keras_mp.rebuild.rule import Rule
 from keras_mp.stability.stabilized import stabilize
 
 FP8 = "fp8"
@@ -51,20 +53,20 @@ def in_precision(model: keras.Model, precision: str) -> keras.Model:
     """
     check_precision(precision, "precision")
     now = precision_of(model)
-    if now == FP8:
-        from keras_mp import fp8
-
-        model, now = fp8.revert(model), "mixed_bfloat16"
-    wanted = "mixed_bfloat16" if precision == FP8 else precision
-    new = model if wanted == now else _with_policy(model, now, wanted)
+    if now == precision:
+        return model
+    old, new = ("mixed_bfloat16" if name == FP8 else name for name in (now, precision))
+    rebuilt = rebuild(model, _rule(old, new), policy=new).model
+    if old == "float32":
+        stabilize(rebuilt)
     if precision == FP8:
         from keras_mp import fp8
 
-        new = fp8.convert(new)
-    return new
+        fp8.convert(rebuilt)
+    return rebuilt
 
 
-def _with_policy(model: keras.Model, old: str, new: str) -> keras.Model:
+def _rule(old: str, new: str) -> Rule:
     policy = keras.saving.serialize_keras_object(keras.DTypePolicy(new))
     # A stabilized layer is float32 by its policy; what it multiplies in is its "precision".
     changes = {("precision", keras.DTypePolicy(old).compute_dtype): keras.DTypePolicy(new).compute_dtype}
@@ -73,11 +75,11 @@ def _with_policy(model: keras.Model, old: str, new: str) -> keras.Model:
         changes["dtype", old] = new
 
     def rule(node: Config, layer: Any) -> Config:
+        node = plain_node(node)
         if node.get("class_name") == "DTypePolicy" and node["config"]["name"] == old:
             return policy
         return {
             key: changes.get((key, value), value) if isinstance(value, str) else value for key, value in node.items()
         }
 
-    rebuilt = rebuild(model, rule, policy=new).model
-    return stabilize(rebuilt) if old == "float32" else rebuilt
+    return rule

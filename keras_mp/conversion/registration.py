@@ -10,6 +10,8 @@ _ROOMS_WITH_CLASSES = (
     "lean.make_lean",
     "lean.remat",
     "lean.self_attention",
+    "lean.step_on_a_cpu",
+    "loss_scaling.atomic_skip",
     "loss_scaling.optimizer",
     "stability.stabilized",
 )

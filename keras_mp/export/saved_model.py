@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ from keras_mp.export.verification import (
 from keras_mp.export.verification import relative_difference as relative_difference
 from keras_mp.numerics.data_file import read_arrays
 from keras_mp.rebuild import custom_objects_of, layers_by_path
+from keras_mp.rebuild.compared import check_same
 from keras_mp.rebuild.merged import is_adapted, why_not_merged
 from keras_mp.reporting.byte_size import byte_size
 from keras_mp.system.atomic_write import parents_made
@@ -391,7 +393,12 @@ def _export_in_tensorflow_process(
     with tempfile.TemporaryDirectory() as folder, _beside(path, overwrite) as partial:
         saved, inputs, outputs = (str(Path(folder) / name) for name in ("model.keras", "inputs.npz", "outputs.npz"))
         # Keras's way to save a model with LoRA merges it, and quantizes the result again.
-        (model if is_merged(model) else merged_float32(model, verify)).save(saved)
+        whole = model if is_merged(model) else merged_float32(model, verify)
+        whole.save(saved)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*compile.*")
+            again = keras.saving.load_model(saved, custom_objects_of(model), compile=False, safe_mode=False)
+        check_same(whole, again, verify)  # a file holds what configs say, and no more
         command = [sys.executable, "-m", "keras_mp.cli", "export", saved, str(partial), "--json", "--unsafe"]
         command += [word for module in sorted(modules) for word in ("--import", module)]
         if verify is not None:

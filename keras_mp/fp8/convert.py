@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from typing import Any
 
 import keras
 
-from keras_mp.fp8.converted import converted_node, places_below, plain_node
-from keras_mp.fp8.convolution_layer import Int8Conv2D
+from keras_mp.fp8.converted import PLAIN, make_plain
 from keras_mp.fp8.cost import Cost
-from keras_mp.fp8.history import AmaxHistory
 from keras_mp.fp8.int8_cost import CompiledCost
 from keras_mp.fp8.int8_scaling import Int8Scaling
-from keras_mp.fp8.layers import Config, Float8Layer
+from keras_mp.fp8.layers import FLOAT8, Float8Layer
 from keras_mp.fp8.mxfp8_scaling import MXFP8Scaling
 from keras_mp.fp8.recipes import get_recipe
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.fp8.selection import Decision, Select, Target, decide, layer_kinds
 from keras_mp.precision.hardware import MXFP8, Support, current_device, support
-from keras_mp.rebuild import layers_by_path, rebuild
-from keras_mp.rebuild.treated import Reached, Treated
+from keras_mp.rebuild import is_built, layers_by_path
+from keras_mp.rebuild.notes import original_class, precision_of_layer
 from keras_mp.system.whole_number import whole_number
+from keras_mp.treatment.change import change, undo
 
 
 def is_available(dtype: str = "fp8") -> Support:
@@ -51,15 +49,16 @@ def convert(
     target: str | None = None,
     batch_size: int = 8,
 ) -> keras.Model:
-    """A new model in which Dense and EinsumDense layers compute in FP8, or in INT8; see `keras_mp.fp8.matmul`.
+    """Lets Dense and EinsumDense layers of a model compute in FP8, or in INT8, in place; see `keras_mp.fp8.matmul`.
 
     With `Int8Scaling`, Conv2D layers too, where they are chosen by select or target: of one group, channels last, and
     one scale a tensor ("delayed" or "static").
 
-    That includes layers inside others, such as the projections of MultiHeadAttention and GroupQueryAttention. Weights,
-    names, shared layers, compile arguments and optimizer state are carried over; the original is not changed. The
-    result is saved and loaded as usual, wherever `keras_mp` is imported, and exported by `keras_mp.export_float32` as
-    plain layers.
+    That includes layers inside others, such as the projections of MultiHeadAttention and GroupQueryAttention. The
+    weights are the model's own, and their values stay. A compiled model stays compiled: the step that it has traced is
+    dropped, and where a scaling recipe keeps amaxes its optimizer is a new one with the state of the old. The model is
+    saved and loaded as usual, wherever `keras_mp` is imported, and exported by `keras_mp.export_float32` as plain
+    layers. `revert` undoes it.
 
     Layers that compute in FP8 already take the scaling recipe that is given, where select chooses them, and a warning
     says so and what is kept of their amaxes; without one they stay as they are, so converting twice changes nothing.
@@ -81,20 +80,23 @@ def convert(
         batch_size: for that prediction, where the model's inputs do not say it.
 
     Returns:
-        The new model. Each layer that was converted is still an instance of its class.
+        The model. Each layer that was converted is still an instance of its class.
 
     Raises:
-        RebuildError: the model is not built, or has a layer that cannot be rebuilt; the message names it.
-        ValueError: unknown scaling recipe; target is no chip with FP8, or with MXFP8, or none of the table of INT8, or
-            comes with a select; batch_size below 1.
+        ValueError: the model is not built; unknown scaling recipe; target is no chip with FP8, or with MXFP8, or none
+            of the table of INT8, or comes with a select; batch_size below 1.
         TypeError: select is no function.
 
     Warns:
-        UserWarning: names what could not be converted or not be carried over; layers that had another scaling recipe;
-            and layers that compute in float32, where FP8 products save less than under "mixed_bfloat16"; and why, where
-            no layer was converted; and static scales under "mixed_float16", whose loss scale grows; and MXFP8 on a
-            GPU without such products.
+        UserWarning: names layers that had another scaling recipe; and layers that compute in float32, where FP8
+            products save less than under "mixed_bfloat16"; and why, where no layer was converted; and static scales
+            under "mixed_float16", whose loss scale grows; and MXFP8 on a GPU without such products.
     """
+    if not is_built(model):
+        raise ValueError(
+            f"model {model.name!r} is not built, so the sizes of its products are not known: call it once on a batch, "
+            "or model.build(input_shape)"
+        )
     changes = recipe is not None
     recipe = get_recipe(recipe)
     if select is not None and not callable(select):
@@ -109,25 +111,13 @@ def convert(
         for decision in known
         if changes
         and decision.layer.recipe != recipe
-        and (recipe.takes_convolutions or not isinstance(decision.layer, Int8Conv2D))
+        and (recipe.takes_convolutions or not isinstance(decision.layer, keras.layers.Conv2D))
         and (select is None or select(decision.path, decision.layer))
     ]
     stays = {id(decision.layer) for decision in known} - {id(decision.layer) for decision in changed}
-    wanted = {id(decision.layer): recipe for decision in chosen if id(decision.layer) not in stays}
-    reached = Reached()
-
-    def rule(node: Config, layer: Any) -> Config:
-        if layer is None:
-            return node
-        below = places_below(layer, {key: recipe for key in reached.hidden_below(layer, wanted)})
-        return converted_node(node, wanted.get(id(layer)), below)
-
-    new, unreached, _ = rebuild(model, rule)
-    missed = [f"layer {path!r} is not in {recipe.operands}" for path in _not_converted(model, new, wanted)] + list(
-        unreached
-    )
-    if missed:
-        warnings.warn(f"fp8.convert({model.name!r}) could not reach everything: {'; '.join(missed)}", stacklevel=2)
+    wanted = [decision for decision in chosen if id(decision.layer) not in stays]
+    told = _told(changed, recipe) if changed else ""
+    change(model, [(decision.layer, {FLOAT8: recipe}, "") for decision in wanted])
     if not chosen:
         warnings.warn(f"fp8.convert({model.name!r}): {_why_none(decisions, select, recipe)}", stacklevel=2)
     half = [decision.path for decision in chosen if decision.layer.compute_dtype == "float16"]
@@ -143,7 +133,7 @@ def convert(
             slower = f"{reason} It will be slower than bfloat16: use 'delayed'"
             warnings.warn(f"fp8.convert({model.name!r}): {slower}", stacklevel=2)
     if changed:
-        warnings.warn(f"fp8.convert({model.name!r}): {_told(changed, recipe)}", stacklevel=2)
+        warnings.warn(f"fp8.convert({model.name!r}): {told}", stacklevel=2)
     wide = [decision.path for decision in chosen if _is_wide(decision.layer)]
     if wide:
         warnings.warn(
@@ -152,7 +142,7 @@ def convert(
             "'mixed_bfloat16' to gain more",
             stacklevel=2,
         )
-    return new
+    return model
 
 
 def _why_none(decisions: list[Decision], select: Select | None, recipe: Recipe) -> str:
@@ -167,24 +157,20 @@ def _why_none(decisions: list[Decision], select: Select | None, recipe: Recipe) 
 
 
 def revert(model: keras.Model) -> keras.Model:
-    """Returns a new model in which every FP8 layer of this kit is a plain Keras layer again.
+    """Makes every FP8 layer of this kit in a model a plain Keras layer again, in place.
+
+    The weights are the layers' own, and the amaxes of delayed scaling go; where there were some, a compiled model's
+    optimizer is a new one with the state of the old.
 
     Args:
-        model: a built Keras model.
+        model: a Keras model.
 
     Returns:
-        The new model: weights, compile arguments and optimizer state are carried over.
-
-    Raises:
-        RebuildError: as for `convert`.
-
-    Warns:
-        UserWarning: names what could not be carried over.
+        The model.
     """
-    new, unreached, _ = rebuild(model, lambda node, layer: plain_node(node))
-    if unreached:
-        warnings.warn(f"fp8.revert({model.name!r}) could not reach everything: {'; '.join(unreached)}", stacklevel=2)
-    return new
+    made = [layer for layer in layers_by_path(model).values() if original_class(layer) in PLAIN]
+    undo(model, (FLOAT8,), also=[(layer, make_plain) for layer in made])
+    return model
 
 
 def explain(
@@ -246,17 +232,6 @@ def _amounts(cost: Cost | CompiledCost) -> tuple[str, str]:
     return f"{cost.bfloat16 * 1e3:.3g} ms", f"{cost.fp8 * 1e3:.3g} ms"
 
 
-def _not_converted(old: Any, new: Any, wanted: dict[int, Recipe]) -> list[str]:
-    """Paths of the layers that should be in FP8 in the new model and are not."""
-    # By order, as automatic names differ.
-    olds, news = ([(p, x) for p, x in layers_by_path(m).items() if not isinstance(x, AmaxHistory)] for m in (old, new))
-    return [
-        path
-        for index, (path, layer) in enumerate(olds)
-        if id(layer) in wanted and not (index < len(news) and isinstance(news[index][1], Float8Layer))
-    ]
-
-
 def _told(changed: list[Decision], recipe: Recipe) -> str:
     """Says which layers change their scaling recipe, and what is kept of their amaxes."""
     before = dict.fromkeys(decision.layer.recipe for decision in changed)
@@ -273,7 +248,7 @@ def _told(changed: list[Decision], recipe: Recipe) -> str:
 
 def _is_wide(layer: keras.layers.Layer) -> bool:
     """Whether a layer was built to compute in float32; what `stabilize` lets return float32 was not."""
-    return (layer._precision if isinstance(layer, Treated) else layer.compute_dtype) == "float32"
+    return precision_of_layer(layer) == "float32"
 
 
 def _verdict(decision: Decision) -> str:

@@ -13,8 +13,16 @@ from keras_mp.fp8.recipes import get_recipe
 from keras_mp.fp8.window import Window
 
 
+class Int8Convolution(Float8Layer):
+    """What comes before Conv2D, whose forward pass and gradient of the inputs are then in INT8."""
+
+    def multiply(self, inputs: Any, kernel: Any, **arguments: Any) -> Any:
+        """The convolution, without bias and activation."""
+        return convolution(inputs, kernel, self.recipe, window_of(self), **arguments)  # type: ignore[arg-type]
+
+
 @keras.saving.register_keras_serializable("keras_mp")
-class Int8Conv2D(Float8Layer, keras.layers.Conv2D):
+class Int8Conv2D(Int8Convolution, keras.layers.Conv2D):
     """`keras.layers.Conv2D` that convolves in INT8, and so the gradient of its inputs; see `Int8Scaling`.
 
     The kernel's gradient is computed as in Conv2D. Everything else is as in Conv2D: activation, bias, regularizers,
@@ -31,8 +39,6 @@ class Int8Conv2D(Float8Layer, keras.layers.Conv2D):
         TypeError: called on integers.
     """
 
-    _recipe: Int8Scaling
-
     def __init__(self, filters: int, kernel_size: Any, *arguments: Any, recipe: Any = None, **options: Any) -> None:
         super().__init__(filters, kernel_size, *arguments, **options)
         recipe = Int8Scaling() if recipe is None else get_recipe(recipe)
@@ -42,10 +48,6 @@ class Int8Conv2D(Float8Layer, keras.layers.Conv2D):
         if wrong:
             raise ValueError(f"Int8Conv2D convolves all channels, which are the last axis, but {wrong}")
         self.recipe = recipe
-
-    def multiply(self, inputs: Any, kernel: Any, **arguments: Any) -> Any:
-        """The convolution, without bias and activation."""
-        return convolution(inputs, kernel, self._recipe, window_of(self), **arguments)
 
 
 def convolution_problem(layer: keras.layers.Conv2D) -> str:

@@ -15,12 +15,15 @@ from keras_mp.fp8.matmul import matmul
 from keras_mp.fp8.of_parts import read_kernel
 from keras_mp.fp8.recipes import get_recipe
 from keras_mp.fp8.scaling_recipe import Recipe
+from keras_mp.rebuild.notes import treatments_of
 
 Config = dict[str, Any]
+# The treatment of a layer that `keras_mp.fp8.convert` changed; its options are the scaling recipe.
+FLOAT8 = "fp8"
 
 
 class Float8Layer:
-    """The common base of the FP8 layers: a scaling recipe, the amaxes that it needs, and the product."""
+    """What comes before a layer's own class: a scaling recipe, the amaxes that it needs, and the product."""
 
     # Of 16-bit inputs the product is float32 before it is rounded to the compute dtype: `stabilize` need not see to it.
     float32_sums = True
@@ -39,29 +42,21 @@ class Float8Layer:
     @property
     def recipe(self) -> Recipe:
         """How operands are scaled. That of a built layer is changed by `keras_mp.fp8.convert(model, recipe)`."""
-        return self._recipe
+        return treatments_of(self).get(FLOAT8) or self._recipe
 
     @recipe.setter
     def recipe(self, recipe: Recipe | str | None) -> None:
         recipe = get_recipe(recipe)
-        if self.built and _kept(recipe) != _kept(self._recipe):
+        if self.built and _kept(recipe) != _kept(self.recipe):
             raise ValueError(
                 f"recipe={recipe} keeps amaxes of {recipe.history_length} steps, and the built layer {self.path!r} of "
-                f"{self._recipe.history_length}: make a new model with keras_mp.fp8.convert(model, recipe)"
+                f"{self.recipe.history_length}: change it with keras_mp.fp8.convert(model, recipe)"
             )
-        self._recipe = recipe
+        give_recipe(self, recipe)
 
     def build(self, input_shape: Any) -> None:
         super().build(input_shape)  # type: ignore[misc]
-        self.build_history()
-
-    def build_history(self) -> None:
-        """Creates the amax history, if the scaling recipe needs one."""
-        if any(_kept(self.recipe)):
-            self._tracker.unlock()  # Keras locks a layer that is built, as one that is converted may be
-            self.amax_history = AmaxHistory(*_kept(self.recipe))
-            self.amax_history.build()
-            self._tracker.lock()
+        build_history(self)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         with AutocastScope(None):
@@ -81,6 +76,44 @@ class Float8Layer:
     def get_config(self) -> Config:
         recipe = keras.saving.serialize_keras_object(self.recipe)
         return {**super().get_config(), "recipe": recipe}  # type: ignore[misc]
+
+
+def give_recipe(layer: Any, recipe: Recipe) -> None:
+    """Notes the scaling recipe of an FP8 layer, past Keras's tracking of attributes."""
+    if FLOAT8 in treatments_of(layer):
+        treatments_of(layer)[FLOAT8] = recipe
+    else:
+        vars(layer)["_recipe"] = recipe
+
+
+def build_history(layer: Any) -> None:
+    """Gives an FP8 layer the amax history that its scaling recipe needs, with the newest of the amaxes it has."""
+    old, length = layer.amax_history, _kept(layer.recipe)
+    if old is not None and (old.length, old.counts_steps) == length:
+        return
+    store: dict[str, Any] = {}
+    if old is not None:
+        old.save_own_variables(store)
+        remove_history(layer)
+    if not any(length):
+        return
+    layer._tracker.unlock()  # Keras locks a layer that is built, as one that is converted may be
+    layer.amax_history = AmaxHistory(*length)
+    layer.amax_history.build()
+    layer._tracker.lock()
+    store = {key: value[:, : length[0]] if key == "0" else value for key, value in store.items()}
+    layer.amax_history.load_own_variables(store)
+    if not layer.trainable:
+        layer.amax_history.trainable = False
+
+
+def remove_history(layer: Any) -> None:
+    """Takes the amax history of an FP8 layer away, and its variable with it."""
+    if "amax_history" in vars(layer):
+        layer._tracker.unlock()
+        layer._tracker.untrack(layer.amax_history)
+        del layer.amax_history
+        layer._tracker.lock()
 
 
 def _kept(recipe: Recipe) -> tuple[int, bool]:

@@ -17,7 +17,7 @@ from keras_mp.fp8.int8_scaling import MOST_TERMS, Int8Scaling
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.rebuild import layers_by_path
-from keras_mp.rebuild.treated import original_class
+from keras_mp.rebuild.notes import original_class
 from keras_mp.stability.sensitive import NORMALIZATIONS, PASSING_ON, output_layers
 
 # NVIDIA, cuBLAS documentation, cublasLtMatmul: sizes of FP8 operands must be multiples of 16.

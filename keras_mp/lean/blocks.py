@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_mp.lean.repeats import Run, longest_runs
 from keras_mp.rebuild import children_of, layers_below, own_variables
+from keras_mp.rebuild.walk import calls_of, graph_of
 
 Structure = tuple[Any, ...]
 
@@ -172,19 +173,6 @@ def structure_of(operation: keras.Operation) -> Structure:
 def _bytes_of(operations: Sequence[keras.Operation]) -> int:
     weights = {id(w): w for op in operations if isinstance(op, keras.layers.Layer) for w in op.weights}
     return sum(math.prod(w.shape) * np.dtype(w.dtype).itemsize for w in weights.values())
-
-
-def graph_of(model: keras.Layer) -> Any:
-    """The functional model that holds the graph of a functional or sequential model; None of any other layer."""
-    # Private: a Sequential keeps its graph there, and a graph gives its calls there in the order of computation.
-    graph = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model
-    return graph if hasattr(graph, "_nodes_by_depth") else None
-
-
-def calls_of(graph: Any) -> list[Any]:
-    """The nodes of a functional model in the order in which it computes them, without its inputs."""
-    by_depth = graph._nodes_by_depth
-    return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth] if not node.is_input]
 
 
 def _segment_groups(container: keras.Layer, path: str, blocks: set[int]) -> list[tuple[Block, ...]]:

@@ -11,20 +11,20 @@ import keras
 from keras.src.backend import compute_output_spec
 
 from keras_mp.backend.common.calls import wrapped_methods
-from keras_mp.lean.blocks import graph_of
-from keras_mp.lean.chunked_head import HEADS, Calls, ChunkedLoss, own_code, why_not_compiled, why_not_plain
-from keras_mp.lean.remat_blocks import layer_at, places_below
-from keras_mp.rebuild import layers_below
-from keras_mp.rebuild.treated import (
-    Treatment,
-    base_name,
-    original_class,
-    register_treatments,
-    treat,
-    treatments_of,
+from keras_mp.lean.chunked_head import (
+    HEADS,
+    Calls,
+    ChunkedLoss,
+    forget_calls,
+    own_code,
+    why_not_compiled,
+    why_not_plain,
 )
+from keras_mp.rebuild import layers_below
+from keras_mp.rebuild.notes import Place, original_class, treatments_of
+from keras_mp.rebuild.walk import graph_of
+from keras_mp.treatment.treated import Treatment, register_treatments, see_to
 
-# "lean head of call:0/2": the third layer in the first makes the logits.
 CALLED_HEAD, NOTED_HEAD = "lean head of call", "lean noted head"
 _NOTES: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("notes", default=None)
 
@@ -37,7 +37,7 @@ class CalledHead(ChunkedLoss):
     """
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        self.treat_children()  # type: ignore[attr-defined]
+        see_to(self)
         if self.chunked_loss() is None:
             return super().call(*args, **kwargs)  # type: ignore[misc]
         before = _NOTES.set([])
@@ -147,24 +147,24 @@ def why_not_called_head(model: Any) -> tuple[Any, str]:
     return called.head, reason or why_not_compiled(model)
 
 
-def called_head_name(model: keras.Model, head: keras.layers.Layer) -> str:
-    """The treatment of a model whose `call` returns what a layer makes."""
-    return f"{CALLED_HEAD}:{places_below(model)[id(head)]}"
-
-
 def _note_head(model: Any) -> None:
-    (place,) = [name.partition(":")[2] for name in treatments_of(model) if base_name(name) == CALLED_HEAD]
-    head = layer_at(model, place)
-    if head is None or getattr(model.__dict__.get("_calls"), "head", None) is head:
-        return
-    if NOTED_HEAD not in treatments_of(head):
-        treat(head, [NOTED_HEAD], getattr(head, "_precision", head.compute_dtype))
-    object.__setattr__(model, "_calls", Calls(head))  # a value, which Keras need not track
+    head = next((layer for layer in layers_below(model) if NOTED_HEAD in treatments_of(layer)), None)
+    if head is not None and getattr(model.__dict__.get("_calls"), "head", None) is not head:
+        object.__setattr__(model, "_calls", Calls(head))  # a value, which Keras need not track
+
+
+def _older(name: str) -> tuple[dict[str, Any], dict[Place, dict[str, Any]]] | None:
+    """ "lean head of call:0/2": the third layer in the first makes the logits."""
+    name, _, place = name.partition(":")
+    if name != CALLED_HEAD:
+        return None
+    return {CALLED_HEAD: None}, {tuple(map(int, place.split("/"))): {NOTED_HEAD: None}}
 
 
 register_treatments(
     {
-        CALLED_HEAD: Treatment(lambda original: CalledHead, children=_note_head, outermost=True),
-        NOTED_HEAD: Treatment(lambda original: NotedHead, outermost=True),
-    }
+        CALLED_HEAD: Treatment(lambda original, names: CalledHead, undo=forget_calls, before_call=_note_head, order=-1),
+        NOTED_HEAD: Treatment(lambda original, names: NotedHead, order=-1),
+    },
+    _older,
 )

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.lean.attention_layers import attends, why_not_attention
-from keras_mp.lean.called_head import called_head_name, why_not_called_head
+from keras_mp.lean.called_head import CALLED_HEAD, why_not_called_head
 from keras_mp.lean.choose_blocks import recomputed_blocks
 from keras_mp.lean.chunked_head import why_not_head
 from keras_mp.lean.gelu_layers import lean_gelu
 from keras_mp.lean.int4_layers import is_int4, why_not_int4
 from keras_mp.lean.remat import Remat
 from keras_mp.rebuild import layers_by_path
-from keras_mp.rebuild.treated import original_class, treatments_of
+from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.stability.sensitive import names_in
 
 ATTENTION, GELU, HEAD, INT4 = "lean attention", "lean gelu", "lean head", "lean int4"
@@ -86,7 +86,7 @@ def _head(model: keras.Model) -> list[Candidate]:
     (head, reason), treatment = why_not_head(model), HEAD
     if head is None:
         head, reason = why_not_called_head(model)
-        treatment = "" if head is None else called_head_name(model, head)
+        treatment = CALLED_HEAD
     if head is None:
         return []
     path = next((path for path, layer in layers_by_path(model).items() if layer is head), head.name)

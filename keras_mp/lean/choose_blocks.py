@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 import keras
 
-from keras_mp.lean.blocks import Block, calls_of, find_blocks, graph_of, layer_block, segment_block
+from keras_mp.lean.blocks import Block, find_blocks, layer_block, segment_block
 from keras_mp.lean.remat import Remat
-from keras_mp.lean.remat_blocks import BLOCK, segments_in, segments_name
+from keras_mp.lean.remat_blocks import BLOCK, SEGMENTS
 from keras_mp.rebuild import layers_below, layers_by_path
-from keras_mp.rebuild.treated import treatments_of
+from keras_mp.rebuild.notes import treatments_of
+from keras_mp.rebuild.walk import calls_of, graph_of
 
 Remats = bool | Sequence[str]
 
@@ -76,16 +76,17 @@ def _below(layer: keras.Operation) -> Sequence[keras.Layer]:
     return list(layers_below(layer)) if isinstance(layer, keras.layers.Layer) else []
 
 
-def treatments_for(blocks: Sequence[Block]) -> dict[int, str]:
-    """By the id of a layer or model the treatment that makes blocks recompute."""
-    treatments = {id(block.layers[0]): BLOCK for block in blocks if block.kind == "layer"}
-    stretches: dict[int, list[tuple[int, int]]] = defaultdict(list)
+def treatments_for(blocks: Sequence[Block]) -> list[tuple[Any, str, Any]]:
+    """The layers and models to treat so that blocks recompute, each with the treatment and its options."""
+    wanted: list[tuple[Any, str, Any]] = [(block.layers[0], BLOCK, None) for block in blocks if block.kind == "layer"]
+    stretches: dict[int, tuple[Any, list[list[int]]]] = {}
     for block in blocks:
         if block.kind == "segment":
             order = [id(node) for node in calls_of(graph_of(block.graph))]  # type: ignore[arg-type]
             start = order.index(id(block.nodes[0]))
-            stretches[id(block.graph)].append((start, start + len(block.nodes)))
-    return treatments | {key: segments_name(places) for key, places in stretches.items()}
+            _, places = stretches.setdefault(id(block.graph), (block.graph, []))
+            places.append([start, start + len(block.nodes)])
+    return wanted + [(graph, SEGMENTS, sorted(places)) for graph, places in stretches.values()]
 
 
 def recomputed_blocks(model: keras.Model) -> list[Block]:
@@ -95,6 +96,7 @@ def recomputed_blocks(model: keras.Model) -> list[Block]:
         names = treatments_of(layer)
         if BLOCK in names:
             blocks.append(layer_block(layer, path))
-        nodes: list[Any] = calls_of(graph_of(layer)) if segments_in(names) and graph_of(layer) is not None else []
-        blocks += [segment_block(layer, path, nodes[start:stop]) for start, stop in segments_in(names) if nodes]
+        segments = names.get(SEGMENTS) or []
+        nodes: list[Any] = calls_of(graph_of(layer)) if segments and graph_of(layer) is not None else []
+        blocks += [segment_block(layer, path, nodes[start:stop]) for start, stop in segments if nodes]
     return blocks

@@ -20,7 +20,7 @@ from keras_mp.backend.common.lowered import call_scope
 from keras_mp.lean.chunked_loss import ChunkedCrossEntropy
 from keras_mp.lean.chunked_metrics import measure, measures
 from keras_mp.lean.cross_entropy import chunks_save_memory
-from keras_mp.rebuild.treated import Treated, original_class
+from keras_mp.rebuild.notes import original_class, precision_of_layer
 from keras_mp.stability.sensitive import PASSING_ON
 
 HEADS = (keras.layers.Dense, keras.layers.ReversibleEmbedding)
@@ -124,8 +124,7 @@ class Calls:
     def product(self, features: Any) -> tuple[Any, Any]:
         """The operands of the product that makes the logits."""
         head = self.head
-        dtype = head._precision if isinstance(head, Treated) else head.compute_dtype
-        dtype = getattr(head, "reverse_dtype", None) or dtype
+        dtype = getattr(head, "reverse_dtype", None) or precision_of_layer(head)
         return keras.ops.cast(features, dtype), _value(_kernel(head))
 
     def options(self) -> dict[str, Any]:
@@ -150,6 +149,11 @@ class _GraphCalls(Calls):
 def prepare_head(model: Any) -> None:
     """Gives a functional model what `ChunkedHead` needs."""
     object.__setattr__(model, "_calls", _GraphCalls(model))  # a value, which Keras need not track
+
+
+def forget_calls(model: Any) -> None:
+    """Takes from a model what `prepare_head` gave it."""
+    vars(model).pop("_calls", None)
 
 
 def _kernel(head: Any) -> Any:

@@ -1,24 +1,25 @@
 """Layers and stretches of graphs that recompute in the backward pass, under the names and with the weights they have.
 
-Treatments, as `keras_mp.rebuild.treated` registers them:
+Treatments:
     "remat": the layer.
-    "remat segments:3-9,9-15": of the graph of a functional or sequential model the calls 3 to 8, and 9 to 14.
-    'remat children:{"0/2": "remat"}': sublayers that no config shows; of the first sublayer the third.
+    "remat segments", with [[3, 9], [9, 15]]: of the graph of a functional or sequential model the calls 3 to 8, and 9
+        to 14.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import keras
 
-from keras_mp.lean.blocks import calls_of, graph_of
 from keras_mp.lean.phase import may_be_differentiated
 from keras_mp.lean.remat import recomputed_call
-from keras_mp.rebuild import children_of, layers_below
-from keras_mp.rebuild.treated import Treatment, base_name, register_treatments, treat, treatments_of
+from keras_mp.rebuild import layers_below
+from keras_mp.rebuild.notes import Place, treatments_of
+from keras_mp.rebuild.walk import calls_of, graph_of
+from keras_mp.treatment.treated import Treatment, register_treatments
 
 BLOCK, SEGMENTS, CHILDREN = "remat", "remat segments", "remat children"
 
@@ -36,6 +37,10 @@ class RematBlock:
         results, losses = recomputed_call(call, [self], self.variables, args, kwargs)  # type: ignore[list-item, attr-defined]
         _add_losses(self, losses)
         return results
+
+
+def _forget_unused(layer: Any) -> None:
+    vars(layer).pop("_unused_layers", None)
 
 
 def _unbuilt(layer: Any) -> set[int]:
@@ -130,77 +135,49 @@ def _recompute(segment: Segment, values: dict[int, Any], operation_fn: Callable[
     return dict(zip(keys, results, strict=True))
 
 
-def segments_name(segments: Sequence[tuple[int, int]]) -> str:
-    """The treatment of a model by which stretches of its graph are recomputed, from a call to one that is excluded."""
-    return f"{SEGMENTS}:{','.join(f'{start}-{stop}' for start, stop in sorted(segments))}"
-
-
-def segments_in(treatments: Sequence[str]) -> list[tuple[int, int]]:
-    """The stretches that the names of a layer's treatments hold."""
-    texts = [name.partition(":")[2] for name in treatments if base_name(name) == SEGMENTS]
-    pairs = [pair.split("-") for text in texts for pair in text.split(",")]
-    return [(int(start), int(stop)) for start, stop in pairs]
-
-
-def children_name(treatments: dict[str, str]) -> str:
-    """The treatment of a layer by which sublayers have treatments, given by the places that lead to them."""
-    return f"{CHILDREN}:{json.dumps(treatments)}"
-
-
-def places_below(layer: keras.layers.Layer) -> dict[int, str]:
-    """By the id of each layer below another the places that lead to it, joined by "/"."""
-    places: dict[int, str] = {}
-    for index, child in enumerate(_children(layer)):
-        places.setdefault(id(child), str(index))
-        for key, place in places_below(child).items():
-            places.setdefault(key, f"{index}/{place}")
-    return places
-
-
-def _children(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    # A Sequential gets its input only once it is built.
-    return [child for child in children_of(layer) if not isinstance(child, keras.layers.InputLayer)]
-
-
-def _treat_children(layer: Any) -> None:
-    for name in treatments_of(layer):
-        if base_name(name) == CHILDREN:
-            for place, treatment in json.loads(name.partition(":")[2]).items():
-                child = layer_at(layer, place)
-                if child is not None and treatment not in treatments_of(child):
-                    treat(child, [treatment], getattr(child, "_precision", child.compute_dtype))
-
-
-def layer_at(layer: Any, place: str) -> Any:
-    """The layer at a place, as `places_below` names it; None where it is not there yet."""
-    for index in map(int, place.split("/")):
-        children = _children(layer)
-        if index >= len(children):
-            return None
-        layer = children[index]
-    return layer
-
-
 def _give_segments(layer: Any) -> None:
     """Tells the graphs of a functional or sequential model which of their stretches are recomputed."""
-    segments = segments_in(treatments_of(layer))
+    for graph in _graphs(layer):
+        graph.__dict__["_segments"] = treatments_of(layer)[SEGMENTS]
+        if not isinstance(graph, RematGraph):
+            graph.__class__ = type(type(graph).__name__, (RematGraph, type(graph)), {})
+
+
+def _take_segments(layer: Any) -> None:
+    for graph in _graphs(layer):
+        graph.__dict__.pop("_segments", None)
+        if graph is not layer and type(graph).__bases__[0] is RematGraph:
+            graph.__class__ = type(graph).__bases__[1]
+
+
+def _graphs(layer: Any) -> list[Any]:
     # A model whose loss is computed in chunks runs through a graph that has the features as an output, too.
     with_features = getattr(layer.__dict__.get("_calls"), "graph", None)
-    for graph in (graph_of(layer), with_features):
-        if graph is not None:
-            graph.__dict__["_segments"] = segments
-            if not isinstance(graph, RematGraph):
-                graph.__class__ = type(type(graph).__name__, (RematGraph, type(graph)), {})
+    return [graph for graph in (graph_of(layer), with_features) if graph is not None]
 
 
-def _graph_mixin(original: type) -> type | None:
+def _graph_mixin(original: type, names: Collection[str]) -> type | None:
     return None if issubclass(original, keras.Sequential) else RematGraph
+
+
+def _older(name: str) -> tuple[dict[str, Any], dict[Place, dict[str, Any]]] | None:
+    """ "remat segments:3-9,9-15", and 'remat children:{"0/2": "remat"}' for the third layer in the first."""
+    name, _, options = name.partition(":")
+    if name == SEGMENTS:
+        return {SEGMENTS: [list(map(int, pair.split("-"))) for pair in options.split(",")]}, {}
+    if name == CHILDREN:
+        places: dict[Place, dict[str, Any]] = {}
+        for place, inner in json.loads(options).items():
+            treatments, _ = _older(inner) or ({inner: None}, {})
+            places[tuple(map(int, place.split("/")))] = treatments
+        return {}, places
+    return None
 
 
 register_treatments(
     {
-        BLOCK: Treatment(lambda original: RematBlock, outermost=True),
-        SEGMENTS: Treatment(_graph_mixin, children=_give_segments, outermost=True),
-        CHILDREN: Treatment(children=_treat_children),
-    }
+        BLOCK: Treatment(lambda original, names: RematBlock, undo=_forget_unused, order=-1),
+        SEGMENTS: Treatment(_graph_mixin, undo=_take_segments, before_call=_give_segments, order=-1),
+    },
+    _older,
 )

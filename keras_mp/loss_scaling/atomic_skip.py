@@ -11,6 +11,10 @@ from keras import ops
 
 from keras_mp import backend
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mp.treatment.change import change
+from keras_mp.treatment.treated import Treatment, register_treatments
+
+ATOMIC = "atomic step"
 
 
 def atomic_skip(model: keras.Model) -> keras.Model:
@@ -19,7 +23,7 @@ def atomic_skip(model: keras.Model) -> keras.Model:
     Where the gradients of a step are not finite, its optimizer leaves weights and slots as they were; this puts back
     what the forward pass had changed by then: moving statistics and metrics. The loss scale and its counters move, and
     random seeds advance. It holds for `fit`, `train_on_batch`, and whatever else calls `model.train_step`; recompiling
-    the model keeps it.
+    the model keeps it, and so does saving and loading.
 
     Metrics count the steps that were made. Until an epoch has one, the logs of a step show that step's own loss and
     metrics. The logs of an epoch without one are NaN, with a warning: a mean over nothing would be 0, the best loss
@@ -36,18 +40,24 @@ def atomic_skip(model: keras.Model) -> keras.Model:
             if it was recompiled with such an optimizer.
     """
     _optimizer_of(model)
-    if getattr(model.train_step, "func", None) is _atomic_step:
-        return model
-    model.train_step = partial(_atomic_step, model, model.train_step)
-    model.get_metrics_result = partial(_results_or_nan, model, model.get_metrics_result)
-    model.train_function = None  # Keras's cached step
+    change(model, [(model, {ATOMIC: None}, "")])
     return model
 
 
-def _atomic_step(model: keras.Model, train_step: Any, *arguments: Any) -> Any:
-    skips = _optimizer_of(model).consecutive_skips
-    variables = _changed_by_the_forward_pass(model)
-    return backend.atomic_step(model, train_step, skips, variables, partial(_counted_results, model), arguments)
+class AtomicStep:
+    """A model each of whose steps changes everything or nothing."""
+
+    def train_step(self: Any, *arguments: Any) -> Any:
+        skips = _optimizer_of(self).consecutive_skips
+        variables = _changed_by_the_forward_pass(self)
+        step = super().train_step  # type: ignore[misc]
+        return backend.atomic_step(self, step, skips, variables, partial(_counted_results, self), arguments)
+
+    def get_metrics_result(self: Any) -> dict[str, Any]:
+        return _results_or_nan(self, super().get_metrics_result())  # type: ignore[misc]
+
+
+register_treatments({ATOMIC: Treatment(lambda original, names: AtomicStep, order=-3)})
 
 
 def _changed_by_the_forward_pass(model: keras.Model) -> list[Any]:
@@ -66,9 +76,8 @@ def _counted_results(model: keras.Model, own: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _results_or_nan(model: keras.Model, get_metrics_result: Any) -> dict[str, Any]:
+def _results_or_nan(model: keras.Model, results: dict[str, Any]) -> dict[str, Any]:
     """The metrics of an epoch, which Keras asks for when it ends."""
-    results = get_metrics_result()
     nothing = _nothing_counted(model)
     if backend.is_concrete(nothing) and bool(nothing):
         warnings.warn(

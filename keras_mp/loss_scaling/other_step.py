@@ -11,6 +11,7 @@ import keras
 from keras_mp import backend
 from keras_mp.loss_scaling import inner_optimizer as inner
 from keras_mp.rebuild import layers_by_path, own_variables
+from keras_mp.rebuild.notes import original_class
 
 # Their updates are linear in the gradient, or need its sum only: rows that occur twice are summed on the way.
 _SUMMING = (keras.optimizers.SGD.update_step, keras.optimizers.Lion.update_step)
@@ -84,5 +85,4 @@ def _is_embedding(layer: keras.Layer) -> bool:
 
 def _has_own_code(layer: keras.Layer) -> bool:
     """Whether the class of a layer is neither Keras's nor this package's: it may look rows of a weight up."""
-    cls = getattr(layer, "_original", type(layer))  # of a stabilized layer
-    return not cls.call.__module__.startswith(("keras.", "keras_mp."))
+    return not original_class(layer).call.__module__.startswith(("keras.", "keras_mp."))

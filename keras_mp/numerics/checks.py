@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_mp.lean.chunked_head import ChunkedHead
 from keras_mp.lean.sparse_loss import is_sparse_crossentropy
-from keras_mp.rebuild.treated import original_class
+from keras_mp.rebuild.notes import original_class
 
 
 def check_model(model: Any) -> None:

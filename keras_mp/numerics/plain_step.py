@@ -10,8 +10,8 @@ import numpy as np
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.conversion.reference import computes_in_float32, in_float32
-from keras_mp.rebuild import RebuildError, layers_by_path
+from keras_mp.conversion.reference import computes_in_float32, copy_of, in_float32
+from keras_mp.rebuild import RebuildError, layers_by_path, unchanged
 from keras_mp.reporting.error_line import error_line
 from keras_mp.stability.stabilized import stabilize
 
@@ -88,7 +88,7 @@ def _fits_stabilized(model: keras.Model, batch: tuple) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _error_of(stabilize(model), batch) is None
+            return _error_of(stabilize(copy_of(model, batch[0], unchanged, policy=None)), batch) is None
     except RebuildError:
         return False
 

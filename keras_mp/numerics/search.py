@@ -30,7 +30,7 @@ from keras_mp.numerics.trial import (
     units_of,
 )
 from keras_mp.precision.policy import restored_policy
-from keras_mp.rebuild import RebuildError, rebuild
+from keras_mp.rebuild import RebuildError, rebuild, unchanged
 from keras_mp.reporting.plain_values import plain_values
 from keras_mp.reporting.report import Report
 from keras_mp.system.whole_number import whole_number
@@ -220,7 +220,7 @@ def search_policy(
 def _rebuilt_or_itself(model: keras.Model) -> keras.Model:
     """The model built anew under the policies it was given in place, where that loses nothing of it."""
     try:
-        new = rebuild(model, lambda node, layer: node, policy="float32").model
+        new = rebuild(model, unchanged, policy="float32").model
     except RebuildError:
         return model  # code of its own that cannot be serialized
     # A compile() of its own, as KerasHub's tasks have, may not be carried over.

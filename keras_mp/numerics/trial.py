@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.numerics.nonfinite import first_nonfinite
 from keras_mp.numerics.plain_step import explained, loss_of
 from keras_mp.rebuild import children_of, layers_below, layers_by_path
+from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.quantized_policies import policy_of, with_source
 
 # A weight whose gradient is a smaller part of the whole is not missed where it vanishes: it may be rounding itself.
@@ -79,7 +81,7 @@ class CannotMixError(Exception):
 
 def class_name(layer: keras.layers.Layer) -> str:
     """Module and name of a layer's class, without what the kit's treatments put before it."""
-    own = getattr(type(layer), "_original", type(layer))
+    own = original_class(layer)
     return f"{own.__module__}.{own.__qualname__}"
 
 
@@ -145,10 +147,8 @@ class Judge:
         Raises:
             CannotMixError: a custom layer's own code fails, and a layer inside computes in another precision than it.
         """
-        with _policies(self._model, assignment):
-            model = self._model
-            if assignment.fp8:
-                model = _in_fp8(model, assignment.fp8)
+        model = self._model
+        with _policies(model, assignment), _in_fp8(model, assignment.fp8):
             scale = self._scale if "mixed_float16" in {assignment.base, *assignment.units.values()} else 1.0
             steps = self._steps(model, scale)
             errors = [_compared(low, high) for low, high in zip(steps, self._reference, strict=True)]
@@ -245,9 +245,15 @@ def _policies(model: keras.Model, assignment: Assignment) -> Any:
             layer.dtype_policy = policy
 
 
-def _in_fp8(model: keras.Model, paths: frozenset[str]) -> keras.Model:
-    import warnings
-
+@contextmanager
+def _in_fp8(model: keras.Model, paths: frozenset[str]) -> Any:
+    if not paths:
+        yield
+        return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*compute in float32.*")
-        return fp8.convert(model, select=lambda path, layer: path in paths)
+        fp8.convert(model, select=lambda path, layer: path in paths)
+    try:
+        yield
+    finally:
+        fp8.revert(model)

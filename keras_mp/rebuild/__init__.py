@@ -4,6 +4,7 @@ from keras_mp.rebuild.config import custom_objects_of as custom_objects_of
 from keras_mp.rebuild.config import original_config as original_config
 from keras_mp.rebuild.model import Rebuilt as Rebuilt
 from keras_mp.rebuild.model import rebuild as rebuild
+from keras_mp.rebuild.model import unchanged as unchanged
 from keras_mp.rebuild.rule import Config as Config
 from keras_mp.rebuild.rule import RebuildError as RebuildError
 from keras_mp.rebuild.state import has_no_value as has_no_value

@@ -46,7 +46,7 @@ def carry_compiled(old: keras.Model, new: keras.Model, variables: dict[int, kera
         trained = getattr(old_optimizer, "inner_optimizer", old_optimizer)._trainable_variables
         ours = [variables[id(weight)] for weight in trained if id(weight) in variables]
         new_optimizer.build(new.trainable_variables if name == "optimizer" else ours)
-        lost += _carry_optimizer(
+        lost += carry_slots(
             _unwrapped(old_optimizer, new_optimizer), _unwrapped(new_optimizer, old_optimizer), variables
         )
     return lost
@@ -141,7 +141,7 @@ def _unwrapped(optimizer: keras.optimizers.Optimizer, other: keras.optimizers.Op
     return optimizer.inner_optimizer if isinstance(optimizer, wrapper) and not isinstance(other, wrapper) else optimizer
 
 
-def _carry_optimizer(
+def carry_slots(
     old: keras.optimizers.Optimizer, new: keras.optimizers.Optimizer, variables: dict[int, keras.Variable]
 ) -> list[str]:
     """Copies optimizer state; slots follow their weight, whatever its place in the new model's order."""

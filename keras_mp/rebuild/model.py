@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.precision.policy import restored_policy
+from keras_mp.rebuild.compared import check_same
 from keras_mp.rebuild.compiled import carry_compiled
 from keras_mp.rebuild.config import Rewrite, custom_objects_of, lambdas, of_params, rewrite, unshare_across_graphs
 from keras_mp.rebuild.quantized_policies import settle_policies
-from keras_mp.rebuild.rule import RebuildError, Rule
+from keras_mp.rebuild.rule import Config, RebuildError, Rule
 from keras_mp.rebuild.serialize import deserialize, serialize
 from keras_mp.rebuild.state import carry_state
 from keras_mp.rebuild.walk import is_built, operations_of, with_self
@@ -43,6 +44,9 @@ def rebuild(
 ) -> Rebuilt:
     """Rebuild a model from its config after `rule` rewrote it; the original is left alone.
 
+    A config may say less than all. So a copy that is rebuilt without the rule, in the model's own precision, is run
+    beside the model on a batch, and must compute the same.
+
     Args:
         model: a built Keras model: functional, sequential, subclassed, nested, with shared layers.
         rule: `rule(node, layer) -> node`, called on every dict of the serialized config, innermost first. `layer` is
@@ -51,8 +55,8 @@ def rebuild(
             must not change its argument.
         policy: the global dtype policy during the rebuild. Layers whose config says nothing of a dtype, and layers
             created inside custom layers, take it. The model's own policy by default.
-        sample: a batch of inputs (any structure of arrays, batch first) that builds a subclassed model which cannot
-            be built from its recorded input shapes.
+        sample: a batch of inputs (any structure of arrays, batch first) to compare on, and that builds a subclassed
+            model which cannot be built from its recorded input shapes. Made up where None.
         merge: whether weights that are quantized, or have LoRA's product beside them, become one matrix of floats each,
             in layers without; the rule takes the quantization and LoRA out of their configs.
         carry_compile: also compile the new model with the old one's arguments and carry its optimizer's state.
@@ -61,8 +65,27 @@ def rebuild(
         `Rebuilt(model, unreached, unshared)`.
 
     Raises:
-        RebuildError: the model is not built, a layer cannot be serialized or deserialized, or a weight changed shape.
+        RebuildError: the model is not built, a layer cannot be serialized or deserialized, a weight changed shape, or
+            the model that is rebuilt computes something else; the message names the layer.
     """
+    new, unreached, unshared, variables = _rebuilt(model, rule, policy, sample, merge)
+    if rule is unchanged:
+        check_same(model, new, sample)
+    else:
+        check_same(model, _rebuilt(model, unchanged, None, sample, False)[0], sample)
+    if carry_compile and getattr(model, "compiled", False):
+        unreached += carry_compiled(model, new, variables)
+    return Rebuilt(new, tuple(unreached), tuple(unshared))
+
+
+def unchanged(node: Config, layer: Any) -> Config:
+    """The rule of a copy."""
+    return node
+
+
+def _rebuilt(
+    model: keras.Model, rule: Rule, policy: Any, sample: Any, merge: bool
+) -> tuple[keras.Model, list[str], list[str], dict[int, keras.Variable]]:
     if not is_built(model):
         raise RebuildError(
             f"model {model.name!r} is not built, so it has no weights to carry over: call it once on a batch, "
@@ -80,7 +103,4 @@ def rebuild(
             new(sample, training=False)
     settle_policies(new)
     carried = carry_state(model, new, merge)
-    unreached = list(carried.unreached)
-    if carry_compile and getattr(model, "compiled", False):
-        unreached += carry_compiled(model, new, carried.variables)
-    return Rebuilt(new, tuple(unreached), tuple(layers[key].name for key in copied))
+    return new, list(carried.unreached), [layers[key].name for key in copied], carried.variables

@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 
+from keras_mp.rebuild.notes import precision_of_layer
 from keras_mp.rebuild.walk import with_self
 
 Policy = keras.dtype_policies.DTypePolicy
@@ -98,8 +99,7 @@ def _writes_its_policy(layer: keras.Layer) -> bool:
 
 
 def _untreated(layer: Any) -> Any:
-    precision = getattr(layer, "_precision", layer.compute_dtype)  # of a layer that `stabilize` made return float32
-    return with_source(policy_of(layer), _source(precision, layer.variable_dtype))
+    return with_source(policy_of(layer), _source(precision_of_layer(layer), layer.variable_dtype))
 
 
 def source_of(layer: keras.Layer) -> str:

@@ -159,6 +159,13 @@ def _carry_layer(path: str, old: keras.Layer, new: keras.Layer) -> list[tuple[ke
     pairs = _pair_variables(own_variables(old), own_variables(new))
     if any(map(has_no_value, own_variables(old))):
         return pairs
+    for old_variable, new_variable in pairs:
+        fits = tuple(old_variable.shape) == tuple(new_variable.shape)
+        if not fits and not (_is_fp8_state(new_variable) and isinstance(new, type(old))):
+            raise RebuildError(
+                f"weight {old_variable.name!r} of layer {path!r} has shape {tuple(old_variable.shape)}, "
+                f"rebuilt {tuple(new_variable.shape)}: the layer's config does not describe what it built"
+            )
     own_way = not is_adapted(old)  # Keras's way for those merges LoRA, and quantizes the result again
     if own_way and isinstance(new, type(old)) and len(pairs) == len(own_variables(old)) == len(own_variables(new)):
         # The layer's own way first: custom layers keep more than variables there, and Normalization recomputes from it.
@@ -168,11 +175,6 @@ def _carry_layer(path: str, old: keras.Layer, new: keras.Layer) -> list[tuple[ke
     for old_variable, new_variable in pairs:
         if _is_fp8_state(new_variable) and isinstance(new, type(old)):
             continue  # its layer has carried over what fits
-        if tuple(old_variable.shape) != tuple(new_variable.shape):
-            raise RebuildError(
-                f"weight {old_variable.name!r} of layer {path!r} has shape {tuple(old_variable.shape)}, "
-                f"rebuilt {tuple(new_variable.shape)}: the layer's config does not describe what it built"
-            )
         copy_value(old_variable, new_variable)
         if new_variable.trainable and not old_variable.trainable:
             new_variable.trainable = False  # a kernel beside LoRA's

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import keras
+
+from keras_mp.rebuild.notes import original_class
 
 
 def is_built(model: keras.Layer) -> bool:
@@ -15,8 +18,7 @@ def is_built(model: keras.Layer) -> bool:
 
 def has_no_call(model: keras.Layer) -> bool:
     """Whether a model has no `call()`, because its `train_step()` calls the models in it, as that of a GAN does."""
-    cls = getattr(model, "_original", type(model))  # the class that an extension, such as a stabilized one, extends
-    return isinstance(model, keras.Model) and cls.call is keras.Model.call
+    return isinstance(model, keras.Model) and original_class(model).call is keras.Model.call
 
 
 def layers_by_path(model: keras.Layer) -> dict[str, keras.Layer]:
@@ -52,6 +54,19 @@ def children_of(layer: keras.Operation) -> list[keras.Layer]:
         return []
     # Private: composite layers have no public list of their sublayers, as models have in `Model.layers`, which is this.
     return layer._flatten_layers(include_self=False, recursive=False)
+
+
+def graph_of(model: keras.Layer) -> Any:
+    """The functional model that holds the graph of a functional or sequential model; None of any other layer."""
+    # Private: a Sequential keeps its graph there, and a graph gives its calls there in the order of computation.
+    graph = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model
+    return graph if hasattr(graph, "_nodes_by_depth") else None
+
+
+def calls_of(graph: Any) -> list[Any]:
+    """The nodes of a functional model in the order in which it computes them, without its inputs."""
+    by_depth = graph._nodes_by_depth
+    return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth] if not node.is_input]
 
 
 def layers_below(layer: keras.Layer) -> Iterator[keras.Layer]:

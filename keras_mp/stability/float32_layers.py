@@ -13,6 +13,7 @@ import keras
 from keras.src.backend import get_keras_mask, set_keras_mask
 
 from keras_mp import backend
+from keras_mp.rebuild.notes import precision_of_layer
 from keras_mp.stability.accumulate import MASKED_SCORE, einsum_float32
 from keras_mp.stability.quantized_product import dequantized_int4, keeps_float_inputs
 
@@ -22,21 +23,19 @@ Config = dict[str, Any]
 class Float32Inside:
     """Inputs and weights in float32; the result in `precision`, so that what follows is not slowed down."""
 
-    _precision: str
-
     def call(self, *args: Any, **kwargs: Any) -> Any:
         return keras.tree.map_structure(self._lowered, super().call(*args, **kwargs))  # type: ignore[misc]
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         spec = super().compute_output_spec(*args, **kwargs)  # type: ignore[misc]
         return keras.tree.map_structure(
-            lambda x: keras.KerasTensor(x.shape, self._precision, name=x.name) if _is_float(x) else x, spec
+            lambda x: keras.KerasTensor(x.shape, precision_of_layer(self), name=x.name) if _is_float(x) else x, spec
         )
 
     def _lowered(self, x: Any) -> Any:
-        if not _is_float(x) or keras.backend.standardize_dtype(x.dtype) == self._precision:
+        if not _is_float(x) or keras.backend.standardize_dtype(x.dtype) == precision_of_layer(self):
             return x  # the same object: on it Keras keeps the logits of a softmax
-        return keras.ops.cast(x, self._precision)
+        return keras.ops.cast(x, precision_of_layer(self))
 
 
 class Float32BatchNormalization(Float32Inside):
@@ -58,7 +57,8 @@ class Float32BatchNormalization(Float32Inside):
         takes_moments = training and self.trainable and not self.synchronized and not getattr(self, "renorm", False)  # type: ignore[attr-defined]
         dtype = keras.backend.standardize_dtype(inputs.dtype)
         # Where the result is wider than the input, as in a model that was exported, it must not be rounded on the way.
-        reads = mask is None and dtype in (self._precision, "float32") and self.axis in (-1, len(inputs.shape) - 1)  # type: ignore[attr-defined]
+        last = self.axis in (-1, len(inputs.shape) - 1)  # type: ignore[attr-defined]
+        reads = mask is None and last and dtype in (precision_of_layer(self), "float32")
         if takes_moments and reads:
             result = backend.normalize_batch(inputs, self.gamma, self.beta, self.epsilon)  # type: ignore[attr-defined]
             if result is not None:
@@ -95,7 +95,7 @@ class Float32RowNormalization(Float32Inside):
                 beta,
                 self.epsilon,  # type: ignore[attr-defined]
                 centered=not rms,
-                dtype=self._precision,
+                dtype=precision_of_layer(self),
             )
         return super().call(keras.ops.cast(inputs, "float32")) if result is None else result
 
@@ -117,11 +117,10 @@ class Float32Operation:
 class Float32Result:
     """16-bit operands, float32 result; bias and activation in float32: for an output layer."""
 
-    _precision: str
-
     def _product(self, equation: str, inputs: Any, kernel: Any) -> Any:
-        low = (keras.ops.cast(inputs, self._precision), keras.ops.cast(kernel, self._precision))
-        return keras.ops.einsum(equation, *low) if self._precision == "float32" else einsum_float32(equation, *low)
+        dtype = precision_of_layer(self)
+        low = (keras.ops.cast(inputs, dtype), keras.ops.cast(kernel, dtype))
+        return keras.ops.einsum(equation, *low) if dtype == "float32" else einsum_float32(equation, *low)
 
     def _finished(self, x: Any) -> Any:
         if self.bias is not None:  # type: ignore[attr-defined]
@@ -135,7 +134,7 @@ class Float32Result:
         """
         if not keeps_float_inputs(self):
             return None
-        x = self._product(equation, inputs, dequantized_int4(self, self._precision))
+        x = self._product(equation, inputs, dequantized_int4(self, precision_of_layer(self)))
         if self.lora_enabled:  # type: ignore[attr-defined]
             names = ("lora_kernel_a", "lora_kernel_b")
             a, b = (keras.ops.cast(getattr(self, name), "float32") for name in names)
@@ -144,7 +143,7 @@ class Float32Result:
         return x
 
     def _widened(self, inputs: Any) -> Any:
-        return keras.ops.cast(keras.ops.cast(inputs, self._precision), "float32")
+        return keras.ops.cast(keras.ops.cast(inputs, precision_of_layer(self)), "float32")
 
 
 class Float32ResultDense(Float32Result):
@@ -183,11 +182,11 @@ class Float32ResultReversibleEmbedding(Float32Result):
             return self._lowered(super().quantized_call(inputs))  # type: ignore[misc]
         if not keeps_float_inputs(self):
             return super().quantized_call(self._widened(inputs), reverse=True)  # type: ignore[misc]
-        kernel = dequantized_int4(self, self._precision)
+        kernel = dequantized_int4(self, precision_of_layer(self))
         return self._capped(self._product(_last_axis_equation(len(inputs.shape)), inputs, kernel))
 
     def _lowered(self, rows: Any) -> Any:
-        low = keras.ops.cast(rows, self._precision)
+        low = keras.ops.cast(rows, precision_of_layer(self))
         if get_keras_mask(rows) is not None:
             set_keras_mask(low, get_keras_mask(rows))
         return low
@@ -198,7 +197,7 @@ class Float32ResultReversibleEmbedding(Float32Result):
 
     def compute_output_spec(self, inputs: Any, reverse: bool = False) -> Any:
         spec = super().compute_output_spec(inputs, reverse=reverse)  # type: ignore[misc]
-        return spec if reverse else keras.KerasTensor(spec.shape, self._precision)
+        return spec if reverse else keras.KerasTensor(spec.shape, precision_of_layer(self))
 
 
 class Float32Scores:

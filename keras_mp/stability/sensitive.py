@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.rebuild import children_of, has_no_call, layers_below, operations_of
-from keras_mp.rebuild.treated import original_class, treatments_of
+from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
     FLOAT32_ACTIVATIONS,
@@ -188,6 +188,8 @@ def _output_treatment(layer: keras.Operation) -> str:
 
 def _computes_plainly(layer: keras.Operation) -> bool:
     """Whether the layer's product is that of Keras's own class, which a subclass with a `call()` of its own changes."""
+    if "fp8" in treatments_of(layer):
+        return True
     cls = original_class(layer)
     keras_own = next(base for base in RESULT_MIXINS if issubclass(cls, base))
     return cls.call is keras_own.call or getattr(cls, "float32_sums", False)

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from keras_mp.rebuild import Config, RebuildError, own_variables, rebuild, widen
+from keras_mp.rebuild import is_built, own_variables, widen
+from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.rebuild.quantized_policies import to_compute_in_float32
-from keras_mp.rebuild.treated import (
-    Reached,
-    Treatment,
-    original_class,
-    register_treatments,
-    treat,
-    treated_node,
-    treatments_of,
-)
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
     FLOAT32_ACTIVATIONS,
@@ -33,11 +24,12 @@ from keras_mp.stability.float32_layers import (
 )
 from keras_mp.stability.quantized_product import ExactGroups, StraightThroughLogits
 from keras_mp.stability.sensitive import find, output_layers
-from keras_mp.stability.way_out import way_out
+from keras_mp.treatment.change import change, infer_again
+from keras_mp.treatment.treated import Treatment, register_treatments, treat
 
 
 def stabilize(model: keras.Model) -> keras.Model:
-    """Returns a new model in which normalization, softmax, activity regularizers and the output run in float32.
+    """Lets normalization, softmax, activity regularizers and the output of a model run in float32; changes it in place.
 
     - Normalization and softmax compute in float32 and return the 16-bit dtype that they returned before.
     - Attention adds up and normalizes its scores in float32; the products keep 16-bit operands.
@@ -49,80 +41,49 @@ def stabilize(model: keras.Model) -> keras.Model:
     Of a model built under the policy "bfloat16", the weights of what computes in float32 become float32: those of
     normalization, moving statistics, a softmax's. Those of the output layer stay 16-bit operands.
 
-    Weights, names, shared layers, compile arguments and optimizer state are carried over; the original is not changed.
-    Layers without a `get_config()`, or whose `__init__` takes no `**kwargs`, are rebuilt by the arguments that they
-    keep as attributes. What cannot be reached is named in a warning. The result is saved and loaded as usual, wherever
-    `keras_mp` is imported.
+    The weights are the model's own, and their values stay. A compiled model stays compiled: the step that it has traced
+    is dropped, and where weights became float32 its optimizer is a new one with the state of the old. Twice is as once.
+    The model is saved and loaded as usual, wherever `keras_mp` is imported. To have the old model beside it, build it
+    twice:
+
+        model, reference = build(), build()
+        reference.set_weights(model.get_weights())
+        keras_mp.stabilize(model)
 
     Args:
         model: a built Keras model: functional, sequential, subclassed, nested; before or after training.
 
     Returns:
-        The new model. Each layer that was changed is still an instance of its class.
+        The model. Each layer that was changed is still an instance of its class.
 
     Raises:
-        RebuildError: the model is not built, or has a layer that cannot be rebuilt; the message names it, and prints
-            the policies that protect part of such a model.
+        ValueError: the model is not built.
 
     Warns:
-        UserWarning: names what could not be made float32 or not be carried over, and what to do.
+        UserWarning: names what could not be made float32, and what to do.
     """
-    outputs = output_layers(model)
-    sensitive = find(model, outputs)
-    needed = {id(entry.layer): entry.treatments for entry in sensitive if entry.treatments}
-    reached = Reached()
-    left_to_code: set[int] = set()
-
-    def rule(node: Config, layer: Any) -> Config:
-        if layer is None:
-            return node
-        left_to_code.discard(id(layer))
-        hidden = reached.hidden_below(layer, needed)
-        left_to_code.update(hidden)
-        treatments = [*needed.get(id(layer), ())]
-        if layer is model and (hidden or left_to_code & outputs.keys()):
-            # A layer inside another, such as a backbone's embedding, may compute what is an output of the model alone.
-            treatments += ["children", "outputs"]
-        elif hidden:
-            treatments.append("children")
-        return treated_node(node, layer, treatments, _precision(layer))
-
-    try:
-        new, unreached, _ = rebuild(model, rule)
-    except RebuildError as error:
-        raise RebuildError(f"{error}{way_out(model, sensitive) if model.built else ''}") from error
-    missed = [f"{entry.path!r}: {entry.reason}" for entry in sensitive if not entry.treatments] + list(unreached)
+    if not is_built(model):
+        raise ValueError(
+            f"model {model.name!r} is not built, so its layers are not known: call it once on a batch, or "
+            "model.build(input_shape)"
+        )
+    sensitive = find(model, output_layers(model))
+    needed = [entry for entry in sensitive if entry.treatments]
+    change(model, [(entry.layer, dict.fromkeys(entry.treatments), "") for entry in needed])
+    missed = [f"{entry.path!r}: {entry.reason}" for entry in sensitive if not entry.treatments]
     if missed:
         warnings.warn(f"stabilize({model.name!r}) could not reach everything: {'; '.join(missed)}", stacklevel=2)
-    return new
+    return model
 
 
-def _precision(layer: keras.layers.Layer) -> str:
-    return layer.compute_dtype if isinstance(layer, keras.layers.Layer) else "float32"  # an operation follows its input
-
-
-def _stabilize_children(layer: Any) -> None:
-    treated = set()
-    for entry in find(layer, output_layers(layer) if "outputs" in treatments_of(layer) else {}):
-        if entry.layer is not layer and entry.treatments:
-            treated.add(id(treat(entry.layer, entry.treatments, entry.layer.compute_dtype)))
-    if treated:
-        _infer_again(layer, treated)
-
-
-def _infer_again(model: keras.Model, treated: set[int]) -> None:
-    """Gives the tensors of a functional graph that was made before its layers were treated the dtypes of now."""
-    changed: set[int] = set()
-    # Private, as a graph's tensors have no public way to say that they are wider than when they were made.
-    by_depth = getattr(model, "_nodes_by_depth", {})
-    for node in (node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]):
-        if node.is_input or not (id(node.operation) in treated or changed & {id(x) for x in node.input_tensors}):
-            continue
-        spec = node.operation.compute_output_spec(*node.arguments.args, **node.arguments.kwargs)
-        for old, new in zip(node.output_tensors, keras.tree.flatten(spec), strict=True):
-            if old.dtype != new.dtype:
-                old._dtype = new.dtype
-                changed.add(id(old))
+def _stabilize_inside(layer: Any) -> None:
+    """Does for a file of version 0.1.0, which says only that there is something inside, as that version did."""
+    outputs = output_layers(layer) if "outputs" in treatments_of(layer) else {}
+    needed = [entry for entry in find(layer, outputs) if entry.layer is not layer and entry.treatments]
+    for entry in needed:
+        treat(entry.layer, dict.fromkeys(entry.treatments))
+    if needed:
+        infer_again(layer, {id(entry.layer) for entry in needed})
 
 
 def _to_float32(layer: Any) -> None:
@@ -151,21 +112,35 @@ def _regularizer_in_float32(layer: Any) -> None:
 
 def _policy_float32(layer: Any) -> None:
     to_compute_in_float32(layer)
+    if isinstance(layer, keras.layers.Normalization):
+        _statistics_in_float32(layer)
     for variable in own_variables(layer):
         widen(variable)
 
 
-def _by_base(mixins: dict[Any, Any]) -> Callable[[type], type]:
-    return lambda original: next(mixin for cls, mixin in mixins.items() if issubclass(original, cls))
+def _statistics_in_float32(layer: Any) -> None:
+    """What the layer was given or has adapted to; Keras keeps it in the dtype that the layer computed in."""
+    if not layer.built:
+        return
+    if layer.input_mean is None:
+        layer.finalize_state()
+    else:
+        layer.build(layer._build_input_shape)  # private, and what the layer was built for
 
 
-def _inside(original: type) -> type:
+def _by_base(mixins: dict[Any, Any], original: type) -> type:
+    return next(mixin for cls, mixin in mixins.items() if issubclass(original, cls))
+
+
+def _inside(original: type, names: Any = ()) -> type:
     own = (Float32BatchNormalization, Float32RowNormalization)
     return next((mixin for mixin in own if mixin.stands_for(original)), Float32Inside)
 
 
-def _result(original: type) -> type | None:
-    return None if getattr(original, "float32_sums", False) else _by_base(RESULT_MIXINS)(original)
+def _result(original: type, names: Any) -> type | None:
+    # The product of an FP8 layer is float32 by itself.
+    float8 = "fp8" in names or getattr(original, "float32_sums", False)
+    return None if float8 else _by_base(RESULT_MIXINS, original)
 
 
 register_treatments(
@@ -173,22 +148,22 @@ register_treatments(
         # Inputs, weights and sums in float32, the result in the layer's precision.
         "float32": Treatment(_inside, _to_float32),
         # The result in float32, too.
-        "everywhere": Treatment(prepare=_policy_float32),
+        "everywhere": Treatment(apply=_policy_float32),
         # Products of 16-bit operands, everything after them in float32.
         "result": Treatment(_result, _to_float32_result),
         # Attention's scores in float32.
-        "scores": Treatment(_by_base(SCORES_MIXINS)),
-        "activation": Treatment(prepare=_activation_in_float32),
-        "regularizer": Treatment(prepare=_regularizer_in_float32),
+        "scores": Treatment(lambda original, names: _by_base(SCORES_MIXINS, original)),
+        "activation": Treatment(apply=_activation_in_float32),
+        "regularizer": Treatment(apply=_regularizer_in_float32),
         # The groups of int4 weights by numbers that are exact.
-        "groups": Treatment(lambda original: ExactGroups),
+        "groups": Treatment(lambda original, names: ExactGroups),
         # Logits of inputs that are quantized, with a gradient for these; that of an output layer calls it.
-        "input gradient": Treatment(lambda original: StraightThroughLogits, innermost=True),
-        "operation": Treatment(lambda original: Float32Operation),
+        "input gradient": Treatment(lambda original, names: StraightThroughLogits, order=1),
+        "operation": Treatment(lambda original, names: Float32Operation),
         # Losses that the layer's own code adds, as float32.
-        "losses": Treatment(lambda original: Float32Losses),
-        # Sublayers that no config shows, each as it needs.
-        "children": Treatment(children=_stabilize_children),
+        "losses": Treatment(lambda original, names: Float32Losses),
+        # Of files of version 0.1.0: sublayers that no config shows, each as it needs.
+        "children": Treatment(before_call=_stabilize_inside),
         # Those of them that compute the model's outputs.
         "outputs": Treatment(),
     }

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -12,7 +10,7 @@ import keras
 from keras_mp import backend
 from keras_mp.fp8.convert import convert
 from keras_mp.fp8.scaling_recipe import Recipe
-from keras_mp.lean.gelu import gelu
+from keras_mp.lean.step_on_a_cpu import STEP_ON_A_CPU
 from keras_mp.loss_scaling.atomic_skip import atomic_skip
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.wrap_optimizer import wrap_optimizer
@@ -20,7 +18,8 @@ from keras_mp.precision.hardware import Support
 from keras_mp.precision.policy import choose_jit
 from keras_mp.rebuild import layers_by_path
 from keras_mp.stability.stabilized import stabilize
-from keras_mp.training.prepared_lines import computes_in_fp8, prepared_lines
+from keras_mp.training.prepared_lines import computes_in_fp8, lines_before, prepared_lines
+from keras_mp.treatment.change import change
 
 
 def prepare(
@@ -36,10 +35,10 @@ def prepare(
 ) -> keras.Model:
     """Makes a model ready for `fit` in the precision that it was built in.
 
-    It stands for these calls, each of which can be used alone:
+    It changes the model in place, and stands for these calls, each of which can be used alone:
 
-        model = keras_mp.stabilize(model)                          # in float32 what needs float32
-        model = keras_mp.fp8.convert(model)                        # with fp8=True
+        keras_mp.stabilize(model)                                  # in float32 what needs float32
+        keras_mp.fp8.convert(model)                                # with fp8=True
         optimizer = keras_mp.wrap_optimizer(optimizer, model)      # scales the loss where a layer computes in float16
         model.compile(optimizer, loss, jit_compile=keras_mp.choose_policy().jit_compile)
         keras_mp.atomic_skip(model)                                # where the optimizer was wrapped
@@ -70,52 +69,40 @@ def prepare(
         **compile_arguments: of `model.compile`; a `jit_compile` among them is used instead of the choice made here.
 
     Returns:
-        A new model, compiled, with the weights of the old one, which is left alone. An optimizer's state is not carried
-        over.
+        The model, compiled. Saved and loaded it is still what this made of it.
 
     Raises:
-        RebuildError: the model is not built, or has a layer that cannot be rebuilt; the message names it.
-        ValueError: the optimizer is Keras's LossScaleOptimizer, a scaling recipe or state_dtype is unknown, or
-            state_dtype is not that of a LossScaleOptimizer.
+        ValueError: the model is not built; the optimizer is Keras's LossScaleOptimizer, a scaling recipe or state_dtype
+            is unknown, or state_dtype is not that of a LossScaleOptimizer.
         TypeError: fp8 is none of the above, or the dict has a name that `keras_mp.fp8.convert` does not.
 
     Warns:
         UserWarning: as `stabilize` and `fp8.convert`.
     """
     convert_arguments = _convert_arguments(fp8)
-    prepared = stabilize(model)
-    if convert_arguments is not None:
-        prepared = convert(prepared, **convert_arguments)
     optimizer = keras.optimizers.get(optimizer)
-    if not isinstance(optimizer, LossScaleOptimizer):
-        optimizer = wrap_optimizer(optimizer, prepared, state_dtype=state_dtype or "float32")
-    elif state_dtype not in (None, optimizer.state_dtype):
+    wrapped = isinstance(optimizer, LossScaleOptimizer)
+    if wrapped and state_dtype not in (None, optimizer.state_dtype):
         raise ValueError(
             f"state_dtype={state_dtype!r} and optimizer={optimizer.name!r}, a LossScaleOptimizer with "
             f"state_dtype={optimizer.state_dtype!r}: give it to the optimizer alone"
         )
-    jit = _jit(prepared, compile_arguments)
+    told = lines_before(model) if verbose else []
+    stabilize(model)
+    if convert_arguments is not None:
+        convert(model, **convert_arguments)
+    if not wrapped:
+        optimizer = wrap_optimizer(optimizer, model, state_dtype=state_dtype or "float32")
+    jit = _jit(model, compile_arguments)
     # Not "auto", by which Keras never jits on a CPU. Whether the layers support it, `_jit` has seen.
     arguments = {"jit_compile": jit.ok} | compile_arguments
-    prepared.compile(optimizer, loss, metrics=list(metrics) if isinstance(metrics, tuple) else metrics, **arguments)
-    prepared.train_step = partial(_step_on_a_cpu, islands, backend.count_batch_sizes(), prepared.train_step)
+    model.compile(optimizer, loss, metrics=list(metrics) if isinstance(metrics, tuple) else metrics, **arguments)
+    change(model, [(model, {STEP_ON_A_CPU: {"islands": islands}}, "")])
     if isinstance(optimizer, LossScaleOptimizer):
-        atomic_skip(prepared)
+        atomic_skip(model)
     if verbose:
-        print("\n".join(prepared_lines(model, prepared, jit)))
-    return prepared
-
-
-def _step_on_a_cpu(
-    islands: bool,
-    counted: Callable[[Any], AbstractContextManager[None]],
-    train_step: Callable[..., Any],
-    *arguments: Any,
-) -> Any:
-    # On JAX there is a state before the batch.
-    scope = counted(arguments[-1]) if islands else backend.without_islands()
-    with backend.gradients_on_cpus(), backend.activations_on_cpus(gelu), scope:
-        return train_step(*arguments)
+        print("\n".join([*told, *prepared_lines(model, jit)]))
+    return model
 
 
 def _convert_arguments(fp8: Any) -> dict[str, Any] | None:

@@ -19,26 +19,28 @@ from keras_mp.stability.sensitive import LOW_PRECISION, sensitive_layers
 _LABEL, _TEXT = 11, 69  # characters
 
 
-def prepared_lines(model: keras.Model, prepared: keras.Model, jit: Support) -> list[str]:
-    """Five lines, and a sixth where weights are quantized.
+def lines_before(model: keras.Model) -> list[str]:
+    """Two lines about a model as it was built, before `prepare` changes it."""
+    return _lines(("precision", _precision(model)), ("float32", _float32(model)))
+
+
+def prepared_lines(prepared: keras.Model, jit: Support) -> list[str]:
+    """Three lines, and a fourth where weights are quantized.
 
     Args:
-        model: what `prepare` was given.
-        prepared: what it returns, compiled.
+        prepared: what `prepare` returns, compiled.
         jit: whether to jit, and why.
     """
-    return [
-        f"{label:<{_LABEL}}{shorten_middle(text, _TEXT)}"
-        for label, text in (
-            ("precision", _precision(model)),
-            ("float32", _float32(model)),
-            ("fp8", _fp8(prepared)),
-            ("optimizer", _optimizer(prepared)),
-            ("jit", _jit(prepared, jit)),
-            ("quantized", _quantized(prepared)),
-        )
-        if text
-    ]
+    return _lines(
+        ("fp8", _fp8(prepared)),
+        ("optimizer", _optimizer(prepared)),
+        ("jit", _jit(prepared, jit)),
+        ("quantized", _quantized(prepared)),
+    )
+
+
+def _lines(*told: tuple[str, str]) -> list[str]:
+    return [f"{label:<{_LABEL}}{shorten_middle(text, _TEXT)}" for label, text in told if text]
 
 
 def computes_in_fp8(model: keras.Model) -> bool:

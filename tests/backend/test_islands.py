@@ -13,6 +13,7 @@ if keras.backend.backend() != "tensorflow":
     pytest.skip("JAX has no graph that is not jitted", allow_module_level=True)
 
 import tensorflow as tf
+from twins import twin
 
 KINDS = {
     "layer": {},
@@ -30,7 +31,7 @@ def normalization(kind, policy, features):
     make = layers.RMSNormalization if settings is None else layers.LayerNormalization
     layer = make(dtype=policy, **(settings or {}))
     model = keras.Sequential([keras.Input((features,)), layer, layers.Dense(1, dtype=policy)])
-    layer = keras_mp.stabilize(model).layers[0]
+    layer = keras_mp.stabilize(twin(model)).layers[0]
     rng = np.random.default_rng()
     for weight in layer.weights:
         weight.assign(rng.normal(size=weight.shape))

@@ -18,6 +18,7 @@ from trajectory import (
     saved_history,
     steps,
 )
+from twins import twin
 
 import keras_mp
 from keras_mp.fp8 import CurrentScaling, DelayedScaling, Float8Dense, Int8Scaling, convert, matmul, revert
@@ -164,17 +165,17 @@ class TestOnAModel:
     def test_a_recipe_that_changes_says_what_is_kept(self, trained):
         before = histories(trained)
         with pytest.warns(UserWarning, match="the newest 1 of their amaxes of 8 steps are kept"):
-            shorter = convert(trained, DelayedScaling(amax_history_length=1))
+            shorter = convert(twin(trained), DelayedScaling(amax_history_length=1))
         np.testing.assert_array_equal(histories(shorter), before[:, :, :1])
         with pytest.warns(UserWarning, match="DelayedScaling.* to Int8Scaling.* newest 1 of their amaxes of 1 steps"):
-            longer = convert(shorter, Int8Scaling(amax_history_length=4))
+            longer = convert(twin(shorter), Int8Scaling(amax_history_length=4))
         np.testing.assert_array_equal(histories(longer), np.pad(before[:, :, :1], ((0, 0), (0, 0), (0, 3))))
         assert not saved_history(longer.get_layer("shared"))["1"].any()
         with pytest.warns(UserWarning, match="their amaxes of 4 steps are dropped, as MXFP8Scaling needs none"):
-            blocks = convert(longer, "mxfp8")
+            blocks = convert(twin(longer), "mxfp8")
         assert blocks.get_layer("shared").amax_history is None and not len(histories(blocks))
         with pytest.warns(UserWarning, match="weights are kept, and they have no amaxes yet"):
-            again = convert(blocks, "delayed")
+            again = convert(twin(blocks), "delayed")
         assert not histories(again).any() and len(histories(again)) == 3
         np.testing.assert_array_equal(again.get_layer("shared").kernel, trained.get_layer("shared").kernel)
         assert convert(again).get_layer("shared").recipe == DelayedScaling()
@@ -182,7 +183,7 @@ class TestOnAModel:
     def test_the_recipe_of_a_built_layer_is_not_swapped(self):
         layer = Float8Dense(4, recipe="delayed")
         layer.build((None, 4))
-        with pytest.raises(ValueError, match="keeps amaxes of 3 steps, and the built layer .* of 16: make a new model"):
+        with pytest.raises(ValueError, match="keeps amaxes of 3 steps, and the built layer .* of 16: change it"):
             layer.recipe = DelayedScaling(amax_history_length=3)
         layer.recipe = DelayedScaling(margin=1)
         assert layer.recipe.margin == 1
@@ -193,7 +194,7 @@ class TestOnAModel:
         again = keras.models.load_model(tmp_path / "model.keras", compile=False)
         np.testing.assert_array_equal(histories(again), before)
         trained.save_weights(tmp_path / "delayed.weights.h5")
-        plain, shorter = revert(trained), small(DelayedScaling(amax_history_length=2))
+        plain, shorter = revert(twin(trained)), small(DelayedScaling(amax_history_length=2))
         plain.load_weights(tmp_path / "delayed.weights.h5")
         with pytest.warns(UserWarning, match="the amax history of 8 steps is loaded into one of 2: the newest 2"):
             shorter.load_weights(tmp_path / "delayed.weights.h5")

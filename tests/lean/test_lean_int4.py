@@ -4,6 +4,7 @@ import adapted_models
 import keras
 import numpy as np
 import pytest
+from twins import twin
 
 import keras_mp
 
@@ -67,7 +68,7 @@ def test_trains_as_the_plain_layer(kind, policy):
     rng = np.random.default_rng()
     layer = model_of(kind, policy).layers[-1]
     plain = keras.Sequential([keras.Input(shape_of(kind)), Before(dtype=policy), layer])
-    lean = keras_mp.make_lean(plain)
+    lean = keras_mp.make_lean(twin(plain))
     assert [(row.kind, row.lean) for row in keras_mp.lean_report(lean).rows] == [("int4", True)]
     x = rng.normal(size=(BATCH, *shape_of(kind))).astype("float32")
     y = rng.normal(size=plain(x).shape).astype("float32")
@@ -87,7 +88,7 @@ def test_gradient_of_the_input_beside_float64(rows):
     layer.quantize("int4", config=group_config())
     kernel = keras.ops.convert_to_numpy(keras_mp.stability.quantized_product.dequantized_int4(layer, "float32"))
     plain = keras.Sequential([keras.Input((rows,)), Before(), layer])
-    lean = keras_mp.make_lean(plain)
+    lean = keras_mp.make_lean(twin(plain))
     x = rng.normal(size=(3, rows)).astype("float32")
     y = rng.normal(size=(3, kernel.shape[1])).astype("float32")
     _, (gradient,) = trained(lean, x, y)

@@ -16,6 +16,7 @@ from keras_mp.rebuild import layers_by_path
 pytest.importorskip("keras_hub")
 
 import causal_models
+from twins import twin
 
 pytestmark = pytest.mark.usefixtures("float32_policy")
 LENGTH = 8
@@ -93,13 +94,13 @@ def test_a_language_model_makes_the_same_step(name):
 
 def test_what_is_lean_is_listed_saved_and_undone(tmp_path):
     model = compiled(causal_models.build("GPT2CausalLM"))
-    lean = keras_mp.make_lean(model)
+    lean = keras_mp.make_lean(twin(model))
     assert kinds(model) == set() and kinds(lean) == {"attention", "gelu", "head"}
     assert "5 of 5 parts are lean" in str(keras_mp.lean_report(lean))
     lean.save(tmp_path / "lean.keras")
     loaded = keras.saving.load_model(tmp_path / "lean.keras")
     assert keras_mp.lean_report(loaded).rows == keras_mp.lean_report(lean).rows
-    plain = keras_mp.undo_lean(loaded)
+    plain = keras_mp.undo_lean(twin(loaded))
     assert kinds(plain) == set()
     assert [type(layer) for layer in layers_by_path(plain).values()] == [
         type(layer) for layer in layers_by_path(model).values()
@@ -136,7 +137,7 @@ def test_keras_attention_with_masks_makes_the_same_step(kind, dropout):
 def test_a_model_with_nothing_to_make_lean_says_so():
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
     with pytest.warns(UserWarning, match="nothing in the model can become lean. It has no attention layer, no GELU"):
-        new = keras_mp.make_lean(model)
+        new = keras_mp.make_lean(twin(model))
     x = np.random.default_rng().normal(size=(2, 4)).astype("float32")
     np.testing.assert_array_equal(new.predict(x, verbose=0), model.predict(x, verbose=0))
 
@@ -153,7 +154,7 @@ def small_language_model(in_a_dict):
 def test_a_model_whose_one_output_is_in_a_dict_keeps_the_dict():
     tokens = np.random.default_rng().integers(0, 50, (4, LENGTH))
     plain = small_language_model(in_a_dict=True)
-    lean = keras_mp.make_lean(plain)
+    lean = keras_mp.make_lean(twin(plain))
     expected, got = plain.predict_on_batch(tokens), lean.predict_on_batch(tokens)
     assert got.keys() == expected.keys()
     np.testing.assert_allclose(got["out"], expected["out"], rtol=1e-5, atol=1e-6)

@@ -18,6 +18,7 @@ pytest.importorskip("keras_hub")
 import causal_models
 import keras_hub
 from test_make_lean import assert_same_step, changes, compiled, data, kinds
+from twins import twin
 
 pytestmark = pytest.mark.slow
 EVERY = {"attention", "gelu", "head"}
@@ -35,10 +36,10 @@ def test_stabilize_before_and_after(lean_first):
     keras.config.set_dtype_policy("mixed_bfloat16")
     model = gpt2()
     x, y, weights = data(model, np.random.default_rng())
-    stable = keras_mp.stabilize(model)
+    stable = keras_mp.stabilize(twin(model))
     both = keras_mp.stabilize(keras_mp.make_lean(model)) if lean_first else keras_mp.make_lean(stable)
     assert kinds(both) == EVERY and keras_mp.sensitive_layers(both) == []
-    plain = keras_mp.undo_lean(both)
+    plain = keras_mp.undo_lean(twin(both))
     assert kinds(plain) == set() and keras_mp.sensitive_layers(plain) == []
     # Both have their logits and softmax in float32.
     assert_same_step(changes(both, x, y, weights), changes(stable, x, y, weights), tolerance=2e-2)
@@ -60,7 +61,7 @@ def test_fp8_before_and_after(lean_first):
     in_fp8 = [sum(isinstance(x, Float8Layer) for x in layers_by_path(m).values()) for m in (both, expected)]
     assert in_fp8[0] == in_fp8[1] > 0
     assert_same_step(changes(both, x, y, weights), changes(expected, x, y, weights), tolerance=1e-3)
-    reverted = fp8.revert(both)
+    reverted = fp8.revert(twin(both))
     assert kinds(reverted) == EVERY
     assert not any(isinstance(layer, Float8Layer) for layer in layers_by_path(reverted).values())
 
@@ -70,7 +71,7 @@ def test_lora_before_and_after(lean_first):
     model = gpt2()
     x, y, weights = data(model, np.random.default_rng())
     if lean_first:
-        lean = keras_mp.make_lean(model)
+        lean = keras_mp.make_lean(twin(model))
         for each in (model, lean):
             each.backbone.enable_lora(2)
         for ours, theirs in zip(lean.weights, model.weights, strict=True):

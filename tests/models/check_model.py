@@ -4,6 +4,7 @@ import importlib.util
 
 import keras
 import numpy as np
+from twins import twin
 
 import keras_mp
 
@@ -24,7 +25,7 @@ def check_model(build, batch, precision, folder, export=ON_TENSORFLOW):
     keras.config.set_dtype_policy(precision)
     keras.utils.set_random_seed(0)
     plain = build()
-    model = keras_mp.stabilize(plain)
+    model = keras_mp.stabilize(twin(plain))
     if compute != "float32":
         assert keras_mp.sensitive_layers(plain)
     assert not keras_mp.sensitive_layers(model)

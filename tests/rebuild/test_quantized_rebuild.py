@@ -6,6 +6,7 @@ import keras_hub
 import numpy as np
 import pytest
 from keras import layers
+from twins import twin
 
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.precision.policy import policy_scope
@@ -80,7 +81,7 @@ def test_a_stabilized_gemma_gives_float32_logits_of_its_quantized_weights(mode, 
     adapted_models.randomize_lora(model, np.random.default_rng())
     x, _ = adapted_models.tokens()
     exact = adapted_models.logits(rebuild(model, to_float32, policy="float32").model, x)
-    new = stabilize(model)
+    new = stabilize(twin(model))
     logits = new(x, training=False)
     assert keras.backend.standardize_dtype(logits.dtype) == "float32"
     # Of 16-bit hidden states; int8 rounds each row of inputs to 127 steps, from other hidden states to other steps.
@@ -141,7 +142,7 @@ def test_a_stabilized_dense_head_gives_float32_of_its_quantized_weights(mode):
     a, b = (keras.ops.convert_to_numpy(v).astype("float64") for v in (layer.lora_kernel_a, layer.lora_kernel_b))
     x = generator.integers(-4, 5, (5, 32)).astype("float32")  # exact in bfloat16
     expected = x.astype("float64") @ (kernel + adapted_models.ALPHA / adapted_models.RANK * a @ b)
-    outputs = stabilize(model)(x)
+    outputs = stabilize(twin(model))(x)
     assert keras.backend.standardize_dtype(outputs.dtype) == "float32"
     # int8 rounds each input to a 127th of the row's largest, by at most half a step, and adds 32 such products.
     bound = 1e-5 * abs(expected).max() if mode == "int4" else 32 * 0.5 / 127 * 4

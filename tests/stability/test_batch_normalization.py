@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from gradients_of import MODES, value_and_gradients
 from keras import ops
+from twins import twin
 
 import keras_mp
 
@@ -16,7 +17,7 @@ def stabilized(policy, shape, **arguments):
     """The layer, taken out of a stabilized model, with random weights."""
     layer = keras.layers.BatchNormalization(dtype=policy, momentum=0.75, **arguments)
     model = keras.Sequential([keras.Input(shape[1:]), layer, keras.layers.Dense(1, dtype=policy)])
-    layer = keras_mp.stabilize(model).layers[0]
+    layer = keras_mp.stabilize(twin(model)).layers[0]
     rng = np.random.default_rng()
     for weight in layer.trainable_weights:
         weight.assign(rng.normal(size=weight.shape))
@@ -116,7 +117,7 @@ class Frozen(keras.layers.BatchNormalization):
 
 def test_a_subclass_computes_as_it_says():
     model = keras.Sequential([keras.Input((4, 3)), Frozen(dtype="mixed_bfloat16"), keras.layers.Dense(1)])
-    layer = keras_mp.stabilize(model).layers[0]
+    layer = keras_mp.stabilize(twin(model)).layers[0]
     x, _, dtype = draw((2, 4, 3), "mixed_bfloat16")
     outputs = ops.convert_to_numpy(ops.cast(layer(ops.cast(x, dtype), training=True), "float32"))
     np.testing.assert_allclose(outputs, np.maximum(x, 0) / np.sqrt(1 + 1e-3), rtol=2 * UNIT["bfloat16"])

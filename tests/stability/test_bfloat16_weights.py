@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+from twins import twin
 
 import keras_mp
 from keras_mp.conversion.reference import in_float32
@@ -29,7 +30,7 @@ def test_what_is_protected_has_float32_weights(tmp_path):
     draw = np.random.default_rng()
     for variable in model.weights:
         variable.assign(draw.uniform(0.5, 1.5, variable.shape))
-    stable = keras_mp.stabilize(model)
+    stable = keras_mp.stabilize(twin(model))
     before, after = dtypes(model), dtypes(stable)
     assert set(before.values()) == {"bfloat16"} and before.keys() == after.keys()
     wide = {path for path, dtype in after.items() if dtype == "float32"}
@@ -44,7 +45,7 @@ def test_what_is_protected_has_float32_weights(tmp_path):
     stable.save(tmp_path / "stable.keras")
     loaded = keras.saving.load_model(tmp_path / "stable.keras")
     assert dtypes(loaded) == after
-    again = keras_mp.stabilize(stable)
+    again = keras_mp.stabilize(twin(stable))
     assert dtypes(again) == after
     result = stable.predict_on_batch(ids)
     assert result.dtype == np.float32

@@ -8,7 +8,6 @@ import pytest
 
 import keras_mp
 from keras_mp.stability.quantized_product import group_count, keeps_float_inputs
-from keras_mp.stability.way_out import _beyond_policies
 
 
 def test_dropout_of_attention_is_there_in_training_alone():
@@ -38,13 +37,3 @@ def test_only_int4_without_a_quantizer_of_inputs_keeps_them(mode, quantizer, flo
 def test_groups_are_counted_with_the_last_that_is_not_full(size, mode, groups):
     layer = SimpleNamespace(quantization_mode=mode, _int4_block_size=size, g_idx=np.zeros(10))
     assert group_count(layer) == groups
-
-
-def test_an_operation_is_named_where_there_is_one():
-    operation = SimpleNamespace(treatments=["operation"], path="softmax_1", layer=None)
-    scores = SimpleNamespace(treatments=["scores"], path="attention", layer=None)
-    assert _beyond_policies([operation]) == [
-        "No policy reaches an operation: cast the input of 'softmax_1' to float32."
-    ]
-    (line,) = _beyond_policies([scores])
-    assert "'attention'" in line and "operation" not in line

@@ -9,7 +9,6 @@ import tutorials
 from keras import layers
 
 import keras_mp
-from keras_mp.rebuild import RebuildError
 
 
 @pytest.fixture(autouse=True)
@@ -39,29 +38,28 @@ def test_a_tutorials_model_is_stabilized_and_trained(name):
     if not tutorials.TENSORFLOW and name in tutorials.ONLY_ON_TENSORFLOW:
         pytest.skip("its train_step takes TensorFlow's tape")
     model, x, y = tutorials.MODELS[name]()
+    assert keras_mp.sensitive_layers(model)
+    before = [numpy(weight) for weight in model.weights]
     new = stabilized(model)
     new.run_eagerly = tutorials.TENSORFLOW
-    assert keras_mp.sensitive_layers(model) and keras_mp.sensitive_layers(new) == []
-    assert type(new).__name__ == type(model).__name__ and new.name == model.name and new.compiled
-    assert_equal_weights(model, new)
+    assert keras_mp.sensitive_layers(new) == [] and new.compiled
+    for weight, value in zip(new.weights, before, strict=True):
+        np.testing.assert_array_equal(numpy(weight), value)
     # Long enough for a loss scale that begins too high: each step that overflows halves it and changes nothing else.
     history = new.fit(x, y, batch_size=8, epochs=6, verbose=0).history
     assert np.isfinite([value for values in history.values() for value in values]).all()
-    assert any(np.any(numpy(a) != numpy(b)) for a, b in zip(model.weights, new.weights, strict=True))
+    assert any(np.any(value != numpy(weight)) for value, weight in zip(before, new.weights, strict=True))
 
 
-def test_the_two_optimizers_of_a_gan_are_carried_over():
+def test_the_two_optimizers_of_a_gan_stay():
     if not tutorials.TENSORFLOW:
         pytest.skip("its train_step takes TensorFlow's tape")
     model, x, _ = tutorials.adversarial()
     model.run_eagerly = True
     model.train_on_batch(x)
+    optimizers = [model.d_optimizer, model.g_optimizer]
     new = stabilized(model)
-    for name in ("d_optimizer", "g_optimizer"):
-        old_optimizer, optimizer = getattr(model, name), getattr(new, name)
-        assert optimizer is not old_optimizer and int(optimizer.iterations) == 1
-        for old, variable in zip(old_optimizer.variables, optimizer.variables, strict=True):
-            np.testing.assert_array_equal(numpy(old), numpy(variable))
+    assert [new.d_optimizer, new.g_optimizer] == optimizers and int(new.d_optimizer.iterations) == 1
     assert new.generator(np.ones((2, 4), "float32")).dtype == "float32"
     assert new.discriminator(x).dtype == "float32"
 
@@ -82,10 +80,10 @@ def test_a_tutorials_model_is_reloaded(name, tmp_path):
 def test_a_block_without_kwargs_is_reloaded_though_keras_cannot(tmp_path):
     inputs = keras.Input((5, 16))
     model = keras.Model(inputs, layers.Dense(2, "softmax")(tutorials.TransformerBlock(16, 2, 32)(inputs)))
-    new = stabilized(model)
     model.save(tmp_path / "plain.keras")
     with pytest.raises(TypeError, match="unexpected keyword argument 'trainable'"):
         keras.saving.load_model(tmp_path / "plain.keras", custom_objects=tutorials.CLASSES)
+    new = stabilized(model)
     new.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects=tutorials.CLASSES)
     assert_equal_weights(new, loaded)
@@ -93,21 +91,8 @@ def test_a_block_without_kwargs_is_reloaded_though_keras_cannot(tmp_path):
     np.testing.assert_array_equal(numpy(loaded(x)), numpy(new(x)))
 
 
-class Halves(layers.Layer):
-    """Keeps half of what it is given, so how it was made cannot be read off it."""
-
-    def __init__(self, rate, function):
-        super().__init__()
-        self.rate = rate / 2
-        self.function = function
-        self.norm = layers.LayerNormalization()
-
-    def call(self, x):
-        return self.norm(self.function(x) * self.rate)
-
-
 class Times(layers.Layer):
-    """As Halves, but what it is given is kept."""
+    """A layer that is made of a function."""
 
     def __init__(self, rate, function):
         super().__init__()
@@ -123,13 +108,11 @@ def around(layer):
     return keras.Model(inputs, layers.Dense(2, name="head")(layer(inputs)))
 
 
-def test_arguments_are_read_off_a_layer_only_where_it_keeps_them():
+def test_a_layer_that_is_made_of_a_function():
     model = around(Times(0.25, keras.ops.square))
-    new = stabilized(model)
     x = np.random.default_rng().normal(size=(3, 4)).astype("float32")
-    np.testing.assert_allclose(numpy(new(x)), numpy(model(x)), rtol=2e-2, atol=2e-3)
-    with pytest.raises(RebuildError, match="(?s)layer 'halves.*rate=0.25. keeps 0.125 as its rate.*get_config"):
-        keras_mp.stabilize(around(Halves(0.5, keras.ops.square)))
+    before = numpy(model(x))
+    np.testing.assert_allclose(numpy(stabilized(model)(x)), before, rtol=2e-2, atol=2e-3)
 
 
 def test_a_frozen_layer_inside_another_stays_frozen():
@@ -137,48 +120,10 @@ def test_a_frozen_layer_inside_another_stays_frozen():
     inputs = keras.Input((5, 16))
     model = keras.Model(inputs, layers.Dense(2)(block(inputs)))
     block.att.trainable = False
+    before = [weight.trainable for weight in model.weights]
     new = stabilized(model)
-    assert [weight.trainable for weight in new.weights] == [weight.trainable for weight in model.weights]
+    assert [weight.trainable for weight in new.weights] == before
     assert len(new.trainable_weights) == 10 and len(new.weights) - 10 >= 8
-
-
-class Opaque(layers.Layer):
-    """Cannot be rebuilt: it keeps nothing of what it is given."""
-
-    def __init__(self, table):
-        super().__init__()
-        self.scale = float(table.sum())
-        self.norm = layers.LayerNormalization(name="inner_norm")
-        self.attention = layers.MultiHeadAttention(2, 4, name="inner_attention")
-
-    def call(self, x):
-        return keras.ops.add(self.norm(x), self.attention(x, x)) * self.scale
-
-
-def opaque():
-    inputs = keras.Input((3, 8))
-    x = layers.BatchNormalization(momentum=0.5, name="batch_norm")(Opaque(np.ones(1))(inputs))
-    return keras.Model(inputs, layers.Dense(2, name="head")(x))
-
-
-def test_the_error_prints_policies_that_protect_what_policies_can():
-    keras.utils.clear_session()
-    keras.config.set_dtype_policy("mixed_float16")
-    model = opaque()
-    with pytest.raises(RebuildError) as raised:
-        keras_mp.stabilize(model)
-    message = str(raised.value)
-    lines = message.splitlines()
-    assert "No policy protects the scores inside attention" in message and "inner_attention'" in message
-    assert "No policy gives a 16-bit product with a float32 result: " in message and "/head' " in message
-    assert "No policy takes float32 statistics of 16-bit inputs" in message and "/batch_norm'." in message
-    pasted = "\n".join(line[4:] for line in lines if line.startswith("    "))
-    keras.utils.clear_session()
-    exec(pasted, {"keras": keras})  # what the message says to paste
-    protected = opaque()
-    left = [each for each in keras_mp.sensitive_layers(protected)]
-    assert [each.path.split("/")[-1] for each in left] == ["inner_attention"]
-    assert [each.treatments for each in left] == [("scores",)]
 
 
 def test_policies_protect_moving_statistics():

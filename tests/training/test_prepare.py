@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from twins import twin
 
 import keras_mp
 from keras_mp import backend
@@ -81,7 +82,7 @@ def test_the_model_that_is_given_stays_as_it_was():
     set_policy("mixed_float16")
     model = build()
     before = [keras.ops.convert_to_numpy(weight) for weight in model.weights]
-    prepared = keras_mp.prepare(model, "sgd", LOSS, run_eagerly=True)
+    prepared = keras_mp.prepare(twin(model), "sgd", LOSS, run_eagerly=True)
     prepared.train_on_batch(*data())
     assert prepared is not model and not model.compiled and len(keras_mp.sensitive_layers(model)) == 2
     for weight, value in zip(model.weights, before, strict=True):
@@ -119,7 +120,7 @@ def test_the_arguments_of_compile_are_passed_on_and_win():
 def test_fp8_of_a_model_that_computes_in_fp8_already_stays():
     set_policy("fp8")
     model = keras_mp.fp8.convert(build(), "delayed", select=lambda path, layer: layer.name == "first")
-    prepared = keras_mp.prepare(model, "sgd", LOSS)
+    prepared = keras_mp.prepare(twin(model), "sgd", LOSS)
     assert [type(layer.recipe).__name__ for layer in layers_by_path(prepared).values() if hasattr(layer, "recipe")] == [
         "DelayedScaling"
     ]
@@ -207,7 +208,7 @@ def test_augmentation_is_jitted_on_jax():
             layers.Dense(2),
         ]
     )
-    prepared = keras_mp.prepare(model, "sgd", "mse")
+    prepared = keras_mp.prepare(twin(model), "sgd", "mse")
     assert prepared.jit_compile is True
     prepared.fit(np.ones((4, 8, 8, 3), "float32"), np.ones((4, 2), "float32"), verbose=0)
 

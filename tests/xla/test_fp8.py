@@ -5,6 +5,7 @@ from collections import Counter
 import keras
 import pytest
 from steps import tensor
+from twins import twin
 
 import keras_mp
 from models.gpt import gpt
@@ -53,7 +54,7 @@ def test_what_is_kept_for_the_backward_pass_is_fp8():
     keras.config.set_dtype_policy("mixed_bfloat16")
     dense = [keras.layers.Dense(512, name=f"dense{index}") for index in range(1, 4)]
     plain = keras.Sequential([keras.Input((512,)), *dense], name="linear")
-    model = keras_mp.fp8.convert(plain, select=lambda path, layer: True)
+    model = keras_mp.fp8.convert(twin(plain), select=lambda path, layer: True)
     reports = []
     for network in (plain, model):
         network.compile("sgd", "mse")

@@ -1,0 +1,229 @@
+"""Whether a model that was rebuilt is the same function: both are run on a batch, in the same precision."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_mp.backend.common.calls import wrapped_methods
+from keras_mp.rebuild.rule import RebuildError
+from keras_mp.rebuild.state import has_no_value
+from keras_mp.rebuild.walk import children_of, has_no_call, layers_by_path
+
+# Both run the same operations on the same numbers; what threads make of sums is below this many units of the last
+# place of the largest output.
+_UNITS = 8
+_ROWS = 2
+_MODES = {False: "in inference", True: "in training"}
+# For axes whose size a model leaves open: some models take short ones only, some long ones only.
+_SIZES = (8, 64, 224)
+
+
+def check_same(old: keras.Model, new: keras.Model, sample: Any = None) -> None:
+    """Compares a model with one that was rebuilt from its config in the same precision.
+
+    Both run on a batch, in inference and as in training, with the same random numbers; outputs and the losses that
+    layers add must be the same. A model without `call()`, such as a GAN, is compared part by part.
+
+    Args:
+        old: a built model.
+        new: the other.
+        sample: a batch of inputs; made up from the shapes and dtypes of the inputs where None.
+
+    Raises:
+        RebuildError: they differ; the message names the first layer at which they part, and what it keeps that its
+            config lacks.
+
+    Warns:
+        UserWarning: the model could not be run, so nothing is known.
+    """
+    if any(map(has_no_value, old.weights)):
+        return  # built from shapes alone: there is nothing to compute with
+    if has_no_call(old):
+        for part, other in zip(children_of(old), children_of(new), strict=True):
+            if isinstance(part, keras.Model) and part.built and not has_no_call(part):
+                check_same(part, other)  # type: ignore[arg-type]
+        return
+    error: Exception | None = None
+    for batch in _batches(old) if sample is None else [keras.tree.map_structure(lambda x: x[:_ROWS], sample)]:
+        try:
+            expected = [_run(old, batch, training) for training in (False, True)]
+        except Exception as raised:  # whatever a stranger's call raises on what it was not made for
+            error = error or raised
+            continue
+        for training in (False, True):
+            _compare(old, new, batch, training, expected[training])
+        return
+    cause = "the shapes of its inputs are not known" if error is None else str(error).strip().partition("\n")[0][:300]
+    warnings.warn(
+        f"model {old.name!r} was rebuilt from its config, and could not be compared with the original: {cause}",
+        stacklevel=4,
+    )
+
+
+def _compare(old: Any, new: Any, batch: Any, training: bool, expected: list[np.ndarray]) -> None:
+    if _distance(expected, _run(old, batch, training)) > _tolerance(old):
+        return  # it draws random numbers of its own each time
+    try:
+        distance = _distance(expected, _run(new, batch, training))
+    except Exception as error:
+        raise RebuildError(
+            f"model {old.name!r} cannot be rebuilt from its config: the new model fails where the old one does not: "
+            f"{str(error).strip()[:500]}"
+        ) from error
+    if distance > _tolerance(old):
+        off = f"its outputs and added losses are off by {distance:.1%} of their size {_MODES[training]}"
+        where = _where_they_part(old, new, batch, training)
+        raise RebuildError(
+            f"model {old.name!r} cannot be rebuilt from its config: {off}. {where} "
+            "A config must hold every argument of __init__: give the class a get_config() that returns them, or keep "
+            "each as an attribute of its name"
+        )
+
+
+def _run(model: Any, batch: Any, training: bool) -> list[np.ndarray]:
+    """Outputs, and the losses that layers add; nothing is assigned."""
+    values = ([v.value for v in each] for each in (model.trainable_variables, model.non_trainable_variables))
+    inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # Private, as Keras has no public way to ask; one that does not take it fails on it.
+        told = {"training": training} if model._call_has_training_arg else {}
+        outputs, _, losses = model.stateless_call(*values, inputs, return_losses=True, **told)
+    leaves = [leaf for leaf in keras.tree.flatten([outputs, losses]) if leaf is not None]
+    return [_numbers(leaf) for leaf in leaves]
+
+
+def _numbers(tensor: Any) -> np.ndarray:
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    if keras.backend.is_float_dtype(dtype):
+        tensor = keras.ops.cast(tensor, "float32")
+    return np.asarray(keras.ops.convert_to_numpy(tensor))
+
+
+def _distance(expected: list[np.ndarray], actual: list[np.ndarray]) -> float:
+    """The largest difference of two lists of arrays, of the largest magnitude of each; infinite where shapes differ."""
+    if [x.shape for x in expected] != [x.shape for x in actual]:
+        return float("inf")
+    worst = 0.0
+    for one, other in zip(expected, actual, strict=True):
+        if one.dtype.kind not in "fiub":
+            worst = max(worst, 0.0 if np.array_equal(one, other) else float("inf"))
+            continue
+        one, other = one.astype("float64"), other.astype("float64")
+        same = (one == other) | (np.isnan(one) & np.isnan(other))
+        if same.all():
+            continue
+        size = np.abs(one[np.isfinite(one)]).max(initial=0.0)
+        difference = np.abs(one - other)[~same].max()
+        worst = max(worst, float(difference / size) if size and np.isfinite(difference) else float("inf"))
+    return worst
+
+
+def _tolerance(model: Any) -> float:
+    dtypes = {layer.compute_dtype for layer in [model, *layers_by_path(model).values()]}
+    bits = 7 if "bfloat16" in dtypes else 10 if "float16" in dtypes else 23
+    return float(_UNITS * 2.0**-bits)
+
+
+def _batches(model: Any) -> Iterator[Any]:
+    """Batches that the model may take."""
+    for size in _SIZES:
+        for dtype in ("", "float32", "int32"):  # Keras does not record that of a subclassed model's inputs
+            inputs = _inputs(model, dtype)
+            if inputs is None:
+                continue
+            yield keras.tree.map_structure(lambda x, size=size: _made_up(x, size), inputs)
+            if not any(None in tuple(x.shape)[1:] for x in keras.tree.flatten(inputs)) and dtype == "":
+                return
+
+
+def _inputs(model: Any, dtype: str) -> Any:
+    if getattr(model, "inputs", None):
+        # Private, because `inputs` is flat, and a model that takes a dict must be given one.
+        return getattr(model, "_inputs_struct", model.inputs[0]) if not dtype else None
+    shapes = model.get_build_config() or {}
+    if not dtype or not shapes:
+        return None
+
+    def tensor(shape: Any) -> Any:
+        if isinstance(shape, dict):
+            return {key: tensor(inner) for key, inner in shape.items()}
+        if all(size is None or isinstance(size, int) for size in shape):
+            return keras.KerasTensor(tuple(shape), dtype)
+        return type(shape)(map(tensor, shape))
+
+    if "input_shape" in shapes:
+        return None if shapes["input_shape"] is None else tensor(shapes["input_shape"])
+    first = list(shapes.get("shapes_dict", {}).values())
+    return tensor(first[0]) if len(first) == 1 and first[0] is not None else None
+
+
+def _made_up(tensor: Any, size: int) -> Any:
+    shape = [_ROWS, *(size if n is None else n for n in tuple(tensor.shape)[1:])]
+    if tensor.shape and tensor.shape[0] is not None:
+        shape[0] = tensor.shape[0]
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    random = np.random.default_rng(len(shape))
+    if dtype == "string":
+        return np.full(shape, "a word", dtype=object)
+    if dtype == "bool":
+        return random.integers(0, 2, shape).astype(bool)
+    if "int" in dtype:
+        return random.integers(0, 2, shape).astype(dtype)
+    return random.normal(size=shape).astype("float32")
+
+
+def _where_they_part(old: Any, new: Any, batch: Any, training: bool) -> str:
+    """A sentence on the first call of a layer that returns other values, innermost first."""
+    twins = dict(zip(layers_by_path(old).values(), layers_by_path(new).values(), strict=False))
+    calls = [_calls(model, batch, training) for model in (old, new)]
+    for (path, layer, mine), (_, _, theirs) in zip(*calls, strict=False):
+        if _distance(mine, theirs) > _tolerance(old):
+            told = f"{path!r} ({_class_name(layer)}){_lacks(layer, twins.get(layer))}"
+            return f"The first layer with another result is {told}."
+    found = f"{_class_name(old)} itself computes otherwise, or a regularizer or add_loss in it adds another loss"
+    return f"Its layers return the same, so {found}{_lacks(old, new)}."
+
+
+def _class_name(layer: Any) -> str:
+    return str(type(layer).__name__)
+
+
+def _calls(model: Any, batch: Any, training: bool) -> list[tuple[str, Any, list[np.ndarray]]]:
+    calls: list[tuple[str, Any, list[np.ndarray]]] = []
+
+    def noting(path: str, layer: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            outputs = function(*args, **kwargs)
+            leaves = [leaf for leaf in keras.tree.flatten(outputs) if keras.ops.is_tensor(leaf)]
+            calls.append((path, layer, [_numbers(leaf) for leaf in leaves]))
+            return outputs
+
+        return call
+
+    with wrapped_methods(layers_by_path(model).items(), ["call"], noting):
+        _run(model, batch, training)
+    return calls
+
+
+def _lacks(old: Any, new: Any) -> str:
+    """The plain attributes that a layer has otherwise in the new model."""
+    theirs = {} if new is None else vars(new)
+    pairs = [(name, _plain(value), _plain(theirs[name])) for name, value in vars(old).items() if name in theirs]
+    other = [
+        f"{name} is {mine}, and {its} in the new one"
+        for name, mine, its in pairs
+        if mine and its and mine != its and not name.startswith("_") and name not in ("name", "compiled", "loss")
+    ]
+    return f", whose {'; '.join(other[:3])}" if other else ""
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return repr(value)
+    return getattr(value, "__name__", "") if callable(value) else ""

@@ -1,0 +1,64 @@
+"""What the kit notes about a layer that it has changed: the one private attribute that it gives a layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+
+# The way from a layer to one inside it: at each level the index among the sublayers, or "o" and the index among the
+# operations of a graph that are no layers.
+Place = tuple[int | str, ...]
+_NAME = "_keras_mp"
+
+
+@dataclasses.dataclass
+class Notes:
+    """Of one layer.
+
+    Attributes:
+        treatments: what is done to it, by name, each with its options.
+        precision: the dtype that it computes in without any.
+        policy: its dtype policy without any, where its weights are of 16 bits; else None.
+        waiting: of sublayers that its own code has yet to create, what is to be done to them.
+        kept: what a treatment keeps from one step to the next, by its name.
+    """
+
+    treatments: dict[str, Any]
+    precision: str
+    policy: Any = None
+    waiting: dict[Place, tuple[dict[str, Any], str]] = dataclasses.field(default_factory=dict)
+    kept: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def notes_of(layer: Any) -> Notes | None:
+    """What is noted about a layer or operation; None where the kit has not changed it."""
+    return vars(layer).get(_NAME)
+
+
+def write_notes(layer: Any, notes: Notes | None) -> None:
+    """Notes something about a layer, past Keras's tracking of attributes; None takes all of it away."""
+    if notes is None:
+        vars(layer).pop(_NAME, None)
+    else:
+        vars(layer)[_NAME] = notes
+
+
+def treatments_of(layer: Any) -> dict[str, Any]:
+    """The treatments of a layer, by name, each with its options."""
+    notes = notes_of(layer)
+    return {} if notes is None else notes.treatments
+
+
+def original_class(layer: Any) -> Any:
+    """The class of a layer without its treatments."""
+    return getattr(type(layer), "_original", type(layer))
+
+
+def precision_of_layer(layer: Any) -> str:
+    """The dtype that a layer computes in without treatments; an operation follows its input."""
+    notes = notes_of(layer)
+    if notes is not None:
+        return notes.precision
+    return layer.compute_dtype if isinstance(layer, keras.layers.Layer) else "float32"

@@ -1,0 +1,206 @@
+"""Parts of a model changed in place, and what the model then needs: dtypes of its graphs, steps, optimizers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import keras
+
+# Private, because Keras has no public way to ask whether a class is made from inputs and outputs.
+from keras.src.models.functional import Functional, functional_like_constructor
+
+from keras_mp.rebuild.compiled import carry_slots
+from keras_mp.rebuild.fresh_optimizer import fresh_optimizer, move_exclusions
+from keras_mp.rebuild.notes import original_class, treatments_of
+from keras_mp.rebuild.walk import calls_of, children_of, graph_of, operations_of, with_self
+from keras_mp.treatment.treated import INSIDE, treat, untreat
+
+# A layer or operation, its treatments with their options, and the dtype that it computes in without them ("": as now).
+Wanted = tuple[Any, Mapping[str, Any], str]
+
+
+def change(model: keras.Model, wanted: Iterable[Wanted]) -> None:
+    """Applies treatments to parts of a model, in place.
+
+    Layers above them note what no config would show; the dtypes of functional graphs are inferred again; traced steps
+    are dropped; an optimizer whose weights changed becomes a new one with the state of the old.
+
+    Args:
+        model: a built Keras model.
+        wanted: parts of it, and the model itself, each with its treatments.
+    """
+    before = _variables(model)
+    changed = set()
+    for part, treatments, precision in wanted:
+        if any(name not in treatments_of(part) or treatments_of(part)[name] != treatments[name] for name in treatments):
+            treat(part, treatments, precision)
+            changed.add(id(part))
+    if changed:
+        note_inside(model)
+        _settle(model, changed, before)
+
+
+def undo(model: keras.Model, names: Collection[str], also: Iterable[tuple[Any, Callable[[Any], None]]] = ()) -> None:
+    """Undoes treatments of a model and of everything in it, in place.
+
+    Args:
+        model: a Keras model.
+        names: of the treatments.
+        also: layers that change in another way, and that way.
+    """
+    before = _variables(model)
+    changed = set()
+    for part in [*with_self(model), *operations_of(model)]:
+        if any(name in treatments_of(part) for name in names):
+            untreat(part, names)
+            changed.add(id(part))
+    for part, make in also:
+        make(part)
+        changed.add(id(part))
+    if changed:
+        note_inside(model)
+        _settle(model, changed, before)
+
+
+def _variables(model: keras.Model) -> dict[int, tuple[Any, str]]:
+    return {id(variable): (variable, variable.dtype) for variable in model.variables}
+
+
+def note_inside(model: keras.Layer) -> None:
+    """Lets the layers whose code creates treated ones say so in their configs, and no others."""
+    treated: dict[int, bool] = {}
+
+    def visit(layer: Any) -> bool:
+        """Whether a layer has treatments, or one below it."""
+        if id(layer) not in treated:
+            treated[id(layer)] = False
+            operations = getattr(graph_of(layer), "operations", [])
+            parts = {id(part): part for part in [*children_of(layer), *operations]}
+            below = [part for part in parts.values() if isinstance(part, keras.layers.Layer)]
+            others = [part for part in parts.values() if not isinstance(part, keras.layers.Layer)]
+            inside = any([*map(visit, below), *(bool(treatments_of(part)) for part in others)])
+            if not inside or shows_its_parts(layer):
+                untreat(layer, (INSIDE,))
+            else:
+                treat(layer, {INSIDE: None})
+            treated[id(layer)] = inside or bool(treatments_of(layer))
+        return treated[id(layer)]
+
+    visit(model)
+
+
+def shows_its_parts(layer: Any) -> bool:
+    """Whether the config of a layer holds those of all its parts: a functional or sequential model of Keras's own."""
+    cls = original_class(layer)
+    if issubclass(cls, keras.Sequential):
+        return cls.get_config is keras.Sequential.get_config
+    return issubclass(cls, Functional) and functional_like_constructor(cls) and cls.get_config is Functional.get_config
+
+
+def _settle(model: keras.Model, changed: set[int], before: dict[int, tuple[Any, str]]) -> None:
+    layers = with_self(model)
+    infer_again(model, changed)
+    for layer in layers:
+        if isinstance(layer, keras.Model):
+            # Kept, they would go on as they were traced.
+            layer.train_function = layer.test_function = layer.predict_function = None
+    now = _variables(model)
+    if {key: dtype for key, (_, dtype) in before.items()} != {key: dtype for key, (_, dtype) in now.items()}:
+        for layer in layers:
+            if isinstance(layer, keras.Model) and getattr(layer, "compiled", False):
+                _renew_optimizers(layer, before)
+
+
+def infer_again(model: keras.Layer, changed: set[int]) -> None:
+    """Gives the tensors of functional graphs, which were made before, the dtypes of now.
+
+    Args:
+        model: what holds the graphs, at any depth.
+        changed: ids of the layers and operations that may return another dtype.
+    """
+    layers = with_self(model)
+    graphs = {id(graph): graph for layer in reversed(layers) if (graph := graph_of(layer)) is not None}
+    owners = {id(graph_of(layer)): layer for layer in layers if graph_of(layer) is not None}
+    holding = _holding(layers, changed)
+    again = True
+    while again:  # an input that becomes wider in an inner graph makes others so
+        again = False
+        for key, graph in graphs.items():
+            moved: set[int] = {id(x) for x in graph.inputs if id(x) in changed}
+            for node in calls_of(graph):
+                if id(node.operation) not in holding and not moved & {id(x) for x in node.input_tensors}:
+                    continue
+                again |= _widen_inputs(node, changed)
+                for old, new in zip(node.output_tensors, _called_again(node), strict=True):
+                    if old.dtype != new.dtype:
+                        # Private, as a tensor has no public way to say that it is another than when it was made.
+                        old._dtype = new.dtype
+                        moved.add(id(old))
+            if moved:
+                holding |= {key, id(owners[key])}
+
+
+def _called_again(node: Any) -> list[Any]:
+    """The symbolic tensors that a call of a graph returns now; the graph is left as it is."""
+    operation, inputs = node.operation, node.input_tensors
+    # Private, as every symbolic call leaves a node with the operations before and behind it.
+    sources = [tensor._keras_history.operation for tensor in inputs]
+    before = [(nodes, len(nodes)) for nodes in (operation._inbound_nodes, *(s._outbound_nodes for s in sources))]
+    outputs = operation(*node.arguments.args, **node.arguments.kwargs)
+    for nodes, count in before:
+        del nodes[count:]
+    return keras.tree.flatten(outputs)
+
+
+def _holding(layers: list[Any], changed: set[int]) -> set[int]:
+    """The ids of what changed and of all layers that hold some of it."""
+    holding = set(changed)
+    for layer in reversed(layers):
+        inner = [*children_of(layer), *getattr(graph_of(layer), "operations", [])]
+        if any(id(part) in holding for part in inner):
+            holding |= {id(layer), id(graph_of(layer))}
+    return holding
+
+
+def _widen_inputs(node: Any, changed: set[int]) -> bool:
+    """Lets a model that is called on a float32 tensor take it so, where its input was made for a 16-bit one."""
+    graph = graph_of(node.operation) if isinstance(node.operation, keras.layers.Layer) else None
+    if graph is None or len(graph.inputs) != len(node.input_tensors):
+        return False
+    widened = False
+    for outer, inner in zip(node.input_tensors, graph.inputs, strict=True):
+        if outer.dtype == "float32" and inner.dtype in ("float16", "bfloat16"):
+            inner._dtype = inner._keras_history.operation._dtype = "float32"  # private, as above
+            changed.add(id(inner))
+            widened = True
+    return widened
+
+
+def _renew_optimizers(model: keras.Model, before: dict[int, tuple[Any, str]]) -> None:
+    """Gives a compiled model optimizers of its weights as they are now: building one again would double its slots."""
+    for name in ("optimizer", *[name for name in vars(model) if name != "optimizer"]):
+        optimizer = getattr(model, name, None)
+        if not isinstance(optimizer, keras.optimizers.Optimizer) or not optimizer.built:
+            continue
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        # Private, because an optimizer has no public list of what it trains.
+        trained = {id(variable) for variable in inner._trainable_variables}
+        weights = model.trainable_variables
+        if name != "optimizer":
+            weights = [v for v in weights if id(v) in trained]
+        same = [id(v) for v in weights] == [id(v) for v in inner._trainable_variables]
+        if same and all(v.dtype == before[id(v)][1] for v in weights):
+            continue
+        new = fresh_optimizer(optimizer)
+        pairs = [(variable, variable) for variable in weights if id(variable) in trained]
+        move_exclusions(new, pairs)
+        new.build(weights)
+        lost = carry_slots(optimizer, new, {id(variable): variable for variable, _ in pairs})
+        if lost:
+            warnings.warn(f"the optimizer of {model.name!r} begins anew in part: {'; '.join(lost)}", stacklevel=4)
+        setattr(model, name, new)
+        if name == "optimizer" and "optimizer" in model._compile_config.config:
+            # Private, because what a model was compiled with is saved from there.
+            model._compile_config.config["optimizer"] = new

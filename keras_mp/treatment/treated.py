@@ -1,0 +1,420 @@
+"""Layers whose class is extended, in place, by what is done to them under a name; they save and load so."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from importlib.metadata import version
+from typing import Any
+
+import keras
+
+# Private, because Keras has no public way to ask whether a class is made from inputs and outputs.
+from keras.src.models.functional import functional_like_constructor
+
+from keras_mp.rebuild.config import original_config
+from keras_mp.rebuild.notes import Notes, Place, notes_of, original_class, write_notes
+from keras_mp.rebuild.quantized_policies import policy_of, settle_policies, with_source
+from keras_mp.rebuild.rule import Config
+from keras_mp.rebuild.walk import children_of, graph_of
+
+# The treatment of a layer whose own code creates layers that have treatments.
+INSIDE = "inside"
+# Layers whose `get_config()` was asked for while a config is written: what is not among them is shown by no config.
+_SHOWN: ContextVar[set[int] | None] = ContextVar("shown", default=None)
+
+
+def _no_mixin(original: type, names: Collection[str]) -> type | None:
+    return None
+
+
+def _nothing(layer: Any) -> None:
+    pass
+
+
+def _as_it_is(options: Any) -> Any:
+    return options
+
+
+@dataclasses.dataclass(frozen=True)
+class Treatment:
+    """What is done to a layer under a name.
+
+    Attributes:
+        mixin: the class that comes before the layer's own, by the latter and the names of all its treatments; None
+            where there is none.
+        apply: called with the live layer before its class is changed.
+        undo: called with the live layer after its class is changed back.
+        built: called with the live layer once it is built, or at once where it is.
+        before_call: called with the live layer each time before it computes.
+        order: where its mixin stands: those of a smaller number come first.
+        write: makes JSON of its options.
+        read: makes options of JSON.
+    """
+
+    mixin: Callable[[type, Collection[str]], type | None] = _no_mixin
+    apply: Callable[[Any], None] = _nothing
+    undo: Callable[[Any], None] = _nothing
+    built: Callable[[Any], None] | None = None
+    before_call: Callable[[Any], None] | None = None
+    order: int = 0
+    write: Callable[[Any], Any] = _as_it_is
+    read: Callable[[Any], Any] = _as_it_is
+
+
+_TREATMENTS: dict[str, Treatment] = {}
+# What the names of a version before mean today: a function from a name of that version to treatments and places.
+Older = Callable[[str], tuple[dict[str, Any], dict[Place, dict[str, Any]]] | None]
+_OLDER: list[Older] = []
+
+
+def register_treatments(treatments: Mapping[str, Treatment], older: Older | None = None) -> None:
+    """Makes treatments known by their names, which saved models contain.
+
+    Args:
+        treatments: by name.
+        older: reads the names that version 0.1.0 saved, and returns None for those that it does not know.
+    """
+    _TREATMENTS.update(treatments)
+    if older is not None:
+        _OLDER.append(older)
+
+
+def _treatment(name: str) -> Treatment:
+    if name not in _TREATMENTS:
+        raise ValueError(
+            f"the model has a layer with the treatment {name!r}, which keras_mp {version('keras-mp')} does not know: "
+            "load it with the version that saved it, or a newer one"
+        )
+    return _TREATMENTS[name]
+
+
+@keras.saving.register_keras_serializable("keras_mp", "Treated")
+class Treated:
+    """A layer with treatments; it is still an instance of its own class.
+
+    Its config holds the original layer's config, the treatments with their options, and by their places those of the
+    sublayers that the layer's own code creates and no config shows.
+    """
+
+    _original: type
+
+    def get_config(self) -> Config:
+        notes = _notes(self)
+        outer = _SHOWN.get()
+        shown: set[int] = set()
+        before = _SHOWN.set(shown)
+        try:
+            layer = original_config(self, self._original)  # type: ignore[arg-type]
+        finally:
+            _SHOWN.reset(before)
+        inside = [
+            {"place": list(place), "treatments": _written(inner.treatments), "precision": inner.precision}
+            for place, inner in _not_shown(self, shown)
+        ]
+        if outer is not None:
+            outer |= {*shown, id(self)}
+        if notes.policy is not None:
+            # The layer is built as it was before it is treated again: its treatments say which weights become float32.
+            policy = keras.dtype_policies.serialize(notes.policy)
+            layer = {**layer, "config": {**layer["config"], "dtype": policy}}
+        named = {"name": self.name, "layer": layer}  # type: ignore[attr-defined]
+        return {
+            **named,
+            "treatments": _written(notes.treatments),
+            "precision": notes.precision,
+            **({"inside": inside} if inside else {}),
+        }
+
+    @classmethod
+    def from_config(cls, config: Config) -> Any:
+        layer = keras.saving.deserialize_keras_object(config["layer"])
+        treatments, waiting = _read(config["treatments"])
+        waiting |= {
+            tuple(entry["place"]): (_read(entry["treatments"])[0], entry["precision"])
+            for entry in config.get("inside", [])
+        }
+        layer = treat(layer, treatments, config["precision"])
+        return wait_inside(layer, waiting) if waiting else layer
+
+    def __reduce__(self) -> Any:
+        load, *arguments = super().__reduce__()  # type: ignore[str-unpack]
+        # Of the class that a module has: pickle looks for it there.
+        return (getattr(self._original, load.__name__), *arguments)  # type: ignore[union-attr]
+
+    def build_from_config(self, config: Config) -> None:
+        super().build_from_config(config)  # type: ignore[misc]
+        treat_inside(self)  # before weights are loaded
+
+
+# One name in saved models for whatever class was extended: Treated.from_config reads the class from the config.
+_register = keras.saving.register_keras_serializable("keras_mp", "Treated")
+REGISTERED_NAME = "keras_mp>Treated"
+# The name in models that the first versions saved.
+keras.saving.register_keras_serializable("keras_mp", "Stabilized")(Treated)
+REGISTERED_NAMES = (REGISTERED_NAME, "keras_mp>Stabilized")
+_register(Treated)
+
+
+class _BeforeCall:
+    """A layer that sees to something each time before it computes."""
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        see_to(self)
+        return super().call(*args, **kwargs)  # type: ignore[misc]
+
+
+def wait_inside(layer: Any, waiting: Mapping[Place, tuple[dict[str, Any], str]]) -> Any:
+    """Treats sublayers of a layer by their places, those that its code has yet to create once it has; returns it.
+
+    Args:
+        layer: the live layer.
+        waiting: treatments, with their options, and the precision of each sublayer without.
+    """
+    treat(layer, {INSIDE: None})
+    _notes(layer).waiting |= waiting
+    treat_inside(layer)
+    return layer
+
+
+def see_to(layer: Any) -> None:
+    """What a layer with treatments does before it computes."""
+    settle_policies(layer)
+    treat_inside(layer)
+    for name in _notes(layer).treatments:
+        before_call = _treatment(name).before_call
+        if before_call is not None:
+            before_call(layer)
+
+
+def treat_inside(layer: Any) -> None:
+    """Treats those of the sublayers that no config shows which exist by now."""
+    waiting = _notes(layer).waiting
+    for place in list(waiting):
+        part = part_at(layer, place)
+        if part is not None:
+            treat(part, *waiting.pop(place))
+
+
+def _notes(layer: Any) -> Notes:
+    notes = notes_of(layer)
+    assert notes is not None, layer
+    return notes
+
+
+def _written(treatments: Mapping[str, Any]) -> Config:
+    return {name: _treatment(name).write(options) for name, options in treatments.items()}
+
+
+def _read(saved: Any) -> tuple[dict[str, Any], dict[Place, tuple[dict[str, Any], str]]]:
+    if isinstance(saved, dict):
+        return {name: _treatment(name).read(options) for name, options in saved.items()}, {}
+    treatments: dict[str, Any] = {}
+    waiting: dict[Place, tuple[dict[str, Any], str]] = {}
+    for name in saved:  # a list of names: of version 0.1.0
+        known = (read for older in _OLDER if (read := older(name)) is not None)
+        own, inside = next(known, ({name: None}, {}))
+        treatments |= own
+        waiting |= {place: (inner, "") for place, inner in inside.items()}
+    return treatments, waiting
+
+
+def parts_of(layer: Any) -> Iterator[tuple[int | str, Any]]:
+    """The sublayers of a layer, and the operations of its graph, each with its step of a place."""
+    # A Sequential gets its input only once it is built.
+    inner = [child for child in children_of(layer) if not isinstance(child, keras.layers.InputLayer)]
+    yield from enumerate(inner)
+    graph = graph_of(layer) if isinstance(layer, keras.layers.Layer) else None
+    operations = [part for part in getattr(graph, "operations", []) if not isinstance(part, keras.layers.Layer)]
+    yield from ((f"o{index}", operation) for index, operation in enumerate(operations))
+
+
+def part_at(layer: Any, place: Place) -> Any:
+    """The layer or operation at a place; None where it is not there yet."""
+    for step in place:
+        layer = dict(parts_of(layer)).get(step)
+        if layer is None:
+            return None
+    return layer
+
+
+def _not_shown(layer: Any, shown: Collection[int]) -> Iterator[tuple[Place, Notes]]:
+    """The parts with treatments below a layer that none of the shown configs holds."""
+    seen: set[int] = set()
+
+    def visit(layer: Any, place: Place) -> Iterator[tuple[Place, Notes]]:
+        for step, part in parts_of(layer):
+            if id(part) in seen or id(part) in shown:
+                continue
+            seen.add(id(part))
+            notes = notes_of(part)
+            if notes is not None:
+                yield (*place, step), notes
+            yield from visit(part, (*place, step))
+
+    yield from visit(layer, ())
+    yield from ((place, Notes(*entry)) for place, entry in _notes(layer).waiting.items())
+
+
+def treat(layer: Any, treatments: Mapping[str, Any], precision: str = "") -> Any:
+    """Applies treatments to a live layer, in place and besides those that it has, and returns it.
+
+    Args:
+        layer: a Keras layer, built or not, or an operation; no traced step holds it, or the step is dropped after.
+        treatments: by name, each with its options; one that the layer has with the same options changes nothing.
+        precision: the dtype that the layer computed in without any; by default that which it computes in.
+    """
+    notes = notes_of(layer)
+    has = {} if notes is None else notes.treatments
+    new = {name: options for name, options in treatments.items() if name not in has or has[name] != options}
+    if not new:
+        return layer
+    known = [_treatment(name) for name in new]
+    original = original_class(layer)
+    is_layer = isinstance(layer, keras.layers.Layer)
+    if is_layer:
+        settle_policies(layer)
+    if notes is None:
+        notes = Notes({}, precision or (layer.compute_dtype if is_layer else "float32"))
+        if getattr(layer, "variable_dtype", "float32") in ("bfloat16", "float16"):
+            notes.policy = layer.dtype_policy
+        if "quantize" in vars(original) and not isinstance(layer, keras.Model):
+            _let_keras_quantize(layer)
+        write_notes(layer, notes)
+    notes.treatments = dict(sorted((notes.treatments | new).items()))
+    for treatment in known:
+        treatment.apply(layer)
+    layer.__class__ = _extended(original, notes.treatments)
+    hooks = [treatment.built for treatment in known if treatment.built is not None]
+    if hooks or INSIDE in new:
+        _once_built(layer, hooks)
+    if INSIDE in new or any(treatment.before_call for treatment in known):
+        see_to(layer)
+    return layer
+
+
+def untreat(layer: Any, names: Collection[str]) -> Any:
+    """Undoes some treatments of a layer, in place, and returns it; those that it does not have are passed over."""
+    notes = notes_of(layer)
+    gone = [] if notes is None else [name for name in notes.treatments if name in names]
+    if notes is None or not gone:
+        return layer
+    notes.treatments = {name: options for name, options in notes.treatments.items() if name not in gone}
+    original = original_class(layer)
+    layer.__class__ = _extended(original, notes.treatments) if notes.treatments else original
+    for name in reversed(gone):
+        _treatment(name).undo(layer)
+    if not notes.treatments:
+        write_notes(layer, None)
+    return layer
+
+
+def rebase(layer: Any, original: type) -> None:
+    """Gives a layer another class of its own, below its treatments."""
+    notes = notes_of(layer)
+    layer.__class__ = original if notes is None else _extended(original, notes.treatments)
+
+
+def _once_built(layer: Any, hooks: Sequence[Callable[[Any], None]]) -> None:
+    if layer.built:
+        for hook in hooks:
+            hook(layer)
+        return
+    build = layer.build  # on the layer itself, where Keras puts its function around that of the class
+
+    @functools.wraps(build)
+    def build_then(*args: Any, **kwargs: Any) -> None:
+        build(*args, **kwargs)
+        for hook in hooks:
+            hook(layer)
+        if notes_of(layer) is not None:
+            treat_inside(layer)
+
+    build_then.__wrapped__ = getattr(build, "__wrapped__", build)  # type: ignore[attr-defined]
+    layer.build = build_then
+
+
+def _let_keras_quantize(layer: Any) -> None:
+    """Keras quantizes no subclass of its own layers, which a layer with treatments is to it."""
+    quantize = layer.quantize  # on the layer itself, where Keras puts its function around that of the class
+    if getattr(quantize, "of_treated", False):
+        return
+
+    @functools.wraps(quantize)
+    def quantize_treated(mode: Any = None, config: Any = None, **arguments: Any) -> None:
+        quantize(mode, config=config, **{**arguments, "type_check": False})
+        notes = notes_of(layer)
+        if notes is not None and notes.policy is not None:
+            notes.policy = with_source(policy_of(layer), notes.policy.name)
+
+    quantize_treated.of_treated = True  # type: ignore[attr-defined]
+    layer.quantize = quantize_treated
+
+
+def _extended(original: type, treatments: Mapping[str, Any]) -> type:
+    """The class of a layer with treatments; that of a graph has their options, too, as clones of it are made by it."""
+    graph = issubclass(original, keras.Model) and functional_like_constructor(original)
+    return _class_of(original, tuple(treatments), json.dumps(_written(treatments)) if graph else "")
+
+
+@functools.cache
+def _class_of(original: type, names: tuple[str, ...], written: str) -> type:
+    by_place = sorted(names, key=lambda name: _treatment(name).order)
+    mixins = [_treatment(name).mixin(original, names) for name in by_place]
+    if any(name == INSIDE or _treatment(name).before_call for name in names):
+        mixins.append(_BeforeCall)
+    present = dict.fromkeys(mixin for mixin in mixins if mixin is not None)
+    # It keeps the class's name: Keras files weights by it, so they can be loaded into the plain model, and back.
+    extended = type(original.__name__, (Treated, *present, original), {"_original": original, "__module__": __name__})
+    if written:
+        extended.__init__ = _init_of_graph(extended, _read(json.loads(written))[0])  # type: ignore[misc]
+    _register(extended)
+    _register(Treated)
+    return extended
+
+
+def _init_of_graph(cls: Any, treatments: Mapping[str, Any]) -> Callable[..., None]:
+    """Makes `cls(inputs, outputs)` a model with the treatments of its class, as `keras.models.clone_model` wants it."""
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        super(cls, self).__init__(*args, **kwargs)
+        write_notes(self, Notes(dict(treatments), self.compute_dtype))
+        for name in treatments:
+            _treatment(name).apply(self)
+        if isinstance(self, _BeforeCall):
+            see_to(self)
+
+    return init
+
+
+def untreated_node(node: Config, treatments: Collection[str]) -> Config:
+    """Rewrites the config of a layer to that of the layer without treatments; any other dict is returned as it is."""
+    if node.get("registered_name") not in REGISTERED_NAMES or "layer" not in node["config"]:
+        return node
+    config = node["config"]
+    left = _without(config["treatments"], treatments)
+    inside = [
+        {**entry, "treatments": kept}
+        for entry in config.get("inside", [])
+        if (kept := _without(entry["treatments"], treatments))
+    ]
+    if not inside:
+        left = _without(left, (INSIDE,))
+    if not left:
+        outside = ("shared_object_id", "inbound_nodes", "name")
+        return {**config["layer"], **{key: node[key] for key in outside if key in node}}
+    config = {key: value for key, value in config.items() if key != "inside"}
+    return {**node, "config": {**config, "treatments": left, **({"inside": inside} if inside else {})}}
+
+
+def _without(saved: Any, names: Collection[str]) -> Any:
+    """Of what a config says of treatments what is left without some; a list of names in files of version 0.1.0."""
+    if isinstance(saved, dict):
+        return {name: options for name, options in saved.items() if name not in names}
+    return [name for name in saved if name.partition(":")[0] not in names]
+
+
+register_treatments({INSIDE: Treatment()})

@@ -1,0 +1,243 @@
+"""What `stabilize`, `convert`, `make_lean` and `prepare` do to the model that they are given, and how it is undone."""
+
+import copy
+import pickle
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+from twins import twin
+
+import keras_mp
+from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.notes import notes_of
+from keras_mp.treatment.treated import Treatment, register_treatments, treat
+
+pytestmark = pytest.mark.jax
+TENSORFLOW = keras.backend.backend() == "tensorflow"
+
+
+def numpy(x):
+    return ops.convert_to_numpy(ops.cast(x, "float32"))
+
+
+@keras.saving.register_keras_serializable("in_place")
+class Block(layers.Layer):
+    """A layer whose code makes others, which its config does not show."""
+
+    def __init__(self, width, **kwargs):
+        super().__init__(**kwargs)
+        self.width = width
+        self.norm = layers.LayerNormalization()
+        self.attention = layers.MultiHeadAttention(2, 8, dropout=0.1)
+        self.dense = layers.Dense(width, activation="gelu")
+
+    def build(self, shape):
+        self.norm.build(shape)
+        self.attention.build(shape, shape)
+        self.dense.build(shape)
+
+    def call(self, x, training=None):
+        x = ops.add(x, self.attention(self.norm(x), x, training=training))
+        return ops.add(x, self.dense(x))
+
+    def get_config(self):
+        return {**super().get_config(), "width": self.width}
+
+
+def build(policy="mixed_bfloat16"):
+    keras.config.set_dtype_policy(policy)
+    inputs = keras.Input((6, 16))
+    x = Block(16, name="block")(layers.Dense(16, name="first")(inputs))
+    x = layers.Dense(16, activation="gelu", name="second")(layers.BatchNormalization(name="norm")(x))
+    return keras.Model(inputs, layers.Dense(3, activation="softmax", name="head")(x))
+
+
+def batch():
+    random = np.random.default_rng()
+    return random.normal(size=(8, 6, 16)).astype("float32"), random.integers(0, 3, (8, 6))
+
+
+def compiled(model):
+    model.compile(keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy", jit_compile=False)
+    return model
+
+
+CHANGES = {
+    "stabilize": (keras_mp.stabilize, None),
+    "fp8": (lambda model: keras_mp.fp8.convert(model, "delayed", select=lambda path, layer: True), keras_mp.fp8.revert),
+    "lean": (lambda model: keras_mp.make_lean(model, remat=("block",)), keras_mp.undo_lean),
+}
+
+
+def classes(model):
+    return {path: type(layer) for path, layer in layers_by_path(model).items()}
+
+
+@pytest.mark.filterwarnings("ignore:fp8.convert")
+@pytest.mark.parametrize("name", CHANGES)
+def test_it_is_the_same_model_with_the_same_weights_and_twice_is_as_once(name):
+    change, _ = CHANGES[name]
+    model = build()
+    weights = list(model.weights)
+    values = [numpy(weight) for weight in weights]
+    assert change(model) is model
+    kept = {id(weight) for weight in model.weights}
+    assert {id(weight) for weight in weights} <= kept
+    for weight, value in zip(weights, values, strict=True):
+        np.testing.assert_array_equal(numpy(weight), value)
+    once = (classes(model), [id(weight) for weight in model.weights])
+    assert change(model) is model
+    assert (classes(model), [id(weight) for weight in model.weights]) == once
+
+
+@pytest.mark.filterwarnings("ignore:fp8.convert")
+@pytest.mark.parametrize("name", ["fp8", "lean"])
+def test_trained_changed_and_undone_it_goes_on_as_if_nothing_had_been(name):
+    """Bit for bit: weights, optimizer state, and the step after."""
+    change, undo = CHANGES[name]
+    x, y = batch()
+    model = compiled(build())
+    model.train_on_batch(x, y)
+    other = twin(model)
+    before = (classes(model), [weight.path for weight in model.weights], vars(model.get_layer("block")).keys())
+    change(model)
+    assert any(notes_of(layer) for layer in layers_by_path(model).values())
+    undo(model)
+    assert (classes(model), [weight.path for weight in model.weights], vars(model.get_layer("block")).keys()) == before
+    assert type(model) is type(other) and not any(notes_of(layer) for layer in layers_by_path(model).values())
+    for mine, theirs in zip(model.weights, other.weights, strict=True):
+        assert mine.dtype == theirs.dtype
+        np.testing.assert_array_equal(numpy(mine), numpy(theirs))
+    for mine, theirs in zip(model.optimizer.variables, other.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(numpy(mine), numpy(theirs))
+    assert model.train_on_batch(x, y) == other.train_on_batch(x, y)
+    for mine, theirs in zip(model.weights, other.weights, strict=True):
+        np.testing.assert_array_equal(numpy(mine), numpy(theirs))
+
+
+def test_a_compiled_model_drops_the_step_that_it_has_traced():
+    x, y = batch()
+    model = compiled(build())
+    model.fit(x, y, verbose=0)
+    assert model.train_function is not None
+    keras_mp.stabilize(model)
+    assert model.train_function is None and model.optimizer.built
+    model.fit(x, y, verbose=0)
+    assert model.predict(x, verbose=0).dtype == np.float32
+
+
+@pytest.mark.filterwarnings("ignore:fp8.convert")
+def test_an_optimizer_keeps_its_state_where_weights_are_added():
+    x, y = batch()
+    model = compiled(build())
+    model.train_on_batch(x, y)
+    old = model.optimizer
+    slots = {weight.path: numpy(old._momentums[i]) for i, weight in enumerate(old._trainable_variables)}
+    keras_mp.fp8.convert(model, "delayed", select=lambda path, layer: True)
+    new = model.optimizer
+    assert new is not old and int(new.iterations) == 1
+    assert {weight.path for weight in new._trainable_variables} > slots.keys()
+    for i, weight in enumerate(new._trainable_variables):
+        if new._momentums[i] is not None:  # of an amax history
+            np.testing.assert_array_equal(numpy(new._momentums[i]), slots.pop(weight.path))
+    assert not slots
+    model.train_on_batch(x, y)
+    assert any(np.any(numpy(w)) for w in model.weights if "amax_history" in w.path)
+
+
+def test_weights_that_become_float32_keep_their_bits_and_their_slots():
+    x, y = batch()
+    model = compiled(build("bfloat16"))
+    model.train_on_batch(x, y)
+    norm = model.get_layer("norm")
+    gamma, place = norm.gamma, [v.path for v in model.optimizer._trainable_variables].index(norm.gamma.path)
+    value, momentum = numpy(gamma), numpy(model.optimizer._momentums[place])
+    keras_mp.stabilize(model)
+    assert norm.gamma is gamma and gamma.dtype == "float32"
+    np.testing.assert_array_equal(numpy(gamma), value)
+    np.testing.assert_array_equal(numpy(model.optimizer._momentums[place]), momentum)
+    model.train_on_batch(x, y)
+
+
+def test_a_nested_model_takes_a_float32_tensor_as_it_is():
+    """Its input was made for float16, in which 70016 is infinite."""
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((4,))
+    head = keras.Model(inputs, layers.Dense(1, use_bias=False, kernel_initializer="ones", name="large")(inputs))
+    outer = keras.Input((4,))
+    inner = keras.Input((1,), dtype="float16")
+    tail = keras.Model(inner, layers.Identity(dtype="float32")(inner))
+    model = keras.Model(outer, tail(head(outer)))
+    keras_mp.treatment.change.change(model, [(head.get_layer("large"), {"result": None}, "")])
+    x = np.full((2, 4), 17504, "float32")
+    np.testing.assert_array_equal(numpy(model(x)), 70016)
+    assert model.outputs[0].dtype == "float32"
+
+
+@pytest.mark.filterwarnings("ignore:fp8.convert")
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("way", ["saved", "copied", "pickled", "cloned"])
+def test_it_comes_back(name, way, tmp_path):
+    """What the block's code makes is shown by no config, and is written by its place."""
+    change, _ = CHANGES[name]
+    model = change(build())
+    if way == "saved":
+        model.save(tmp_path / "model.keras")
+        other = keras.models.load_model(tmp_path / "model.keras")
+    elif way == "cloned":
+        other = keras.models.clone_model(model)
+        other.set_weights(model.get_weights())
+    else:
+        other = copy.deepcopy(model) if way == "copied" else pickle.loads(pickle.dumps(model))
+    names = [list(getattr(notes_of(layer), "treatments", ())) for layer in layers_by_path(model).values()]
+    assert [list(getattr(notes_of(layer), "treatments", ())) for layer in layers_by_path(other).values()] == names
+    x, _ = batch()
+    np.testing.assert_array_equal(numpy(other(x)), numpy(model(x)))
+
+
+def test_what_prepare_does_to_a_step_comes_back(tmp_path):
+    """An overflowing batch leaves a model that was saved and loaded as it was, BatchNormalization too."""
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(8), layers.BatchNormalization(), layers.Dense(1)])
+    assert keras_mp.prepare(model, "adam", "mse", jit_compile=False) is model
+    x = np.random.default_rng().normal(size=(8, 6)).astype("float32")
+    model.fit(x, x[:, :1], verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    before = [numpy(weight) for weight in loaded.weights]
+    x[3] = 7e4  # past float16
+    with pytest.warns(UserWarning, match="no step counts"):
+        loaded.fit(x, x[:, :1], verbose=0)
+    assert int(loaded.optimizer.skipped_steps) == int(model.optimizer.skipped_steps) + 1
+    for weight, value in zip(loaded.weights, before, strict=True):
+        np.testing.assert_array_equal(numpy(weight), value)
+
+
+def test_a_name_that_is_not_known_says_so():
+    model = build()
+    register_treatments({"of tomorrow": Treatment()})
+    treat(model.get_layer("first"), {"of tomorrow": None})
+    config = model.get_config()
+    from keras_mp.treatment import treated
+
+    del treated._TREATMENTS["of tomorrow"]
+    with pytest.raises(ValueError, match=r"'of tomorrow', which keras_mp [0-9.]+ does not know: load it with"):
+        type(model).from_config(config)
+
+
+def test_a_layer_that_two_models_share_is_changed_in_both():
+    keras.config.set_dtype_policy("mixed_float16")
+    shared = layers.LayerNormalization(name="norm")
+    inputs = keras.Input((4,))
+    one, two = (keras.Model(inputs, layers.Dense(2)(shared(inputs))) for _ in range(2))
+    keras_mp.stabilize(one)
+    assert keras_mp.sensitive_layers(one) == []
+    assert [each.path.split("/")[-1] for each in keras_mp.sensitive_layers(two)] == [two.layers[-1].name]
+
+
+@pytest.mark.parametrize("function", [keras_mp.stabilize, keras_mp.fp8.convert, keras_mp.make_lean])
+def test_a_model_that_is_not_built_is_refused(function):
+    with pytest.raises(ValueError, match="is not built.*call it once on a batch"):
+        function(keras.Sequential([layers.Dense(2)]))
