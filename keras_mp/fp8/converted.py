@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -15,10 +16,11 @@ from keras_mp.fp8.layers import (
     Float8EinsumDense,
     Float8Layer,
     build_history,
-    remove_history,
+    set_history,
 )
 from keras_mp.fp8.recipes import get_recipe
-from keras_mp.rebuild.notes import original_class
+from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.treatment.treated import (
     Treatment,
     rebase,
@@ -46,11 +48,15 @@ def _mixin(original: type, names: Collection[str]) -> type | None:
     return None if issubclass(original, Float8Layer) else _MIXINS[original]
 
 
+def _without_history(layer: Any) -> None:
+    set_history(layer, None)
+
+
 register_treatments(
     {
         FLOAT8: Treatment(
             _mixin,
-            undo=remove_history,
+            undo=_without_history,
             built=build_history,
             order=1,
             write=keras.saving.serialize_keras_object,
@@ -63,8 +69,29 @@ register_treatments(
 def make_plain(layer: Any) -> None:
     """Makes a layer of one of this kit's FP8 classes one of Keras's, in place."""
     rebase(layer, PLAIN[original_class(layer)])
-    remove_history(layer)
+    set_history(layer, None)
     vars(layer).pop("_recipe", None)
+
+
+@contextmanager
+def without_float8(model: keras.Model) -> Iterator[None]:
+    """Lets FP8 layers be plain ones for a while; their amaxes are kept."""
+    before = []
+    for layer in layers_by_path(model).values():
+        if isinstance(layer, Float8Layer):
+            history = layer.amax_history
+            set_history(layer, None)
+            before.append((layer, type(layer), dict(treatments_of(layer)), history))
+            treatments_of(layer).pop(FLOAT8, None)
+            original = original_class(layer)
+            rebase(layer, PLAIN.get(original, original))
+    try:
+        yield
+    finally:
+        for layer, cls, treatments, history in before:
+            treatments_of(layer).update(treatments)
+            layer.__class__ = cls
+            set_history(layer, history)
 
 
 def plain_node(node: Config) -> Config:

@@ -94,26 +94,25 @@ def build_history(layer: Any) -> None:
     store: dict[str, Any] = {}
     if old is not None:
         old.save_own_variables(store)
-        remove_history(layer)
+    set_history(layer, AmaxHistory(*length) if any(length) else None)
     if not any(length):
         return
-    layer._tracker.unlock()  # Keras locks a layer that is built, as one that is converted may be
-    layer.amax_history = AmaxHistory(*length)
     layer.amax_history.build()
-    layer._tracker.lock()
     store = {key: value[:, : length[0]] if key == "0" else value for key, value in store.items()}
     layer.amax_history.load_own_variables(store)
     if not layer.trainable:
         layer.amax_history.trainable = False
 
 
-def remove_history(layer: Any) -> None:
-    """Takes the amax history of an FP8 layer away, and its variable with it."""
-    if "amax_history" in vars(layer):
-        layer._tracker.unlock()
+def set_history(layer: Any, history: AmaxHistory | None) -> None:
+    """Gives an FP8 layer an amax history, a sublayer, in the place of what it has; None takes it away."""
+    layer._tracker.unlock()  # Keras locks a layer that is built, as one that is converted may be
+    if vars(layer).get("amax_history") is not None:
         layer._tracker.untrack(layer.amax_history)
         del layer.amax_history
-        layer._tracker.lock()
+    if history is not None:
+        layer.amax_history = history
+    layer._tracker.lock()
 
 
 def _kept(recipe: Recipe) -> tuple[int, bool]:

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_mp.conversion.reference import in_float32
+from keras_mp.conversion.in_float32 import in_float32
 from keras_mp.loss_scaling.loss_scale import LossScale
 from keras_mp.numerics import verdict
 from keras_mp.numerics.audit_report import AuditReport
@@ -35,7 +35,7 @@ _GRADIENTS = ("output gradient", "kernel gradient")
 def audit(model: keras.Model, data: Any, steps: int = 8, *, sample: int | None = SAMPLE) -> AuditReport:
     """Runs a model forward and backward in float32 and predicts what lower precisions would lose, layer by layer.
 
-    No weight changes. A model in another precision is rebuilt in float32; the original is not changed.
+    No weight changes. A model in another precision computes in float32 meanwhile; afterwards it is what it was.
 
     Args:
         model: a built Keras model with a loss, from `compile(loss=...)` or a `compute_loss` of its own. A `train_step`
@@ -51,7 +51,6 @@ def audit(model: keras.Model, data: Any, steps: int = 8, *, sample: int | None =
     Raises:
         TypeError: model is no Keras model, or data holds no batches.
         ValueError: the model is not built or has no loss, data is empty, or does not fit the model or its loss.
-        RebuildError: the model is not in float32, and a layer of it cannot be rebuilt; the message names it.
     """
     check_model(model)
     if sample is not None:
@@ -59,10 +58,10 @@ def audit(model: keras.Model, data: Any, steps: int = 8, *, sample: int | None =
     batches = batches_of(data, steps)
     for batch in batches:
         check_labels(model, batch)
-    reference = in_float32(model, batches[0][0])
-    run = _Run(reference, sample)
-    for batch in batches:
-        run.take(batch)
+    with in_float32(model):
+        run = _Run(model, sample)
+        for batch in batches:
+            run.take(batch)
     return run.report(model)
 
 

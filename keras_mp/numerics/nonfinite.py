@@ -12,13 +12,13 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_mp.conversion.reference import computes_in_float32, in_float32
+from keras_mp.conversion.in_float32 import computes_in_float32, in_float32
 from keras_mp.numerics.checks import check_labels, check_model
 from keras_mp.numerics.observe import Call, ObservedStep, Record
 from keras_mp.numerics.operation import described
 from keras_mp.numerics.read_batches import batches_of
 from keras_mp.precision.formats import FORMATS
-from keras_mp.rebuild import RebuildError, layers_by_path, own_variables
+from keras_mp.rebuild import layers_by_path, own_variables
 
 LOWER_SCALE = "lower the loss scale"
 FLOAT32 = "float32 for this layer"
@@ -459,11 +459,8 @@ def _advise(nonfinite: NonFinite, model: keras.Model, batch: tuple) -> None:
     if computes_in_float32(model):
         nonfinite.remedy, nonfinite.advice = ARITHMETIC, arithmetic + "."
         return
-    try:
-        reference = in_float32(model, batch[0])
-        fits = _Step(reference).run(batch, 1.0).finite
-    except RebuildError:
-        fits = dtype != "float32"  # it cannot be tried, so that the layer's own dtype is all there is to go by
+    with in_float32(model):
+        fits = _Step(model).run(batch, 1.0).finite
     if not fits:
         nonfinite.remedy, nonfinite.advice = ARITHMETIC, arithmetic + "."
         return

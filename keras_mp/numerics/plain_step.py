@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import keras
@@ -10,10 +9,9 @@ import numpy as np
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.conversion.reference import computes_in_float32, copy_of, in_float32
-from keras_mp.rebuild import RebuildError, layers_by_path, unchanged
+from keras_mp.conversion.in_float32 import computes_in_float32, in_float32
+from keras_mp.rebuild import layers_by_path
 from keras_mp.reporting.error_line import error_line
-from keras_mp.stability.stabilized import stabilize
 
 
 def loss_of(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> Any:
@@ -47,10 +45,9 @@ def explained(model: keras.Model, batch: tuple, error: Exception) -> ValueError:
         )
     if _fits_in_float32(model, batch):
         dtypes = {layer.compute_dtype for layer in [model, *layers_by_path(model).values()]} - {"float32"}
-        way_out = "; keras_mp.stabilize(model) can in both" if _fits_stabilized(model, batch) else ""
         return ValueError(
             f"model {model.name!r} cannot make a training step in {' and '.join(sorted(dtypes))}, though in float32 it "
-            f"can on the same data{way_out}. It is not the data, for plain Keras fails alike: {error_line(plain)}"
+            f"can on the same data. It is not the data, for plain Keras fails alike: {error_line(plain)}"
         )
     return _does_not_fit(model, batch, error)
 
@@ -78,19 +75,8 @@ def _error_of(model: keras.Model, batch: tuple) -> Exception | None:
 def _fits_in_float32(model: keras.Model, batch: tuple) -> bool:
     if computes_in_float32(model):
         return False
-    try:
-        return _error_of(in_float32(model, batch[0]), batch) is None
-    except RebuildError:
-        return False
-
-
-def _fits_stabilized(model: keras.Model, batch: tuple) -> bool:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return _error_of(stabilize(copy_of(model, batch[0], unchanged, policy=None)), batch) is None
-    except RebuildError:
-        return False
+    with in_float32(model):
+        return _error_of(model, batch) is None
 
 
 def _does_not_fit(model: keras.Model, batch: tuple, error: Exception) -> ValueError:

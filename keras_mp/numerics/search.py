@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import keras
 from rich.text import Text
 
+from keras_mp.conversion.in_float32 import in_float32
 from keras_mp.fp8.convert import convert
 from keras_mp.fp8.selection import decide
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
@@ -30,10 +31,11 @@ from keras_mp.numerics.trial import (
     units_of,
 )
 from keras_mp.precision.policy import restored_policy
-from keras_mp.rebuild import RebuildError, rebuild, unchanged
+from keras_mp.rebuild import layers_by_path
 from keras_mp.reporting.plain_values import plain_values
 from keras_mp.reporting.report import Report
 from keras_mp.system.whole_number import whole_number
+from keras_mp.treatment.change import infer_again
 
 CANDIDATES = ("fp8", "mixed_float16", "mixed_bfloat16", "float32")
 # Lowering restored layers again, one by one, costs a trial each.
@@ -120,10 +122,7 @@ class PolicySearch(Report):
         if not isinstance(model, keras.Model):
             raise TypeError(f"build() must return a keras.Model, got {type(model).__name__}")
         names = self._set_policies(model)
-        rebuilt = _rebuilt_or_itself(model)
-        if rebuilt is not model:
-            # The config of a custom layer may not tell the precision of the layers that its own code creates.
-            model, names = rebuilt, self._set_policies(rebuilt)
+        infer_again(model, set(map(id, layers_by_path(model).values())))
         if self.fp8_layers:
             wanted = _fp8_names(self.fp8_layers, names)
             model = convert(model, select=lambda path, layer: path in wanted)
@@ -203,7 +202,7 @@ def search_policy(
         The search: print it; `apply(build)` builds a model with it.
 
     Raises:
-        TypeError, ValueError, RebuildError: as `audit`; candidates or tolerance that make no sense.
+        TypeError, ValueError: as `audit`; candidates or tolerance that make no sense.
     """
     check_model(model)
     candidates = _checked(candidates)
@@ -214,17 +213,8 @@ def search_policy(
     judged = batches[-min(held_out, max(1, len(batches) - 1)) :]
     audited = batches[: max(1, len(batches) - len(judged))]
     report = audit(model, audited, steps)
-    return _Search(model, report, Judge(model, judged, report.loss_scale), candidates, float(tolerance)).run()
-
-
-def _rebuilt_or_itself(model: keras.Model) -> keras.Model:
-    """The model built anew under the policies it was given in place, where that loses nothing of it."""
-    try:
-        new = rebuild(model, unchanged, policy="float32").model
-    except RebuildError:
-        return model  # code of its own that cannot be serialized
-    # A compile() of its own, as KerasHub's tasks have, may not be carried over.
-    return new if getattr(new, "compiled", False) or not getattr(model, "compiled", False) else model
+    with in_float32(model):
+        return _Search(model, report, Judge(model, judged, report.loss_scale), candidates, float(tolerance)).run()
 
 
 def _checked(candidates: Any) -> list[str]:

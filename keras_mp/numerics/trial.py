@@ -14,8 +14,6 @@ import numpy as np
 
 from keras_mp import backend, fp8
 from keras_mp.backend.common.calls import wrapped_methods
-from keras_mp.conversion.reference import copy_of
-from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.numerics.nonfinite import first_nonfinite
 from keras_mp.numerics.plain_step import explained, loss_of
 from keras_mp.rebuild import children_of, layers_below, layers_by_path
@@ -130,14 +128,14 @@ class Judge:
     """Compares a model under mixes of precisions with float32, over some batches.
 
     Args:
-        model: a built model with a loss.
+        model: a built model with a loss, within `in_float32`.
         batches: the held-out batches.
         loss_scale: what to multiply the loss by where a layer computes in float16.
     """
 
     def __init__(self, model: keras.Model, batches: Sequence[tuple], loss_scale: float) -> None:
         self._batches, self._scale = list(batches), loss_scale
-        self._model = copy_of(model, self._batches[0][0], to_float32)
+        self._model = model
         self._variables = len(self._model.trainable_variables)
         self._reference = self._steps(self._model, 1.0)
 

@@ -54,6 +54,16 @@ def to_compute_in_float32(layer: keras.Layer) -> None:
     layer._dtype_policy = Policy("float32") if policy.quantization_mode == "float8" else with_source(policy, "float32")
 
 
+def keep_statistics_as_computed(layer: Any) -> None:
+    """Makes the statistics of a Normalization layer anew, which Keras keeps in the dtype that it computed in."""
+    if not isinstance(layer, keras.layers.Normalization) or not layer.built:
+        return
+    if layer.input_mean is None:
+        layer.finalize_state()
+    else:
+        layer.build(layer._build_input_shape)  # private, and what the layer was built for
+
+
 def settle_policies(layer: keras.Layer) -> list[tuple[Any, Any]]:
     """Gives each built layer a policy of its own in the place of a map of them, as it had before it was saved.
 

@@ -9,7 +9,7 @@ import keras
 
 from keras_mp.rebuild import is_built, own_variables, widen
 from keras_mp.rebuild.notes import original_class, treatments_of
-from keras_mp.rebuild.quantized_policies import to_compute_in_float32
+from keras_mp.rebuild.quantized_policies import keep_statistics_as_computed, to_compute_in_float32
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
     FLOAT32_ACTIVATIONS,
@@ -112,20 +112,9 @@ def _regularizer_in_float32(layer: Any) -> None:
 
 def _policy_float32(layer: Any) -> None:
     to_compute_in_float32(layer)
-    if isinstance(layer, keras.layers.Normalization):
-        _statistics_in_float32(layer)
+    keep_statistics_as_computed(layer)
     for variable in own_variables(layer):
         widen(variable)
-
-
-def _statistics_in_float32(layer: Any) -> None:
-    """What the layer was given or has adapted to; Keras keeps it in the dtype that the layer computed in."""
-    if not layer.built:
-        return
-    if layer.input_mean is None:
-        layer.finalize_state()
-    else:
-        layer.build(layer._build_input_shape)  # private, and what the layer was built for
 
 
 def _by_base(mixins: dict[Any, Any], original: type) -> type:
