@@ -45,7 +45,7 @@ def changed_by_the_forward_pass(model: keras.Model) -> list[Any]:
 
 def _held_by(model: keras.Model) -> list[Any]:
     """What is a variable, and no layer's weight, of all that a model's attributes lead to."""
-    found: dict[int, Any] = {}
+    held: dict[int, Any] = {}
     weights = {id(variable) for variable in model.trainable_variables}
     seen: dict[int, Any] = {}
     waiting: list[Any] = [model]
@@ -55,12 +55,12 @@ def _held_by(model: keras.Model) -> list[Any]:
             continue
         seen[id(thing)] = thing  # kept, as another could have its id otherwise
         if backend.is_variable(thing):
-            found[id(thing)] = backend.as_keras_variable(thing)
+            held[id(thing)] = backend.as_keras_variable(thing)
             continue
         if isinstance(thing, keras.layers.Layer):
             weights |= {id(variable) for variable in thing._trainable_variables}  # of a teacher that a loss calls, too
         waiting += _parts(thing)
-    return [variable for key, variable in found.items() if key not in weights and variable is not None]
+    return [variable for key, variable in held.items() if key not in weights and variable is not None]
 
 
 def _parts(thing: Any) -> list[Any]:
