@@ -352,6 +352,8 @@ def export(
     """Export a model as a SavedModel, an ONNX or a LiteRT file in float32 throughout, or as a LiteRT file in int8."""
     os.environ["KERAS_BACKEND"] = "tensorflow"  # each is made by TensorFlow, whatever the model was trained on
     _find_modules_here()
+    if format not in _EXPORTS:
+        raise ValueError(f"--format {format!r} must be one of {', '.join(map(repr, _EXPORTS))}")
     if outputs is not None and verify is None:
         raise ValueError("--outputs needs --verify, the batch to compute them on")
     if outputs is not None and format != "savedmodel":
@@ -423,6 +425,7 @@ def _find_modules_here() -> None:
         sys.path.append(os.getcwd())
 
 
+_EXPORTS = ("savedmodel", "onnx", "litert", "litert-int8")
 _OTHER_SUFFIXES = {".h5", ".hdf5", ".json", ".pb", ".onnx", ".tflite", ".npz", ".npy", ".zip", ".safetensors", ".ckpt"}
 
 

@@ -1,12 +1,12 @@
 """Models with quantized weights and LoRA: layers whose dequantized weights are known, and a tiny Gemma."""
 
 import keras
-import keras_hub
 import numpy as np
 import pytest
 
 from keras_mp.precision.policy import policy_scope
 
+keras_hub = pytest.importorskip("keras_hub", reason="the tiny Gemma is KerasHub's: pip install keras-hub")
 pytest.importorskip("keras", "3.14", reason="Keras packs int4 in groups from 3.14")
 
 GEMMA = {

@@ -2,8 +2,10 @@
 
 from typing import Any
 
-import keras_hub
 import numpy as np
+import pytest
+
+keras_hub = pytest.importorskip("keras_hub", reason="the models are KerasHub's: pip install keras-hub")
 
 VOCABULARY = 40
 _HEADS = {"vocabulary_size": VOCABULARY, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32}

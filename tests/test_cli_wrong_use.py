@@ -171,7 +171,7 @@ def test_data_that_is_none(command, files, file):
         (["inspect", "model.keras", "--html", "."], "--html '.' is a folder: name a file in it"),
         (["bench", "model.keras", "--picture", "."], "--picture '.' is a folder: name a file in it"),
         (["export", "model.keras", "model.keras"], "exists"),
-        (["export", "model.keras", "out", "--format", "pdf"], "'pdf' must be one of"),
+        (["export", "model.keras", "out", "--format", "pdf"], "'pdf' must be one of 'savedmodel', 'onnx'"),
         (["export", "model.keras", "out", "--verify", "missing.npz"], "there is no file"),
         (["export", "model.keras", "out", "--verify", "objects.npz"], "Python objects"),
         (["export", "model.keras", "out", "--verify", "text.npz"], "is not an .npz or .npy file"),

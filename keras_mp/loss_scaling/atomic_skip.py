@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_mp import backend
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mp.loss_scaling.step_state import changed_by_the_forward_pass
 from keras_mp.treatment.change import change
 from keras_mp.treatment.treated import Treatment, register_treatments
 
@@ -61,9 +62,7 @@ register_treatments({ATOMIC: Treatment(lambda original, names: AtomicStep, order
 
 
 def _changed_by_the_forward_pass(model: keras.Model) -> list[Any]:
-    variables = [*model.non_trainable_variables, *model.metrics_variables]
-    # A step that is tried again must not draw the random numbers that made it overflow.
-    return list({id(v): v for v in variables if v.name != "seed_generator_state"}.values())
+    return changed_by_the_forward_pass(model)
 
 
 def _counted_results(model: keras.Model, own: dict[str, Any]) -> dict[str, Any]:

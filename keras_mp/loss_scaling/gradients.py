@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_mp import backend
@@ -27,7 +28,12 @@ def is_overwritten(variable: keras.Variable) -> bool:
 
 def sum_repeated_rows(grads: list[Any]) -> list[Any]:
     """Gives each row of a sparse gradient once: the sum can overflow where no summand does."""
-    return [gradient if gradient is None else backend.sum_repeated_rows(gradient) for gradient in grads]
+    return [gradient if gradient is None else backend.sum_repeated_rows(gradient) for gradient in as_tensors(grads)]
+
+
+def as_tensors(grads: list[Any]) -> list[Any]:
+    """Gradients, those of NumPy as tensors."""
+    return [ops.convert_to_tensor(g) if isinstance(g, (np.ndarray, np.generic)) else g for g in grads]
 
 
 def all_finite(grads: list[Any]) -> Any:
@@ -39,7 +45,7 @@ def all_finite(grads: list[Any]) -> Any:
     Returns:
         A boolean tensor of shape ().
     """
-    values = [backend.values_of(gradient) for gradient in grads if gradient is not None]
+    values = [backend.values_of(gradient) for gradient in as_tensors(grads) if gradient is not None]
     return backend.all_finite(values) if values else ops.convert_to_tensor(True)
 
 

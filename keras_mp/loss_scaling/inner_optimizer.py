@@ -129,10 +129,12 @@ def finalize(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variab
         averages = vars(leaf)[name]
         # Keras asks for an average of each variable, and those that gradients overwrite have none.
         averaged = {id(v): a for v, a in zip(leaf._trainable_variables, averages, strict=True) if a is not None}
-        own = [variable for variable in variables if id(variable) in averaged]
-        vars(leaf)[name] = [_in_dtype_of(variable, averaged[id(variable)]) for variable in own]
         try:
-            leaf.finalize_variable_values(own)
+            for variable in variables:
+                if id(variable) in averaged:
+                    # A copy: on JAX the variable would hold the average's own array, which a step cannot donate twice.
+                    vars(leaf)[name] = [ops.copy(_in_dtype_of(variable, averaged[id(variable)]))]
+                    leaf.finalize_variable_values([variable])
         finally:
             vars(leaf)[name] = averages
 

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_mp.conversion.in_float32 import in_float32
+from keras_mp.conversion.in_float32 import computes_in_float32, in_float32
 from keras_mp.loss_scaling.loss_scale import LossScale
 from keras_mp.numerics import verdict
 from keras_mp.numerics.audit_report import AuditReport
@@ -62,7 +62,7 @@ def audit(model: keras.Model, data: Any, steps: int = 8, *, sample: int | None =
         run = _Run(model, sample)
         for batch in batches:
             run.take(batch)
-    return run.report(model)
+    return run.report()
 
 
 class _Run:
@@ -128,7 +128,7 @@ class _Run:
                 self.kernel_errors.append((key, self.ranges[key].update(part, size=x.size, extremes=ends)))
         return self.kernel_errors
 
-    def report(self, original: keras.Model) -> AuditReport:
+    def report(self) -> AuditReport:
         record = self.step.record
         # A later batch may have had larger gradients than the first.
         scale = min(self.scale, _recommended(self.largest_gradient))
@@ -139,9 +139,9 @@ class _Run:
                 calls.setdefault(call.path, []).append(call)
         for path, made in calls.items():
             layers[path] = self._layer(path, made, scale)
-        notes = _notes(original, self.model, self.losses, self.ranges, self.sample)
+        notes = _notes(self.model, self.losses, self.ranges, self.sample)
         loss = float(np.mean(self.losses))
-        return AuditReport(original.name, len(self.losses), loss, scale, list(layers.values()), self.seconds, notes)
+        return AuditReport(self.model.name, len(self.losses), loss, scale, list(layers.values()), self.seconds, notes)
 
     def _layer(self, path: str, calls: list[Call], scale: float) -> LayerAudit:
         layer = calls[0].layer
@@ -238,16 +238,15 @@ def _error(sqnr: float) -> float:
 
 
 def _notes(
-    original: keras.Model,
     model: keras.Model,
     losses: list[float],
     ranges: dict[tuple[str, int], Range],
     sample: int | None,
 ) -> list[str]:
     notes = []
-    if model is not original:
-        notes.append("The model was rebuilt in float32; the original is as it was.")
-    if trains_itself(original):
+    if not computes_in_float32(model):
+        notes.append("The model computed in float32 meanwhile; it is as it was.")
+    if trains_itself(model):
         notes.append("The model has a train_step of its own, which was not run: compute_loss was differentiated.")
     if not all(map(math.isfinite, losses)) or any(values.nonfinite for values in ranges.values()):
         notes.append("Values are infinite or NaN in float32 already, and were left out: see keras_mp.find_nonfinite.")

@@ -12,6 +12,7 @@ from keras_mp import backend
 from keras_mp.conversion.in_float32 import computes_in_float32, in_float32
 from keras_mp.rebuild import layers_by_path
 from keras_mp.reporting.error_line import error_line
+from keras_mp.stability.sensitive import sensitive_layers
 
 
 def loss_of(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> Any:
@@ -45,9 +46,10 @@ def explained(model: keras.Model, batch: tuple, error: Exception) -> ValueError:
         )
     if _fits_in_float32(model, batch):
         dtypes = {layer.compute_dtype for layer in [model, *layers_by_path(model).values()]} - {"float32"}
+        way_out = "; keras_mp.stabilize(model) may mend it" if sensitive_layers(model) else ""
         return ValueError(
             f"model {model.name!r} cannot make a training step in {' and '.join(sorted(dtypes))}, though in float32 it "
-            f"can on the same data. It is not the data, for plain Keras fails alike: {error_line(plain)}"
+            f"can on the same data{way_out}. It is not the data, for plain Keras fails alike: {error_line(plain)}"
         )
     return _does_not_fit(model, batch, error)
 

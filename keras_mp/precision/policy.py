@@ -204,7 +204,7 @@ def _jit(device: Device, backend: str, policy: str = "") -> Support:
     if device.kind == "cpu" and policy == "fp8":
         return Support(True, "Jit is on: it fuses the many small steps of rounding to FP8.")
     if device.kind == "cpu":
-        return Support(False, "Jit is off: it slows TensorFlow's convolutions down on a CPU.")
+        return Support(False, "Jit is off: on a CPU it slows convolutions and speeds little else.")
     if device.vendor == "apple":
         return Support(False, "Jit is off: TensorFlow's plugin for Metal has no XLA.")
     return Support(True, "Jit is on: XLA fuses the casts into their neighbours.")

@@ -67,7 +67,7 @@ class ColumnTable:
         wide = options.max_width >= WIDE
         shown = [place for place, name in enumerate(self.names) if wide or name in self.narrow]
         hidden = [name for name in self.names if not wide and name not in self.narrow]
-        captions = [self.caption, f"on {WIDE} columns also: {', '.join(hidden)}" if hidden else ""]
+        captions = [self.caption, f"a terminal of {WIDE} columns also shows: {', '.join(hidden)}" if hidden else ""]
         caption = "; ".join(filter(None, captions))
         wrapped: dict[str, Any] = {"no_wrap": False, "overflow": "fold"}  # also where lines of prose are not
         table = Table(

@@ -19,6 +19,7 @@ from keras_mp.stability.float32_layers import (
     SCORES_MIXINS,
     Float32Regularizer,
 )
+from keras_mp.stability.long_sums import long_sum_of, sums_one_operand
 from keras_mp.stability.quantized_product import group_count, logits_stop_gradients
 
 # Operations of a functional graph, by class name: their classes are private.
@@ -68,9 +69,10 @@ def sensitive_layers(model: keras.Model) -> list[SensitiveLayer]:
     """Lists the layers of a model that compute in float16 or bfloat16 but need float32.
 
     These are normalizations (Keras's, and custom layers whose class name ends in Norm or Normalization), softmax as a
-    layer, as an activation and inside attention, regularizers of activations, losses that a layer's own code adds, and
-    the layers that compute the model's outputs; also softmax as an operation of a functional graph, and layers of int4
-    weights in more groups than the 16-bit dtype counts exactly. Operations in a layer's own `call()` are not seen.
+    layer, as an activation and inside attention, regularizers of activations, losses that a layer's own code adds, the
+    layers that compute the model's outputs, and those that add up more than 16 numbers in the dtype of their inputs, as
+    average pooling does; also softmax as an operation of a functional graph, and layers of int4 weights in more groups
+    than the 16-bit dtype counts exactly. Operations in a layer's own `call()` are not seen.
 
     In any precision, a ReversibleEmbedding layer whose inputs Keras quantizes is listed, too: in int8, Keras gives what
     comes before its logits no gradient.
@@ -151,6 +153,8 @@ def _needs_in_16_bits(layer: keras.Operation, output: str | None) -> Iterator[tu
         yield "float32", f"it sums attention scores and takes their softmax in {low}"
     elif _is_normalization(layer):
         yield "float32", f"it sums squares over many values in {low}"
+    elif long_sum_of(layer):
+        yield "float32", f"it adds up {long_sum_of(layer)} in {low}"
     elif _rounds_groups(layer):
         yield "groups", f"it rounds the numbers of its {group_count(layer)} groups of int4 weights to {low}"
 
@@ -181,7 +185,8 @@ def _is_normalization(layer: keras.Operation) -> bool:
 
 def _output_treatment(layer: keras.Operation) -> str:
     known = isinstance(layer, tuple(RESULT_MIXINS)) and _computes_plainly(layer)
-    if known and "..." not in getattr(layer, "equation", ""):
+    equation = getattr(layer, "equation", "")
+    if known and "..." not in equation and not (equation and sums_one_operand(equation)):
         return "result"
     return "" if children_of(layer) else "everywhere"
 

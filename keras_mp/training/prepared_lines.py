@@ -61,10 +61,10 @@ def _precision(model: keras.Model) -> str:
     policy = keras.config.dtype_policy().name
     if low:
         weights = "bfloat16" if any(map(is_narrow, model.trainable_variables)) else "float32"
-        return f"{' and '.join(low)}, weights in {weights}: the model was built so"
+        return f"{' and '.join(low)}, weights in {weights}: as the model was built"
     if policy != "float32":
         return f"float32: the model was built before the policy {policy}"
-    return "float32: the model was built so"
+    return "float32: as the model was built"
 
 
 def _float32(model: keras.Model) -> str:
@@ -79,7 +79,7 @@ def _float32(model: keras.Model) -> str:
 def _fp8(prepared: keras.Model) -> str:
     layers = _fp8_layers(prepared)
     if not layers:
-        return "no layer"
+        return "not used"
     return f"products of {listed(layers, _TEXT - len('products of '), 'layers')}"
 
 

@@ -1,6 +1,7 @@
 """Optional packages, imported where they are needed, with the command that installs them."""
 
 import importlib
+import importlib.util
 from types import ModuleType
 
 from keras_mp.system.install import install_command
@@ -27,5 +28,12 @@ def require(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise MissingPackageError(
-            f"{module} needs the package {error.name}, which is not installed. Run: {install_command(extra)}"
+            f"{module} needs the package {error.name}, which is not installed. Run: {install_command(_all_of(extra))}"
         ) from error
+
+
+def _all_of(extra: str) -> str:
+    """The extra that brings all that a training recipe needs, so that the next run does not ask for another one."""
+    if extra not in ("data", "plots"):
+        return extra
+    return "data,plots" if importlib.util.find_spec("tensorflow") is None else "train"

@@ -2,6 +2,7 @@ import keras
 import numpy as np
 import pytest
 
+import keras_mp
 from keras_mp.loss_scaling import gradients
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
@@ -89,3 +90,17 @@ def test_sparse_gradients_are_checked_by_their_rows_sums():
     (summed,) = gradients.sum_repeated_rows([rows])
     assert sorted(summed.indices.numpy()) == [0, 2]
     assert not number(gradients.all_finite([summed]))
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("bad", [False, True])
+def test_gradients_of_numpy_make_a_step_or_skip_it(bad):
+    weight = keras.Variable(np.ones(3, "float32"))
+    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=4.0)
+    gradient = np.random.default_rng().normal(size=3).astype("float32")
+    given = np.where([bad, False, False], np.inf, gradient).astype("float32")
+    optimizer.apply([given], [weight])
+    expected = np.ones(3) if bad else 1 - 0.5 * gradient.astype("float64") / 4
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(weight), expected, rtol=1e-6)
+    optimizer.apply_gradients([(given, weight)])
+    assert int(optimizer.skipped_steps) == 2 * bad and bool(optimizer.check_finite([given])) is not bad

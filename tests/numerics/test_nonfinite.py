@@ -408,7 +408,7 @@ def test_a_loss_in_float16_that_keras_cannot_add_is_named_with_what_mends_it():
     model = sequential(layers.Dense(8, dtype="mixed_float16"), AuxiliaryLoss(dtype="mixed_float16"))
     batch = (normal(16, 8), normal(16, 1))
     if keras.backend.backend() == "tensorflow":
-        with pytest.raises(ValueError, match=r"keras_mp.stabilize\(model\) can in both.*plain Keras fails alike"):
+        with pytest.raises(ValueError, match=r"keras_mp.stabilize\(model\) may mend it.*plain Keras fails alike"):
             find_nonfinite(model, batch)
     assert find_nonfinite(keras_mp.stabilize(model), batch) is None
 

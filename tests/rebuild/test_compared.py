@@ -144,13 +144,13 @@ def test_whatever_rebuilds_refuses_it(name, tmp_path):
     model, x = WRONG[name][0](), batch()
     model(x)
     model.compile("sgd", "mse")
-    for function in (
-        lambda: keras_mp.in_precision(model, "float32"),
-        lambda: keras_mp.audit(model, (x, x[:, :1])),
-        lambda: keras_mp.search_policy(model, [(x, x[:, :1])] * 2),
-    ):
-        with pytest.raises(RebuildError, match="cannot be rebuilt from its config"):
-            function()
+    before = ops.convert_to_numpy(ops.cast(model(x), "float32"))
+    report = keras_mp.audit(model, (x, x[:, :1]))  # which runs the model itself, in float32 for a while
+    keras_mp.search_policy(model, [(x, x[:, :1])] * 2)
+    np.testing.assert_array_equal(ops.convert_to_numpy(ops.cast(model(x), "float32")), before)
+    assert report.loss == pytest.approx(np.mean((before - x[:, :1]) ** 2) + float(sum(model.losses)), rel=0.05)
+    with pytest.raises(RebuildError, match="cannot be rebuilt from its config"):
+        keras_mp.in_precision(model, "float32")
     with pytest.raises(RebuildError, match="cannot be rebuilt from its config"):
         keras_mp.export_float32(model, tmp_path / "out", verify=x)
     assert not any(tmp_path.iterdir())

@@ -38,7 +38,7 @@ from keras_mp.backend.jax.scaled_convolution import scaled_convolution
 from keras_mp.backend.jax.scaled_dot import scaled_dot
 from keras_mp.backend.jax.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
 from keras_mp.backend.jax.steps import timed_steps
-from keras_mp.backend.jax.tensors import as_tensor, bitcast, places
+from keras_mp.backend.jax.tensors import as_keras_variable, as_tensor, bitcast, is_variable, places
 from keras_mp.backend.jax.transforms import (
     barrier,
     fused,
@@ -67,6 +67,7 @@ __all__ = [
     "HOW_TO_HAVE_MORE_DEVICES",
     "all_finite",
     "any_replica",
+    "as_keras_variable",
     "as_tensor",
     "assign_replica_values",
     "atomic_step",
@@ -88,6 +89,7 @@ __all__ = [
     "gradient_scope",
     "has_islands",
     "is_concrete",
+    "is_variable",
     "is_spread",
     "kept_by_dropout",
     "keras_has_kernel",

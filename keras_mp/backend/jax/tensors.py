@@ -15,6 +15,16 @@ def as_tensor(x: Any) -> Any:
     return keras.ops.convert_to_tensor(x)
 
 
+def is_variable(thing: Any) -> bool:
+    """Tells whether something is a variable."""
+    return isinstance(thing, keras.Variable)
+
+
+def as_keras_variable(variable: keras.Variable) -> Any:
+    """A variable with `value` and `assign`; None for one without a value yet."""
+    return variable if variable._value is not None else None
+
+
 def bitcast(x: Any, dtype: str) -> Any:
     """Reads the bits of each element as another dtype of the same size."""
     return jax.lax.bitcast_convert_type(x, dtype)

@@ -41,7 +41,7 @@ from keras_mp.backend.tensorflow.scaled_convolution import scaled_convolution
 from keras_mp.backend.tensorflow.scaled_dot import scaled_dot
 from keras_mp.backend.tensorflow.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
 from keras_mp.backend.tensorflow.steps import timed_steps
-from keras_mp.backend.tensorflow.tensors import as_tensor, bitcast, places
+from keras_mp.backend.tensorflow.tensors import as_keras_variable, as_tensor, bitcast, is_variable, places
 from keras_mp.backend.tensorflow.transforms import (
     barrier,
     fused,
@@ -69,6 +69,7 @@ __all__ = [
     "HOW_TO_HAVE_MORE_DEVICES",
     "all_finite",
     "any_replica",
+    "as_keras_variable",
     "as_tensor",
     "assign_replica_values",
     "atomic_step",
@@ -90,6 +91,7 @@ __all__ = [
     "gradient_scope",
     "has_islands",
     "is_concrete",
+    "is_variable",
     "is_spread",
     "kept_by_dropout",
     "keras_has_kernel",

@@ -33,13 +33,13 @@ def observed_step(
         `step(batch)`, whose batch is a structure of arrays, and which returns what finish returned.
     """
 
-    def step(structure: Any, shapes: Sequence[tuple], open_shapes: list[int], *flat: Any) -> Any:
+    def step(structure: Any, shapes: Sequence[tuple], open_shapes: list[int], behind: bool, *flat: Any) -> Any:
         batch = tf.nest.pack_sequence_as(structure, flat)
         taps: list[tf.Tensor] = []
-        with tf.GradientTape() as tape:
-            tap = _tap(taps, tape, shapes, open_shapes)
-            loss, kept = forward(tap, batch)
         weights = [variable.value for variable in model.trainable_variables]
+        with tf.GradientTape() as tape:
+            tap = _tap(taps, tape, shapes, open_shapes, weights if behind else None)
+            loss, kept = forward(tap, batch)
         gradients = [None if g is None else dense(g) for g in tape.gradient(loss, weights + taps)]
         return finish(loss, kept, gradients[: len(weights)], gradients[len(weights) :])
 
@@ -47,6 +47,14 @@ def observed_step(
         shapes: list[tf.Tensor] = []
         forward(_shapes_tap(shapes), tf.nest.pack_sequence_as(structure, flat))
         return shapes
+
+    def compiled_step(batch: Any, shapes: Sequence[tuple], open_shapes: list[int], specs: tuple) -> Any:
+        try:
+            return _compiled(partial(step, batch, shapes, open_shapes, False), specs)
+        except TypeError:
+            # An operation has no gradient in this dtype, as that of RandomRotation in bfloat16. Training does not ask
+            # for it where no weight comes before.
+            return _compiled(partial(step, batch, shapes, open_shapes, True), specs)
 
     functions: dict[Any, Any] = {}
     probes: dict[Any, Any] = {}
@@ -57,7 +65,7 @@ def observed_step(
         if (specs, None) not in functions and specs not in probes:
             open_shapes: list[int] = []
             try:
-                functions[specs, None] = _compiled(partial(step, batch, [], open_shapes), specs)
+                functions[specs, None] = compiled_step(batch, [], open_shapes, specs)
             except Exception:
                 if not open_shapes:
                     raise
@@ -70,7 +78,7 @@ def observed_step(
         with unchanged(model):
             shapes = tuple(tuple(shape.numpy().tolist()) for shape in probes[specs](*flat))
         if (specs, shapes) not in functions:
-            functions[specs, shapes] = _compiled(partial(step, batch, shapes, []), specs)
+            functions[specs, shapes] = compiled_step(batch, shapes, [], specs)
         with unchanged(model):
             return functions[specs, shapes](*flat)
 
@@ -83,7 +91,33 @@ def _compiled(function: Callable[..., Any], specs: tuple) -> Any:
     return tf.function(function, autograph=False).get_concrete_function(*specs)
 
 
-def _tap(taps: list[tf.Tensor], tape: tf.GradientTape, shapes: Sequence[tuple], open_shapes: list[int]) -> Tap:
+def _behind(weights: list[tf.Variable]) -> Callable[[tf.Operation], bool]:
+    """Tells of an operation of the graph that is being traced whether one of some weights comes before it."""
+    graph = tf.compat.v1.get_default_graph()
+    handles = {id(graph.capture(weight.handle)) for weight in weights}
+    known: dict[tf.Operation, bool] = {}
+
+    def is_behind(operation: tf.Operation) -> bool:
+        stack = [operation]
+        while stack:
+            top = stack[-1]
+            unknown = [x.op for x in top.inputs if id(x) not in handles and x.op not in known]
+            if unknown and top not in known:
+                stack += unknown
+            else:
+                known[stack.pop()] = any(id(x) in handles or known[x.op] for x in top.inputs)
+        return known[operation]
+
+    return is_behind
+
+
+def _tap(
+    taps: list[tf.Tensor],
+    tape: tf.GradientTape,
+    shapes: Sequence[tuple],
+    open_shapes: list[int],
+    weights: list[tf.Variable] | None,
+) -> Tap:
     """A tap that watches; it gives tensors their shapes, or notes which it has none for.
 
     A tensor's shape is open in the graph where an operation makes it from values: TextVectorization does of any batch.
@@ -93,9 +127,11 @@ def _tap(taps: list[tf.Tensor], tape: tf.GradientTape, shapes: Sequence[tuple], 
         tape: watches them.
         shapes: of every tensor that is tapped, in order; empty where they are not known.
         open_shapes: gets the places of those that are open.
+        weights: only what one of them comes before is watched; None for all.
     """
     graph = tf.compat.v1.get_default_graph()
     places = itertools.count()
+    is_behind = None if weights is None else _behind(weights)
 
     def tap(x: Any, watch: bool) -> Any:
         if tf.compat.v1.get_default_graph() is not graph:
@@ -109,7 +145,8 @@ def _tap(taps: list[tf.Tensor], tape: tf.GradientTape, shapes: Sequence[tuple], 
         if not watch:
             return x
         taps.append(tf.identity(x))
-        tape.watch(taps[-1])
+        if is_behind is None or is_behind(x.op):
+            tape.watch(taps[-1])
         return taps[-1]
 
     return tap

@@ -1,6 +1,6 @@
 """Tensors and their bits."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -10,6 +10,30 @@ def as_tensor(x: Any) -> Any:
     """Reads a variable, or returns a tensor as it is."""
     # Keras alone hands TensorFlow's variable through, which a function with a gradient of its own refuses.
     return tf.convert_to_tensor(keras.ops.convert_to_tensor(x))
+
+
+def is_variable(thing: Any) -> bool:
+    """Tells whether something is a variable, of Keras or of TensorFlow."""
+    return isinstance(thing, (keras.Variable, tf.Variable))
+
+
+class _NativeVariable(NamedTuple):
+    """What is read and assigned of a Keras variable, for one of TensorFlow's own."""
+
+    value: tf.Variable
+
+    def assign(self, value: Any) -> None:
+        self.value.assign(value)
+
+
+def as_keras_variable(variable: Any) -> Any:
+    """A variable with `value` and `assign`, as Keras's have; None if it is not of the distribution strategy in use."""
+    native = variable.value if isinstance(variable, keras.Variable) else variable
+    if not isinstance(native, tf.Variable) or not tf.distribute.get_strategy().extended.variable_created_in_scope(
+        native
+    ):
+        return None
+    return variable if isinstance(variable, keras.Variable) else _NativeVariable(native)
 
 
 def operation_of(tensor: tf.Tensor, kind: str) -> tf.Operation | None:

@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import re
 
@@ -12,5 +13,13 @@ def test_returns_the_module():
 
 
 def test_a_missing_package_is_an_error_with_the_command():
-    with pytest.raises(MissingPackageError, match="no_such_package.*" + re.escape(install_command("plots"))):
-        require("no_such_package.part", extra="plots")
+    with pytest.raises(MissingPackageError, match="no_such_package.*" + re.escape(install_command("jax"))):
+        require("no_such_package.part", extra="jax")
+
+
+@pytest.mark.parametrize("extra", ["data", "plots"])
+@pytest.mark.parametrize("there, all_of_it", [(object(), "train"), (None, "data,plots")])
+def test_one_command_installs_all_that_a_training_recipe_needs(extra, there, all_of_it, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: there)
+    with pytest.raises(MissingPackageError, match=re.escape(install_command(all_of_it))):
+        require("no_such_package", extra=extra)

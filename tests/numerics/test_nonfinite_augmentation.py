@@ -1,0 +1,35 @@
+"""find_nonfinite of bfloat16 models that move the pixels of their images, for which TensorFlow has no gradient."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from keras_mp import find_nonfinite
+
+MOVING = {
+    "RandomPerspective": {"factor": 1.0},
+    "RandomRotation": {"factor": 0.2},
+    "RandomShear": {"x_factor": 0.2},
+    "RandomTranslation": {"height_factor": 0.2, "width_factor": 0.2},
+    "RandomZoom": {"height_factor": 0.2},
+}
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_a_model_that_moves_pixels_is_looked_into(name):
+    if not hasattr(layers, name):
+        pytest.skip("this Keras has none")
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    inputs = keras.Input((8, 8, 3))
+    x = layers.Flatten()(getattr(layers, name)(**MOVING[name])(inputs))
+    model = keras.Model(inputs, layers.Dense(1, dtype="float32")(layers.Dense(3, name="spoiled")(x)))
+    model.compile("sgd", "mse")
+    batch = np.random.default_rng().random((4, 8, 8, 3)).astype("float32"), np.zeros((4, 1))
+    assert find_nonfinite(model, batch) is None
+    kernel = model.get_layer("spoiled").kernel
+    values = keras.ops.convert_to_numpy(kernel).copy()
+    values[0, 0] = np.nan
+    kernel.assign(values)
+    found = find_nonfinite(model, batch)
+    assert found.path.endswith("spoiled") and found.tensor == "weight kernel"

@@ -1,0 +1,197 @@
+"""Sums of 4,096 and more terms in 16 bits: every layer in keras.layers, found by walking the module."""
+
+import keras
+import long_sums
+import numpy as np
+import pytest
+import zoo
+from keras import layers
+from long_sums import ALLOWED, CASES, LARGEST, NUMPY, OUTSIDE, ROUNDING, SCALES
+
+import keras_mp
+
+TENSORFLOW = keras.backend.backend() == "tensorflow"
+# Of the cases that lose, those whose sum is a product's. Accelerators add it up in float32; TensorFlow's kernels for a
+# CPU do so in bfloat16's products, and in float16's they do not.
+PRODUCTS = (
+    "Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose", "DepthwiseConv1D", "DepthwiseConv2D", "EinsumDense",
+    "SeparableConv1D", "SeparableConv2D",
+)  # fmt: skip
+
+
+def test_every_layer_of_keras_has_a_case_or_a_reason():
+    assert set(long_sums.walked()) - {name for name, *_ in CASES.values()} - set(OUTSIDE) == set()
+
+
+@pytest.mark.jax
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_no_layer_loses_a_long_sum_after_stabilize():
+    kept, mended, products, outside, wrong = [], [], [], [], []
+    for case, (name, *_) in CASES.items():
+        for low in ROUNDING:
+            for scale in SCALES:
+                row = f"{case}, {low}, inputs about {scale:g}"
+                plain = long_sums.error(case, low, scale)
+                if plain is None:
+                    outside.append(row)
+                    continue
+                if plain != "no kernel" and plain <= ALLOWED:
+                    kept.append(row)
+                    continue
+                after = long_sums.error(case, low, scale, stabilized=True)
+                if after not in (None, "no kernel") and after <= ALLOWED:
+                    mended.append(f"{row}: {plain if plain == 'no kernel' else f'{plain:.1f} units'}, then {after:.1f}")
+                elif plain == "no kernel" and "Max" in name:
+                    outside.append(f"{row}: no kernel")
+                elif TENSORFLOW and low == "float16" and name in PRODUCTS:
+                    products.append(f"{row}: {plain:.1f} units")
+                else:
+                    wrong.append(f"{row}: {plain} units, then {after}")
+    rows = {"kept": kept, "mended": mended, "products on a CPU": products, "result out of range": outside}
+    print(f"\n{len({name for name, *_ in CASES.values()})} layers tried, {len(OUTSIDE)} left out")
+    for kind, found in rows.items():
+        of = {row.split(" ")[0].strip(",") for row in found}
+        print(f"{kind}: {len(found)} of {sum(map(len, rows.values()))}, {len(of)} layers")
+    print("\n".join(mended + products))
+    assert wrong == []
+    assert len(kept) > 300
+
+
+def numbers(low, scale, *shape):
+    return (zoo.rng().uniform(0.5, 1.5, shape) * scale).astype(NUMPY[low]).astype("float64")
+
+
+def middle(layer, inputs, low, **keywords):
+    """A layer inside a stabilized model of 16 bits: its result, and the gradient of the sum of its results."""
+    keras.config.set_dtype_policy(f"mixed_{low}")
+    symbols = [keras.Input(x.shape[1:]) for x in inputs]
+    keras.config.set_dtype_policy("float32")
+    result = layer(symbols if len(symbols) > 1 else symbols[0], **keywords)
+    model = keras.Model(symbols, layers.Dense(1, dtype="float32")(layers.Flatten(dtype="float32")(result)))
+    assert layer in [entry.layer for entry in keras_mp.sensitive_layers(model)]
+    stable = keras_mp.stabilize(model)
+    assert keras_mp.sensitive_layers(stable) == []
+    (treated,) = (each for each in stable.layers if isinstance(each, type(layer)) and each.name == layer.name)
+    part = keras.Model(stable.inputs, treated.output)
+    assert keras.backend.standardize_dtype(treated.output.dtype) == low
+    return keras.ops.convert_to_numpy(keras.ops.cast(part(inputs), "float32"))
+
+
+def close(actual, expected, low):
+    assert np.abs(expected).max() <= LARGEST[low]
+    np.testing.assert_allclose(actual, expected, atol=ALLOWED * ROUNDING[low] * np.abs(expected).max(), rtol=0)
+
+
+both = pytest.mark.parametrize("low", list(ROUNDING))
+
+
+@pytest.mark.jax
+@both
+@pytest.mark.parametrize("value", [20.0, 3.0])
+def test_masked_average_pooling_of_5000_steps_is_their_mean(low, value):
+    mask = zoo.rng().random((2, 5000)) < 0.9
+    x = np.full((2, 5000, 3), value)
+    x[~mask] = -1.0
+    masking = layers.Masking(-1.0, dtype=f"mixed_{low}")
+    inputs = keras.Input((5000, 3))
+    pooled = layers.GlobalAveragePooling1D(dtype=f"mixed_{low}")(masking(inputs))
+    model = keras_mp.stabilize(keras.Model(inputs, layers.Dense(1, dtype="float32")(pooled)))
+    result = keras.Model(model.inputs, model.layers[-2].output)([x])
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(keras.ops.cast(result, "float32")), value)
+
+
+@pytest.mark.jax
+@both
+@pytest.mark.parametrize("padding", ["valid", "same"])
+def test_average_pooling_over_a_large_window_is_its_mean(low, padding):
+    x = numbers(low, 20, 2, 64, 64, 3)
+    layer = layers.AveragePooling2D(64, padding=padding, dtype=f"mixed_{low}")
+    close(middle(layer, [x], low), x.mean((1, 2), keepdims=True), low)
+
+
+@pytest.mark.jax
+@both
+@pytest.mark.skipif(not hasattr(layers, "AdaptiveAveragePooling1D"), reason="this Keras has none")
+def test_adaptive_average_pooling_is_the_mean_of_each_part(low):
+    x = numbers(low, 20, 2, 128, 64, 3)
+    layer = layers.AdaptiveAveragePooling2D((2, 1), dtype=f"mixed_{low}")
+    close(middle(layer, [x], low), x.reshape(2, 2, 64, 64, 3).mean((2, 3))[:, :, None], low)
+
+
+@pytest.mark.jax
+@both
+@pytest.mark.parametrize("name", ["Add", "Average"])
+def test_64_inputs_are_added_up(low, name):
+    inputs = [numbers(low, 1, 2, 3) for _ in range(64)]
+    expected = np.sum(inputs, 0) if name == "Add" else np.mean(inputs, 0)
+    close(middle(getattr(layers, name)(dtype=f"mixed_{low}"), inputs, low), expected, low)
+
+
+@pytest.mark.jax
+@both
+def test_a_normalized_dot_of_long_vectors_is_their_cosine(low):
+    x, y = numbers(low, 20, 2, 4096), numbers(low, 20, 2, 4096)
+    expected = (x * y).sum(-1, keepdims=True) / np.linalg.norm(x, axis=-1, keepdims=True)
+    expected /= np.linalg.norm(y, axis=-1, keepdims=True)
+    close(middle(layers.Dot(-1, normalize=True, dtype=f"mixed_{low}"), [x, y], low), expected, low)
+
+
+@pytest.mark.jax
+@both
+def test_the_gradients_of_many_copies_are_added_up(low):
+    upstream = numbers(low, 1, 2, 8192, 3)
+    inputs = keras.Input((3,))
+    copies = layers.RepeatVector(8192, dtype=f"mixed_{low}")(inputs)
+    layer = keras_mp.stabilize(keras.Model(inputs, layers.Dense(1, dtype="float32")(copies))).layers[1]
+
+    def loss(x):
+        return keras.ops.sum(keras.ops.cast(layer(x), "float32") * upstream.astype("float32"))
+
+    x = keras.ops.cast(np.ones((2, 3)), low)
+    if TENSORFLOW:
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = loss(x)
+        gradient = tape.gradient(value, x)
+    else:
+        import jax
+
+        gradient = jax.grad(loss)(x)
+    close(keras.ops.convert_to_numpy(keras.ops.cast(gradient, "float32")), upstream.sum(1), low)
+
+
+@pytest.mark.jax
+@both
+def test_an_axis_that_the_kernel_does_not_have_is_added_up(low):
+    x = numbers(low, 1, 2, 5000, 3)
+    layer = layers.EinsumDense("abc,cd->ad", 4, kernel_initializer="orthogonal", dtype=f"mixed_{low}")
+    actual = middle(layer, [x], low)
+    close(actual, np.einsum("abc,cd->ad", x, keras.ops.convert_to_numpy(layer.kernel)), low)
+
+
+@pytest.mark.jax
+@both
+def test_such_an_axis_of_the_output_layer_is_added_up_and_trains(low):
+    x = numbers(low, 1, 2, 5000, 3)
+    keras.config.set_dtype_policy(f"mixed_{low}")
+    inputs = keras.Input((5000, 3))
+    model = keras_mp.stabilize(keras.Model(inputs, layers.EinsumDense("abc,cd->ad", 4)(inputs)))
+    kernel = keras.ops.convert_to_numpy(model.layers[-1].kernel)
+    actual = keras.ops.convert_to_numpy(model(x))
+    assert actual.dtype == "float32"
+    np.testing.assert_allclose(actual, np.einsum("abc,cd->ad", x, kernel), rtol=0, atol=1e-5 * 5000)
+    model.compile(keras.optimizers.SGD(1e-9), "mse", auto_scale_loss=False)
+    model.fit(x, np.zeros((2, 4)), verbose=0)
+    assert np.isfinite(model.get_weights()[0]).all()
+
+
+@both
+def test_small_windows_and_few_inputs_stay_in_16_bits(low):
+    keras.config.set_dtype_policy(f"mixed_{low}")
+    inputs = keras.Input((8, 8, 3))
+    x = layers.AveragePooling2D(4)(layers.Add()([inputs, inputs]))
+    model = keras.Model(inputs, layers.Dense(1, dtype="float32")(layers.GlobalAveragePooling2D()(x)))
+    assert keras_mp.sensitive_layers(model) == []
