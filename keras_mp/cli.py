@@ -267,7 +267,6 @@ def bench(
     find_max_batch_size: Annotated[
         bool, typer.Option("--find-max-batch-size", help="Also find the largest batch that fits.")
     ] = False,
-    find_batch: Annotated[bool, typer.Option("--find-batch", hidden=True)] = False,
     memory_limit: Annotated[float | None, typer.Option(help="Memory limit of a process on a CPU, in GiB.")] = None,
     imports: Annotated[
         list[str] | None, typer.Option("--import", help="A module that defines custom layers; may be repeated.")
@@ -289,8 +288,6 @@ def bench(
     from keras_mp.bench.benchmark_report import check_precisions
     from keras_mp.precision.policy import PRECISIONS
 
-    if find_batch:
-        typer.echo("--find-batch is now --find-max-batch-size; the old name works in this version", err=True)
     arguments: dict[str, Any] = {} if batch_size is None else {"batch_size": whole_number("batch_size", batch_size)}
     if _is_file(model, context):
         from keras_mp.conversion.model_file import check_model_file
@@ -312,7 +309,7 @@ def bench(
         f"{model}: a training step",
         rounds=rounds,
         seconds=seconds,
-        find_max_batch_size=find_max_batch_size or find_batch,
+        find_max_batch_size=find_max_batch_size,
         memory_limit=None if memory_limit is None else int(memory_limit * 2**30),
         log=lambda text: typer.echo(text, err=True),
     )

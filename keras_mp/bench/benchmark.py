@@ -19,14 +19,12 @@ from keras_mp.bench.process import WorkloadError
 from keras_mp.numerics.read_batches import batches_of
 from keras_mp.precision.policy import PRECISIONS
 from keras_mp.rebuild import layers_by_path
-from keras_mp.system.deprecated import renamed_arguments
 from keras_mp.system.host import available_bytes
 from keras_mp.system.whole_number import whole_number
 
 BASE = "float32"
 
 
-@renamed_arguments(say="log", find_batch="find_max_batch_size")
 def benchmark(
     model: keras.Model | str | os.PathLike[str],
     batch: Any,

@@ -49,14 +49,18 @@ def in_precision(model: keras.Model, precision: str) -> keras.Model:
 
     Raises:
         ValueError: If the precision is none of the four.
-        RebuildError: If the model is not built, or has a layer that cannot be rebuilt; the message names it.
+        RebuildError: If the model is not built, or has a layer that cannot be rebuilt, or that computes otherwise when
+            it is; the message names it.
+
+    Warns:
+        UserWarning: names weights, optimizer slots and compile arguments that were not carried over.
     """
     check_precision(precision, "precision")
     now = precision_of(model)
     if now == precision:
         return model
     old, new = ("mixed_bfloat16" if name == FP8 else name for name in (now, precision))
-    rebuilt = rebuild(model, _rule(old, new), policy=new).model
+    rebuilt = rebuild(model, _rule(old, new), policy=new).told(f"in_precision({model.name!r}, {precision!r})")
     if old == "float32":
         stabilize(rebuilt)
     if precision == FP8:

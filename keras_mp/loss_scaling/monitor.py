@@ -10,7 +10,6 @@ import keras
 from keras_mp.loss_scaling.loss_scale import LossScale, warn_if_needless
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.wrap_optimizer import compute_dtypes
-from keras_mp.system.deprecated import RenamedAttribute
 from keras_mp.system.whole_number import whole_number
 
 
@@ -45,7 +44,6 @@ class PrecisionMonitor(keras.callbacks.Callback):
     """
 
     supports_multiprocess = True
-    works_together = RenamedAttribute("supports_multiprocess")
 
     def __init__(
         self,

@@ -6,9 +6,6 @@ import keras
 
 from keras_mp import backend
 from keras_mp.rebuild import rebuild, unchanged
-from keras_mp.system.deprecated import renamed_names
-
-__getattr__ = renamed_names(__name__, {"alone": "gather"})
 
 
 def gather(model: keras.Model) -> keras.Model:
@@ -23,4 +20,4 @@ def gather(model: keras.Model) -> keras.Model:
         A new model with the same weights, compiled alike, with the optimizer's state; the model itself where it lies on
         one device already.
     """
-    return rebuild(model, unchanged).model if backend.is_spread(model) else model
+    return rebuild(model, unchanged).told(f"gather({model.name!r})") if backend.is_spread(model) else model

@@ -186,8 +186,8 @@ def _where_they_part(old: Any, new: Any, batch: Any, training: bool) -> str:
         if _distance(mine, theirs) > _tolerance(old):
             told = f"{path!r} ({_class_name(layer)}){_lacks(layer, twins.get(layer))}"
             return f"The first layer with another result is {told}."
-    found = f"{_class_name(old)} itself computes otherwise, or a regularizer or add_loss in it adds another loss"
-    return f"Its layers return the same, so {found}{_lacks(old, new)}."
+    cause = f"{_class_name(old)} itself computes otherwise, or a regularizer or add_loss in it adds another loss"
+    return f"Its layers return the same, so {cause}{_lacks(old, new)}."
 
 
 def _class_name(layer: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 import keras
@@ -31,6 +32,16 @@ class Rebuilt(NamedTuple):
     model: keras.Model
     unreached: tuple[str, ...]
     unshared: tuple[str, ...] = ()
+
+    def told(self, function: str) -> keras.Model:
+        """The model; a warning says what is otherwise in it, and which function made it."""
+        apart = [
+            f"layer {name!r}, which two graphs share, is a layer in each and trains apart" for name in self.unshared
+        ]
+        if self.unreached or apart:
+            otherwise = "; ".join([*self.unreached, *apart])
+            warnings.warn(f"{function} could not carry everything over: {otherwise}", stacklevel=3)
+        return self.model
 
 
 def rebuild(

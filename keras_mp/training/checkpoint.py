@@ -17,7 +17,6 @@ import numpy as np
 from keras_mp.conversion.in_precision import precision_of
 from keras_mp.parallel import workers
 from keras_mp.reporting.byte_size import byte_size
-from keras_mp.system.deprecated import RenamedAttribute, renamed_arguments
 from keras_mp.system.whole_number import whole_number
 from keras_mp.training import callback_state, training_state
 from keras_mp.training.batches import Batches
@@ -80,11 +79,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     """
 
     supports_multiprocess = True
-    works_together = RenamedAttribute("supports_multiprocess")
-    keep = RenamedAttribute("max_to_keep")
-    free = RenamedAttribute("ignore_settings")
 
-    @renamed_arguments(keep="max_to_keep", free="ignore_settings")
     def __init__(
         self,
         folder: str | os.PathLike[str],

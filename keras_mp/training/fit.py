@@ -11,7 +11,6 @@ import numpy as np
 from keras_mp import backend
 from keras_mp.conversion.in_precision import precision_of
 from keras_mp.parallel import workers
-from keras_mp.system.deprecated import warn_renamed
 from keras_mp.training.batches import Batches
 from keras_mp.training.training_state import build, describe
 
@@ -114,10 +113,6 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
 def _supports_multiprocess(callback: keras.callbacks.Callback) -> bool:
     if hasattr(callback, "supports_multiprocess"):
         return bool(callback.supports_multiprocess)
-    if getattr(callback, "works_together", False):
-        owner = type(callback).__name__
-        warn_renamed(f"{owner}.works_together", f"{owner}.supports_multiprocess", stacklevel=4)
-        return True
     return False
 
 

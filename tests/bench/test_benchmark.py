@@ -232,20 +232,3 @@ def test_the_command_measures_a_recipe(tmp_path):
     assert (tmp_path / "p.svg").is_file()
     result = CliRunner().invoke(app, ["bench", str(tmp_path / "none.keras")])
     assert isinstance(result.exception, FileNotFoundError)
-
-
-def test_the_old_names_of_find_max_batch_size_work_and_warn(monkeypatch, tmp_path):
-    from typer.testing import CliRunner
-
-    def asked(*args, find_max_batch_size, **kwargs):
-        raise RuntimeError(f"find_max_batch_size={find_max_batch_size}")
-
-    monkeypatch.setattr("keras_mp.bench.benchmark.measure", asked)
-    with pytest.warns(DeprecationWarning, match="find_batch=...\\) is now benchmark\\(find_max_batch_size="):
-        with pytest.raises(RuntimeError, match="find_max_batch_size=True"):
-            keras_mp.benchmark(small_model(), (X, Y), find_batch=True)
-    small_model().save(tmp_path / "model.keras")
-    for option, warning in (("--find-batch", "is now --find-max-batch-size"), ("--find-max-batch-size", "")):
-        result = CliRunner().invoke(app, ["bench", str(tmp_path / "model.keras"), option])
-        assert str(result.exception) == "find_max_batch_size=True" and warning in result.output
-    assert "--find-batch" not in CliRunner().invoke(app, ["bench", "--help"]).output

@@ -90,7 +90,7 @@ def recomputing(model, remat=True):
     """The model with blocks that recompute, of which nothing must be missing."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="(?s).*could not reach.*")
-        return keras_mp.make_lean(model, remat=remat)
+        return keras_mp.make_lean(twin(model), remat=remat)
 
 
 def blocks(model):

@@ -65,7 +65,7 @@ def lean_of(model):
     """The lean model, which nothing must be missing from."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="(?s).*could not reach.*")
-        return keras_mp.make_lean(model)
+        return keras_mp.make_lean(twin(model))
 
 
 def kinds(model):

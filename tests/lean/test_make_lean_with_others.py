@@ -37,7 +37,7 @@ def test_stabilize_before_and_after(lean_first):
     model = gpt2()
     x, y, weights = data(model, np.random.default_rng())
     stable = keras_mp.stabilize(twin(model))
-    both = keras_mp.stabilize(keras_mp.make_lean(model)) if lean_first else keras_mp.make_lean(stable)
+    both = keras_mp.stabilize(keras_mp.make_lean(model)) if lean_first else keras_mp.make_lean(twin(stable))
     assert kinds(both) == EVERY and keras_mp.sensitive_layers(both) == []
     plain = keras_mp.undo_lean(twin(both))
     assert kinds(plain) == set() and keras_mp.sensitive_layers(plain) == []
@@ -55,8 +55,8 @@ def test_fp8_before_and_after(lean_first):
             warnings.simplefilter("ignore")  # float32 layers in FP8
             return fp8.convert(model, select=lambda path, layer: "feedforward" in path)
 
-    expected = converted(model)
-    both = converted(keras_mp.make_lean(model)) if lean_first else keras_mp.make_lean(expected)
+    expected = converted(twin(model))
+    both = converted(keras_mp.make_lean(model)) if lean_first else keras_mp.make_lean(twin(expected))
     assert kinds(both) == EVERY
     in_fp8 = [sum(isinstance(x, Float8Layer) for x in layers_by_path(m).values()) for m in (both, expected)]
     assert in_fp8[0] == in_fp8[1] > 0

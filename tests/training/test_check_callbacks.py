@@ -18,8 +18,3 @@ def test_a_callback_of_ones_own_must_say_that_it_supports_several_processes():
         check_callbacks([keras.callbacks.History(), callback_with(supports_multiprocess=True)])
     with pytest.raises(ValueError, match="a OwnCallback, which is not supported when several.*supports_multiprocess"):
         check_callbacks([callback_with()])
-
-
-def test_the_attribute_of_0_1_works_and_warns():
-    with pytest.warns(DeprecationWarning, match="works_together is now OwnCallback.supports_multiprocess"):
-        check_callbacks([callback_with(works_together=True)])

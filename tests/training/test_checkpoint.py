@@ -340,19 +340,3 @@ def test_other_data_is_shown(tmp_path, small):
 def test_a_bad_argument_is_named(arguments, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         keras_mp.TrainingCheckpoint(tmp_path, **arguments)
-
-
-def test_the_names_of_0_1_work_and_warn(tmp_path):
-    with pytest.warns(DeprecationWarning) as caught:
-        checkpoint = keras_mp.TrainingCheckpoint(tmp_path, keep=5, free=["name"])
-        assert (checkpoint.keep, checkpoint.free) == (5, frozenset(["name"]))
-        checkpoint.keep = 2
-    assert checkpoint.max_to_keep == 2 and checkpoint.ignore_settings == {"name"}
-    assert [str(warning.message).partition(";")[0] for warning in caught] == [
-        "TrainingCheckpoint(keep=...) is now TrainingCheckpoint(max_to_keep=...)",
-        "TrainingCheckpoint(free=...) is now TrainingCheckpoint(ignore_settings=...)",
-        "TrainingCheckpoint.keep is now TrainingCheckpoint.max_to_keep",
-        "TrainingCheckpoint.free is now TrainingCheckpoint.ignore_settings",
-        "TrainingCheckpoint.keep is now TrainingCheckpoint.max_to_keep",
-    ]
-    assert {warning.filename for warning in caught} == {__file__}
