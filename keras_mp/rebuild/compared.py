@@ -87,7 +87,7 @@ def _compare(old: Any, new: Any, batch: Any, training: bool, expected: list[np.n
 
 def _run(model: Any, batch: Any, training: bool) -> list[np.ndarray]:
     """Outputs, and the losses that layers add; nothing is assigned."""
-    values = ([v.value for v in each] for each in (model.trainable_variables, model.non_trainable_variables))
+    values = ([v.value for v in variables] for variables in (model.trainable_variables, model.non_trainable_variables))
     inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
