@@ -67,17 +67,16 @@ class AmaxHistory(keras.layers.Layer):
         slot = self._calls % CALL_SITES
         self._calls += 1
 
-        @keras.ops.custom_gradient
+        @backend.custom_gradient
         def read(slots: Any) -> Any:
-            def gradient(*arguments: Any, upstream: Any = None) -> Any:
-                following = arguments[0] if upstream is None else upstream
+            def gradient(following: Any) -> Any:
                 counted = keras.ops.concatenate([keras.ops.ones((len(ROLES), 1)), following], axis=1)
                 own = keras.ops.reshape(keras.ops.one_hot(slot, CALL_SITES), (-1, 1, 1))
                 return own * counted
 
             return self._combined(slots), gradient
 
-        return read(backend.as_tensor(self.slots))
+        return read(self.slots)
 
     def save_own_variables(self, store: Any) -> None:
         history = keras.ops.convert_to_numpy(self._combined(keras.ops.convert_to_tensor(self.slots)))

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import keras
 
 from keras_mp import backend
+from keras_mp.fp8.first_order import first_order, first_order_operands
 from keras_mp.fp8.int8_scaling import Int8Scaling, magnitude
 from keras_mp.fp8.of_parts import join, sum_gradients
 from keras_mp.fp8.roles import ROLES
@@ -59,8 +60,9 @@ def int8_product(
     compute_dtype = keras.backend.standardize_dtype(inputs.dtype)
     variable = zlib.crc32(path.encode())
 
-    @keras.ops.custom_gradient
+    @backend.custom_gradient
     def multiply(inputs: Any, kernel: Any, *histories: Any) -> Any:
+        inputs, kernel = first_order_operands([inputs, kernel], path)
         scope = backend.gradient_scope()
         history = histories[0] if histories else None
         made: dict[tuple[str, int], Quantized] = {}
@@ -78,15 +80,16 @@ def int8_product(
                     made[key] = join(recipe.quantize(x, role, axes, known, variable), own, axes)
             return made[key]
 
-        def gradient(*arguments: Any, upstream: Any = None) -> Any:
-            g = arguments[0] if upstream is None else upstream
+        def gradient(g: Any) -> Any:
+            (g,) = first_order_operands([g], path)
             with scope():
                 following = []
                 if histories:
                     following = [recipe.next_history(history, [*amaxes, magnitude(g)] if amaxes else [])]
                 g_for_inputs, g_for_kernel = operand("gradient", g, TO_INPUTS, 0), operand("gradient", g, TO_KERNEL, 1)
                 own = products.to_kernel(x_for_kernel, g_for_kernel)
-                return products.to_inputs(g_for_inputs, w_for_inputs), sum_gradients(own, part), *following
+                gradients = [products.to_inputs(g_for_inputs, w_for_inputs), sum_gradients(own, part)]
+                return *first_order(gradients, g, [x_for_kernel, w_for_inputs], path), *following
 
         x, w = operand("input", inputs, FORWARD, 0), operand("kernel", kernel, FORWARD, 1)
         x_for_kernel, w_for_inputs = operand("input", inputs, TO_KERNEL, 0), operand("kernel", kernel, TO_INPUTS, 1)

@@ -9,6 +9,7 @@ import keras
 
 from keras_mp import backend
 from keras_mp.fp8.contraction import explicit, last_axis, summed_axes
+from keras_mp.fp8.first_order import first_order, first_order_operands
 from keras_mp.fp8.int8_product import int8_product
 from keras_mp.fp8.int8_scaling import Int8Scaling
 from keras_mp.fp8.matrix_products import MatrixProducts
@@ -100,8 +101,9 @@ def matmul(
     if isinstance(recipe, MXFP8Scaling):
         return mxfp8_product(inputs, kernel, recipe, equations, result_dtype, path, apart=splits)
 
-    @keras.ops.custom_gradient
+    @backend.custom_gradient
     def multiply(inputs: Any, kernel: Any, *histories: Any) -> Any:
+        inputs, kernel = first_order_operands([inputs, kernel], path)
         scope = backend.gradient_scope()
         history = histories[0] if histories else None
         quantize = functools.partial(_quantize, recipe, history)
@@ -109,18 +111,16 @@ def matmul(
         w8, w8_for_inputs = quantize("kernel", kernel, (equation, 1), (to_inputs, 1), part=part)
         amaxes = [recipe.amax(x, history) for x in (inputs, kernel)] if histories else []
 
-        def gradient(*arguments: Any, upstream: Any = None) -> Any:
-            g = arguments[0] if upstream is None else upstream
+        def gradient(g: Any) -> Any:
             product = functools.partial(quantized_dot, path=path, precise=True, apart=False)
+            (g,) = first_order_operands([g], path)
             with scope():
                 g8_for_inputs, g8_for_kernel = quantize("gradient", g, (to_inputs, 0), (to_kernel, 1))
                 following = [recipe.next_history(history, [*amaxes, recipe.amax(g, history)])] if histories else []
                 own = product(to_kernel, x8_for_kernel, g8_for_kernel, kernel_dtype, "kernel_gradient")
-                return (
-                    product(to_inputs, g8_for_inputs, w8_for_inputs, input_dtype, "input_gradient"),
-                    sum_gradients(own, part),
-                    *following,
-                )
+                to_x = product(to_inputs, g8_for_inputs, w8_for_inputs, input_dtype, "input_gradient")
+                kept = [x8_for_kernel, w8_for_inputs]
+                return *first_order([to_x, sum_gradients(own, part)], g, kept, path), *following
 
         result = quantized_dot(equation, x8, w8, result_dtype, "forward", path=path, precise=False, apart=splits)
         return result, gradient

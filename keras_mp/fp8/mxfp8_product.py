@@ -9,6 +9,7 @@ import keras
 from keras_mp import backend
 from keras_mp.fp8.block_scales import Blocks, dequantize_rows
 from keras_mp.fp8.contraction import summed_axes
+from keras_mp.fp8.first_order import first_order, first_order_operands
 from keras_mp.fp8.mxfp8_scaling import MXFP8Scaling
 
 
@@ -38,8 +39,9 @@ def mxfp8_product(
     forward, to_inputs, to_kernel = equations
     input_dtype, kernel_dtype = (keras.backend.standardize_dtype(x.dtype) for x in (inputs, kernel))
 
-    @keras.ops.custom_gradient
+    @backend.custom_gradient
     def multiply(inputs: Any, kernel: Any) -> Any:
+        inputs, kernel = first_order_operands([inputs, kernel], path)
         scope = backend.gradient_scope()
         sizes = dict(
             zip(
@@ -55,14 +57,15 @@ def mxfp8_product(
         def product(equation: str, left: Blocks, right: Blocks, dtype: str, role: str, apart: bool = False) -> Any:
             return _dot(equation, left, right, sizes, dtype, f"{path}/keras_mp.{role}", apart)
 
-        def gradient(*arguments: Any, upstream: Any = None) -> Any:
-            g = arguments[0] if upstream is None else upstream
+        def gradient(g: Any) -> Any:
+            (g,) = first_order_operands([g], path)
             with scope():
                 g_by_row, g_by_column = operand("gradient", g, to_inputs, 0), operand("gradient", g, to_kernel, 1)
-                return (
+                gradients = [
                     product(to_inputs, g_by_row, w_by_row, input_dtype, "input_gradient"),
                     product(to_kernel, x_by_column, g_by_column, kernel_dtype, "kernel_gradient"),
-                )
+                ]
+                return first_order(gradients, g, [], path)
 
         x, w = operand("input", inputs, forward, 0), operand("kernel", kernel, forward, 1)
         x_by_column, w_by_row = operand("input", inputs, to_kernel, 0), operand("kernel", kernel, to_inputs, 1)

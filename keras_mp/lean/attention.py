@@ -88,7 +88,7 @@ def attention(
     given = [mask is not None, bool(dropout)]
 
     # Mask and seed as arguments: JAX cannot recompute a function with a gradient that finds them around it.
-    @keras.ops.custom_gradient
+    @backend.custom_gradient
     def attend(query: Any, key: Any, value: Any, *others: Any) -> Any:
         remaining = iter(others)
         mask, seed = (next(remaining) if there else None for there in given)
@@ -97,8 +97,7 @@ def attention(
         operands = [_by_head(query, sizes.key_heads), _by_key_head(key), _by_key_head(value)]
         output = _forward(operands, mask, seed, blocks, sizes)
 
-        def gradient(*arguments: Any, upstream: Any = None) -> Any:
-            upstream = arguments[0] if upstream is None else upstream
+        def gradient(upstream: Any) -> Any:
             with scope():
                 gradients = _backward(operands, output, upstream, mask, seed, blocks, sizes)
                 return (*gradients, *(None for _ in others))

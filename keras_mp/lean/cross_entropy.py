@@ -42,7 +42,7 @@ def chunked_cross_entropy(
         gradient of kernel = features^T . (gradient of z)    added up in float32
 
     The forward pass computes the gradients too, so that the logits are computed once; the backward pass multiplies
-    them by the upstream number.
+    them by the upstream number. Second derivatives, and forward mode, take all rows at once.
 
     Args:
         features: floats, shape `(..., width)`; the other sizes may be unknown.
@@ -77,34 +77,41 @@ def chunked_cross_entropy(
     shape = keras.ops.shape(given_targets)
 
     # Targets and weights as arguments: JAX cannot recompute a function with a gradient that finds them around it.
-    @keras.ops.custom_gradient
+    @backend.custom_gradient
     def total(features: Any, kernel: Any, targets: Any, weights: Any, *bias: Any) -> Any:
         largest = keras.ops.max(keras.ops.abs(weights), initial=0.0)
         largest = keras.ops.where(largest == 0, 1.0, largest)
-        low = keras.ops.cast(kernel, options.dtype)
-        step = functools.partial(_step, kernel=low, bias=bias[0] if bias else None, largest=largest, options=options)
         zeros = [keras.ops.zeros((), "float32")]
         if gradient:
             zeros += [keras.ops.zeros(kernel.shape, "float32"), keras.ops.zeros((vocabulary,), "float32")]
-        sums, results = _over_chunks(step, zeros, [features, targets, weights], rows, options.results)
-        of_rows, to_features = results[: 2 * with_rows], results[-1] if gradient else None
 
-        def backward(*arguments: Any, upstream: Any = None) -> Any:
-            # TensorFlow gives the upstream gradient of each result, JAX that of all.
-            upstream = keras.tree.flatten(arguments if upstream is None else upstream)[0]
+        def computed(rows: int | None, features: Any, kernel: Any, *bias: Any) -> tuple[list[Any], list[Any]]:
+            low, shift = keras.ops.cast(kernel, options.dtype), bias[0] if bias else None
+            step = functools.partial(_step, kernel=low, bias=shift, largest=largest, options=options)
+            slices = [features, targets, weights]
+            return _over_chunks(step, zeros, slices, rows, options.results) if rows else step(zeros, slices)
+
+        like = (features, kernel, *bias)
+        # Through the loop TensorFlow has no forward mode.
+        sums, results = computed(None if backend.in_forward_mode(like) else rows, *like)
+        of_rows = results[: 2 * with_rows]
+
+        def gradients(sums: list[Any], to_features: Any, upstream: Any) -> list[Any]:
+            factor = upstream * (largest / options.shift)
+            own = [to_features * keras.ops.cast(upstream, options.row_dtype), sums[1] * factor, sums[2] * factor]
+            return [keras.ops.cast(g, x.dtype) for g, x in zip(own, like, strict=False)]
+
+        def gradients_at_once(upstream: Any, *like: Any) -> list[Any]:
+            sums, results = computed(None, *like)
+            return gradients(sums, results[-1], upstream)
+
+        def backward(upstream: Any, *of_rows: Any) -> Any:
+            if not gradient:
+                return (*map(keras.ops.zeros_like, like[:2]), None, None, *map(keras.ops.zeros_like, bias))
             upstream = keras.ops.cast(upstream, "float32")
-            like = (features, kernel, *bias)
-            if gradient:
-                factor = upstream * (largest / options.shift)
-                gradients = [
-                    to_features * keras.ops.cast(upstream, options.row_dtype),
-                    sums[1] * factor,
-                    sums[2] * factor,
-                ]
-            else:
-                gradients = [keras.ops.zeros_like(x) for x in like]
-            gradients = [keras.ops.cast(g, x.dtype) for g, x in zip(gradients, like, strict=False)]
-            return (*gradients[:2], None, None, *gradients[2:])
+            own = gradients(sums, results[-1], upstream)
+            own = backend.with_derivatives_of(gradients_at_once, own, [upstream, *like])
+            return (*own[:2], None, None, *own[2:])
 
         return (sums[0], *of_rows) if with_rows else sums[0], backward
 

@@ -35,14 +35,11 @@ def gelu(x: Any, approximate: bool = True) -> Any:
         Hendrycks, Gimpel, "Gaussian Error Linear Units", 2016 (arXiv:1606.08415), section 2.
     """
 
-    @keras.ops.custom_gradient
+    @backend.custom_gradient
     def apply(x: Any) -> Any:
-        def gradient(*arguments: Any, upstream: Any = None) -> Any:
-            return _backward(x, arguments[0] if upstream is None else upstream, approximate)
+        return _forward(x, approximate), lambda upstream: _backward(x, upstream, approximate)
 
-        return _forward(x, approximate), gradient
-
-    return apply(backend.as_tensor(x))
+    return apply(x)
 
 
 @keras.saving.register_keras_serializable("keras_mp")

@@ -63,10 +63,9 @@ class LeanInt4:
 def _product(layer: Any, inputs: Any) -> Any:
     dtype = layer.compute_dtype
 
-    @keras.ops.custom_gradient
+    @backend.custom_gradient
     def product(x: Any, *quantized: Any) -> Any:
-        def gradient(*arguments: Any, upstream: Any = None) -> Any:
-            upstream = arguments[0] if upstream is None else upstream
+        def gradient(upstream: Any) -> Any:
             again = backend.barrier(list(quantized), [upstream])
             to_x = _backward(layer, upstream, dequantized_kernel(layer, again, dtype))
             return (keras.ops.cast(to_x, x.dtype), *(None for _ in quantized))

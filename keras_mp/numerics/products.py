@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_mp import backend
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.precision.flops import convolution_flops, dot_flops
 
@@ -74,7 +75,7 @@ def _noting(flops: Callable[..., int], note: Note, depth: list[int]) -> Callable
                 result = operation(*args, **kwargs)
             finally:
                 depth[0] -= 1
-            if depth[0] == 0:
+            if depth[0] == 0 and not backend.in_gradient():
                 given = signature.bind(*args, **kwargs)
                 given.apply_defaults()
                 try:

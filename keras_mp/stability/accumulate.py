@@ -34,12 +34,12 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
     left_labels, right_labels = operands.split(",")
     dtype = left.dtype
 
-    @keras.ops.custom_gradient
+    @backend.custom_gradient
     def contract(left: Any, right: Any) -> Any:
         scope = backend.gradient_scope()
 
-        def gradient(*arguments: Any, upstream: Any = None) -> Any:
-            low = keras.ops.cast(arguments[0] if upstream is None else upstream, dtype)
+        def gradient(upstream: Any) -> Any:
+            low = keras.ops.cast(upstream, dtype)
             with scope():
                 to_left = backend.einsum_float32(f"{out},{right_labels}->{left_labels}", low, right)
                 to_right = backend.einsum_float32(f"{left_labels},{out}->{right_labels}", left, low)

@@ -11,6 +11,8 @@ import keras
 # Private: Keras publishes how int4 is unpacked, and not how groups are dequantized.
 from keras.src.quantizers.quantizers import dequantize_with_sz_map
 
+from keras_mp import backend
+
 
 def keeps_float_inputs(layer: Any) -> bool:
     """Whether only a layer's weights are quantized, to int4: Keras then multiplies inputs by dequantized weights."""
@@ -54,30 +56,38 @@ class StraightThroughLogits:
 
     def _int8_logits(self, inputs: Any) -> Any:
         dtype = self.compute_dtype  # type: ignore[attr-defined]
-
-        @keras.ops.custom_gradient
-        def product(x: Any, codes: Any, scale: Any) -> Any:
-            x8, scale_of_x = self.inputs_quantizer(x)  # type: ignore[attr-defined]
-            y = keras.ops.cast(keras.ops.matmul(x8, codes), dtype)
-
-            def gradient(*args: Any, upstream: Any = None) -> Any:
-                dy = args[0] if upstream is None else upstream
-                kernel = keras.ops.divide(keras.ops.cast(codes, dtype), scale)
-                return keras.ops.cast(keras.ops.matmul(dy, keras.ops.transpose(kernel)), x.dtype), None, None
-
-            return keras.ops.divide(y, keras.ops.multiply(scale_of_x, scale)), gradient
-
         if self.tie_weights:  # type: ignore[attr-defined]
             codes, scale = keras.ops.transpose(self._embeddings), self.embeddings_scale  # type: ignore[attr-defined]
         else:
             codes, scale = self.reverse_embeddings, self.reverse_embeddings_scale  # type: ignore[attr-defined]
-        return product(inputs, keras.ops.convert_to_tensor(codes), keras.ops.convert_to_tensor(scale))
+        codes, scale = keras.ops.convert_to_tensor(codes), keras.ops.convert_to_tensor(scale)
+
+        def dequantized() -> Any:
+            return keras.ops.divide(keras.ops.cast(codes, dtype), scale)
+
+        if backend.in_forward_mode([inputs]):
+            return keras.ops.matmul(self._straight_through(inputs), dequantized())
+
+        @backend.custom_gradient
+        def product(x: Any, codes: Any, scale: Any) -> Any:
+            x8, scale_of_x = self.inputs_quantizer(x)  # type: ignore[attr-defined]
+            y = keras.ops.cast(keras.ops.matmul(x8, codes), dtype)
+
+            def gradient(upstream: Any) -> Any:
+                to_x = keras.ops.matmul(upstream, keras.ops.transpose(dequantized()))
+                return keras.ops.cast(to_x, x.dtype), None, None
+
+            return keras.ops.divide(y, keras.ops.multiply(scale_of_x, scale)), gradient
+
+        return product(inputs, codes, scale)
 
     def _int4_logits(self, inputs: Any) -> Any:
+        return keras.ops.matmul(self._straight_through(inputs), dequantized_int4(self, inputs.dtype))
+
+    def _straight_through(self, inputs: Any) -> Any:
         x8, scale = self.inputs_quantizer(inputs)  # type: ignore[attr-defined]
         rounded = keras.ops.cast(x8, inputs.dtype) / keras.ops.cast(scale, inputs.dtype)
-        through = inputs + keras.ops.stop_gradient(rounded - inputs)
-        return keras.ops.matmul(through, dequantized_int4(self, inputs.dtype))
+        return inputs + keras.ops.stop_gradient(rounded - inputs)
 
 
 def dequantized_int4(layer: Any, dtype: str) -> Any:

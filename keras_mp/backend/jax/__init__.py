@@ -1,6 +1,13 @@
 """JAX: the functions of `keras_mp.backend`."""
 
 from keras_mp.backend.jax.block_scaled_dot import block_scaled_dot
+from keras_mp.backend.jax.custom_gradient import (
+    custom_gradient,
+    in_forward_mode,
+    in_gradient,
+    refuse_derivatives,
+    with_derivatives_of,
+)
 from keras_mp.backend.jax.devices import local_devices, peak_memory_bytes, version
 from keras_mp.backend.jax.gradients import dense, linear_gradient, map_values, sum_repeated_rows, values_of
 from keras_mp.backend.jax.islands import (
@@ -78,6 +85,7 @@ __all__ = [
     "conditional",
     "count_batch_sizes",
     "connect",
+    "custom_gradient",
     "dense",
     "einsum_float32",
     "scaled_convolution",
@@ -88,6 +96,8 @@ __all__ = [
     "fused_attention_in_float32",
     "gradient_scope",
     "has_islands",
+    "in_forward_mode",
+    "in_gradient",
     "is_concrete",
     "is_variable",
     "is_spread",
@@ -117,6 +127,7 @@ __all__ = [
     "shards_input",
     "recompute",
     "reduce_dtype",
+    "refuse_derivatives",
     "replica_count",
     "scan",
     "share_of_batch",
@@ -132,4 +143,5 @@ __all__ = [
     "values_of",
     "version",
     "without_islands",
+    "with_derivatives_of",
 ]

@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 import keras
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
 
 from keras_mp.backend.common.keras_patches import patched
 
@@ -75,7 +77,45 @@ def scan(
     Returns:
         The last carry, and the results stacked.
     """
-    return jax.lax.scan(step, carry, slices)
+    traced, shape = jax.make_jaxpr(lambda *given: jax.lax.scan(step, *given), return_shape=True)(carry, slices)
+    operands = [*traced.consts, *jax.tree.leaves((carry, slices))]
+    results = _loop.bind(*operands, jaxpr=traced.jaxpr, count=len(traced.consts))
+    return jax.tree.unflatten(jax.tree.structure(shape), results)
+
+
+# A loop as one operation. Where JAX splits a loop into what is known and what is linear, it moves out of it what does
+# not change, of which whole arrays of zeros are kept; within a gradient of one's own it does so without need.
+_loop = Primitive("keras_mp_loop")
+_loop.multiple_results = True
+
+
+def _run(*operands: Any, jaxpr: Any, count: int) -> list[Any]:
+    return list(jaxpr_as_fun(ClosedJaxpr(jaxpr, list(operands[:count])))(*operands[count:]))
+
+
+def _run_differentiated(primals: Any, tangents: Any, *, jaxpr: Any, count: int) -> Any:
+    places = [place for place, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+
+    def run(*moved: Any) -> list[Any]:
+        operands = list(primals)
+        for place, operand in zip(places, moved, strict=True):
+            operands[place] = operand
+        return _run(*operands, jaxpr=jaxpr, count=count)
+
+    moved, directions = ([values[place] for place in places] for values in (primals, tangents))
+    return jax.jvp(run, moved, directions)
+
+
+def _run_batched(operands: Any, axes: Any, *, jaxpr: Any, count: int) -> Any:
+    results = jax.vmap(lambda *operands: _run(*operands, jaxpr=jaxpr, count=count), in_axes=tuple(axes))(*operands)
+    return results, [0] * len(results)
+
+
+_loop.def_impl(_run)
+_loop.def_abstract_eval(lambda *operands, jaxpr, count: [variable.aval for variable in jaxpr.outvars])
+mlir.register_lowering(_loop, mlir.lower_fun(_run, multiple_results=True))
+ad.primitive_jvps[_loop] = _run_differentiated
+batching.primitive_batchers[_loop] = _run_batched
 
 
 def gradient_scope() -> Callable[[], Any]:

@@ -3,6 +3,13 @@
 from keras_mp.backend.tensorflow.activations import activations_on_cpus
 from keras_mp.backend.tensorflow.batch_sizes import count_batch_sizes
 from keras_mp.backend.tensorflow.block_scaled_dot import block_scaled_dot
+from keras_mp.backend.tensorflow.custom_gradient import (
+    custom_gradient,
+    in_forward_mode,
+    in_gradient,
+    refuse_derivatives,
+    with_derivatives_of,
+)
 from keras_mp.backend.tensorflow.devices import local_devices, peak_memory_bytes, version
 from keras_mp.backend.tensorflow.gradients import dense, linear_gradient, map_values, sum_repeated_rows, values_of
 from keras_mp.backend.tensorflow.gradients_on_cpus import gradients_on_cpus
@@ -80,6 +87,7 @@ __all__ = [
     "conditional",
     "count_batch_sizes",
     "connect",
+    "custom_gradient",
     "dense",
     "einsum_float32",
     "scaled_convolution",
@@ -90,6 +98,8 @@ __all__ = [
     "fused_attention_in_float32",
     "gradient_scope",
     "has_islands",
+    "in_forward_mode",
+    "in_gradient",
     "is_concrete",
     "is_variable",
     "is_spread",
@@ -119,6 +129,7 @@ __all__ = [
     "shards_input",
     "recompute",
     "reduce_dtype",
+    "refuse_derivatives",
     "replica_count",
     "scan",
     "share_of_batch",
@@ -134,4 +145,5 @@ __all__ = [
     "values_of",
     "version",
     "without_islands",
+    "with_derivatives_of",
 ]

@@ -1,6 +1,7 @@
 """Gradients, which may be sparse."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import tensorflow as tf
@@ -51,3 +52,15 @@ def dense(gradient: Any) -> Any:
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
+
+
+def register_gradient(operation: str, gradient: Callable[..., Any]) -> None:
+    """Gives one of TensorFlow's operations a gradient, for second derivatives and forward mode.
+
+    Args:
+        operation: its name, such as "XlaDotV2".
+        gradient: from the operation and the gradients of its results to those of its inputs. It is left as it is where
+            this version of TensorFlow, or another library, has one.
+    """
+    with suppress(KeyError):
+        tf.RegisterGradient(operation)(gradient)

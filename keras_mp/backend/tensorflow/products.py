@@ -1,5 +1,6 @@
 """Matrix products and attention with float32 sums."""
 
+import string
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,9 @@ import tensorflow as tf
 # Private, because the public tf.matmul takes an output dtype for integers alone.
 from tensorflow.compiler.tf2xla.python import xla as tfxla
 from tensorflow.compiler.xla import xla_data_pb2
+
+from keras_mp.backend.tensorflow.devices import is_for_cpu
+from keras_mp.backend.tensorflow.gradients import register_gradient
 
 
 def fused_attention_in_float32(dtype: str) -> bool:
@@ -32,6 +36,9 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
     # XLA's compiler for CPUs has no bfloat16 kernel for every layout, but has one for rows times columns.
     left = _transposed(left, left_labels, [*batch, *left_free, *summed])
     right = _transposed(right, right_labels, [*batch, *summed, *right_free])
+    if tf.__internal__.get_enclosing_xla_context() is not None and is_for_cpu():
+        # In a step with second derivatives it would merge other transposes with the product.
+        left, right = tfxla.optimization_barrier(left, right)
     first = range(len(batch))
     dimensions = xla_data_pb2.DotDimensionNumbers(
         lhs_batch_dimensions=first,
@@ -41,6 +48,29 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
     )
     result = tfxla.dot_general(left, right, dimensions, preferred_element_type=tf.float32)
     return _transposed(result, [*batch, *left_free, *right_free], out)
+
+
+def _gradient_of_dot(op: tf.Operation, upstream: Any) -> tuple[Any, Any]:
+    """The gradients of both operands of `XlaDotV2`, by products that have gradients as well."""
+    left, right = op.inputs
+    numbers = xla_data_pb2.DotDimensionNumbers.FromString(op.get_attr("dimension_numbers"))
+    labels = iter(string.ascii_letters)
+    left_labels = [next(labels) for _ in left.shape]
+    right_labels = [next(labels) for _ in right.shape]
+    for kind in ("batch_dimensions", "contracting_dimensions"):
+        for of_left, of_right in zip(getattr(numbers, f"lhs_{kind}"), getattr(numbers, f"rhs_{kind}"), strict=True):
+            right_labels[of_right] = left_labels[of_left]
+    batch = [left_labels[axis] for axis in numbers.lhs_batch_dimensions]
+    free = [label for label in (*left_labels, *right_labels) if (label in left_labels) != (label in right_labels)]
+    out, left_term, right_term = ("".join(term) for term in (batch + free, left_labels, right_labels))
+    low = tf.cast(upstream, left.dtype)
+    product = einsum_float32 if left.dtype.size == 2 else tf.einsum
+    to_left = product(f"{out},{right_term}->{left_term}", low, right)
+    to_right = product(f"{left_term},{out}->{right_term}", left, low)
+    return tf.cast(to_left, left.dtype), tf.cast(to_right, right.dtype)
+
+
+register_gradient("XlaDotV2", _gradient_of_dot)
 
 
 def _transposed(x: Any, labels: Sequence[str], order: Sequence[str]) -> Any:

@@ -9,7 +9,7 @@ import tensorflow as tf
 # Private, because TensorFlow has no public barrier.
 from tensorflow.compiler.tf2xla.python import xla as tfxla
 
-from keras_mp.backend.tensorflow.gradients import dense
+from keras_mp.backend.tensorflow.gradients import dense, register_gradient
 from keras_mp.backend.tensorflow.islands import has_known_sizes
 from keras_mp.backend.tensorflow.programs import call_program
 
@@ -22,6 +22,9 @@ def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
     # Without jit the operation copies, so of the others it is given one number.
     others = [tf.reshape(other, [-1])[:1] for other in others]
     return list(tfxla.optimization_barrier(*tensors, *others)[: len(tensors)])
+
+
+register_gradient("XlaOptimizationBarrier", lambda op, *upstream: upstream)
 
 
 def row_major(x: Any, platforms: Sequence[str] = ("tpu",)) -> Any:

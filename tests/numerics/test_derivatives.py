@@ -1,0 +1,315 @@
+"""Second derivatives and forward mode of everything with a gradient of its own, against plain Keras in float32.
+
+`python tests/numerics/test_derivatives.py` prints the table, with counts.
+"""
+
+import itertools
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import pytest
+import zoo
+from derivatives import directional, distance, penalty_gradients, to_numpy
+from gradients_of import MODES, value_and_gradients
+from keras import layers, ops
+
+import keras_mp
+from keras_mp import fp8
+from keras_mp.lean.attention import attention
+from keras_mp.lean.cross_entropy import chunked_cross_entropy
+from keras_mp.lean.gelu import gelu
+from keras_mp.stability.accumulate import einsum_float32
+from keras_mp.stability.quantized_product import dequantized_int4
+
+BACKEND = keras.backend.backend()
+# A rounding of 16 bits is 2^-9 or 2^-12 at most; a second derivative is a sum of some products of rounded numbers.
+TOLERANCES = {"float32": 1e-4, "bfloat16": 0.04, "float16": 0.01}
+
+
+class Kind(NamedTuple):
+    """A function with a gradient of its own.
+
+    Attributes:
+        files: where the gradient is, beneath `keras_mp/`.
+        ours: the function.
+        plain: the same by Keras's operations.
+        shapes: of its arguments.
+        dtypes: that it is tried in.
+    """
+
+    files: tuple[str, ...]
+    ours: object
+    plain: object
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
+
+
+def plain_attention(query, key, value, causal=False):
+    group = query.shape[2] // key.shape[2]
+    key, value = (ops.repeat(x, group, axis=2) for x in (key, value))
+    scores = ops.einsum("bthd,bshd->bhts", query, key) / np.sqrt(query.shape[3])
+    if causal:
+        scores = ops.where(np.tril(np.ones(scores.shape[2:], bool)), scores, -1e30)
+    return ops.einsum("bhts,bshd->bthd", ops.softmax(scores), value)
+
+
+TARGETS, WEIGHTS = np.array([3, 0, 10, 3, 7, 9, 1]), np.array([1, 0.5, 2, 0, 1, 1, 3], "float32")
+
+
+def our_loss(features, kernel, bias, rows=3):
+    return chunked_cross_entropy(features, kernel, TARGETS, WEIGHTS, bias=bias, rows=rows)
+
+
+def plain_loss(features, kernel, bias):
+    logits = ops.matmul(features, kernel) + bias
+    return ops.sum(ops.sparse_categorical_crossentropy(TARGETS, logits, from_logits=True) * WEIGHTS)
+
+
+def block(x, kernel):
+    return ops.tanh(ops.matmul(x, kernel))
+
+
+LEAN_ATTENTION = ("lean/attention.py", ((2, 5, 4, 3), (2, 5, 2, 3), (2, 5, 2, 3)))
+KINDS = {
+    "einsum_float32": Kind(
+        ("stability/accumulate.py",),
+        lambda left, right: einsum_float32("abc,cd->abd", left, right),
+        lambda left, right: ops.einsum("abc,cd->abd", left, right),
+        ((2, 3, 4), (4, 5)),
+        ("bfloat16", "float16"),
+    ),
+    "gelu": Kind(("lean/gelu.py",), gelu, lambda x: ops.gelu(x, approximate=True), ((3, 5),)),
+    "gelu by erf": Kind(
+        ("lean/gelu.py",), lambda x: gelu(x, False), lambda x: ops.gelu(x, approximate=False), ((3, 5),)
+    ),
+    "attention": Kind(LEAN_ATTENTION[:1], attention, plain_attention, LEAN_ATTENTION[1]),
+    "attention in blocks": Kind(
+        LEAN_ATTENTION[:1],
+        lambda *operands: attention(*operands, causal=True, block=3),
+        lambda *operands: plain_attention(*operands, causal=True),
+        LEAN_ATTENTION[1],
+    ),
+    "cross-entropy": Kind(
+        ("lean/cross_entropy.py",), lambda *a: our_loss(*a, rows=None), plain_loss, ((7, 4), (4, 11), (11,))
+    ),
+    "cross-entropy in chunks": Kind(("lean/cross_entropy.py",), our_loss, plain_loss, ((7, 4), (4, 11), (11,))),
+    "remat": Kind((f"backend/{BACKEND}/transforms.py",), keras_mp.remat(block), block, ((3, 4), (4, 5))),
+    "remat of gelu": Kind(
+        (f"backend/{BACKEND}/transforms.py", "lean/gelu.py"),
+        keras_mp.remat(lambda x, kernel: gelu(ops.matmul(x, kernel))),
+        lambda x, kernel: ops.gelu(ops.matmul(x, kernel), approximate=True),
+        ((3, 4), (4, 5)),
+    ),
+}
+KERNELS_OF_CPUS = ["islands.py", "bias.py", "small_images.py"] * (BACKEND == "tensorflow")
+# What has no second derivatives, and says so; what makes the gradients of others; what the step of a sharded model has.
+ELSEWHERE = {
+    "fp8/history.py": "test_eight_bits_name_the_layer_and_the_way_out",
+    "fp8/int8_product.py": "test_eight_bits_name_the_layer_and_the_way_out",
+    "fp8/matmul.py": "test_eight_bits_name_the_layer_and_the_way_out",
+    "fp8/mxfp8_product.py": "test_eight_bits_name_the_layer_and_the_way_out",
+    "lean/int4_layers.py": "test_int4_layers",
+    "stability/quantized_product.py": "test_logits_of_quantized_inputs",
+    "backend/tensorflow/islands.py": "test_models",
+    "backend/tensorflow/bias.py": "test_models",
+    "backend/tensorflow/small_images.py": "test_models",
+    "backend/tensorflow/custom_gradient.py": "test_function",
+    "backend/jax/custom_gradient.py": "test_function",
+    "backend/jax/part.py": "of variables, in which a gradient is linear",
+    "backend/jax/parallel.py": "of the loss of fit, of which nobody takes a second derivative",
+    "backend/tensorflow/transforms.py": "test_function",
+}
+
+
+def distances(kind, dtype, mode):
+    """How far second derivatives and forward mode are from those of plain operations in float32."""
+    arrays = [to_numpy(ops.cast(zoo.normal(*shape), dtype)) for shape in kind.shapes]
+    directions = [to_numpy(zoo.normal(*shape)) for shape in kind.shapes]
+    size = to_numpy(kind.plain(*map(ops.convert_to_tensor, arrays))).shape
+    weights = zoo.normal(*size).astype("float32")
+
+    def of(function, dtype):
+        def outputs(*arguments):
+            return ops.sin(ops.cast(function(*(ops.cast(x, dtype) for x in arguments)), "float32")) * weights
+
+        return lambda *arguments: ops.sum(outputs(*arguments)), outputs
+
+    (number, outputs), (plain_number, plain_outputs) = of(kind.ours, dtype), of(kind.plain, "float32")
+    second = penalty_gradients(number, arrays, mode), penalty_gradients(plain_number, arrays)
+    along, exact = (
+        directional(function, arrays, directions, how) for function, how in ((outputs, mode), (plain_outputs, "eager"))
+    )
+    # Of a single number, whose summands may cancel, in parts of what it could be.
+    _, *first = value_and_gradients(plain_number, arrays)
+    most = np.linalg.norm([np.linalg.norm(x) for x in first]) * np.linalg.norm([np.linalg.norm(d) for d in directions])
+    size = np.linalg.norm(exact) if exact.size > 1 else most / 4
+    return distance(*second), float(np.linalg.norm(along - exact) / size)
+
+
+# One mode is for every change: that which compiles least.
+FAST = "jit" if BACKEND == "jax" else "eager"
+
+
+def _cases():
+    for name, kind in KINDS.items():
+        for dtype, mode in itertools.product(kind.dtypes, MODES):
+            twice = name in ("attention", "cross-entropy") or "in " in name and dtype == "float32"
+            slow = mode != FAST or twice or (BACKEND == "jax" and name == "attention in blocks")
+            marks = [pytest.mark.slow] if slow else []
+            yield pytest.param(name, dtype, mode, marks=marks)
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("name, dtype, mode", _cases())
+def test_function(name, dtype, mode):
+    second, forward = distances(KINDS[name], dtype, mode)
+    assert second < TOLERANCES[dtype] and forward < TOLERANCES[dtype]
+
+
+def model_of(policy, shape, *inside):
+    keras.config.set_dtype_policy(policy)
+    inputs = x = keras.Input(shape)
+    for layer in inside:
+        x = layer(x)
+    return keras.Model(inputs, x)
+
+
+class SelfAttention(layers.Layer):
+    """Attention of a sequence to itself."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.attention = layers.MultiHeadAttention(2, 4)
+
+    def build(self, shape):
+        self.attention.build(shape, shape)
+        self.built = True
+
+    def call(self, x):
+        return self.attention(x, x)
+
+
+MODELS = {
+    "layer normalization": lambda: ((5,), layers.Dense(8), layers.LayerNormalization(), layers.Dense(3, "gelu")),
+    "RMS normalization": lambda: ((5,), layers.Dense(8, "silu"), layers.RMSNormalization(), layers.Dense(3)),
+    "batch normalization": lambda: ((5,), layers.Dense(8), layers.BatchNormalization(), layers.Dense(3)),
+    "attention": lambda: ((4, 6), layers.EinsumDense("abc,cd->abd", (None, 6), bias_axes="d"), SelfAttention()),
+    "softmax": lambda: ((4, 5), layers.EinsumDense("abc,cd->abd", (None, 8), activation="softmax"), layers.Dense(3)),
+    "convolution": lambda: ((4, 4, 3), layers.Conv2D(64, 2, 2), layers.Conv2D(4, 2, 2), layers.Activation("silu")),
+}
+HOW = {
+    "stabilized": keras_mp.stabilize,
+    "prepared": lambda model: keras_mp.prepare(model, keras.optimizers.SGD(0.1), "mse", jit_compile=False),
+}
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize(
+    "name, how, policy, mode",
+    [
+        pytest.param(name, how, policy, mode, marks=[] if fast else pytest.mark.slow)
+        for index, name in enumerate(MODELS)
+        for how, policy, mode, fast in (
+            ("stabilized", "mixed_bfloat16", MODES[-2], BACKEND == "tensorflow" and index % 2),
+            ("stabilized", "mixed_bfloat16", "jit", name == "softmax" or (BACKEND == "jax" and index < 3)),
+            ("prepared", "mixed_bfloat16", MODES[-2], BACKEND == "tensorflow"),
+            ("prepared", "mixed_bfloat16", "jit", False),
+            ("prepared", "float32", MODES[-2], False),
+        )
+    ],
+)
+def test_models(name, how, policy, mode):
+    plain, model = (model_of(each, *MODELS[name]()) for each in ("float32", policy))
+    model.set_weights(plain.get_weights())
+    model = HOW[how](model)
+    x, direction = (zoo.normal(6, *plain.input_shape[1:]) for _ in range(2))
+    weights = zoo.normal(*plain(x).shape)
+
+    def outputs_of(model):
+        return lambda x: ops.sin(ops.cast(model(x, training=True), "float32")) * weights
+
+    def number_of(model):
+        return lambda x: ops.sum(outputs_of(model)(x))
+
+    second = (penalty_gradients(number_of(each), [x], how, each) for each, how in ((model, mode), (plain, "eager")))
+    along = [directional(outputs_of(each), [x], [direction], how) for each, how in ((model, mode), (plain, "eager"))]
+    tolerance = TOLERANCES["float32" if policy == "float32" else "bfloat16"]
+    assert distance(*second) < tolerance and distance(along[:1], along[1:]) < tolerance
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("recipe", ["current", "delayed", "rowwise", "mxfp8", "static", fp8.Int8Scaling()], ids=str)
+@pytest.mark.parametrize("order", ["second", "forward"])
+def test_eight_bits_name_the_layer_and_the_way_out(recipe, order):
+    arrays = [zoo.normal(4, 32), zoo.normal(32, 16)]
+    named = r"the layer 'one/dense' .* keras_mp\.fp8\.revert\(model\)"
+
+    def multiply(x, kernel):
+        return ops.sin(ops.cast(fp8.matmul(ops.cast(x, "bfloat16"), kernel, recipe, path="one/dense"), "float32"))
+
+    with pytest.raises(NotImplementedError, match=named):
+        if order == "second":
+            penalty_gradients(lambda *operands: ops.sum(multiply(*operands)), arrays, FAST)
+        else:
+            directional(multiply, arrays, arrays, FAST)
+    value_and_gradients(lambda *operands: ops.sum(multiply(*operands)), arrays, FAST)  # the first derivative is there
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+def test_logits_of_quantized_inputs(mode):
+    tokens, embedding = keras.Input((4,), dtype="int32"), layers.ReversibleEmbedding(12, 8, name="embedding")
+    model = keras.Model(tokens, embedding(embedding(tokens), reverse=True))
+    embedding.quantize(mode)
+    embedding = keras_mp.stabilize(model).get_layer("embedding")
+
+    def logits(x):
+        return ops.cast(embedding(x, reverse=True), "float32")
+
+    kernel = to_numpy(logits(np.eye(8, dtype="float32")[None]))[0]
+    x, direction, weights = zoo.normal(2, 4, 8), zoo.normal(2, 4, 8), zoo.normal(2, 4, 12)
+    second = (
+        penalty_gradients(lambda x, function=function: ops.sum(ops.sin(function(x)) * weights), [x])
+        for function in (logits, lambda x: ops.matmul(x, kernel))
+    )
+    assert distance(*second) < 0.03  # the sine is of inputs that are rounded to 8 bits
+    along = directional(logits, [x], [direction])
+    np.testing.assert_allclose(along, direction @ kernel, atol=1e-4)
+
+
+@pytest.mark.jax
+def test_int4_layers():
+    plain = keras.Sequential([keras.Input((16,)), layers.Dense(5, "tanh", name="dense")])
+    plain.get_layer("dense").quantize("int4", config=keras.quantizers.Int4QuantizationConfig(block_size=8))
+    lean = keras_mp.make_lean(plain)
+    kernel = to_numpy(dequantized_int4(lean.get_layer("dense"), "float32"))
+    functions = (lambda x: lean(x, training=True)), (lambda x: ops.tanh(ops.matmul(x, kernel)))
+    x, direction = zoo.normal(3, 16), zoo.normal(3, 16)
+    ours, exact = (penalty_gradients(lambda x, f=f: ops.sum(f(x)), [x]) for f in functions)
+    assert distance(ours, exact) < 1e-4
+    along = [directional(function, [x], [direction]) for function in functions]
+    np.testing.assert_allclose(*along, atol=1e-5)
+
+
+def test_no_gradient_is_left_out():
+    """The table above has a row for each file of the kit that gives a function a gradient of its own."""
+    root = Path(keras_mp.__file__).parent
+    own = re.compile(
+        r"^ *@?(own = )?(backend|keras\.ops|tf|jax)\.(custom_gradient|custom_vjp|custom_jvp)\b", re.MULTILINE
+    )
+    found = {str(path.relative_to(root)) for path in root.rglob("*.py") if own.search(path.read_text())}
+    covered = {file for kind in KINDS.values() for file in kind.files} | set(ELSEWHERE)
+    assert found - covered == set()
+
+
+if __name__ == "__main__":
+    cases = [(name, dtype, mode) for name, kind in KINDS.items() for dtype in kind.dtypes for mode in MODES]
+    right = 0
+    for name, dtype, mode in cases:
+        second, forward = distances(KINDS[name], dtype, mode)
+        right += max(second, forward) < TOLERANCES[dtype]
+        print(f"{name:24s} {dtype:9s} {mode:6s} second order {second:.6f}  forward mode {forward:.6f}", flush=True)
+    print(f"{BACKEND}: {right} of {len(cases)} right")
