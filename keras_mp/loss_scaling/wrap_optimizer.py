@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
+
 import keras
 
 from keras_mp import backend
@@ -13,6 +16,8 @@ from keras_mp.loss_scaling.other_step import makes_another_step
 from keras_mp.loss_scaling.state_formats import check_state_dtype
 from keras_mp.loss_scaling.wide_weight import check_weights, is_narrow
 from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.notes import original_class
+from keras_mp.stability.sensitive import names_in
 
 
 def wrap_optimizer(
@@ -51,11 +56,21 @@ def wrap_optimizer(
         TypeError: If optimizer is not a Keras optimizer.
         ValueError: If optimizer scales the loss already; if state_dtype is unknown, or is not "float32" and the
             optimizer is built; if a weight is stored in float16.
+
+    Warns:
+        UserWarning: the loss is to be scaled, and the model has a `train_step` of its own that does not.
     """
     check_unscaled("optimizer", optimizer)
     check_state_dtype(state_dtype)
     check_weights(model.trainable_variables)
     if "float16" in compute_dtypes(model):
+        if _steps_by_hand(model):
+            warnings.warn(
+                f"train_step() of {original_class(model).__name__} never calls self.optimizer.scale_loss, and float16 "
+                "needs it: without, updates are as small as the loss scale is large. Take the gradients of "
+                "self.optimizer.scale_loss(loss)",
+                stacklevel=2,
+            )
         return LossScaleOptimizer(optimizer, state_dtype=state_dtype)
     is_needed = (
         state_dtype != "float32"
@@ -68,6 +83,15 @@ def wrap_optimizer(
     for leaf in leaves(optimizer):
         leaf._backend_apply_gradients = UpdateInOneProgram(leaf)
     return optimizer
+
+
+def _steps_by_hand(model: keras.Model) -> bool:
+    """Whether the class of a model has a step of its own, and no code of its own that scales the loss, or has it so."""
+    own = [cls for cls in original_class(model).__mro__ if not cls.__module__.startswith(("keras.", "keras_mp."))]
+    functions = [inspect.unwrap(value) for cls in own for value in vars(cls).values() if inspect.isfunction(value)]
+    names = set().union(*(names_in(function.__code__) for function in functions))
+    scaling = {"scale_loss", "train_step", "compute_loss_and_updates"}
+    return any("train_step" in vars(cls) for cls in own) and not names & scaling
 
 
 def _has_narrow_weights(model: keras.Model) -> bool:

@@ -10,6 +10,9 @@ from typing import Any
 import keras
 import numpy as np
 
+# Private, because Keras has no public way to ask whether a class is made from inputs and outputs.
+from keras.src.models.functional import functional_like_constructor
+
 Config = dict[str, Any]
 
 REGISTERED_NAME = "keras_mp>ByArguments"
@@ -89,6 +92,28 @@ def by_arguments(node: Config, cls: type, name: str, kept: tuple[str, ...] = ())
     outside = {key: node[key] for key in _OUTSIDE if key in node}
     named = {"module": __name__, "class_name": node["class_name"], "registered_name": REGISTERED_NAME}
     return {**named, "config": config, **outside}
+
+
+def hidden_arguments(layer: keras.Layer, cls: type) -> tuple[str, ...]:
+    """The arguments of a model's `__init__` that no config holds: without a `get_config()`, Keras writes none of them.
+
+    Made again from such a config, the model would have the defaults, and the weights of the other.
+    """
+    described = functional_like_constructor(cls) or "get_config" in _defined_below_keras(cls)
+    if described or not issubclass(cls, keras.Model) or issubclass(cls, keras.Sequential):
+        return ()
+    _, *parameters = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
+    named = [each for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    return tuple(each.name for each in named if each.name not in _OF_THE_BASE)
+
+
+def with_hidden(node: Config, layer: keras.Layer, names: tuple[str, ...]) -> Config | None:
+    """Puts in arguments that the layer keeps as attributes of their names; None where it does not keep all of them."""
+    nothing = object()
+    values = {name: getattr(layer, name, nothing) for name in names}
+    if not all(isinstance(value, (bool, int, float, str, type(None))) for value in values.values()):
+        return None
+    return {**node, "config": {**node["config"], **values}}
 
 
 def _is_sequential(cls: type) -> bool:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_mp.rebuild.arguments import by_arguments, with_left_out
+from keras_mp.rebuild.arguments import by_arguments, hidden_arguments, with_hidden, with_left_out
+from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.quantized_policies import maps_with_defaults
 from keras_mp.rebuild.rule import Config, Rule
 from keras_mp.rebuild.state import value_on_host
@@ -56,24 +57,31 @@ def _with_policy(node: Config, layer: keras.Operation) -> Config:
 
 
 def lambdas(model: keras.Model) -> dict[str, Any]:
-    """The live functions of Lambda layers: as bytecode they would lose their globals and closure."""
-    return {_lambda_name(layer): layer.function for layer in with_self(model) if _is_lambda(layer)}
+    """The live lambdas of layers: as bytecode they lose globals and closure, and Keras reads no activation from it."""
+    values = [value for layer in with_self(model) for value in vars(layer).values()]
+    return {_lambda_name(value): value for value in values if _is_lambda(value)}
 
 
-def _is_lambda(layer: keras.Operation) -> bool:
-    return isinstance(layer, keras.layers.Lambda) and getattr(layer.function, "__name__", "") == "<lambda>"
+def _is_lambda(value: Any) -> bool:
+    return inspect.isfunction(value) and value.__name__ == "<lambda>"
 
 
-def _lambda_name(layer: keras.Operation) -> str:
-    return f"lambda of layer {id(layer)}"
+def _lambda_name(function: Any) -> str:
+    return f"lambda {id(function)}"
 
 
 def _with_live_arguments(node: Config, layer: keras.Operation) -> Config:
-    """Puts in what a config does not hold: the function of a Lambda layer, the weights given to a JaxLayer."""
-    if _is_lambda(layer):
-        name = _lambda_name(layer)
-        function = {"module": None, "class_name": "function", "config": name, "registered_name": name}
-        return {**node, "config": {**node["config"], "function": function}}
+    """Puts in what a config does not hold: lambdas, as of a Lambda layer, and the weights given to a JaxLayer."""
+    treated = node["config"].get("layer")
+    if treatments_of(layer) and isinstance(treated, dict):
+        return {**node, "config": {**node["config"], "layer": _with_live_arguments(treated, layer)}}
+    own = {key: _lambda_name(vars(layer)[key]) for key in node["config"] if _is_lambda(vars(layer).get(key))}
+    if own:
+        functions = {
+            key: {"module": None, "class_name": "function", "config": name, "registered_name": name}
+            for key, name in own.items()
+        }
+        return {**node, "config": {**node["config"], **functions}}
     if _is_of_params(layer):
         return {**node, "module": None, "registered_name": _name_of_params(layer)}
     return node
@@ -138,7 +146,10 @@ def original_config(layer: keras.Operation, original: type) -> Config:
     try:
         with maps_with_defaults(layer) if isinstance(layer, keras.Model) else contextlib.nullcontext():
             config = with_left_out(keras.saving.serialize_keras_object(layer), layer)
-        config = by_arguments(config, original, layer.name)
+        hidden = hidden_arguments(layer, original)
+        known = with_hidden(config, layer, hidden)
+        # With an argument unknown it is left to Keras, which refuses to load it, or says nothing, as without us.
+        config = config if known is None else by_arguments(known, original, layer.name, hidden)
     finally:
         layer.__class__ = extended
     for key in ("compile_config", "shared_object_id"):  # those of the config around this one count

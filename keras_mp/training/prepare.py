@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from keras_mp.loss_scaling.wrap_optimizer import wrap_optimizer
 from keras_mp.precision.hardware import Support
 from keras_mp.precision.policy import choose_jit
 from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.notes import original_class
 from keras_mp.stability.stabilized import stabilize
 from keras_mp.training.prepared_lines import computes_in_fp8, lines_before, prepared_lines
 from keras_mp.treatment.change import change
@@ -25,7 +27,7 @@ from keras_mp.treatment.change import change
 def prepare(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer | str,
-    loss: Any,
+    loss: Any = None,
     metrics: Sequence[Any] | Mapping[str, Any] | None = None,
     fp8: bool | str | Recipe | Mapping[str, Any] = False,
     verbose: bool = False,
@@ -66,7 +68,8 @@ def prepare(
             it, each by itself, and gradients of convolutions' kernels are matrix products where that is faster. The
             programs are compiled for the first 16 batch sizes, and are kernels in later ones. It concerns TensorFlow
             on a CPU: accelerators and JAX jit the step as a whole.
-        **compile_arguments: of `model.compile`; a `jit_compile` among them is used instead of the choice made here.
+        **compile_arguments: of `model.compile`, also of one that the model's class defines; a `jit_compile` among them
+            is used instead of the choice made here.
 
     Returns:
         The model, compiled. Saved and loaded it is still what this made of it.
@@ -74,7 +77,8 @@ def prepare(
     Raises:
         ValueError: the model is not built; the optimizer is Keras's LossScaleOptimizer, a scaling recipe or state_dtype
             is unknown, or state_dtype is not that of a LossScaleOptimizer.
-        TypeError: fp8 is none of the above, or the dict has a name that `keras_mp.fp8.convert` does not.
+        TypeError: fp8 is none of the above, or the dict has a name that `keras_mp.fp8.convert` does not; the model's
+            class has a `compile` that does not take these arguments.
 
     Warns:
         UserWarning: as `stabilize` and `fp8.convert`.
@@ -87,6 +91,8 @@ def prepare(
             f"state_dtype={state_dtype!r} and optimizer={optimizer.name!r}, a LossScaleOptimizer with "
             f"state_dtype={optimizer.state_dtype!r}: give it to the optimizer alone"
         )
+    metrics = list(metrics) if isinstance(metrics, tuple) else metrics
+    arguments = _arguments(model, {"optimizer": optimizer, "loss": loss, "metrics": metrics, **compile_arguments})
     told = lines_before(model) if verbose else []
     stabilize(model)
     if convert_arguments is not None:
@@ -95,14 +101,36 @@ def prepare(
         optimizer = wrap_optimizer(optimizer, model, state_dtype=state_dtype or "float32")
     jit = _jit(model, compile_arguments)
     # Not "auto", by which Keras never jits on a CPU. Whether the layers support it, `_jit` has seen.
-    arguments = {"jit_compile": jit.ok} | compile_arguments
-    model.compile(optimizer, loss, metrics=list(metrics) if isinstance(metrics, tuple) else metrics, **arguments)
+    jitted = {"jit_compile": jit.ok} if _takes(model.compile, "jit_compile") else {}
+    model.compile(**{**jitted, **arguments, "optimizer": optimizer})
+    if not jitted:
+        model.jit_compile = jit.ok
     change(model, [(model, {STEP_ON_A_CPU: {"islands": islands}}, "")])
     if isinstance(optimizer, LossScaleOptimizer):
         atomic_skip(model)
     if verbose:
         print("\n".join([*told, *prepared_lines(model, jit)]))
     return model
+
+
+def _arguments(model: keras.Model, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What to call `model.compile` with, which may be one of the model's class: it need not take loss and metrics."""
+    compile_ = inspect.signature(model.compile)
+    arguments = {name: value for name, value in given.items() if value is not None or name in compile_.parameters}
+    try:
+        compile_.bind(**arguments)
+    except TypeError as error:
+        raise TypeError(
+            f"compile() of {original_class(model).__name__} cannot be called by prepare: {error}. Give its arguments "
+            "to prepare by their names; or, where it takes no optimizer of that name, call keras_mp.stabilize(model), "
+            "and then compile() yourself"
+        ) from error
+    return arguments
+
+
+def _takes(function: Any, name: str) -> bool:
+    parameters = inspect.signature(function).parameters
+    return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def _convert_arguments(fp8: Any) -> dict[str, Any] | None:

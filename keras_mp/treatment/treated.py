@@ -131,7 +131,10 @@ class Treated:
 
     @classmethod
     def from_config(cls, config: Config) -> Any:
-        layer = keras.saving.deserialize_keras_object(config["layer"])
+        # `clone_model` needs no registered class, as it has the class at hand.
+        original = getattr(cls, "_original", None)
+        known = {} if original is None else {keras.saving.get_registered_name(original): original}
+        layer = keras.saving.deserialize_keras_object(config["layer"], custom_objects=known)
         treatments, waiting = _read(config["treatments"])
         waiting |= {
             tuple(entry["place"]): (_read(entry["treatments"])[0], entry["precision"])

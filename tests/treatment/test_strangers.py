@@ -1,0 +1,154 @@
+"""25 models as tutorials write them: prepared, each trains as in plain Keras, and in 16 bits nearly so."""
+
+import functools
+import warnings
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import pytest
+import random_seed
+import strangers
+
+import keras_mp
+
+pytestmark = pytest.mark.jax
+QUICK = {"own_train_step", "distilled", "lambdas", "graph_in_init"}
+QUICK_IN_16_BITS = {"distilled", "lambdas"}
+# What plain Keras itself saves and loads.
+SAVED = {"own_train_step", "sparse_autoencoder", "in_two_models", "translator", "tagger", "u_net", "augmented"}
+IN_FLOAT16 = {"sparse_autoencoder", "siamese", "translator", "tagger", "dict_of_tasks", "stochastic_depth"}
+STEPS = 3
+# Of the length of what is compared.
+NEAR = {"mixed_bfloat16": (0.03, 0.02, 0.15), "mixed_float16": (0.005, 0.005, 0.02)}
+
+
+def marked(names, quick, *more):
+    return [pytest.param(name, *more, marks=[] if name in quick else pytest.mark.slow) for name in names]
+
+
+class Trained(NamedTuple):
+    model: keras.Model
+    x: object
+    outputs: list  # before training
+    losses: list
+    weights: list
+    moved: list  # by the training
+
+
+def numpy(x):
+    return keras.ops.convert_to_numpy(keras.ops.cast(x, "float32"))
+
+
+def predicted(model, x):
+    model = model.critic if isinstance(model, strangers.Adversaries) else model
+    return [np.asarray(y, "float32") for y in keras.tree.flatten(model.predict(x, batch_size=64, verbose=0))]
+
+
+def still(model):
+    """Lets dropout draw nothing: in 16 bits Keras draws other masks."""
+    for layer in model._flatten_layers():
+        for name in ("rate", "stddev"):
+            if isinstance(getattr(layer, name, None), float):
+                setattr(layer, name, 0.0)
+
+
+def trained(name, policy, prepared, draws=True):
+    keras.config.set_dtype_policy(policy)
+    seed = int(np.random.default_rng(random_seed.of_a_test(name)).integers(2**31))
+    keras.utils.set_random_seed(seed)
+    model, x, y, settings = strangers.MODELS[name](np.random.default_rng(seed))
+    if not draws:
+        still(model)
+    before = [numpy(weight) for weight in model.weights]
+    own = type(model).compile is not keras.Model.compile
+    how = {} if own else {"run_eagerly": True}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*give the layer in it that computes.*")
+        if not prepared:
+            model.compile(**settings, **how)
+        elif "optimizer" in settings:
+            assert keras_mp.prepare(model, **settings, **how) is model
+        else:
+            assert keras_mp.stabilize(model) is model
+            model.compile(**settings, **how)
+    if own:
+        model.run_eagerly = True
+    outputs = predicted(model, x)
+    history = model.fit(x, y, batch_size=64, epochs=STEPS, shuffle=False, verbose=0).history
+    losses = [np.array(values) for key, values in history.items() if "loss" in key]
+    weights = [numpy(weight) for weight in model.weights]
+    moved = [after - value for after, value in zip(weights, before, strict=True)]
+    assert any(np.any(by) for by, weight in zip(moved, model.weights, strict=True) if weight.trainable)
+    return Trained(model, x, outputs, losses, weights, moved)
+
+
+@functools.cache
+def plain(name, draws):
+    return trained(name, "float32", False, draws)[2:]
+
+
+def off(actual, expected):
+    """How far some arrays are from others, of the length of these."""
+    assert [x.shape for x in actual] == [x.shape for x in expected]
+    actual, expected = (np.concatenate([x.astype("float64").ravel() for x in each]) for each in (actual, expected))
+    return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("name", marked(strangers.MODELS, QUICK))
+def test_in_float32_it_is_what_plain_keras_trains(name):
+    for actual, expected in zip(trained(name, "float32", True)[2:], plain(name, True), strict=True):
+        assert off(actual, expected) < 1e-6
+
+
+IN_16_BITS = [
+    *(
+        pytest.param(name, "mixed_bfloat16", marks=[] if name in QUICK else pytest.mark.slow)
+        for name in strangers.MODELS
+    ),
+    *(pytest.param(name, "mixed_float16", marks=pytest.mark.slow) for name in sorted(IN_FLOAT16)),
+]
+
+
+@pytest.mark.parametrize("name, policy", IN_16_BITS)
+def test_in_16_bits_it_is_near(name, policy):
+    actual = trained(name, policy, True, draws=False)[2:]
+    expected = plain(name, False)
+    outputs, losses, moved = NEAR[policy]
+    assert off(actual[0], expected[0]) < outputs
+    assert off(actual[1], expected[1]) < losses
+    assert off(actual[3], expected[3]) < moved
+
+
+@pytest.mark.parametrize("name", marked(sorted(SAVED), QUICK))
+def test_saved_and_loaded_it_is_the_same(name, tmp_path):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model, x, *_ = strangers.MODELS[name](np.random.default_rng())
+    keras_mp.stabilize(model).save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects=strangers.CLASSES, compile=False)
+    for actual, expected in zip(predicted(loaded, x), predicted(model, x), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+
+
+def test_a_compile_of_its_own_is_called_with_what_it_takes():
+    model, _, _, settings = strangers.MODELS["distilled"](np.random.default_rng())
+    keras_mp.prepare(model, **settings)
+    assert model.temperature == 3.0 and model.share == 0.3
+
+
+def test_a_compile_of_its_own_that_cannot_be_called_leaves_the_model_as_it_is():
+    model, _, _, settings = strangers.MODELS["adversaries"](np.random.default_rng())
+    with pytest.raises(TypeError, match="Adversaries cannot be called.*'critic_optimizer'.*call keras_mp.stabilize"):
+        keras_mp.prepare(model, "adam", "mse")
+    model, _, _, settings = strangers.MODELS["distilled"](np.random.default_rng())
+    with pytest.raises(TypeError, match="compile.. of Student cannot be called by prepare: .*'hard_loss'"):
+        keras_mp.prepare(model, "adam", "mse")
+    assert not model.compiled
+
+
+def test_a_step_by_hand_that_does_not_scale_its_loss_is_named_in_float16():
+    """Keras says nothing, and makes updates that are smaller by the loss scale."""
+    keras.config.set_dtype_policy("mixed_float16")
+    model, _, _, settings = strangers.MODELS["own_train_step"](np.random.default_rng())
+    with pytest.warns(UserWarning, match=r"train_step\(\) of StepsByHand never calls self.optimizer.scale_loss"):
+        keras_mp.prepare(model, **settings)
