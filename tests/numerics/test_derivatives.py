@@ -1,6 +1,6 @@
 """Second derivatives and forward mode of everything with a gradient of its own, against plain Keras in float32.
 
-`python tests/numerics/test_derivatives.py` prints the table, with counts.
+`PYTHONPATH=tests python tests/numerics/test_derivatives.py` prints the table, with counts.
 """
 
 import itertools
