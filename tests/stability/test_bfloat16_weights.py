@@ -5,7 +5,7 @@ import numpy as np
 from twins import twin
 
 import keras_mp
-from keras_mp.conversion.reference import in_float32
+from keras_mp.conversion.in_float32 import in_float32
 
 
 def model_with_bfloat16_weights():
@@ -53,10 +53,14 @@ def test_what_is_protected_has_float32_weights(tmp_path):
     np.testing.assert_array_equal(again.predict_on_batch(ids), result)
 
 
-def test_all_weights_become_float32_on_the_way_out():
+def test_all_weights_are_float32_for_a_while_and_then_what_they_were():
     stable = keras_mp.stabilize(model_with_bfloat16_weights())
     ids = np.random.default_rng().integers(0, 11, (3, 4))
-    out = in_float32(stable, ids)
-    assert set(dtypes(out).values()) == {"float32"}
-    ours, theirs = (keras.ops.convert_to_numpy(each(ids)) for each in (out, stable))
-    np.testing.assert_allclose(ours, theirs, atol=0.05)
+    before = (dtypes(stable), [id(weight) for weight in stable.weights], keras.ops.convert_to_numpy(stable(ids)))
+    with in_float32(stable):
+        assert set(dtypes(stable).values()) == {"float32"}
+        wide = keras.ops.convert_to_numpy(stable(ids))
+    assert (dtypes(stable), [id(weight) for weight in stable.weights]) == before[:2]
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(stable(ids)), before[2])
+    np.testing.assert_allclose(wide, before[2], atol=0.05)
+    assert np.any(wide != before[2])
