@@ -704,8 +704,6 @@ MODELS = {
         operations, experts, graph_in_init,
     )
 }  # fmt: skip
-# They draw in the dtype that they compute in, so that other numbers come in 16 bits.
-DRAWS = {"text_transformer", "u_net", "vision_transformer", "augmented", "graph_in_init"}
 CLASSES = {
     cls.__name__: cls
     for cls in (
