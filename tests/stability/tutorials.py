@@ -177,6 +177,7 @@ class Classifier(keras.Model):
 
     def __init__(self, num_classes=3):
         super().__init__()
+        self.num_classes = num_classes
         self.block_1 = layers.Dense(16, activation="relu")
         self.norm = layers.BatchNormalization()
         self.classifier = layers.Dense(num_classes, activation="softmax", dtype="float32")

@@ -62,7 +62,8 @@ def trained(name, policy, prepared, draws=True):
         still(model)
     before = [numpy(weight) for weight in model.weights]
     own = type(model).compile is not keras.Model.compile
-    how = {} if own else {"run_eagerly": True}
+    # JAX compiles a loop anew each time that it is not jitted.
+    how = {} if own else {"run_eagerly": True} if strangers.TENSORFLOW else {"jit_compile": True}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*give the layer in it that computes.*")
         if not prepared:
@@ -73,7 +74,7 @@ def trained(name, policy, prepared, draws=True):
             assert keras_mp.stabilize(model) is model
             model.compile(**settings, **how)
     if own:
-        model.run_eagerly = True
+        model.run_eagerly = strangers.TENSORFLOW
     outputs = predicted(model, x)
     history = model.fit(x, y, batch_size=64, epochs=STEPS, shuffle=False, verbose=0).history
     losses = [np.array(values) for key, values in history.items() if "loss" in key]
@@ -152,3 +153,54 @@ def test_a_step_by_hand_that_does_not_scale_its_loss_is_named_in_float16():
     model, _, _, settings = strangers.MODELS["own_train_step"](np.random.default_rng())
     with pytest.warns(UserWarning, match=r"train_step\(\) of StepsByHand never calls self.optimizer.scale_loss"):
         keras_mp.prepare(model, **settings)
+
+
+class Net(keras.Model):
+    """Keras writes its defaults into its config, whatever it was made with."""
+
+    def __init__(self, activation="relu", kept=True):
+        super().__init__()
+        if kept:
+            self.activation, self.kept = activation, kept
+        self.dense = keras.layers.Dense(8, activation=activation)
+        self.norm = keras.layers.BatchNormalization()
+
+    def call(self, x):
+        return self.norm(self.dense(x))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_arguments_that_no_config_shows_are_read_off_or_the_file_is_refused(kept, tmp_path):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = Net("tanh", kept=kept)
+    x = np.random.default_rng().normal(size=(4, 6)).astype("float32")
+    model(x)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*give the layer in it that computes.*")
+        keras_mp.stabilize(model).save(tmp_path / "model.keras")
+    if kept:
+        loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"Net": Net})
+        np.testing.assert_array_equal(predicted(loaded, x)[0], predicted(model, x)[0])
+    else:  # as by plain Keras: it was another function, with the same weights
+        with pytest.raises(TypeError, match="unexpected keyword argument 'trainable'"):
+            keras.saving.load_model(tmp_path / "model.keras", custom_objects={"Net": Net})
+
+
+def test_a_class_that_is_not_registered_is_cloned_as_by_plain_keras():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    inputs = keras.Input((6, 8))
+    hidden = keras.layers.LayerNormalization()(strangers.HandWrittenAttention(8)(inputs))
+    block = strangers.EncoderBlock(8, 2, 16)
+    model = keras_mp.stabilize(keras.Model(inputs, keras.layers.Dense(2)(block(hidden))))
+    other = keras.models.clone_model(model)
+    other.set_weights(model.get_weights())
+    x = np.random.default_rng().normal(size=(4, 6, 8)).astype("float32")
+    np.testing.assert_array_equal(predicted(other, x)[0], predicted(model, x)[0])
+
+
+def test_activations_that_are_lambdas_come_into_another_precision():
+    """Keras writes a lambda as bytecode, which it does not read as an activation."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model, x, *_ = strangers.MODELS["lambdas"](np.random.default_rng())
+    new = keras_mp.in_precision(keras_mp.stabilize(model), "float32")
+    np.testing.assert_allclose(predicted(new, x)[0], predicted(model, x)[0], atol=0.05)
