@@ -202,7 +202,7 @@ def widen(variable: keras.Variable) -> None:
     value = None if has_no_value(variable) else value_on_host(variable).astype("float32")
     variable._dtype = "float32"
     if value is not None:
-        variable._initialize(value)
+        variable._initialize(keras.ops.convert_to_tensor(value))
 
 
 def has_no_value(variable: keras.Variable) -> bool:
