@@ -23,7 +23,6 @@ def test_every_layer_of_keras_has_a_case_or_a_reason():
     assert set(long_sums.walked()) - {name for name, *_ in CASES.values()} - set(OUTSIDE) == set()
 
 
-@pytest.mark.jax
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_no_layer_loses_a_long_sum_after_stabilize():
