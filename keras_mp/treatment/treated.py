@@ -185,8 +185,9 @@ def wait_inside(layer: Any, waiting: Mapping[Place, tuple[dict[str, Any], str]])
 
 def see_to(layer: Any) -> None:
     """What a layer with treatments does before it computes."""
-    settle_policies(layer)
-    treat_inside(layer)
+    if _notes(layer).waiting:
+        settle_policies(layer)
+        treat_inside(layer)
     for name in _notes(layer).treatments:
         before_call = _treatment(name).before_call
         if before_call is not None:

@@ -8,8 +8,10 @@ import stat
 import threading
 import time
 
+import numpy as np
 import pytest
 from test_coordinator import free_port, together
+from test_workers import Processes
 
 from keras_mp.parallel import coordinator as module
 from keras_mp.parallel.cluster import Cluster, ClusterError
@@ -223,3 +225,38 @@ def test_it_listens_where_the_hosts_say(monkeypatch):
     # A public address that a router translates: of no interface here.
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **how: resolve("203.0.113.7", *more, **how))
     assert listens_at(f"host0:{free_port()}", "host1:1") == "0.0.0.0"
+
+
+@pytest.mark.slow
+@pytest.mark.jax
+def test_two_processes_that_are_probed_while_they_train_end_with_the_same_bits(tmp_path):
+    left = {}
+    for name in ("quiet", "probed"):
+        with Processes(tmp_path / name, "float32", "--epochs", 2, "--dropout", 0.2, "--pause", 0.05) as processes:
+            stop, sent = threading.Event(), 0
+            port = int(processes.addresses[0].rpartition(":")[2])
+
+            def strangers(port=port, stop=stop):
+                nonlocal sent
+                while not stop.is_set():
+                    for data in PROBES:
+                        if stop.is_set():
+                            return
+                        try:
+                            with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+                                connection.sendall(data)
+                            sent += 1
+                        except OSError:
+                            time.sleep(0.05)  # nobody listens yet, or any more
+
+            thread = threading.Thread(target=strangers, daemon=True)
+            if name == "probed":
+                thread.start()
+            ended = processes.end()
+            stop.set()
+        assert [status for status, _ in ended] == [0, 0], ended
+        left[name] = [np.load(tmp_path / name / "float32" / f"ended-{index}.npz") for index in range(2)]
+    assert sent > len(PROBES)
+    for quiet, probed in zip(left["quiet"], left["probed"], strict=True):
+        for key in quiet.files:
+            np.testing.assert_array_equal(probed[key], quiet[key], err_msg=key)
