@@ -17,7 +17,7 @@ os.environ["KERAS_BACKEND"] = "jax"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from fp8_layout import cycles
-from fp8_step import lowered, lowered_convolution
+from fp8_step import lowered
 
 from keras_mp.fp8 import Int8Scaling
 from keras_mp.xla.compile import compile_step
@@ -25,16 +25,6 @@ from keras_mp.xla.hlo import parse
 from keras_mp.xla.targets import find_target
 
 CHIPS = ["v5e", "v6e", "v7x"]
-# Batch, length of both sides, channels and filters: the last stages of a ResNet-50, and of a U-Net.
-CONVOLUTIONS = [
-    (128, 14, 256, 256),
-    (128, 7, 512, 512),
-    (128, 16, 512, 512),
-    (64, 16, 1280, 1280),
-    (16, 16, 1280, 1280),
-    (64, 32, 640, 640),
-]
-TENSORWISE = ["bfloat16", "delayed", "static"]
 SHAPES = [(2048, 2048, 8192), (8192, 4096, 16384)]
 RECIPES = {
     "bfloat16": "bfloat16",
@@ -47,9 +37,8 @@ RECIPES = {
 
 
 def estimate(recipe, shape: tuple[int, ...], chip: str) -> float:
-    """Million cycles of a step of one layer: of a convolution where the shape has four numbers."""
-    step = (lowered_convolution if len(shape) == 4 else lowered)(recipe, shape, "tpu")
-    return cycles(parse(compile_step(step, find_target(chip)).hlo))
+    """Million cycles of a step of one layer."""
+    return cycles(parse(compile_step(lowered(recipe, shape, "tpu"), find_target(chip)).hlo))
 
 
 def table(cycles: dict, title: str, names: list[str]) -> list[str]:
@@ -81,12 +70,9 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--chips", nargs="+", default=CHIPS)
-    parser.add_argument("--convolutions", action="store_true", help="of Conv2D layers: 40 minutes")
     parser.add_argument("--python", action="store_true", help="print the module's lines, not Markdown")
     arguments = parser.parse_args()
     shapes, names, title = SHAPES, list(RECIPES), "(M, K, N)"
-    if arguments.convolutions:
-        shapes, names, title = CONVOLUTIONS, TENSORWISE, "(batch, side, channels, filters)"
     cycles: dict = {}
     for chip in arguments.chips:
         for shape in shapes:

@@ -15,7 +15,7 @@ from keras_mp.fp8.layers import FLOAT8, Float8Layer
 from keras_mp.fp8.mxfp8_scaling import MXFP8Scaling
 from keras_mp.fp8.recipes import get_recipe
 from keras_mp.fp8.scaling_recipe import Recipe
-from keras_mp.fp8.selection import Decision, Select, Target, decide, layer_kinds
+from keras_mp.fp8.selection import Decision, Select, Target, decide
 from keras_mp.precision.hardware import MXFP8, Support, current_device, support
 from keras_mp.rebuild import is_built, layers_by_path
 from keras_mp.rebuild.notes import original_class, precision_of_layer
@@ -50,9 +50,6 @@ def convert(
     batch_size: int = 8,
 ) -> keras.Model:
     """Lets Dense and EinsumDense layers of a model compute in FP8, or in INT8, in place; see `keras_mp.fp8.matmul`.
-
-    With `Int8Scaling`, Conv2D layers too, where they are chosen by select or target: of one group, channels last, and
-    one scale a tensor ("delayed" or "static").
 
     That includes layers inside others, such as the projections of MultiHeadAttention and GroupQueryAttention. The
     weights are the model's own, and their values stay. A compiled model stays compiled: the step that it has traced is
@@ -103,16 +100,13 @@ def convert(
         raise TypeError(f"select={select!r} must be a function select(path, layer) that returns a bool")
     if select is not None and target is not None:
         raise ValueError(f"target={target!r} chooses the layers, and so does select: give one of the two")
-    decisions = decide(model, select, _target(target, batch_size, recipe), recipe)
+    decisions = decide(model, select, _target(target, batch_size, recipe))
     chosen = [decision for decision in decisions if decision.float8]
     known = [decision for decision in chosen if isinstance(decision.layer, Float8Layer)]
     changed = [
         decision
         for decision in known
-        if changes
-        and decision.layer.recipe != recipe
-        and (recipe.takes_convolutions or not isinstance(decision.layer, keras.layers.Conv2D))
-        and (select is None or select(decision.path, decision.layer))
+        if changes and decision.layer.recipe != recipe and (select is None or select(decision.path, decision.layer))
     ]
     stays = {id(decision.layer) for decision in known} - {id(decision.layer) for decision in changed}
     wanted = [decision for decision in chosen if id(decision.layer) not in stays]
@@ -146,13 +140,12 @@ def convert(
 
 
 def _why_none(decisions: list[Decision], select: Select | None, recipe: Recipe) -> str:
-    *others, last = (kind.__name__ for kind in layer_kinds(recipe))
     if not decisions:
-        return f"the model has no {', '.join(others)} or {last} layer, so nothing is in {recipe.operands}"
+        return f"the model has no Dense or EinsumDense layer, so nothing is in {recipe.operands}"
     reasons = Counter(decision.reason.partition(": ")[0] for decision in decisions)
     listed = "; ".join(f"{count} of them: {reason}" for reason, count in reasons.most_common(4))
     anyway = "; select=lambda path, layer: True converts what can be, all the same" if select is None else ""
-    layers = f"{len(decisions)} {', '.join(others)} and {last} layers"
+    layers = f"{len(decisions)} Dense and EinsumDense layers"
     return f"nothing is in {recipe.operands} of the {layers}. {listed}. keras_mp.fp8.explain(model) lists them{anyway}"
 
 
@@ -182,7 +175,7 @@ def explain(
 ) -> list[Decision]:
     """Prints a row for each layer that FP8 is for: whether it computes in FP8, or `convert` would, and why.
 
-    These are the Dense and EinsumDense layers; for `Int8Scaling` with a scale a tensor the Conv2D layers, too.
+    These are the Dense and EinsumDense layers.
 
     Args:
         model: a built Keras model, before or after `convert`.
@@ -203,7 +196,7 @@ def explain(
     from rich.text import Text
 
     recipe = get_recipe(recipe)
-    decisions = decide(model, select, _target(target, batch_size, recipe), recipe)
+    decisions = decide(model, select, _target(target, batch_size, recipe))
     predicted = ["bfloat16", f"in {recipe.operands}", "gain"] if target else []
     table = Table("layer", "product", recipe.operands, *predicted, "why", box=None, pad_edge=False)
     for decision in decisions:

@@ -8,7 +8,6 @@ from typing import Any
 
 import keras
 
-from keras_mp.fp8.convolution_layer import Int8Conv2D, Int8Convolution
 from keras_mp.fp8.layers import (
     FLOAT8,
     Config,
@@ -30,22 +29,16 @@ from keras_mp.treatment.treated import (
     wait_inside,
 )
 
-_MIXINS: dict[Any, type] = {
-    keras.layers.Dense: Float8Layer,
-    keras.layers.EinsumDense: Float8Layer,
-    keras.layers.Conv2D: Int8Convolution,
-}
 # Layers that a user made FP8 ones, and the plain class of each.
 PLAIN: dict[type, type] = {
     Float8Dense: keras.layers.Dense,
     Float8EinsumDense: keras.layers.EinsumDense,
-    Int8Conv2D: keras.layers.Conv2D,
 }
 _PLAIN_NAMES = {keras.saving.get_registered_name(cls): plain for cls, plain in PLAIN.items()}
 
 
 def _mixin(original: type, names: Collection[str]) -> type | None:
-    return None if issubclass(original, Float8Layer) else _MIXINS[original]
+    return None if issubclass(original, Float8Layer) else Float8Layer
 
 
 def _without_history(layer: Any) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import keras
-
-from keras_mp.fp8.int8_cycles import CONVOLUTION_CYCLES, CYCLES
+from keras_mp.fp8.int8_cycles import CYCLES
 from keras_mp.fp8.int8_scaling import Int8Scaling
 from keras_mp.precision.chips import find_chip
 
@@ -19,8 +16,7 @@ class CompiledCost(NamedTuple):
     Attributes:
         bfloat16: in bfloat16.
         int8: in INT8, quantization included.
-        shape: rows, inputs and outputs of the layer that was compiled; of a convolution batch, length of a side,
-            channels and filters.
+        shape: rows, inputs and outputs of the layer that was compiled.
     """
 
     bfloat16: float
@@ -52,39 +48,6 @@ def compiled_cost(rows: int, inputs: int, outputs: int, target: str, recipe: Int
     by_shape = CYCLES[_tabled_chip(target)]
     smaller = [shape for shape in by_shape if all(map(int.__le__, shape, (rows, inputs, outputs)))]
     return _cost(by_shape, max(smaller), tabled_name(recipe)) if smaller else None
-
-
-def compiled_convolution_cost(
-    layer: keras.layers.Conv2D, batch_size: int, target: str, recipe: Int8Scaling
-) -> CompiledCost | None:
-    """Looks up the largest convolution of the table that is no larger than another, of about the same side.
-
-    The table's have kernels of 3 by 3 and a stride of 1. Their sides are as long as the layer's, or up to twice as
-    long: longer ones gain less, and of much shorter ones the rounding of the kernel takes more.
-
-    Args:
-        layer: a built Conv2D layer.
-        batch_size: where the layer's inputs do not say it.
-        target: a chip's name.
-        recipe: the scaling recipe.
-
-    Returns:
-        Its cycles; None for a layer like none of the table.
-
-    Raises:
-        ValueError: the table has no such chip.
-    """
-    by_shape = CONVOLUTION_CYCLES.get(_tabled_chip(target), {})
-    batch, *lengths, channels = layer.get_build_config()["input_shape"]
-    if None in lengths or min(layer.kernel_size) < 3 or max(*layer.strides, *layer.dilation_rate) > 1:
-        return None
-    like = [
-        shape
-        for shape in by_shape
-        if all(map(int.__le__, (shape[0], *shape[2:]), (batch or batch_size, channels, layer.filters)))
-        and all(shape[1] // 2 < length <= shape[1] for length in lengths)
-    ]
-    return _cost(by_shape, max(like, key=math.prod), recipe.scales) if like else None
 
 
 def _tabled_chip(target: str) -> str:

@@ -4,7 +4,6 @@ Made by `KERAS_BACKEND=jax python benchmarks/int8_cycles.py --python`, with libt
 """
 
 Shape = tuple[int, int, int]
-Convolution = tuple[int, int, int, int]
 
 # fmt: off
 CYCLES: dict[str, dict[Shape, dict[str, float]]] = {
@@ -60,42 +59,6 @@ CYCLES: dict[str, dict[Shape, dict[str, float]]] = {
             "current": 10.70,
             "delayed, kernel gradient INT8": 9.96,
             "static, kernel gradient INT8": 9.97,
-        },
-    },
-}
-
-# By (batch, length of both sides, channels, filters): kernels of 3 by 3, a stride of 1. Made with --convolutions.
-CONVOLUTION_CYCLES: dict[str, dict[Convolution, dict[str, float]]] = {
-    "v5e": {
-        (128, 14, 256, 256): {
-            "bfloat16": 0.71,
-            "delayed": 0.71,
-            "static": 0.71,
-        },
-        (128, 7, 512, 512): {
-            "bfloat16": 0.71,
-            "delayed": 0.64,
-            "static": 0.65,
-        },
-        (128, 16, 512, 512): {
-            "bfloat16": 4.30,
-            "delayed": 3.43,
-            "static": 3.43,
-        },
-        (64, 16, 1280, 1280): {
-            "bfloat16": 11.89,
-            "delayed": 9.03,
-            "static": 9.03,
-        },
-        (16, 16, 1280, 1280): {
-            "bfloat16": 2.97,
-            "delayed": 3.39,
-            "static": 3.39,
-        },
-        (64, 32, 640, 640): {
-            "bfloat16": 12.67,
-            "delayed": 10.26,
-            "static": 10.28,
         },
     },
 }

@@ -60,9 +60,6 @@ class Int8Scaling(Recipe):
     Integers have no NaN: where a tensor holds an infinity or a NaN, the products of its integers are multiplied by NaN,
     the whole product with a scale a tensor, and the row or column with "current". So loss scaling sees an overflow.
 
-    Of a Conv2D layer, `.` is the convolution, and the gradient of w is computed in the compute dtype with either
-    kernel_gradient. "current" leaves convolutions alone.
-
     A product that sums over more than 133,144 terms can exceed INT32. Where the number is known when the program is
     traced, such a product has operands of the compute dtype; where it is not (on TensorFlow, the batch size), a
     kernel gradient of more rows is NaN.
@@ -116,10 +113,6 @@ class Int8Scaling(Recipe):
     @property
     def is_static(self) -> bool:
         return self.scales == "static"
-
-    @property
-    def takes_convolutions(self) -> bool:
-        return not self.per_row
 
     @property
     def history_length(self) -> int:

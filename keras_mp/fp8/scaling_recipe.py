@@ -69,11 +69,6 @@ class Recipe:
         return False
 
     @property
-    def takes_convolutions(self) -> bool:
-        """Whether convolutions can be computed by it."""
-        return False
-
-    @property
     def takes_parts(self) -> bool:
         """Whether `quantize` scales a part of a tensor as the whole: those of the kit do (`keras_mp.fp8.of_parts`)."""
         return type(self).quantize.__module__.startswith("keras_mp.")

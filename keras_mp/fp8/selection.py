@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.fp8.contraction import problem
-from keras_mp.fp8.convolution import most_terms
-from keras_mp.fp8.convolution_layer import convolution_problem
 from keras_mp.fp8.cost import Cost, chip_for, rows_of, step_cost
-from keras_mp.fp8.int8_cost import CompiledCost, compiled_convolution_cost, compiled_cost
-from keras_mp.fp8.int8_scaling import MOST_TERMS, Int8Scaling
+from keras_mp.fp8.int8_cost import CompiledCost, compiled_cost
+from keras_mp.fp8.int8_scaling import Int8Scaling
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.rebuild import layers_by_path
@@ -31,8 +29,6 @@ COMPILED_GAIN = 1 / 0.9
 
 MATRIX_LAYERS = (keras.layers.Dense, keras.layers.EinsumDense)
 
-_NOT_MEASURED = "nobody has measured when an INT8 convolution gains: give a target, or choose it with select"
-
 Select = Callable[[str, Any], bool]
 
 
@@ -42,8 +38,7 @@ class Decision(NamedTuple):
     Attributes:
         path: the names that lead to the layer, joined with `/`.
         layer: the live layer.
-        sizes: inputs and outputs of its matrix product, of a convolution the inputs under its window and the filters;
-            None before it is built.
+        sizes: inputs and outputs of its matrix product; None before it is built.
         float8: whether it computes in FP8.
         possible: whether it can.
         reason: why, or why not.
@@ -73,16 +68,13 @@ class Target(NamedTuple):
     recipe: Recipe
 
 
-def decide(
-    model: keras.Model, select: Select | None = None, target: Target | None = None, recipe: Recipe | None = None
-) -> list[Decision]:
-    """Decides for each Dense and EinsumDense layer of a model, and for each Conv2D layer, where the recipe takes them.
+def decide(model: keras.Model, select: Select | None = None, target: Target | None = None) -> list[Decision]:
+    """Decides for each Dense and EinsumDense layer of a model.
 
     Args:
         model: a built Keras model.
         select: `select(path, layer) -> bool`, instead of the default.
         target: decide by what is predicted of it, instead of by sizes alone.
-        recipe: the scaling recipe of layers that are not in FP8 yet.
 
     Returns:
         A decision a layer, depth first.
@@ -91,20 +83,13 @@ def decide(
         ValueError: the target is no chip with FP8, or MXFP8, or none of the table of INT8; or the model does not say
             how many rows a layer's inputs have.
     """
-    kinds = layer_kinds(recipe)
-    ends = {} if select else end_layers(model, kinds)
+    ends = {} if select else end_layers(model)
     predict = _Predictor(target) if target else None
     return [
         _decide(path, layer, select, ends, predict)
         for path, layer in layers_by_path(model).items()
-        if isinstance(layer, (*kinds, Float8Layer))
+        if isinstance(layer, (*MATRIX_LAYERS, Float8Layer))
     ]
-
-
-def layer_kinds(recipe: Recipe | None) -> tuple[type, ...]:
-    """Keras's layers that a scaling recipe is for."""
-    takes_convolutions = recipe is not None and recipe.takes_convolutions
-    return (*MATRIX_LAYERS, keras.layers.Conv2D) if takes_convolutions else MATRIX_LAYERS
 
 
 class _Predictor:
@@ -118,8 +103,6 @@ class _Predictor:
 
     def __call__(self, path: str, layer: keras.layers.Layer, sizes: tuple[int, int]) -> Cost | CompiledCost | None:
         recipe = layer.recipe if isinstance(layer, Float8Layer) else self.target.recipe
-        if isinstance(recipe, Int8Scaling) and isinstance(layer, keras.layers.Conv2D):
-            return compiled_convolution_cost(layer, self.target.batch_size, self.target.chip, recipe)
         parent = path.rpartition("/")[0]
         rows = rows_of(layer, sizes[0], self.target.batch_size)
         if rows is not None:
@@ -140,7 +123,6 @@ def _decide(
     path: str, layer: keras.layers.Layer, select: Select | None, ends: dict[int, str], predict: _Predictor | None
 ) -> Decision:
     wrong = _impossible(layer)
-    convolves = isinstance(layer, keras.layers.Conv2D)
     sizes = None if wrong else matrix_sizes(layer)
     if sizes is None:
         return Decision(path, layer, sizes, isinstance(layer, Float8Layer), False, wrong)
@@ -152,15 +134,12 @@ def _decide(
         chosen = bool(select(path, layer))
         reason = "select chose it" if chosen else "select left it out"
         return Decision(path, layer, sizes, chosen, True, reason + told, cost)
-    product = f"its {'convolution' if convolves else 'product'} of {sizes[0]} by {sizes[1]}"
+    product = f"its product of {sizes[0]} by {sizes[1]}"
     reason = ends.get(id(layer)) or _odd(*sizes)
     if not reason and cost is not None and cost.gain < least_gain(cost):
         reason = f"{product} does not gain" + ("" if cost.gain <= 1 else " enough")
     if not reason and cost is None:
-        if convolves:
-            reason = f"{product} is like none whose cycles are known" if predict else _NOT_MEASURED
-        else:
-            reason = f"{product} is smaller than those whose cycles are known" if predict else _too_small(*sizes)
+        reason = f"{product} is smaller than those whose cycles are known" if predict else _too_small(*sizes)
     return Decision(path, layer, sizes, not reason, True, (reason or f"{product} gains") + told, cost)
 
 
@@ -183,23 +162,19 @@ def _told(cost: Cost | CompiledCost) -> str:
 
 def _impossible(layer: keras.layers.Layer) -> str:
     plain = original_class(layer)
-    known = (*MATRIX_LAYERS, keras.layers.Conv2D)
-    if plain not in known and not issubclass(plain, Float8Layer):
+    if plain not in MATRIX_LAYERS and not issubclass(plain, Float8Layer):
         return f"{plain.__name__} has code of its own, which an FP8 layer would not run"
     if not layer.built:
         return "it is not built: call the model once on a batch"
     if layer.quantization_mode is not None:
         return f"it is quantized to {layer.quantization_mode}"
-    if isinstance(layer, keras.layers.Conv2D):
-        terms = most_terms(layer.kernel.shape)
-        return convolution_problem(layer) or (f"it adds up {terms} products, past INT32" if terms > MOST_TERMS else "")
     return problem(layer.equation) if isinstance(layer, keras.layers.EinsumDense) else ""
 
 
 def matrix_sizes(layer: keras.layers.Layer) -> tuple[int, int]:
     """Counts the inputs and the outputs of a built layer, whatever the shape of its kernel."""
     shape = tuple(layer.kernel.shape)
-    if isinstance(layer, (keras.layers.Dense, keras.layers.Conv2D)):
+    if isinstance(layer, keras.layers.Dense):
         return math.prod(shape[:-1]), shape[-1]
     operands, result = layer.equation.replace(" ", "").split("->")
     kept = [label in result for label in operands.split(",")[1]]
@@ -219,20 +194,19 @@ def _too_small(inputs: int, outputs: int) -> str:
     return ""
 
 
-def end_layers(model: keras.Model, kinds: tuple[type, ...] = MATRIX_LAYERS) -> dict[int, str]:
-    """Finds the layers that read a model's input or compute its output, among those of some kinds.
+def end_layers(model: keras.Model) -> dict[int, str]:
+    """Finds the Dense and EinsumDense layers that read a model's input or compute its output.
 
     Layers that neither multiply nor mix, such as Flatten, Dropout and normalizations, may lie between. A subclassed
     model does not say in which order it calls its layers; there the first and the last created count.
 
     Args:
         model: a built Keras model.
-        kinds: their classes.
 
     Returns:
         Why each is left out, by the layer's id.
     """
-    products = [layer for layer in layers_by_path(model).values() if isinstance(layer, kinds)]
+    products = [layer for layer in layers_by_path(model).values() if isinstance(layer, MATRIX_LAYERS)]
     if getattr(model, "outputs", None):
         first, last = set(_readers_of_input(model)), set(output_layers(model))
     else:

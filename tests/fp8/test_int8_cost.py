@@ -8,8 +8,8 @@ import pytest
 from twins import twin
 
 from keras_mp.fp8 import DelayedScaling, Int8Scaling, StaticScaling, convert, explain
-from keras_mp.fp8.int8_cost import compiled_convolution_cost, compiled_cost
-from keras_mp.fp8.int8_cycles import CONVOLUTION_CYCLES, CYCLES
+from keras_mp.fp8.int8_cost import compiled_cost
+from keras_mp.fp8.int8_cycles import CYCLES
 from keras_mp.fp8.layers import Float8Layer
 
 ROOT = Path(__file__).parents[2]
@@ -35,29 +35,6 @@ def test_what_the_table_lacks_is_refused():
         compiled_cost(*LARGE, "h100", Int8Scaling())
     with pytest.raises(ValueError, match="Int8Scaling, current, kernel gradient INT8, has no compiled cycles"):
         compiled_cost(*LARGE, "v5e", Int8Scaling("current", kernel_gradient="int8"))
-
-
-def test_the_table_decides_for_convolutions_like_its_own():
-    for chip, by_shape in CONVOLUTION_CYCLES.items():
-        for (batch, side, channels, filters), cycles in by_shape.items():
-            layer = keras.layers.Conv2D(filters, 3, padding="same")
-            layer.build((None, side, side, channels))
-            cost = compiled_convolution_cost(layer, batch, chip, Int8Scaling("static", kernel_gradient="int8"))
-            assert cost[:2] == (cycles["bfloat16"], cycles["static"])
-    for shape, arguments in [
-        ((256, 14, 14, 512), {"strides": 2}),
-        ((256, 14, 14, 512), {"kernel_size": 1}),
-        ((256, 14, 14, 512), {"dilation_rate": 2}),
-        ((256, 14, 14, 64), {}),
-        ((256, 2, 2, 512), {}),
-        ((256, 200, 200, 512), {}),
-        ((256, None, None, 512), {}),
-    ]:
-        layer = keras.layers.Conv2D(512, **{"kernel_size": 3, "padding": "same"} | arguments)
-        layer.build(shape)
-        assert compiled_convolution_cost(layer, 8, "v5e", Int8Scaling()) is None
-    with pytest.raises(ValueError, match="target='h100': there are no compiled cycles"):
-        compiled_convolution_cost(layer, 8, "h100", Int8Scaling())
 
 
 @pytest.mark.filterwarnings("ignore:.*compute in float32")
@@ -86,25 +63,6 @@ def test_convert_takes_what_gains_on_the_target(capsys, monkeypatch):
         convert(model, DelayedScaling(), target="v5e", batch_size=8192)
 
 
-@pytest.mark.filterwarnings("ignore:.*compute in float32")
-def test_convert_takes_the_convolutions_that_gain_on_the_target(capsys):
-    shapes = enumerate([(512, 3), (512, 3), (512, 1), (256, 3), (512, 3), (16, 3)])
-    options = {"padding": "same", "kernel_initializer": "zeros"}
-    layers = [keras.layers.Conv2D(filters, size, name=f"conv{index}", **options) for index, (filters, size) in shapes]
-    model = keras.Sequential([keras.Input((16, 16, 512)), *layers])
-    rows = {row.path: row for row in explain(model, target="v5e", batch_size=128, recipe=Int8Scaling())}
-    assert [path for path, row in rows.items() if row.float8] == ["conv1"]
-    assert "its convolution of 4608 by 512 gains: 4.3 million cycles" in rows["conv1"].reason
-    assert rows["conv0"].reason.startswith("it is the model's first layer")
-    assert rows["conv2"].reason == "its convolution of 512 by 512 is like none whose cycles are known"
-    assert "4.3 M" in capsys.readouterr().out
-    int8 = convert(twin(model), Int8Scaling("static"), target="v5e", batch_size=128)
-    assert [layer.name for layer in int8.layers if isinstance(layer, Float8Layer)] == ["conv1"]
-    # Of a batch of 16 libtpu makes slower convolutions in INT8.
-    with pytest.warns(UserWarning, match="nothing is in INT8 of the 6 Dense, EinsumDense and Conv2D layers"):
-        convert(model, Int8Scaling(), target="v5e", batch_size=16)
-
-
 @pytest.mark.parametrize("recipe", [Int8Scaling("static"), StaticScaling()], ids=str)
 def test_static_scales_warn_in_float16(recipe):
     dense = [keras.layers.Dense(16, dtype="mixed_float16") for _ in range(2)]
@@ -117,19 +75,16 @@ def test_static_scales_warn_in_float16(recipe):
         convert(other, "delayed", select=lambda path, layer: True)
 
 
-@pytest.mark.parametrize(
-    "option, table", [("", CYCLES), (" --convolutions", CONVOLUTION_CYCLES)], ids=["products", "convolutions"]
-)
-def test_the_page_shows_the_table(option, table):
+def test_the_page_shows_the_table():
     page = (ROOT / "docs" / "int8.md").read_text()
-    part = page.partition(f"<!-- made by benchmarks/int8_cycles.py{option} -->")[2].partition("<!-- end -->")[0]
+    part = page.partition("<!-- made by benchmarks/int8_cycles.py -->")[2].partition("<!-- end -->")[0]
     lines = [line.strip("| ").split(" | ") for line in part.strip().splitlines()]
     shown = {tuple(cells[:2]): [float(cell) for cell in cells[2:]] for cells in lines[2:]}
     chips = lines[0][2::2]
-    assert chips == list(table)
+    assert chips == list(CYCLES)
     for place, chip in enumerate(chips):
-        for shape, values in table[chip].items():
+        for shape, values in CYCLES[chip].items():
             for name, cycles in values.items():
                 relative = round(cycles / values["bfloat16"], 2)
                 assert shown[str(shape), name][2 * place :][:2] == [cycles, pytest.approx(relative, abs=0.0051)]
-    assert len(shown) == sum(len(values) for values in table["v5e"].values())
+    assert len(shown) == sum(len(values) for values in CYCLES["v5e"].values())

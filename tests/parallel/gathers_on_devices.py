@@ -20,9 +20,7 @@ from resumed_on_devices import EPOCHS, STEPS, train
 import keras_mp
 from keras_mp import fp8
 from keras_mp.backend.jax.part import AXIS, Part
-from keras_mp.fp8.convolution import convolution
 from keras_mp.fp8.matmul import matmul
-from keras_mp.fp8.window import Window
 from keras_mp.parallel.rows import Rows
 from keras_mp.xla.lower import lower_step
 from recipes.language_model import batches, build
@@ -111,16 +109,6 @@ def test_a_weight_that_is_not_finite_arrives_as_nan(value, axis):
 def test_a_product_of_a_kernel_in_parts_is_that_of_the_whole(recipe, axis):
     """Bit for bit, where all devices have the same inputs; the gradient is this device's part of the sum of all."""
     check_parts((16, 32), (32, 48), (16, 48), axis, RECIPES[recipe], matmul)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe, axis", [("int8", 2), ("int8 static", 3)])
-def test_a_convolution_of_a_kernel_in_parts_is_that_of_the_whole(recipe, axis):
-    def convolve(x, w, recipe, **options):
-        window = Window((3, 3), (2, 1), (1, 1), same=True)
-        return convolution(x, w, recipe, window, dtype="float32", path="layer", **options)
-
-    check_parts((2, 6, 7, 8), (3, 3, 8, 16), (2, 3, 7, 16), axis, RECIPES[recipe], convolve)
 
 
 def check_parts(inputs, kernel, result, axis, recipe, multiply):

@@ -37,24 +37,3 @@ def test_every_product_of_a_converted_layer_runs_in_int8(chip, kernel_gradient):
         assert Counter(matmul.role for matmul in integer) == expected
         rest = [matmul for matmul in report.matmuls if matmul.role == "kernel gradient"]
         assert len(rest) == LAYERS and {matmul.compiled for matmul in rest} == {(half, half)}
-
-
-@pytest.mark.parametrize("chip", ["h100", "v5e"])
-def test_every_convolution_of_a_converted_layer_runs_in_int8(chip):
-    keras.utils.clear_session()
-    half = "bfloat16"
-    arguments = [{"strides": 2}, {"padding": "same"}, {"dilation_rate": 2, "padding": "same"}]
-    convolutions = [
-        keras.layers.Conv2D(64, 3, activation="relu", name=f"conv{index}", dtype=f"mixed_{half}", **each)
-        for index, each in enumerate(arguments)
-    ]
-    model = keras.Sequential([keras.Input((16, 16, 64)), *convolutions], name="network")
-    model = keras_mp.fp8.convert(model, keras_mp.fp8.Int8Scaling(), select=lambda path, layer: True)
-    model.compile("adam", "mse")
-    report = keras_mp.inspect(model, (tensor((8, 16, 16, 64)), tensor((8, 7, 7, 64))), chip)
-    integer = [matmul for matmul in report.matmuls if matmul.compiled == ("int8", "int8")]
-    assert all(matmul.kind == "convolution" and matmul.accumulation == "int32" for matmul in integer)
-    assert Counter(matmul.role for matmul in integer) == {"forward": 3, "input gradient": 2}
-    assert {(matmul.layer, matmul.role) for matmul in integer} >= {(f"conv{i}", "forward") for i in range(3)}
-    rest = [matmul for matmul in report.matmuls if matmul.role == "kernel gradient"]
-    assert len(rest) == 3 and {matmul.compiled for matmul in rest} == {(half, half)}

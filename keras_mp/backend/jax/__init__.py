@@ -41,7 +41,6 @@ from keras_mp.backend.jax.products import (
     keras_has_kernel,
 )
 from keras_mp.backend.jax.replicas import any_replica, max_over_replicas, replica_count, sum_over_replicas
-from keras_mp.backend.jax.scaled_convolution import scaled_convolution
 from keras_mp.backend.jax.scaled_dot import scaled_dot
 from keras_mp.backend.jax.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
 from keras_mp.backend.jax.steps import timed_steps
@@ -88,7 +87,6 @@ __all__ = [
     "custom_gradient",
     "dense",
     "einsum_float32",
-    "scaled_convolution",
     "scaled_dot",
     "full_float32",
     "fused",

@@ -44,7 +44,6 @@ from keras_mp.backend.tensorflow.replicas import (
     sum_over_replicas,
 )
 from keras_mp.backend.tensorflow.row_normalization import normalize_rows
-from keras_mp.backend.tensorflow.scaled_convolution import scaled_convolution
 from keras_mp.backend.tensorflow.scaled_dot import scaled_dot
 from keras_mp.backend.tensorflow.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
 from keras_mp.backend.tensorflow.steps import timed_steps
@@ -90,7 +89,6 @@ __all__ = [
     "custom_gradient",
     "dense",
     "einsum_float32",
-    "scaled_convolution",
     "scaled_dot",
     "full_float32",
     "fused",
