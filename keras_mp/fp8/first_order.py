@@ -24,7 +24,7 @@ def first_order(gradients: Sequence[Any], upstream: Any, operands: Sequence[Quan
     Raises:
         NotImplementedError: for second derivatives, and in forward mode.
     """
-    return backend.refuse_derivatives(_message(path), gradients, [upstream, *(each.scale for each in operands)])
+    return backend.refuse_derivatives(_message(path), gradients, [upstream, *(operand.scale for operand in operands)])
 
 
 def first_order_operands(operands: Sequence[Any], path: str) -> list[Any]:

@@ -103,8 +103,8 @@ def hidden_arguments(layer: keras.Layer, cls: type) -> tuple[str, ...]:
     if described or not issubclass(cls, keras.Model) or issubclass(cls, keras.Sequential):
         return ()
     _, *parameters = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
-    named = [each for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
-    return tuple(each.name for each in named if each.name not in _OF_THE_BASE)
+    named = [one for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+    return tuple(one.name for one in named if one.name not in _OF_THE_BASE)
 
 
 def with_hidden(node: Config, layer: keras.Layer, names: tuple[str, ...]) -> Config | None:

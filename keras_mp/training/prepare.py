@@ -130,7 +130,7 @@ def _arguments(model: keras.Model, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _takes(function: Any, name: str) -> bool:
     parameters = inspect.signature(function).parameters
-    return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 def _convert_arguments(fp8: Any) -> dict[str, Any] | None:
