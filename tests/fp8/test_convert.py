@@ -327,5 +327,5 @@ def test_where_nothing_is_converted_it_says_why():
         convert(small)
     with pytest.warns(UserWarning, match="has no Dense or EinsumDense layer, so nothing is in FP8"):
         convert(keras.Sequential([keras.Input((64,)), keras.layers.ReLU()]))
-    with pytest.warns(UserWarning, match="has no Dense, EinsumDense or Conv2D layer, so nothing is in INT8"):
+    with pytest.warns(UserWarning, match="has no Dense or EinsumDense layer, so nothing is in INT8"):
         convert(keras.Sequential([keras.Input((64,)), keras.layers.ReLU()]), Int8Scaling())
