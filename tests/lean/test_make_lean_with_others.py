@@ -79,7 +79,7 @@ def test_lora_before_and_after(lean_first):
         compiled(lean, run_eagerly=own_blocks.EAGERLY), compiled(model, run_eagerly=own_blocks.EAGERLY)
     else:
         model.backbone.enable_lora(2)
-        lean = keras_mp.make_lean(compiled(model, run_eagerly=own_blocks.EAGERLY))
+        lean = keras_mp.make_lean(twin(compiled(model, run_eagerly=own_blocks.EAGERLY)))
     assert kinds(lean) == EVERY
     assert len(lean.trainable_weights) == len(model.trainable_weights) < len(model.weights)
     assert_same_step(changes(lean, x, y, weights), changes(model, x, y, weights))
