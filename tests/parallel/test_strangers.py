@@ -232,7 +232,7 @@ def test_it_listens_where_the_hosts_say(monkeypatch):
 def test_two_processes_that_are_probed_while_they_train_end_with_the_same_bits(tmp_path):
     left = {}
     for name in ("quiet", "probed"):
-        with Processes(tmp_path / name, "float32", "--epochs", 2, "--dropout", 0.2, "--pause", 0.05) as processes:
+        with Processes(tmp_path / name, "float32", "--epochs", 2, "--dropout", 0.2, "--pause", 0.3) as processes:
             stop, sent = threading.Event(), 0
             port = int(processes.addresses[0].rpartition(":")[2])
 
@@ -244,8 +244,8 @@ def test_two_processes_that_are_probed_while_they_train_end_with_the_same_bits(t
                             return
                         try:
                             with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+                                sent += 1
                                 connection.sendall(data)
-                            sent += 1
                         except OSError:
                             time.sleep(0.05)  # nobody listens yet, or any more
 
