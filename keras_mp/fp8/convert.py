@@ -17,10 +17,10 @@ from keras_mp.fp8.recipes import get_recipe
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.fp8.selection import Decision, Select, Target, decide
 from keras_mp.precision.hardware import MXFP8, Support, current_device, support
-from keras_mp.rebuild import is_built, layers_by_path
+from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class, precision_of_layer
 from keras_mp.system.whole_number import whole_number
-from keras_mp.treatment.change import change, undo
+from keras_mp.treatment.change import change, check_built, undo
 
 
 def is_available(dtype: str = "fp8") -> Support:
@@ -89,11 +89,7 @@ def convert(
             products save less than under "mixed_bfloat16"; and why, where no layer was converted; and static scales
             under "mixed_float16", whose loss scale grows; and MXFP8 on a GPU without such products.
     """
-    if not is_built(model):
-        raise ValueError(
-            f"model {model.name!r} is not built, so the sizes of its products are not known: call it once on a batch, "
-            "or model.build(input_shape)"
-        )
+    check_built(model)
     changes = recipe is not None
     recipe = get_recipe(recipe)
     if select is not None and not callable(select):
@@ -111,7 +107,7 @@ def convert(
     stays = {id(decision.layer) for decision in known} - {id(decision.layer) for decision in changed}
     wanted = [decision for decision in chosen if id(decision.layer) not in stays]
     told = _told(changed, recipe) if changed else ""
-    change(model, [(decision.layer, {FLOAT8: recipe}, "") for decision in wanted])
+    change(model, [(decision.layer, {FLOAT8: recipe}) for decision in wanted])
     if not chosen:
         warnings.warn(f"fp8.convert({model.name!r}): {_why_none(decisions, select, recipe)}", stacklevel=2)
     half = [decision.path for decision in chosen if decision.layer.compute_dtype == "float16"]

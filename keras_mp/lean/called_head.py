@@ -22,7 +22,7 @@ from keras_mp.lean.chunked_head import (
 )
 from keras_mp.rebuild import layers_below
 from keras_mp.rebuild.notes import Place, original_class, treatments_of
-from keras_mp.rebuild.walk import graph_of
+from keras_mp.rebuild.walk import graph_of, map_shapes
 from keras_mp.treatment.treated import Treatment, register_treatments, see_to
 
 CALLED_HEAD, NOTED_HEAD = "lean head of call", "lean noted head"
@@ -118,24 +118,16 @@ def _traced(model: Any, heads: list[tuple[str, Any]], shapes: dict[str, Any], dt
         return keras.KerasTensor(tuple(shape), dtype)
 
     if "input_shape" in shapes:
-        arguments: tuple[Any, ...] = (_map_shapes(tensor, shapes["input_shape"]),)
+        arguments: tuple[Any, ...] = (map_shapes(tensor, shapes["input_shape"]),)
         named = {}
     else:
         arguments = ()
         named = {
-            name.removesuffix("_shape"): _map_shapes(tensor, shape) for name, shape in shapes["shapes_dict"].items()
+            name.removesuffix("_shape"): map_shapes(tensor, shape) for name, shape in shapes["shapes_dict"].items()
         }
     with wrapped_methods(heads, ["call"], noting):
         compute_output_spec(run, *arguments, **named)
     return called[0] if called else None
-
-
-def _map_shapes(function: Any, shapes: Any) -> Any:
-    if isinstance(shapes, dict):
-        return {key: _map_shapes(function, shape) for key, shape in shapes.items()}
-    if all(size is None or isinstance(size, int) for size in shapes):
-        return function(shapes)
-    return type(shapes)(_map_shapes(function, shape) for shape in shapes)
 
 
 def why_not_called_head(model: Any) -> tuple[Any, str]:

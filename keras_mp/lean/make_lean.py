@@ -17,8 +17,8 @@ from keras_mp.lean.chunked_head import ChunkedHead, forget_calls, prepare_head
 from keras_mp.lean.gelu_layers import LeanGelu
 from keras_mp.lean.int4_layers import LeanInt4
 from keras_mp.lean.phase import STEP, LeanStep
-from keras_mp.rebuild import Config, is_built
-from keras_mp.treatment.change import change, undo
+from keras_mp.rebuild import Config
+from keras_mp.treatment.change import change, check_built, undo
 from keras_mp.treatment.treated import Treatment, register_treatments, treat, untreated_node
 
 # Of files of version 0.1.0: something inside, which no config shows, is lean.
@@ -62,25 +62,20 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
     Warns:
         UserWarning: says that the model has nothing that can become lean, or no blocks.
     """
-    if not is_built(model):
-        raise ValueError(
-            f"model {model.name!r} is not built, so its layers are not known: call it once on a batch, or "
-            "model.build(input_shape)"
-        )
+    check_built(model)
     blocks = treatments_for(choose_blocks(model, remat))
     if remat:
         undo(model, REMATS)
     parts = candidates(model)
-    wanted = []
+    wanted: list[tuple[Any, dict[str, Any]]] = []
     for part in parts:
         if part.treatment and not part.lean:
-            owners = {CALLED_HEAD: (model, part.layer), HEAD: (model,)}.get(part.treatment, (part.layer,))
-            names = (part.treatment, NOTED_HEAD) if part.treatment == CALLED_HEAD else (part.treatment,)
-            # The layer first: the model looks for it.
-            wanted += [(owner, {name: None}, "") for owner, name in zip(owners, names, strict=True)][::-1]
-    wanted += [(layer, {name: options}, "") for layer, name, options in blocks]
+            if part.treatment == CALLED_HEAD:
+                wanted.append((part.layer, {NOTED_HEAD: None}))  # first, as the model looks for it
+            wanted.append((model if part.kind == "head" else part.layer, {part.treatment: None}))
+    wanted += [(layer, {name: options}) for layer, name, options in blocks]
     if wanted:
-        wanted.append((model, {STEP: None}, ""))
+        wanted.append((model, {STEP: None}))
     change(model, wanted)
     if not wanted and not remat and not any(part.lean for part in parts):
         warnings.warn(

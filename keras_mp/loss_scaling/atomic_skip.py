@@ -41,7 +41,7 @@ def atomic_skip(model: keras.Model) -> keras.Model:
             if it was recompiled with such an optimizer.
     """
     _optimizer_of(model)
-    change(model, [(model, {ATOMIC: None}, "")])
+    change(model, [(model, {ATOMIC: None})])
     return model
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 
 import keras
@@ -17,7 +16,7 @@ from keras_mp.loss_scaling.state_formats import check_state_dtype
 from keras_mp.loss_scaling.wide_weight import check_weights, is_narrow
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class
-from keras_mp.stability.sensitive import names_in
+from keras_mp.stability.sensitive import names_in_own_code
 
 
 def wrap_optimizer(
@@ -87,11 +86,8 @@ def wrap_optimizer(
 
 def _steps_by_hand(model: keras.Model) -> bool:
     """Whether the class of a model has a step of its own, and no code of its own that scales the loss, or has it so."""
-    own = [cls for cls in original_class(model).__mro__ if not cls.__module__.startswith(("keras.", "keras_mp."))]
-    functions = [inspect.unwrap(value) for cls in own for value in vars(cls).values() if inspect.isfunction(value)]
-    names = set().union(*(names_in(function.__code__) for function in functions))
-    scaling = {"scale_loss", "train_step", "compute_loss_and_updates"}
-    return any("train_step" in vars(cls) for cls in own) and not names & scaling
+    by_hand = not original_class(model).train_step.__module__.startswith(("keras.", "keras_mp."))
+    return by_hand and not names_in_own_code(model) & {"scale_loss", "train_step", "compute_loss_and_updates"}
 
 
 def _has_narrow_weights(model: keras.Model) -> bool:

@@ -83,7 +83,7 @@ def by_arguments(node: Config, cls: type, name: str, kept: tuple[str, ...] = ())
     if node["registered_name"] == REGISTERED_NAME or "from_config" in _defined_below_keras(cls) or _is_sequential(cls):
         return _without_dtype(node, cls)
     whole = {"name": name, **node["config"]}  # Keras itself leaves out a name that the class does not take
-    given = {key: whole[key] for key in _OF_THE_BASE if key in whole and not _takes(cls, key)}
+    given = {key: whole[key] for key in _OF_THE_BASE if key in whole and not takes(cls.__init__, key)}  # type: ignore[misc]
     if not given and not kept:
         return node
     accepted = {key: value for key, value in node["config"].items() if key not in given}
@@ -122,7 +122,7 @@ def _is_sequential(cls: type) -> bool:
 
 
 def _without_dtype(node: Config, cls: type) -> Config:
-    if node["registered_name"] == REGISTERED_NAME or _takes(cls, "dtype"):
+    if node["registered_name"] == REGISTERED_NAME or takes(cls.__init__, "dtype"):  # type: ignore[misc]
         return node
     return {**node, "config": {name: value for name, value in node["config"].items() if name != "dtype"}}
 
@@ -137,8 +137,9 @@ def _defined_below_keras(cls: type) -> set[str]:
     return names
 
 
-def _takes(cls: type, name: str) -> bool:
-    parameters = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
+def takes(function: Any, name: str) -> bool:
+    """Whether a function can be given an argument of a name."""
+    parameters = inspect.signature(function).parameters.values()
     return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from keras_mp.backend.common.calls import wrapped_methods
 from keras_mp.rebuild.rule import RebuildError
 from keras_mp.rebuild.state import has_no_value
-from keras_mp.rebuild.walk import children_of, has_no_call, layers_by_path
+from keras_mp.rebuild.walk import children_of, has_no_call, layers_by_path, map_shapes
 
 # Both run the same operations on the same numbers; what threads make of sums is below this many units of the last
 # place of the largest output.
@@ -151,18 +151,9 @@ def _inputs(model: Any, dtype: str) -> Any:
     shapes = model.get_build_config() or {}
     if not dtype or not shapes:
         return None
-
-    def tensor(shape: Any) -> Any:
-        if isinstance(shape, dict):
-            return {key: tensor(inner) for key, inner in shape.items()}
-        if all(size is None or isinstance(size, int) for size in shape):
-            return keras.KerasTensor(tuple(shape), dtype)
-        return type(shape)(map(tensor, shape))
-
-    if "input_shape" in shapes:
-        return None if shapes["input_shape"] is None else tensor(shapes["input_shape"])
-    first = list(shapes.get("shapes_dict", {}).values())
-    return tensor(first[0]) if len(first) == 1 and first[0] is not None else None
+    several = list(shapes.get("shapes_dict", {}).values())
+    shape = shapes["input_shape"] if "input_shape" in shapes else several[0] if len(several) == 1 else None
+    return None if shape is None else map_shapes(lambda sizes: keras.KerasTensor(tuple(sizes), dtype), shape)
 
 
 def _made_up(tensor: Any, size: int) -> Any:

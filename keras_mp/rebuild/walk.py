@@ -80,3 +80,12 @@ def own_variables(layer: keras.Layer) -> list[keras.Variable]:
     """The layer's variables, seed state included, without those of its sublayers."""
     inner = {id(variable) for child in children_of(layer) for variable in child.variables}
     return [variable for variable in layer.variables if id(variable) not in inner]
+
+
+def map_shapes(function: Any, shapes: Any) -> Any:
+    """Applies a function to each shape in what Keras records of the inputs that a layer was built for."""
+    if isinstance(shapes, dict):
+        return {key: map_shapes(function, shape) for key, shape in shapes.items()}
+    if all(size is None or isinstance(size, int) for size in shapes):
+        return function(shapes)
+    return type(shapes)(map_shapes(function, shape) for shape in shapes)

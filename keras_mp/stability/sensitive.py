@@ -161,9 +161,14 @@ def _needs_in_16_bits(layer: keras.Operation, output: str | None) -> Iterator[tu
 
 def _adds_losses(layer: keras.Operation) -> bool:
     """Whether code in the layer's own class calls `add_loss`; Keras's calls it for regularizers only."""
+    return "add_loss" in names_in_own_code(layer)
+
+
+def names_in_own_code(layer: keras.Operation) -> set[str]:
+    """The names of attributes and globals that code in a layer's own class uses."""
     own = [cls for cls in type(layer).__mro__ if not cls.__module__.startswith(("keras.", "keras_mp."))]
     functions = [inspect.unwrap(value) for cls in own for value in vars(cls).values() if inspect.isfunction(value)]
-    return any("add_loss" in names_in(function.__code__) for function in functions)
+    return set().union(*(names_in(function.__code__) for function in functions))
 
 
 def names_in(code: CodeType) -> set[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.rebuild import is_built, own_variables, widen
+from keras_mp.rebuild import own_variables, widen
 from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.rebuild.quantized_policies import keep_statistics_as_computed, to_compute_in_float32
 from keras_mp.stability.float32_layers import (
@@ -24,7 +24,7 @@ from keras_mp.stability.float32_layers import (
 )
 from keras_mp.stability.quantized_product import ExactGroups, StraightThroughLogits
 from keras_mp.stability.sensitive import find, output_layers
-from keras_mp.treatment.change import change, infer_again
+from keras_mp.treatment.change import change, check_built, infer_again
 from keras_mp.treatment.treated import Treatment, register_treatments, treat
 
 
@@ -62,14 +62,10 @@ def stabilize(model: keras.Model) -> keras.Model:
     Warns:
         UserWarning: names what could not be made float32, and what to do.
     """
-    if not is_built(model):
-        raise ValueError(
-            f"model {model.name!r} is not built, so its layers are not known: call it once on a batch, or "
-            "model.build(input_shape)"
-        )
+    check_built(model)
     sensitive = find(model, output_layers(model))
     needed = [entry for entry in sensitive if entry.treatments]
-    change(model, [(entry.layer, dict.fromkeys(entry.treatments), "") for entry in needed])
+    change(model, [(entry.layer, dict.fromkeys(entry.treatments)) for entry in needed])
     missed = [f"{entry.path!r}: {entry.reason}" for entry in sensitive if not entry.treatments]
     if missed:
         warnings.warn(f"stabilize({model.name!r}) could not reach everything: {'; '.join(missed)}", stacklevel=2)

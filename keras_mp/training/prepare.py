@@ -18,6 +18,7 @@ from keras_mp.loss_scaling.wrap_optimizer import wrap_optimizer
 from keras_mp.precision.hardware import Support
 from keras_mp.precision.policy import choose_jit
 from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.arguments import takes
 from keras_mp.rebuild.notes import original_class
 from keras_mp.stability.stabilized import stabilize
 from keras_mp.training.prepared_lines import computes_in_fp8, lines_before, prepared_lines
@@ -101,11 +102,11 @@ def prepare(
         optimizer = wrap_optimizer(optimizer, model, state_dtype=state_dtype or "float32")
     jit = _jit(model, compile_arguments)
     # Not "auto", by which Keras never jits on a CPU. Whether the layers support it, `_jit` has seen.
-    jitted = {"jit_compile": jit.ok} if _takes(model.compile, "jit_compile") else {}
+    jitted = {"jit_compile": jit.ok} if takes(model.compile, "jit_compile") else {}
     model.compile(**{**jitted, **arguments, "optimizer": optimizer})
     if not jitted:
         model.jit_compile = jit.ok
-    change(model, [(model, {STEP_ON_A_CPU: {"islands": islands}}, "")])
+    change(model, [(model, {STEP_ON_A_CPU: {"islands": islands}})])
     if isinstance(optimizer, LossScaleOptimizer):
         atomic_skip(model)
     if verbose:
@@ -126,11 +127,6 @@ def _arguments(model: keras.Model, given: Mapping[str, Any]) -> dict[str, Any]:
             "and then compile() yourself"
         ) from error
     return arguments
-
-
-def _takes(function: Any, name: str) -> bool:
-    parameters = inspect.signature(function).parameters
-    return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 def _convert_arguments(fp8: Any) -> dict[str, Any] | None:

@@ -14,11 +14,24 @@ from keras.src.models.functional import Functional, functional_like_constructor
 from keras_mp.rebuild.compiled import carry_slots
 from keras_mp.rebuild.fresh_optimizer import fresh_optimizer, move_exclusions
 from keras_mp.rebuild.notes import original_class, treatments_of
-from keras_mp.rebuild.walk import calls_of, children_of, graph_of, operations_of, with_self
-from keras_mp.treatment.treated import INSIDE, treat, untreat
+from keras_mp.rebuild.walk import calls_of, graph_of, is_built, operations_of, with_self
+from keras_mp.treatment.treated import INSIDE, new_to, parts_of, treat, untreat
 
-# A layer or operation, its treatments with their options, and the dtype that it computes in without them ("": as now).
-Wanted = tuple[Any, Mapping[str, Any], str]
+# A layer or operation, and its treatments with their options.
+Wanted = tuple[Any, Mapping[str, Any]]
+
+
+def check_built(model: keras.Model) -> None:
+    """Refuses a model whose layers are not all there yet.
+
+    Raises:
+        ValueError: it is not built.
+    """
+    if not is_built(model):
+        raise ValueError(
+            f"model {model.name!r} is not built, so its layers are not known: call it once on a batch, or "
+            "model.build(input_shape)"
+        )
 
 
 def change(model: keras.Model, wanted: Iterable[Wanted]) -> None:
@@ -33,9 +46,9 @@ def change(model: keras.Model, wanted: Iterable[Wanted]) -> None:
     """
     before = _variables(model)
     changed = set()
-    for part, treatments, precision in wanted:
-        if any(name not in treatments_of(part) or treatments_of(part)[name] != treatments[name] for name in treatments):
-            treat(part, treatments, precision)
+    for part, treatments in wanted:
+        if new_to(part, treatments):
+            treat(part, treatments)
             changed.add(id(part))
     if changed:
         note_inside(model)
@@ -76,15 +89,11 @@ def note_inside(model: keras.Layer) -> None:
         """Whether a layer has treatments, or one below it."""
         if id(layer) not in treated:
             treated[id(layer)] = False
-            operations = getattr(graph_of(layer), "operations", [])
-            parts = {id(part): part for part in [*children_of(layer), *operations]}
-            below = [part for part in parts.values() if isinstance(part, keras.layers.Layer)]
-            others = [part for part in parts.values() if not isinstance(part, keras.layers.Layer)]
-            inside = any([*map(visit, below), *(bool(treatments_of(part)) for part in others)])
-            if not inside or shows_its_parts(layer):
-                untreat(layer, (INSIDE,))
-            else:
+            inside = any([visit(part) for _, part in parts_of(layer)])  # a list, as each of them must be visited
+            if inside and not shows_its_parts(layer):
                 treat(layer, {INSIDE: None})
+            else:
+                untreat(layer, (INSIDE,))
             treated[id(layer)] = inside or bool(treatments_of(layer))
         return treated[id(layer)]
 
@@ -158,8 +167,7 @@ def _holding(layers: list[Any], changed: set[int]) -> set[int]:
     """The ids of what changed and of all layers that hold some of it."""
     holding = set(changed)
     for layer in reversed(layers):
-        inner = [*children_of(layer), *getattr(graph_of(layer), "operations", [])]
-        if any(id(part) in holding for part in inner):
+        if any(id(part) in holding for _, part in parts_of(layer)):
             holding |= {id(layer), id(graph_of(layer))}
     return holding
 

@@ -16,7 +16,7 @@ import keras
 from keras.src.models.functional import functional_like_constructor
 
 from keras_mp.rebuild.config import original_config
-from keras_mp.rebuild.notes import Notes, Place, notes_of, original_class, write_notes
+from keras_mp.rebuild.notes import Notes, Place, notes_of, original_class, treatments_of, write_notes
 from keras_mp.rebuild.quantized_policies import policy_of, settle_policies, with_source
 from keras_mp.rebuild.rule import Config
 from keras_mp.rebuild.walk import children_of, graph_of
@@ -263,6 +263,12 @@ def _not_shown(layer: Any, shown: Collection[int]) -> Iterator[tuple[Place, Note
     yield from ((place, Notes(*entry)) for place, entry in _notes(layer).waiting.items())
 
 
+def new_to(layer: Any, treatments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of some treatments that a layer does not have, or has with other options."""
+    has = treatments_of(layer)
+    return {name: options for name, options in treatments.items() if name not in has or has[name] != options}
+
+
 def treat(layer: Any, treatments: Mapping[str, Any], precision: str = "") -> Any:
     """Applies treatments to a live layer, in place and besides those that it has, and returns it.
 
@@ -271,9 +277,7 @@ def treat(layer: Any, treatments: Mapping[str, Any], precision: str = "") -> Any
         treatments: by name, each with its options; one that the layer has with the same options changes nothing.
         precision: the dtype that the layer computed in without any; by default that which it computes in.
     """
-    notes = notes_of(layer)
-    has = {} if notes is None else notes.treatments
-    new = {name: options for name, options in treatments.items() if name not in has or has[name] != options}
+    notes, new = notes_of(layer), new_to(layer, treatments)
     if not new:
         return layer
     known = [_treatment(name) for name in new]

@@ -20,5 +20,5 @@ register_treatments({"clip": Treatment(lambda original, names: Clipped)})
 
 def clip(model, layers, limit=60000.0):
     """Clips what some layers of a model return, in place."""
-    change(model, [(layer, {"clip": {"limit": limit}}, "") for layer in layers])
+    change(model, [(layer, {"clip": {"limit": limit}}) for layer in layers])
     return model

@@ -173,7 +173,7 @@ def test_a_nested_model_takes_a_float32_tensor_as_it_is():
     inner = keras.Input((1,), dtype="float16")
     tail = keras.Model(inner, layers.Identity(dtype="float32")(inner))
     model = keras.Model(outer, tail(head(outer)))
-    keras_mp.treatment.change.change(model, [(head.get_layer("large"), {"result": None}, "")])
+    keras_mp.treatment.change.change(model, [(head.get_layer("large"), {"result": None})])
     x = np.full((2, 4), 17504, "float32")
     np.testing.assert_array_equal(numpy(model(x)), 70016)
     assert model.outputs[0].dtype == "float32"

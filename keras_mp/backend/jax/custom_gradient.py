@@ -162,13 +162,28 @@ _linear.multiple_results = True
 
 
 def _linear_computed(*operands: Any, rule: Any, count: int) -> list[Any]:
-    transposed = _with_constants(rule, operands[:count])
+    transposed = with_constants(rule, operands[:count])
     # Linear, so that the place where it is differentiated does not matter.
     _, pull_back = jax.vjp(lambda *upstream: transposed(*upstream), *map(_zeros, rule.invars))
     return list(pull_back(list(operands[count:])))
 
 
-def _with_constants(rule: Any, constants: Sequence[Any]) -> Callable[..., Any]:
+def jvp_where_moving(function: Callable[..., Any], primals: Any, tangents: Any) -> Any:
+    """The results of a function and their tangents, by those of its first operands that are no `Zero`."""
+    places = [place for place, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+
+    def of_moving(*moved: Any) -> Any:
+        operands = list(primals)
+        for place, operand in zip(places, moved, strict=True):
+            operands[place] = operand
+        return function(*operands)
+
+    moved, directions = ([values[place] for place in places] for values in (primals, tangents))
+    return jax.jvp(of_moving, moved, directions)
+
+
+def with_constants(rule: Any, constants: Sequence[Any]) -> Callable[..., Any]:
+    """A traced program as a function of what is not among its constants."""
     return jaxpr_as_fun(ClosedJaxpr(rule, list(constants)))
 
 
@@ -183,17 +198,9 @@ def _linear_differentiated(primals: Any, tangents: Any, *, rule: Any, count: int
     if any(not isinstance(tangent, ad.Zero) for tangent in tangents[count:]):
         moved = [*primals[:count], *map(ad.instantiate_zeros, tangents[count:])]
         summands.append(_linear.bind(*moved, rule=rule, count=count))
-    places = [place for place in range(count) if not isinstance(tangents[place], ad.Zero)]
-    if places:
-
-        def of_constants(*constants: Any) -> list[Any]:
-            operands = list(primals)
-            for place, constant in zip(places, constants, strict=True):
-                operands[place] = constant
-            return _linear_computed(*operands, rule=rule, count=count)
-
-        moved, directions = ([values[place] for place in places] for values in (primals, tangents))
-        summands.append(jax.jvp(of_constants, moved, directions)[1])
+    if any(not isinstance(tangent, ad.Zero) for tangent in tangents[:count]):
+        computed = partial(_linear_computed, rule=rule, count=count)
+        summands.append(jvp_where_moving(computed, primals, tangents[:count])[1])
     return results, [sum(parts[1:], parts[0]) for parts in zip(*summands, strict=True)]
 
 
@@ -201,7 +208,7 @@ def _linear_transposed(upstream: Any, *operands: Any, rule: Any, count: int) -> 
     given = [
         _zeros(variable) if isinstance(x, ad.Zero) else x for variable, x in zip(rule.invars, upstream, strict=True)
     ]
-    to_tangents = _with_constants(rule, operands[:count])(*given)
+    to_tangents = with_constants(rule, operands[:count])(*given)
     pairs = zip(operands[count:], to_tangents, strict=True)
     return [None] * count + [x if ad.is_undefined_primal(tangent) else None for tangent, x in pairs]
 
@@ -212,7 +219,7 @@ def _linear_batched(operands: Any, axes: Any, *, rule: Any, count: int) -> Any:
     tangents = [_in_front(x, axis, size) for x, axis in zip(operands[count:], axes[count:], strict=True)]
 
     def of_one(constants: Any, *upstream: Any) -> Any:
-        return _with_constants(rule, constants)(*upstream)
+        return with_constants(rule, constants)(*upstream)
 
     def of_all(*upstream: Any) -> Any:
         return jax.vmap(of_one, in_axes=(list(axes[:count]), *[0] * len(upstream)))(list(constants), *upstream)
@@ -245,7 +252,7 @@ def with_derivatives_of(formula: Callable[..., Any], values: Sequence[Any], argu
 
     def function(*operands: Any) -> Any:
         def of(*operands: Any) -> Any:
-            return _with_constants(traced.jaxpr, operands[: len(traced.consts)])(*operands[len(traced.consts) :])
+            return with_constants(traced.jaxpr, operands[: len(traced.consts)])(*operands[len(traced.consts) :])
 
         results, pull_back = jax.vjp(of, *operands)
         return results, lambda *upstream: pull_back(list(upstream))

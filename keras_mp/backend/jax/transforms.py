@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import jax
 import keras
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from keras_mp.backend.common.keras_patches import patched
+from keras_mp.backend.jax.custom_gradient import jvp_where_moving, with_constants
 
 
 def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
@@ -90,20 +92,11 @@ _loop.multiple_results = True
 
 
 def _run(*operands: Any, jaxpr: Any, count: int) -> list[Any]:
-    return list(jaxpr_as_fun(ClosedJaxpr(jaxpr, list(operands[:count])))(*operands[count:]))
+    return list(with_constants(jaxpr, operands[:count])(*operands[count:]))
 
 
 def _run_differentiated(primals: Any, tangents: Any, *, jaxpr: Any, count: int) -> Any:
-    places = [place for place, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
-
-    def run(*moved: Any) -> list[Any]:
-        operands = list(primals)
-        for place, operand in zip(places, moved, strict=True):
-            operands[place] = operand
-        return _run(*operands, jaxpr=jaxpr, count=count)
-
-    moved, directions = ([values[place] for place in places] for values in (primals, tangents))
-    return jax.jvp(run, moved, directions)
+    return jvp_where_moving(partial(_run, jaxpr=jaxpr, count=count), primals, tangents)
 
 
 def _run_batched(operands: Any, axes: Any, *, jaxpr: Any, count: int) -> Any:
