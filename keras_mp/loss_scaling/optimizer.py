@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any
 
@@ -97,6 +98,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             self._skipped_steps = _scalar("skipped_steps", start.skipped_steps, "int")
             self._gradient_norm = _scalar("gradient_norm", 0.0, "float32")
             self._gradient_underflow = _scalar("gradient_underflow", 0.0, "float32")
+        self._is_asked_to_scale = False
         if keras.config.dtype_policy().compute_dtype == "bfloat16":
             warn_if_needless("the global dtype policy", loss_scale)
 
@@ -151,6 +153,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         Returns:
             The scaled loss, in float32 if the loss is 16-bit.
         """
+        self._is_asked_to_scale = True
         share = backend.share_of_batch()
         if share is not None:
             loss = ops.multiply(loss, share)
@@ -329,7 +332,19 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             raise ValueError(f"grads has {len(grads)} gradients for {len(variables)} variables: one for each is needed")
         return variables
 
+    def _warn_of_a_loss_that_is_not_scaled(self) -> None:
+        if self._is_asked_to_scale or self.initial_scale <= 1:
+            return
+        self._is_asked_to_scale = True  # said once
+        warnings.warn(
+            f"{self.name} divides gradients by its scale, {self.initial_scale:g} at first, and never multiplied a loss "
+            "by it: updates are as small as the scale is large. In a train_step or loop of your own, take the "
+            "gradients of optimizer.scale_loss(loss)",
+            stacklevel=4,
+        )
+
     def _step(self, grads: list[Any], variables: list[keras.Variable], *, scaled: bool) -> None:
+        self._warn_of_a_loss_that_is_not_scaled()
         if all(gradient is None for gradient in grads):
             raise ValueError(
                 f"no gradient for any of the {len(variables)} trainable variables: the loss does not depend on them, "

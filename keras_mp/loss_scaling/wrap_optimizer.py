@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import keras
 
 from keras_mp import backend
@@ -15,8 +13,6 @@ from keras_mp.loss_scaling.other_step import makes_another_step
 from keras_mp.loss_scaling.state_formats import check_state_dtype
 from keras_mp.loss_scaling.wide_weight import check_weights, is_narrow
 from keras_mp.rebuild import layers_by_path
-from keras_mp.rebuild.notes import original_class
-from keras_mp.stability.sensitive import names_in_own_code
 
 
 def wrap_optimizer(
@@ -55,21 +51,11 @@ def wrap_optimizer(
         TypeError: If optimizer is not a Keras optimizer.
         ValueError: If optimizer scales the loss already; if state_dtype is unknown, or is not "float32" and the
             optimizer is built; if a weight is stored in float16.
-
-    Warns:
-        UserWarning: the loss is to be scaled, and the model has a `train_step` of its own that does not.
     """
     check_unscaled("optimizer", optimizer)
     check_state_dtype(state_dtype)
     check_weights(model.trainable_variables)
     if "float16" in compute_dtypes(model):
-        if _steps_by_hand(model):
-            warnings.warn(
-                f"train_step() of {original_class(model).__name__} never calls self.optimizer.scale_loss, and float16 "
-                "needs it: without, updates are as small as the loss scale is large. Take the gradients of "
-                "self.optimizer.scale_loss(loss)",
-                stacklevel=2,
-            )
         return LossScaleOptimizer(optimizer, state_dtype=state_dtype)
     is_needed = (
         state_dtype != "float32"
@@ -82,12 +68,6 @@ def wrap_optimizer(
     for leaf in leaves(optimizer):
         leaf._backend_apply_gradients = UpdateInOneProgram(leaf)
     return optimizer
-
-
-def _steps_by_hand(model: keras.Model) -> bool:
-    """Whether the class of a model has a step of its own, and no code of its own that scales the loss, or has it so."""
-    by_hand = not original_class(model).train_step.__module__.startswith(("keras.", "keras_mp."))
-    return by_hand and not names_in_own_code(model) & {"scale_loss", "train_step", "compute_loss_and_updates"}
 
 
 def _has_narrow_weights(model: keras.Model) -> bool:

@@ -129,8 +129,9 @@ class Plan:
         """
         if rows % self.replicas:
             raise ValueError(
-                f"a batch of {rows} rows cannot be divided by {self.replicas} devices: give batch_size a multiple of "
-                f"{self.replicas}. Only the last batch of an epoch may hold fewer rows."
+                f"a batch of {rows} rows cannot be divided by {self.replicas} devices: make its rows (batch_size in "
+                f"fit; the prompts of generate) a multiple of {self.replicas}. Only the last batch of an epoch may "
+                "hold fewer rows."
             )
 
     def check_matched(self, matched: bool) -> None:

@@ -16,6 +16,14 @@ FEW_TERMS = 16
 and one of them alone has to be over 4,095 to make it infinite."""
 
 AVERAGE_POOLING = (keras.layers.AveragePooling1D, keras.layers.AveragePooling2D, keras.layers.AveragePooling3D)
+MERGING = (
+    keras.layers.Add,
+    keras.layers.Subtract,
+    keras.layers.Multiply,
+    keras.layers.Average,
+    keras.layers.Maximum,
+    keras.layers.Minimum,
+)
 # Newer than the oldest version of Keras.
 ADAPTIVE_POOLING = tuple(
     getattr(keras.layers, name)
@@ -36,8 +44,11 @@ def long_sum_of(layer: keras.Operation) -> str:
         return "the values of a window"
     if isinstance(layer, keras.layers.RepeatVector) and layer.n > FEW_TERMS:
         return f"the gradients of its {layer.n:,} copies"
-    if isinstance(layer, (keras.layers.Add, keras.layers.Average)) and _inputs(layer) > FEW_TERMS:
-        return f"its {_inputs(layer):,} inputs"
+    if isinstance(layer, (keras.layers.Add, keras.layers.Average)) and len(_input_shapes(layer)) > FEW_TERMS:
+        return f"its {len(_input_shapes(layer)):,} inputs"
+    if isinstance(layer, MERGING) and layer.built and _copies(layer) > FEW_TERMS:
+        often = f"{_copies(layer):,.0f} times" if _copies(layer) < math.inf else "along an axis of unknown length"
+        return f"the gradients of an input that it repeats {often}"
     if isinstance(layer, keras.layers.EinsumDense) and sums_one_operand(layer.equation):
         return "the axes of its inputs that its kernel does not have"
     return ""
@@ -50,6 +61,16 @@ def sums_one_operand(equation: str) -> bool:
     return bool((set(left) ^ set(right)) - set(out))
 
 
-def _inputs(layer: Any) -> int:
+def _copies(layer: Any) -> float:
+    """How often a layer that merges repeats the smallest of its inputs; infinite along an axis of unknown length."""
+    shapes = _input_shapes(layer)
+    # As Keras does, an input of lower rank is repeated along the axes after the batch's.
+    rank = max(map(len, shapes), default=0)
+    shapes = [(*shape[:1], *(1,) * (rank - len(shape)), *shape[1:]) for shape in shapes]
+    merged = [max(math.inf if size is None else size for size in sizes) for sizes in zip(*shapes, strict=True)]
+    return max(math.prod(to for size, to in zip(shape, merged, strict=True) if size == 1) for shape in shapes)
+
+
+def _input_shapes(layer: Any) -> list[tuple[int | None, ...]]:
     # Private, as only the layer itself is told the shapes of its inputs.
-    return len(next(iter((layer._build_shapes_dict or {}).values()), ()))
+    return list(next(iter((layer._build_shapes_dict or {}).values()), ()))

@@ -136,6 +136,28 @@ def test_a_normalized_dot_of_long_vectors_is_their_cosine(low):
     close(middle(layers.Dot(-1, normalize=True, dtype=f"mixed_{low}"), [x, y], low), expected, low)
 
 
+def gradient_of_first(layer, inputs, upstream, low):
+    """The gradient of the first input, given that of the result."""
+
+    def loss(first):
+        result = layer([first, *others] if others else first)
+        return keras.ops.sum(keras.ops.cast(result, "float32") * upstream.astype("float32"))
+
+    first, *others = [keras.ops.cast(x, low) for x in inputs]
+    if TENSORFLOW:
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            tape.watch(first)
+            value = loss(first)
+        gradient = tape.gradient(value, first)
+    else:
+        import jax
+
+        gradient = jax.grad(loss)(first)
+    return keras.ops.convert_to_numpy(keras.ops.cast(gradient, "float32"))
+
+
 @pytest.mark.jax
 @both
 def test_the_gradients_of_many_copies_are_added_up(low):
@@ -143,23 +165,22 @@ def test_the_gradients_of_many_copies_are_added_up(low):
     inputs = keras.Input((3,))
     copies = layers.RepeatVector(8192, dtype=f"mixed_{low}")(inputs)
     layer = keras_mp.stabilize(keras.Model(inputs, layers.Dense(1, dtype="float32")(copies))).layers[1]
+    close(gradient_of_first(layer, [np.ones((2, 3))], upstream, low), upstream.sum(1), low)
 
-    def loss(x):
-        return keras.ops.sum(keras.ops.cast(layer(x), "float32") * upstream.astype("float32"))
 
-    x = keras.ops.cast(np.ones((2, 3)), low)
-    if TENSORFLOW:
-        import tensorflow as tf
-
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            value = loss(x)
-        gradient = tape.gradient(value, x)
-    else:
-        import jax
-
-        gradient = jax.grad(loss)(x)
-    close(keras.ops.convert_to_numpy(keras.ops.cast(gradient, "float32")), upstream.sum(1), low)
+@pytest.mark.jax
+@both
+@pytest.mark.parametrize("name", ["Add", "Subtract", "Multiply", "Average"])
+@pytest.mark.parametrize("shape", [(1, 1, 3), (3,), (1, 64, 3)])
+def test_the_gradients_of_an_input_that_is_repeated_are_added_up(low, name, shape):
+    gates, image, upstream = (numbers(low, 1, 2, *s) for s in (shape, (64, 64, 3), (64, 64, 3)))
+    symbols = [keras.Input(shape), keras.Input((None, 64, 3))]
+    merged = getattr(layers, name)(dtype=f"mixed_{low}")(symbols)
+    layer = keras_mp.stabilize(keras.Model(symbols, layers.Dense(1, dtype="float32")(merged))).layers[2]
+    factor = {"Multiply": image, "Average": 0.5}.get(name, 1.0)
+    repeated = tuple(axis for axis in (1, 2) if len(shape) == 1 or shape[axis - 1] == 1)
+    expected = (upstream * factor).sum(repeated).reshape(gates.shape)
+    close(gradient_of_first(layer, [gates, image], upstream, low), expected, low)
 
 
 @pytest.mark.jax
@@ -192,5 +213,6 @@ def test_small_windows_and_few_inputs_stay_in_16_bits(low):
     keras.config.set_dtype_policy(f"mixed_{low}")
     inputs = keras.Input((8, 8, 3))
     x = layers.AveragePooling2D(4)(layers.Add()([inputs, inputs]))
+    x = layers.Multiply()([x, layers.Reshape((2, 2, 1))(layers.Dense(4)(layers.Flatten()(x)))])
     model = keras.Model(inputs, layers.Dense(1, dtype="float32")(layers.GlobalAveragePooling2D()(x)))
     assert keras_mp.sensitive_layers(model) == []

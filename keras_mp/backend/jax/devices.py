@@ -1,11 +1,14 @@
 """The devices of this machine."""
 
+import logging
 import os
+from functools import cache
 
 import jax
 
 from keras_mp.backend.common.device import DeviceInfo, best_first
 from keras_mp.system.host import cpu_name, peak_process_bytes
+from keras_mp.system.quiet_import import has_chip, quiet_stderr
 
 
 def local_devices() -> list[DeviceInfo]:
@@ -25,11 +28,26 @@ def local_devices() -> list[DeviceInfo]:
 
 def _start() -> list[jax.Device]:
     try:
+        if not has_chip():
+            _look_quietly()
         return jax.local_devices()
     except RuntimeError as error:
         platforms = os.environ.get("JAX_PLATFORMS", "")
         hint = f" JAX_PLATFORMS={platforms!r} allows no other device: unset it to use the CPU." if platforms else ""
         raise RuntimeError(f"JAX {jax.__version__} could not start its devices: {error}{hint}") from error
+
+
+@cache
+def _look_quietly() -> None:
+    """Starts JAX where no chip is: the compilers of [inspect] look for theirs, and write a traceback and pages."""
+    log = logging.getLogger("jax._src.xla_bridge")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with quiet_stderr():
+            jax.local_devices()
+    finally:
+        log.setLevel(level)
 
 
 def _describe(device: jax.Device) -> DeviceInfo:
