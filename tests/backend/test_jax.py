@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import keras
@@ -10,6 +12,7 @@ import jax
 
 from keras_mp.backend import jax as backend
 from keras_mp.backend.common.device import DeviceInfo
+from keras_mp.system.quiet_import import has_chip
 
 pytestmark = pytest.mark.jax
 
@@ -68,3 +71,11 @@ def test_a_connection_has_the_kit_s_timeout_and_gpus_and_not_those_that_jax_read
     }
     backend.connect(["a:1", "a:2"], 1, [1], silence_seconds=20.0)
     assert asked["local_device_ids"] == [1] and 20 < asked["heartbeat_timeout_seconds"] <= 40
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(has_chip(), reason="this machine has a chip, and JAX may write about it")
+def test_where_no_chip_is_nothing_is_written_about_the_compilers_of_chips():
+    code = "import keras_mp, os; keras_mp.set_global_policy('auto'); os.write(2, b'after')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "after")
