@@ -13,6 +13,7 @@ from keras_mp.export.saved_model import export_float32 as export_float32
 from keras_mp.export.verification import ExportError as ExportError
 from keras_mp.lean.chunked_loss import ChunkedCrossEntropy as ChunkedCrossEntropy
 from keras_mp.lean.cross_entropy import chunked_cross_entropy as chunked_cross_entropy
+from keras_mp.lean.frozen import narrow_frozen as narrow_frozen
 from keras_mp.lean.gelu import Gelu as Gelu
 from keras_mp.lean.language_model import LanguageModel as LanguageModel
 from keras_mp.lean.lean_report import LeanReport as LeanReport

@@ -14,6 +14,7 @@ from keras_mp.lean.called_head import CALLED_HEAD, NOTED_HEAD
 from keras_mp.lean.candidates import ATTENTION, GELU, HEAD, INT4, candidates, parts_below
 from keras_mp.lean.choose_blocks import choose_blocks, treatments_for
 from keras_mp.lean.chunked_head import ChunkedHead, forget_calls, prepare_head
+from keras_mp.lean.frozen import FROZEN
 from keras_mp.lean.gelu_layers import LeanGelu
 from keras_mp.lean.int4_layers import LeanInt4
 from keras_mp.lean.phase import STEP, LeanStep
@@ -24,7 +25,7 @@ from keras_mp.treatment.treated import Treatment, register_treatments, treat, un
 # Of files of version 0.1.0: something inside, which no config shows, is lean.
 CHILDREN = "lean children"
 REMATS = (remat_blocks.BLOCK, remat_blocks.SEGMENTS, remat_blocks.CHILDREN)
-LEAN = (ATTENTION, GELU, INT4, HEAD, CALLED_HEAD, NOTED_HEAD, STEP, CHILDREN, *REMATS)
+LEAN = (ATTENTION, GELU, INT4, HEAD, CALLED_HEAD, NOTED_HEAD, STEP, CHILDREN, FROZEN, *REMATS)
 
 
 def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.Model:
@@ -85,7 +86,7 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
 
 
 def undo_lean(model: keras.Model) -> keras.Model:
-    """Makes the layers that `make_lean` made lean plain again, in place.
+    """Undoes `make_lean` and `narrow_frozen`, in place.
 
     Args:
         model: a Keras model.

@@ -11,6 +11,7 @@ import keras
 from keras_mp import backend
 from keras_mp.fp8.convert import convert
 from keras_mp.fp8.scaling_recipe import Recipe
+from keras_mp.lean import frozen
 from keras_mp.lean.step_on_a_cpu import STEP_ON_A_CPU
 from keras_mp.loss_scaling.atomic_skip import atomic_skip
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
@@ -33,6 +34,7 @@ def prepare(
     fp8: bool | str | Recipe | Mapping[str, Any] = False,
     verbose: bool = False,
     state_dtype: str | None = None,
+    narrow_frozen: bool = False,
     islands: bool = True,
     **compile_arguments: Any,
 ) -> keras.Model:
@@ -42,6 +44,7 @@ def prepare(
 
         keras_mp.stabilize(model)                                  # in float32 what needs float32
         keras_mp.fp8.convert(model)                                # with fp8=True
+        keras_mp.narrow_frozen(model)                              # with narrow_frozen=True
         optimizer = keras_mp.wrap_optimizer(optimizer, model)      # scales the loss where a layer computes in float16
         model.compile(optimizer, loss, jit_compile=keras_mp.choose_policy().jit_compile)
         keras_mp.atomic_skip(model)                                # where the optimizer was wrapped
@@ -65,6 +68,8 @@ def prepare(
             weights train.
         state_dtype: what the optimizer's slots, such as Adam's moments, are stored in: "float32", the default;
             "bfloat16"; or "float8", as `LossScaleOptimizer` says. None leaves a `LossScaleOptimizer` as it is.
+        narrow_frozen: whether weights that do not train are stored in the 16 bits in which they are read, as
+            `keras_mp.narrow_frozen` does.
         islands: whether update, normalizations, GELU and SiLU of a step that is not jitted are jitted programs within
             it, each by itself, and gradients of convolutions' kernels are matrix products where that is faster. The
             programs are compiled for the first 16 batch sizes, and are kernels in later ones. It concerns TensorFlow
@@ -98,6 +103,8 @@ def prepare(
     stabilize(model)
     if convert_arguments is not None:
         convert(model, **convert_arguments)
+    if narrow_frozen:
+        frozen.narrow_frozen(model)
     if not wrapped:
         optimizer = wrap_optimizer(optimizer, model, state_dtype=state_dtype or "float32")
     jit = _jit(model, compile_arguments)

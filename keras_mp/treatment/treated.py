@@ -50,6 +50,7 @@ class Treatment:
         undo: called with the live layer after its class is changed back.
         built: called with the live layer once it is built, or at once where it is.
         before_call: called with the live layer each time before it computes.
+        before_quantize: called with the live layer before Keras quantizes it.
         order: where its mixin stands: those of a smaller number come first.
         write: makes JSON of its options.
         read: makes options of JSON.
@@ -60,6 +61,7 @@ class Treatment:
     undo: Callable[[Any], None] = _nothing
     built: Callable[[Any], None] | None = None
     before_call: Callable[[Any], None] | None = None
+    before_quantize: Callable[[Any], None] = _nothing
     order: int = 0
     write: Callable[[Any], Any] = _as_it_is
     read: Callable[[Any], Any] = _as_it_is
@@ -353,6 +355,8 @@ def _let_keras_quantize(layer: Any) -> None:
 
     @functools.wraps(quantize)
     def quantize_treated(mode: Any = None, config: Any = None, **arguments: Any) -> None:
+        for name in treatments_of(layer):
+            _treatment(name).before_quantize(layer)
         quantize(mode, config=config, **{**arguments, "type_check": False})
         notes = notes_of(layer)
         if notes is not None and notes.policy is not None:

@@ -1,0 +1,187 @@
+"""A frozen base in the 16 bits in which it is read: the same losses and updates, bit for bit."""
+
+import keras
+import keras_hub
+import ml_dtypes
+import numpy as np
+import pytest
+from keras import layers
+from twins import twin
+
+import keras_mp
+from keras_mp.rebuild import layers_by_path
+
+pytestmark = pytest.mark.jax
+
+VOCABULARY = 24
+LIKE_LLAMA = {
+    "vocabulary_size": VOCABULARY,
+    "num_layers": 2,
+    "num_query_heads": 2,
+    "num_key_value_heads": 1,
+    "hidden_dim": 16,
+    "intermediate_dim": 24,
+}
+FAMILIES = {
+    "llama": lambda: keras_hub.models.LlamaBackbone(**LIKE_LLAMA),
+    "gemma": lambda: keras_hub.models.GemmaBackbone(**LIKE_LLAMA, head_dim=8),
+    "qwen": lambda: keras_hub.models.QwenBackbone(**LIKE_LLAMA),
+    "mistral": lambda: keras_hub.models.MistralBackbone(**LIKE_LLAMA),
+    "gpt2": lambda: keras_hub.models.GPT2Backbone(
+        VOCABULARY, num_layers=2, num_heads=2, hidden_dim=16, intermediate_dim=24, dropout=0.0, max_sequence_length=8
+    ),
+}
+TASKS = {
+    "llama": keras_hub.models.LlamaCausalLM,
+    "gemma": keras_hub.models.GemmaCausalLM,
+    "qwen": keras_hub.models.QwenCausalLM,
+    "mistral": keras_hub.models.MistralCausalLM,
+    "gpt2": keras_hub.models.GPT2CausalLM,
+}
+
+
+def with_lora(family, policy="mixed_bfloat16"):
+    keras.config.set_dtype_policy(policy)
+    backbone = FAMILIES[family]()
+    backbone.enable_lora(rank=2)
+    random = np.random.default_rng()
+    for weight in backbone.trainable_variables:  # LoRA's second matrix begins as zeros
+        weight.assign(random.normal(size=weight.shape) * 0.1)
+    return TASKS[family](backbone=backbone, preprocessor=None)
+
+
+def batch():
+    text = np.random.default_rng().integers(1, VOCABULARY, (4, 9))
+    return {"token_ids": text[:, :-1], "padding_mask": np.ones((4, 8), "int32")}, text[:, 1:]
+
+
+def prepared(model, narrow, **arguments):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return keras_mp.prepare(model, keras.optimizers.Adam(1e-2), loss, narrow_frozen=narrow, **arguments)
+
+
+def bits(variables):
+    return [keras.ops.convert_to_numpy(keras.ops.cast(variable, "float32")) for variable in variables]
+
+
+def dtypes(model):
+    return {
+        f"{path}/{v.name}": v.dtype for path, layer in layers_by_path(model).items() for v in layer._trainable_variables
+    }
+
+
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_losses_and_updates_are_the_same_bits(family, lean):
+    model = with_lora(family)
+    other = twin(model)
+    if lean:
+        keras_mp.make_lean(model)
+        keras_mp.make_lean(other)
+    x, y = batch()
+    prepared(model, True)
+    prepared(other, False)
+    narrow = [v for v in model.non_trainable_variables if v.dtype == "bfloat16"]
+    assert sum(np.prod(v.shape) for v in narrow) > 0.8 * sum(np.prod(v.shape) for v in model.non_trainable_variables)
+    assert all(v.dtype == "float32" for v in model.trainable_variables)
+    for _ in range(3):
+        assert model.train_on_batch(x, y) == other.train_on_batch(x, y)
+    for mine, theirs in zip(bits(model.trainable_variables), bits(other.trainable_variables), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_array_equal(model.predict(x, verbose=0), other.predict(x, verbose=0))
+
+
+def test_undone_it_is_float32_without_the_low_bits():
+    model = with_lora("llama")
+    before = {v.path: value for v, value in zip(model.weights, bits(model.weights), strict=True)}
+    dtypes_before = [v.dtype for v in model.weights]
+    keras_mp.stabilize(model)
+    assert keras_mp.narrow_frozen(model) is model
+    once = dtypes(model)
+    assert "bfloat16" in once.values() and dtypes(keras_mp.narrow_frozen(model)) == once
+    narrow = {v.path for v in model.weights if v.dtype == "bfloat16"}
+    keras_mp.undo_lean(model)
+    assert [v.dtype for v in model.weights] == dtypes_before
+    for variable, value in zip(model.weights, bits(model.weights), strict=True):
+        rounded = value.astype(ml_dtypes.bfloat16) if variable.path in narrow else before[variable.path]
+        np.testing.assert_array_equal(value, rounded)
+
+
+@pytest.mark.parametrize("how", ["saved", "cloned", "weights"])
+def test_it_comes_back(how, tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((8, 8, 3))
+    features = layers.Flatten()(layers.Conv2D(4, 3, activation="relu")(inputs))
+    base = keras.Model(inputs, layers.Dense(6)(features), name="base")
+    base.trainable = False
+    model = keras.Model(inputs, layers.Dense(2)(base(inputs)))
+    keras_mp.narrow_frozen(keras_mp.stabilize(model))
+    x = np.random.default_rng().normal(size=(3, 8, 8, 3)).astype("float32")
+    if how == "saved":
+        model.save(tmp_path / "model.keras")
+        again = keras.saving.load_model(tmp_path / "model.keras")
+    elif how == "cloned":
+        again = keras.models.clone_model(model)
+        again.set_weights(model.get_weights())
+    else:
+        again = keras.models.clone_model(keras_mp.undo_lean(keras.models.clone_model(model)))
+        model.save_weights(tmp_path / "model.weights.h5")
+        again.load_weights(tmp_path / "model.weights.h5")
+    assert dtypes(again) == (dict.fromkeys(dtypes(model), "float32") if how == "weights" else dtypes(model))
+    assert set(dtypes(model).values()) == {"float16", "float32"}
+    np.testing.assert_array_equal(again.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
+def test_an_unfrozen_layer_has_float32_weights_until_it_is_frozen_again():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    base = keras.Sequential([keras.Input((4,)), layers.Dense(8, activation="relu"), layers.Dense(8)])
+    base.trainable = False
+    model = keras.Sequential([keras.Input((4,)), base, layers.Dense(2)])
+    keras_mp.prepare(model, "sgd", "mse", narrow_frozen=True)
+    assert [v.dtype for v in base.weights] == ["bfloat16"] * 4
+    base.layers[-1].trainable = True
+    assert [v.dtype for v in base.weights] == ["bfloat16"] * 2 + ["float32"] * 2
+    keras_mp.prepare(model, keras.optimizers.SGD(1e-4), "mse")
+    before = bits(base.weights)
+    x = np.random.default_rng().normal(size=(16, 4)).astype("float32")
+    model.fit(x, x[:, :2], verbose=0)
+    moved = [bool(np.any(a != b)) for a, b in zip(before, bits(base.weights), strict=True)]
+    assert moved == [False, False, True, True]
+    base.layers[-1].trainable = False
+    assert [v.dtype for v in base.weights] == ["bfloat16"] * 4
+
+
+def test_what_is_read_in_float32_or_trains_stays_as_it_is():
+    class Own(layers.Layer):
+        def build(self, shape):
+            self.scale = self.add_weight(shape=(shape[-1],))
+
+        def call(self, x):
+            return x * keras.ops.cast(self.scale, x.dtype)
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    inputs = keras.Input((4,))
+    x = layers.LayerNormalization()(Own()(layers.Dense(4, dtype="float32")(inputs)))
+    model = keras.Model(inputs, layers.Dense(2)(layers.BatchNormalization()(layers.Dense(4, name="trains")(x))))
+    for layer in model.layers:
+        layer.trainable = layer.name == "trains"
+    keras_mp.narrow_frozen(keras_mp.stabilize(model))
+    output = model.layers[-1]
+    assert [v for v in model.weights if v.dtype == "bfloat16"] == [output.kernel]
+    with pytest.raises(ValueError, match="no weight is frozen and read in 16 bits alone. '.*dense.*' trains"):
+        keras_mp.narrow_frozen(keras.Sequential([keras.Input((4,)), layers.Dense(2)]))
+    with pytest.raises(ValueError, match="is not built"):
+        keras_mp.narrow_frozen(keras.Sequential([layers.Dense(2)]))
+
+
+def test_a_frozen_weight_that_is_quantized_is_quantized_from_what_it_was_stored_as():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = keras.Sequential([keras.Input((32,)), layers.Dense(16), layers.Dense(2)])
+    model.layers[0].trainable = False
+    keras_mp.narrow_frozen(keras_mp.stabilize(model))
+    other = keras.Sequential([keras.Input((32,)), layers.Dense(16), layers.Dense(2)])
+    other.set_weights(bits(model.weights))
+    model.layers[0].quantize("int8")
+    other.layers[0].quantize("int8")
+    for mine, theirs in zip(bits(model.layers[0].weights), bits(other.layers[0].weights), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
