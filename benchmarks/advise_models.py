@@ -25,7 +25,7 @@ import keras
 
 from keras_mp.advice.advise import advise
 from keras_mp.system.atomic_write import write_text
-from keras_mp.system.versions import installed
+from keras_mp.system.packages import installed
 
 GPUS = ["rtx2080ti", "rtx3060", "rtx4070", "rtx4090", "t4", "l4", "a100", "h100"]
 TEN = [*GPUS, "v5e", "v6e"]

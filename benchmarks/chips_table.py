@@ -31,7 +31,7 @@ from keras_mp.backend.common.lowered import Lowered
 from keras_mp.precision.chip import Chip, GpuDescription
 from keras_mp.precision.hardware import Device, support
 from keras_mp.system.atomic_write import write_text
-from keras_mp.system.versions import installed
+from keras_mp.system.packages import installed
 from keras_mp.xla.compile import compile_step
 from keras_mp.xla.hlo import parse
 from keras_mp.xla.lower import lower_step

@@ -180,7 +180,7 @@ def main() -> None:
                 table.add_row(*row)
             Console(width=120).print(table)
     if options.out:
-        from keras_mp.system.versions import installed
+        from keras_mp.system.packages import installed
 
         versions = installed(("keras", "tensorflow", "jax", "numpy"))
         command = f"python benchmarks/cost.py --models {options.models} --rounds {options.rounds}"

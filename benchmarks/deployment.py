@@ -30,7 +30,7 @@ import tensorflow as tf
 import keras_mp
 from keras_mp.export.export_report import DeploymentReport, ExportReport
 from keras_mp.system.atomic_write import atomic_write
-from keras_mp.system.versions import installed
+from keras_mp.system.packages import installed
 from recipes import digits
 from recipes.datasets.digits import load
 

@@ -36,7 +36,7 @@ import keras_mp
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.source import Source
 from keras_mp.system.atomic_write import write_text
-from keras_mp.system.versions import installed
+from keras_mp.system.packages import installed
 from keras_mp.xla.inspect import report_of
 from keras_mp.xla.lower import lower_step
 from keras_mp.xla.targets import find_target

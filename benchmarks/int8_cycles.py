@@ -3,7 +3,7 @@
     KERAS_BACKEND=jax python benchmarks/int8_cycles.py
 
 Hardware: any; nothing is executed. Needs the compilers: pip install -e ".[inspect]". Time: 10 minutes on 2 cores.
-Expect: the table of docs/int8.md. With --python it is that of `keras_mp/fp8/int8_cycles.py`, by which
+Expect: the table of docs/int8.md. With --python it is that of `keras_mp/fp8/cost.py`, by which
 `convert(model, Int8Scaling(), target="v5e")` decides.
 
 Cycles are of all that runs in every step; the branch that scales just in time runs in the first step only, and is left

@@ -139,7 +139,7 @@ def _steps() -> dict[str, Step]:
 def compile_run(name: str) -> dict[str, Any]:
     """Predicts a run: seconds by part, bytes, and how it was compiled."""
     import keras_mp
-    from keras_mp.system.versions import installed
+    from keras_mp.system.packages import installed
     from keras_mp.xla.extrapolate import inspect_by_blocks
 
     run = RUNS[name]

@@ -23,7 +23,7 @@ from results import write
 
 from keras_mp import backend
 from keras_mp.bench.interleave import ratio, spread, steps_of_a_turn, take_turns
-from keras_mp.system.versions import installed
+from keras_mp.system.packages import installed
 
 POLICIES = ("float32", "mixed_bfloat16")
 ROWS = (32, 256, 2048)

@@ -35,7 +35,7 @@ import keras
 import keras_mp
 from keras_mp.parallel.plan import Plan, plan_of
 from keras_mp.system.atomic_write import write_text
-from keras_mp.system.versions import installed
+from keras_mp.system.packages import installed
 from keras_mp.xla.extrapolate import inspect_by_blocks
 from keras_mp.xla.inspect import target_and_plan
 from keras_mp.xla.lower import build_without_values

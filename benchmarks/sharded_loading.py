@@ -187,7 +187,7 @@ def main() -> None:
         print(*table[-options.processes :], sep="\n", flush=True)
     if options.markdown:
         from keras_mp.system.atomic_write import write_text
-        from keras_mp.system.versions import installed
+        from keras_mp.system.packages import installed
 
         packages = installed(("jax", "keras", "keras-hub", "h5py"))
         versions = ", ".join(f"{package} {version}" for package, version in packages.items())

@@ -26,7 +26,7 @@ import keras
 import keras_mp
 from keras_mp.parallel.plan import Plan
 from keras_mp.system.atomic_write import write_text
-from keras_mp.system.versions import installed
+from keras_mp.system.packages import installed
 from keras_mp.xla.extrapolate import inspect_by_blocks
 from models.gpt import gpt
 from models.transformer import Size

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keras_mp.system.install import install_command
+from keras_mp.system.packages import install_command
 from keras_mp.system.quiet_import import import_keras, quiet_stderr
 from keras_mp.system.whole_number import whole_number
 
@@ -29,7 +29,7 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from keras_mp.system.versions import installed
+        from keras_mp.system.packages import installed
 
         typer.echo(f"keras-mp {installed(['keras-mp']).get('keras-mp') or 'from a clone, not installed'}")
         raise typer.Exit
@@ -219,12 +219,12 @@ def audit(
     _find_modules_here()
     import_keras()
     from keras_mp.numerics.audit import audit as audit_model
-    from keras_mp.numerics.synthetic import random_batches
+    from keras_mp.numerics.data import random_batches
 
     batches: Any = None
     if _is_file(model, context):
-        from keras_mp.conversion.saved_step import model_of_file, shapes_of_step
-        from keras_mp.numerics.data_file import batches_of_file
+        from keras_mp.conversion.model_file import model_of_file, shapes_of_step
+        from keras_mp.numerics.data import batches_of_file
 
         built, trains = model_of_file(Path(model), imports or (), unsafe=unsafe)
         if not trains:
@@ -448,11 +448,11 @@ def _step(
 ) -> tuple[Any, Any, bool]:
     """The model of a training recipe, a function or a .keras file, a batch, and whether it is compiled to train."""
     if _is_file(model, context):
-        from keras_mp.conversion.saved_step import step_of_file
+        from keras_mp.conversion.model_file import step_of_file
 
         return step_of_file(Path(model), 8 if batch_size is None else batch_size, imports or (), unsafe=unsafe)
     _check_no_file_options(imports, unsafe)
-    from keras_mp.training.find_recipe import find_model_function
+    from keras_mp.training.run_recipe import find_model_function
     from keras_mp.xla.function_step import step_of_function
 
     with quiet_stderr():  # a recipe's data sets import TensorFlow on JAX too
@@ -472,7 +472,7 @@ def _check_no_file_options(imports: list[str] | None, unsafe: bool = False) -> N
 
 def _recipe(given: str, context: typer.Context, batch_size: int | None) -> tuple[Any, Any]:
     """The training recipe, and its config with the options of the command line."""
-    from keras_mp.training.find_recipe import find_recipe
+    from keras_mp.training.run_recipe import find_recipe
 
     recipe = find_recipe(given)
     size = [] if batch_size is None else ["--batch-size", str(batch_size)]

@@ -23,7 +23,7 @@ import numpy as np
 
 import keras_mp
 from keras_mp.parallel import workers
-from keras_mp.parallel.gather import gather
+from keras_mp.parallel.distribute import gather
 from keras_mp.precision.policy import PolicyChoice
 from keras_mp.system.atomic_write import atomic_write
 from models.gpt import SIZES, gpt

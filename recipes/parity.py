@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
-from keras_mp.fp8.recipes import RECIPES
+from keras_mp.fp8.scaling import RECIPES
 from keras_mp.precision.policy import PRECISIONS
 from keras_mp.reporting.difference_picture import difference_picture
 from keras_mp.system.atomic_write import atomic_write, write_text

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_mp.training.find_recipe import find_recipe
-from keras_mp.training.run_recipe import run_recipe
+from keras_mp.training.run_recipe import find_recipe, run_recipe
 
 FOLDER = Path(__file__).parent
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from keras_mp.conversion.input_names import input_names
-from keras_mp.numerics.data_file import batches_of_file, named_arrays
+from keras_mp.numerics.data import batches_of_file, named_arrays
 
 
 def run(*arguments):

@@ -10,8 +10,8 @@ import keras
 import pytest
 
 from keras_mp import cli
-from keras_mp.conversion.saved_step import step_of_file
-from keras_mp.system.install import install_command
+from keras_mp.conversion.model_file import step_of_file
+from keras_mp.system.packages import install_command
 
 ROOT = Path(__file__).parents[1]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.gpu_minutes.markdown import tables
 from benchmarks.gpu_minutes.process import run_part
 from benchmarks.gpu_minutes.record import Record
-from keras_mp.system.versions import installed
+from keras_mp.system.packages import installed
 
 ROOM = "benchmarks.gpu_minutes."
 # In the order of worth: module, and seconds of the limit. Together below ten minutes.

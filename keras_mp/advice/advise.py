@@ -20,7 +20,7 @@ from keras_mp.advice.schedule import Work, run
 from keras_mp.advice.source import Source
 from keras_mp.advice.step import Step
 from keras_mp.system.host import available_bytes
-from keras_mp.system.versions import installed
+from keras_mp.system.packages import installed
 from keras_mp.xla.score import score
 
 _MEMORY_OF_A_COMPILER = 3 * 2**30

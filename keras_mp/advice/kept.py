@@ -10,7 +10,7 @@ from typing import Any
 
 from keras_mp.reporting.plain_values import plain_values
 from keras_mp.system.atomic_write import write_text
-from keras_mp.system.versions import installed
+from keras_mp.system.packages import installed
 from keras_mp.xla.compile import cache_folder
 
 _PACKAGES = ("keras", "keras-hub", "jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda13-pjrt", "tensorflow")

@@ -7,8 +7,7 @@ import warnings
 import keras
 
 from keras_mp.lean.blocks import find_blocks
-from keras_mp.lean.lean_report import lean_report
-from keras_mp.lean.make_lean import make_lean
+from keras_mp.lean.make_lean import lean_report, make_lean
 
 
 def lean_model(model: keras.Model, *, remat: bool) -> keras.Model:

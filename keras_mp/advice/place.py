@@ -8,9 +8,8 @@ from keras_mp.parallel.plan import Plan, plan_of
 from keras_mp.precision.chip import Chip
 from keras_mp.precision.chips import parse_target
 from keras_mp.precision.hardware import Device, Support, support
+from keras_mp.precision.policy import CHOICES, COMPUTES_IN
 from keras_mp.xla.targets import Target, availability, find_target, slice_of
-
-_POLICIES = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16", "float32": "float32"}
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Place:
         """The precision in which training pays on the chip: bfloat16 if it has it, else float16, else float32."""
         kind = "tpu" if self.platform == "tpu" else "gpu"
         device = Device(kind, self.chip.title, self.chip.architecture, self.chip)
-        return next(policy for policy, dtype in _POLICIES.items() if support(dtype, device).ok)
+        return next(policy for policy in CHOICES if support(COMPUTES_IN[policy], device).ok)
 
 
 def find_place(name: str) -> Place:

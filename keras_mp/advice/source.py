@@ -13,8 +13,7 @@ from keras_mp.advice.lean_forms import lean_forms, lean_model
 from keras_mp.advice.measures import Measures
 from keras_mp.backend.common.lowered import Argument
 from keras_mp.conversion.in_precision import in_precision, precision_of
-from keras_mp.loss_scaling.accumulate_gradients import accumulate_gradients
-from keras_mp.loss_scaling.set_state_dtype import set_state_dtype
+from keras_mp.loss_scaling.compiled_optimizer import accumulate_gradients, set_state_dtype
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild import rebuild, unchanged
 

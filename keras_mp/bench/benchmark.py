@@ -16,7 +16,7 @@ from keras_mp.bench.benchmark_report import BenchmarkReport, check_precisions
 from keras_mp.bench.compare import Task, compare, device_of
 from keras_mp.bench.largest_batch import largest_batch
 from keras_mp.bench.process import WorkloadError
-from keras_mp.numerics.read_batches import batches_of
+from keras_mp.numerics.data import batches_of
 from keras_mp.precision.policy import PRECISIONS
 from keras_mp.rebuild import layers_by_path
 from keras_mp.system.host import available_bytes

@@ -12,14 +12,14 @@ from keras_mp import backend, hardware
 from keras_mp.backend.common.lowered import LoweringError
 from keras_mp.bench.workload import CannotRunError, Workload
 from keras_mp.conversion.in_precision import in_precision
-from keras_mp.conversion.saved_step import model_of_file, step_of_file
+from keras_mp.conversion.model_file import model_of_file, step_of_file
 from keras_mp.fp8.selection import decide
-from keras_mp.numerics.synthetic import random_batches
+from keras_mp.numerics.data import random_batches
 from keras_mp.precision.hardware import Device
-from keras_mp.precision.policy import GAINS_FROM, pays, set_global_policy
+from keras_mp.precision.policy import COMPUTES_IN, GAINS_FROM, pays, set_global_policy
 from keras_mp.rebuild import layers_by_path
-from keras_mp.system.versions import installed
-from keras_mp.training.find_recipe import find_recipe
+from keras_mp.system.packages import installed
+from keras_mp.training.run_recipe import find_recipe
 from keras_mp.xla.lower import lower_step
 
 # The dtype of a chip's peak rate that a precision is held against.
@@ -120,7 +120,7 @@ def of_model(model: keras.Model, batch: tuple, precision: str) -> Workload:
 def check_can_run(precision: str) -> None:
     """Raises a `CannotRunError` if this device has no units for a precision."""
     device = hardware.current_device()
-    dtype = {"fp8": "fp8", "mixed_float16": "float16"}.get(precision)
+    dtype = COMPUTES_IN[precision]
     # On a CPU float16 is slow, and runs; a TPU has none. FP8 without units for it is computed in other dtypes.
     if dtype == "fp8" or (dtype == "float16" and device.kind == "tpu"):
         served = hardware.support(dtype, device)

@@ -8,22 +8,22 @@ from typing import Any
 
 import keras
 
-from keras_mp.fp8.converted import without_float8
+from keras_mp.fp8.convert import without_float8
 from keras_mp.fp8.layers import Float8Layer
-from keras_mp.rebuild import layers_by_path, widen
+from keras_mp.rebuild import widen
 from keras_mp.rebuild.notes import notes_of
 from keras_mp.rebuild.quantized_policies import (
     keep_statistics_as_computed,
     settle_policies,
     to_compute_in_float32,
 )
-from keras_mp.rebuild.walk import graph_of, with_self
+from keras_mp.rebuild.walk import compute_dtypes, graph_of, with_self
 from keras_mp.stability.sensitive import LOW_PRECISION
 
 
 def computes_in_float32(model: keras.Model) -> bool:
     """Whether every layer of a model computes in float32."""
-    return all(layer.compute_dtype == "float32" for layer in [model, *layers_by_path(model).values()])
+    return compute_dtypes(model) == {"float32"}
 
 
 @contextmanager

@@ -7,12 +7,12 @@ from typing import Any
 
 import keras
 
-from keras_mp.fp8.converted import plain_node
+from keras_mp.fp8.convert import plain_node
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.precision.policy import PRECISIONS
 from keras_mp.rebuild import Config, layers_by_path, rebuild
 from keras_mp.rebuild.quantized_policies import source_of
-from keras_mp.rebuild.rule import Rule
+from keras_mp.rebuild.walk import Rule
 from keras_mp.stability.stabilized import stabilize
 
 FP8 = "fp8"

@@ -15,8 +15,7 @@ from keras_mp import backend
 from keras_mp.backend.common.calls import wrapped_methods
 from keras_mp.numerics.audit import SAMPLE
 from keras_mp.numerics.observe import layers_and_operations
-from keras_mp.numerics.ranges import Range
-from keras_mp.numerics.sample import sampled
+from keras_mp.numerics.ranges import Range, sampled
 
 # Records that are run at once.
 BATCH = 64

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from keras_mp import backend
-from keras_mp.conversion.merged_float32 import unmerged_float32
+from keras_mp.conversion.to_float32 import unmerged_float32
 from keras_mp.export.export_report import DeploymentReport
 from keras_mp.export.saved_model import check_model, check_path, export_float32
 from keras_mp.export.verification import (
@@ -27,7 +27,7 @@ from keras_mp.export.verification import (
     relative_difference,
     without_original,
 )
-from keras_mp.system.install import install_command
+from keras_mp.system.packages import install_command
 
 # Both formats are single files whose offsets or lengths have 31 bits.
 LARGEST_FILE = 2**31 - 1

@@ -13,7 +13,7 @@ from keras_mp.export.export_report import DeploymentReport
 from keras_mp.export.litert import export_litert
 from keras_mp.export.onnx import export_onnx
 from keras_mp.export.saved_model import load_batch, load_model
-from keras_mp.numerics.data_file import read_arrays
+from keras_mp.numerics.data import read_arrays
 
 FORMATS = ("onnx", "litert", "litert-int8")
 

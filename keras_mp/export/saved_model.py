@@ -24,8 +24,8 @@ import numpy as np
 
 from keras_mp import backend
 from keras_mp.conversion.input_names import input_names
-from keras_mp.conversion.merged_float32 import is_merged, merged_float32, unmerged_float32
 from keras_mp.conversion.model_file import ModelFileError, load_model_file
+from keras_mp.conversion.to_float32 import is_merged, merged_float32, unmerged_float32
 from keras_mp.export.export_report import ExportReport
 from keras_mp.export.low_precision import LowPrecision, count_nodes, low_precision
 from keras_mp.export.self_check import self_check
@@ -39,13 +39,13 @@ from keras_mp.export.verification import (
     without_original,
 )
 from keras_mp.export.verification import relative_difference as relative_difference
-from keras_mp.numerics.data_file import read_arrays
+from keras_mp.numerics.data import read_arrays
 from keras_mp.rebuild import custom_objects_of, layers_by_path
 from keras_mp.rebuild.compared import check_same
 from keras_mp.rebuild.merged import is_adapted, why_not_merged
 from keras_mp.reporting.byte_size import byte_size
 from keras_mp.system.atomic_write import parents_made
-from keras_mp.system.install import install_command
+from keras_mp.system.packages import install_command
 
 
 def export_float32(

@@ -8,6 +8,9 @@ import keras
 import numpy as np
 
 from keras_mp.conversion.input_names import input_names
+from keras_mp.rebuild.compared import arrays_of
+from keras_mp.rebuild.compared import relative_difference as relative_difference
+from keras_mp.rebuild.walk import inputs_of as inputs_of
 from keras_mp.reporting.error_line import error_line
 
 # How a report says that the model could not be run as it was, in its own precision.
@@ -16,14 +19,6 @@ NO_ORIGINAL = "the original cannot be run here in its own precision, to compare 
 
 class ExportError(ValueError):
     """A model cannot be exported in float32; the message names the obstacle and a remedy."""
-
-
-def inputs_of(model: keras.Model) -> Any:
-    """The structure of a functional or sequential model's inputs, as KerasTensors; None where they are not known."""
-    if not getattr(model, "inputs", None):
-        return None
-    # Private, because `Model.inputs` is flat, and a model that takes a dict must be served with one.
-    return getattr(model, "_inputs_struct", model.inputs[0])
 
 
 def check_batch(batch: Any, structure: Any = None, argument: str = "verify") -> None:
@@ -81,42 +76,6 @@ class _Shape:
         return f"array of shape {self.shape}"
 
 
-def relative_difference(actual: Any, expected: Any) -> float:
-    """Largest difference of two structures of arrays, each divided by max(1, the largest magnitude of `expected`).
-
-    Returns inf where shapes differ, where one is NaN or infinite and the other is not the same, or where what is no
-    number, such as text, differs.
-    """
-    actual, expected = (_values(structure) for structure in (actual, expected))
-    if [x.shape for x in actual] != [x.shape for x in expected]:
-        return float("inf")
-    worst = 0.0
-    for a, e in zip(actual, expected, strict=True):
-        if "O" in (a.dtype.kind, e.dtype.kind):
-            if not np.array_equal(a, e):
-                return float("inf")
-            continue
-        finite = np.isfinite(e)
-        if not np.array_equal(a[~finite], e[~finite], equal_nan=True) or not np.isfinite(a[finite]).all():
-            return float("inf")
-        if finite.any():
-            worst = max(worst, float(np.max(np.abs(a[finite] - e[finite])) / max(1.0, np.max(np.abs(e[finite])))))
-    return worst
-
-
-def _values(structure: Any) -> list[np.ndarray]:
-    """Arrays of float64; of complex numbers real and imaginary parts; of text objects."""
-    arrays = [np.asarray(keras.ops.convert_to_numpy(x)) for x in keras.tree.flatten(structure)]
-    return [
-        x.astype(object)
-        if x.dtype.kind in "OSU"
-        else np.stack([x.real, x.imag], -1).astype("float64")
-        if x.dtype.kind == "c"
-        else x.astype("float64")
-        for x in arrays
-    ]
-
-
 def agreement(
     name: str, actual: Any, expected: Any, batch: Any, model: keras.Model, tolerance: float, hint: str = ""
 ) -> tuple[float, list[str]]:
@@ -138,7 +97,7 @@ def agreement(
         ExportError: the difference is larger; or there is NaN, or no finite value, in an output of the model, with
             which nothing can agree.
     """
-    outputs = [x for x in _values(expected) if x.dtype.kind != "O"]
+    outputs = [x for x in arrays_of(expected) if x.dtype.kind != "O"]
     nan = sum(int(np.isnan(x).sum()) for x in outputs)
     infinite = sum(int(np.isinf(x).sum()) for x in outputs)
     total = sum(x.size for x in outputs)

@@ -1,15 +1,12 @@
 """FP8 that really is FP8, and INT8: matrix products with 8-bit operands, forward and backward."""
 
 from keras_mp.fp8.convert import convert, explain, is_available, revert
-from keras_mp.fp8.int8_scaling import Int8Scaling
+from keras_mp.fp8.int8_products import Int8Scaling
 from keras_mp.fp8.layers import Float8Dense, Float8EinsumDense
 from keras_mp.fp8.matmul import matmul
-from keras_mp.fp8.mxfp8_scaling import MXFP8Scaling
-from keras_mp.fp8.recipes import get_recipe
-from keras_mp.fp8.roles import HYBRID, RoleFormats
-from keras_mp.fp8.scaling import CurrentScaling, DelayedScaling, RowwiseScaling
-from keras_mp.fp8.scaling_recipe import Recipe
-from keras_mp.fp8.static_scaling import StaticScaling
+from keras_mp.fp8.mxfp8 import MXFP8Scaling
+from keras_mp.fp8.scaling import CurrentScaling, DelayedScaling, RowwiseScaling, StaticScaling, get_recipe
+from keras_mp.fp8.scaling_recipe import HYBRID, Recipe, RoleFormats
 from keras_mp.precision.formats import E4M3, E5M2
 
 __all__ = [

@@ -8,19 +8,21 @@ from typing import Any
 import keras
 
 from keras_mp import backend
-from keras_mp.fp8.contraction import explicit, last_axis, summed_axes
-from keras_mp.fp8.first_order import first_order, first_order_operands
-from keras_mp.fp8.int8_product import int8_product
-from keras_mp.fp8.int8_scaling import Int8Scaling
-from keras_mp.fp8.matrix_products import MatrixProducts
-from keras_mp.fp8.mxfp8_product import mxfp8_product
-from keras_mp.fp8.mxfp8_scaling import MXFP8Scaling
-from keras_mp.fp8.of_parts import join, sum_gradients, whole_shape
-from keras_mp.fp8.quantized_dot import quantized_dot
-from keras_mp.fp8.recipes import get_recipe
-from keras_mp.fp8.roles import ROLES
-from keras_mp.fp8.scaling_recipe import Quantized, Recipe
-from keras_mp.fp8.whole_amax import scaling
+from keras_mp.fp8.int8_products import Int8Scaling, MatrixProducts, int8_product
+from keras_mp.fp8.mxfp8 import MXFP8Scaling, mxfp8_product
+from keras_mp.fp8.quantized_dot import (
+    explicit,
+    first_order,
+    first_order_operands,
+    join,
+    quantized_dot,
+    sum_gradients,
+    summed_axes,
+    whole_shape,
+)
+from keras_mp.fp8.scaling import get_recipe
+from keras_mp.fp8.scaling_recipe import ROLES, Quantized, Recipe, scaling
+from keras_mp.stability.accumulate import last_axis
 
 
 def matmul(
@@ -70,7 +72,7 @@ def matmul(
             step first, for a scaling recipe that needs them, and then a column with the number of steps, for one that
             counts them (`recipe.counts_steps`); without it each call is a first step. Its gradient is no
             gradient, but the history of the next step.
-        part: how the whole kernel is made of what the devices have, from `keras_mp.fp8.of_parts.read_kernel`; None
+        part: how the whole kernel is made of what the devices have, from `keras_mp.fp8.quantized_dot.read_kernel`; None
             where `kernel` is whole. Its gradient is then this device's part of the sum over all.
 
     Returns:

@@ -1,20 +1,30 @@
-"""The scaling recipes: current, delayed and rowwise scaling. Each class's docstring is its formula."""
+"""The scaling recipes current, delayed, rowwise and static, and those that have a name. Docstrings are formulas."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import keras
 
 from keras_mp import backend
-from keras_mp.fp8.roles import HYBRID, RoleFormats, check_role
-from keras_mp.fp8.scaling_recipe import Quantized, Recipe
-from keras_mp.fp8.whole_amax import amax_of, over_parts
+from keras_mp.fp8.int8_products import Int8Scaling
+from keras_mp.fp8.mxfp8 import MXFP8Scaling
+from keras_mp.fp8.scaling_recipe import (
+    AMAX_RULES,
+    HYBRID,
+    Quantized,
+    Recipe,
+    RoleFormats,
+    amax_of,
+    check_role,
+    next_step,
+    over_parts,
+)
 from keras_mp.precision.formats import E4M3
 from keras_mp.system.whole_number import whole_number
-
-AMAX_RULES = ("max", "most_recent")
 
 
 @keras.saving.register_keras_serializable("keras_mp")
@@ -147,3 +157,121 @@ class RowwiseScaling(Recipe):
         axes = (-1,) if axes is None else axes
         amax = keras.ops.cast(keras.ops.max(keras.ops.abs(x), axis=axes, keepdims=True, initial=0), "float32")
         return self.scaled(x, role, over_parts(amax, axes))
+
+
+# The scaling recipe of FP8 products whose scales are calibrated in the first steps, and then stay.
+
+
+@keras.saving.register_keras_serializable("keras_mp")
+@dataclasses.dataclass(frozen=True, repr=False)
+class StaticScaling(Recipe):
+    """A scale per tensor, from the largest magnitude of the first steps; after them nothing is looked for.
+
+        amax_t = max(|x_1|, ..., |x_t|)                     in the first calibration_steps steps
+               = amax_calibration_steps                     after them
+        scale  = min(max of the format / (2^margin . amax), 2^126)          1 where amax is 0
+        x8     = cast(x_t . scale)                          what exceeds the format saturates
+
+    Magnitudes that are not finite are left out. Where the amax is 0 after the calibration, a tensor scales by itself.
+    A step of which nothing is applied does not count. The amaxes and the number of steps are saved with the layer.
+
+    Magnitudes that grow after the calibration saturate, as they do in a training from the beginning: `margin` leaves
+    room above, at the cost of as many powers of two below, of which E4M3 has 15 and E5M2 30 for normal numbers.
+    Gradients of a scaled loss grow with the loss scale: use `DelayedScaling` there.
+
+    Formula: `DelayedScaling`, with amaxes that are kept.
+
+    Args:
+        calibration_steps: 1 or more.
+        margin: how many powers of two the largest known magnitude stays below the top of the format.
+        format: as of `CurrentScaling`.
+        power_of_two: as of `CurrentScaling`.
+
+    Raises:
+        ValueError: calibration_steps is no whole number of 1 or more, margin no whole number of 0 or more; or as
+            `CurrentScaling`.
+    """
+
+    calibration_steps: int = 16
+    margin: int = 4
+    format: RoleFormats = HYBRID
+    power_of_two: bool = False
+    counts_steps: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("calibration_steps", 1), ("margin", 0)):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
+
+    @property
+    def is_static(self) -> bool:
+        return True
+
+    @property
+    def history_length(self) -> int:
+        # The amax stands in the second place: the first is added up where calls meet in one slot.
+        return 2
+
+    def quantize(self, x: Any, role: str, axes: tuple[int, ...] | None = None, history: Any = None) -> Quantized:
+        check_role(role)
+        if history is None:
+            return self.scaled(x, role, amax_of(x), self.margin)
+        known = history[1]
+        looks = keras.ops.logical_or(history[-1] < self.calibration_steps, known <= 0)
+        amax = keras.ops.cond(looks, lambda: keras.ops.maximum(known, _amax_apart(x)), lambda: known)
+        return self.scaled(x, role, amax, self.margin)
+
+    def amax(self, x: Any, history: Any) -> Any:
+        calibrates = history[0, -1] < self.calibration_steps
+        return keras.ops.cond(calibrates, lambda: _amax_apart(x), lambda: keras.ops.zeros(()))
+
+    def next_history(self, history: Any, amaxes: list[Any]) -> Any:
+        known, steps = history[:, 1:2], history[:, -1:]
+        # After the calibration the amaxes are 0.
+        fixed = keras.ops.maximum(known, keras.ops.stack(amaxes)[:, None])
+        return keras.ops.concatenate([keras.ops.zeros_like(fixed), fixed, next_step(steps)], axis=1)
+
+
+def _amax_apart(x: Any) -> Any:
+    # The barrier keeps a compiler from computing this in every step.
+    return amax_of(backend.barrier([x], [])[0])
+
+
+# The scaling recipes that have a name.
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "current": CurrentScaling,
+    "delayed": DelayedScaling,
+    "static": StaticScaling,
+    "rowwise": RowwiseScaling,
+    "mxfp8": MXFP8Scaling,
+    "int8": Int8Scaling,
+    "int8_current": functools.partial(Int8Scaling, "current"),
+}
+
+
+def get_recipe(recipe: Any = None) -> Recipe:
+    """Finds a scaling recipe.
+
+    Args:
+        recipe: a scaling recipe, its name ("current", "delayed", "static", "rowwise", "mxfp8", "int8" or
+            "int8_current"), its serialized config, or None for `CurrentScaling()`.
+
+    Returns:
+        The scaling recipe.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if recipe is None:
+        return CurrentScaling()
+    if isinstance(recipe, dict):
+        recipe = keras.saving.deserialize_keras_object(recipe)
+    if isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, str) and recipe in RECIPES:
+        return RECIPES[recipe]()
+    known = ", ".join(repr(name) for name in RECIPES)
+    raise ValueError(
+        f"recipe={recipe!r} is unknown: use {known}, or a scaling recipe such as CurrentScaling(power_of_two=True)"
+    )

@@ -1,16 +1,148 @@
-"""The base of scaling recipes: formats by role, and the scale that brings a magnitude to the top of a format."""
+"""What scaling recipes are made of: roles of operands and their formats, magnitudes, counts of steps, the base."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
 import keras
 
-from keras_mp.fp8.roles import HYBRID, ROLES, RoleFormats, check_role, role_formats
-from keras_mp.fp8.whole_amax import amax_of
 from keras_mp.precision import formats
-from keras_mp.precision.formats import Format
+from keras_mp.precision.formats import E4M3, E5M2, FLOAT8_FORMATS, Format, format_named
+from keras_mp.system.packages import package_of
+
+# The three operands of an FP8 layer's products, and the format of each.
+
+ROLES = ("input", "kernel", "gradient")
+AMAX_RULES = ("max", "most_recent")
+
+
+@dataclasses.dataclass(frozen=True)
+class RoleFormats:
+    """The format of each role.
+
+    Args:
+        input: of what the layer is given.
+        kernel: of its weights.
+        gradient: of the gradient that comes back to it.
+
+    Raises:
+        ValueError: two roles have E5M2. Each role meets each other in one of the three products, and no GPU multiplies
+            E5M2 with E5M2 (NVIDIA, cuBLAS documentation, cublasLtMatmul, supported FP8 types).
+    """
+
+    input: Format = E4M3
+    kernel: Format = E4M3
+    gradient: Format = E5M2
+
+    def __post_init__(self) -> None:
+        for role in ROLES:
+            object.__setattr__(self, role, format_named(getattr(self, role), FLOAT8_FORMATS))
+        wide = [role for role in ROLES if getattr(self, role) == E5M2]
+        if len(wide) > 1:
+            raise ValueError(
+                f"format gives E5M2 to {' and '.join(wide)}, whose product would be E5M2 times E5M2, which no GPU "
+                "computes: give E5M2 to one role at most, as HYBRID does to the gradient"
+            )
+
+
+HYBRID = RoleFormats(input=E4M3, kernel=E4M3, gradient=E5M2)
+"""E4M3 forward, E5M2 for gradients, whose range is wider (Micikevicius et al. 2022, arXiv:2209.05433, section 3)."""
+
+
+def check_role(role: str) -> None:
+    """Raises a ValueError unless there is such a role."""
+    if role not in ROLES:
+        raise ValueError(f"role={role!r} is not one of {', '.join(map(repr, ROLES))}")
+
+
+def role_formats(format: Any) -> RoleFormats:
+    """Reads the `format` of a scaling recipe.
+
+    Args:
+        format: a `RoleFormats`, a dict from role to format, "hybrid", or one format for all.
+
+    Returns:
+        The format of each role.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if isinstance(format, RoleFormats):
+        return format
+    if isinstance(format, dict):
+        unknown = [role for role in format if role not in ROLES]
+        if unknown:
+            raise ValueError(f"format has the role {unknown[0]!r}, which is not one of {', '.join(map(repr, ROLES))}")
+        return RoleFormats(**format)
+    if isinstance(format, str) and format.lower() == "hybrid":
+        return HYBRID
+    if isinstance(format, Format) or (isinstance(format, str) and format.upper() in FLOAT8_FORMATS):
+        everywhere = format_named(format, FLOAT8_FORMATS)
+        return RoleFormats(everywhere, everywhere, everywhere)
+    raise ValueError(f"format={format!r} is unknown: use 'hybrid', 'E4M3', or a format for each role")
+
+
+# The largest magnitude of a tensor, also of one of which each device quantizes a part.
+
+_scaled: list[Any] = []
+
+
+@contextmanager
+def scaling(part: Any) -> Iterator[None]:
+    """Within it a scaling recipe quantizes a part of a tensor."""
+    _scaled.append(part)
+    try:
+        yield
+    finally:
+        _scaled.pop()
+
+
+def over_parts(amax: Any, axes: tuple[int, ...] | None = None) -> Any:
+    """The largest magnitude of a whole tensor, from that of the part that is being quantized.
+
+    Args:
+        amax: float32, the largest magnitude along some axes.
+        axes: these; None for all.
+    """
+    part = _scaled[-1] if _scaled else None
+    return amax if part is None or not lies_in(part, axes) else part.largest(amax)
+
+
+def amax_of(x: Any) -> Any:
+    """The largest magnitude of a tensor, float32 of shape (); 0 where it is not finite, or the tensor is empty."""
+    # Of float32 values, as they are scaled: so one pass can do both.
+    amax = over_parts(keras.ops.max(keras.ops.abs(keras.ops.cast(x, "float32")), initial=0))
+    return keras.ops.where(keras.ops.isfinite(amax), amax, keras.ops.zeros_like(amax))
+
+
+def lies_in(part: Any, axes: tuple[int, ...] | None) -> bool:
+    """Whether the axis that is split is one of these; None stands for all."""
+    return axes is None or part.axis in [axis % len(part.shape) for axis in axes]
+
+
+# The number of updates that a history counts, in float32.
+
+# Float32 counts each step up to here; what follows counts in the upper half again, so that no two neighbours are equal.
+_STEPS = 2.0**24
+
+
+def next_step(steps: Any) -> Any:
+    """Counts one more.
+
+    Args:
+        steps: float32 of any shape, whole numbers of 0 or more.
+
+    Returns:
+        float32 of the shape: steps + 1, and 2^23 after 2^24 - 1.
+    """
+    following = steps + 1.0
+    return keras.ops.where(following < _STEPS, following, _STEPS / 2)
+
+
+# The base of scaling recipes: formats by role, and the scale that brings a magnitude to the top of a format.
 
 
 class Quantized(NamedTuple):
@@ -70,8 +202,8 @@ class Recipe:
 
     @property
     def takes_parts(self) -> bool:
-        """Whether `quantize` scales a part of a tensor as the whole: those of the kit do (`keras_mp.fp8.of_parts`)."""
-        return type(self).quantize.__module__.startswith("keras_mp.")
+        """Whether `quantize` scales a part of a tensor as the whole: those of the kit do (`fp8/quantized_dot.py`)."""
+        return package_of(type(self).quantize) == "keras_mp"
 
     def format_of(self, role: str) -> Format:
         """The format of a role."""

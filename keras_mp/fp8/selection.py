@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_mp.fp8.contraction import problem
-from keras_mp.fp8.cost import Cost, chip_for, rows_of, step_cost
-from keras_mp.fp8.int8_cost import CompiledCost, compiled_cost
-from keras_mp.fp8.int8_scaling import Int8Scaling
+from keras_mp.fp8.cost import CompiledCost, Cost, chip_for, compiled_cost, rows_of, step_cost
+from keras_mp.fp8.int8_products import Int8Scaling
 from keras_mp.fp8.layers import Float8Layer
+from keras_mp.fp8.quantized_dot import problem
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class

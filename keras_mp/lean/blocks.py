@@ -6,14 +6,15 @@ import dataclasses
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
-from keras_mp.lean.repeats import Run, longest_runs
 from keras_mp.rebuild import children_of, layers_below, own_variables
+from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.walk import calls_of, graph_of
+from keras_mp.system.packages import package_of
 
 Structure = tuple[Any, ...]
 
@@ -123,10 +124,10 @@ def _layer_groups(container: keras.Layer, children: Sequence[keras.Layer], path:
     by_structure: dict[Structure, list[keras.Layer]] = defaultdict(list)
     for child in filter(_can_be_block, children):
         by_structure[structure_of(child)].append(child)
-    of_class = Counter(_class_of(layer) for layers in by_structure.values() for layer in layers)
+    of_class = Counter(original_class(layer) for layers in by_structure.values() for layer in layers)
 
     def repeats(layers: list[keras.Layer]) -> bool:
-        siblings = 0 if _is_plain_model(layers[0]) else of_class[_class_of(layers[0])]
+        siblings = 0 if _is_plain_model(layers[0]) else of_class[original_class(layers[0])]
         return max(len(layers), siblings, calls[id(layers[0])]) > 1
 
     return [
@@ -141,29 +142,25 @@ def _families(groups: Sequence[tuple[Block, ...]]) -> list[list[tuple[Block, ...
     families: dict[Any, list[tuple[Block, ...]]] = defaultdict(list)
     for group in groups:
         layer = group[0].layers[0]
-        families[group[0].structure if _is_plain_model(layer) else _class_of(layer)].append(group)
+        families[group[0].structure if _is_plain_model(layer) else original_class(layer)].append(group)
     return list(families.values())
 
 
 def _can_be_block(layer: keras.Layer) -> bool:
     ready_made = any(
         cls.__module__.startswith(("keras.src.layers", "keras_mp.")) and cls is not keras.layers.Layer
-        for cls in _class_of(layer).__mro__
+        for cls in original_class(layer).__mro__
     )
     return not ready_made and bool(layer.weights) and len(list(layers_below(layer))) > 1
 
 
-def _class_of(layer: keras.Operation) -> type:
-    return getattr(layer, "_original", type(layer))  # the class that an extension, such as a stabilized one, extends
-
-
 def _is_plain_model(layer: keras.Operation) -> bool:
-    return _class_of(layer).__module__.startswith("keras.")
+    return package_of(original_class(layer)) == "keras"
 
 
 def structure_of(operation: keras.Operation) -> Structure:
     """A key that is equal for operations of one class with weights and sublayers of one structure."""
-    name = _class_of(operation).__qualname__
+    name = original_class(operation).__qualname__
     if not isinstance(operation, keras.layers.Layer):
         return (name, (), ())
     shapes = tuple(tuple(variable.shape) for variable in own_variables(operation))
@@ -262,4 +259,63 @@ def segment_block(container: keras.Layer, path: str, nodes: Sequence[Any]) -> Bl
         structure=tuple(map(_symbol, nodes)),
         graph=container,
         nodes=tuple(nodes),
+    )
+
+
+# Stretches of a sequence that repeat at once.
+
+
+class Run(NamedTuple):
+    """Items from `start` to `stop` (excluded), each of which equals the one `period` before it, where there is one."""
+
+    start: int
+    stop: int
+    period: int
+
+    @property
+    def slack(self) -> int:
+        """The items that are left over when the run is divided into periods."""
+        return (self.stop - self.start) % self.period
+
+
+def longest_runs(items: Sequence[Any], allowed: Any) -> list[Run]:
+    """Finds the runs that cover most of a sequence, without overlap, longest first.
+
+    Args:
+        items: hashable; None repeats nothing.
+        allowed: tells of a period's items whether they may be a run's period.
+
+    Returns:
+        Runs of at least two periods, in the order of the sequence. Of several periods of one run the shortest.
+    """
+    candidates = [run for period in range(1, len(items) // 2 + 1) for run in _runs_of(items, period)]
+    candidates.sort(key=lambda run: (run.slack - (run.stop - run.start), run.period, run.start))
+    taken: list[Run] = []
+    for run in candidates:
+        apart = all(run.stop <= other.start or run.start >= other.stop for other in taken)
+        if apart and allowed(items[run.start : run.start + run.period]):
+            taken.append(run)
+    return sorted(taken)
+
+
+def _runs_of(items: Sequence[Any], period: int) -> list[Run]:
+    runs = []
+    start = None
+    for index in range(len(items) - period + 1):
+        equal = index + period < len(items) and items[index] is not None and items[index] == items[index + period]
+        if equal and start is None:
+            start = index
+        if not equal and start is not None:
+            if index - start >= period and not _repeats_inside(items[start : start + period]):
+                runs.append(Run(start, index + period, period))
+            start = None
+    return runs
+
+
+def _repeats_inside(items: Sequence[Any]) -> bool:
+    """Whether a period is itself made of equal shorter ones."""
+    length = len(items)
+    return any(
+        length % shorter == 0 and list(items) == list(items[:shorter]) * (length // shorter)
+        for shorter in range(1, length // 2 + 1)
     )

@@ -1,21 +1,24 @@
-"""Cross-entropy of integer targets as a loss that can be computed without whole logits."""
+"""Cross-entropy of integer targets as a loss, and metrics beside it, that can be computed without whole logits."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
 # Private, because Keras has no public way to see a tensor's mask, or to divide a mean by the number of TensorFlow's
 # replicas, over which the gradients are added up.
 from keras.src.backend import get_keras_mask
-from keras.src.losses.loss import scale_loss_for_distribution
+
+# Private, as they are what Keras's own metrics and `compute_metrics` use: a mask as weights, and the scope that says
+# whether variables can be made.
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.losses.loss import apply_mask, scale_loss_for_distribution
 
 from keras_mp import backend
-from keras_mp.lean.cross_entropy import chunked_cross_entropy
+from keras_mp.lean.cross_entropy import Rows, chunked_cross_entropy
+from keras_mp.rebuild.walk import Config
 from keras_mp.system.whole_number import whole_number
-
-Config = dict[str, Any]
 
 
 @keras.saving.register_keras_serializable("keras_mp")
@@ -142,3 +145,100 @@ def _broadcast(weights: Any, targets: Any) -> tuple[int, ...]:
     if len(have) > len(want) or any(a not in (1, b) and a is not None and b is not None for a, b in pairs):
         raise ValueError(f"sample_weight must broadcast from the left to the targets' shape {want}, got {have}")
     return tuple(-1 if size is None else size for size in have) + (1,) * (len(want) - len(have))
+
+
+# Metrics of a model with a large vocabulary, from what its chunked loss knows of each row.
+
+
+class Measured(NamedTuple):
+    """A metric of a compiled model, and whether it counts sample weights."""
+
+    metric: Any
+    weighted: bool
+
+
+def measures(model: Any, y: Any, y_pred: Any) -> list[Measured]:
+    """The metrics that a model is compiled with, if each of them can be computed from `Rows`; else none.
+
+    Args:
+        model: a compiled model with one output.
+        y, y_pred: targets and logits, by which Keras makes the metrics that were given as names.
+    """
+    # Private, because a model has no public way to its metrics with and without weights.
+    compiled = model._compile_metrics
+    if compiled is None:
+        return []
+    if not compiled.built:
+        if in_stateless_scope():
+            return []
+        compiled.build(y, y_pred)
+    both = ((compiled._flat_metrics, False), (compiled._flat_weighted_metrics, True))
+    measured = [
+        Measured(metric, weighted)
+        for lists, weighted in both
+        for metrics in lists
+        for metric in (metrics.metrics if metrics else [])
+    ]
+    return measured if all(_is_known(metric) for metric, _ in measured) else []
+
+
+def measure(metrics: list[Measured], y: Any, rows: Rows, mask: Any, sample_weight: Any) -> None:
+    """Updates metrics as `compute_metrics` does.
+
+    Args:
+        metrics: what `measures` returned.
+        y: targets.
+        rows: what the loss knows of each.
+        mask: that Keras has attached to the logits; None for none.
+        sample_weight: as the model got it.
+    """
+    for metric, weighted in metrics:
+        weights = sample_weight if weighted else None
+        if _is_perplexity(metric):
+            _measure_perplexity(metric, y, rows, mask, weights)
+        else:
+            values = rows.hits if isinstance(metric, keras.metrics.SparseCategoricalAccuracy) else rows.losses
+            weights = apply_mask(weights, mask, dtype=metric.dtype, reduction="sum")
+            keras.metrics.Mean.update_state(metric, values, sample_weight=weights)
+
+
+def _is_known(metric: Any) -> bool:
+    if type(metric) is keras.metrics.SparseCategoricalCrossentropy:
+        config = metric.get_config()
+        return config["from_logits"] and config.get("ignore_class") is None and config.get("axis", -1) == -1
+    if _is_perplexity(metric):
+        return metric.from_logits
+    return type(metric) is keras.metrics.SparseCategoricalAccuracy
+
+
+def _is_perplexity(metric: Any) -> bool:
+    """Whether a metric is KerasHub's, which need not be installed."""
+    return keras.saving.get_registered_name(type(metric)) in ("keras_hub>Perplexity", "keras_nlp>Perplexity")
+
+
+def _measure_perplexity(metric: Any, y: Any, rows: Rows, mask: Any, sample_weight: Any) -> None:
+    """Adds to the two sums of KerasHub's `Perplexity.update_state`."""
+    targets = keras.ops.reshape(keras.ops.cast(y, "int32"), keras.ops.shape(rows.losses))
+    weights = keras.ops.ones_like(rows.losses)
+    if metric.mask_token_id is not None:
+        weights = keras.ops.cast(targets != metric.mask_token_id, "float32")
+    if sample_weight is not None:
+        weights = weights * keras.ops.cast(sample_weight, "float32")
+    seen = weights if mask is None else weights * keras.ops.cast(mask, "float32")
+    metric._aggregate_crossentropy.assign_add(keras.ops.sum(rows.losses * seen))
+    metric._number_of_samples.assign_add(keras.ops.sum(weights))
+
+
+# Which losses take the numbers of classes as targets, and not a row for each.
+
+
+def is_sparse_crossentropy(loss: Any) -> bool:
+    """Whether a loss is a cross-entropy of integer targets: Keras's, the kit's, or one that is named like them.
+
+    Args:
+        loss: as `compile` takes it for one output: an instance, a function or a name.
+    """
+    if isinstance(loss, (keras.losses.SparseCategoricalCrossentropy, ChunkedCrossEntropy)):
+        return True
+    name = getattr(loss, "name", None) or getattr(loss, "__name__", loss)
+    return str(name).lower().replace("_", "").startswith("sparsecategorical")

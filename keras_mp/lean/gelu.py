@@ -9,7 +9,6 @@ import keras
 
 from keras_mp import backend
 
-Config = dict[str, Any]
 _SLOPE = math.sqrt(2 / math.pi)
 _HALF_ROOT = math.sqrt(0.5)
 _DENSITY = 1 / math.sqrt(2 * math.pi)

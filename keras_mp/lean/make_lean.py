@@ -2,25 +2,121 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import Any, NamedTuple
 
 import keras
+from rich.console import RenderableType
 
 from keras_mp.lean import remat_blocks
-from keras_mp.lean.attention_layers import attention_mixin
-from keras_mp.lean.called_head import CALLED_HEAD, NOTED_HEAD
-from keras_mp.lean.candidates import ATTENTION, GELU, HEAD, INT4, candidates, parts_below
-from keras_mp.lean.choose_blocks import choose_blocks, treatments_for
-from keras_mp.lean.chunked_head import ChunkedHead, forget_calls, prepare_head
+from keras_mp.lean.called_head import CALLED_HEAD, NOTED_HEAD, why_not_called_head
+from keras_mp.lean.chunked_head import ChunkedHead, forget_calls, prepare_head, why_not_head
 from keras_mp.lean.frozen import FROZEN
-from keras_mp.lean.gelu_layers import LeanGelu
-from keras_mp.lean.int4_layers import LeanInt4
-from keras_mp.lean.phase import STEP, LeanStep
-from keras_mp.rebuild import Config
+from keras_mp.lean.lean_layers import (
+    LeanGelu,
+    LeanInt4,
+    attends,
+    attention_mixin,
+    is_int4,
+    lean_gelu,
+    why_not_attention,
+    why_not_int4,
+)
+from keras_mp.lean.remat import Remat
+from keras_mp.lean.remat_blocks import choose_blocks, recomputed_blocks, treatments_for
+from keras_mp.lean.training_step import STEP, LeanStep
+from keras_mp.rebuild import Config, layers_by_path
+from keras_mp.rebuild.notes import original_class, treatments_of
+from keras_mp.reporting.html import document, table
+from keras_mp.reporting.plain_values import plain_values
+from keras_mp.reporting.report import Report
+from keras_mp.reporting.table import ColumnTable
+from keras_mp.stability.sensitive import names_in
+from keras_mp.system.packages import LIBRARIES, package_of
 from keras_mp.treatment.change import change, check_built, undo
 from keras_mp.treatment.treated import Treatment, register_treatments, treat, untreated_node
+
+# Which parts of a model can be lean, and why the others cannot.
+
+ATTENTION, GELU, HEAD, INT4 = "lean attention", "lean gelu", "lean head", "lean int4"
+
+
+class Candidate(NamedTuple):
+    """A part of a model that keeps much for the backward pass.
+
+    Attributes:
+        path: the names that lead to the layer, joined with `/`.
+        layer: the live layer.
+        kind: "attention", "gelu", "int4", "head" or "block".
+        treatment: what makes it lean, by the names in `keras_mp.lean.make_lean`; empty where nothing does.
+        lean: whether it is.
+        reason: why it cannot be; empty where it can.
+    """
+
+    path: str
+    layer: keras.layers.Layer
+    kind: str
+    treatment: str
+    lean: bool
+    reason: str
+
+
+def candidates(model: keras.Model) -> list[Candidate]:
+    """The parts of a model that are lean or could be, in the model's order; its head behind them, then its blocks."""
+    blocks = [Candidate(block.path, block.layers[0], "block", "", True, "") for block in recomputed_blocks(model)]
+    return [*parts_below(model), *_head(model), *blocks]
+
+
+def parts_below(layer: keras.layers.Layer) -> list[Candidate]:
+    """The attention layers, GELUs and int4 products below a layer that are lean or could be."""
+    return [part for path, inner in layers_by_path(layer).items() for part in _of_layer(path, inner)]
+
+
+def _of_layer(path: str, layer: Any) -> Iterator[Candidate]:
+    treatments, cls = treatments_of(layer), original_class(layer)
+    if isinstance(layer, Remat):
+        yield Candidate(path, layer, "block", "", True, "")
+    elif attends(layer):
+        reason = why_not_attention(layer, cls)
+        yield Candidate(path, layer, "attention", "" if reason else ATTENTION, ATTENTION in treatments, reason)
+    if GELU in treatments:
+        yield Candidate(path, layer, "gelu", GELU, True, "")
+    elif lean_gelu(vars(layer).get("activation")) is not None and _applies_its_activation(cls):
+        yield Candidate(path, layer, "gelu", GELU, False, "")
+    elif _calls_gelu(cls):
+        yield Candidate(path, layer, "gelu", "", False, f"{cls.__name__} computes it in code of its own")
+    if is_int4(layer):
+        reason = why_not_int4(layer, treatments)
+        yield Candidate(path, layer, "int4", "" if reason else INT4, INT4 in treatments and not reason, reason)
+
+
+def _applies_its_activation(cls: Any) -> bool:
+    """Whether a layer computes with its activation, and does not only hand it to the layers that it creates."""
+    keras_own = (keras.layers.Activation, keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Conv1D)
+    return issubclass(cls, (*keras_own, keras.layers.Conv2D, keras.layers.Conv3D))
+
+
+def _calls_gelu(cls: Any) -> bool:
+    return package_of(cls) not in LIBRARIES and "gelu" in names_in(inspect.unwrap(cls.call).__code__)
+
+
+def _head(model: keras.Model) -> list[Candidate]:
+    (head, reason), treatment = why_not_head(model), HEAD
+    if head is None:
+        head, reason = why_not_called_head(model)
+        treatment = CALLED_HEAD
+    if head is None:
+        return []
+    path = next((path for path, layer in layers_by_path(model).items() if layer is head), head.name)
+    lean = treatment in treatments_of(model)
+    return [Candidate(path, head, "head", "" if reason else treatment, lean, reason)]
+
+
+# A model whose attention, GELUs, int4 weights and vocabulary keep less for the backward pass, and the way back.
 
 # Of files of version 0.1.0: something inside, which no config shows, is lean.
 CHILDREN = "lean children"
@@ -125,3 +221,72 @@ register_treatments(
         CHILDREN: Treatment(before_call=_make_lean_inside),
     }
 )
+
+
+# The report of what is lean in a model, and why the rest is not.
+
+_COLUMNS = ("layer", "kind", "lean", "reason")
+
+
+class LeanRow(NamedTuple):
+    """A part of a model that keeps much for the backward pass.
+
+    Attributes:
+        layer: the names that lead to it, joined with `/`.
+        kind: "attention", "gelu", "int4" (a product of int4 weights), "head" (a layer that makes logits over a
+            vocabulary) or "block" (recomputed).
+        lean: whether it is lean.
+        reason: why it cannot be lean; empty where it is, or where `make_lean` would make it so.
+    """
+
+    layer: str
+    kind: str
+    lean: bool
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class LeanReport(Report):
+    """What is lean in a model; `lean_report` makes it.
+
+    Attributes:
+        name: of the model.
+        rows: a `LeanRow` for each part, in the model's order.
+    """
+
+    name: str
+    rows: tuple[LeanRow, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return plain_values(self)
+
+    def _html(self) -> str:
+        title = f"{self.name}: {self._summary()}"
+        return document(title, [f"<h1>{escape(title)}</h1>", table(_COLUMNS, [_cells(row) for row in self.rows])])
+
+    def __rich__(self) -> RenderableType:
+        shown = ColumnTable(f"{self.name}: {self._summary()}", _COLUMNS, narrow=_COLUMNS)
+        for row in self.rows:
+            shown.add_row(*_cells(row))
+        return shown
+
+    def _summary(self) -> str:
+        lean = sum(row.lean for row in self.rows)
+        return f"{lean} of {len(self.rows)} parts are lean"
+
+
+def lean_report(model: keras.Model) -> LeanReport:
+    """Lists attention layers, GELUs, int4 products, vocabulary head and recomputed blocks: lean or not, and why.
+
+    Args:
+        model: a built Keras model, before or after `make_lean`, or loaded from a file.
+
+    Returns:
+        The report; `print` shows it as a table.
+    """
+    rows = tuple(LeanRow(part.path, part.kind, part.lean, part.reason) for part in candidates(model))
+    return LeanReport(model.name, rows)
+
+
+def _cells(row: LeanRow) -> tuple[str, ...]:
+    return row.layer, row.kind, "yes" if row.lean else "no", row.reason

@@ -17,10 +17,9 @@ from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.common.variables import AutocastScope, get_autocast_scope
 
 from keras_mp import backend
-from keras_mp.lean.phase import may_be_differentiated
+from keras_mp.lean.training_step import may_be_differentiated
 from keras_mp.rebuild import layers_below
 
-Config = dict[str, Any]
 _CALL_CONTEXT = "current_call_ctx"
 
 

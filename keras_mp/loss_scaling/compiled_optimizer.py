@@ -1,8 +1,95 @@
-"""The optimizer of a compiled model, and whether another may take its place."""
+"""Another optimizer for a compiled model: one that accumulates gradients, or stores its slots in 8 or 16 bits."""
 
 from __future__ import annotations
 
 import keras
+
+from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mp.loss_scaling.state_slot import check_state_dtype
+from keras_mp.loss_scaling.wrap_optimizer import wrap_optimizer
+from keras_mp.rebuild.compiled import compile_again
+from keras_mp.rebuild.optimizers import fresh_optimizer
+from keras_mp.system.whole_number import whole_number
+
+_STEPS = "gradient_accumulation_steps"
+
+
+def accumulate_gradients(model: keras.Model, steps: int) -> keras.Model:
+    """Compiles a model again, with an optimizer that makes one update of `steps` micro-batches.
+
+    The same batch in `steps` calls of `fit` with an Nth of the rows each makes the same update, in less memory:
+    `keras_mp.accumulate_gradients(model, 4).fit(x, y, batch_size=2)` for `model.fit(x, y, batch_size=8)`. The gradients
+    that are added up take as much memory as the weights that train. Layers that compute statistics of a batch, such as
+    BatchNormalization, see the micro-batch, and a loss that is a mean over the targets that count (masks, weights,
+    `ignore_class`) is the mean of the micro-batches' means.
+
+    Args:
+        model: compiled; its compile arguments are kept, its metrics and its optimizer start anew.
+        steps: how many micro-batches; an optimizer that accumulates already takes as many times more.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ValueError: If the model is not compiled with an optimizer, was trained, or steps is not a whole number from 1.
+        TypeError: If the model has a compile() of its own: give its optimizer `gradient_accumulation_steps` there.
+    """
+    whole_number("steps", steps)
+    optimizer = compiled_optimizer(model)
+    if steps > 1:
+        check_untrained(model, "accumulate_gradients", f"give the optimizer {_STEPS}")
+        compile_again(model, _accumulating(optimizer, steps))
+    return model
+
+
+def _accumulating(optimizer: keras.optimizers.Optimizer, steps: int) -> keras.optimizers.Optimizer:
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is None:
+        return fresh_optimizer(optimizer, **{_STEPS: steps * (getattr(optimizer, _STEPS, None) or 1)})
+    return fresh_optimizer(optimizer, inner_optimizer=keras.saving.serialize_keras_object(_accumulating(inner, steps)))
+
+
+def set_state_dtype(model: keras.Model, state_dtype: str) -> keras.Model:
+    """Compiles a model again, with an optimizer that stores its slots, such as Adam's moments, in `state_dtype`.
+
+    Args:
+        model: built and compiled; its compile arguments are kept, its metrics and its optimizer start anew. An
+            optimizer that is no `LossScaleOptimizer` is wrapped by `wrap_optimizer`. Keras's own `LossScaleOptimizer`
+            is exchanged for this package's, with the same first scale and growth interval.
+        state_dtype: "float32", "bfloat16" or "float8", as `LossScaleOptimizer` says.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ValueError: If state_dtype is unknown, or the model is not compiled with an optimizer, or was trained.
+        TypeError: If the model has a compile() of its own that keeps not every argument: give its optimizer the
+            `state_dtype` there.
+    """
+    check_state_dtype(state_dtype)
+    optimizer = compiled_optimizer(model)
+    if state_dtype != getattr(optimizer, "state_dtype", "float32"):
+        check_untrained(model, "set_state_dtype", "give LossScaleOptimizer the state_dtype when you compile")
+        compile_again(model, _storing_in(optimizer, state_dtype, model))
+    return model
+
+
+def _storing_in(
+    optimizer: keras.optimizers.Optimizer, state_dtype: str, model: keras.Model
+) -> keras.optimizers.Optimizer:
+    if isinstance(optimizer, LossScaleOptimizer):
+        return fresh_optimizer(optimizer, state_dtype=state_dtype)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return LossScaleOptimizer(
+            fresh_optimizer(optimizer.inner_optimizer),
+            initial_scale=optimizer.initial_scale,
+            growth_interval=optimizer.dynamic_growth_steps,
+            state_dtype=state_dtype,
+        )
+    return wrap_optimizer(fresh_optimizer(optimizer), model, state_dtype=state_dtype)
+
+
+# The optimizer of a compiled model, and whether another may take its place.
 
 
 def compiled_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:

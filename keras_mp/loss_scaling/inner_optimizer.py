@@ -6,17 +6,19 @@ distribution strategy refuses.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
 from keras_mp import backend
 from keras_mp.loss_scaling.gradients import is_overwritten
-from keras_mp.loss_scaling.inner_update import Rounding, key_of, update_step
-from keras_mp.loss_scaling.one_program import in_one_program
-from keras_mp.loss_scaling.wide_weight import Unconstrained, WideWeight, is_narrow
+from keras_mp.loss_scaling.inner_build import slots_of
+from keras_mp.loss_scaling.state_slot import StateSlot, Unconstrained, WideWeight, is_narrow, updating
+from keras_mp.rebuild.optimizers import leaves
+from keras_mp.system.packages import package_of
 
 
 def check_unscaled(name: str, optimizer: keras.optimizers.Optimizer) -> None:
@@ -37,11 +39,6 @@ def check_unscaled(name: str, optimizer: keras.optimizers.Optimizer) -> None:
             f"{name}={optimizer.name!r} is a {type(optimizer).__name__} already, and the loss must be scaled once: use "
             "it as it is, or pass its inner_optimizer"
         )
-
-
-def leaves(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
-    """Returns the optimizers that hold the settings: the optimizer itself, or those inside Keras's MultiOptimizer."""
-    return list(getattr(optimizer, "optimizers", [optimizer]))
 
 
 def accumulation_steps(optimizer: keras.optimizers.Optimizer) -> int:
@@ -127,8 +124,7 @@ def finalize(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variab
         if not leaf.use_ema:
             continue
         averages = vars(leaf)[name]
-        # Keras asks for an average of each variable, and those that gradients overwrite have none.
-        averaged = {id(v): a for v, a in zip(leaf._trainable_variables, averages, strict=True) if a is not None}
+        averaged = {id(variable): average for variable, average in _averages(leaf)}
         try:
             for variable in variables:
                 if id(variable) in averaged:
@@ -175,7 +171,106 @@ def _overwrite_with_gradients(grads: list[Any], variables: list[keras.Variable])
 
 
 def _overwrite_with_averages(optimizer: keras.optimizers.Optimizer) -> None:
-    pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
-    averaged = [(variable, average) for variable, average in pairs if average is not None]
+    averaged = _averages(optimizer)
     values = [_in_dtype_of(variable, average) for variable, average in averaged]
     backend.overwrite([variable for variable, _ in averaged], values)
+
+
+def _averages(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:
+    """The variables that are averaged, each with its average: those that gradients overwrite have none."""
+    pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
+    return [(variable, average) for variable, average in pairs if average is not None]
+
+
+# The update of one weight: slots in fewer bits and a bfloat16 weight are float32 in it, and rounded once.
+
+
+class Rounding(NamedTuple):
+    """Of an update: the seed, how bfloat16 weights are rounded, and the number of the optimizer's first weight."""
+
+    seed: int
+    weights: str
+    first: int
+
+
+def update_step(
+    leaf: keras.optimizers.Optimizer, how: Rounding, gradient: Any, variable: Any, learning_rate: Any
+) -> None:
+    """What takes the place of an optimizer's own `update_step`.
+
+    Args:
+        leaf: the optimizer.
+        how: is rounded.
+        gradient, variable, learning_rate: as Keras passes them.
+    """
+    slots: list[StateSlot] = [*slots_of(leaf, variable)]
+    if not is_narrow(variable):
+        with updating(slots, how.seed, leaf._iterations):
+            type(leaf).update_step(leaf, gradient, variable, learning_rate)
+        return
+    place = leaf._get_variable_index(variable)
+    weight = WideWeight(leaf._trainable_variables[place], variable, how.first + place, how.weights)
+    with updating([*slots, weight], how.seed, leaf._iterations):
+        _decay(leaf, weight)
+        type(leaf).update_step(leaf, gradient, weight, learning_rate)
+        if weight.constraint is not None:
+            weight.assign(weight.constraint(weight.value))
+
+
+def _decay(leaf: keras.optimizers.Optimizer, weight: WideWeight) -> None:
+    """Decays one weight: as Keras does, which on TensorFlow does so outside of an update only."""
+    if type(leaf)._apply_weight_decay is not keras.optimizers.Optimizer._apply_weight_decay:
+        type(leaf)._apply_weight_decay(leaf, [weight])
+    elif leaf.weight_decay is not None and leaf._use_weight_decay(weight):
+        rate = ops.cast(leaf.learning_rate, "float32")
+        weight.assign(weight - weight * leaf.weight_decay * rate)
+
+
+def key_of(leaf: keras.optimizers.Optimizer, variable: Any) -> Any:
+    """What takes the place of an optimizer's own `_var_key`, by which it finds the slots of a weight."""
+    return type(leaf)._var_key(leaf, variable.values if isinstance(variable, WideWeight) else variable)
+
+
+# An optimizer's update as one program, on a CPU whose step is not jitted as a whole.
+#
+# Keras makes an update of some ten kernels a weight, each of which reads and writes memory; one program reads gradient,
+# weight and slots once, and writes them once.
+
+
+def in_one_program(
+    optimizer: keras.optimizers.Optimizer, update: Callable[[list[Any]], None], grads: list[Any]
+) -> None:
+    """Calls an update with gradients, as one program where the step that is traced may have some.
+
+    Args:
+        optimizer: whose update it is.
+        update: takes the gradients, and assigns to variables.
+        grads: a tensor for each variable, which may be sparse; on several replicas summed.
+    """
+    backend.update_in_one_program(update, grads, _keeps_rows(optimizer), optimizer._iterations)
+
+
+class UpdateInOneProgram:
+    """Takes the place of an optimizer's own `_backend_apply_gradients`, which it calls.
+
+    Args:
+        optimizer: a Keras optimizer that is not inside another.
+    """
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def __call__(self, grads: list[Any], trainable_variables: list[keras.Variable]) -> None:
+        own = partial(type(self.optimizer)._backend_apply_gradients, self.optimizer)
+        if backend.replica_count() > 1:
+            own(grads, trainable_variables)  # which sums them over the replicas
+        else:
+            in_one_program(self.optimizer, lambda grads: own(grads, trainable_variables), grads)
+
+
+def _keeps_rows(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether an update from a sparse gradient changes the rows in it only; of a class that is not Keras's, it may."""
+    step = type(optimizer).update_step
+    if package_of(step) != "keras":
+        return True
+    return step is keras.optimizers.SGD.update_step and not optimizer.momentum

@@ -9,7 +9,7 @@ import keras
 
 from keras_mp.loss_scaling.loss_scale import LossScale, warn_if_needless
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mp.loss_scaling.wrap_optimizer import compute_dtypes
+from keras_mp.rebuild.walk import compute_dtypes
 from keras_mp.system.whole_number import whole_number
 
 

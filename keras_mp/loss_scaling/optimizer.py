@@ -10,7 +10,7 @@ import keras
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.loss_scaling import accumulation, gradients, inner_build
+from keras_mp.loss_scaling import gradients, inner_build
 from keras_mp.loss_scaling import inner_optimizer as inner
 from keras_mp.loss_scaling.loss_scale import (
     AnyLossScale,
@@ -20,9 +20,8 @@ from keras_mp.loss_scaling.loss_scale import (
     StaticLossScale,
     warn_if_needless,
 )
-from keras_mp.loss_scaling.state_files import with_dtypes
-from keras_mp.loss_scaling.state_formats import check_state_dtype
-from keras_mp.loss_scaling.wide_weight import check_weight_rounding, check_weights
+from keras_mp.loss_scaling.state_slot import check_state_dtype, check_weight_rounding, check_weights
+from keras_mp.rebuild.optimizers import leaves
 from keras_mp.system.whole_number import whole_number
 
 _SETTINGS = tuple(LossScale().get_config())
@@ -116,7 +115,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         check_weights(variables)
         inner_build.build(self.inner_optimizer, variables, self.state_dtype)
         with keras.name_scope(self.name):
-            self._sums = accumulation.empty_sums(variables) if self._accumulation_steps > 1 else []
+            self._sums = gradients.empty_sums(variables) if self._accumulation_steps > 1 else []
         # Not Keras's LossScaleOptimizer.build, which would make the state once more.
         keras.optimizers.Optimizer.build(self, variables)
 
@@ -264,7 +263,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         Args:
             store: an array for each of `variables`, by its number.
         """
-        super().load_own_variables(with_dtypes(store, self.variables))
+        super().load_own_variables(inner_build.with_dtypes(store, self.variables))
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Excludes variables from the inner optimizer's weight decay; call it before the optimizer is built.
@@ -273,7 +272,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             var_list: the variables to exclude.
             var_names: strings; variables whose name contains one are excluded.
         """
-        for leaf in inner.leaves(self.inner_optimizer):
+        for leaf in leaves(self.inner_optimizer):
             leaf.exclude_from_weight_decay(var_list, var_names)
 
     def finalize_variable_values(self, var_list: list[Any]) -> None:
@@ -396,7 +395,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 variable.assign(new)
 
     def _accumulate_or_update(self, grads: list[Any], variables: list[keras.Variable]) -> None:
-        micro_batch = inner.leaves(self.inner_optimizer)[0]._iterations % self._accumulation_steps
+        micro_batch = leaves(self.inner_optimizer)[0]._iterations % self._accumulation_steps
         grads = [gradient if gradient is None else backend.dense(gradient) for gradient in grads]
         self._if(
             ops.equal(micro_batch, self._accumulation_steps - 1),
@@ -406,11 +405,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         )
 
     def _accumulate(self, grads: list[Any], variables: list[keras.Variable]) -> None:
-        accumulation.add(grads, self._sums_of(variables), variables)
+        gradients.add_to_sums(grads, self._sums_of(variables), variables)
         inner.count(self.inner_optimizer)
 
     def _update_with_mean(self, grads: list[Any], variables: list[keras.Variable]) -> None:
-        means = accumulation.mean_and_reset(grads, self._sums_of(variables), variables, self._accumulation_steps)
+        means = gradients.mean_and_reset(grads, self._sums_of(variables), variables, self._accumulation_steps)
         self._update(means, variables)
 
     def _sums_of(self, variables: list[keras.Variable]) -> list[Any]:

@@ -1,8 +1,8 @@
-"""A slot of an optimizer that reads as float32, and is stored in 8 or 16 bits."""
+"""What an optimizer reads as float32 and is stored in fewer bits: its slots in 8 or 16, and bfloat16 weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,8 +10,77 @@ import keras
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.loss_scaling.state_formats import decode, encode
-from keras_mp.loss_scaling.stochastic_rounding import random_bits
+from keras_mp.loss_scaling.stochastic_rounding import random_bits, round_to_bfloat16, round_to_float8
+
+# How an optimizer's state is stored: in E4M3 with a float32 scale a row, or in bfloat16.
+#
+# ```
+# scale  = max |x| of a row / 448         float32; a row runs along the last axis
+# stored = round(x / scale)               E4M3; the largest of a row is exact, a row of zeros stays one
+# read   = stored * scale
+# ```
+#
+# A value below 2**-9 of its row's scale, which is 1 / 229,376 of the row's largest, is stored as 0 or as that bound:
+# as a mean right, in each single step not. A square root, by which steps are divided, is stored as the bound. Scales by
+# rows and not by blocks: a row lies within a TPU's tiles.
+
+STATE_DTYPES = ("float32", "bfloat16", "float8")
+STORED_AS = {"bfloat16": "bfloat16", "float8": "float8_e4m3fn"}
+
+_LARGEST_E4M3 = 448.0  # Micikevicius et al. 2022, table 1
+_SMALLEST_E4M3 = 2.0**-9  # the smallest subnormal
+_SMALLEST_SCALE = 2.0**-126  # the smallest normal float32: a quotient by less may be infinite
+
+
+def check_state_dtype(state_dtype: Any) -> None:
+    """Checks the name of a format.
+
+    Raises:
+        ValueError: If it is not one of the three.
+    """
+    if state_dtype not in STATE_DTYPES:
+        choices = ", ".join(repr(name) for name in STATE_DTYPES)
+        raise ValueError(f"state_dtype={state_dtype!r} must be one of {choices}")
+
+
+def encode(x: Any, state_dtype: str, bits: Any = None, is_root: bool = False) -> tuple[Any, Any]:
+    """Makes what is stored of a float32 tensor.
+
+    Args:
+        x: a float32 tensor of two axes or more.
+        state_dtype: "float8" or "bfloat16".
+        bits: a uint32 tensor of its shape, for stochastic rounding; None for rounding to nearest.
+        is_root: whether steps are divided by x. In E4M3 none of its values but zeros then becomes zero: the first
+            moment may keep the smallest value where its root did not, and the step be hundreds of times too large.
+
+    Returns:
+        (values, scale): the values in E4M3 and a float32 scale for each row, of shape (..., 1); in bfloat16 the scale
+        is None.
+    """
+    if state_dtype == "bfloat16":
+        return (ops.cast(x, "bfloat16") if bits is None else round_to_bfloat16(x, bits)), None
+    scale = ops.maximum(ops.max(ops.abs(x), axis=-1, keepdims=True) / _LARGEST_E4M3, _SMALLEST_SCALE)
+    scaled = x / scale
+    if is_root:
+        scaled = ops.where(x > 0, ops.maximum(scaled, _SMALLEST_E4M3), scaled)
+    return (ops.cast(scaled, "float8_e4m3fn") if bits is None else round_to_float8(scaled, bits)), scale
+
+
+def decode(values: Any, scale: Any = None) -> Any:
+    """Reads what is stored.
+
+    Args:
+        values: what `encode` made of a tensor.
+        scale: its scale, None in bfloat16.
+
+    Returns:
+        A float32 tensor of the shape of the values.
+    """
+    values = ops.cast(values, "float32")
+    return values if scale is None else values * scale
+
+
+# A slot of an optimizer that reads as float32, and is stored in 8 or 16 bits.
 
 
 class StateSlot:
@@ -165,3 +234,101 @@ def updating(slots: Sequence[StateSlot], seed: int, step: Any) -> Iterator[None]
     finally:
         for slot in slots:
             slot._close()
+
+
+# A bfloat16 weight whose update is computed in float32 and rounded once, so that small updates are not lost.
+
+WEIGHT_ROUNDINGS = ("stochastic", "nearest")
+
+
+def check_weight_rounding(weight_rounding: Any) -> None:
+    """Checks the name of a rounding.
+
+    Raises:
+        ValueError: If it is not one of the two.
+    """
+    if weight_rounding not in WEIGHT_ROUNDINGS:
+        raise ValueError(f"weight_rounding={weight_rounding!r} must be 'stochastic' or 'nearest'")
+
+
+def check_weights(variables: Iterable[keras.Variable]) -> None:
+    """Checks that no weight is stored in float16.
+
+    Raises:
+        ValueError: If one is.
+    """
+    for variable in variables:
+        if keras.backend.standardize_dtype(variable.dtype) == "float16":
+            raise ValueError(
+                f"weight {variable.path!r} is stored in float16, whose steps are 6e-8 for all values below 6e-5, so "
+                "that small updates would be lost or mostly noise, and whose largest value is 65504: build the model "
+                "under 'mixed_float16', which keeps weights in float32, or under 'bfloat16'"
+            )
+
+
+def is_narrow(variable: Any) -> bool:
+    """Tells whether a weight is stored in bfloat16, of which an update needs a float32 view."""
+    return bool(keras.backend.standardize_dtype(variable.dtype) == "bfloat16")
+
+
+class WideWeight(StateSlot):
+    """What an optimizer reads and assigns within `updating` as it does a float32 weight.
+
+    Other attributes are those of the Keras variable.
+
+    Args:
+        variable: the Keras variable.
+        values: what is read and assigned to: the variable, or on TensorFlow the replica's own.
+        index: tells its random bits from those of other weights and slots.
+        rounding: "stochastic" or "nearest".
+    """
+
+    def __init__(
+        self, variable: keras.Variable, values: Any = None, index: int = 0, rounding: str = "stochastic"
+    ) -> None:
+        super().__init__(variable if values is None else values, None, "bfloat16", False, index)
+        self.variable, self.rounding = variable, rounding
+
+    @property
+    def name(self) -> str:
+        """The name that Keras gives an update: on TensorFlow the path, which patterns of names are compared with."""
+        return str(self.values.name)
+
+    @property
+    def path(self) -> str:
+        """The path of the variable."""
+        return str(self.variable.path)
+
+    @property
+    def value(self) -> Any:
+        """The float32 tensor."""
+        if self._working is not None:
+            return self._working
+        read = ops.cast(backend.as_tensor(self.values), "float32")
+        if self._is_open:
+            self._working = read
+        return read
+
+    def _round(self, seed: int, step: Any) -> None:
+        if self.rounding == "stochastic":
+            super()._round(seed, step)
+        elif self._is_changed:
+            self._store(self._working, None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "variable":
+            raise AttributeError(name)
+        return getattr(self.variable, name)
+
+
+class Unconstrained:
+    """Stands for a weight whose constraint its update applies, so that Keras does not apply it again.
+
+    Args:
+        variable: the weight.
+    """
+
+    constraint = None
+
+    def __init__(self, variable: keras.Variable) -> None:
+        self.variable = variable

@@ -15,13 +15,11 @@ from keras import ops
 from keras_mp.conversion.in_float32 import computes_in_float32, in_float32
 from keras_mp.loss_scaling.loss_scale import LossScale
 from keras_mp.numerics import verdict
-from keras_mp.numerics.audit_report import AuditReport
+from keras_mp.numerics.audit_report import AuditReport, LayerAudit
 from keras_mp.numerics.checks import check_labels, check_model, trains_itself
-from keras_mp.numerics.layer_audit import LayerAudit
+from keras_mp.numerics.data import batches_of
 from keras_mp.numerics.observe import Call, ObservedStep, Record
-from keras_mp.numerics.ranges import Range, merged
-from keras_mp.numerics.read_batches import batches_of
-from keras_mp.numerics.sample import sampled
+from keras_mp.numerics.ranges import Range, merged, sampled
 from keras_mp.precision.formats import FLOAT16, FORMATS
 from keras_mp.rebuild import own_variables
 from keras_mp.system.whole_number import whole_number

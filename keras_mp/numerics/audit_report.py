@@ -2,24 +2,406 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any, NamedTuple
+
+import keras
 from rich.console import Group
+from rich.text import Text
 
-from keras_mp.numerics import audit_html, audit_table
-from keras_mp.numerics.layer_audit import LayerAudits
+from keras_mp.numerics.ranges import Range
+from keras_mp.numerics.verdict import LEAST_SQNR, LEAST_SQNR_E4M3, LEAST_SQNR_E5M2, Verdict
+from keras_mp.precision.formats import FORMATS
+from keras_mp.reporting.html import document, scrolling, table
+from keras_mp.reporting.plain_values import plain_values
 from keras_mp.reporting.report import PicturedReport
+from keras_mp.reporting.svg import INK, Picture
+from keras_mp.reporting.table import ColumnTable
+
+# What each precision rounds a layer's tensors to; FP8 rounds what goes into a product.
+FORMAT_OF = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "E4M3"}
 
 
-class AuditReport(LayerAudits, PicturedReport):
-    """The result of `audit`; the attributes are those of `LayerAudits`.
+@dataclass
+class LayerAudit:
+    """The audit of a layer.
 
-    The picture has layers down, formats across, colour by damage, forward beside backward.
+    Attributes:
+        path: the names that lead to it, joined with `/`.
+        kind: its class.
+        calls: how often a step calls it.
+        flops: of its matrix products and convolutions in a forward pass.
+        ranges: by tensor: "input", "output", "kernel" (its weights), "kernel gradient", "output gradient", and those
+            inside: "before activation", "scores".
+        damage: by format, what rounding its output and its weights changes the loss by, as a share of the loss, to
+            first order: sqrt(sum (gradient . rounding error)^2), as if the errors were independent. Infinite where a
+            value overflows.
+        input_damage: by format, the same for rounding its inputs and its weights, as an FP8 product does.
+        gradient_error: by format, the size of the error of its gradients, of that of the gradients: float16 at the
+            recommended loss scale, the 8-bit formats at max / amax.
+        scales: the lowest and the highest loss scale, powers of two, at which at most 1% of its gradients become zero
+            in float16 and none overflows; None where it has no gradient.
+        verdicts: by precision: "mixed_float16", "mixed_bfloat16", "fp8".
+        layer: the live layer, of the float32 model.
     """
 
+    path: str
+    kind: str
+    calls: int = 0
+    flops: int = 0
+    ranges: dict[str, Range] = field(default_factory=dict)
+    damage: dict[str, float] = field(default_factory=dict)
+    input_damage: dict[str, float] = field(default_factory=dict)
+    gradient_error: dict[str, float] = field(default_factory=dict)
+    scales: tuple[float, float] | None = None
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    layer: keras.Operation | None = field(default=None, repr=False)
+
+
+@dataclass
+class Suspect:
+    """A layer that a precision does not fit as it is.
+
+    Attributes:
+        path: the layer's.
+        tensor: which of its tensors.
+        reason: why, a sentence.
+        remedy: what to do.
+        safe: whether the remedy is the loss scale alone.
+    """
+
+    path: str
+    tensor: str
+    reason: str
+    remedy: str
+    safe: bool
+
+
+@dataclass
+class AuditReport(PicturedReport):
+    """The result of `audit`.
+
+    The picture has layers down, formats across, colour by damage, forward beside backward.
+
+    Attributes:
+        model: the model's name.
+        steps: how many batches were looked at.
+        loss: the mean loss in float32.
+        loss_scale: the recommended initial loss scale for float16: the largest power of two that leaves every gradient
+            a factor of 16 below float16's largest number, within `LossScale`'s floor and ceiling.
+        layers: in the order of their first call.
+        seconds: of each step, the first with its compilation.
+        notes: what else to know.
+    """
+
+    model: str
+    steps: int
+    loss: float
+    loss_scale: float
+    layers: list[LayerAudit]
+    seconds: list[float]
+    notes: list[str]
+
+    def suspects(self, precision: str = "mixed_float16") -> list[Suspect]:
+        """The layers that a precision does not fit as they are, worst first.
+
+        First those whose values overflow, in the order of the forward pass; then those whose values or gradients are
+        lost, by how much; last those that the loss scale saves.
+
+        Args:
+            precision: "mixed_float16", "mixed_bfloat16" or "fp8".
+
+        Raises:
+            ValueError: another precision.
+        """
+        if precision not in FORMAT_OF:
+            raise ValueError(f"precision={precision!r} must be one of {', '.join(map(repr, FORMAT_OF))}")
+        ranked = []
+        for place, layer in enumerate(self.layers):
+            judged = layer.verdicts[precision]
+            if judged.ok and not judged.remedy or precision == "fp8" and not judged.tensor:
+                continue
+            damage = layer.damage[FORMAT_OF[precision]]
+            error = layer.gradient_error[FORMAT_OF[precision]]
+            rank = (judged.ok, -damage if math.isinf(damage) else -max(damage, error), place)
+            ranked.append((rank, Suspect(layer.path, judged.tensor, judged.reason, judged.remedy, judged.ok)))
+        return [suspect for _, suspect in sorted(ranked, key=lambda pair: pair[0])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain Python values; infinities and NaN as strings."""
+        names = ("model", "steps", "loss", "loss_scale", "seconds", "notes")
+        layers = [_layer_dict(audited) for audited in self.layers]
+        return plain_values({name: getattr(self, name) for name in names} | {"layers": layers})
+
     def _html(self) -> str:
-        return audit_html.page(self)
+        return _page(self)
 
     def _svg(self) -> str:
-        return audit_html.picture(self)
+        return _picture(self)
 
     def __rich__(self) -> Group:
-        return audit_table.render(self)
+        return _render(self)
+
+
+def _layer_dict(audited: LayerAudit) -> dict[str, Any]:
+    names = ("path", "kind", "calls", "flops", "damage", "input_damage", "gradient_error", "scales", "verdicts")
+    tensors = {role: _range_dict(values) for role, values in audited.ranges.items()}
+    return {name: getattr(audited, name) for name in names} | {"tensors": tensors}
+
+
+def _range_dict(values: Range) -> dict[str, Any]:
+    names = ("values", "zeros", "nan", "inf", "lowest", "highest", "smallest")
+    formats = {name: vars(values.loss(name)) for name in FORMATS}
+    return {name: getattr(values, name) for name in names} | {"formats": formats}
+
+
+# An audit on the terminal.
+
+_ROWS = 40
+_SUSPECTS = 12
+COLUMNS = ("layer", "output", "kernel", "output gradient", "float16", "damage float16", "bfloat16", "E4M3")
+
+
+def _render(report: AuditReport) -> Group:
+    """The report for rich: the layers, worst first, then what to worry about, and last the verdicts."""
+    parts: list = []
+    suspects = report.suspects()
+    for suspect in suspects[:_SUSPECTS]:
+        mark = "loss scale" if suspect.safe else "unsafe in float16"
+        parts.append(Text(f"{mark}: {suspect.path}: {suspect.reason}; {suspect.remedy}."))
+    if len(suspects) > _SUSPECTS:
+        parts.append(Text(f"and {len(suspects) - _SUSPECTS} more"))
+    left = ("layer", "float16")
+    table = ColumnTable(
+        "Layers, worst first: ranges, and damage to the loss as a share of it",
+        COLUMNS,
+        narrow=(*left, "damage float16", "bfloat16", "E4M3"),
+        right=[name for name in COLUMNS if name not in left],
+    )
+    ordered = sorted(report.layers, key=lambda layer: -layer.damage["float16"])
+    for layer in ordered[:_ROWS]:
+        table.add_row(*_row(layer))
+    if len(ordered) > _ROWS:
+        table.caption = f"and {len(ordered) - _ROWS} more: to_json() and to_html() have all"
+    notes = [Text(f"Note: {note}") for note in report.notes]
+    verdicts = (Text(line, style="bold") for line in _verdict_lines(report))
+    return Group(table, *notes, *parts, Text(_headline(report)), *verdicts)
+
+
+def _headline(report: AuditReport) -> str:
+    """The run in a sentence."""
+    return f"{report.model}: {report.steps} step{'s' if report.steps > 1 else ''} in float32, loss {report.loss:.4g}"
+
+
+def _verdict_lines(report: AuditReport) -> list[str]:
+    """The verdict on each format, a line: "float16: all 7 layers fit, at an initial loss scale of 16384"."""
+    return [
+        f"float16: {_fitting(report, 'mixed_float16')}, at an initial loss scale of {report.loss_scale:g}",
+        f"bfloat16: {_fitting(report, 'mixed_bfloat16')}",
+        f"FP8: {_fitting_fp8(report)}",
+    ]
+
+
+def _fitting(report: AuditReport, precision: str) -> str:
+    unfit = sum(not layer.verdicts[precision].ok for layer in report.layers)
+    count = len(report.layers)
+    return f"{unfit} of {count} layers {'does' if unfit == 1 else 'do'} not fit" if unfit else f"all {count} layers fit"
+
+
+def _fitting_fp8(report: AuditReport) -> str:
+    verdicts = [layer.verdicts["fp8"] for layer in report.layers]
+    candidates = [verdict for verdict in verdicts if verdict.ok or verdict.tensor]
+    if not candidates and any("quantized" in verdict.reason for verdict in verdicts):
+        return "the Dense and EinsumDense layers are quantized, and no other layer computes in FP8"
+    if not candidates:
+        return "there is no Dense or EinsumDense layer, and no other layer computes in FP8"
+    fitting = sum(verdict.ok for verdict in candidates)
+    if len(candidates) == 1:
+        counted = f"the only Dense or EinsumDense layer {'fits' if fitting else 'does not fit'}"
+    else:
+        counted = f"{fitting} of {len(candidates)} Dense and EinsumDense layers fit"
+    return f"{counted}; no other layer computes in FP8"
+
+
+def _row(layer: LayerAudit) -> list[str]:
+    """The cells of a layer, as in `COLUMNS`."""
+    name = layer.path + (f" ({layer.calls} calls)" if layer.calls > 1 else "")
+    judged = layer.verdicts["mixed_float16"]
+    word = "yes" if judged.ok else f"no: {judged.tensor}"
+    ranges = [_span(layer.ranges.get(role)) for role in ("output", "kernel", "output gradient")]
+    return [name, *ranges, word, *(_share(layer.damage[name]) for name in ("float16", "bfloat16", "E4M3"))]
+
+
+def _span(values: Range | None) -> str:
+    """The lowest and the highest value."""
+    if values is None or not math.isfinite(values.lowest):
+        return "-"
+    return f"{values.lowest:.3g} to {values.highest:.3g}"
+
+
+def _share(damage: float) -> str:
+    """A damage: `overflow` where it is infinite."""
+    return "overflow" if math.isinf(damage) else f"{damage:.1e}"
+
+
+# An audit as one HTML file, and its picture: layers down, precisions across, colour by verdict.
+
+
+class _Column(NamedTuple):
+    """A precision, and the formats that it rounds to, forward and backward."""
+
+    precision: str
+    name: str
+    forward: str
+    backward: str
+
+
+_COLUMNS = (
+    _Column("mixed_float16", "float16", "float16", "float16"),
+    _Column("mixed_bfloat16", "bfloat16", "bfloat16", "bfloat16"),
+    _Column("fp8", "FP8", "E4M3", "E5M2"),
+)
+# What a cell says, its colour and how much of it covers the ground, which is light or dark: pale where a layer fits.
+_FITS, _SCALED, _UNFIT, _OVERFLOW = "fits", "fits with the loss scale", "does not fit", "overflows"
+_ABSENT = "no gradient, or not computed in FP8"
+_STATES = {
+    _FITS: ("#0072b2", 0.16),
+    _SCALED: ("#e69f00", 0.4),
+    _UNFIT: ("#d55e00", 0.7),
+    _OVERFLOW: ("#b30000", 1.0),
+    _ABSENT: ("#999999", 0.12),
+}
+_ROW, _CELL, _NAME = 17, 78, 300
+_RULE = (
+    f"A layer fits float16 if nothing overflows and its output and its gradients keep {LEAST_SQNR:.0f} dB, which is an "
+    "error of a tenth; it fits bfloat16 if nothing overflows; it fits FP8 if its input and its weights keep "
+    f"{LEAST_SQNR_E4M3:.0f} dB in E4M3 and its gradient {LEAST_SQNR_E5M2:.0f} dB in E5M2."
+)
+_CELLS = (
+    "Left, the forward pass: the change of the loss, as a share of the loss, if the layer's output and weights (in FP8 "
+    "its input and weights) are rounded; an estimate to first order. Right, the backward pass: the error of its "
+    "gradients, as a share of their size. 1.0e-03 is a thousandth."
+)
+_WORDS = (
+    ("dB", "decibels, the size of a tensor relative to the error of rounding it: at 20 dB the error is a tenth of the "
+           "tensor, at 40 dB a hundredth, at 60 dB a thousandth."),
+    ("overflow", "the share of the values that are larger than the largest number of the format (65504 in float16) and "
+                 "become infinite."),
+    ("zeroed", "the share of the values that are not zero and become zero, because they are smaller than the smallest "
+               "number of the format (6e-8 in float16)."),
+    ("subnormal", "the share of the values that are so small (below 6.1e-5 in float16) that the format keeps them with "
+                  "fewer bits, and so less exactly."),
+)  # fmt: skip
+
+
+def _page(report: AuditReport) -> str:
+    """The page as text."""
+    parts = [
+        f"<h1>Audit of {escape(report.model)}</h1>",
+        f"<p>{escape(_headline(report))}</p>",
+        "<h2>Verdicts</h2>",
+        table(("format", "verdict"), [line.split(": ", 1) for line in _verdict_lines(report)]),
+        f"<p>{escape(_RULE)}</p>",
+        *(part for column in _COLUMNS for part in _suspects(report, column)),
+        "<h2>Layer by layer</h2>",
+        f"<p>{escape(_CELLS)}</p>",
+        scrolling(_picture(report, inside_html=True)),
+        "<h2>Tensors</h2>",
+        f"<ul>{''.join(f'<li><em>{word}</em>: {escape(meaning)}</li>' for word, meaning in _WORDS)}</ul>",
+        "<p>Gradients are measured times the loss scale in float16, and FP8 tensors times a scale of their own.</p>",
+        _tensors(report),
+        "<h2>Notes</h2>",
+        *(f"<p>{escape(note)}</p>" for note in report.notes),
+    ]
+    return document(f"Audit of {report.model}", parts)
+
+
+def _suspects(report: AuditReport, column: _Column) -> list[str]:
+    suspects = report.suspects(column.precision)
+    if not suspects:
+        return []
+    rows = ((s.path, "yes" if s.safe else "no", s.tensor, s.reason, s.remedy) for s in suspects)
+    names = ("layer", "fits with the loss scale", "tensor", "why", "remedy")
+    return [f"<h2>Layers to watch in {column.name}, the worst at the top</h2>", table(names, rows)]
+
+
+def _picture(report: AuditReport, *, inside_html: bool = False) -> str:
+    """The picture as SVG."""
+    right = _NAME + len(_COLUMNS) * _CELL + 16
+    drawing = Picture(right + len(_COLUMNS) * _CELL + 10, font_size=11)
+    y = 20.0
+    if not inside_html:  # where they stand above
+        for line in _verdict_lines(report):
+            drawing.text(10, y, f"{report.model}, {line}", bold=True, room=drawing.width - 20)
+            y += 18
+        y += 8
+    y = _legend(drawing, y)
+    drawing.text(_NAME, y, "forward: change of the loss", bold=True)
+    drawing.text(right, y, "backward: error of the gradients", bold=True)
+    for place, column in enumerate(_COLUMNS):
+        for start, rounded_to in ((_NAME, column.forward), (right, column.backward)):
+            name = f"{column.name} {rounded_to}" if rounded_to != column.name else column.name
+            drawing.text(start + (place + 1) * _CELL - 8, y + 20, name, anchor="end")
+    y += 26
+    for audited in report.layers:
+        drawing.text(_NAME - 8, y + 12, audited.path, anchor="end", room=_NAME - 16)
+        for place, column in enumerate(_COLUMNS):
+            _cell(drawing, _NAME + place * _CELL, y, audited, column, forward=True)
+            _cell(drawing, right + place * _CELL, y, audited, column, forward=False)
+        y += _ROW
+    drawing.height = y + 10
+    return drawing.svg(inside_html=inside_html)
+
+
+def _legend(drawing: Picture, y: float) -> float:
+    for place, (state, (colour, opacity)) in enumerate(_STATES.items()):
+        x, down = 10 + 190 * (place % 4), 20 * (place // 4)
+        drawing.rectangle(x, y + down - 11, 14, 14, colour, opacity=opacity)
+        drawing.text(x + 20, y + down, state)
+    return y + 20 * -(-len(_STATES) // 4) + 12
+
+
+def _cell(drawing: Picture, x: float, y: float, audited: LayerAudit, column: _Column, *, forward: bool) -> None:
+    figure = _figure(audited, column, forward)
+    state = _state(audited, column, forward, figure)
+    colour, opacity = _STATES[state]
+    reason = audited.verdicts[column.precision].reason
+    title = f"{audited.path}, {column.name}: {state}" + (f": {reason}" if state not in (_FITS, _ABSENT) else "")
+    drawing.rectangle(x, y, _CELL - 2, _ROW - 1, colour, title, opacity=opacity)
+    if state != _ABSENT:
+        fill = {_OVERFLOW: "#ffffff", _UNFIT: INK}.get(state, "")
+        drawing.text(x + _CELL - 8, y + 12, _share(figure), anchor="end", fill=fill)
+
+
+def _figure(audited: LayerAudit, column: _Column, forward: bool) -> float:
+    if not forward:
+        return audited.gradient_error[column.backward]
+    return (audited.input_damage if column.precision == "fp8" else audited.damage)[column.forward]
+
+
+def _state(audited: LayerAudit, column: _Column, forward: bool, figure: float) -> str:
+    judged = audited.verdicts[column.precision]
+    has_gradient = "output gradient" in audited.ranges or "kernel gradient" in audited.ranges
+    if not forward and not has_gradient or column.precision == "fp8" and not judged.ok and not judged.tensor:
+        return _ABSENT
+    if not judged.tensor or forward == ("gradient" in judged.tensor):
+        return _FITS
+    if judged.ok:
+        return _SCALED if judged.remedy else _FITS
+    return _OVERFLOW if math.isinf(figure) else _UNFIT
+
+
+def _tensors(report: AuditReport) -> str:
+    rows = []
+    for layer in report.layers:
+        for role, values in layer.ranges.items():
+            losses = [values.loss(name) for name in FORMATS]
+            half = losses[0]
+            shares = [f"{lost:.2g}" for lost in (half.overflow, half.zeroed, half.subnormal)]
+            decibels = ["" if math.isnan(loss.sqnr) else f"{loss.sqnr:.1f}" for loss in losses]
+            rows.append([layer.path, role, _span(values), f"{values.smallest:.2g}", *decibels, *shares])
+    lost = (f"{word} in float16" for word in ("overflow", "zeroed", "subnormal"))
+    names = ("layer", "tensor", "range", "smallest", *(f"dB in {name}" for name in FORMATS), *lost)
+    return table(names, rows, numbers=range(2, len(names)))

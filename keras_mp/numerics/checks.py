@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from keras_mp.lean.chunked_head import ChunkedHead
-from keras_mp.lean.sparse_loss import is_sparse_crossentropy
+from keras_mp.lean.chunked_loss import is_sparse_crossentropy
 from keras_mp.rebuild.notes import original_class
 
 

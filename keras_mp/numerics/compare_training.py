@@ -15,7 +15,7 @@ from rich.console import Group
 from rich.text import Text
 
 from keras_mp.fp8.convert import convert
-from keras_mp.numerics.read_batches import batches_of
+from keras_mp.numerics.data import batches_of
 from keras_mp.precision.policy import POLICIES, restored_policy
 from keras_mp.reporting.difference_picture import difference_picture
 from keras_mp.reporting.html import document, scrolling, table

@@ -14,9 +14,9 @@ from keras import ops
 
 from keras_mp.conversion.in_float32 import computes_in_float32, in_float32
 from keras_mp.numerics.checks import check_labels, check_model
+from keras_mp.numerics.data import batches_of
 from keras_mp.numerics.observe import Call, ObservedStep, Record
-from keras_mp.numerics.operation import described
-from keras_mp.numerics.read_batches import batches_of
+from keras_mp.numerics.plain_step import described
 from keras_mp.precision.formats import FORMATS
 from keras_mp.rebuild import layers_by_path, own_variables
 

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mp.numerics.data_file import named_arrays
+from keras_mp.numerics.data import named_arrays
 from keras_mp.numerics.nonfinite import NonFinite, find_nonfinite
 from keras_mp.system.atomic_write import atomic_write
 from keras_mp.system.whole_number import whole_number

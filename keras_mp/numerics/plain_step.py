@@ -1,7 +1,12 @@
-"""A training step as Keras itself makes it, and whose fault it is where one fails."""
+"""A training step as Keras itself makes it, whose fault it is where one fails, and the line of code that does it."""
 
 from __future__ import annotations
 
+import importlib.util
+import linecache
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -9,8 +14,9 @@ import numpy as np
 from keras import ops
 
 from keras_mp import backend
+from keras_mp.backend.common.tap import Frame
 from keras_mp.conversion.in_float32 import computes_in_float32, in_float32
-from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.walk import compute_dtypes
 from keras_mp.reporting.error_line import error_line
 from keras_mp.stability.sensitive import sensitive_layers
 
@@ -45,7 +51,7 @@ def explained(model: keras.Model, batch: tuple, error: Exception) -> ValueError:
             f"{error_line(error)}"
         )
     if _fits_in_float32(model, batch):
-        dtypes = {layer.compute_dtype for layer in [model, *layers_by_path(model).values()]} - {"float32"}
+        dtypes = compute_dtypes(model) - {"float32"}
         way_out = "; keras_mp.stabilize(model) may mend it" if sensitive_layers(model) else ""
         return ValueError(
             f"model {model.name!r} cannot make a training step in {' and '.join(sorted(dtypes))}, though in float32 it "
@@ -94,3 +100,31 @@ def _does_not_fit(model: keras.Model, batch: tuple, error: Exception) -> ValueEr
     return ValueError(
         f"data does not fit model {model.name!r}{takes}, or its loss {loss!r}: given {given}: {error_line(error)}"
     )
+
+
+# An operation in the code of a layer, in words: its name, and the line of Python that calls it.
+
+# Whose lines say how an operation is made, and not which layer asked for it.
+_LIBRARIES = ("keras", "keras_mp", "jax", "jaxlib", "tensorflow", "numpy", "optree", "tree", "absl")
+
+
+def described(name: str, frames: Sequence[Frame]) -> str:
+    """The operation in a line; "" where no code but that of libraries led to it.
+
+    Args:
+        name: the backend's.
+        frames: (file, line number) of the Python that led to it, the innermost first.
+    """
+    folders = _folders()
+    for file, line in frames:
+        if file == __file__:  # what calls the model
+            break
+        if not any(Path(file).is_relative_to(folder) for folder in folders):
+            return f"{name} in {Path(file).name}, line {line}: {linecache.getline(file, line).strip()}"
+    return ""
+
+
+def _folders() -> list[Path]:
+    specs = (importlib.util.find_spec(library) for library in _LIBRARIES)
+    packages = [Path(folder) for spec in specs if spec for folder in spec.submodule_search_locations or ()]
+    return [*packages, *(Path(sysconfig.get_path("stdlib"), name) for name in ("contextlib.py", "functools.py"))]

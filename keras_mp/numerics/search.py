@@ -16,10 +16,9 @@ from keras_mp.fp8.selection import decide
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.numerics import search_html
 from keras_mp.numerics.audit import audit
-from keras_mp.numerics.audit_report import AuditReport
+from keras_mp.numerics.audit_report import FORMAT_OF, AuditReport, LayerAudit
 from keras_mp.numerics.checks import check_model
-from keras_mp.numerics.layer_audit import FORMAT_OF, LayerAudit
-from keras_mp.numerics.read_batches import batches_of
+from keras_mp.numerics.data import batches_of
 from keras_mp.numerics.trial import (
     Assignment,
     CannotMixError,
@@ -30,7 +29,7 @@ from keras_mp.numerics.trial import (
     set_policies,
     units_of,
 )
-from keras_mp.precision.policy import restored_policy
+from keras_mp.precision.policy import COMPUTES_IN, restored_policy
 from keras_mp.rebuild import layers_by_path
 from keras_mp.reporting.plain_values import plain_values
 from keras_mp.reporting.report import Report
@@ -400,7 +399,7 @@ class _Search:
         )
 
     def _name(self, assignment: Assignment) -> str:
-        base = assignment.base.removeprefix("mixed_")
+        base = COMPUTES_IN[assignment.base]
         return f"{base} with {len(assignment.fp8)} layers in FP8" if assignment.fp8 else base
 
     def _result(self, assignment: Assignment, message: str) -> PolicySearch:

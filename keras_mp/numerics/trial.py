@@ -19,6 +19,7 @@ from keras_mp.numerics.plain_step import explained, loss_of
 from keras_mp.rebuild import children_of, layers_below, layers_by_path
 from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.quantized_policies import policy_of, with_source
+from keras_mp.system.packages import package_of
 
 # A weight whose gradient is a smaller part of the whole is not missed where it vanishes: it may be rounding itself.
 _NEGLIGIBLE = 1e-6
@@ -107,8 +108,8 @@ def units_of(model: keras.Model, closed: frozenset[str] = frozenset()) -> dict[s
 
 def is_closed(layer: keras.layers.Layer, closed: frozenset[str] = frozenset()) -> bool:
     """Whether what is inside goes with the layer."""
-    name = class_name(layer)
-    return (name.startswith("keras.") or name in closed) and bool(children_of(layer))
+    of_keras = package_of(original_class(layer)) == "keras"
+    return (of_keras or class_name(layer) in closed) and bool(children_of(layer))
 
 
 def members_of(layer: keras.layers.Layer, closed: frozenset[str]) -> list[Any]:

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from keras_mp.parallel.cluster import Cluster, split_address
-from keras_mp.parallel.cluster_key import cluster_key, is_proof, proof
+from keras_mp.parallel.cluster import Cluster, cluster_key, is_proof, proof, split_address
 
 HEARTBEAT_SECONDS = 1.0
 SILENCE_SECONDS = 20.0

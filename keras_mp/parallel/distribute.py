@@ -1,4 +1,4 @@
-"""The one way in: a scope in which a model is built, compiled and trained on several devices."""
+"""How a model is distributed over devices, and gathered on one again."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from keras_mp import backend
 from keras_mp.parallel.hops import Hops, in_hops
 from keras_mp.parallel.plan import GATHER_DTYPES, LAYOUTS, REDUCE_DTYPES, Plan, Rules
 from keras_mp.parallel.tensor_rules import LayoutMapOf, check_rules, rules_of_layout_map, takes_rules
+from keras_mp.rebuild import rebuild, unchanged
 
 
 @contextmanager
@@ -159,3 +160,21 @@ def _names(devices: int | Sequence[str] | None, available: Sequence[str]) -> tup
     if unknown or not devices or len(set(devices)) < len(devices):
         raise ValueError(f"devices={list(devices)} must be different names among {', '.join(available)}")
     return tuple(devices)
+
+
+# A model that several devices or processes trained, on one device.
+
+
+def gather(model: keras.Model) -> keras.Model:
+    """A copy of a model on one device of this process, to save, export and predict with; call it outside the scope.
+
+    Where several processes trained the model, all of them must call it.
+
+    Args:
+        model: built in the scope of `keras_mp.distribute`, or not.
+
+    Returns:
+        A new model with the same weights, compiled alike, with the optimizer's state; the model itself where it lies on
+        one device already.
+    """
+    return rebuild(model, unchanged).told(f"gather({model.name!r})") if backend.is_spread(model) else model

@@ -21,7 +21,7 @@ from keras.src.utils.rng_utils import get_random_seed
 from keras_mp import backend
 from keras_mp.parallel.cluster import Cluster
 from keras_mp.parallel.coordinator import HEARTBEAT_SECONDS, Coordinator
-from keras_mp.system.versions import installed
+from keras_mp.system.packages import installed
 
 PACKAGES = ("keras", "tensorflow", "jax", "jaxlib", "numpy")
 

@@ -1,16 +1,13 @@
-"""A table of chips: the dtypes that each multiplies in, its rates and its memory, with their sources."""
+"""The table of chips, and how their names are read as people, shops and runtimes write them."""
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from keras_mp.precision.amd_gpus import AMD_GPUS
 from keras_mp.precision.chip import GIB, GIGA, TERA, Chip, GpuDescription, TpuSlices
-from keras_mp.precision.chip_names import PLAIN_WORDS, cores_in_name, name_among, name_words, split_count
-from keras_mp.precision.google_tpus import GOOGLE_TPUS
-from keras_mp.precision.nvidia_data_center_gpus import NVIDIA_DATA_CENTER_GPUS
-from keras_mp.precision.nvidia_desktop_gpus import NVIDIA_DESKTOP_GPUS
+from keras_mp.precision.chip_table import AMD_GPUS, GOOGLE_TPUS, NVIDIA_DATA_CENTER_GPUS, NVIDIA_DESKTOP_GPUS
 
 __all__ = [
     "CHIPS",
@@ -31,6 +28,68 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
     {chip.name: chip for chip in (*GOOGLE_TPUS, *NVIDIA_DATA_CENTER_GPUS, *NVIDIA_DESKTOP_GPUS, *AMD_GPUS)}
 )
 
+# What people call chips beside their names and titles, words only.
+_NICKNAMES = {
+    "trillium": "v6e",
+    "ironwood": "v7x",
+    "tpu7x": "v7x",
+    "v5 lite": "v5e",
+    "v5lite": "v5e",
+    "v5litepod": "v5e",
+}
+# Words of a name that change no figure. "Laptop", "Max-Q", "MIG", "SUPER", "Ti" and "D" do.
+_PLAIN_WORDS = {
+    *("google", "cloud", "tpu", "nvidia", "tesla", "geforce", "rtx", "amd", "instinct", "gpu"),
+    *("hbm2", "hbm2e", "hbm3", "hbm3e"),
+}
+# Where a word begins that is written together with the one before it: TPUv5e, RTX4090, 4060Ti, 6000Ada.
+_JOINTS = (r"tpu(?=v\d)", r"geforce(?=\D)", r"rtx(?=a?\d)", r"\d{4}(?=ti\b|super\b|ada\b|d\b)")
+# Google counts the chips of a v5e or v6e slice in its name, and the TensorCores of the others, two a chip.
+_CORES_IN_NAME = {"v2": 2, "v3": 2, "v4": 2, "v5p": 2, "v7x": 2}
+
+
+def _name_words(text: str) -> list[str]:
+    """The words of a name in lower case; "16 GB" is one word, "RTX4090" two."""
+    lowered = re.sub(r"(\d+)\s*(?:gb|gib)\b", r" \1gb ", text.lower())
+    for joint in _JOINTS:
+        lowered = re.sub(f"({joint})", r"\1 ", lowered)
+    return re.findall(r"[a-z0-9]+", lowered)
+
+
+def _split_count(text: str) -> list[tuple[str, int | tuple[int, ...], bool]]:
+    """The ways to read a text as a chip and a number of chips.
+
+    Returns:
+        For each way the name, the number, or the sides of a slice ("v5e-2x4"), and whether the number is written as
+        Google writes it, after a dash.
+    """
+    ways: list[tuple[str, int | tuple[int, ...], bool]] = []
+    stripped = text.strip()
+    if match := re.fullmatch(r"(\d+)\s*[xX×]\s*(.+)", stripped):
+        ways.append((match[2], int(match[1]), False))
+    if match := re.fullmatch(r"(.+?)\s*[xX×]\s*(\d+)", stripped):
+        ways.append((match[1], int(match[2]), False))
+    if match := re.fullmatch(r"(.+?)[-\s_:](\d+(?:x\d+){1,2})", stripped, re.IGNORECASE):
+        ways.append((match[1], tuple(map(int, match[2].lower().split("x"))), True))
+    if match := re.fullmatch(r"(.+?)-(\d+)", stripped):
+        ways.append((match[1], int(match[2]), True))
+    return ways
+
+
+def _cores_in_name(chip: Chip) -> int:
+    """By how much the number in a slice's name is larger than its number of chips: 2 for "v4-8", 1 for "v5e-8"."""
+    return _CORES_IN_NAME.get(chip.name, 1)
+
+
+def _words_of(chip: Chip) -> set[str]:
+    words = _name_words(" ".join([chip.name, chip.title, *chip.device_kinds]))
+    sizes = [f"{chip.memory_bytes // GIB}gb"]
+    return {*words, *sizes, *_PLAIN_WORDS, *(["sxm"] if _is_sxm(words) else [])}
+
+
+def _is_sxm(words: Sequence[str]) -> bool:
+    return any(re.fullmatch(r"sxm\d?", word) for word in words)
+
 
 def chip_name(text: str) -> str | None:
     """Reads a chip's name as people and runtimes write it.
@@ -42,7 +101,19 @@ def chip_name(text: str) -> str | None:
         The key in `CHIPS`, or None where no chip is called so, or the text names a form with other figures (a laptop's
         GPU, a MIG slice).
     """
-    return name_among(CHIPS.values(), text)
+    words = _name_words(text)
+    joined = " ".join(words)
+    plain = " ".join(word for word in words if word not in _PLAIN_WORDS)
+    if plain in _NICKNAMES:
+        return _NICKNAMES[plain]
+    for chip in CHIPS.values():
+        if joined in (" ".join(_name_words(name)) for name in (chip.title, *chip.device_kinds)):
+            return chip.name
+    for chip in CHIPS.values():
+        needed = set(_name_words(chip.name)) - _PLAIN_WORDS
+        if needed <= set(words) <= _words_of(chip):
+            return chip.name
+    return None
 
 
 def find_chip(name: str) -> Chip:
@@ -82,14 +153,14 @@ def parse_target(text: str) -> tuple[Chip, int]:
     if whole is not None:
         return CHIPS[whole], 1
     rest = str(text)
-    for name, number, dashed in split_count(str(text)):
+    for name, number, dashed in _split_count(str(text)):
         chip = CHIPS.get(chip_name(name) or "")
         if chip is None or (dashed and chip.vendor != "google"):
             rest = name if chip is None else rest
             continue
         if isinstance(number, tuple):
             return chip, math.prod(number)
-        cores = cores_in_name(chip) if dashed else 1
+        cores = _cores_in_name(chip) if dashed else 1
         if number < 1 or number % cores:
             form = f"a name ends in a multiple of {cores}, its TensorCores" if cores > 1 else "the least is 1"
             raise ValueError(f"target={text!r} names {number / cores:g} {chip.title} chips: {form}")
@@ -101,8 +172,8 @@ def parse_target(text: str) -> tuple[Chip, int]:
 def nearest_hint(text: str, names: Iterable[str]) -> str:
     """The question whether a name was meant that a text, or a word of it, comes near to; "" where none is near."""
     names = list(names)
-    words = name_words(str(text))
-    told = [word for word in words if word not in PLAIN_WORDS]
+    words = _name_words(str(text))
+    told = [word for word in words if word not in _PLAIN_WORDS]
     whole = [str(text).lower(), "".join(words), "".join(told)]
     if told and told[0].isdecimal():  # "4080" is an RTX 4080
         whole.append("rtx" + "".join(told))

@@ -13,8 +13,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from keras_mp.system.drivers import packages_for, unseen_accelerators
-from keras_mp.system.install import install_command
+from keras_mp.system.host import packages_for, unseen_accelerators
+from keras_mp.system.packages import install_command
 from keras_mp.system.quiet_import import has_chip, import_keras
 
 BACKENDS = ("tensorflow", "jax")
@@ -120,15 +120,15 @@ def _hardware(backend: str) -> list[RenderableType]:
     try:
         import_keras()
         from keras_mp.precision.hardware import DTYPES, list_devices
-        from keras_mp.precision.policy import choose_policy, pays
+        from keras_mp.precision.policy import COMPUTES_IN, PRECISIONS, choose_policy, pays
 
         devices = list_devices()
     except Exception as error:
         return [_heading("Problem"), _paragraph(f"{backend} is installed but does not work: {error}")]
 
     best = devices[0]
-    policies = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
-    supports = [(dtype, pays(policies.get(dtype, dtype), best)) for dtype in DTYPES]
+    policies = {COMPUTES_IN[precision]: precision for precision in PRECISIONS}
+    supports = [(dtype, pays(policies[dtype], best)) for dtype in DTYPES]
     choice = choose_policy(best)
     return [
         _heading("Devices"),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import keras
 
 from keras_mp.precision.hardware import Device, Support, current_device, support
-from keras_mp.system.drivers import unseen_accelerators
+from keras_mp.system.host import unseen_accelerators
 
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "fp8")
 POLICIES = ("auto", *PRECISIONS)
@@ -20,13 +20,17 @@ PURE_BFLOAT16 = "bfloat16"
 # Dense layers took 0.70 to 0.93 of float32's time from there on, and 0.87 to 1.28 below.
 GAINS_FROM = 256
 
-_DTYPE = {
+COMPUTES_IN = {
     "float32": "float32",
     "mixed_float16": "float16",
     "mixed_bfloat16": "bfloat16",
     "fp8": "fp8",
     PURE_BFLOAT16: "bfloat16",
 }
+"""What the products of each policy are in."""
+
+CHOICES = ("mixed_bfloat16", "mixed_float16", "float32")
+"""Of which the first that pays is chosen."""
 
 
 class PolicyChoice(NamedTuple):
@@ -57,7 +61,7 @@ def choose_policy(device: Device | None = None) -> PolicyChoice:
     unseen = _unseen(current_device()) if device is None else []
     device = device or current_device()
     backend = keras.backend.backend()
-    for policy in ("mixed_bfloat16", "mixed_float16", "float32"):
+    for policy in CHOICES:
         served = _served(policy, device, backend)
         if served.ok:
             break
@@ -179,8 +183,8 @@ def pays(policy: str, device: Device | None = None) -> Support:
 
 
 def _served(policy: str, device: Device, backend: str) -> Support:
-    served = support(_DTYPE[policy], device)
-    if device.kind != "cpu" or _DTYPE[policy] != "bfloat16" or not served.ok:
+    served = support(COMPUTES_IN[policy], device)
+    if device.kind != "cpu" or COMPUTES_IN[policy] != "bfloat16" or not served.ok:
         return served
     if backend == "jax":
         return Support(False, f"{served.reason} But bfloat16 measured no faster than float32 with JAX on a CPU.")

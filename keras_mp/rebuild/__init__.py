@@ -5,10 +5,10 @@ from keras_mp.rebuild.config import original_config as original_config
 from keras_mp.rebuild.model import Rebuilt as Rebuilt
 from keras_mp.rebuild.model import rebuild as rebuild
 from keras_mp.rebuild.model import unchanged as unchanged
-from keras_mp.rebuild.rule import Config as Config
-from keras_mp.rebuild.rule import RebuildError as RebuildError
 from keras_mp.rebuild.state import has_no_value as has_no_value
 from keras_mp.rebuild.state import widen as widen
+from keras_mp.rebuild.walk import Config as Config
+from keras_mp.rebuild.walk import RebuildError as RebuildError
 from keras_mp.rebuild.walk import children_of as children_of
 from keras_mp.rebuild.walk import has_no_call as has_no_call
 from keras_mp.rebuild.walk import is_built as is_built

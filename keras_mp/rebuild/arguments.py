@@ -10,10 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
-# Private, because Keras has no public way to ask whether a class is made from inputs and outputs.
-from keras.src.models.functional import functional_like_constructor
-
-Config = dict[str, Any]
+from keras_mp.rebuild.walk import Config, functional_like_constructor
+from keras_mp.system.packages import LIBRARIES, package_of
 
 REGISTERED_NAME = "keras_mp>ByArguments"
 # What Keras's base class writes into every config, whether or not the class's `__init__` takes it.
@@ -131,7 +129,7 @@ def _defined_below_keras(cls: type) -> set[str]:
     """The names that a class or its bases define before the first base that is Keras's own."""
     names: set[str] = set()
     for base in cls.__mro__:
-        if base.__module__.partition(".")[0] == "keras":
+        if package_of(base) == "keras":
             break
         names |= vars(base).keys()
     return names
@@ -150,7 +148,7 @@ def with_left_out(node: Config, layer: keras.Layer) -> Config:
     strings and booleans: of anything else an attribute may hold what was made of the argument.
     """
     cls = type(layer)
-    if cls.__module__.partition(".")[0] in ("keras", "keras_mp") or "get_config" not in _defined_below_keras(cls):
+    if package_of(cls) in LIBRARIES or "get_config" not in _defined_below_keras(cls):
         return node
     if _reads_its_own_config(cls):
         return node

@@ -10,9 +10,16 @@ import keras
 import numpy as np
 
 from keras_mp.backend.common.calls import wrapped_methods
-from keras_mp.rebuild.rule import RebuildError
 from keras_mp.rebuild.state import has_no_value
-from keras_mp.rebuild.walk import children_of, has_no_call, layers_by_path, map_shapes
+from keras_mp.rebuild.walk import (
+    RebuildError,
+    children_of,
+    compute_dtypes,
+    has_no_call,
+    inputs_of,
+    layers_by_path,
+    map_shapes,
+)
 
 # Both run the same operations on the same numbers; what threads make of sums is below this many units of the last
 # place of the largest output.
@@ -68,10 +75,10 @@ def check_same(old: keras.Model, new: keras.Model, sample: Any = None, modes: Se
 
 
 def _compare(old: Any, new: Any, batch: Any, training: bool, expected: list[np.ndarray]) -> None:
-    if _distance(expected, _run(old, batch, training)) > _tolerance(old):
+    if relative_difference(_run(old, batch, training), expected, 0.0) > _tolerance(old):
         return  # it draws random numbers of its own each time
     try:
-        distance = _distance(expected, _run(new, batch, training))
+        distance = relative_difference(_run(new, batch, training), expected, 0.0)
     except Exception as error:
         raise RebuildError(
             f"model {old.name!r} cannot be rebuilt from its config: the new model fails where the old one does not: "
@@ -96,38 +103,55 @@ def _run(model: Any, batch: Any, training: bool) -> list[np.ndarray]:
         # Private, as Keras has no public way to ask; one that does not take it fails on it.
         told = {"training": training} if model._call_has_training_arg else {}
         outputs, _, losses = model.stateless_call(*values, inputs, return_losses=True, **told)
-    leaves = [leaf for leaf in keras.tree.flatten([outputs, losses]) if leaf is not None]
-    return [_numbers(leaf) for leaf in leaves]
+    return arrays_of([outputs, losses])
 
 
-def _numbers(tensor: Any) -> np.ndarray:
-    dtype = keras.backend.standardize_dtype(tensor.dtype)
-    if keras.backend.is_float_dtype(dtype):
-        tensor = keras.ops.cast(tensor, "float32")
-    return np.asarray(keras.ops.convert_to_numpy(tensor))
+def relative_difference(actual: Any, expected: Any, least: float = 1.0) -> float:
+    """Largest difference of two structures of arrays, each divided by max(least, the largest magnitude of `expected`).
 
-
-def _distance(expected: list[np.ndarray], actual: list[np.ndarray]) -> float:
-    """The largest difference of two lists of arrays, of the largest magnitude of each; infinite where shapes differ."""
-    if [x.shape for x in expected] != [x.shape for x in actual]:
+    Returns inf where shapes differ, where one is NaN or infinite and the other is not the same, or where what is no
+    number, such as text, differs.
+    """
+    actual, expected = arrays_of(actual), arrays_of(expected)
+    if [x.shape for x in actual] != [x.shape for x in expected]:
         return float("inf")
     worst = 0.0
-    for one, other in zip(expected, actual, strict=True):
-        if one.dtype.kind not in "fiub":
-            worst = max(worst, 0.0 if np.array_equal(one, other) else float("inf"))
+    for a, e in zip(actual, expected, strict=True):
+        if "O" in (a.dtype.kind, e.dtype.kind):
+            if not np.array_equal(a, e):
+                return float("inf")
             continue
-        one, other = one.astype("float64"), other.astype("float64")
-        same = (one == other) | (np.isnan(one) & np.isnan(other))
-        if same.all():
-            continue
-        size = np.abs(one[np.isfinite(one)]).max(initial=0.0)
-        difference = np.abs(one - other)[~same].max()
-        worst = max(worst, float(difference / size) if size and np.isfinite(difference) else float("inf"))
+        finite = np.isfinite(e)
+        if not np.array_equal(a[~finite], e[~finite], equal_nan=True) or not np.isfinite(a[finite]).all():
+            return float("inf")
+        difference = np.abs(a[finite] - e[finite]).max(initial=0.0)
+        if difference:
+            size = max(least, np.abs(e[finite]).max())
+            worst = max(worst, float(difference / size) if size else float("inf"))
     return worst
 
 
+def arrays_of(structure: Any) -> list[np.ndarray]:
+    """Arrays of float64; of complex numbers real and imaginary parts; of text objects."""
+    arrays = [_array(x) for x in keras.tree.flatten(structure) if x is not None]
+    return [
+        x.astype(object)
+        if x.dtype.kind in "OSU"
+        else np.stack([x.real, x.imag], -1).astype("float64")
+        if x.dtype.kind == "c"
+        else x.astype("float64")
+        for x in arrays
+    ]
+
+
+def _array(x: Any) -> np.ndarray:
+    # NumPy takes no bfloat16 scalar of TensorFlow's.
+    narrow = keras.ops.is_tensor(x) and keras.backend.standardize_dtype(x.dtype) == "bfloat16"
+    return np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(x, "float32") if narrow else x))
+
+
 def _tolerance(model: Any) -> float:
-    dtypes = {layer.compute_dtype for layer in [model, *layers_by_path(model).values()]}
+    dtypes = compute_dtypes(model)
     bits = 7 if "bfloat16" in dtypes else 10 if "float16" in dtypes else 23
     return float(_UNITS * 2.0**-bits)
 
@@ -146,8 +170,7 @@ def _batches(model: Any) -> Iterator[Any]:
 
 def _inputs(model: Any, dtype: str) -> Any:
     if getattr(model, "inputs", None):
-        # Private, because `inputs` is flat, and a model that takes a dict must be given one.
-        return getattr(model, "_inputs_struct", model.inputs[0]) if not dtype else None
+        return None if dtype else inputs_of(model)
     shapes = model.get_build_config() or {}
     if not dtype or not shapes:
         return None
@@ -176,7 +199,7 @@ def _where_they_part(old: Any, new: Any, batch: Any, training: bool) -> str:
     twins = dict(zip(layers_by_path(old).values(), layers_by_path(new).values(), strict=False))
     calls = [_calls(model, batch, training) for model in (old, new)]
     for (path, layer, mine), (_, _, theirs) in zip(*calls, strict=False):
-        if _distance(mine, theirs) > _tolerance(old):
+        if relative_difference(theirs, mine, 0.0) > _tolerance(old):
             told = f"{path!r} ({_class_name(layer)}){_lacks(layer, twins.get(layer))}"
             return f"The first layer with another result is {told}."
     cause = f"{_class_name(old)} itself computes otherwise, or a regularizer or add_loss in it adds another loss"
@@ -194,7 +217,7 @@ def _calls(model: Any, batch: Any, training: bool) -> list[tuple[str, Any, list[
         def call(*args: Any, **kwargs: Any) -> Any:
             outputs = function(*args, **kwargs)
             leaves = [leaf for leaf in keras.tree.flatten(outputs) if keras.ops.is_tensor(leaf)]
-            calls.append((path, layer, [_numbers(leaf) for leaf in leaves]))
+            calls.append((path, layer, arrays_of(leaves)))
             return outputs
 
         return call

@@ -1,17 +1,15 @@
-"""The arguments of `compile` and the optimizer's state, carried over."""
+"""The arguments of `compile`, carried over with the state of the optimizers."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 
 from keras_mp.rebuild.arguments import same
-from keras_mp.rebuild.fresh_optimizer import fresh_optimizer, move_exclusions
-from keras_mp.rebuild.rule import Config
-from keras_mp.rebuild.state import copy_value
+from keras_mp.rebuild.optimizers import carry_slots, fresh_optimizer, move_exclusions, optimizers_of, unwrapped
+from keras_mp.rebuild.walk import Config
 
 
 def carry_compiled(old: keras.Model, new: keras.Model, variables: dict[int, keras.Variable]) -> list[str]:
@@ -26,30 +24,36 @@ def carry_compiled(old: keras.Model, new: keras.Model, variables: dict[int, kera
                 f"compile arguments: {name} overrides compile() without get_compile_config() and "
                 "compile_from_config(), and keeps not every argument as it was given; compile the new model yourself"
             ]
-        scaler = keras.optimizers.LossScaleOptimizer
-        if isinstance(new.optimizer, scaler) and not isinstance(old.optimizer, scaler):
+        if _scales(new.optimizer) and not _scales(old.optimizer):
             new.optimizer = new.optimizer.inner_optimizer  # auto_scale_loss=False, which Keras does not keep
     else:
         # Private, because the public get_compile_config() is already serialized and loses what is not registered.
         arguments = keras.tree.map_structure(_fresh, dict(old._compile_config.config))
-        if old.dtype_policy.name == "mixed_float16" and not isinstance(
-            old.optimizer, keras.optimizers.LossScaleOptimizer
-        ):
+        if old.dtype_policy.name == "mixed_float16" and not _scales(old.optimizer):
             arguments["auto_scale_loss"] = False  # asked for, but not among the arguments that Keras keeps
         new.compile(**arguments)
     lost: list[str] = []
     weights = [(weight, variables[id(weight)]) for weight in old.trainable_variables if id(weight) in variables]
-    for name, old_optimizer, new_optimizer in _optimizers(old, new):
+    seen: set[int] = set()
+    for name, old_optimizer in optimizers_of(old).items():
+        new_optimizer = optimizers_of(new).get(name)
+        if new_optimizer is None or id(old_optimizer) in seen:
+            continue
+        seen.add(id(old_optimizer))
         move_exclusions(new_optimizer, weights)
         if not old_optimizer.built:
             continue
-        trained = getattr(old_optimizer, "inner_optimizer", old_optimizer)._trainable_variables
+        trained = unwrapped(old_optimizer)._trainable_variables
         ours = [variables[id(weight)] for weight in trained if id(weight) in variables]
         new_optimizer.build(new.trainable_variables if name == "optimizer" else ours)
-        lost += carry_slots(
-            _unwrapped(old_optimizer, new_optimizer), _unwrapped(new_optimizer, old_optimizer), variables
-        )
+        if _scales(old_optimizer) != _scales(new_optimizer):
+            old_optimizer, new_optimizer = unwrapped(old_optimizer), unwrapped(new_optimizer)
+        lost += carry_slots(old_optimizer, new_optimizer, variables)
     return lost
+
+
+def _scales(optimizer: Any) -> bool:
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def compile_again(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
@@ -67,7 +71,7 @@ def compile_again(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> 
         )
     arguments = keras.tree.map_structure(_fresh, arguments)
     arguments["optimizer"] = optimizer
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+    if _scales(optimizer):
         arguments["auto_scale_loss"] = False  # it does so itself
     model.compile(**arguments)
 
@@ -121,74 +125,3 @@ def _fresh(value: Any) -> Any:
     if isinstance(value, keras.optimizers.Optimizer):
         return fresh_optimizer(value)
     return type(value).from_config(value.get_config()) if isinstance(value, keras.metrics.Metric) else value
-
-
-def _optimizers(
-    old: keras.Model, new: keras.Model
-) -> Iterator[tuple[str, keras.optimizers.Optimizer, keras.optimizers.Optimizer]]:
-    """The optimizers of two models, such as a GAN's two, side by side, by the attributes that hold them."""
-    seen: set[int] = set()
-    for name in ("optimizer", *vars(old)):
-        pair = (getattr(old, name, None), getattr(new, name, None))
-        if all(isinstance(optimizer, keras.optimizers.Optimizer) for optimizer in pair) and id(pair[0]) not in seen:
-            seen.add(id(pair[0]))
-            yield (name, *pair)
-
-
-def _unwrapped(optimizer: keras.optimizers.Optimizer, other: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """The inner optimizer where only one of the two is a loss-scaling wrapper."""
-    wrapper = keras.optimizers.LossScaleOptimizer
-    return optimizer.inner_optimizer if isinstance(optimizer, wrapper) and not isinstance(other, wrapper) else optimizer
-
-
-def carry_slots(
-    old: keras.optimizers.Optimizer, new: keras.optimizers.Optimizer, variables: dict[int, keras.Variable]
-) -> list[str]:
-    """Copies optimizer state; slots follow their weight, whatever its place in the new model's order."""
-    reached = _copy_optimizer(old, new, variables)
-    return [f"optimizer variable {v.path!r} was not carried over" for v in old.variables if id(v) not in reached]
-
-
-def _copy_optimizer(
-    old: keras.optimizers.Optimizer, new: keras.optimizers.Optimizer, variables: dict[int, keras.Variable]
-) -> set[int]:
-    reached: set[int] = set()
-
-    def copy(old_slot: Any, new_slot: Any) -> None:
-        if new_slot is None or tuple(old_slot.shape) != tuple(new_slot.shape):
-            return
-        old_parts, new_parts = _stored(old_slot), _stored(new_slot)
-        if [part.dtype for part in old_parts] == [part.dtype for part in new_parts]:
-            for old_part, new_part in zip(old_parts, new_parts, strict=True):
-                copy_value(old_part, new_part)
-        elif old_slot.dtype == "float32":
-            new_slot.assign(old_slot.numpy())
-        else:
-            copy_value(old_slot, new_slot)
-        reached.update(map(id, old_parts))
-
-    # Private, because optimizers publish their variables only as one flat list. A slot is kept in a list with a place
-    # for each weight, in the order of `_trainable_variables`.
-    old_weights = list(old._trainable_variables)
-    place = {id(variable): index for index, variable in enumerate(new._trainable_variables)}
-    for name, value in vars(old).items():
-        other = getattr(new, name, None)
-        if isinstance(value, keras.Variable):
-            copy(value, other)
-        elif isinstance(value, keras.optimizers.Optimizer):
-            reached |= _copy_optimizer(value, other, variables)
-        elif isinstance(value, (list, tuple)) and isinstance(other, (list, tuple)) and name != "_trainable_variables":
-            if any(isinstance(item, keras.optimizers.Optimizer) for item in value):
-                for old_inner, new_inner in zip(value, other, strict=True):
-                    reached |= _copy_optimizer(old_inner, new_inner, variables)
-            elif name != "_variables" and len(value) == len(old_weights) and len(other) == len(place):
-                for weight, slot in zip(old_weights, value, strict=True):
-                    index = place.get(id(variables.get(id(weight))))
-                    if hasattr(slot, "assign") and index is not None:
-                        copy(slot, other[index])
-    return reached
-
-
-def _stored(slot: Any) -> list[keras.Variable]:
-    """The variables of a slot: itself, or those of one that is stored in fewer bits than it is read in."""
-    return [slot] if isinstance(slot, keras.Variable) else slot.variables

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -14,8 +15,13 @@ MODES = ("int8", "int4")
 CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 LAYERS = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding, *CONVOLUTIONS)
 
-# Private attributes: the number of columns of the weights that are packed.
-_INT4_COLUMNS = {keras.layers.Dense: "_orig_output_dim", keras.layers.EinsumDense: "_int4_unpacked_column_size"}
+# Attributes, private ones of kernels: what holds the weights, and the number of columns of those that are packed.
+_STORED = {"kernel": "_kernel", "embeddings": "_embeddings", "reverse_embeddings": "reverse_embeddings"}
+_INT4_COLUMNS = {
+    keras.layers.Dense: "_orig_output_dim",
+    keras.layers.EinsumDense: "_int4_unpacked_column_size",
+    keras.layers.Embedding: "output_dim",
+}
 
 
 def is_adapted(layer: keras.Operation) -> bool:
@@ -28,8 +34,7 @@ def packed_weights(layer: keras.Operation) -> list[keras.Variable]:
     """The variables of a layer that hold two int4 weights a byte."""
     if getattr(layer, "quantization_mode", None) != "int4":
         return []
-    names = ("_kernel", "_embeddings", "reverse_embeddings")
-    variables = [getattr(layer, name, None) for name in names]
+    variables = [getattr(layer, name, None) for name in _STORED.values()]
     return [v for v in variables if isinstance(v, keras.Variable) and v.dtype == "int8"]
 
 
@@ -65,79 +70,76 @@ def merged_weights(layer: Any) -> dict[str, np.ndarray]:
     """
     is_embedding = isinstance(layer, keras.layers.Embedding)
     name = "embeddings" if is_embedding else "kernel"
-    weights = {name: _dequantized_embeddings(layer) if is_embedding else _dequantized_kernel(layer)}
+    weights = {name: _floats(layer, name)}
     if layer.lora_enabled:
         a, b = (_float64(getattr(layer, f"lora_{name}_{side}")) for side in "ab")
         weights[name] = weights[name] + layer.lora_alpha / layer.lora_rank * (a @ b)
     if is_embedding and getattr(layer, "tie_weights", True) is False:
-        weights["reverse_embeddings"] = _dequantized_reverse(layer)
+        weights["reverse_embeddings"] = _floats(layer, "reverse_embeddings")
     return {key: value.astype("float32") for key, value in weights.items()}
 
 
 # The layouts below are private to Keras, which has no public way to a quantized layer's float weights.
 
 
-def _dequantized_kernel(layer: Any) -> np.ndarray:
-    stored = _float64(layer._kernel)
-    if getattr(layer, "quantization_mode", None) is None:
-        return stored
-    if isinstance(layer, keras.layers.Dense):
-        if layer.quantization_mode == "int8":
-            return stored / _float64(layer.kernel_scale)
-        return _of_rows(layer, _unpacked(layer._kernel, layer._orig_output_dim))
-    if layer.quantization_mode == "int8":
-        return stored / keras.ops.convert_to_numpy(layer._adjust_scale_for_dequant(layer.kernel_scale)).astype(
-            "float64"
-        )
-    rows = _of_rows(layer, _unpacked(layer._kernel, layer._int4_unpacked_column_size))
-    return rows.reshape(layer.original_kernel_shape)
+def int4_weights(layer: Any, name: str = "kernel") -> tuple[Any, ...]:
+    """What Keras keeps of a layer's int4 weights.
+
+    Args:
+        layer: a Dense, EinsumDense, Embedding or ReversibleEmbedding layer of int4 weights.
+        name: "kernel", "embeddings" or "reverse_embeddings".
+
+    Returns:
+        Variables: two weights a byte, and scales; of weights in groups the zero points, too, and which group is whose.
+    """
+    groups = (getattr(layer, f"{name}_zero"), layer.g_idx) if hasattr(layer, f"{name}_zero") else ()
+    return (getattr(layer, _STORED[name]), getattr(layer, f"{name}_scale"), *groups)
 
 
-def _of_rows(layer: Any, codes: np.ndarray) -> np.ndarray:
-    """Codes of shape (rows, columns) and scales a column, or a group of rows and a column."""
-    scale = _float64(layer.kernel_scale)
-    if not _grouped(layer):
+def int4_columns(layer: Any) -> int:
+    """The number of a layer's int4 weights along the axis along which two are in a byte."""
+    return getattr(layer, next(name for cls, name in _INT4_COLUMNS.items() if isinstance(layer, cls)))
+
+
+def dequantized(codes: Any, scale: Any, groups: Sequence[Any], axis: int = 0) -> Any:
+    """The numbers that int4 codes stand for.
+
+        codes / scale                                            with a scale for each column
+        (codes - zero of the group) . scale of the group         with groups along an axis
+
+    Args:
+        codes: floats, and so is the rest: tensors, or NumPy's arrays.
+        scale: broadcasts to the codes; of groups, one for each along the axis.
+        groups: empty; or zero points, shaped as the scales, and integers: the group of each place along the axis.
+        axis: of the groups.
+    """
+    if not groups:
         return codes / scale
-    group = _float64(layer.g_idx).astype(int)
-    return (codes - _float64(layer.kernel_zero)[group]) * scale[group]
+    take = np.take if isinstance(codes, np.ndarray) else keras.ops.take
+    zero, group = groups
+    return (codes - take(zero, group, axis=axis)) * take(scale, group, axis=axis)
 
 
-def _dequantized_embeddings(layer: Any) -> np.ndarray:
-    if layer.quantization_mode is None:
-        return _float64(layer._embeddings)
-    scale = _float64(layer.embeddings_scale)
-    if layer.quantization_mode == "int8":
-        return _float64(layer._embeddings) / scale[:, None]
-    codes = _unpacked(layer._embeddings, layer.output_dim)
-    if not _grouped(layer):
-        return codes / scale[:, None]
-    group = _float64(layer.g_idx).astype(int)
-    return (codes - _float64(layer.embeddings_zero)[:, group]) * scale[:, group]
-
-
-def _dequantized_reverse(layer: Any) -> np.ndarray:
-    if layer.quantization_mode is None:
-        return _float64(layer.reverse_embeddings)
-    scale = _float64(layer.reverse_embeddings_scale)
-    if layer.quantization_mode == "int8":
-        return _float64(layer.reverse_embeddings) / scale
-    codes = _unpacked(layer.reverse_embeddings, layer.output_dim, axis=0)
-    if not _grouped(layer):
-        return codes / scale
-    group = _float64(layer.g_idx).astype(int)
-    return (codes - _float64(layer.reverse_embeddings_zero)[group]) * scale[group]
-
-
-def _grouped(layer: Any) -> bool:
-    return getattr(layer, "_int4_block_size", None) not in (None, -1)
-
-
-def _unpacked(packed: Any, size: int, axis: int = -1) -> np.ndarray:
-    """int4 codes of two a byte: the even ones in the lower half, the odd ones in the upper, both signed."""
-    stored = np.moveaxis(backend.to_numpy(packed).astype("int8"), axis, -1)
-    low, high = ((stored << 4).astype("int8") >> 4), (stored >> 4)
-    codes = np.stack([low, high], -1).reshape(*stored.shape[:-1], -1)[..., :size]
-    return np.moveaxis(codes, -1, axis).astype("float64")
+def _floats(layer: Any, name: str) -> np.ndarray:
+    """Weights of a layer in float64, in the shape that they have without quantization."""
+    mode, stored = getattr(layer, "quantization_mode", None), getattr(layer, _STORED[name])
+    if mode is None:
+        return _float64(stored)
+    by_row = name == "embeddings"  # these have scales for each row, others for each column
+    if mode == "int8":
+        scale = _float64(getattr(layer, f"{name}_scale"))
+        if isinstance(layer, keras.layers.EinsumDense):
+            scale = keras.ops.convert_to_numpy(layer._adjust_scale_for_dequant(layer.kernel_scale)).astype("float64")
+        return _float64(stored) / (scale[:, None] if by_row else scale)
+    packed, scale, *groups = map(backend.to_numpy, int4_weights(layer, name))
+    codes = keras.quantizers.unpack_int4(packed, int4_columns(layer), axis=0 if name == "reverse_embeddings" else -1)
+    codes, scale = keras.ops.convert_to_numpy(codes).astype("float64"), scale.astype("float64")
+    if groups:
+        groups = [groups[0].astype("float64"), groups[1].astype(int)]
+    elif by_row:
+        scale = scale[:, None]
+    weights = dequantized(codes, scale, groups, axis=1 if by_row else 0)
+    return weights.reshape(layer.original_kernel_shape) if isinstance(layer, keras.layers.EinsumDense) else weights
 
 
 def _float64(variable: Any) -> np.ndarray:

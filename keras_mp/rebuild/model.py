@@ -10,12 +10,19 @@ import keras
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild.compared import check_same
 from keras_mp.rebuild.compiled import carry_compiled
-from keras_mp.rebuild.config import Rewrite, custom_objects_of, lambdas, of_params, rewrite, unshare_across_graphs
+from keras_mp.rebuild.config import (
+    Rewrite,
+    custom_objects_of,
+    deserialize,
+    lambdas,
+    of_params,
+    rewrite,
+    serialize,
+    unshare_across_graphs,
+)
 from keras_mp.rebuild.quantized_policies import settle_policies
-from keras_mp.rebuild.rule import Config, RebuildError, Rule
-from keras_mp.rebuild.serialize import deserialize, serialize
 from keras_mp.rebuild.state import carry_state
-from keras_mp.rebuild.walk import is_built, operations_of, with_self
+from keras_mp.rebuild.walk import Config, RebuildError, Rule, is_built, operations_of, with_self
 
 
 class Rebuilt(NamedTuple):
@@ -56,7 +63,7 @@ def rebuild(
     """Rebuild a model from its config after `rule` rewrote it; the original is left alone.
 
     A config may say less than all. So a copy that is rebuilt without the rule, in the model's own precision, is run
-    beside the model on a batch, and must compute the same.
+    beside the model on a batch, and must compute the same; where the rule changes nothing, that is the new model.
 
     Args:
         model: a built Keras model: functional, sequential, subclassed, nested, with shared layers.
@@ -79,14 +86,22 @@ def rebuild(
         RebuildError: the model is not built, a layer cannot be serialized or deserialized, a weight changed shape, or
             the model that is rebuilt computes something else; the message names the layer.
     """
-    new, unreached, unshared, variables = _rebuilt(model, rule, policy, sample, merge)
-    if rule is unchanged:
-        check_same(model, new, sample)
-    else:
-        check_same(model, _rebuilt(model, unchanged, None, sample, False)[0], sample)
+    if not is_built(model):
+        raise RebuildError(
+            f"model {model.name!r} is not built, so it has no weights to carry over: call it once on a batch, "
+            "or model.build(input_shape)"
+        )
+    serialized, kept = serialize(model)
+    layers = {id(layer): layer for layer in [*with_self(model), *operations_of(model)]}
+    config, same = (rewrite(serialized, Rewrite(how, layers, kept)) for how in (rule, unchanged))
+    own_policy = model.dtype_policy
+    policy = keras.dtype_policies.get(policy or own_policy)
+    new, unreached, copied, variables = _made(model, config, policy, sample, merge)
+    is_copy = policy.name == own_policy.name and not merge and config == same
+    check_same(model, new if is_copy else _made(model, same, own_policy, sample, False)[0], sample)
     if carry_compile and getattr(model, "compiled", False):
         unreached += carry_compiled(model, new, variables)
-    return Rebuilt(new, tuple(unreached), tuple(unshared))
+    return Rebuilt(new, tuple(unreached), tuple(layers[key].name for key in copied))
 
 
 def unchanged(node: Config, layer: Any) -> Config:
@@ -94,24 +109,15 @@ def unchanged(node: Config, layer: Any) -> Config:
     return node
 
 
-def _rebuilt(
-    model: keras.Model, rule: Rule, policy: Any, sample: Any, merge: bool
-) -> tuple[keras.Model, list[str], list[str], dict[int, keras.Variable]]:
-    if not is_built(model):
-        raise RebuildError(
-            f"model {model.name!r} is not built, so it has no weights to carry over: call it once on a batch, "
-            "or model.build(input_shape)"
-        )
-    custom_objects = custom_objects_of(model) | lambdas(model) | of_params(model)
-    layers = {id(layer): layer for layer in [*with_self(model), *operations_of(model)]}
-    serialized, kept = serialize(model)
-    config = rewrite(serialized, Rewrite(rule, layers, kept))
+def _made(
+    model: keras.Model, config: Config, policy: Any, sample: Any, merge: bool
+) -> tuple[keras.Model, list[str], list[int], dict[int, keras.Variable]]:
     config, copied = unshare_across_graphs(config, set())
     with restored_policy():
-        keras.config.set_dtype_policy(policy or model.dtype_policy)
-        new = deserialize(config, custom_objects, model)
+        keras.config.set_dtype_policy(policy)
+        new = deserialize(config, custom_objects_of(model) | lambdas(model) | of_params(model), model)
         if sample is not None and not (new.built and len(new.weights) == len(model.weights)):
             new(sample, training=False)
     settle_policies(new)
     carried = carry_state(model, new, merge)
-    return new, list(carried.unreached), [layers[key].name for key in copied], carried.variables
+    return new, list(carried.unreached), copied, carried.variables

@@ -14,6 +14,7 @@ import keras
 
 from keras_mp.rebuild.notes import precision_of_layer
 from keras_mp.rebuild.walk import with_self
+from keras_mp.system.packages import LIBRARIES, package_of
 
 Policy = keras.dtype_policies.DTypePolicy
 PolicyMap = keras.dtype_policies.DTypePolicyMap
@@ -103,9 +104,9 @@ def maps_with_defaults(model: keras.Layer) -> Iterator[None]:
 
 def _writes_its_policy(layer: keras.Layer) -> bool:
     """Whether a model has a `get_config()` outside Keras, as KerasHub's backbones have, and a policy that is no map."""
-    own = next(base for base in type(layer).__mro__ if "get_config" in vars(base)).__module__.partition(".")[0]
+    definer = next(base for base in type(layer).__mro__ if "get_config" in vars(base))
     named = getattr(layer.dtype_policy, "_default_policy_arg", None) is not None  # what a map without one erases
-    return isinstance(layer, keras.Model) and own not in ("keras", "keras_mp") and not named
+    return isinstance(layer, keras.Model) and package_of(definer) not in LIBRARIES and not named
 
 
 def _untreated(layer: Any) -> Any:

@@ -12,8 +12,7 @@ import numpy as np
 
 from keras_mp import backend
 from keras_mp.rebuild.merged import LAYERS, is_adapted, merged_weights, why_not_merged
-from keras_mp.rebuild.rule import RebuildError
-from keras_mp.rebuild.walk import children_of, has_no_call, own_variables
+from keras_mp.rebuild.walk import RebuildError, children_of, has_no_call, own_variables
 
 # What `keras_mp.tensor_rules` leaves on a model, and no config holds.
 RULES = "tensor_rules"

@@ -1,13 +1,23 @@
-"""The layers, operations and variables of a model."""
+"""The layers, operations and variables of a model; what a rebuild is told, and how it fails."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 
+# Private, because Keras has no public way to ask whether a class is made from inputs and outputs.
+from keras.src.models.functional import functional_like_constructor as functional_like_constructor
+
 from keras_mp.rebuild.notes import original_class
+
+Config = dict[str, Any]
+Rule = Callable[[Config, Any], Config]
+
+
+class RebuildError(ValueError):
+    """A model cannot be rebuilt; the message names the layer and a remedy."""
 
 
 def is_built(model: keras.Layer) -> bool:
@@ -48,6 +58,11 @@ def with_self(model: keras.Layer) -> list[keras.Layer]:
     return [model, *layers_by_path(model).values()]
 
 
+def compute_dtypes(model: keras.Layer) -> set[str]:
+    """The dtypes that the layers of a model, and the model itself, compute in."""
+    return {layer.compute_dtype for layer in with_self(model)}
+
+
 def children_of(layer: keras.Operation) -> list[keras.Layer]:
     """The layers directly inside a layer; an operation has none."""
     if not isinstance(layer, keras.layers.Layer):
@@ -74,6 +89,14 @@ def layers_below(layer: keras.Layer) -> Iterator[keras.Layer]:
     for child in children_of(layer):
         yield child
         yield from layers_below(child)
+
+
+def inputs_of(model: keras.Model) -> Any:
+    """The structure of a functional or sequential model's inputs, as KerasTensors; None where they are not known."""
+    if not getattr(model, "inputs", None):
+        return None
+    # Private, because `Model.inputs` is flat, and a model that takes a dict must be served with one.
+    return getattr(model, "_inputs_struct", model.inputs[0])
 
 
 def own_variables(layer: keras.Layer) -> list[keras.Variable]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from typing import Any
 
 import keras
@@ -48,6 +49,12 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
         return backend.einsum_float32(equation, left, right), gradient
 
     return contract(left, right)
+
+
+def last_axis(rank: int) -> str:
+    """The equation of a Dense layer: the last axis of an input of that rank with the first of a kernel."""
+    labels = string.ascii_lowercase[:rank]
+    return f"{labels},{labels[-1]}z->{labels[:-1]}z"
 
 
 def product_float32(equation: str, left: Any, right: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import string
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +13,9 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 
 from keras_mp import backend
 from keras_mp.rebuild.notes import precision_of_layer
-from keras_mp.stability.accumulate import MASKED_SCORE, einsum_float32
+from keras_mp.rebuild.walk import Config
+from keras_mp.stability.accumulate import MASKED_SCORE, einsum_float32, last_axis
 from keras_mp.stability.quantized_product import dequantized_int4, keeps_float_inputs
-
-Config = dict[str, Any]
 
 
 class Float32Inside:
@@ -148,10 +146,10 @@ class Float32Result:
 
 class Float32ResultDense(Float32Result):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        return self._finished(self._product(_last_axis_equation(len(inputs.shape)), inputs, self.kernel))  # type: ignore[attr-defined]
+        return self._finished(self._product(last_axis(len(inputs.shape)), inputs, self.kernel))  # type: ignore[attr-defined]
 
     def quantized_call(self, inputs: Any, training: bool | None = None) -> Any:
-        x = self._quantized_product(_last_axis_equation(len(inputs.shape)), inputs)
+        x = self._quantized_product(last_axis(len(inputs.shape)), inputs)
         return super().quantized_call(self._widened(inputs)) if x is None else self._finished(x)  # type: ignore[misc]
 
 
@@ -169,7 +167,7 @@ class Float32ResultReversibleEmbedding(Float32Result):
         if not reverse:
             return self._lowered(super().call(inputs))  # type: ignore[misc]
         kernel = keras.ops.transpose(self.embeddings) if self.tie_weights else self.reverse_embeddings  # type: ignore[attr-defined]
-        equation = _last_axis_equation(len(inputs.shape))
+        equation = last_axis(len(inputs.shape))
         if self.reverse_dtype == "float32":  # type: ignore[attr-defined]
             wide = (keras.ops.cast(inputs, "float32"), keras.ops.cast(kernel, "float32"))
             logits = keras.ops.einsum(equation, *wide)
@@ -183,7 +181,7 @@ class Float32ResultReversibleEmbedding(Float32Result):
         if not keeps_float_inputs(self):
             return super().quantized_call(self._widened(inputs), reverse=True)  # type: ignore[misc]
         kernel = dequantized_int4(self, precision_of_layer(self))
-        return self._capped(self._product(_last_axis_equation(len(inputs.shape)), inputs, kernel))
+        return self._capped(self._product(last_axis(len(inputs.shape)), inputs, kernel))
 
     def _lowered(self, rows: Any) -> Any:
         low = keras.ops.cast(rows, precision_of_layer(self))
@@ -334,11 +332,6 @@ SCORES_MIXINS = {
     keras.layers.GroupQueryAttention: Float32GroupedQueryScores,
 }
 ACTIVATION_ATTRIBUTES = ("activation", "recurrent_activation")
-
-
-def _last_axis_equation(rank: int) -> str:
-    labels = string.ascii_lowercase[:rank]
-    return f"{labels},{labels[-1]}z->{labels[:-1]}z"
 
 
 def _widened(x: Any) -> Any:

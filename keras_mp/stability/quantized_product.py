@@ -8,10 +8,8 @@ from typing import Any
 
 import keras
 
-# Private: Keras publishes how int4 is unpacked, and not how groups are dequantized.
-from keras.src.quantizers.quantizers import dequantize_with_sz_map
-
 from keras_mp import backend
+from keras_mp.rebuild.merged import dequantized, int4_columns, int4_weights
 
 
 def keeps_float_inputs(layer: Any) -> bool:
@@ -100,37 +98,27 @@ def dequantized_int4(layer: Any, dtype: str) -> Any:
     Returns:
         A tensor in the shape of the kernel; of a ReversibleEmbedding (features, vocabulary).
     """
-    if isinstance(layer, keras.layers.ReversibleEmbedding):
-        if layer.tie_weights:
-            codes, scale, zero = layer._embeddings, layer.embeddings_scale, getattr(layer, "embeddings_zero", None)
-            codes, scale = keras.ops.transpose(codes), keras.ops.transpose(scale)
-            zero = None if zero is None else keras.ops.transpose(zero)
-        else:
-            codes, scale = layer.reverse_embeddings, layer.reverse_embeddings_scale
-            zero = getattr(layer, "reverse_embeddings_zero", None)
-        groups = () if zero is None else (zero, layer.g_idx)
-        return _dequantized(codes, scale, groups, layer.output_dim, 0, dtype)
-    return dequantized_kernel(layer, quantized_kernel(layer), dtype)
+    if not isinstance(layer, keras.layers.ReversibleEmbedding):
+        return dequantized_kernel(layer, int4_weights(layer), dtype)
+    if not layer.tie_weights:
+        return _dequantized(layer, int4_weights(layer, "reverse_embeddings"), 0, dtype)
+    codes, scale, *groups = int4_weights(layer, "embeddings")
+    codes, scale = keras.ops.transpose(codes), keras.ops.transpose(scale)
+    if groups:
+        groups = [keras.ops.transpose(groups[0]), groups[1]]
+    return _dequantized(layer, (codes, scale, *groups), 0, dtype)
 
 
-def quantized_kernel(layer: Any) -> tuple[Any, ...]:
-    """The int4 kernel of a Dense or EinsumDense layer, as Keras keeps it: codes, scales, and what groups have more."""
-    groups = (layer.kernel_zero, layer.g_idx) if hasattr(layer, "kernel_zero") else ()
-    return (layer._kernel, layer.kernel_scale, *groups)
-
-
-def dequantized_kernel(layer: Any, quantized: Sequence[Any], dtype: str) -> Any:
-    """The kernel, in its shape, of what `quantized_kernel` returns."""
-    packed, scale, *groups = quantized
+def dequantized_kernel(layer: Any, weights: Sequence[Any], dtype: str) -> Any:
+    """The kernel of a Dense or EinsumDense layer, in its shape, from what `int4_weights` returns."""
+    kernel = _dequantized(layer, weights, -1, dtype)
     is_dense = isinstance(layer, keras.layers.Dense)
-    columns = layer._orig_output_dim if is_dense else layer._int4_unpacked_column_size
-    kernel = _dequantized(packed, scale, groups, columns, -1, dtype)
     return kernel if is_dense else keras.ops.reshape(kernel, layer.original_kernel_shape)
 
 
-def _dequantized(packed: Any, scale: Any, groups: Sequence[Any], size: int, axis: int, dtype: str) -> Any:
-    """Groups are their zero points and, for each row, the number of its group."""
-    codes = keras.ops.cast(keras.quantizers.unpack_int4(packed, size, axis=axis), "float32")
-    scale = keras.ops.cast(scale, "float32")
-    kernel = dequantize_with_sz_map(codes, scale, *groups, group_axis=0) if groups else keras.ops.divide(codes, scale)
-    return keras.ops.cast(kernel, dtype)
+def _dequantized(layer: Any, weights: Sequence[Any], packed_axis: int, dtype: str) -> Any:
+    packed, scale, *groups = weights
+    codes = keras.ops.cast(keras.quantizers.unpack_int4(packed, int4_columns(layer), axis=packed_axis), "float32")
+    if groups:
+        groups = [keras.ops.cast(groups[0], "float32"), keras.ops.cast(groups[1], "int32")]
+    return keras.ops.cast(dequantized(codes, keras.ops.cast(scale, "float32"), groups), dtype)

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from keras_mp.system.drivers import packages_for
-from keras_mp.system.host import NVIDIA_DRIVER
-from keras_mp.system.install import install_command
+from keras_mp.system.host import NVIDIA_DRIVER, packages_for
+from keras_mp.system.packages import install_command
 
 # Where Linux shows an accelerator: NVIDIA's, NVIDIA's under Windows, AMD's, TPUs.
 _CHIPS = (*NVIDIA_DRIVER, "/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/accel0", "/dev/vfio")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import json
 import os
 import random
@@ -18,7 +20,7 @@ from keras_mp.conversion.in_precision import precision_of
 from keras_mp.parallel import workers
 from keras_mp.reporting.byte_size import byte_size
 from keras_mp.system.whole_number import whole_number
-from keras_mp.training import callback_state, training_state
+from keras_mp.training import training_state
 from keras_mp.training.batches import Batches
 from keras_mp.training.checkpoint_file import (
     CheckpointFileError,
@@ -119,7 +121,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         )
         self._start = Place(0, 0)
         self._quiet: Any = None
-        self._before = [callback_state.snapshot(callback) for callback in self.callbacks]
+        self._before = [snapshot(callback) for callback in self.callbacks]
         if checkpoints_in(self.folder):
             training_state.build(self.model, None if self.batches is None else self.batches.batch(0, 0))
             self._resume()
@@ -187,9 +189,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             except training_state.MismatchError as error:
                 raise training_state.MismatchError(f"{path} cannot be resumed: {error}") from None
             for callback, state in zip(self.callbacks, manifest["callbacks"], strict=False):
-                vars(callback).update(callback_state.from_json(state, reader))
+                vars(callback).update(from_json(state, reader))
             random.setstate((manifest["python"][0], tuple(manifest["python"][1]), manifest["python"][2]))
-            np.random.set_state(callback_state.from_json(manifest["numpy"], reader))
+            np.random.set_state(from_json(manifest["numpy"], reader))
             self._start = Place(*manifest["place"])
         self.resumed_from = path
         ended = manifest["ended"] or self._start.epoch >= self.params["epochs"]
@@ -249,11 +251,11 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             "data": self._data(),
             "state": training_state.describe(self.model),
             "callbacks": [
-                callback_state.to_json(callback_state.changed(callback, before), arrays, "callbacks")
+                to_json(changed(callback, before), arrays, "callbacks")
                 for callback, before in zip(self.callbacks, self._before, strict=True)
             ],
             "python": [state[0], list(state[1]), state[2]],
-            "numpy": callback_state.to_json(np.random.get_state(legacy=False), arrays, "numpy"),
+            "numpy": to_json(np.random.get_state(legacy=False), arrays, "numpy"),
             "versions": {"keras": keras.__version__, "backend": keras.backend.backend()},
         }
         if not workers.is_first():
@@ -283,3 +285,78 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
 def _of_data(signature: dict[str, Any]) -> dict[str, Any]:
     return {f"data: {name}": value for name, value in signature.items()}
+
+
+# What a training has changed in the plain attributes of a callback: counters, best values, histories.
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def snapshot(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """Copies the attributes that are numbers, texts, arrays, or lists and dicts of such; not the settings.
+
+    Settings are what has the name of an argument of `__init__`: some callbacks turn their sign as training begins.
+
+    Args:
+        callback: a Keras callback.
+
+    Returns:
+        Copies of their values, by name.
+    """
+    settings = {"params", *inspect.signature(type(callback).__init__).parameters}
+    return {
+        name: copy.deepcopy(value)
+        for name, value in vars(callback).items()
+        if name not in settings and _is_plain(value)
+    }
+
+
+def changed(callback: keras.callbacks.Callback, before: dict[str, Any]) -> dict[str, Any]:
+    """Returns the plain attributes that have other values than in a snapshot."""
+    return {name: value for name, value in snapshot(callback).items() if not _same(value, before.get(name, before))}
+
+
+def to_json(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
+    """Turns a plain value into one that JSON can hold; arrays are put aside under names that begin with `name`."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        key = f"{name}/{len(arrays)}"
+        arrays[key] = value
+        return {"array": key}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item, arrays, name) for item in value]
+    if isinstance(value, dict):
+        return {"items": [[key, to_json(item, arrays, name)] for key, item in value.items()]}
+    return value
+
+
+def from_json(value: Any, arrays: Any) -> Any:
+    """The inverse of `to_json`; tuples come back as lists."""
+    if isinstance(value, list):
+        return [from_json(item, arrays) for item in value]
+    if isinstance(value, dict) and "array" in value:
+        return arrays[value["array"]]
+    if isinstance(value, dict):
+        return {key: from_json(item, arrays) for key, item in value["items"]}
+    return value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, _PLAIN) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, (*_PLAIN, np.ndarray, np.generic))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    return one == other or (one != one and other != other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,6 +15,7 @@ from keras_mp import backend
 from keras_mp.loss_scaling.gradients import is_overwritten
 from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.state_slot import StateSlot
+from keras_mp.rebuild.optimizers import Slot, optimizer_slots, unwrapped
 from keras_mp.training.checkpoint_file import Reader
 
 WEIGHT, SEED, FP8 = "weight", "seed", "fp8"
@@ -26,14 +27,6 @@ STORED, STORED_ROOT, SCALE = "|stored", "|stored_root", "|scale"
 
 class MismatchError(ValueError):
     """A checkpoint is of another model or optimizer; the message names the difference."""
-
-
-class _Slot(NamedTuple):
-    """A variable of an optimizer: what it is called, the weight it belongs to or None, the variable."""
-
-    name: str
-    weight: Any
-    variable: keras.Variable | StateSlot
 
 
 def build(model: keras.Model, batch: Any = None) -> None:
@@ -69,7 +62,7 @@ def describe(model: keras.Model) -> dict[str, Any]:
         "weights": [
             {"path": v.path, "shape": list(v.shape), "dtype": str(v.dtype), "kind": _kind(v)} for v in model.variables
         ],
-        "optimizer": type(_unwrapped(model.optimizer)).__name__,
+        "optimizer": type(unwrapped(model.optimizer)).__name__,
         "scales_loss": _scales_loss(model.optimizer),
         "metrics": [v.path for v in model.metrics_variables],
     }
@@ -124,7 +117,7 @@ def restore(model: keras.Model, reader: Reader, force: bool = False) -> list[str
     """
     saved = reader.manifest["state"]
     pairs, notes = _pairs(saved, list(model.variables), model.name)
-    if (was := saved["optimizer"]) != (now := type(_unwrapped(model.optimizer)).__name__) and not force:
+    if (was := saved["optimizer"]) != (now := type(unwrapped(model.optimizer)).__name__) and not force:
         raise MismatchError(
             f"the checkpoint was trained with {was}, and the model is compiled with {now}. Pass force=True "
             "(--force) to go on all the same"
@@ -250,47 +243,19 @@ def _optimizer_difference(lost: list[str], fresh: list[str], force: bool) -> lis
     return notes
 
 
-def _slots(optimizer: keras.optimizers.Optimizer) -> list[_Slot]:
+def _slots(optimizer: keras.optimizers.Optimizer) -> list[Slot]:
     """The variables of an optimizer. A loss scale's own are under `loss_scale.`, else it is as if there were none."""
-    if optimizer is not (inner := _unwrapped(optimizer)):
-        own = [slot for slot in _own_slots(optimizer) if not slot.name.startswith("inner_optimizer.")]
+    if optimizer is not (inner := unwrapped(optimizer)):
+        own = [slot for slot in optimizer_slots(optimizer) if not slot.name.startswith("inner_optimizer.")]
         named = [
             slot if slot.name == "gradient_sums" else slot._replace(name=f"loss_scale.{slot.name}") for slot in own
         ]
-        slots = named + _own_slots(inner)
+        slots = named + optimizer_slots(inner)
     else:
-        slots = _own_slots(optimizer)
+        slots = optimizer_slots(optimizer)
     reached = {id(variable) for slot in slots for variable in _stored(slot.variable).values()}
     rest = [variable for variable in optimizer.variables if id(variable) not in reached]
-    return slots + [_Slot(f"variables.{index}", None, variable) for index, variable in enumerate(rest)]
-
-
-def _own_slots(optimizer: keras.optimizers.Optimizer, prefix: str = "") -> list[_Slot]:
-    # Private, because optimizers publish their variables only as one flat list. A slot is kept in a list with a place
-    # for each weight, in the order of `_trainable_variables`.
-    weights = list(getattr(optimizer, "_trainable_variables", ()))
-    slots = []
-    for attribute, value in vars(optimizer).items():
-        if attribute in ("_variables", "_trainable_variables") or attribute.startswith(("_self_", "_keras_mp_")):
-            continue
-        name = prefix + ("gradient_sums" if attribute in ("_sums", "_accumulated_gradients") else attribute)
-        if isinstance(value, (keras.Variable, StateSlot)):
-            slots.append(_Slot(name, None, value))
-        elif isinstance(value, keras.optimizers.Optimizer):
-            slots += _own_slots(value, f"{name}.")
-        elif isinstance(value, (list, tuple)):
-            for index, item in enumerate(value):
-                if isinstance(item, (keras.Variable, StateSlot)):
-                    paired = len(value) == len(weights)
-                    slots.append(_Slot(name if paired else f"{name}.{index}", weights[index] if paired else None, item))
-                elif isinstance(item, keras.optimizers.Optimizer):
-                    slots += _own_slots(item, f"{name}.{index}.")
-    return list({id(slot.variable): slot for slot in slots}.values())
-
-
-def _unwrapped(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    wraps = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    return optimizer.inner_optimizer if wraps else optimizer
+    return slots + [Slot(f"variables.{index}", None, variable) for index, variable in enumerate(rest)]
 
 
 def _scales_loss(optimizer: keras.optimizers.Optimizer) -> bool:

@@ -7,14 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import keras
+from keras.src.models.functional import Functional
 
-# Private, because Keras has no public way to ask whether a class is made from inputs and outputs.
-from keras.src.models.functional import Functional, functional_like_constructor
-
-from keras_mp.rebuild.compiled import carry_slots
-from keras_mp.rebuild.fresh_optimizer import fresh_optimizer, move_exclusions
 from keras_mp.rebuild.notes import original_class, treatments_of
-from keras_mp.rebuild.walk import calls_of, graph_of, is_built, operations_of, with_self
+from keras_mp.rebuild.optimizers import carry_slots, fresh_optimizer, move_exclusions, optimizers_of, unwrapped
+from keras_mp.rebuild.walk import calls_of, functional_like_constructor, graph_of, is_built, operations_of, with_self
 from keras_mp.treatment.treated import INSIDE, new_to, parts_of, treat, untreat
 
 # A layer or operation, and its treatments with their options.
@@ -188,11 +185,10 @@ def _widen_inputs(node: Any, changed: set[int]) -> bool:
 
 def _renew_optimizers(model: keras.Model, before: dict[int, tuple[Any, str]]) -> None:
     """Gives a compiled model optimizers of its weights as they are now: building one again would double its slots."""
-    for name in ("optimizer", *[name for name in vars(model) if name != "optimizer"]):
-        optimizer = getattr(model, name, None)
-        if not isinstance(optimizer, keras.optimizers.Optimizer) or not optimizer.built:
+    for name, optimizer in optimizers_of(model).items():
+        if not optimizer.built:
             continue
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        inner = unwrapped(optimizer)
         # Private, because an optimizer has no public list of what it trains.
         trained = {id(variable) for variable in inner._trainable_variables}
         weights = model.trainable_variables

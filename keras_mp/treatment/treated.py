@@ -12,14 +12,10 @@ from typing import Any
 
 import keras
 
-# Private, because Keras has no public way to ask whether a class is made from inputs and outputs.
-from keras.src.models.functional import functional_like_constructor
-
 from keras_mp.rebuild.config import original_config
 from keras_mp.rebuild.notes import Notes, Place, notes_of, original_class, treatments_of, write_notes
 from keras_mp.rebuild.quantized_policies import policy_of, settle_policies, with_source
-from keras_mp.rebuild.rule import Config
-from keras_mp.rebuild.walk import children_of, graph_of
+from keras_mp.rebuild.walk import Config, children_of, functional_like_constructor, graph_of
 
 # The treatment of a layer whose own code creates layers that have treatments.
 INSIDE = "inside"

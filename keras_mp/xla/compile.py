@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_mp.backend.common.lowered import Lowered
-from keras_mp.system.install import install_command
-from keras_mp.system.versions import installed
+from keras_mp.system.packages import install_command, installed
 from keras_mp.xla.assigned import WRITTEN
 from keras_mp.xla.refusal import Refusal, refusal_in
 from keras_mp.xla.targets import Target, availability

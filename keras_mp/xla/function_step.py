@@ -11,11 +11,11 @@ from typing import Any
 
 import keras
 
-from keras_mp.conversion.saved_step import shapes_of_step
+from keras_mp.conversion.model_file import shapes_of_step
+from keras_mp.lean.chunked_head import LanguageModel
 from keras_mp.lean.chunked_loss import ChunkedCrossEntropy
-from keras_mp.lean.language_model import LanguageModel
 from keras_mp.precision.policy import set_global_policy
-from keras_mp.training.options import KINDS, parse
+from keras_mp.training.training_recipe import KINDS, parse
 from keras_mp.xla.lower import build_without_values
 
 

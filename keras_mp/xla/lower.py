@@ -11,11 +11,11 @@ import keras
 
 from keras_mp import backend
 from keras_mp.backend.common.lowered import Lowered
-from keras_mp.loss_scaling.wrap_optimizer import compute_dtypes
 from keras_mp.parallel.plan import FLOAT16_ON_TPU, Plan
 from keras_mp.parallel.tensor_rules import with_rules_of
 from keras_mp.rebuild import has_no_value, layers_by_path, operations_of
 from keras_mp.rebuild.merged import packed_weights
+from keras_mp.rebuild.walk import compute_dtypes
 
 
 def lower_step(model: keras.Model, batch: Any, *, training: bool, platform: str, plan: Plan | None = None) -> Lowered:

@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_mp.precision.chips import CHIPS, Chip, GpuDescription, TpuSlices, chip_name, nearest_hint, parse_target
 from keras_mp.precision.hardware import Support
-from keras_mp.system.install import install_command
+from keras_mp.system.packages import install_command
 
 HOST_TITLE = "this machine's CPU"
 

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Annotated, Any
 
 import keras_mp
-from keras_mp.loss_scaling.state_formats import check_state_dtype
+from keras_mp.loss_scaling.state_slot import check_state_dtype
 from keras_mp.precision.policy import POLICIES
 
 # What a resumed run may be asked for differently: it changes nothing, or TrainingCheckpoint says what it changes.

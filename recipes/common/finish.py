@@ -16,8 +16,7 @@ from keras_mp.export.verification import ExportError
 from keras_mp.parallel import workers
 from keras_mp.precision.policy import PolicyChoice
 from keras_mp.system.atomic_write import atomic_write
-from keras_mp.system.install import install_command
-from keras_mp.system.versions import installed
+from keras_mp.system.packages import install_command, installed
 from recipes.common.config import TrainingConfig
 from recipes.common.curves import draw_curves
 from recipes.common.fit import Training

@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-from keras_mp.system.install import install_command
+from keras_mp.system.packages import install_command
 
 
 class MissingPackageError(ImportError):

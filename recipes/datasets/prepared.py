@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_mp.system.install import install_command
+from keras_mp.system.packages import install_command
 from recipes.common.require import MissingPackageError, require
 
 tfds: Any = require("tensorflow_datasets", extra="data")

@@ -13,7 +13,7 @@ import keras_mp
 from keras_mp.export.export_report import Int8Layer
 from keras_mp.export.litert_file import LiteRTFile
 from keras_mp.export.saved_model import ExportError
-from keras_mp.system.versions import installed
+from keras_mp.system.packages import installed
 
 needs_what_makes_the_files = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow makes a LiteRT file, and is not installed"

@@ -7,7 +7,7 @@ import pytest
 from keras import layers
 
 import keras_mp
-from keras_mp.conversion.merged_float32 import merged_float32
+from keras_mp.conversion.to_float32 import merged_float32
 from keras_mp.export.saved_model import ExportError
 from keras_mp.precision.policy import policy_scope
 

@@ -13,8 +13,8 @@ from keras_mp.advice.lines import lines
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import find_place
 from keras_mp.advice.source import Source
-from keras_mp.lean.lean_report import lean_report
-from keras_mp.system.install import install_command
+from keras_mp.lean.make_lean import lean_report
+from keras_mp.system.packages import install_command
 
 BATCH = (keras.KerasTensor((8, 6, 16)), keras.KerasTensor((8, 6, 4)))
 on_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="variables without values, and several devices")

@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 from reference import DTYPES, compiled, to_numpy
 
-from keras_mp.fp8.block_scales import SCALE_ROUNDING, Blocks, dequantize_rows, exponents, quantize_matrix
-from keras_mp.fp8.matrix import as_matrix, from_matrix
+from keras_mp.fp8.mxfp8 import (
+    SCALE_ROUNDING,
+    Blocks,
+    as_matrix,
+    dequantize_rows,
+    exponents,
+    from_matrix,
+    quantize_matrix,
+)
 from keras_mp.precision.formats import FLOAT8_FORMATS
 
 NAMES = list(FLOAT8_FORMATS)

@@ -22,7 +22,7 @@ from twins import twin
 
 import keras_mp
 from keras_mp.fp8 import CurrentScaling, DelayedScaling, Float8Dense, Int8Scaling, convert, matmul, revert
-from keras_mp.fp8.history import CALL_SITES, AmaxHistory
+from keras_mp.fp8.layers import CALL_SITES, AmaxHistory
 
 
 @pytest.mark.jax

@@ -8,8 +8,7 @@ import pytest
 from twins import twin
 
 from keras_mp.fp8 import DelayedScaling, Int8Scaling, StaticScaling, convert, explain
-from keras_mp.fp8.int8_cost import compiled_cost
-from keras_mp.fp8.int8_cycles import CYCLES
+from keras_mp.fp8.cost import CYCLES, compiled_cost
 from keras_mp.fp8.layers import Float8Layer
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from int8_reference import TOP, amax, divided, integers, scale_of, variable, wor
 from reference import compiled, tensors, to_numpy, with_gradients
 
 from keras_mp.fp8 import Int8Scaling, get_recipe, matmul
-from keras_mp.fp8.int8_scaling import MOST_TERMS
+from keras_mp.fp8.int8_products import MOST_TERMS
 
 PATH = "block/dense"
 BACKEND = keras.backend.backend()

@@ -9,7 +9,7 @@ from reference import Product, assert_close, compiled, product, quantize, sqnr, 
 
 from keras_mp import backend
 from keras_mp.fp8 import E4M3, CurrentScaling, matmul
-from keras_mp.fp8.contraction import last_axis
+from keras_mp.stability.accumulate import last_axis
 
 pytestmark = pytest.mark.jax
 

@@ -7,9 +7,8 @@ import reference
 from reference import compiled, tensors
 
 from keras_mp.fp8 import E4M3, E5M2, HYBRID, CurrentScaling, RoleFormats
-from keras_mp.fp8.recipes import get_recipe
-from keras_mp.fp8.roles import ROLES
-from keras_mp.fp8.scaling_recipe import Recipe
+from keras_mp.fp8.scaling import get_recipe
+from keras_mp.fp8.scaling_recipe import ROLES, Recipe
 
 BACKEND = keras.backend.backend()
 FORMAT_OF = {"input": "E4M3", "kernel": "E4M3", "gradient": "E5M2"}

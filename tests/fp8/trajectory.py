@@ -15,7 +15,7 @@ from reference import cast, compiled, tensors, to_numpy
 
 import keras_mp
 from keras_mp.fp8 import DelayedScaling, Float8Dense, Int8Scaling, StaticScaling
-from keras_mp.fp8.roles import ROLES
+from keras_mp.fp8.scaling_recipe import ROLES
 
 ROWS, WIDTH = 8, 16
 BAD = (np.inf, -np.inf, np.nan)

@@ -8,8 +8,7 @@ import own_blocks
 import pytest
 from keras import layers
 
-from keras_mp.lean.blocks import find_blocks
-from keras_mp.lean.repeats import longest_runs
+from keras_mp.lean.blocks import find_blocks, longest_runs
 
 
 def found(model):

@@ -9,7 +9,7 @@ from gradients_of import MODES, value_and_gradients
 from keras import ops
 
 import keras_mp
-from keras_mp.lean.rotary import rotate
+from keras_mp.lean.self_attention import rotate
 
 FREQUENCIES = [1.0, 0.3, 0.01]
 

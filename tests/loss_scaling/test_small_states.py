@@ -8,7 +8,7 @@ from twins import twin
 
 import keras_mp
 from keras_mp.loss_scaling import inner_optimizer
-from keras_mp.loss_scaling.state_creation import is_small
+from keras_mp.loss_scaling.inner_build import is_small
 from keras_mp.loss_scaling.state_slot import StateSlot
 from keras_mp.loss_scaling.stochastic_rounding import random_bits
 

@@ -7,7 +7,7 @@ from keras import layers, ops
 from test_optimizer import MODES
 
 import keras_mp
-from keras_mp.loss_scaling.step_state import changed_by_the_forward_pass
+from keras_mp.loss_scaling.atomic_skip import changed_by_the_forward_pass
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import keras_mp
-from keras_mp.conversion.saved_step import shapes_of_step
-from keras_mp.lean.sparse_loss import is_sparse_crossentropy
+from keras_mp.conversion.model_file import shapes_of_step
+from keras_mp.lean.chunked_loss import is_sparse_crossentropy
 from keras_mp.numerics.checks import check_labels
 
 CLASSES = 7

@@ -109,11 +109,11 @@ KINDS = {
 KERNELS_OF_CPUS = ["islands.py", "bias.py", "small_images.py"] * (BACKEND == "tensorflow")
 # What has no second derivatives, and says so; what makes the gradients of others; what the step of a sharded model has.
 ELSEWHERE = {
-    "fp8/history.py": "test_eight_bits_name_the_layer_and_the_way_out",
-    "fp8/int8_product.py": "test_eight_bits_name_the_layer_and_the_way_out",
+    "fp8/layers.py": "test_eight_bits_name_the_layer_and_the_way_out",
+    "fp8/int8_products.py": "test_eight_bits_name_the_layer_and_the_way_out",
     "fp8/matmul.py": "test_eight_bits_name_the_layer_and_the_way_out",
-    "fp8/mxfp8_product.py": "test_eight_bits_name_the_layer_and_the_way_out",
-    "lean/int4_layers.py": "test_int4_layers",
+    "fp8/mxfp8.py": "test_eight_bits_name_the_layer_and_the_way_out",
+    "lean/lean_layers.py": "test_int4_layers",
     "stability/quantized_product.py": "test_logits_of_quantized_inputs",
     "backend/tensorflow/islands.py": "test_models",
     "backend/tensorflow/bias.py": "test_models",

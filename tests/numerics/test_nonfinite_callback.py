@@ -7,7 +7,7 @@ from faults import first_overflow, normal, normalized, scale_only
 from keras import layers
 
 import keras_mp
-from keras_mp.numerics.data_file import batches_of_file
+from keras_mp.numerics.data import batches_of_file
 
 
 def model_of(optimizer="sgd", dtype="float32"):

@@ -6,7 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from keras_mp.numerics.data_file import read_arrays
+from keras_mp.numerics.data import read_arrays
 
 
 def saved(path, **at):

@@ -21,7 +21,7 @@ import keras_mp
 from keras_mp import fp8
 from keras_mp.backend.jax.part import AXIS, Part
 from keras_mp.fp8.matmul import matmul
-from keras_mp.parallel.rows import Rows
+from keras_mp.parallel.plan import Rows
 from keras_mp.xla.lower import lower_step
 from recipes.language_model import batches, build
 

@@ -9,7 +9,7 @@ import pytest
 from devices import TENSORFLOW, only_jax, only_tensorflow
 
 import keras_mp
-from keras_mp.system.versions import installed
+from keras_mp.system.packages import installed
 from models.gpt import TENSOR_RULES
 from models.llama import LlamaSize, llama
 from recipes.language_model import Config, batches, build

@@ -14,8 +14,7 @@ from test_coordinator import free_port, together
 from test_workers import Processes
 
 from keras_mp.parallel import coordinator as module
-from keras_mp.parallel.cluster import Cluster, ClusterError
-from keras_mp.parallel.cluster_key import FILE, VARIABLE, cluster_key, is_proof, proof
+from keras_mp.parallel.cluster import FILE, VARIABLE, Cluster, ClusterError, cluster_key, is_proof, proof
 from keras_mp.parallel.coordinator import Coordinator, LostWorkerError
 
 JOIN = {"kind": "join", "index": 1, "port": 6666, "number": "00", "proof": "0" * 64}

@@ -10,7 +10,7 @@ from rich.console import Console
 
 import keras_mp.precision.hardware
 import keras_mp.precision.policy
-import keras_mp.system.drivers
+import keras_mp.system.host
 from keras_mp.precision import doctor as doctor_module
 from keras_mp.precision.chips import CHIPS
 from keras_mp.precision.doctor import configured_backend, doctor, main
@@ -30,8 +30,8 @@ def flat(text):
 
 def with_nvidia_driver(monkeypatch, trace):
     """Makes the machine look like one with an NVIDIA GPU that nothing hides."""
-    driver = keras_mp.system.drivers.DRIVERS[0]
-    monkeypatch.setattr(keras_mp.system.drivers, "DRIVERS", (driver._replace(traces=(trace,)),))
+    driver = keras_mp.system.host.DRIVERS[0]
+    monkeypatch.setattr(keras_mp.system.host, "DRIVERS", (driver._replace(traces=(trace,)),))
     monkeypatch.setattr(keras_mp.system.quiet_import, "_CHIPS", (trace,))
     for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from keras_mp.precision.chip import nvlink, pcie
 from keras_mp.precision.chips import CHIPS
-from keras_mp.precision.link import nvlink, pcie
 
 # Ports of a TPU and gigabits per second of each in one direction: the "ICI ports per chip" of Google's newer
 # pages, and the gigabits of all ports together on its older ones (1600 for v5e, 4800 for v5p), which are rounded down.

@@ -188,3 +188,18 @@ def test_a_model_that_cannot_be_run_is_told():
     model(np.full((3, 4), 7, "float32"))
     with pytest.warns(UserWarning, match="'choosy' .* could not be compared with the original: .*sevens, please"):
         rebuild(model, unchanged)
+
+
+def test_a_rule_that_changes_nothing_needs_no_second_copy(monkeypatch):
+    compared = []
+    monkeypatch.setattr("keras_mp.rebuild.model.check_same", lambda old, new, sample: compared.append(new))
+    keras.config.set_dtype_policy("float32")
+    model = Graph()
+    copy = rebuild(model, lambda node, layer: dict(node), policy="float32").model
+    assert compared.pop() is copy
+    lower = rebuild(model, lambda node, layer: dict(node), policy="mixed_bfloat16").model
+    assert compared.pop() is not lower
+    other = rebuild(model, lambda node, layer: {**node, "units": 1} if node.get("units") == 2 else {**node}).model
+    assert compared.pop() is other
+    wider = rebuild(model, lambda node, layer: {**node, "trainable": False} if "trainable" in node else node).model
+    assert compared.pop() is not wider

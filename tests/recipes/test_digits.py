@@ -10,7 +10,7 @@ import pytest
 
 import keras_mp
 from keras_mp.precision.policy import PolicyChoice
-from keras_mp.system.install import install_command
+from keras_mp.system.packages import install_command
 from recipes import digits as recipe
 from recipes.common import finish
 from recipes.datasets.digits import load

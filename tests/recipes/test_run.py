@@ -1,6 +1,6 @@
 import pytest
 
-from keras_mp.training.find_recipe import recipes_in
+from keras_mp.training.run_recipe import recipes_in
 from recipes import digits, run
 
 

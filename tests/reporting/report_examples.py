@@ -13,7 +13,7 @@ from keras_mp.advice.measures import Measures
 from keras_mp.bench.benchmark_report import BenchmarkReport
 from keras_mp.bench.compare import Measured
 from keras_mp.export.export_report import DeploymentReport, ExportReport, Int8Layer
-from keras_mp.lean.lean_report import LeanReport, LeanRow
+from keras_mp.lean.make_lean import LeanReport, LeanRow
 from keras_mp.numerics.audit import audit
 from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.compare_training import ParityReport

@@ -8,7 +8,7 @@ from keras import layers
 from twins import twin
 
 import keras_mp
-from keras_mp.conversion.merged_float32 import merged_float32
+from keras_mp.conversion.to_float32 import merged_float32
 from keras_mp.precision.policy import policy_scope
 from keras_mp.rebuild import rebuild
 

@@ -8,7 +8,7 @@ from resumable import Act, Crash
 from twins import twin
 
 import keras_mp
-from keras_mp.conversion.merged_float32 import merged_float32
+from keras_mp.conversion.to_float32 import merged_float32
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("float32_policy")]
 

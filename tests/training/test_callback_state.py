@@ -3,7 +3,7 @@ import json
 import keras
 import numpy as np
 
-from keras_mp.training.callback_state import changed, from_json, snapshot, to_json
+from keras_mp.training.checkpoint import changed, from_json, snapshot, to_json
 
 
 def through_a_file(state):

@@ -4,7 +4,7 @@ from typing import Annotated, Optional
 
 import pytest
 
-from keras_mp.training.options import parse
+from keras_mp.training.training_recipe import parse
 
 
 @dataclasses.dataclass(frozen=True)

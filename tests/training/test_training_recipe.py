@@ -6,8 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_mp.training.find_recipe import find_recipe
-from keras_mp.training.run_recipe import run_recipe
+from keras_mp.training.run_recipe import find_recipe, run_recipe
 
 HEAD = """
 import dataclasses

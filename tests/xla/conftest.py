@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from keras_mp.system.versions import installed
+from keras_mp.system.packages import installed
 from keras_mp.xla.compile import CompileError
 
 # What the compilers that come with jax 0.7 cannot do, by what they say.

@@ -7,7 +7,7 @@ import keras
 import pytest
 from steps import tensor
 
-from keras_mp.system.install import install_command
+from keras_mp.system.packages import install_command
 from keras_mp.xla import compile as compiling
 from keras_mp.xla.compile import CompileError, compile_step
 from keras_mp.xla.lower import lower_step

@@ -8,7 +8,7 @@ import pytest
 from steps import tensor
 
 from keras_mp.fp8 import Float8Dense
-from keras_mp.system.versions import installed
+from keras_mp.system.packages import installed
 from keras_mp.xla.compile import compile_step
 from keras_mp.xla.hlo import parse
 from keras_mp.xla.lower import lower_step

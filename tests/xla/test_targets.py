@@ -4,7 +4,7 @@ import re
 import pytest
 
 from keras_mp.precision.chips import CHIPS
-from keras_mp.system.install import install_command
+from keras_mp.system.packages import install_command
 from keras_mp.xla.targets import availability, find_target, find_targets, target_names
 
 

@@ -31,7 +31,7 @@ class Part(NamedTuple):
         overwritten: whether its gradient is its next value, of which the largest counts.
         spec: the layout, as JAX writes it.
         shape: of the whole.
-        rows: quantizes its rows to be gathered, and makes numbers of them again, as `keras_mp.parallel.rows` does; None
+        rows: quantizes its rows to be gathered, and makes numbers of them again, as `keras_mp.parallel.plan` does; None
             where it is gathered in `dtype`.
     """
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from keras_mp.system.install import install_command
+from keras_mp.system.packages import install_command
 from recipes.common.require import MissingPackageError, require
 
 

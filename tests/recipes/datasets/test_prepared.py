@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_mp.system.install import install_command
+from keras_mp.system.packages import install_command
 from recipes.datasets import cifar10, imagenet, imdb, lm1b
 from recipes.datasets.prepared import NotPreparedError, arrays, examples, prepared, tfds
 

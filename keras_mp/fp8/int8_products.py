@@ -1,21 +1,40 @@
-"""The scaling recipe of INT8 products: delayed, static and current scales, and gradients rounded stochastically."""
+"""INT8: the scaling recipe, the three matrix products of a layer, and the product with its gradients."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import zlib
 from typing import Any, ClassVar
 
 import keras
 
 from keras_mp import backend
-from keras_mp.fp8.roles import HYBRID, RoleFormats, check_role
-from keras_mp.fp8.scaling import AMAX_RULES
-from keras_mp.fp8.scaling_recipe import Quantized, Recipe
-from keras_mp.fp8.step_count import next_step
-from keras_mp.fp8.whole_amax import over_parts
+from keras_mp.fp8.quantized_dot import (
+    first_order,
+    first_order_operands,
+    join,
+    quantized_dot,
+    sum_gradients,
+    summed_axes,
+)
+from keras_mp.fp8.scaling_recipe import (
+    AMAX_RULES,
+    HYBRID,
+    ROLES,
+    Quantized,
+    Recipe,
+    RoleFormats,
+    check_role,
+    next_step,
+    over_parts,
+    scaling,
+)
 from keras_mp.loss_scaling.stochastic_rounding import random_bits
 from keras_mp.precision.formats import scale_to
 from keras_mp.system.whole_number import whole_number
+
+# The scaling recipe of INT8 products: delayed, static and current scales, and gradients rounded stochastically.
 
 TOP = 127
 """The largest integer; -128 is left out, so that the range is symmetric."""
@@ -212,3 +231,157 @@ def _fraction(bits: Any) -> Any:
     """Of each word a number between 0 and 1 whose mean is 1/2: added to less than 128, it leaves an integer's floor."""
     high = keras.ops.right_shift(bits, keras.ops.convert_to_tensor(16, "uint32"))
     return keras.ops.cast(keras.ops.cast(high, "int32"), "float32") * 2.0**-16 + 2.0**-17
+
+
+# The three matrix products of an INT8 layer.
+
+
+FORWARD, TO_INPUTS, TO_KERNEL = range(3)
+
+
+class MatrixProducts:
+    """Matrix products of inputs and a kernel.
+
+    Args:
+        equations: of the product, of the gradient of the inputs, and of that of the kernel.
+        inputs: their shape.
+        kernel: the shape of the whole.
+        dtypes: of the result, and of the two gradients.
+        recipe: the scaling recipe.
+        path: names the products in the compiled program.
+        apart: whether the compiler may not fuse what follows into the product.
+
+    Attributes:
+        integer: those of the three whose operands are INT8.
+    """
+
+    def __init__(
+        self,
+        equations: tuple[str, str, str],
+        inputs: tuple[Any, ...],
+        kernel: tuple[Any, ...],
+        dtypes: tuple[str, str, str],
+        recipe: Int8Scaling,
+        path: str,
+        apart: bool,
+    ):
+        self._equations, self._dtypes, self._path, self._apart = equations, dtypes, path, apart
+        terms = equations[0].split("->")[0].split(",")
+        sizes = dict(zip("".join(terms), (*inputs, *kernel), strict=True))
+        wanted = range(3 if recipe.kernel_gradient == "int8" else 2)
+        self.integer = {product for product in wanted if _fits(equations[product], sizes)}
+
+    def summed_axes(self, product: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The axes that a product sums over."""
+        return summed_axes(self._equations[product])
+
+    def forward(self, x: Quantized, w: Quantized) -> Any:
+        """The result."""
+        equation, dtype = self._equations[0], self._dtypes[0]
+        return quantized_dot(equation, x, w, dtype, "forward", path=self._path, precise=False, apart=self._apart)
+
+    def to_inputs(self, g: Quantized, w: Quantized) -> Any:
+        """The gradient of the inputs."""
+        return self._gradient(self._equations[1], g, w, self._dtypes[1], "input_gradient")
+
+    def to_kernel(self, x: Quantized, g: Quantized) -> Any:
+        """The gradient of the kernel."""
+        equation = self._equations[2]
+        if TO_KERNEL in self.integer:
+            equation, x = _summed_last(equation, _nan_past_int32(equation, x))
+        return self._gradient(equation, x, g, self._dtypes[2], "kernel_gradient")
+
+    def _gradient(self, equation: str, left: Quantized, right: Quantized, dtype: str, role: str) -> Any:
+        return quantized_dot(equation, left, right, dtype, role, path=self._path, precise=False, apart=False)
+
+
+def _fits(equation: str, sizes: dict[str, Any]) -> bool:
+    """Whether a product sums over few enough terms, or over a number that is not known yet."""
+    left, right = equation.split("->")[0].split(",")
+    summed = [sizes[label] for label in left if label in right]
+    return not all(isinstance(size, int) for size in summed) or math.prod(summed) <= MOST_TERMS
+
+
+def _summed_last(equation: str, left: Quantized) -> tuple[str, Quantized]:
+    """The same product with the axes that it sums over last in its left operand, and in memory.
+
+    A TPU v5e multiplies integers that it adds up along the rows of both operands no faster than bfloat16.
+    """
+    labels, rest = equation.split(",", 1)
+    summed = summed_axes(equation)[0]
+    order = [axis for axis in range(len(labels)) if axis not in summed] + list(summed)
+    if order == list(range(len(labels))):
+        return equation, left
+    scale = left.scale if len(left.scale.shape) == 0 else keras.ops.transpose(left.scale, order)
+    values = backend.row_major(keras.ops.transpose(backend.row_major(left.values), order))
+    return f"{''.join(labels[axis] for axis in order)},{rest}", Quantized(values, scale)
+
+
+def _nan_past_int32(equation: str, left: Quantized) -> Quantized:
+    """Gives an operand the scale NaN where a product of it sums over too many terms, once their number is known."""
+    axes = summed_axes(equation)[0]
+    if all(isinstance(left.values.shape[axis], int) for axis in axes):
+        return left
+    sizes = [keras.ops.cast(keras.ops.shape(left.values)[axis], "float32") for axis in axes]
+    return Quantized(left.values, keras.ops.where(math.prod(sizes) <= MOST_TERMS, left.scale, float("nan")))
+
+
+# The product of an INT8 layer and its gradients.
+
+
+def int8_product(
+    inputs: Any, kernel: Any, histories: list[Any], recipe: Int8Scaling, products: MatrixProducts, path: str, part: Any
+) -> Any:
+    """Multiplies inputs by a kernel as `Int8Scaling` says; the gradients as well.
+
+    Args:
+        inputs: floats.
+        kernel: floats.
+        histories: one history, or none.
+        recipe: the scaling recipe.
+        products: how the two are multiplied.
+        path: of the layer: gradients of two layers of one shape are rounded independently.
+        part: how the whole kernel is made of what the devices have; None where `kernel` is whole.
+
+    Returns:
+        The product. The gradient of the history is the next history.
+    """
+    compute_dtype = keras.backend.standardize_dtype(inputs.dtype)
+    variable = zlib.crc32(path.encode())
+
+    @backend.custom_gradient
+    def multiply(inputs: Any, kernel: Any, *histories: Any) -> Any:
+        inputs, kernel = first_order_operands([inputs, kernel], path)
+        scope = backend.gradient_scope()
+        history = histories[0] if histories else None
+        made: dict[tuple[str, int], Quantized] = {}
+        amaxes = [magnitude(x) for x in (inputs, kernel)] if histories and not recipe.per_row else []
+
+        def operand(role: str, x: Any, product: int, place: int) -> Quantized:
+            own = part if role == "kernel" else None
+            axes = products.summed_axes(product)[place] if recipe.per_row else None
+            if product not in products.integer:
+                return join(Quantized(keras.ops.cast(x, compute_dtype), keras.ops.ones(())), own)
+            key = role, product if recipe.per_row else -1
+            if key not in made:
+                known = None if history is None else history[ROLES.index(role)]
+                with scaling(own):
+                    made[key] = join(recipe.quantize(x, role, axes, known, variable), own, axes)
+            return made[key]
+
+        def gradient(g: Any) -> Any:
+            (g,) = first_order_operands([g], path)
+            with scope():
+                following = []
+                if histories:
+                    following = [recipe.next_history(history, [*amaxes, magnitude(g)] if amaxes else [])]
+                g_for_inputs, g_for_kernel = operand("gradient", g, TO_INPUTS, 0), operand("gradient", g, TO_KERNEL, 1)
+                own = products.to_kernel(x_for_kernel, g_for_kernel)
+                gradients = [products.to_inputs(g_for_inputs, w_for_inputs), sum_gradients(own, part)]
+                return *first_order(gradients, g, [x_for_kernel, w_for_inputs], path), *following
+
+        x, w = operand("input", inputs, FORWARD, 0), operand("kernel", kernel, FORWARD, 1)
+        x_for_kernel, w_for_inputs = operand("input", inputs, TO_KERNEL, 0), operand("kernel", kernel, TO_INPUTS, 1)
+        return products.forward(x, w), gradient
+
+    return multiply(inputs, kernel, *histories)

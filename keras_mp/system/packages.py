@@ -1,8 +1,20 @@
-"""The commands that install what is missing, as they work where the kit runs."""
+"""Packages: which one defines a class, their versions, and the commands that install what is missing."""
 
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 _HERE = Path(__file__).resolve().parents[2]
+# Keras and this kit: what is defined elsewhere is its user's, or another library's.
+LIBRARIES = ("keras", "keras_mp")
+
+
+def package_of(thing: Any) -> str:
+    """The package that defines a class or a function, such as "keras"; empty where it does not say."""
+    return (thing.__module__ or "").partition(".")[0]
 
 
 def install_command(extra: str, *packages: str) -> str:
@@ -31,3 +43,21 @@ def clone_folder() -> Path | None:
         return _HERE if 'name = "keras-mp"' in project.read_text() else None
     except OSError:
         return None
+
+
+def installed(packages: Iterable[str]) -> dict[str, str]:
+    """Looks up versions.
+
+    Args:
+        packages: names, as pip knows them.
+
+    Returns:
+        The version of each package that is installed, by its name.
+    """
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions

@@ -1,4 +1,4 @@
-"""Whether the code that is running now belongs to a training step."""
+"""The training step of a model: whether the code that is running now belongs to it, and how it computes on a CPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import Any
 
 # Private, because a layer whose `call()` has no argument `training` has no public way to know.
 from keras.src.backend.common import global_state
+
+from keras_mp import backend
+from keras_mp.lean.gelu import gelu
+from keras_mp.rebuild.notes import notes_of
+from keras_mp.treatment.treated import Treatment, register_treatments
 
 STEP = "lean step"
 _IN_STEP: ContextVar[bool] = ContextVar("in_step", default=False)
@@ -48,3 +53,34 @@ def may_be_differentiated(given: Any = None) -> bool:
     if given is not None and not isinstance(given, bool):
         return False  # a tensor, which cannot say before the step runs whether dropout is drawn
     return _IN_STEP.get() or is_training(given)
+
+
+# The step of a prepared model on a CPU, where TensorFlow's kernels sum and compute in 16 bits.
+
+# The treatment of a model; its options are `{"islands": bool}`, as `keras_mp.prepare` takes it.
+STEP_ON_A_CPU = "step on a CPU"
+
+
+class StepOnACPU:
+    """A model whose step on a CPU sums and computes in float32 what TensorFlow's kernels do not."""
+
+    def train_step(self, *arguments: Any) -> Any:
+        notes = notes_of(self)
+        assert notes is not None
+        # On JAX there is a state before the batch.
+        scope = (
+            notes.kept[STEP_ON_A_CPU](arguments[-1])
+            if notes.treatments[STEP_ON_A_CPU]["islands"]
+            else backend.without_islands()
+        )
+        with backend.gradients_on_cpus(), backend.activations_on_cpus(gelu), scope:
+            return super().train_step(*arguments)  # type: ignore[misc]
+
+
+def _count_batch_sizes(model: Any) -> None:
+    notes = notes_of(model)
+    assert notes is not None
+    notes.kept[STEP_ON_A_CPU] = backend.count_batch_sizes()
+
+
+register_treatments({STEP_ON_A_CPU: Treatment(lambda original, names: StepOnACPU, _count_batch_sizes, order=-2)})

@@ -1,0 +1,162 @@
+"""The optimizers of a model: their variables, one with the settings of another, and state carried to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_mp.rebuild.state import copy_value
+
+
+class Slot(NamedTuple):
+    """A variable of an optimizer, or what takes the place of one and is stored in fewer bits.
+
+    Attributes:
+        name: the attributes that lead to it, joined by ".".
+        weight: that it belongs to, or None.
+        variable: as the optimizer reads and assigns it.
+    """
+
+    name: str
+    weight: keras.Variable | None
+    variable: Any
+
+
+def optimizer_slots(optimizer: keras.optimizers.Optimizer, prefix: str = "") -> list[Slot]:
+    """The variables of an optimizer and of those inside it, each once, by names that another of its class has, too."""
+    # Private, because optimizers publish their variables only as one flat list. A slot is kept in a list with a place
+    # for each weight, in the order of `_trainable_variables`.
+    weights = list(getattr(optimizer, "_trainable_variables", ()))
+    slots = []
+    for attribute, value in vars(optimizer).items():
+        if attribute in ("_variables", "_trainable_variables") or attribute.startswith(("_self_", "_keras_mp_")):
+            continue
+        name = prefix + ("gradient_sums" if attribute in ("_sums", "_accumulated_gradients") else attribute)
+        if isinstance(value, keras.optimizers.Optimizer):
+            slots += optimizer_slots(value, f"{name}.")
+        elif isinstance(value, (list, tuple)):
+            paired = len(value) == len(weights)
+            for index, item in enumerate(value):
+                if isinstance(item, keras.optimizers.Optimizer):
+                    slots += optimizer_slots(item, f"{name}.{index}.")
+                elif _is_slot(item):
+                    slots.append(Slot(name if paired else f"{name}.{index}", weights[index] if paired else None, item))
+        elif _is_slot(value):
+            slots.append(Slot(name, None, value))
+    return list({id(slot.variable): slot for slot in slots}.values())
+
+
+def stored(slot: Any) -> list[keras.Variable]:
+    """The variables of a slot: itself, or those of one that is stored in fewer bits than it is read in."""
+    return [slot] if isinstance(slot, keras.Variable) else slot.variables
+
+
+def _is_slot(value: Any) -> bool:
+    return isinstance(value, keras.Variable) or (hasattr(value, "assign") and hasattr(value, "variables"))
+
+
+def unwrapped(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """The optimizer inside one that scales the loss; any other itself."""
+    wraps = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return optimizer.inner_optimizer if wraps else optimizer
+
+
+def leaves(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+    """Returns the optimizers that hold the settings: the optimizer itself, or those inside Keras's MultiOptimizer."""
+    return list(getattr(optimizer, "optimizers", [optimizer]))
+
+
+def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
+    """The optimizers of a model, such as a GAN's two, by the attributes that hold them."""
+    held = {"optimizer": getattr(model, "optimizer", None), **vars(model)}
+    return {name: value for name, value in held.items() if isinstance(value, keras.optimizers.Optimizer)}
+
+
+def fresh_optimizer(optimizer: keras.optimizers.Optimizer, **settings: Any) -> keras.optimizers.Optimizer:
+    """Makes an optimizer of the same class, also where the class is not registered with Keras.
+
+    Args:
+        optimizer: the other, which may hold optimizers.
+        settings: of its config, in place of its own.
+
+    Returns:
+        One that is not built, and leaves out of weight decay the same weights of the same model.
+    """
+    classes = {type(held) for held in _with_held(optimizer)}
+    names = {name: cls for cls in classes for name in (cls.__name__, keras.saving.get_registered_name(cls))}
+    with keras.saving.custom_object_scope(names):
+        fresh = type(optimizer).from_config({**optimizer.get_config(), **settings})
+    for old, new in zip(_with_held(optimizer), _with_held(fresh), strict=True):
+        _keep_exclusions(old, new)
+    return fresh
+
+
+def move_exclusions(
+    optimizer: keras.optimizers.Optimizer, weights: Iterable[tuple[keras.Variable, keras.Variable]]
+) -> None:
+    """Makes an optimizer of `fresh_optimizer` leave out of weight decay the weights of another model.
+
+    Args:
+        optimizer: not built.
+        weights: pairs of a weight that the optimizer may leave out, and of that which takes its place.
+    """
+    for held in _with_held(optimizer):
+        excluded = getattr(held, "_exclude_from_weight_decay", None)
+        if excluded:
+            held._exclude_from_weight_decay = {
+                held._var_key(new) for old, new in weights if held._var_key(old) in excluded
+            }
+
+
+def _keep_exclusions(old: keras.optimizers.Optimizer, new: keras.optimizers.Optimizer) -> None:
+    # Private: no config of Keras has them.
+    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
+        if hasattr(old, name):
+            setattr(new, name, getattr(old, name))
+
+
+def _with_held(optimizer: keras.optimizers.Optimizer) -> Iterator[keras.optimizers.Optimizer]:
+    """An optimizer, and those that it holds, in the order of its attributes."""
+    yield optimizer
+    for value in vars(optimizer).values():
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(item, keras.optimizers.Optimizer) and item is not optimizer:
+                yield from _with_held(item)
+
+
+def carry_slots(
+    old: keras.optimizers.Optimizer, new: keras.optimizers.Optimizer, variables: dict[int, keras.Variable]
+) -> list[str]:
+    """Copies optimizer state; slots follow their weight, whatever its place in the new model's order.
+
+    Args:
+        old: built.
+        new: built.
+        variables: of the new model, by the id of the weight of the old one.
+
+    Returns:
+        A sentence for each variable that was not carried over.
+    """
+    places = {(slot.name, id(slot.weight)): slot.variable for slot in optimizer_slots(new)}
+    reached: set[int] = set()
+    for name, weight, slot in optimizer_slots(old):
+        if weight is not None and id(weight) not in variables:
+            continue
+        place = places.get((name, id(None if weight is None else variables[id(weight)])))
+        if place is not None and tuple(slot.shape) == tuple(place.shape):
+            _copy(slot, place)
+            reached.update(map(id, stored(slot)))
+    return [f"optimizer variable {v.path!r} was not carried over" for v in old.variables if id(v) not in reached]
+
+
+def _copy(old: Any, new: Any) -> None:
+    parts = stored(old), stored(new)
+    if [part.dtype for part in parts[0]] == [part.dtype for part in parts[1]]:
+        for one, other in zip(*parts, strict=True):
+            copy_value(one, other)
+    elif old.dtype == "float32":
+        new.assign(old.numpy())
+    else:
+        copy_value(old, new)
