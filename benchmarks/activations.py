@@ -37,7 +37,7 @@ def step_of(kind: Callable, islands: bool) -> Callable:
 
     @tf.function(autograph=False)
     def step(x: tf.Tensor, upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        with backend.activations_on_cpus(gelu) if islands else nullcontext(), tf.GradientTape() as tape:
+        with backend.step_scopes(gelu)(()) if islands else nullcontext(), tf.GradientTape() as tape:
             tape.watch(x)
             y = kind(x)
         return y, tape.gradient(y, x, upstream)

@@ -3,8 +3,8 @@
     python benchmarks/kernel_gradients.py
 
 In bfloat16, with "same" padding, on a CPU with bfloat16 instructions; about two minutes on 2 cores. The median of seven
-rounds, which measure both, with the range of the middle five. `keras_mp.backend.tensorflow.small_images` takes the
-product for the cases that are marked.
+rounds, which measure both, with the range of the middle five. The module that is
+imported here takes the product for the cases that are marked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tensorflow as tf
 
-from keras_mp.backend.tensorflow import small_images
+from keras_mp.backend.tensorflow.islands import product_gradients
 
 IMAGES = (16, 64)
 # Size of the kernel, stride, channels, filters, and pixels of a side.
@@ -41,7 +41,7 @@ def functions(size: int, step: int, channels: int, filters: int) -> tuple[Callab
     shape = (size, size, channels, filters)
 
     def as_product(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
-        return small_images._to_kernel(x, shape, upstream, (step, step), "same")
+        return product_gradients._to_kernel(x, shape, upstream, (step, step), "same")
 
     def as_kernel(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.Conv2DBackpropFilter(
@@ -72,7 +72,7 @@ def main() -> None:
                 seconds(function, x, upstream, 1)
             rounds = [[seconds(function, x, upstream, 160 // images) for function in both] for _ in range(7)]
             ratios = sorted(product / kernel for product, kernel in rounds)
-            taken = small_images._is_faster(x, tf.zeros((size, size, channels, filters)), (step, step))
+            taken = product_gradients._is_faster(x, tf.zeros((size, size, channels, filters)), (step, step))
             print(
                 f"{images} images, {size} x {size}, stride {step}, {channels} to {filters} channels, {side} x {side}: "
                 f"{ratios[3]:.2f} ({ratios[1]:.2f} to {ratios[5]:.2f}) of {sorted(k for _, k in rounds)[3] * 1e3:.2f} "

@@ -24,19 +24,25 @@ from recipes.common.fp8 import every_product
 
 
 def kit(workload: str, precision: str, fp8: str = "current", islands: bool = True) -> Workload:
-    """The kit's model, in a precision and compiled as its training recipes are."""
+    """The kit's model, in a precision and compiled as its training recipes are; its step has islands or none."""
     check_can_run(precision)
-    return _workload(kit_compiled(workload, precision, fp8, islands), WORKLOADS[workload], precision)
+    made = _workload(kit_compiled(workload, precision, fp8), WORKLOADS[workload], precision)
+
+    def run(steps: int) -> float:
+        with keras_mp.backend.without_islands():  # in the first step, which is traced
+            return made.run(steps)
+
+    return made if islands else made._replace(run=run)
 
 
-def kit_compiled(workload: str, precision: str, fp8: str = "current", islands: bool = True) -> keras.Model:
+def kit_compiled(workload: str, precision: str, fp8: str = "current") -> keras.Model:
     """The model of that step."""
     chosen = WORKLOADS[workload]
     keras.utils.set_random_seed(0)
     choice = keras_mp.set_global_policy(precision)
     loss = keras_mp.ChunkedCrossEntropy() if chosen.reads_text else cross_entropy()
     fp8_of_all = every_product(choice, fp8)
-    return keras_mp.prepare(kit_model(chosen), optimizer(), loss, fp8=fp8_of_all, islands=islands)
+    return keras_mp.prepare(kit_model(chosen), optimizer(), loss, fp8=fp8_of_all)
 
 
 def plain(workload: str, policy: str, jit: bool | str = "auto", float8: bool = False) -> Workload:

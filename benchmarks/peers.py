@@ -45,7 +45,7 @@ def tasks(workload: str) -> list[Task]:
         keras_low = {"workload": workload, "policy": "mixed_bfloat16"}
         compared += [
             Task(BASE, "peer_keras:kit", low, tensorflow),
-            Task(f"{BASE}, islands=False", "peer_keras:kit", low | {"islands": False}, tensorflow),
+            Task(f"{BASE}, without islands", "peer_keras:kit", low | {"islands": False}, tensorflow),
             Task("Keras, TensorFlow", "peer_keras:plain", keras_low, tensorflow),
             Task("Keras, TensorFlow, no jit", "peer_keras:plain", keras_low | {"jit": False}, tensorflow),
             Task("Keras, TensorFlow, no jit, float32", "peer_keras:plain",

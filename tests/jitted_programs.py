@@ -1,4 +1,19 @@
-"""The jitted programs inside a graph of TensorFlow."""
+"""The jitted programs inside a graph of TensorFlow, and scopes in which it is traced with them and without."""
+
+from contextlib import nullcontext
+
+from keras_mp import backend
+from keras_mp.lean.gelu import gelu
+
+
+def with_islands(wanted):
+    """A scope in which what is traced has islands where it can, or none."""
+    return nullcontext() if wanted else backend.without_islands()
+
+
+def step_scope():
+    """The scope in which a prepared model traces a step on a batch of known sizes."""
+    return backend.step_scopes(gelu)(())
 
 
 def jitted(function):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -15,6 +17,8 @@ from keras_mp.system.whole_number import whole_number
 BLOCK = 128
 # Blocks of one call: more only make the program longer.
 BLOCKS = 16
+# Contracts two tensors of (batch, key heads, group, rows, ...) over group and rows.
+_over_rows = partial(product_float32, "bkgts,bkgtd->bksd")
 
 
 def attention(
@@ -54,7 +58,8 @@ def attention(
         mask: booleans, shape `(batch, columns)` or `(batch, rows or 1, columns)`, False for keys that are not seen.
         causal: whether row i sees only the columns 0 to i.
         scale: of the scores; `1 / sqrt(features)` by default.
-        block: rows of a block; by default `max(128, rows / 16)`. It need not divide the rows.
+        block: rows of a block; by default `max(128, rows / 16)`, or all where that is faster. It need not divide the
+            rows.
         unseen: the result of a row that sees no key: "zero", or "mean", the mean of all values, as
             `keras.ops.dot_product_attention` has it. With "mean" and a mask, `causal` must be part of the mask.
         dropout: this share of the probabilities is dropped.
@@ -83,8 +88,10 @@ def attention(
         mask = keras.ops.expand_dims(mask, (1, 2, 3) if len(mask.shape) == 2 else (1, 2))
     blocks = _blocks(query.shape[1], key.shape[1], causal, block)
     dtype = keras.backend.standardize_dtype(query.dtype)
-    alone = len(blocks) == 1 and None not in (query.shape[1], key.shape[1]) and backend.has_islands()
-    sizes = _Sizes(query.shape[2], key.shape[2], key.shape[1], scale, dtype, unseen == "mean", dropout, alone)
+    # With no other block to add, what it sums is rounded next.
+    alone = len(blocks) == 1 and None not in (query.shape[1], key.shape[1])
+    over_rows = backend.product_over_rows(_over_rows) if alone else _over_rows
+    sizes = _Sizes(query.shape[2], key.shape[2], key.shape[1], scale, dtype, unseen == "mean", dropout, over_rows)
     given = [mask is not None, bool(dropout)]
 
     # Mask and seed as arguments: JAX cannot recompute a function with a gradient that finds them around it.
@@ -93,7 +100,8 @@ def attention(
         remaining = iter(others)
         mask, seed = (next(remaining) if there else None for there in given)
         scope = backend.gradient_scope()
-        mask = _computed_once(mask, blocks)
+        if mask is not None and len(blocks) > 1:
+            mask = backend.computed_once(mask)
         operands = [_by_head(query, sizes.key_heads), _by_key_head(key), _by_key_head(value)]
         output = _forward(operands, mask, seed, blocks, sizes)
 
@@ -107,18 +115,6 @@ def attention(
     return attend(query, key, value, *(other for other, there in zip((mask, seed), given, strict=True) if there))
 
 
-def _computed_once(mask: Any, blocks: list[_Rows]) -> Any:
-    """A mask behind a barrier, where many blocks read it and the compiler could merge its operations with theirs.
-
-    XLA for GPUs weighs each merge against all readers. The mask of a deep model has hundreds, and to compile took twice
-    as long.
-    """
-    if mask is None or len(blocks) == 1 or backend.has_islands():
-        return mask
-    (mask,) = backend.barrier([mask], [])
-    return mask
-
-
 class _Sizes(NamedTuple):
     """The sizes of a call that all its blocks share, and how it computes.
 
@@ -130,7 +126,7 @@ class _Sizes(NamedTuple):
         dtype: of query, key and value.
         mean_of_unseen: whether a row that sees no key is the mean of the values, and not 0.
         dropout: of the probabilities.
-        alone: whether one block, of a known size, has all rows, and its products run as kernels of a CPU.
+        over_rows: contracts two tensors of (batch, key heads, group, rows, ...) over group and rows.
     """
 
     heads: int
@@ -140,7 +136,7 @@ class _Sizes(NamedTuple):
     dtype: str
     mean_of_unseen: bool
     dropout: float
-    alone: bool
+    over_rows: Callable[[Any, Any], Any]
 
 
 class _Rows(NamedTuple):
@@ -173,9 +169,7 @@ class _Rows(NamedTuple):
 def _blocks(rows: int | None, columns: int | None, causal: bool, block: int | None) -> list[_Rows]:
     if rows is None or columns is None:
         return [_Rows(0, None, None, 0 if causal else -1)]
-    # On a CPU to start a block's kernels takes longer than to move the scores of so few rows through memory.
-    whole = rows if not causal and rows <= 2 * BLOCK and backend.has_islands() else 0
-    block = block or whole or max(BLOCK, -(-rows // BLOCKS))
+    block = block or backend.rows_at_once(rows, max(BLOCK, -(-rows // BLOCKS)), causal=causal)
     blocks = []
     for number, start in enumerate(range(0, rows, block)):
         stop = min(start + block, rows)
@@ -243,19 +237,9 @@ def _block_gradients(
     probabilities = keras.ops.cast(_times(probabilities, kept), sizes.dtype)
     return (
         _times_columns(to_scores, keys),
-        _over_rows(to_scores, q, sizes),
-        _over_rows(probabilities, upstream, sizes),
+        sizes.over_rows(to_scores, q),
+        sizes.over_rows(probabilities, upstream),
     )
-
-
-def _over_rows(left: Any, right: Any, sizes: _Sizes) -> Any:
-    """Contracts two tensors of (batch, key heads, group, rows, ...) over group and rows."""
-    if not sizes.alone:
-        return product_float32("bkgts,bkgtd->bksd", left, right)
-    # A kernel of a CPU sums in float32, too, and what it rounds would be rounded next, with no other block to add.
-    count = left.shape[2] * left.shape[3]
-    left, right = (keras.ops.reshape(x, (-1, sizes.key_heads, count, x.shape[4])) for x in (left, right))
-    return keras.ops.matmul(keras.ops.transpose(left, (0, 1, 3, 2)), right)
 
 
 def _times_columns(rows: Any, columns: Any) -> Any:

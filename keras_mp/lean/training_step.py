@@ -10,7 +10,7 @@ from keras.src.backend.common import global_state
 
 from keras_mp import backend
 from keras_mp.lean.gelu import gelu
-from keras_mp.rebuild.notes import notes_of
+from keras_mp.rebuild.notes import Notes, notes_of
 from keras_mp.treatment.treated import Treatment, register_treatments
 
 STEP = "lean step"
@@ -57,7 +57,6 @@ def may_be_differentiated(given: Any = None) -> bool:
 
 # The step of a prepared model on a CPU, where TensorFlow's kernels sum and compute in 16 bits.
 
-# The treatment of a model; its options are `{"islands": bool}`, as `keras_mp.prepare` takes it.
 STEP_ON_A_CPU = "step on a CPU"
 
 
@@ -65,22 +64,19 @@ class StepOnACPU:
     """A model whose step on a CPU sums and computes in float32 what TensorFlow's kernels do not."""
 
     def train_step(self, *arguments: Any) -> Any:
-        notes = notes_of(self)
-        assert notes is not None
         # On JAX there is a state before the batch.
-        scope = (
-            notes.kept[STEP_ON_A_CPU](arguments[-1])
-            if notes.treatments[STEP_ON_A_CPU]["islands"]
-            else backend.without_islands()
-        )
-        with backend.gradients_on_cpus(), backend.activations_on_cpus(gelu), scope:
+        with _notes(self).kept[STEP_ON_A_CPU](arguments[-1]):
             return super().train_step(*arguments)  # type: ignore[misc]
 
 
-def _count_batch_sizes(model: Any) -> None:
+def _keep_scopes(model: Any) -> None:
+    _notes(model).kept[STEP_ON_A_CPU] = backend.step_scopes(gelu)
+
+
+def _notes(model: Any) -> Notes:
     notes = notes_of(model)
     assert notes is not None
-    notes.kept[STEP_ON_A_CPU] = backend.count_batch_sizes()
+    return notes
 
 
-register_treatments({STEP_ON_A_CPU: Treatment(lambda original, names: StepOnACPU, _count_batch_sizes, order=-2)})
+register_treatments({STEP_ON_A_CPU: Treatment(lambda original, names: StepOnACPU, _keep_scopes, order=-2)})

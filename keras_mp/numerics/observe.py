@@ -14,7 +14,7 @@ from keras import ops
 
 from keras_mp import backend
 from keras_mp.backend.common.calls import wrapped_methods
-from keras_mp.backend.common.tap import Frame, Tap
+from keras_mp.backend.common.nonfinite_origin import Frame, Tap
 from keras_mp.numerics.plain_step import explained, loss_of
 from keras_mp.numerics.products import noted_products
 from keras_mp.rebuild import children_of, layers_by_path, operations_of

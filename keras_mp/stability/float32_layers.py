@@ -69,7 +69,7 @@ class Float32BatchNormalization(Float32Inside):
 
 
 class Float32RowNormalization(Float32Inside):
-    """Layer or RMS normalization, which is one program on a CPU where it normalizes the last axis.
+    """Layer or RMS normalization, over the last axis by the backend.
 
     For Keras's own layers: a subclass that computes otherwise is Float32Inside.
     """
@@ -81,21 +81,24 @@ class Float32RowNormalization(Float32Inside):
         return any(issubclass(cls, own) and cls.call is own.call for own in keras_own)
 
     def call(self, inputs: Any) -> Any:
-        result = None
         axes = [self.axis] if isinstance(self.axis, int) else list(self.axis)  # type: ignore[attr-defined]
         # rms_scaling, which Keras warns of, is neither of the two.
-        if axes in ([-1], [len(inputs.shape) - 1]) and not getattr(self, "rms_scaling", False):
-            rms = isinstance(self, keras.layers.RMSNormalization)
-            gamma, beta = (self.scale, None) if rms else (self.gamma, self.beta)  # type: ignore[attr-defined]
-            result = backend.normalize_rows(
-                inputs,
-                gamma,
-                beta,
-                self.epsilon,  # type: ignore[attr-defined]
-                centered=not rms,
-                dtype=precision_of_layer(self),
-            )
-        return super().call(keras.ops.cast(inputs, "float32")) if result is None else result
+        if axes not in ([-1], [len(inputs.shape) - 1]) or getattr(self, "rms_scaling", False):
+            return self._plain(inputs)
+        rms = isinstance(self, keras.layers.RMSNormalization)
+        gamma, beta = (self.scale, None) if rms else (self.gamma, self.beta)  # type: ignore[attr-defined]
+        return backend.normalize_rows(
+            self._plain,
+            inputs,
+            gamma,
+            beta,
+            self.epsilon,  # type: ignore[attr-defined]
+            centered=not rms,
+            dtype=precision_of_layer(self),
+        )
+
+    def _plain(self, inputs: Any) -> Any:
+        return super().call(keras.ops.cast(inputs, "float32"))
 
 
 class Float32Losses:

@@ -41,7 +41,6 @@ def prepare(
     verbose: bool = False,
     state_dtype: str | None = None,
     narrow_frozen: bool = False,
-    islands: bool = True,
     **compile_arguments: Any,
 ) -> keras.Model:
     """Makes a model ready for `fit` in the precision that it was built in.
@@ -58,7 +57,10 @@ def prepare(
     Jit is left out, too, where a layer or the strategy of several replicas does not allow it, and used where only
     TensorFlow has no kernels for it, as of image augmentation on JAX. On TensorFlow, on a CPU, the step of the prepared
     model also sums the gradients of biases in bfloat16 in float32, and computes GELU and SiLU in float32, which
-    TensorFlow's kernels do not.
+    TensorFlow's kernels do not. There it is not jitted, but has islands: update, normalizations, GELU and SiLU are
+    jitted programs within it, each by itself, compiled for the first 16 batch sizes, and gradients of convolutions'
+    kernels are matrix products where that is faster. A step that is traced in `keras_mp.backend.without_islands()` has
+    none.
 
     Args:
         model: a built Keras model, made under `keras_mp.set_global_policy(...)`.
@@ -76,10 +78,6 @@ def prepare(
             "bfloat16"; or "float8", as `LossScaleOptimizer` says. None leaves a `LossScaleOptimizer` as it is.
         narrow_frozen: whether weights that do not train are stored in the 16 bits in which they are read, as
             `keras_mp.narrow_frozen` does.
-        islands: whether update, normalizations, GELU and SiLU of a step that is not jitted are jitted programs within
-            it, each by itself, and gradients of convolutions' kernels are matrix products where that is faster. The
-            programs are compiled for the first 16 batch sizes, and are kernels in later ones. It concerns TensorFlow
-            on a CPU: accelerators and JAX jit the step as a whole.
         **compile_arguments: of `model.compile`, also of one that the model's class defines; a `jit_compile` among them
             is used instead of the choice made here.
 
@@ -119,7 +117,7 @@ def prepare(
     model.compile(**{**jitted, **arguments, "optimizer": optimizer})
     if not jitted:
         model.jit_compile = jit.ok
-    change(model, [(model, {STEP_ON_A_CPU: {"islands": islands}})])
+    change(model, [(model, {STEP_ON_A_CPU: None})])
     if isinstance(optimizer, LossScaleOptimizer):
         atomic_skip(model)
     if verbose:

@@ -5,11 +5,10 @@ import math
 import keras
 import numpy as np
 import pytest
-from jitted_programs import jitted
+from jitted_programs import jitted, step_scope, with_islands
 
 import keras_mp
 from keras_mp import backend
-from keras_mp.lean.gelu import gelu
 
 if keras.backend.backend() != "tensorflow":
     pytest.skip("JAX has no graph that is not jitted", allow_module_level=True)
@@ -30,7 +29,7 @@ def step_of(kind, spec, scope=True, tape=True):
 
     @tf.function(input_signature=[spec, spec], autograph=False)
     def step(x, upstream):
-        with backend.activations_on_cpus(gelu) if scope else backend.without_islands():
+        with step_scope() if scope else backend.without_islands():
             if not tape:
                 return (KINDS[kind](x),)
             with tf.GradientTape() as recorded:
@@ -94,8 +93,9 @@ def test_a_prepared_model_has_it_in_layers_and_in_code_of_its_own(islands):
             return keras.ops.gelu(x)
 
     network = [keras.layers.Dense(8, "gelu"), Own(), keras.layers.Dense(8, "silu"), keras.layers.Dense(1)]
-    model = keras_mp.prepare(keras.Sequential([keras.Input((8,)), *network]), "sgd", "mse", islands=islands)
+    model = keras_mp.prepare(keras.Sequential([keras.Input((8,)), *network]), "sgd", "mse")
     batch = tf.ones((4, 8)), tf.ones((4, 1))
-    traced = tf.function(lambda: model.train_step(batch), autograph=False).get_concrete_function()
+    with with_islands(islands):
+        traced = tf.function(lambda: model.train_step(batch), autograph=False).get_concrete_function()
     # GELU exact and by tanh, and SiLU: a program forward and one backward for each.
     assert len([name for name in jitted(traced) if "forward" in name or "backward" in name]) == (6 if islands else 0)

@@ -23,7 +23,7 @@ def functions_of(name):
     offered = ast.literal_eval(ast.parse((folder / "__init__.py").read_text()).body[-1].value)
     functions = {
         node.name: [argument.arg for argument in node.args.args]
-        for file in folder.glob("*.py")
+        for file in folder.rglob("*.py")
         for node in ast.parse(file.read_text()).body
         if isinstance(node, ast.FunctionDef)
     }

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from jitted_programs import jitted
+from jitted_programs import jitted, with_islands
 
 import keras_mp
 from keras_mp.lean.gelu import gelu
@@ -13,8 +13,8 @@ if keras.backend.backend() != "tensorflow":
 
 import tensorflow as tf
 
-from keras_mp.backend.tensorflow import batch_sizes as module
-from keras_mp.backend.tensorflow import programs
+from keras_mp.backend.tensorflow.islands import programs
+from keras_mp.backend.tensorflow.islands import step as module
 
 
 def network():
@@ -27,9 +27,9 @@ def batches_of(sizes):
     return [tuple(rng.normal(size=(size, width)).astype("float32") for width in (6, 2)) for size in sizes]
 
 
-def trained(batches, weights, **settings):
+def trained(batches, weights):
     """A prepared model after a step on each batch, and the losses."""
-    model = keras_mp.prepare(network(), keras.optimizers.SGD(0.1, momentum=0.9), "mse", **settings)
+    model = keras_mp.prepare(network(), keras.optimizers.SGD(0.1, momentum=0.9), "mse")
     model.set_weights(weights)
     data = tf.data.Dataset.from_generator(
         lambda: iter(batches), output_signature=tuple(tf.TensorSpec((None, width), tf.float32) for width in (6, 2))
@@ -71,7 +71,8 @@ def test_programs_run_for_the_first_sizes_and_kernels_compute_what_they_do(
     model, losses = trained(batches, weights)
     assert sorted(ran) == sorted([size for size in sizes if size in (4, 5)] * programs_of_a_step)
     if policy == "float32":
-        other, expected = trained(batches, weights, islands=False)
+        with with_islands(False):
+            other, expected = trained(batches, weights)
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
         for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)

@@ -4,6 +4,7 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
+from jitted_programs import step_scope, with_islands
 
 import keras_mp
 from keras_mp import backend
@@ -16,7 +17,7 @@ import tensorflow as tf
 HOSTILE = [np.inf, -np.inf, np.nan, 3e38, 2.0**-133]
 
 
-def gradients(x, bias, upstream, scope=backend.gradients_on_cpus, graph=True, **function):
+def gradients(x, bias, upstream, scope=step_scope, graph=True, **function):
     """Of x and of the bias, and the operations of the graph."""
 
     def step(x, bias, upstream):
@@ -85,13 +86,13 @@ def test_in_a_jitted_step_and_in_inference_it_is_keras_own():
     x, bias, upstream = draw(8, 3)
     _, operations = gradients(x, bias, upstream, jit_compile=True)
     assert "BiasAddGrad" in operations
-    with backend.gradients_on_cpus():
+    with step_scope():
         graph = tf.function(lambda x: keras.ops.add(x, bias), autograph=False).get_concrete_function(x).graph
     assert "IdentityN" not in {operation.type for operation in graph.get_operations()}
 
 
 def test_sparse_and_mismatched_operands_are_keras_own():
-    with backend.gradients_on_cpus(), tf.GradientTape():
+    with step_scope(), tf.GradientTape():
         sparse = tf.sparse.from_dense(tf.eye(3))
         assert isinstance(keras.ops.add(sparse, sparse), tf.SparseTensor)
         np.testing.assert_array_equal(keras.ops.add(np.ones((2, 3), "float32"), 1.0), 2.0)
@@ -105,10 +106,9 @@ def test_a_prepared_model_has_it(islands):
     with keras_mp.policy_scope("mixed_bfloat16"):
         layers = [keras.layers.Dense(2, kernel_initializer="zeros"), keras.layers.Activation("linear", dtype="float32")]
         model = keras.Sequential([keras.Input((2048, 4)), *layers])
-        model = keras_mp.prepare(
-            model, keras.optimizers.SGD(1.0), lambda _, y: keras.ops.sum(y, axis=(1, 2)), islands=islands
-        )
-    model.fit(np.zeros((1, 2048, 4), "float32"), np.zeros((1, 2048, 2), "float32"), verbose=0)
+        model = keras_mp.prepare(model, keras.optimizers.SGD(1.0), lambda _, y: keras.ops.sum(y, axis=(1, 2)))
+    with with_islands(islands):
+        model.fit(np.zeros((1, 2048, 4), "float32"), np.zeros((1, 2048, 2), "float32"), verbose=0)
     np.testing.assert_array_equal(model.layers[0].bias.numpy(), -2048.0)
 
 
@@ -126,7 +126,7 @@ def test_it_is_added_to_the_product_itself_which_is_then_one_kernel(known, shape
     middle = shape[1:-1] if known else [None] * len(shape[1:-1])
 
     def step(x, upstream):
-        with backend.gradients_on_cpus(), tf.GradientTape() as tape:
+        with step_scope(), tf.GradientTape() as tape:
             tape.watch(x)
             y = layer(x)
         assert y.shape[1:-1].as_list() == list(middle)

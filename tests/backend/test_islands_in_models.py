@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from jitted_programs import jitted_in_step
+from jitted_programs import jitted_in_step, with_islands
 from keras import layers
 
 import keras_mp
@@ -45,18 +45,19 @@ def batch_for(model, rng):
     return rng.normal(size=(ROWS, *x.shape[1:])).astype("float32"), rng.integers(0, CLASSES, (ROWS, *y.shape[1:-1]))
 
 
-def prepared(build, optimizer, islands):
+def prepared(build, optimizer):
     keras.utils.clear_session()  # which numbers the layers' names
     keras.utils.set_random_seed(5)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return keras_mp.prepare(build(), optimizer, loss, islands=islands)
+    return keras_mp.prepare(build(), optimizer, loss)
 
 
 def test_gradients_of_a_model_in_float32():
     batch = batch_for(network(), np.random.default_rng())
-    models = [prepared(network, Kept(1.0), islands) for islands in (True, False)]
-    for model in models:
-        model.fit(*batch, batch_size=ROWS, verbose=0)
+    models = [prepared(network, Kept(1.0)) for _ in range(2)]
+    for model, islands in zip(models, (True, False), strict=True):
+        with with_islands(islands):
+            model.fit(*batch, batch_size=ROWS, verbose=0)
     for variable, same in zip(*(model.trainable_variables for model in models), strict=True):
         one, other = variable.numpy(), same.numpy()
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6 * np.abs(other).max(), err_msg=variable.path)
@@ -65,10 +66,12 @@ def test_gradients_of_a_model_in_float32():
 def test_a_model_with_islands_is_saved_and_exported_as_one_without(tmp_path):
     keras_mp.set_global_policy("mixed_bfloat16")
     x, y = batch_for(dense_network(), np.random.default_rng())
-    model, plain = (prepared(dense_network, "adam", islands) for islands in (True, False))
-    assert len(jitted_in_step(model, x, y)) > 1 and not jitted_in_step(plain, x, y)
+    model, plain = (prepared(dense_network, "adam") for _ in range(2))
+    assert len(jitted_in_step(model, x, y)) > 1
+    with with_islands(False):
+        assert not jitted_in_step(plain, x, y)
     model.fit(x, y, batch_size=3, epochs=2, verbose=0)
-    assert model.to_json() == plain.to_json().replace('"islands": false', '"islands": true')
+    assert model.to_json() == plain.to_json()
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from jitted_programs import jitted
+from jitted_programs import jitted, with_islands
 from replicas import REPLICAS, run, scope, values_on_each
 from test_optimizer import stepper
 
@@ -185,14 +185,15 @@ def prepared(islands):
         kinds = [keras.layers.LayerNormalization(dtype="mixed_bfloat16"), keras.layers.RMSNormalization()]
         hidden = [keras.layers.Dense(8, "gelu"), *kinds, keras.layers.Dense(8, "silu")]
         model = keras.Sequential([keras.Input((6,)), *hidden, keras.layers.Dense(1)])
-        model = keras_mp.prepare(model, keras.optimizers.SGD(0.1, momentum=0.9), "mse", islands=islands)
+        model = keras_mp.prepare(model, keras.optimizers.SGD(0.1, momentum=0.9), "mse")
     rng = np.random.default_rng(6)
     x, y = (rng.normal(size=(4 * REPLICAS, width)).astype("float32") for width in (6, 1))
-    fit(model, x, y)
     step = tf.function(
         lambda rows: run(lambda row: model.train_step((row[:, :-1], row[:, -1:])), rows), autograph=False
     )
-    programs = jitted(step.get_concrete_function(tf.TensorSpec((REPLICAS, 7))))
+    with with_islands(islands):
+        fit(model, x, y)
+        programs = jitted(step.get_concrete_function(tf.TensorSpec((REPLICAS, 7))))
     return [values_on_each(v) for v in (*model.trainable_variables, *model.optimizer.variables)], programs
 
 

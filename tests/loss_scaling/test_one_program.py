@@ -6,10 +6,9 @@ import copy
 import keras
 import numpy as np
 import pytest
-from jitted_programs import jitted, jitted_in_step
+from jitted_programs import jitted, jitted_in_step, with_islands
 
 import keras_mp
-from keras_mp import backend
 
 if keras.backend.backend() != "tensorflow":
     pytest.skip("a step on JAX is one program", allow_module_level=True)
@@ -43,7 +42,7 @@ def stepper(optimizer, variables, islands):
         optimizer.apply(list(grads), variables)
 
     specs = [tf.TensorSpec(variable.shape, tf.float32) for variable in variables]
-    with contextlib.nullcontext() if islands else backend.without_islands():
+    with with_islands(islands):
         return step, jitted(step.get_concrete_function(*specs))
 
 
@@ -125,7 +124,7 @@ def step_in_16_bits(values, dtype, islands):
     def step(gradient):
         optimizer.apply([tf.cast(gradient, tf.float32), tf.constant(values, tf.float32)], weights)
 
-    with contextlib.nullcontext() if islands else backend.without_islands():
+    with with_islands(islands):
         concrete = step.get_concrete_function(tf.TensorSpec(len(values), dtype))
         step(tf.constant(values, dtype))
     library = {function.signature.name: function for function in concrete.graph.as_graph_def().library.function}
@@ -171,20 +170,17 @@ def embedding_step(optimizer, islands):
         optimizer.apply(tape.gradient(loss, [table.value, dense.value]), [table, dense])
 
     rows = tf.constant([1, 3, 3])
-    programs = jitted(step.get_concrete_function(rows))
-    if islands:
+    with with_islands(islands):
+        programs = jitted(step.get_concrete_function(rows))
         step(rows)
-    else:
-        with backend.without_islands():
-            tf.function(step.python_function, autograph=False)(rows)
     return [table.numpy(), dense.numpy()], programs
 
 
 def test_a_sparse_gradient_becomes_dense_first():
-    (one, programs), (other, _) = (
+    (one, programs), (other, none) = (
         embedding_step(no_scale(keras.optimizers.SGD(0.1, momentum=0.9)), islands) for islands in (True, False)
     )
-    assert programs
+    assert programs and not none
     agree(one, other, 2e-6)
 
 
@@ -253,15 +249,16 @@ def test_an_optimizer_is_saved_as_without():
     assert float(variable[0]) == 0.5 and int(twin.iterations) == 1 and int(optimizer.iterations) == 0
 
 
-def test_prepare_can_leave_them_out():
+def test_a_prepared_model_has_them_unless_it_is_traced_without():
     programs = []
     for islands in (True, False):
         keras.utils.set_random_seed(0)
         layer = keras.layers.LayerNormalization(dtype="mixed_bfloat16")
         model = keras.Sequential([keras.Input((8,)), layer, keras.layers.Dense(1, dtype="mixed_bfloat16")])
-        model = keras_mp.prepare(model, "adam", "mse", islands=islands)
+        model = keras_mp.prepare(model, "adam", "mse")
         x = np.ones((16, 8), "float32")
-        programs.append(len(jitted_in_step(model, x, x[:, :1])))
+        with with_islands(islands):
+            programs.append(len(jitted_in_step(model, x, x[:, :1])))
     assert programs == [3, 0]  # a normalization forward and backward, and the update
 
 

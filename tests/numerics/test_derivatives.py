@@ -106,7 +106,6 @@ KINDS = {
         ((3, 4), (4, 5)),
     ),
 }
-KERNELS_OF_CPUS = ["islands.py", "bias.py", "small_images.py"] * (BACKEND == "tensorflow")
 # What has no second derivatives, and says so; what makes the gradients of others; what the step of a sharded model has.
 ELSEWHERE = {
     "fp8/layers.py": "test_eight_bits_name_the_layer_and_the_way_out",
@@ -115,11 +114,10 @@ ELSEWHERE = {
     "fp8/mxfp8.py": "test_eight_bits_name_the_layer_and_the_way_out",
     "lean/lean_layers.py": "test_int4_layers",
     "stability/quantized_product.py": "test_logits_of_quantized_inputs",
-    "backend/tensorflow/islands.py": "test_models",
-    "backend/tensorflow/bias.py": "test_models",
-    "backend/tensorflow/small_images.py": "test_models",
-    "backend/tensorflow/custom_gradient.py": "test_function",
-    "backend/jax/custom_gradient.py": "test_function",
+    "backend/tensorflow/islands/programs.py": "test_models",
+    "backend/tensorflow/islands/product_gradients.py": "test_models",
+    "backend/tensorflow/gradients.py": "test_function",
+    "backend/jax/gradients.py": "test_function",
     "backend/jax/part.py": "of variables, in which a gradient is linear",
     "backend/jax/parallel.py": "of the loss of fit, of which nobody takes a second derivative",
     "backend/tensorflow/transforms.py": "test_function",

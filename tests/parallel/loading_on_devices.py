@@ -14,7 +14,7 @@ import pytest
 
 import keras_mp
 from keras_mp.backend.common.keras_patches import patched
-from keras_mp.backend.jax import saved_array
+from keras_mp.backend.jax import placement
 
 DEVICES = 4
 EMBEDDING = (3584, 160)  # larger than what is read and made whole, in bfloat16 too
@@ -102,7 +102,7 @@ def test_a_preset_in_several_files_and_one_in_another_dtype(preset, tmp_path):
 def test_nothing_of_the_size_of_the_embedding_is_read_or_kept(preset, monkeypatch):
     read, arrays = [], []
 
-    class Noted(saved_array.SavedArray):
+    class Noted(placement.SavedArray):
         def __getitem__(self, index):
             part = super().__getitem__(index)
             read.append(part.shape)
@@ -120,8 +120,7 @@ def test_nothing_of_the_size_of_the_embedding_is_read_or_kept(preset, monkeypatc
 
         return get
 
-    monkeypatch.setattr(saved_array, "SavedArray", Noted)
-    monkeypatch.setattr("keras_mp.backend.jax.placement.SavedArray", Noted)
+    monkeypatch.setattr(placement, "SavedArray", Noted)
     with keras_mp.distribute("fully_sharded", DEVICES), patched({READ: noted}):
         backbone = load(preset)
     assert read == [(EMBEDDING[0] // 4, EMBEDDING[1])] * 4

@@ -3,12 +3,11 @@ import warnings
 import keras
 import numpy as np
 import pytest
+from jitted_programs import step_scope
 from keras import layers
 from twins import twin
 
 import keras_mp
-from keras_mp import backend
-from keras_mp.lean.gelu import gelu
 from keras_mp.precision.policy import choose_policy
 from keras_mp.rebuild import layers_by_path
 
@@ -67,7 +66,7 @@ def trained(make, precision, x, y):
 @pytest.mark.parametrize("precision", ["mixed_float16", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_the_same_bits_as_the_calls_that_it_stands_for(precision):
     x, y = data()
-    with backend.gradients_on_cpus(), backend.activations_on_cpus(gelu):  # which `prepare` alone has
+    with step_scope():  # which `prepare` alone has
         hand, hand_history, expected = trained(by_hand, precision, x, y)
     model, history, variables = trained(by_prepare, precision, x, y)
     assert history == hand_history

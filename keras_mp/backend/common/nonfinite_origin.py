@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from keras import ops
+
+# tap(tensor, watch): the tensor to go on with, or None where it cannot be seen.
+Tap = Callable[[Any, bool], Any]
+# The file of a line of Python, and its number.
+Frame = tuple[str, int]
 
 
 class Values(NamedTuple):

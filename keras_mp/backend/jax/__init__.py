@@ -1,35 +1,45 @@
 """JAX: the functions of `keras_mp.backend`."""
 
-from keras_mp.backend.jax.block_scaled_dot import block_scaled_dot
-from keras_mp.backend.jax.custom_gradient import (
+from keras_mp.backend.jax.devices import local_devices, peak_memory_bytes, version
+from keras_mp.backend.jax.gradients import (
+    HAS_SPARSE_GRADIENTS,
     custom_gradient,
+    dense,
     in_forward_mode,
     in_gradient,
+    linear_gradient,
+    map_values,
     refuse_derivatives,
+    sparse_gradients,
+    sum_repeated_rows,
+    values_of,
     with_derivatives_of,
 )
-from keras_mp.backend.jax.devices import local_devices, peak_memory_bytes, version
-from keras_mp.backend.jax.gradients import dense, linear_gradient, map_values, sum_repeated_rows, values_of
 from keras_mp.backend.jax.islands import (
-    activations_on_cpus,
-    count_batch_sizes,
-    gradients_on_cpus,
-    has_islands,
+    computed_once,
+    fused,
+    normalize_rows,
+    product_over_rows,
+    rows_at_once,
+    step_scopes,
     update_in_one_program,
     without_islands,
 )
 from keras_mp.backend.jax.lower import lower
-from keras_mp.backend.jax.observe import observed_step, step_errors
-from keras_mp.backend.jax.operations import nonfinite_operation
+from keras_mp.backend.jax.nonfinite_operation import nonfinite_operation
 from keras_mp.backend.jax.parallel import (
     HOW_TO_HAVE_MORE_DEVICES,
+    any_replica,
     can_jit,
     global_mean,
     is_spread,
+    max_over_replicas,
     parallel_scope,
     part_of,
     reduce_dtype,
+    replica_count,
     share_of_batch,
+    sum_over_replicas,
     tpu_coordinates,
 )
 from keras_mp.backend.jax.products import (
@@ -40,18 +50,14 @@ from keras_mp.backend.jax.products import (
     kept_by_dropout,
     keras_has_kernel,
 )
-from keras_mp.backend.jax.replicas import any_replica, max_over_replicas, replica_count, sum_over_replicas
-from keras_mp.backend.jax.scaled_dot import scaled_dot
-from keras_mp.backend.jax.sparse import HAS_SPARSE_GRADIENTS, sparse_gradients
-from keras_mp.backend.jax.steps import timed_steps
+from keras_mp.backend.jax.scaled_dot import block_scaled_dot, scaled_dot
+from keras_mp.backend.jax.steps import observed_step, step_errors, timed_steps
 from keras_mp.backend.jax.tensors import as_keras_variable, as_tensor, bitcast, is_variable, places
 from keras_mp.backend.jax.transforms import (
     barrier,
-    fused,
     gradient_scope,
     no_allocation,
     normalize_batch,
-    normalize_rows,
     recompute,
     row_major,
     scan,
@@ -81,24 +87,23 @@ __all__ = [
     "bitcast",
     "block_scaled_dot",
     "can_jit",
+    "computed_once",
     "conditional",
-    "count_batch_sizes",
     "connect",
     "custom_gradient",
     "dense",
     "einsum_float32",
-    "scaled_dot",
     "full_float32",
     "fused",
     "fused_attention",
     "fused_attention_in_float32",
+    "global_mean",
     "gradient_scope",
-    "has_islands",
     "in_forward_mode",
     "in_gradient",
     "is_concrete",
-    "is_variable",
     "is_spread",
+    "is_variable",
     "kept_by_dropout",
     "keras_has_kernel",
     "linear_gradient",
@@ -111,35 +116,36 @@ __all__ = [
     "normalize_batch",
     "normalize_rows",
     "observed_step",
-    "global_mean",
     "overwrite",
     "parallel_scope",
     "part_of",
-    "tpu_coordinates",
-    "replica_values",
-    "row_major",
     "peak_memory_bytes",
     "places",
-    "activations_on_cpus",
-    "gradients_on_cpus",
-    "shards_input",
+    "product_over_rows",
     "recompute",
     "reduce_dtype",
     "refuse_derivatives",
     "replica_count",
+    "replica_values",
+    "row_major",
+    "rows_at_once",
+    "scaled_dot",
     "scan",
+    "shards_input",
     "share_of_batch",
     "sparse_gradients",
     "step_errors",
+    "step_scopes",
     "steps_of",
     "sum_over_replicas",
     "sum_repeated_rows",
     "timed_steps",
     "to_numpy",
+    "tpu_coordinates",
     "update_if",
     "update_in_one_program",
     "values_of",
     "version",
-    "without_islands",
     "with_derivatives_of",
+    "without_islands",
 ]

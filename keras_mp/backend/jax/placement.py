@@ -12,16 +12,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+import ml_dtypes
 import numpy as np
 
 # Private, because Keras has no other way to tell whether an assignment is noted in a scope instead.
 from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.saving import saving_lib
 
 from keras_mp.backend.common.keras_patches import Make
-from keras_mp.backend.jax.saved_array import SavedArray, unread
 
 _COMPILED_FROM = 2**20
 """Bytes of a weight from which its initial values are worth a compilation."""
+_READ_WHOLE_BELOW = 2**20
+"""Bytes of an array of a weights file that are read at once."""
 
 
 def in_parts() -> dict[str, Make]:
@@ -29,7 +32,7 @@ def in_parts() -> dict[str, Make]:
     return {
         "keras.Variable._initialize_with_initializer": _initialized,
         "keras.Variable.assign": _assigned,
-        "keras.src.saving.saving_lib.H5IOStore.__getitem__": unread,
+        "keras.src.saving.saving_lib.H5IOStore.__getitem__": _unread,
     }
 
 
@@ -128,3 +131,60 @@ def _program(described: _Described, shape: tuple[int, ...], dtype: str, sharding
         return seeded(shape, dtype=dtype)
 
     return jax.jit(values, out_shardings=sharding)
+
+
+class SavedArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array in an open file, read in the parts that a process needs; as one of NumPy, with its attributes, whole.
+
+    Args:
+        dataset: of h5py, with one axis or more.
+        dtype: of the values, where the file holds their bits alone, as for bfloat16.
+    """
+
+    def __init__(self, dataset: Any, dtype: np.dtype) -> None:
+        self._dataset = dataset
+        self.dtype = dtype
+        self.shape: tuple[int, ...] = tuple(dataset.shape)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        part = self._dataset[index]
+        return part.view(self.dtype) if part.dtype.kind == "V" else part  # bits, as those of bfloat16
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self[...].astype(dtype or self.dtype, copy=False)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        arrays = [np.asarray(value) if isinstance(value, SavedArray) else value for value in inputs]
+        return getattr(ufunc, method)(*arrays, **options)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # NumPy and JAX ask for protocols that this is not to have
+            raise AttributeError(name)
+        return getattr(np.asarray(self), name)
+
+
+def _dataset(store: Any, key: str) -> Any:
+    """The dataset that Keras's store reads, after its own check, which refuses links to other files."""
+    if hasattr(saving_lib, "safe_get_h5_dataset"):
+        return saving_lib.safe_get_h5_dataset(store._h5_entry_group, key)
+    dataset = store._h5_entry_group[key]
+    return store._verify_dataset(dataset) if hasattr(store, "_verify_dataset") else dataset  # 3.13.0 checks nothing
+
+
+def _unread(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Has Keras's store of weights hand out large arrays of floats unread; makes the replacement of a patch."""
+
+    def get(store: Any, key: str) -> Any:
+        # The file of an array that several files hold parts of the layer of is closed before it is assigned.
+        if len(getattr(store, "current_shard_filenames", ())) > 1:
+            return read(store, key)
+        dataset = _dataset(store, key)
+        bits = dataset.attrs.get("dtype") == "bfloat16"
+        if dataset.nbytes < _READ_WHOLE_BELOW or not (bits or dataset.dtype.kind == "f"):
+            return read(store, key)
+        return SavedArray(dataset, np.dtype(ml_dtypes.bfloat16) if bits else dataset.dtype)
+
+    return get

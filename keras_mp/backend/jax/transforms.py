@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from keras_mp.backend.common.keras_patches import patched
-from keras_mp.backend.jax.custom_gradient import jvp_where_moving, with_constants
+from keras_mp.backend.jax.gradients import jvp_where_moving, with_constants
 
 
 def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
@@ -38,19 +38,9 @@ def row_major(x: Any, platforms: Sequence[str] = ("tpu",)) -> Any:
     return jax.lax.platform_dependent(x, **constrained, default=lambda x: x)
 
 
-def fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of arrays as it is: whatever is jitted around it fuses it."""
-    return function
-
-
 def normalize_batch(x: Any, gamma: Any, beta: Any, epsilon: float) -> None:
     """Returns None: whatever is jitted around it fuses what Keras's layer does."""
     del x, gamma, beta, epsilon
-
-
-def normalize_rows(x: Any, gamma: Any, beta: Any, epsilon: float, *, centered: bool, dtype: str) -> None:
-    """Returns None, for the same reason."""
-    del x, gamma, beta, epsilon, centered, dtype
 
 
 def recompute(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,10 +1,89 @@
-"""Gradients, which may be sparse."""
+"""Gradients: functions with one of their own, and gradients that may be sparse."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import keras
 import tensorflow as tf
+
+# Private: no public name tells whether forward mode follows a tensor.
+from tensorflow.python.eager import forwardprop_util
+
+from keras_mp.backend.tensorflow.tensors import as_tensor
+
+HAS_SPARSE_GRADIENTS = True
+
+
+def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function of tensors that has a gradient of its own.
+
+    Args:
+        function: from tensors to `(results, gradient)`: floats, in any structure, and `gradient(*upstream)`, which
+            takes a tensor for each of them and returns one for each argument, or None for 0. What it computes is
+            differentiated as usual.
+
+    Returns:
+        A function of the same tensors that returns the results.
+    """
+    own = tf.custom_gradient(function)
+    return lambda *arguments: own(*map(as_tensor, arguments))
+
+
+def in_forward_mode(tensors: Sequence[Any]) -> bool:
+    """Whether forward mode follows one of the tensors.
+
+    In a graph it then follows each operation that computes a result, and not the function's own gradient.
+    """
+    return bool(forwardprop_util.pack_tangents(list(tensors)).tangents)
+
+
+def in_gradient() -> bool:
+    """Returns False: TensorFlow calls a gradient in the backward pass alone."""
+    return False
+
+
+def with_derivatives_of(formula: Callable[..., Any], values: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    """Returns tensors that have the derivatives of a formula for them.
+
+    Args:
+        formula: from the arguments to a sequence of the same tensors; called where they are differentiated.
+        values: tensors.
+        arguments: floats.
+    """
+
+    @tf.custom_gradient
+    def same(*arguments: Any) -> Any:
+        def gradient(*upstream: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(arguments)
+                results = formula(*arguments)
+            return tape.gradient(results, arguments, upstream, tf.UnconnectedGradients.ZERO)
+
+        return [tf.identity(value) for value in values], gradient
+
+    return same(*arguments)
+
+
+def refuse_derivatives(message: str, values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """Returns the same tensors; to differentiate them is an error.
+
+    Args:
+        message: of the `NotImplementedError`.
+        values: tensors.
+        others: what the values are made of, of which one may change where TensorFlow cannot see that a value does.
+    """
+
+    @tf.custom_gradient
+    def same(*tensors: Any) -> Any:
+        def gradient(*upstream: Any) -> Any:
+            raise NotImplementedError(message)
+
+        return [tf.identity(x) for x in tensors[: len(values)]], gradient
+
+    return same(*values, *others)
 
 
 def linear_gradient(function: Callable[[Any], Any], argument: Any, upstream: Any, *, name: str) -> Any:
@@ -64,3 +143,47 @@ def register_gradient(operation: str, gradient: Callable[..., Any]) -> None:
     """
     with suppress(KeyError):
         tf.RegisterGradient(operation)(gradient)
+
+
+def sparse_gradients(model: keras.Model, embeddings: list[Any], unclear: list[Any]) -> list[Any]:
+    """Tells which variables have a gradient that is `tf.IndexedSlices`.
+
+    Args:
+        model: a built Keras model.
+        embeddings: variables whose rows are looked up for certain.
+        unclear: variables that the model is traced for, forward and backward.
+
+    Returns:
+        The embeddings, and those of the unclear variables that have one; all of them where the model cannot be traced
+        without data, as a subclassed one.
+    """
+    if not unclear:
+        return embeddings
+    try:
+        return [*embeddings, *_traced(model, unclear)]
+    except Exception:  # whatever a stranger's layer raises here, it raises again, and better explained, in training
+        return [*embeddings, *unclear]
+
+
+def _traced(model: keras.Model, variables: list[keras.Variable]) -> list[Any]:
+    sparse: list[Any] = []
+
+    def step(*flat: Any) -> None:
+        inputs = flat[0] if len(flat) == 1 else keras.tree.pack_sequence_as(model.input, list(flat))
+        # The scope, so that the model does not keep the losses that its layers add here.
+        with tf.GradientTape() as tape, keras.StatelessScope(collect_losses=True) as scope:
+            outputs = [*keras.tree.flatten(model(inputs, training=True)), *scope.losses]
+            floats = [tf.reduce_sum(tf.cast(output, tf.float32)) for output in outputs if output.dtype.is_floating]
+        gradients = tape.gradient(floats, [variable.value for variable in variables])
+        pairs = zip(variables, gradients, strict=True)
+        sparse.extend(variable for variable, gradient in pairs if isinstance(gradient, tf.IndexedSlices))
+
+    if not getattr(model, "inputs", None):
+        raise ValueError(f"model {model.name!r} has no inputs to trace it with")
+    tf.function(step, autograph=False).get_concrete_function(*map(_spec, model.inputs))
+    return sparse
+
+
+def _spec(tensor: Any) -> Any:
+    spec = tf.SparseTensorSpec if getattr(tensor, "sparse", False) else tf.TensorSpec
+    return spec(tensor.shape, tensor.dtype)

@@ -1,11 +1,24 @@
-"""Matrix products of FP8 and INT8 operands, whose sums are scaled."""
+"""Matrix products of FP8 and INT8 operands, whose sums or blocks have scales."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+# Private: the way to hand StableHLO to TensorFlow.
+from tensorflow.compiler.tf2xla.python import xla as tfxla
+
 from keras_mp.backend.tensorflow.devices import is_for_cpu
-from keras_mp.backend.tensorflow.scaled_sums import scaled_sums
+
+_MLIR_TYPES = {
+    "float8_e4m3fn": "f8E4M3FN",
+    "float8_e5m2": "f8E5M2",
+    "float32": "f32",
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "int8": "i8",
+    "int32": "i32",
+}
 
 
 def scaled_dot(
@@ -49,4 +62,117 @@ def scaled_dot(
         dimensions = f"contracting_dims = {axes[0]} x {axes[1]}, precision = [{precision}, {precision}]"
         return f"%sums = stablehlo.dot_general %left, %right, {dimensions} : {types}"
 
-    return scaled_sums(left, right, factor, dtype, shape, dot, apart=apart, name=name)
+    return _scaled_sums(left, right, factor, dtype, shape, dot, apart=apart, name=name)
+
+
+def block_scaled_dot(
+    left: Any,
+    left_exponents: Any,
+    right: Any,
+    right_exponents: Any,
+    dtype: str,
+    *,
+    name: str,
+    emulate: Callable[..., Any],
+) -> Any:
+    """Multiplies the rows of two matrices in an MX format.
+
+    TensorFlow has neither the product nor the type of the scales: they are emulated.
+
+    Args:
+        left: FP8 of shape (m, k).
+        left_exponents: uint8 of shape (m, k / 32), the scales as E8M0.
+        right: FP8 of shape (n, k).
+        right_exponents: uint8 of shape (n, k / 32).
+        dtype: of the result.
+        name: of the operation in the compiled program, as of `scaled_dot`.
+        emulate: computes the same from the four.
+
+    Returns:
+        A tensor of shape (m, n).
+    """
+    del dtype, name
+    return emulate(left, left_exponents, right, right_exponents)
+
+
+def _scaled_sums(
+    left: Any,
+    right: Any,
+    factor: Any,
+    dtype: str,
+    shape: Sequence[int | None],
+    operation: Callable[[str], str],
+    *,
+    apart: bool,
+    name: str,
+) -> Any:
+    """Adds up in float32, or INT8 in int32, and scales the sums in float32.
+
+    TensorFlow's own products refuse FP8 and return 16-bit floats rounded, and its convolutions refuse INT8, so these
+    are written in StableHLO, which XLA compiles in eager and graph mode, too.
+
+    Args:
+        left: FP8, int8 or floats, of any shape; sizes may be unknown.
+        right: likewise.
+        factor: float32, of shape (), that the sums are multiplied by.
+        dtype: of the result.
+        shape: of the result.
+        operation: writes the StableHLO that makes `%sums` of `%left` and `%right`, given its type.
+        apart: whether the compiler may not fuse what follows into the product.
+        name: of the operation in the compiled program, after the name scopes that it is in.
+
+    Returns:
+        A tensor of that shape.
+    """
+    left_type, right_type = (_mlir_type(operand.shape, operand.dtype.name) for operand in (left, right))
+    sums_dtype = "int32" if left.dtype == tf.int8 else "float32"
+    sums_type, wide_type, result_type = (_mlir_type(shape, element) for element in (sums_dtype, "float32", dtype))
+    location = f"{tf.get_current_name_scope()}/{name}".replace("\\", "\\\\").replace('"', '\\"')
+    last = "apart" if apart else "result"
+    # Shape polymorphism: what is unknown here is filled in when the program is compiled.
+    module = f"""module @scaled_sums attributes {{jax.uses_shape_polymorphism = true}} {{
+      func.func public @main(%left: {left_type}, %right: {right_type}, %factor: tensor<f32>) -> {result_type} {{
+        {operation(f'({left_type}, {right_type}) -> {sums_type} loc("{location}")')}
+        %wide = stablehlo.convert %sums : ({sums_type}) -> {wide_type}
+        {_broadcast_factor(shape)}
+        %scaled = stablehlo.multiply %wide, %factors : {wide_type}
+        %result = stablehlo.convert %scaled : ({wide_type}) -> {result_type}
+        {f"%apart = stablehlo.optimization_barrier %result : {result_type}" if apart else ""}
+        return %{last} : {result_type}
+      }}
+    }}"""
+    return tfxla.call_module(
+        [left, right, factor],
+        version=9,
+        module=module.encode(),
+        Tout=[tf.as_dtype(dtype)],
+        Sout=[tf.TensorShape(shape)],
+        platforms=["CPU"],
+        disabled_checks=[tfxla.call_module_disable_check_platform()],  # nothing in it is a CPU's alone
+    )[0]
+
+
+def _broadcast_factor(shape: Sequence[int | None]) -> str:
+    """StableHLO for %factors: %factor in the shape of %wide."""
+    sums_type = _mlir_type(shape, "float32")
+    if None not in shape:
+        return f"%factors = stablehlo.broadcast_in_dim %factor, dims = [] : (tensor<f32>) -> {sums_type}"
+    lines = []
+    for axis in range(len(shape)):
+        lines.append(
+            f"%size{axis} = stablehlo.get_dimension_size %wide, dim = {axis} : ({sums_type}) -> tensor<i32>\n"
+            f"%length{axis} = stablehlo.reshape %size{axis} : (tensor<i32>) -> tensor<1xi32>"
+        )
+    sizes = ", ".join(f"%length{axis}" for axis in range(len(shape)))
+    types = ", ".join(["tensor<1xi32>"] * len(shape))
+    lines.append(
+        f"%shape = stablehlo.concatenate {sizes}, dim = 0 : ({types}) -> tensor<{len(shape)}xi32>\n"
+        f"%factors = stablehlo.dynamic_broadcast_in_dim %factor, %shape, dims = [] : "
+        f"(tensor<f32>, tensor<{len(shape)}xi32>) -> {sums_type}"
+    )
+    return "\n".join(lines)
+
+
+def _mlir_type(shape: Sequence[int | None], dtype: str) -> str:
+    sizes = ["?" if size is None else str(size) for size in shape]
+    return f"tensor<{'x'.join([*sizes, _MLIR_TYPES[dtype]])}>"

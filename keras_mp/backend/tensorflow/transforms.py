@@ -10,8 +10,6 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as tfxla
 
 from keras_mp.backend.tensorflow.gradients import dense, register_gradient
-from keras_mp.backend.tensorflow.islands import has_known_sizes
-from keras_mp.backend.tensorflow.programs import call_program
 
 
 def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
@@ -31,20 +29,6 @@ def row_major(x: Any, platforms: Sequence[str] = ("tpu",)) -> Any:
     """Returns the same tensor: JAX alone can say how an array lies in memory."""
     del platforms
     return x
-
-
-def fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function of tensors one program, also where the graph around it is not jitted.
-
-    It is left as it is where a size but for the first is unknown: each length would compile anew.
-    """
-
-    def call(*arguments: Any) -> Any:
-        if all(map(has_known_sizes, filter(tf.is_tensor, arguments))):
-            return call_program(function, *arguments)
-        return function(*arguments)
-
-    return call
 
 
 def normalize_batch(x: Any, gamma: Any, beta: Any, epsilon: float) -> tuple[Any, Any, Any] | None:

@@ -9,10 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mp.backend.common.nonfinite_origin import Edge, Values, makes_nonfinite, origin
-from keras_mp.backend.common.tap import Frame, Tap
+from keras_mp.backend.common.nonfinite_origin import Edge, Frame, Tap, Values, makes_nonfinite, origin
 from keras_mp.backend.tensorflow.islands import without_islands
-from keras_mp.backend.tensorflow.observe import unchanged
+from keras_mp.backend.tensorflow.steps import unchanged
 
 # Operations that move values, and compute none.
 _MOVES = {

@@ -5,6 +5,7 @@ import itertools
 import keras
 import numpy as np
 import pytest
+from jitted_programs import step_scope, with_islands
 
 import keras_mp
 from keras_mp import backend
@@ -14,7 +15,7 @@ if keras.backend.backend() != "tensorflow":
 
 import tensorflow as tf
 
-from keras_mp.backend.tensorflow import small_images
+from keras_mp.backend.tensorflow.islands import product_gradients
 
 # (batch, height, width, channels, filters), (kernel), (strides)
 CASES = [
@@ -33,7 +34,7 @@ CASES = [
 ]
 
 
-def gradients(x, kernel, upstream, steps, padding, scope=backend.gradients_on_cpus, batch=None):
+def gradients(x, kernel, upstream, steps, padding, scope=step_scope, batch=None):
     """Of x and of the kernel, in float64, and the operations of the graph."""
 
     def step(x, upstream):
@@ -129,7 +130,7 @@ def test_what_is_not_faster_stays_as_it_is(sizes, size, steps, dtype):
 
 def test_a_grouped_convolution_stays_as_it_is():
     x, kernel = tf.zeros((2, 4, 4, 512), tf.bfloat16), tf.zeros((3, 3, 256, 8), tf.bfloat16)
-    assert not small_images._is_faster(x, kernel, (1, 1))
+    assert not product_gradients._is_faster(x, kernel, (1, 1))
 
 
 def test_a_prepared_model_trains_as_without():
@@ -140,9 +141,11 @@ def test_a_prepared_model_trains_as_without():
         for layer in (*layers, dense := keras.layers.Dense(1)):
             layer.dtype_policy = keras.DTypePolicy("mixed_bfloat16")
         model = keras.Sequential([keras.Input((6, 6, 8)), *layers, dense])
-        model = keras_mp.prepare(model, keras.optimizers.SGD(0.01), "mse", islands=islands)
+        model = keras_mp.prepare(model, keras.optimizers.SGD(0.01), "mse")
         rng = np.random.default_rng(0)
-        history = model.fit(rng.normal(size=(20, 6, 6, 8)), rng.normal(size=(20, 1)), batch_size=8, epochs=3, verbose=0)
+        x, y = rng.normal(size=(20, 6, 6, 8)), rng.normal(size=(20, 1))
+        with with_islands(islands):
+            history = model.fit(x, y, batch_size=8, epochs=3, verbose=0)
         losses.append(history.history["loss"])
     np.testing.assert_allclose(*losses, rtol=0.02)
     assert losses[0][-1] < losses[0][0]

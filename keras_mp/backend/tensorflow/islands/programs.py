@@ -1,11 +1,9 @@
-"""Islands: jitted programs inside a step that is not jitted as a whole.
-
-On a CPU TensorFlow's kernels multiply 16-bit matrices faster than XLA's code does, so that the step is not jitted. What
-lies between the products reads and writes memory once a kernel there, and once in all where XLA compiles it.
-"""
+"""Where islands may be, and the jitted programs that they call."""
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -15,15 +13,19 @@ import tensorflow as tf
 from tensorflow.python.eager.record import could_possibly_record
 
 from keras_mp.backend.tensorflow.devices import is_for_cpu
-from keras_mp.backend.tensorflow.programs import call_program
 
 _lock = Lock()
 _scopes_without = 0
+_condition: ContextVar[Any] = ContextVar("condition", default=None)
 
 
 @contextmanager
 def without_islands() -> Iterator[None]:
-    """Within it, what is traced has no islands, in every thread: each replica is traced in one of its own."""
+    """Within it, what is traced has no islands, in every thread: each replica is traced in one of its own.
+
+    What was traced before stays as it is, and so does what keeps only its input for the backward pass, as
+    `keras_mp.Gelu` does.
+    """
     _count_scopes(1)
     try:
         yield
@@ -62,7 +64,7 @@ def in_differentiated_island(
     """Calls a function as an island: one program forward, and one backward, which gets the tensors and nothing else.
 
     All calls with the same functions, shapes and settings share the two programs, so a new batch size compiles two; in
-    the step of a prepared model not more than `batch_sizes.MOST` of them.
+    the step of a prepared model not more than `step.MOST` of them.
 
     Args:
         forward: `forward(*tensors, how=how)`, a float tensor. It reads no variable.
@@ -86,6 +88,58 @@ def in_differentiated_island(
     return apply(*tensors)
 
 
+def fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function of tensors one program, also where the graph around it is not jitted.
+
+    It is left as it is where a size but for the first is unknown: each length would compile anew.
+    """
+
+    def call(*arguments: Any) -> Any:
+        if all(map(has_known_sizes, filter(tf.is_tensor, arguments))):
+            return call_program(function, *arguments)
+        return function(*arguments)
+
+    return call
+
+
 def has_known_sizes(tensor: tf.Tensor) -> bool:
     """Whether all sizes but the first are known when a step is traced: else each new one would compile anew."""
     return tensor.shape.rank is not None and None not in tensor.shape[1:]
+
+
+@contextmanager
+def programs_if(condition: tf.Tensor) -> Iterator[None]:
+    """Within it, programs run where a boolean tensor of shape () is true; elsewhere their operations run as kernels."""
+    token = _condition.set(condition)
+    try:
+        yield
+    finally:
+        _condition.reset(token)
+
+
+def call_program(function: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+    """Calls a function of tensors as a jitted program, which all calls with the same shapes and settings share.
+
+    Args:
+        function: reads no variable. It is not differentiated: the caller has a gradient of its own.
+        *arguments, **settings: its arguments; tensors are among the former alone.
+    """
+    condition = _condition.get()
+    if condition is None:
+        return _jitted(function)(*arguments, **settings)
+    return _jitted_if(function)(condition, *arguments, **settings)
+
+
+@cache
+def _jitted(function: Callable[..., Any]) -> Callable[..., Any]:
+    return tf.function(function, jit_compile=True, autograph=False)
+
+
+@cache
+def _jitted_if(function: Callable[..., Any]) -> Callable[..., Any]:
+    program = _jitted(function)
+
+    def choose(condition: tf.Tensor, *arguments: Any, **settings: Any) -> Any:
+        return tf.cond(condition, lambda: program(*arguments, **settings), lambda: function(*arguments, **settings))
+
+    return tf.function(choose, autograph=False)

@@ -11,9 +11,8 @@ import keras
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from keras_mp.backend.common.nonfinite_origin import Edge, Values, makes_nonfinite, origin
-from keras_mp.backend.common.tap import Frame, Tap
-from keras_mp.backend.jax.observe import state_of, traced_here
+from keras_mp.backend.common.nonfinite_origin import Edge, Frame, Tap, Values, makes_nonfinite, origin
+from keras_mp.backend.jax.steps import state_of, traced_here
 
 _TAP = "keras_mp_tap"
 # Primitives that move values, and compute none.

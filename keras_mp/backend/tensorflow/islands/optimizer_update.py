@@ -1,4 +1,4 @@
-"""An update as an island: one program on each device, which reads gradients, weights and slots once."""
+"""An optimizer's update as an island: one program on each device, which reads gradients, weights and slots once."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ from tensorflow.python.framework import op_def_registry
 
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.tensorflow.gradients import dense
-from keras_mp.backend.tensorflow.islands import has_islands
+from keras_mp.backend.tensorflow.islands.programs import has_islands
 from keras_mp.backend.tensorflow.tensors import operation_of
 
 # Operations with a state that XLA compiles: those of variables and of branches.

@@ -5,32 +5,26 @@
 In float32 inside. Elfwing, Uchibe, Doya, "Sigmoid-Weighted Linear Units", 2017 (arXiv:1702.03118).
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import tensorflow as tf
 
-from keras_mp.backend.common.keras_patches import patched
-from keras_mp.backend.tensorflow.islands import has_known_sizes, in_differentiated_island, is_differentiated_island
+from keras_mp.backend.common.keras_patches import Make
+from keras_mp.backend.tensorflow.islands.programs import (
+    has_known_sizes,
+    in_differentiated_island,
+    is_differentiated_island,
+)
 
 Gelu = Callable[[Any, bool], Any]
 
 
-@contextmanager
-def activations_on_cpus(gelu: Gelu) -> Iterator[None]:
-    """Within it, Keras's GELU and SiLU are jitted programs where a step may have islands, one forward and one backward.
+@cache  # so that two scopes with the same GELU replace Keras's once
+def gelu_by(replacement: Gelu) -> Make:
+    """Makes what makes the replacement of Keras's GELU, given a `gelu(x, approximate)` of jitted programs."""
 
-    Args:
-        gelu: `gelu(x, approximate)`, which is such programs.
-    """
-    with patched({"keras.src.backend.nn.gelu": _gelu(gelu), "keras.src.backend.nn.silu": _silu}):
-        yield
-
-
-@cache
-def _gelu(replacement: Gelu) -> Callable[[Any], Any]:
     def make(keras_own: Callable[..., Any]) -> Callable[..., Any]:
         def gelu(x: Any, approximate: bool = True) -> Any:
             x = tf.convert_to_tensor(x)
@@ -43,7 +37,9 @@ def _gelu(replacement: Gelu) -> Callable[[Any], Any]:
     return make
 
 
-def _silu(keras_own: Callable[..., Any]) -> Callable[..., Any]:
+def silu(keras_own: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the replacement of Keras's SiLU."""
+
     def silu(x: Any) -> Any:
         x = tf.convert_to_tensor(x)
         y = in_differentiated_island(_silu_forward, _silu_backward, [x], None) if x.dtype.is_floating else None

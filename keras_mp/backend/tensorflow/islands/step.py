@@ -1,4 +1,4 @@
-"""The batch sizes that the islands of a step are compiled for: not more than a few, because each costs a compile."""
+"""The training step of a prepared model on a CPU, and the batch sizes that its islands are compiled for."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -6,22 +6,43 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mp.backend.tensorflow.islands import has_islands
-from keras_mp.backend.tensorflow.programs import programs_if
+from keras_mp.backend.common.keras_patches import patched
+from keras_mp.backend.tensorflow.islands.activations import Gelu, gelu_by, silu
+from keras_mp.backend.tensorflow.islands.product_gradients import add, conv
+from keras_mp.backend.tensorflow.islands.programs import has_islands, programs_if
 
+# Each size costs a compile.
 MOST = 16
 _FACTOR = 1_000_003  # a prime
 _NONE = -1  # no size
 
 
-def count_batch_sizes() -> Callable[[Any], AbstractContextManager[None]]:
-    """Starts to count the batch sizes of a model's steps.
+def step_scopes(gelu: Gelu) -> Callable[[Any], AbstractContextManager[None]]:
+    """Makes the scopes in which a model's training steps are traced, one after the other.
+
+    Within one, Keras's GELU and SiLU are islands, convolutions of small images and additions of a bias have gradients
+    that are products, and islands are compiled for the first `MOST` batch sizes of the model.
+
+    Args:
+        gelu: `gelu(x, approximate)`, by jitted programs, one forward and one backward.
 
     Returns:
-        A function of a batch, a structure of tensors, that returns a scope for tracing the step on it. Within it,
-        islands are compiled for the first `MOST` batch sizes.
+        A function of a step's batch, a structure of tensors, that returns its scope.
     """
-    return BatchSizes().of_step
+    sizes = BatchSizes()
+    replacements = {
+        "keras.src.backend.nn.conv": conv,
+        "keras.src.backend.nn.gelu": gelu_by(gelu),
+        "keras.src.backend.nn.silu": silu,
+        "keras.src.backend.numpy.add": add,
+    }
+
+    @contextmanager
+    def scope(batch: Any) -> Iterator[None]:
+        with patched(replacements), sizes.of_step(batch):
+            yield
+
+    return scope
 
 
 class BatchSizes:

@@ -12,17 +12,21 @@ Layer Normalization", 2019 (arXiv:1910.07467). Means and sums are products with 
 and columns two to three times as slowly as it multiplies.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_mp.backend.tensorflow.islands import in_differentiated_island
+from keras_mp.backend.tensorflow.islands.programs import in_differentiated_island
 
 
-def normalize_rows(x: Any, gamma: Any, beta: Any, epsilon: float, *, centered: bool, dtype: str) -> Any | None:
-    """Normalizes each row, and keeps x alone for the backward pass.
+def normalize_rows(
+    plain: Callable[[Any], Any], x: Any, gamma: Any, beta: Any, epsilon: float, *, centered: bool, dtype: str
+) -> Any:
+    """Normalizes each row: as an island, which keeps x alone for the backward pass, or by the plain function.
 
     Args:
+        plain: from x to the same result.
         x: floats, shape `(..., features)`.
         gamma, beta: float32, shape `(features,)`, or None for 1 and 0.
         epsilon: added to the variance.
@@ -30,11 +34,12 @@ def normalize_rows(x: Any, gamma: Any, beta: Any, epsilon: float, *, centered: b
         dtype: of the result.
 
     Returns:
-        A tensor of x's shape; None where there is no island.
+        A tensor of x's shape.
     """
     weights = [weight for weight in (gamma, beta) if weight is not None]
     how = _How(epsilon, centered, dtype, gamma is not None, beta is not None)
-    return in_differentiated_island(_forward, _backward, [x, *weights], how)
+    y = in_differentiated_island(_forward, _backward, [x, *weights], how)
+    return plain(x) if y is None else y
 
 
 class _How(NamedTuple):

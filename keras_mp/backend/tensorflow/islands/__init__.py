@@ -1,0 +1,24 @@
+"""Islands: jitted programs, and other faster forms, inside a step that is not jitted as a whole.
+
+On a CPU TensorFlow's kernels multiply 16-bit matrices faster than XLA's code does, so that the step is not jitted. What
+lies between the products reads and writes memory once a kernel there, and once in all where XLA compiles it.
+
+Each function here is the fast one where what is traced may have islands, and elsewhere the plain one, as JAX has it.
+"""
+
+from keras_mp.backend.tensorflow.islands.attention import computed_once, product_over_rows, rows_at_once
+from keras_mp.backend.tensorflow.islands.optimizer_update import update_in_one_program
+from keras_mp.backend.tensorflow.islands.programs import fused, without_islands
+from keras_mp.backend.tensorflow.islands.row_normalization import normalize_rows
+from keras_mp.backend.tensorflow.islands.step import step_scopes
+
+__all__ = [
+    "computed_once",
+    "fused",
+    "normalize_rows",
+    "product_over_rows",
+    "rows_at_once",
+    "step_scopes",
+    "update_in_one_program",
+    "without_islands",
+]
