@@ -25,10 +25,8 @@ from results import write
 from rich.console import Console
 from rich.table import Table
 
-from keras_mp.bench.compare import Task, answer, compare
-from keras_mp.bench.interleave import ratio
 from keras_mp.bench.process import WorkloadError
-from keras_mp.bench.workload import Workload
+from keras_mp.bench.workloads import Task, Workload, answer, compare, ratio
 
 STEP, FIT = "plain Keras, a step", "plain Keras, fit"
 # Features of the step, and callbacks; a callback that watches the loss scale needs the optimizer that has one.

@@ -23,7 +23,7 @@ import numpy as np
 
 import keras_mp
 from keras_mp import backend
-from keras_mp.reporting.difference_picture import difference_picture
+from keras_mp.reporting.pictures import difference_picture
 from recipes import digits, language_model
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

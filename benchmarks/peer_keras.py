@@ -14,7 +14,7 @@ from peer_workloads import WORKLOADS, PeerModel, batch_of, details_of
 import keras_mp
 from benchmarks.plain_models import plain_gpt, plain_vit
 from keras_mp.bench.keras_step import check_can_run, of_model
-from keras_mp.bench.workload import Workload
+from keras_mp.bench.workloads import Workload
 from models.gpt import gpt
 from models.llama import LlamaSize, llama
 from models.resnet import resnet_imagenet

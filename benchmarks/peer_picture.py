@@ -5,7 +5,7 @@ from pathlib import Path
 
 from results import read
 
-from keras_mp.reporting.bars import Bar, as_long, bar_chart
+from keras_mp.reporting.pictures import Bar, as_long, bar_chart
 from keras_mp.system.atomic_write import write_text
 
 

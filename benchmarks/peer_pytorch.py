@@ -11,7 +11,7 @@ from peer_workloads import WORKLOADS, batch_of, details_of
 from torch import nn
 from torch.nn import functional
 
-from keras_mp.bench.workload import Workload
+from keras_mp.bench.workloads import Workload
 from keras_mp.system.host import cpu_name
 
 _DTYPES = {"mixed_bfloat16": torch.bfloat16, "mixed_float16": torch.float16}

@@ -25,7 +25,7 @@ from results import write
 from rich.console import Console
 
 from keras_mp.bench.benchmark_report import BenchmarkReport
-from keras_mp.bench.compare import Task, compare, device_of
+from keras_mp.bench.workloads import Task, compare, device_of
 
 MODELS = ("gpt", "resnet18", "vit-tiny")
 BASE = "keras_mp, TensorFlow"

@@ -22,7 +22,7 @@ import tensorflow as tf
 from results import write
 
 from keras_mp import backend
-from keras_mp.bench.interleave import ratio, spread, steps_of_a_turn, take_turns
+from keras_mp.bench.workloads import interleave, ratio, spread, steps_per_round
 from keras_mp.system.packages import installed
 
 POLICIES = ("float32", "mixed_bfloat16")
@@ -64,8 +64,8 @@ def step(policy, rows, width):
 def measured(make, rows, width, rounds):
     """Milliseconds in float32, and the ratio of mixed_bfloat16 to it, with its quartiles."""
     ways = {policy: make(policy, rows, width) for policy in POLICIES}
-    steps = {policy: steps_of_a_turn(run(3) / 3, 0.03) for policy, run in ways.items()}
-    seconds = take_turns(ways, steps, rounds)
+    steps = {policy: steps_per_round(run(3) / 3, 0.03) for policy, run in ways.items()}
+    seconds = interleave(ways, steps, rounds)
     of_float32 = ratio(seconds["mixed_bfloat16"], seconds["float32"])
     median = 1e3 * spread(seconds["float32"]).median
     return f"{median:.3g}", f"{of_float32.median:.2f} ({of_float32.low:.2f}-{of_float32.high:.2f})"

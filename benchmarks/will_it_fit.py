@@ -29,7 +29,7 @@ import keras_mp
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import find_place
 from keras_mp.advice.state_bytes import state_figures
-from keras_mp.reporting.byte_size import byte_size
+from keras_mp.reporting.text import byte_size
 from keras_mp.xla.extrapolate import inspect_by_blocks
 from keras_mp.xla.lower import build_without_values, lower_step
 from models.gpt import gpt

@@ -38,8 +38,8 @@ from keras_mp.numerics.compare_training import compare_training as compare_train
 from keras_mp.numerics.nonfinite import NonFinite as NonFinite
 from keras_mp.numerics.nonfinite import find_nonfinite as find_nonfinite
 from keras_mp.numerics.nonfinite_callback import NonFiniteFinder as NonFiniteFinder
-from keras_mp.numerics.search import PolicySearch as PolicySearch
 from keras_mp.numerics.search import search_policy as search_policy
+from keras_mp.numerics.search_report import PolicySearch as PolicySearch
 from keras_mp.parallel.cluster import ClusterError as ClusterError
 from keras_mp.parallel.coordinator import DisagreementError as DisagreementError
 from keras_mp.parallel.coordinator import LostWorkerError as LostWorkerError

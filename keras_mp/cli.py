@@ -14,9 +14,24 @@ from keras_mp.system.packages import install_command
 from keras_mp.system.quiet_import import import_keras, quiet_stderr
 from keras_mp.system.whole_number import whole_number
 
-MODEL_HELP = "A training recipe (a file, module:function, or a name in the folder recipes), or a .keras file."
-STEP_HELP = f"{MODEL_HELP[:-1]}, or module:function that builds a model, whose options are those of the function."
-BATCH_HELP = "By default the training recipe's; 8 for a .keras file."
+_MODEL_HELP = "A training recipe (a file, module:function, or a name in the folder recipes), or a .keras file."
+_STEP_HELP = f"{_MODEL_HELP[:-1]}, or module:function that builds a model, whose options are those of the function."
+
+Model = Annotated[str, typer.Argument(help=_MODEL_HELP)]
+ModelOrFunction = Annotated[str, typer.Argument(help=_STEP_HELP)]
+BatchSize = Annotated[
+    int | None, typer.Option(help="Of all devices together. By default the training recipe's; 8 for a .keras file.")
+]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option("--import", help="For a .keras file: a module that defines its custom layers; may be repeated."),
+]
+Unsafe = Annotated[bool, typer.Option("--unsafe", help="Load Python lambdas, which can run arbitrary code.")]
+Html = Annotated[Path | None, typer.Option(help="Write the whole report, pictures inside, as one HTML file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+
+# Options that a training recipe or a function adds of its own.
+_RECIPE_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(
     add_completion=False,
@@ -53,7 +68,7 @@ def doctor() -> None:
 
 
 @app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    context_settings={**_RECIPE_OPTIONS, "help_option_names": []},
     add_help_option=False,
 )
 def train(context: typer.Context) -> None:
@@ -100,10 +115,10 @@ def targets() -> None:
         )
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings=_RECIPE_OPTIONS)
 def inspect(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help=STEP_HELP)],
+    model: ModelOrFunction,
     target: Annotated[
         str, typer.Option(help="A chip of `keras-mp targets`, or host; with --strategy several: h100x8, v5e-16.")
     ] = "host",
@@ -112,19 +127,12 @@ def inspect(
         typer.Option(help="How several chips share the step, on JAX: data, fully_sharded or tensor."),
     ] = None,
     compare: Annotated[str, typer.Option(help="Precisions to compare with, separated by commas.")] = "",
-    html: Annotated[Path | None, typer.Option(help="Write the whole report as one HTML file.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="By default the training recipe's; 8 for a .keras file.")
-    ] = None,
+    html: Html = None,
+    batch_size: BatchSize = None,
     inference: Annotated[bool, typer.Option("--inference", help="Inspect the forward pass only.")] = False,
-    imports: Annotated[
-        list[str] | None,
-        typer.Option("--import", help="For a .keras file: a module that defines its custom layers; may be repeated."),
-    ] = None,
-    unsafe: Annotated[
-        bool, typer.Option("--unsafe", help="Load Python lambdas, which can run arbitrary code.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    imports: Imports = None,
+    unsafe: Unsafe = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the precision of each product in a training step compiled for a chip, which need not be attached.
 
@@ -143,29 +151,24 @@ def inspect(
         batch[0] if inference else batch,
         target,
         training=not inference,
-        compare=[name for name in compare.split(",") if name],
+        compare=_names(compare),
         strategy=strategy,
     )
     _show(report, html, as_json)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings=_RECIPE_OPTIONS)
 def advise(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help=STEP_HELP)],
+    model: ModelOrFunction,
     targets: Annotated[
         str, typer.Option(help="Chips of `keras-mp targets`, or several of one, separated by commas: rtx4090,v5e-8.")
     ],
-    html: Annotated[Path | None, typer.Option(help="Write the whole report as one HTML file.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help=f"Of all devices together. {BATCH_HELP}")] = None,
-    imports: Annotated[
-        list[str] | None,
-        typer.Option("--import", help="For a .keras file: a module that defines its custom layers; may be repeated."),
-    ] = None,
-    unsafe: Annotated[
-        bool, typer.Option("--unsafe", help="Load Python lambdas, which can run arbitrary code.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    html: Html = None,
+    batch_size: BatchSize = None,
+    imports: Imports = None,
+    unsafe: Unsafe = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say for each chip whether it holds the training of a model, and the cheapest measures that make it fit.
 
@@ -176,21 +179,17 @@ def advise(
     import_keras()
     from keras_mp.advice.advise import advise as advise_chips
 
-    names = [name.strip() for name in targets.split(",") if name.strip()]
     built, batch, trains = _step(model, context, batch_size, imports, unsafe)
-    if not trains:
-        raise ValueError(f"the model in {model!r} is not compiled for training: compile it with a loss, and save it")
+    _check_trains(model, trains)
     text = f"keras.saving.load_model({model!r})" if _is_file(model, context) else ""
-    _show(advise_chips(built, batch, names, text=text), html, as_json)
+    _show(advise_chips(built, batch, _names(targets), text=text), html, as_json)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings=_RECIPE_OPTIONS)
 def audit(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
-    html: Annotated[
-        Path | None, typer.Option(help="Write the whole report, with its picture, as one HTML file.")
-    ] = None,
+    model: Model,
+    html: Html = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -199,17 +198,10 @@ def audit(
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Number of batches to run.")] = 8,
-    batch_size: Annotated[
-        int | None, typer.Option(help="By default the training recipe's; 8 for a .keras file.")
-    ] = None,
-    imports: Annotated[
-        list[str] | None,
-        typer.Option("--import", help="For a .keras file: a module that defines its custom layers; may be repeated."),
-    ] = None,
-    unsafe: Annotated[
-        bool, typer.Option("--unsafe", help="Load Python lambdas, which can run arbitrary code.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    batch_size: BatchSize = None,
+    imports: Imports = None,
+    unsafe: Unsafe = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a model forward and backward in float32, and list the layers that do not fit a lower precision.
 
@@ -227,10 +219,7 @@ def audit(
         from keras_mp.numerics.data import batches_of_file
 
         built, trains = model_of_file(Path(model), imports or (), unsafe=unsafe)
-        if not trains:
-            raise ValueError(
-                f"the model in {model!r} is not compiled for training: compile it with a loss, and save it"
-            )
+        _check_trains(model, trains)
         size = 8 if batch_size is None else batch_size
         if data is not None:
             batches = batches_of_file(data, built, size)
@@ -252,30 +241,24 @@ def audit(
     _show(report, html, as_json)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings=_RECIPE_OPTIONS)
 def bench(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: Model,
     precisions: Annotated[str, typer.Option(help="Separated by commas; float32 is always measured.")] = (
         "float32,mixed_bfloat16"
     ),
-    batch_size: Annotated[
-        int | None, typer.Option(help="By default the training recipe's; 8 for a .keras file.")
-    ] = None,
+    batch_size: BatchSize = None,
     rounds: Annotated[int, typer.Option(help="Number of measurements of each precision.")] = 20,
     seconds: Annotated[float, typer.Option(help="Approximate length of a measurement; at least one step.")] = 0.5,
     find_max_batch_size: Annotated[
         bool, typer.Option("--find-max-batch-size", help="Also find the largest batch that fits.")
     ] = False,
     memory_limit: Annotated[float | None, typer.Option(help="Memory limit of a process on a CPU, in GiB.")] = None,
-    imports: Annotated[
-        list[str] | None, typer.Option("--import", help="A module that defines custom layers; may be repeated.")
-    ] = None,
-    unsafe: Annotated[
-        bool, typer.Option("--unsafe", help="Load Python lambdas, which can run arbitrary code.")
-    ] = False,
+    imports: Imports = None,
+    unsafe: Unsafe = False,
     picture: Annotated[Path | None, typer.Option(help="Write the picture to this .svg file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a training step on this machine in several precisions, interleaved, relative to float32.
 
@@ -284,9 +267,7 @@ def bench(
     _check_writable(picture=picture)
     _find_modules_here()
     import_keras()
-    from keras_mp.bench.benchmark import BASE, measure
-    from keras_mp.bench.benchmark_report import check_precisions
-    from keras_mp.precision.policy import PRECISIONS
+    from keras_mp.bench.benchmark import check_precisions, measure
 
     arguments: dict[str, Any] = {} if batch_size is None else {"batch_size": whole_number("batch_size", batch_size)}
     if _is_file(model, context):
@@ -305,7 +286,7 @@ def bench(
     report = measure(
         function,
         arguments,
-        check_precisions([name for name in precisions.split(",") if name], PRECISIONS, BASE),
+        check_precisions(_names(precisions)),
         f"{model}: a training step",
         rounds=rounds,
         seconds=seconds,
@@ -328,9 +309,7 @@ def export(
     calibrate: Annotated[
         Path | None, typer.Option(help="For litert-int8: an .npy or .npz file with hundreds of typical inputs.")
     ] = None,
-    imports: Annotated[
-        list[str] | None, typer.Option("--import", help="A module that defines custom layers; may be repeated.")
-    ] = None,
+    imports: Imports = None,
     verify: Annotated[
         Path | None, typer.Option(help="An .npy or .npz file of inputs, on which to compare with the model in float32.")
     ] = None,
@@ -341,45 +320,20 @@ def export(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing export, after the new one was checked.")
     ] = False,
-    unsafe: Annotated[
-        bool, typer.Option("--unsafe", help="Load Python lambdas, which can run arbitrary code.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    unsafe: Unsafe = False,
+    as_json: AsJson = False,
 ) -> None:
     """Export a model as a SavedModel, an ONNX or a LiteRT file in float32 throughout, or as a LiteRT file in int8."""
     os.environ["KERAS_BACKEND"] = "tensorflow"  # each is made by TensorFlow, whatever the model was trained on
     _find_modules_here()
-    if format not in _EXPORTS:
-        raise ValueError(f"--format {format!r} must be one of {', '.join(map(repr, _EXPORTS))}")
-    if outputs is not None and verify is None:
-        raise ValueError("--outputs needs --verify, the batch to compute them on")
-    if outputs is not None and format != "savedmodel":
-        raise ValueError(f"--outputs is for --format savedmodel, not {format!r}")
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError(
             f"export writes files with TensorFlow, which is not installed: {install_command('tensorflow')}"
         )
     import_keras()
-    if format == "savedmodel":
-        if calibrate is not None:
-            raise ValueError("--calibrate is for --format litert-int8, not 'savedmodel'")
-        from keras_mp.export.saved_model import export_file
+    from keras_mp.export.from_file import export_file
 
-        report = export_file(
-            model,
-            path,
-            verify,
-            modules=imports or (),
-            unsafe=unsafe,
-            outputs=outputs,
-            tolerance=tolerance,
-            overwrite=overwrite,
-        )
-        _show(report, None, as_json)
-        return
-    from keras_mp.export.from_file import deploy_file
-
-    deployed = deploy_file(
+    report = export_file(
         model,
         path,
         format,
@@ -387,10 +341,16 @@ def export(
         calibrate,
         modules=imports or (),
         unsafe=unsafe,
+        outputs=outputs,
         tolerance=tolerance,
         overwrite=overwrite,
     )
-    _show(deployed, None, as_json)
+    _show(report, None, as_json)
+
+
+def _names(text: str) -> list[str]:
+    """What commas, and blanks beside them, separate."""
+    return [name for part in text.split(",") if (name := part.strip())]
 
 
 def _check_writable(**files: Path | None) -> None:
@@ -412,7 +372,6 @@ def _show(report: Any, html: Path | None, as_json: bool) -> None:
         console.print(report, soft_wrap=not console.is_terminal)  # a file or a pipe gets whole lines
 
 
-# What other files are called that hold a model, or a part of one.
 def _find_modules_here() -> None:
     """Lets `--import` and `module:function` name what lies in the current folder; installed packages come before it.
 
@@ -422,7 +381,7 @@ def _find_modules_here() -> None:
         sys.path.append(os.getcwd())
 
 
-_EXPORTS = ("savedmodel", "onnx", "litert", "litert-int8")
+# What other files are called that hold a model, or a part of one.
 _OTHER_SUFFIXES = {".h5", ".hdf5", ".json", ".pb", ".onnx", ".tflite", ".npz", ".npy", ".zip", ".safetensors", ".ckpt"}
 
 
@@ -462,6 +421,11 @@ def _step(
         recipe, config = _recipe(model, context, batch_size)
         built, batch = recipe.step(config)
     return built, batch, True
+
+
+def _check_trains(model: str, trains: bool) -> None:
+    if not trains:
+        raise ValueError(f"the model in {model!r} is not compiled for training: compile it with a loss, and save it")
 
 
 def _check_no_file_options(imports: list[str] | None, unsafe: bool = False) -> None:

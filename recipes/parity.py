@@ -22,7 +22,7 @@ from pathlib import Path
 
 from keras_mp.fp8.scaling import RECIPES
 from keras_mp.precision.policy import PRECISIONS
-from keras_mp.reporting.difference_picture import difference_picture
+from keras_mp.reporting.pictures import difference_picture
 from keras_mp.system.atomic_write import atomic_write, write_text
 from recipes.common.metric import difference, written
 

@@ -6,10 +6,12 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from unittest import mock
 
 import keras
 import numpy as np
 import pytest
+import typer
 
 from keras_mp import cli
 
@@ -181,6 +183,25 @@ def test_data_that_is_none(command, files, file):
 def test_wrong_options(command, files, monkeypatch, arguments, said):
     monkeypatch.chdir(files)
     one_line(command(*arguments), said)
+
+
+LISTS = {  # each option that takes several names: the function that gets them, and what it gets
+    ("inspect", "compare"): ("keras_mp.xla.inspect:inspect", ["mixed_bfloat16", "fp8"]),
+    ("advise", "targets"): ("keras_mp.advice.advise:advise", ["mixed_bfloat16", "fp8"]),
+    ("bench", "precisions"): ("keras_mp.bench.benchmark:measure", ["float32", "mixed_bfloat16", "fp8"]),
+}
+
+
+def test_every_list_is_of_commas_with_blanks_or_without(command, files, monkeypatch):
+    commands = typer.main.get_command(cli.app).commands
+    options = [(name, option) for name, known in commands.items() for option in known.params]
+    lists = {(name, o.name) for name, o in options if "separated by commas" in (getattr(o, "help", "") or "").lower()}
+    assert lists == {*LISTS}
+    for (name, option), (function, expected) in LISTS.items():
+        given = mock.Mock(side_effect=ValueError("given"))
+        monkeypatch.setattr(function.replace(":", "."), given)
+        one_line(command(name, files / "model.keras", f"--{option}", " mixed_bfloat16, fp8 ,,"), "error: given")
+        assert expected in [*given.call_args.args, *given.call_args.kwargs.values()], name
 
 
 @pytest.mark.parametrize(

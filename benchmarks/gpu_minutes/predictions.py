@@ -6,8 +6,8 @@ from typing import Any
 
 from benchmarks.gpu_minutes.process import emit
 from benchmarks.gpu_minutes.steps import PATHS, REHEARSED, tasks
-from keras_mp.bench.compare import Task, answer
 from keras_mp.bench.process import WorkloadError
+from keras_mp.bench.workloads import Task, answer
 
 
 def main(tiny: bool, target: str, *workloads: str) -> None:

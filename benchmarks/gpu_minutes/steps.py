@@ -17,7 +17,7 @@ from peer_workloads import WORKLOADS
 
 from benchmarks.gpu_minutes.process import ROOT, emit
 from benchmarks.gpu_minutes.products import counted
-from keras_mp.bench.compare import Task, compare
+from keras_mp.bench.workloads import Task, compare
 
 PATHS = [str(ROOT / "benchmarks"), str(ROOT)]
 

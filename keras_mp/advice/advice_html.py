@@ -6,8 +6,8 @@ from html import escape
 
 from keras_mp.advice.advice_table import COLUMNS, cells, headline, sentence, work
 from keras_mp.advice.advised import Advised
-from keras_mp.reporting.byte_size import byte_size
 from keras_mp.reporting.html import document, limited_bars, table
+from keras_mp.reporting.text import byte_size
 
 
 def page(report: Advised) -> str:

@@ -8,8 +8,7 @@ from rich.console import Group
 
 from keras_mp.advice import advice_html, advice_table
 from keras_mp.advice.advised import Advised
-from keras_mp.reporting.plain_values import plain_values
-from keras_mp.reporting.report import Report
+from keras_mp.reporting.report import Report, plain_values
 
 
 class AdviceReport(Advised, Report):

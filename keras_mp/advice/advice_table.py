@@ -7,8 +7,8 @@ from rich.text import Text
 
 from keras_mp.advice.advised import Advised
 from keras_mp.advice.chip_advice import ChipAdvice
-from keras_mp.reporting.byte_size import byte_size
 from keras_mp.reporting.table import ColumnTable, Prose
+from keras_mp.reporting.text import byte_size
 
 COLUMNS = ("chip", "fits", "needs", "has", "weights", "optimizer", "temporary", "bound (estimate)", "time (estimate)")
 _NARROW = ("chip", "fits", "needs", "has", "time (estimate)")

@@ -105,7 +105,7 @@ def figures_of(report: CompileReport, chip: Chip) -> Figures:
 
 
 def figures_from(values: Mapping[str, Any]) -> Figures:
-    """Reads figures as `keras_mp.reporting.plain_values` writes them."""
+    """Reads figures as `plain_values` writes them."""
     largest = tuple(Buffer(**buffer | {"shape": tuple(buffer["shape"])}) for buffer in values["largest"])
     return Figures(**{**values, "largest": largest, "notes": tuple(values["notes"])})
 

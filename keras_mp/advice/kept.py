@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from keras_mp.reporting.plain_values import plain_values
+from keras_mp.reporting.report import plain_values
 from keras_mp.system.atomic_write import write_text
 from keras_mp.system.packages import installed
 from keras_mp.xla.compile import cache_folder

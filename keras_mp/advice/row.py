@@ -12,7 +12,7 @@ from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import Place
 from keras_mp.advice.source import Source
 from keras_mp.advice.step import Step
-from keras_mp.reporting.byte_size import byte_size
+from keras_mp.reporting.text import byte_size
 
 # A GPU's runtime takes memory that its compiler does not count; a TPU's compiler refuses what leaves it too little.
 NEARLY_FULL = 0.9

@@ -14,7 +14,7 @@ from keras_mp.advice.figures import Figures
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import Place
 from keras_mp.backend.common.lowered import LoweringError
-from keras_mp.reporting.error_line import error_line
+from keras_mp.reporting.text import error_line
 from keras_mp.xla.compile import CompileError
 
 _Waits = Generator[Future, None, Any]

@@ -26,7 +26,7 @@ from keras_mp.backend.common.lowered import Argument, Lowered
 from keras_mp.parallel.plan import Plan
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class
-from keras_mp.reporting.shorten import shorten_middle
+from keras_mp.reporting.text import shorten_middle
 from keras_mp.xla.compile_report import CompileReport
 from keras_mp.xla.extrapolate import BLOCKS, StepsByBlocks, lower_by_blocks
 from keras_mp.xla.inspect import report_of

@@ -12,10 +12,9 @@ from typing import Any
 
 import keras
 
-from keras_mp.bench.benchmark_report import BenchmarkReport, check_precisions
-from keras_mp.bench.compare import Task, compare, device_of
-from keras_mp.bench.largest_batch import largest_batch
+from keras_mp.bench.benchmark_report import BenchmarkReport
 from keras_mp.bench.process import WorkloadError
+from keras_mp.bench.workloads import Task, compare, device_of, largest_batch
 from keras_mp.numerics.data import batches_of
 from keras_mp.precision.policy import PRECISIONS
 from keras_mp.rebuild import layers_by_path
@@ -61,7 +60,7 @@ def benchmark(
             imported, or less than one round.
         FileNotFoundError: there is no such file.
     """
-    names = check_precisions(precisions, PRECISIONS, BASE)
+    names = check_precisions(precisions)
     if isinstance(model, keras.Model) and getattr(model, "optimizer", None) is None:
         raise ValueError(f"model {model.name!r} has no optimizer: compile it for training first")
     with tempfile.TemporaryDirectory() as folder:
@@ -87,6 +86,21 @@ def benchmark(
             memory_limit=memory_limit,
             log=log,
         )
+
+
+def check_precisions(precisions: Sequence[str]) -> list[str]:
+    """The precisions to measure, float32 first.
+
+    Raises:
+        ValueError: one is not known, or there is none to compare with float32.
+    """
+    wanted = [precisions] if isinstance(precisions, str) else list(precisions)
+    unknown = [name for name in wanted if name not in PRECISIONS]
+    if unknown:
+        raise ValueError(f"precisions={wanted!r}: {unknown[0]!r} is not one of {', '.join(PRECISIONS)}")
+    if not set(wanted) - {BASE}:
+        raise ValueError(f"precisions={wanted!r} leaves nothing to compare with {BASE}: name another")
+    return [BASE, *dict.fromkeys(name for name in wanted if name != BASE)]
 
 
 def measure(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -12,14 +11,12 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from keras_mp.bench.compare import Measured
-from keras_mp.bench.interleave import Spread, ratio, spread
-from keras_mp.reporting.bars import Bar, as_long, bar_chart
+from keras_mp.bench.workloads import Measured, Spread, ratio, spread
 from keras_mp.reporting.html import document, scrolling
 from keras_mp.reporting.html import table as html_table
-from keras_mp.reporting.plain_values import plain_values
-from keras_mp.reporting.report import PicturedReport
-from keras_mp.reporting.table import ColumnTable
+from keras_mp.reporting.pictures import Bar, as_long, bar_chart
+from keras_mp.reporting.report import PicturedReport, plain_values
+from keras_mp.reporting.table import ColumnTable, markdown_table
 
 _COLUMNS = ("", "step, ms", "time, of the base's", "a second", "compile, s", "MiB", "of peak", "batch")
 
@@ -124,10 +121,7 @@ class BenchmarkReport(PicturedReport):
 
     def to_markdown(self) -> str:
         """The table in Markdown."""
-        names, rows = self.table()
-        lines = ["| " + " | ".join(names) + " |", "| --- |" + " ---: |" * (len(names) - 1)]
-        lines += ["| " + " | ".join(cells) + " |" for cells in rows]
-        return "\n".join([*lines, "", *self.problems, *([""] if self.problems else [])])
+        return "\n".join([*markdown_table(*self.table()), "", *self.problems, *([""] if self.problems else [])])
 
     def _svg(self) -> str:
         return picture(self)
@@ -146,9 +140,7 @@ class BenchmarkReport(PicturedReport):
     def __rich__(self) -> Group:
         names, rows = self.table()
         # On a narrow terminal: what ran, how long, of the base's time, and how many a second.
-        table = ColumnTable(self.title, names, narrow=names[:4], right=names[1:])
-        for cells in rows:
-            table.add_row(*cells)
+        table = ColumnTable(self.title, names, narrow=names[:4], right=names[1:], rows=rows)
         return Group(table, *map(Text, [*self.problems, *self.notes, *self.verdict]))
 
     def _verdict(self, row: Measured) -> str:
@@ -207,18 +199,3 @@ def _bar(report: BenchmarkReport, row: Measured) -> Bar:
 def _milliseconds(seconds: float) -> str:
     milliseconds = 1e3 * seconds
     return f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
-
-
-def check_precisions(precisions: Sequence[str], known: Sequence[str], base: str) -> list[str]:
-    """The precisions to measure, the base first.
-
-    Raises:
-        ValueError: one is not known, or there is none to compare with the base.
-    """
-    wanted = [precisions] if isinstance(precisions, str) else list(precisions)
-    unknown = [name for name in wanted if name not in known]
-    if unknown:
-        raise ValueError(f"precisions={wanted!r}: {unknown[0]!r} is not one of {', '.join(known)}")
-    if not set(wanted) - {base}:
-        raise ValueError(f"precisions={wanted!r} leaves nothing to compare with {base}: name another")
-    return [base, *dict.fromkeys(name for name in wanted if name != base)]

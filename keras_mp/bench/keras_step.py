@@ -10,7 +10,7 @@ import keras
 
 from keras_mp import backend, hardware
 from keras_mp.backend.common.lowered import LoweringError
-from keras_mp.bench.workload import CannotRunError, Workload
+from keras_mp.bench.workloads import CannotRunError, Workload
 from keras_mp.conversion.in_precision import in_precision
 from keras_mp.conversion.model_file import model_of_file, step_of_file
 from keras_mp.fp8.selection import decide

@@ -16,7 +16,7 @@ import sys
 import traceback
 from typing import Any
 
-from keras_mp.bench.workload import CannotRunError, Workload
+from keras_mp.bench.workloads import CannotRunError, Workload
 from keras_mp.system.host import forget_peak, peak_process_bytes, resident_bytes
 
 

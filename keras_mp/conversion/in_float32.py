@@ -30,14 +30,16 @@ def computes_in_float32(model: keras.Model) -> bool:
 def in_float32(model: keras.Model) -> Iterator[None]:
     """Lets a model compute in float32 throughout; afterwards it is what it was, bit for bit.
 
-    Dtype policies, what treated layers multiply in, 16-bit weights, and the dtypes that functional graphs cast their
-    inputs to. FP8 layers compute as plain ones. Steps that were traced before are not affected.
+    Dtype policies, what treated layers multiply in, 16-bit weights, and the dtypes that functional graphs and
+    Sequential models cast their inputs to. FP8 layers compute as plain ones. Steps that were traced before are not
+    affected.
 
     Args:
         model: a built Keras model in any precision.
     """
     layers = with_self(model)
-    if computes_in_float32(model) and not any(isinstance(layer, Float8Layer) for layer in layers):
+    plain = not any(isinstance(layer, Float8Layer) or _low_inputs(layer) for layer in layers)
+    if computes_in_float32(model) and plain:
         yield
         return
     with ExitStack() as after:
@@ -58,8 +60,8 @@ def in_float32(model: keras.Model) -> Iterator[None]:
 def _computing_in_float32(layer: Any) -> Iterator[None]:
     notes, policy = notes_of(layer), layer._dtype_policy
     precision = "" if notes is None else notes.precision
-    inputs = [x for x in getattr(graph_of(layer), "inputs", []) if x.dtype in LOW_PRECISION]
-    dtypes = [x._dtype for x in inputs]  # private, as a tensor has no public way to become wider
+    inputs = _low_inputs(layer)
+    dtypes = [x._dtype for x in inputs]  # private, as neither has a public way to become wider
     try:
         to_compute_in_float32(layer)
         if notes is not None:
@@ -75,3 +77,9 @@ def _computing_in_float32(layer: Any) -> Iterator[None]:
         for x, dtype in zip(inputs, dtypes, strict=True):
             x._dtype = dtype
         keep_statistics_as_computed(layer)
+
+
+def _low_inputs(layer: Any) -> list[Any]:
+    """The inputs of a layer's graph, or the layer itself where it is an InputLayer, that are cast to 16 bits."""
+    inputs = [layer] if isinstance(layer, keras.layers.InputLayer) else getattr(graph_of(layer), "inputs", [])
+    return [x for x in inputs if x.dtype in LOW_PRECISION]

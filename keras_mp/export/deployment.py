@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
 import tempfile
@@ -14,18 +15,16 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_mp import backend
 from keras_mp.conversion.to_float32 import unmerged_float32
 from keras_mp.export.export_report import DeploymentReport
 from keras_mp.export.saved_model import check_model, check_path, export_float32
 from keras_mp.export.verification import (
     NO_ORIGINAL,
     ExportError,
-    agreement,
     check_batch,
+    differences,
     inputs_of,
     relative_difference,
-    without_original,
 )
 from keras_mp.system.packages import install_command
 
@@ -167,11 +166,9 @@ def compared(
     """
     feed = signature.feed(verify)
     float32 = unmerged_float32(model, verify)
-    with backend.full_float32():
-        expected = _outputs(float32, verify)
     outputs = list(run(feed))
     name = f"the {report.format} file of model {model.name!r}"
-    difference, notes = agreement(name, outputs, expected, verify, float32, tolerance)
+    fields = differences(name, outputs, model, float32, verify, tolerance, report.notes)
     for size in BATCH_SIZES:
         again = list(run({name: np.resize(x, (size, *x.shape[1:])) for name, x in feed.items()}))
         same = relative_difference(again, [np.resize(x, (size, *x.shape[1:])) for x in outputs])
@@ -180,26 +177,7 @@ def compared(
                 f"{name} gives other results in a batch of {size}: they "
                 f"differ by {same:.2e} from those in a batch of {len(outputs[0])}"
             )
-    try:
-        gap = relative_difference(outputs, _outputs(model, verify))
-    except Exception as error:  # the model runs in float32: its own precision has no kernel, or no room, here
-        gap, notes = None, [*notes, without_original(error)]
-    return report._replace(
-        max_difference=difference, precision_gap=gap, notes=tuple(dict.fromkeys([*report.notes, *notes]))
-    )
-
-
-def _outputs(model: keras.Model, batch: Any) -> list[np.ndarray]:
-    """What a model computes in inference, as a graph on TensorFlow: eager mode rounds deep networks differently."""
-    inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        graph = tf.function(lambda x: model(x, training=False), autograph=False)
-        outputs = graph.get_concrete_function(inputs)(inputs)
-    else:
-        outputs = model(inputs, training=False)
-    return [keras.ops.convert_to_numpy(keras.ops.cast(x, "float32")) for x in keras.tree.flatten(outputs)]
+    return dataclasses.replace(report, **fields)
 
 
 def counted(names: Sequence[str]) -> dict[str, int]:

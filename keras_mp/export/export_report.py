@@ -1,19 +1,35 @@
-"""The reports of the exports: that they can be printed and written as JSON or HTML."""
+"""The reports of the exports: as values, on the terminal, as HTML."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from keras_mp.export import export_html
-from keras_mp.reporting.plain_values import plain_values
+from keras_mp.reporting.html import document, table
 from keras_mp.reporting.report import Report
 
+_TITLES = {
+    "path": "written to",
+    "format": "format",
+    "bytes": "bytes",
+    "nodes": "graph nodes looked at",
+    "low_precision_ops": "low-precision operations",
+    "low_precision": "low-precision tensors",
+    "max_difference": "largest difference from the model in float32",
+    "precision_gap": "difference from the original in its own precision",
+    "calibrated_on": "records of calibration",
+}
+_LAYER = ("path", "lowest", "highest", "file_lowest", "file_highest", "predicted", "measured")
 
-class ExportedSavedModel(NamedTuple):
-    """The fields of `ExportReport`.
+
+@dataclass(frozen=True)
+class ExportReport(Report):
+    """What `export_float32` wrote.
 
     Attributes:
         path: the SavedModel's folder.
@@ -34,23 +50,11 @@ class ExportedSavedModel(NamedTuple):
     precision_gap: float | None = None
     notes: tuple[str, ...] = ()
 
-
-class ExportReport(ExportedSavedModel, Report):
-    """What `export_float32` wrote; the attributes are those of `ExportedSavedModel`."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain Python values; infinities and NaN as strings."""
-        return plain_values(self)
-
     def _html(self) -> str:
-        return export_html.page(self.to_dict())
+        return _page(self.to_dict())
 
     def __rich__(self) -> Text:
-        text = f"{self.path}: {self.low_precision_ops} low-precision ops in {self.nodes} nodes"
-        if self.max_difference is not None:
-            text += f"; {self.max_difference:.1e} from the model in float32"
-        if self.precision_gap is not None:
-            text += f", {self.precision_gap:.1e} from the original"
+        text = f"{self.path}: {self.low_precision_ops} low-precision ops in {self.nodes} nodes{_differences(self)}"
         return Text("\n  ".join([text, *self.notes]))
 
 
@@ -61,7 +65,7 @@ class Int8Layer(NamedTuple):
         path: the names that lead to the layer, joined with `/`.
         lowest: the lowest value on the calibration data.
         highest: the highest one.
-        predicted: SQNR in dB that rounding this range to 8 bits alone would leave: `calibration.int8_sqnr`.
+        predicted: SQNR in dB that rounding this range to 8 bits alone would leave: `int8.int8_sqnr`.
         file_lowest: the lowest value that the file's tensor can hold; None where the file has no such tensor, because
             the layer was fused with the next one.
         file_highest: the highest one.
@@ -100,8 +104,9 @@ class Int8Layer(NamedTuple):
         return text + (f", range {self.times_too_wide:.1f} times too wide" if self.times_too_wide > 2 else "")
 
 
-class ExportedFile(NamedTuple):
-    """The fields of `DeploymentReport`.
+@dataclass(frozen=True)
+class DeploymentReport(Report):
+    """What `export_onnx` or `export_litert` wrote.
 
     Attributes:
         path: the file.
@@ -126,29 +131,17 @@ class ExportedFile(NamedTuple):
     low_precision: int = 0
     max_difference: float | None = None
     precision_gap: float | None = None
-    float_operators: dict[str, int] = {}
+    float_operators: Mapping[str, int] = field(default_factory=dict)
     calibrated_on: int = 0
     layers: tuple[Int8Layer, ...] = ()
     notes: tuple[str, ...] = ()
 
-
-class DeploymentReport(ExportedFile, Report):
-    """What `export_onnx` or `export_litert` wrote; the attributes are those of `ExportedFile`."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain Python values; infinities and NaN as strings."""
-        return plain_values(self)
-
     def _html(self) -> str:
-        return export_html.page(self.to_dict())
+        return _page(self.to_dict())
 
     def __rich__(self) -> Text:
         text = f"{self.path}: {self.format}, {self.bytes:,} bytes, {sum(self.operators.values())} operators, "
-        text += f"{self.low_precision} low-precision tensors"
-        if self.max_difference is not None:
-            text += f"; {self.max_difference:.1e} from the model in float32"
-        if self.precision_gap is not None:
-            text += f", {self.precision_gap:.1e} from the original"
+        text += f"{self.low_precision} low-precision tensors{_differences(self)}"
         lines = [text, *(f"  {note}" for note in self.notes)]
         return Text("\n".join(lines + self._int8_lines() if self.format == "LiteRT int8" else lines))
 
@@ -158,3 +151,36 @@ class DeploymentReport(ExportedFile, Report):
         measured = [layer for layer in self.layers if layer.measured is not None]
         worst = sorted(measured, key=lambda layer: layer.measured or 0.0)[:3]
         return [f"{stay}; ranges of {self.calibrated_on} records", *(f"  {layer.line()}" for layer in worst)]
+
+
+def _differences(report: ExportReport | DeploymentReport) -> str:
+    text = ""
+    if report.max_difference is not None:
+        text += f"; {report.max_difference:.1e} from the model in float32"
+    if report.precision_gap is not None:
+        text += f", {report.precision_gap:.1e} from the original"
+    return text
+
+
+def _page(report: dict[str, Any]) -> str:
+    """The page of a report as text, from `to_dict`."""
+    facts = [(title, _written(report[name])) for name, title in _TITLES.items() if report.get(name) is not None]
+    parts = ["<h1>Export</h1>", table(("", ""), facts)]
+    for name, title in (("operators", "Operators"), ("float_operators", "Operators that stay in float32")):
+        if report.get(name):
+            rows = [(kind, str(count)) for kind, count in report[name].items()]
+            parts += [f"<h2>{title}</h2>", table(("operator", "count"), rows, numbers=(1,))]
+    if report.get("layers"):
+        layers = [[_written(layer[name]) for name in _LAYER] for layer in report["layers"]]
+        names = ("layer", "lowest", "highest", "file's lowest", "file's highest", "predicted, dB", "measured, dB")
+        parts += ["<h2>Layers in int8</h2>", table(names, layers, numbers=range(1, len(names)))]
+    parts += [f"<p>{escape(note)}</p>" for note in report["notes"]]
+    return document(f"Export to {report['path']}", parts)
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""From a `.keras` file to a file for another runtime, for `keras-mp export --format`."""
+"""From a `.keras` file to a file for another runtime, for `keras-mp export`."""
 
 from __future__ import annotations
 
@@ -8,72 +8,103 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
-from keras_mp.export.export_report import DeploymentReport
+from keras_mp.conversion.input_names import input_names
+from keras_mp.conversion.model_file import ModelFileError, load_model_file
+from keras_mp.export.export_report import DeploymentReport, ExportReport
 from keras_mp.export.litert import export_litert
 from keras_mp.export.onnx import export_onnx
-from keras_mp.export.saved_model import load_batch, load_model
+from keras_mp.export.saved_model import export_float32, served
+from keras_mp.export.verification import ExportError, inputs_of
 from keras_mp.numerics.data import read_arrays
 
-FORMATS = ("onnx", "litert", "litert-int8")
+FORMATS = ("savedmodel", "onnx", "litert", "litert-int8")
 
 
-def deploy_file(
+def export_file(
     model_path: str | os.PathLike[str],
     path: str | os.PathLike[str],
-    format: str,
+    format: str = "savedmodel",
     verify: str | os.PathLike[str] | None = None,
     calibrate: str | os.PathLike[str] | None = None,
     *,
     modules: Sequence[str] = (),
     unsafe: bool = False,
+    outputs: str | os.PathLike[str] | None = None,
     tolerance: float = 1e-5,
     overwrite: bool = False,
-) -> DeploymentReport:
-    """`export_onnx` or `export_litert` from file to file.
+) -> ExportReport | DeploymentReport:
+    """`export_float32`, `export_onnx` or `export_litert` from file to file; Keras must be running on TensorFlow.
 
     Args:
         model_path: a `.keras` file, written on any backend.
-        path: a file that does not exist yet, or is replaced with `overwrite`.
-        format: "onnx", "litert" or "litert-int8".
-        verify: as for `export_file`: a `.npy` file, or a `.npz` file with the model's inputs in the order of
+        path: a folder or a file that does not exist yet, or is replaced with `overwrite`.
+        format: "savedmodel", "onnx", "litert" or "litert-int8".
+        verify: a `.npy` file, or a `.npz` file with the model's inputs by name, or in the order of
             `keras.tree.flatten`.
         calibrate: for "litert-int8": such a file; or the `.npz` file of `keras-mp audit --data`, with arrays x and y.
-        modules: as for `export_file`.
-        unsafe: as for `export_file`.
-        tolerance: as for `export_onnx`.
-        overwrite: as for `export_onnx`.
+        modules: names of modules to import first: those that define the model's custom layers and functions.
+        unsafe: also load Python lambdas, which can run any code: only for files you trust.
+        outputs: a `.npz` file to write, with what the SavedModel returns on the batch `verify`.
+        tolerance: as for the function of the format.
+        overwrite: as for the function of the format.
 
     Raises:
-        ValueError: there is no such format, or calibrate is not given for int8, or given for another.
-        FileNotFoundError: there is no such file. Else as `export_onnx` and `export_litert`.
+        ValueError: there is no such format, or an option is missing for it or of another.
+        FileNotFoundError: there is no such file. Else as the function of the format.
     """
     if format not in FORMATS:
-        raise ValueError(
-            f"format={format!r} must be one of {', '.join(map(repr, FORMATS))}; for a SavedModel there is "
-            "export_float32"
-        )
+        raise ValueError(f"--format {format!r} must be one of {', '.join(map(repr, FORMATS))}")
+    if outputs is not None and verify is None:
+        raise ValueError("--outputs needs --verify, the batch to compute them on")
+    if outputs is not None and format != "savedmodel":
+        raise ValueError(f"--outputs is for --format savedmodel, not {format!r}")
     if format == "litert-int8" and calibrate is None:
         raise ValueError(
-            "format='litert-int8' needs calibrate, a .npz or .npy file with hundreds of inputs like those that will be "
-            "served: the ranges of int8 are measured on them"
+            "--format litert-int8 needs --calibrate, a .npz or .npy file with hundreds of inputs like those that will "
+            "be served: the ranges of int8 are measured on them"
         )
     if format != "litert-int8" and calibrate is not None:
-        raise ValueError(f"calibrate is for format='litert-int8', not {format!r}")
+        raise ValueError(f"--calibrate is for --format litert-int8, not {format!r}")
     for name, file in (("verify", verify), ("calibrate", calibrate)):
-        if file is not None and not Path(file).is_file():
-            raise FileNotFoundError(f"there is no file {name}={str(file)!r}")
+        if file is not None and not Path(file).exists():
+            raise FileNotFoundError(f"there is no file --{name} {str(file)!r}")
         if file is not None and Path(path).exists() and Path(path).samefile(file):
-            raise ValueError(f"path={str(path)!r} is the file that {name} reads: give a new file")
-    model = load_model(model_path, modules, unsafe)
-    batch = None if verify is None else load_batch(verify, model)
+            raise ValueError(f"path {str(path)!r} is the file that --{name} reads: give a new file")
+    try:
+        model = load_model_file(model_path, modules, unsafe=unsafe, compile=False)
+    except ModelFileError as error:
+        raise ExportError(str(error)) from error
+    batch = None if verify is None else _batch(verify, model)
     if format == "onnx":
         return export_onnx(model, path, batch, tolerance=tolerance, overwrite=overwrite)
-    data = None if calibrate is None else _calibration_data(calibrate, model)
-    return export_litert(model, path, batch, calibrate=data, tolerance=tolerance, overwrite=overwrite)
+    if format != "savedmodel":
+        data = None if calibrate is None else _calibration_data(calibrate, model)
+        return export_litert(model, path, batch, calibrate=data, tolerance=tolerance, overwrite=overwrite)
+    report = export_float32(model, path, batch, tolerance=tolerance, overwrite=overwrite)
+    if outputs is not None:
+        np.savez(outputs, *served(path, model, batch))
+    return report
+
+
+def _batch(file: str | os.PathLike[str], model: keras.Model) -> Any:
+    """A batch of a model's inputs, as `export_file` describes."""
+    by_name = read_arrays(file)
+    structure = inputs_of(model)
+    names = [] if structure is None else input_names(structure)
+    arrays = [by_name[name] for name in names] if names and by_name.keys() >= {*names} else list(by_name.values())
+    if structure is None or len(arrays) == 1:
+        return arrays[0] if len(arrays) == 1 else arrays
+    if len(arrays) != len(keras.tree.flatten(structure)):
+        raise ExportError(
+            f"{str(file)!r} holds {len(arrays)} arrays, but model {model.name!r} has "
+            f"{len(keras.tree.flatten(structure))} inputs"
+        )
+    return keras.tree.pack_sequence_as(structure, arrays)
 
 
 def _calibration_data(file: str | os.PathLike[str], model: keras.Model) -> Any:
     arrays = read_arrays(file)
     one_input = len(keras.tree.flatten(getattr(model, "inputs", None) or [None])) == 1
-    return arrays["x"] if {"x", "y"} <= arrays.keys() and one_input else load_batch(file, model)
+    return arrays["x"] if {"x", "y"} <= arrays.keys() and one_input else _batch(file, model)

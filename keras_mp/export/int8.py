@@ -1,16 +1,28 @@
-"""What int8 does to a model: which operators cannot take it, and what is left of each layer's output."""
+"""Int8: the audit's ranges in inference, which operators cannot take it, and what is left of each layer's output."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
-from keras_mp.export import calibration
+from keras_mp import backend
+from keras_mp.backend.common.calls import wrapped_methods
 from keras_mp.export.export_report import Int8Layer
 from keras_mp.export.litert_file import LiteRTFile, Operator
+from keras_mp.numerics.audit import SAMPLE
+from keras_mp.numerics.observe import layers_and_operations
+from keras_mp.numerics.ranges import Range, sampled
 
+# Records that are run at once.
+BATCH = 64
+# Beside those that reach a layer's range: for the tensors inside layers, whose ranges nothing here sees.
+TYPICAL = 100
 # XNNPACK, which LiteRT runs on CPUs by default, takes the zero point of the second operand of an int8 product of two
 # activations for 0: with TensorFlow 2.21 a product is off by a fifth and more (tests/export/test_int8.py).
 STAYS_FLOAT = ("BATCH_MATMUL",)
@@ -25,6 +37,148 @@ ONE_SCALE = frozenset(
 )
 # A float file's tensor is a layer's output if they differ by less: the rest of float32's 150 dB is rounding.
 SAME = 60.0
+
+
+@dataclass
+class Output:
+    """What a layer put out on the calibration data.
+
+    Attributes:
+        path: the names that lead to the layer, joined with `/`.
+        range: of all its values.
+        lowest: of each record.
+        highest: of each record.
+    """
+
+    path: str
+    range: Range = field(default_factory=Range)
+    lowest: list[float] = field(default_factory=list)
+    highest: list[float] = field(default_factory=list)
+
+
+def outputs_of(model: keras.Model, batch: Any) -> list[tuple[str, np.ndarray]]:
+    """What each layer and operation below a model puts out in inference, in the order of their calls.
+
+    Args:
+        model: in float32.
+        batch: its inputs, batch first.
+
+    Returns:
+        (path, array) pairs of the float outputs; what a layer passes on as it is appears once.
+    """
+    outputs: list[tuple[str, Any]] = []
+    seen: dict[int, Any] = {}  # kept alive, so that no other gets the id
+
+    def wrap(path: str, layer: keras.layers.Layer, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            seen.update((id(x), x) for x in keras.tree.flatten((args, kwargs)))
+            result = function(*args, **kwargs)
+            outputs.extend((path, x) for x in keras.tree.flatten(result) if id(x) not in seen and _is_float(x))
+            seen.update((id(x), x) for x in keras.tree.flatten(result))
+            return result
+
+        return call
+
+    everything = layers_and_operations(model)
+    inside = tuple(f"{path}/" for path, layer in everything.items() if isinstance(layer, keras.layers.RNN))
+    # A recurrent layer's cell puts out one step of what the layer does, and a model what its last layer does.
+    whole = [
+        (path, layer)
+        for path, layer in everything.items()
+        if not path.startswith(inside) and not isinstance(layer, keras.Model)
+    ]
+    inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
+    with wrapped_methods(whole, ["call"], wrap), backend.full_float32():
+        model(inputs, training=False)
+    return [(path, keras.ops.convert_to_numpy(x)) for path, x in outputs]
+
+
+def observe(model: keras.Model, inputs: Any) -> list[Output]:
+    """The range of each layer's output, as `keras_mp.audit` keeps it, but in inference.
+
+    An audit runs training steps: there, batch normalization takes the batch's statistics, dropout scales what it
+    leaves, and augmentation moves the images. A served model does none of this, so its ranges are others.
+
+    Args:
+        model: in float32.
+        inputs: all calibration data, in the structure of the model's inputs, batch first.
+
+    Returns:
+        An `Output` for each float output of each call of a layer.
+    """
+    observed: list[Output] = []
+    for batch in _batches(inputs, BATCH):
+        outputs = outputs_of(model, batch)
+        observed = observed or [Output(path) for path, _ in outputs]
+        records = len(keras.tree.flatten(batch)[0])
+        for output, (_, x) in zip(observed, outputs, strict=True):
+            if x.size == 0:
+                continue
+            ends = (float(x.min()), float(x.max()))
+            output.range.update(sampled(x, SAMPLE, np.ravel), size=x.size, extremes=ends)
+            # What has no place for each record belongs to all of them.
+            per_record = x.reshape(records, -1) if x.shape[:1] == (records,) else np.tile(ends, (records, 1))
+            output.lowest += per_record.min(axis=1).tolist()
+            output.highest += per_record.max(axis=1).tolist()
+    return observed
+
+
+def chosen(outputs: list[Output], records: int) -> list[int]:
+    """The records to calibrate on: those that reach the ends of each layer's range, and `TYPICAL` others.
+
+    Args:
+        outputs: of `observe`.
+        records: how many there are.
+
+    Returns:
+        Their places, in order. A quantizer that looks at these alone sees the range that all of them have.
+    """
+    extreme = {int(np.argmin(output.lowest)) for output in outputs if output.lowest}
+    extreme |= {int(np.argmax(output.highest)) for output in outputs if output.highest}
+    return sorted(extreme | set(spread(records, TYPICAL)))
+
+
+def spread(records: int, most: int) -> list[int]:
+    """At most so many places, evenly spread over all."""
+    return sorted(set(np.linspace(0, records - 1, min(records, most)).round().astype(int).tolist()))
+
+
+def int8_sqnr(range: Range) -> float:
+    """The SQNR in dB that 8 bits leave of a range, if the errors are uniform: 10 log10(12 mean(x^2) / step^2).
+
+    The step is (highest - lowest) / 255, with zero in the range, as LiteRT's quantization specification has it.
+    Source: Bennett, "Spectra of quantized signals", 1948, for the noise step^2 / 12.
+
+    Returns:
+        Infinite for a range of zeros.
+    """
+    step = (max(range.highest, 0.0) - min(range.lowest, 0.0)) / 255
+    return 10 * math.log10(12 * range.mean_square / step**2) if step > 0 and range.mean_square > 0 else math.inf
+
+
+def sqnr(actual: np.ndarray, expected: np.ndarray) -> float:
+    """The signal to noise ratio in dB of some values: 10 log10(sum expected^2 / sum (actual - expected)^2).
+
+    Returns:
+        Infinite where all are equal; minus infinity where one is not finite.
+    """
+    expected = expected.astype("float64").ravel()
+    signal, noise = np.sum(expected**2), np.sum((actual.astype("float64").ravel() - expected) ** 2)
+    if not noise:
+        return math.inf
+    if not math.isfinite(noise):
+        return -math.inf
+    return 10 * math.log10(signal / noise) if signal else -math.inf
+
+
+def _is_float(x: Any) -> bool:
+    return keras.ops.is_tensor(x) and keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype))
+
+
+def _batches(inputs: Any, size: int) -> Iterator[Any]:
+    for start in range(0, len(keras.tree.flatten(inputs)[0]), size):
+        yield keras.tree.map_structure(lambda x, start=start: x[start : start + size], inputs)
 
 
 def stays_float(file: LiteRTFile, feed: Mapping[str, np.ndarray]) -> list[str]:
@@ -58,7 +212,7 @@ def stays_float(file: LiteRTFile, feed: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def layers(
-    outputs: list[calibration.Output],
+    outputs: list[Output],
     expected: list[tuple[str, np.ndarray]],
     in_float: LiteRTFile,
     in_int8: LiteRTFile,
@@ -70,8 +224,8 @@ def layers(
     float file was fused with the next one.
 
     Args:
-        outputs: of `calibration.observe`.
-        expected: of `calibration.outputs_of`, on the batch feed.
+        outputs: of `observe`.
+        expected: of `outputs_of`, on the batch feed.
         in_float: the file in float32.
         in_int8: the file in int8.
         feed: a batch, by name.
@@ -81,15 +235,11 @@ def layers(
     for output, (_, x) in zip(outputs, expected, strict=True):
         if x.size == 0:
             continue
-        row = Int8Layer(output.path, output.range.lowest, output.range.highest, calibration.int8_sqnr(output.range))
+        row = Int8Layer(output.path, output.range.lowest, output.range.highest, int8_sqnr(output.range))
         close = [
-            (calibration.sqnr(activation.values, x), activation)
-            for activation in quantized
-            if activation.values.size == x.size
+            (sqnr(activation.values, x), activation) for activation in quantized if activation.values.size == x.size
         ]
-        is_there = any(
-            activation.values.size == x.size and calibration.sqnr(activation.values, x) > SAME for activation in there
-        )
+        is_there = any(activation.values.size == x.size and sqnr(activation.values, x) > SAME for activation in there)
         if close and is_there:
             measured, nearest = max(close, key=lambda pair: pair[0])
             low, high = nearest.range or (None, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -13,7 +14,7 @@ from typing import Any
 import keras
 
 from keras_mp.conversion.to_float32 import to_float32
-from keras_mp.export import calibration, int8
+from keras_mp.export import int8
 from keras_mp.export.deployment import Signature, check, compared, counted, float32_saved_model
 from keras_mp.export.export_report import DeploymentReport
 from keras_mp.export.litert_file import LiteRTFile
@@ -42,7 +43,7 @@ def export_litert(
 
     With `calibrate` its weights and activations are int8, its inputs and outputs still float32. The ranges are the
     audit's, taken in inference: the model runs in float32 over all of `calibrate`, each layer's lowest and highest
-    output is kept, and the converter is calibrated on the records that reach them, and on `calibration.TYPICAL` others
+    output is kept, and the converter is calibrated on the records that reach them, and on `int8.TYPICAL` others
     for the tensors inside layers. The file is then run, and each layer's output in it compared with the layer.
 
     Recurrent layers are unrolled: the converter cannot take Keras's loops with an unknown batch size.
@@ -84,7 +85,9 @@ def export_litert(
     remaining = file.low_precision(quantized=calibrate is not None)
     if remaining:
         raise ExportError(f"model {model.name!r} was not exported: low precision would be left in {remaining[:5]}")
-    report = report._replace(path=path, bytes=len(file.content), operators=counted(file.operators()), notes=notes)
+    report = dataclasses.replace(
+        report, path=path, bytes=len(file.content), operators=counted(file.operators()), notes=notes
+    )
     with parents_made(path), atomic_write(path) as partial:
         partial.write_bytes(file.content)
         if verify is not None:
@@ -163,16 +166,16 @@ def _quantized(
     feed = signature.feed(data, "calibrate")
     arrays = keras.tree.pack_sequence_as(signature.structure, list(feed.values()))
     float32 = rebuild(model, to_float32, policy="float32", sample=arrays, carry_compile=False).model
-    outputs = calibration.observe(float32, arrays)
+    outputs = int8.observe(float32, arrays)
     records = len(next(iter(feed.values())))
-    places = calibration.chosen(outputs, records)
+    places = int8.chosen(outputs, records)
 
     def feeds() -> Iterator[Any]:
         return ({name: x[place : place + 1] for name, x in feed.items()} for place in places)
 
-    probe = calibration.spread(records, PROBE)
+    probe = int8.spread(records, PROBE)
     probed = {name: x[probe] for name, x in feed.items()}
-    expected = calibration.outputs_of(float32, keras.tree.map_structure(lambda x: x[probe], arrays))
+    expected = int8.outputs_of(float32, keras.tree.map_structure(lambda x: x[probe], arrays))
     in_float = _converted(folder, model)
     file = _converted(folder, model, feeds, int8.stays_float(in_float, probed))
     report = DeploymentReport(

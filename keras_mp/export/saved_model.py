@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import importlib.util
 import inspect
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -15,7 +18,7 @@ import tempfile
 import uuid
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +26,17 @@ import keras
 import numpy as np
 
 from keras_mp import backend
+from keras_mp.backend.common.calls import wrapped_methods
 from keras_mp.conversion.input_names import input_names
-from keras_mp.conversion.model_file import ModelFileError, load_model_file
 from keras_mp.conversion.to_float32 import is_merged, merged_float32, unmerged_float32
 from keras_mp.export.export_report import ExportReport
 from keras_mp.export.low_precision import LowPrecision, count_nodes, low_precision
 from keras_mp.export.self_check import self_check
-from keras_mp.export.time_distributed import corrected_time_distributed
-from keras_mp.export.verification import (
-    NO_ORIGINAL,
-    ExportError,
-    agreement,
-    check_batch,
-    inputs_of,
-    without_original,
-)
-from keras_mp.export.verification import relative_difference as relative_difference
-from keras_mp.numerics.data import read_arrays
-from keras_mp.rebuild import custom_objects_of, layers_by_path
+from keras_mp.export.verification import NO_ORIGINAL, ExportError, check_batch, differences, inputs_of
+from keras_mp.rebuild import RebuildError, custom_objects_of, layers_by_path
 from keras_mp.rebuild.compared import check_same
 from keras_mp.rebuild.merged import is_adapted, why_not_merged
-from keras_mp.reporting.byte_size import byte_size
+from keras_mp.reporting.text import byte_size
 from keras_mp.system.atomic_write import parents_made
 from keras_mp.system.packages import install_command
 
@@ -123,9 +116,12 @@ def _export(model: keras.Model, path: Path, verify: Any, tolerance: float, overw
         loaded = tf.saved_model.load(str(partial))  # named, because its functions do not keep its variables alive
         # First, because a layer that draws random numbers goes on from the seeds that were saved.
         if verify is not None:
-            report = _verified(report, loaded.serve, model, reference, _as_signature(verify, signature[0]), tolerance)
+            batch = _as_signature(verify, signature[0])
+            with backend.full_float32():
+                outputs = loaded.serve(batch)
+            report = _compared(report, outputs, model, reference, batch, tolerance)
         notes = self_check(loaded.serve, reference, signature[0], tolerance)
-        return report._replace(notes=(*report.notes, *notes))
+        return dataclasses.replace(report, notes=(*report.notes, *notes))
 
 
 def check_model(model: keras.Model) -> None:
@@ -212,11 +208,52 @@ def _write(model: keras.Model, path: Path, signature: list[Any]) -> None:
     archive = keras.export.ExportArchive()
     archive.track(model)
     try:
-        with corrected_time_distributed(model):
+        with _corrected_time_distributed(model):
             archive.add_endpoint("serve", serve, input_signature=signature)
             archive.write_out(str(path), verbose=False)
     except tf.errors.OpError as error:  # how TensorFlow's file system reports a full disk
         raise OSError(f"could not write the SavedModel to {str(path.parent)!r}: {error.message}") from error
+
+
+@contextlib.contextmanager
+def _corrected_time_distributed(model: keras.Model) -> Iterator[None]:
+    """Makes the TimeDistributed layers below a model go over all steps where a graph leaves their number open.
+
+    Keras 3.15 takes the size of the batch for the number of steps there (`call` reads the shape before it swaps the
+    two axes). Layers of a class that has a `call` of its own are left alone.
+    """
+    layers = [
+        (path, layer)
+        for path, layer in layers_by_path(model).items()
+        if isinstance(layer, keras.layers.TimeDistributed) and type(layer).call is keras.layers.TimeDistributed.call
+    ]
+    with wrapped_methods(layers, ["call"], _over_all_steps):
+        yield
+
+
+def _over_all_steps(path: str, layer: keras.layers.Layer, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def corrected(inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        if inputs.shape[1] is not None:
+            return call(inputs, training=training, mask=mask)
+        # Private, as in Keras's own: which arguments the wrapped layer's call takes.
+        takes_mask, takes_training = layer.layer._call_has_mask_arg, layer.layer._call_has_training_arg
+        steps = {"inputs": inputs} | ({"mask": mask} if takes_mask and mask is not None else {})
+
+        def one_step(step: dict[str, Any]) -> Any:
+            options = {"training": training} if takes_training else {}
+            options |= {"mask": step["mask"]} if "mask" in step else {}
+            return layer.layer.call(step["inputs"], **options)
+
+        steps = {key: _batch_and_steps_swapped(value) for key, value in steps.items()}
+        return _batch_and_steps_swapped(keras.ops.vectorized_map(one_step, steps))
+
+    return corrected
+
+
+def _batch_and_steps_swapped(x: Any) -> Any:
+    """The tensor with its first two axes, batch and steps, swapped."""
+    return keras.ops.transpose(x, [1, 0, *range(2, len(x.shape))])
 
 
 def _input_signature(model: keras.Model, sample: Any) -> list[Any]:
@@ -268,16 +305,13 @@ def _refusal(findings: list[LowPrecision], model: keras.Model) -> str:
     )
 
 
-def _verified(
-    report: ExportReport, serve: Any, model: keras.Model, float32: keras.Model, batch: Any, tolerance: float
-) -> ExportReport:
+def served(path: str | os.PathLike[str], model: keras.Model, batch: Any) -> list[np.ndarray]:
+    """What a SavedModel gives on a batch of the inputs of the model that it was made from, without structure."""
     import tensorflow as tf
 
-    def outputs(model: keras.Model) -> Any:
-        # As graphs: a deep network's rounding in eager mode alone differs by more than the tolerance.
-        return tf.function(lambda x: model(x, training=False), autograph=False)(batch)
-
-    return _compared(report, model, float32, batch, serve(batch), outputs, tolerance)
+    loaded = tf.saved_model.load(str(path))  # named, because its functions do not keep its variables alive
+    outputs = loaded.serve(_as_signature(batch, _input_signature(model, batch)[0]))
+    return [x.numpy() for x in keras.tree.flatten(outputs)]
 
 
 def _as_signature(batch: Any, signature: Any) -> Any:
@@ -288,94 +322,16 @@ def _as_signature(batch: Any, signature: Any) -> Any:
 
 
 def _compared(
-    report: ExportReport,
-    model: keras.Model,
-    float32: keras.Model,
-    batch: Any,
-    served: Any,
-    outputs: Callable[[Any], Any],
-    tolerance: float,
+    report: ExportReport, served: Any, model: keras.Model, float32: keras.Model, batch: Any, tolerance: float
 ) -> ExportReport:
     """The report with the differences between what was served and the outputs of the model in float32 and as it was."""
-    difference, notes = agreement(
-        f"the SavedModel of model {model.name!r}",
-        served,
-        outputs(float32),
-        batch,
-        float32,
-        tolerance,
-        hint=(
-            ". Possible causes: a layer that is random at inference, a call() that depends on more than its inputs, "
-            "and untrained weights, which amplify rounding"
-        ),
+    hint = (
+        ". Possible causes: a layer that is random at inference, a call() that depends on more than its inputs, and "
+        "untrained weights, which amplify rounding"
     )
-    try:
-        gap = relative_difference(served, outputs(model))
-    except Exception as error:  # the model runs in float32: its own precision has no kernel, or no room, here
-        gap, notes = None, [*notes, without_original(error)]
-    return report._replace(max_difference=difference, precision_gap=gap, notes=(*report.notes, *notes))
-
-
-def export_file(
-    model_path: str | os.PathLike[str],
-    path: str | os.PathLike[str],
-    verify: str | os.PathLike[str] | None = None,
-    *,
-    modules: Sequence[str] = (),
-    unsafe: bool = False,
-    outputs: str | os.PathLike[str] | None = None,
-    tolerance: float = 1e-5,
-    overwrite: bool = False,
-) -> ExportReport:
-    """`export_float32` from file to file, for `keras-mp export`; Keras must be running on TensorFlow.
-
-    Args:
-        model_path: a `.keras` file, written on any backend.
-        path: as in `export_float32`.
-        verify: a `.npy` file, or a `.npz` file with the model's inputs in the order of `keras.tree.flatten`.
-        modules: names of modules to import first: those that define the model's custom layers and functions.
-        unsafe: also load Python lambdas, which can run any code: only for files you trust.
-        outputs: a `.npz` file to write, with what the SavedModel returns on the batch `verify`.
-        tolerance: as in `export_float32`.
-        overwrite: as in `export_float32`.
-
-    Raises:
-        FileNotFoundError: there is no such file. Else as `export_float32`.
-    """
-    model = load_model(model_path, modules, unsafe)
-    batch = None if verify is None else load_batch(verify, model)
-    report = export_float32(model, path, batch, tolerance=tolerance, overwrite=overwrite)
-    if outputs is not None:
-        import tensorflow as tf
-
-        loaded = tf.saved_model.load(str(path))
-        served = loaded.serve(_as_signature(batch, _input_signature(model, batch)[0]))
-        np.savez(outputs, *[x.numpy() for x in keras.tree.flatten(served)])
-    return report
-
-
-def load_model(model_path: str | os.PathLike[str], modules: Sequence[str], unsafe: bool) -> keras.Model:
-    """Loads a `.keras` file, as `export_file` describes."""
-    try:
-        return load_model_file(model_path, modules, unsafe=unsafe, compile=False)
-    except ModelFileError as error:
-        raise ExportError(str(error)) from error
-
-
-def load_batch(file: str | os.PathLike[str], model: keras.Model) -> Any:
-    """Loads a batch of a model's inputs, as `export_file` describes."""
-    by_name = read_arrays(file)
-    structure = inputs_of(model)
-    names = [] if structure is None else input_names(structure)
-    arrays = [by_name[name] for name in names] if names and by_name.keys() >= {*names} else list(by_name.values())
-    if structure is None or len(arrays) == 1:
-        return arrays[0] if len(arrays) == 1 else arrays
-    if len(arrays) != len(keras.tree.flatten(structure)):
-        raise ExportError(
-            f"{str(file)!r} holds {len(arrays)} arrays, but model {model.name!r} has "
-            f"{len(keras.tree.flatten(structure))} inputs"
-        )
-    return keras.tree.pack_sequence_as(structure, arrays)
+    name = f"the SavedModel of model {model.name!r}"
+    fields = differences(name, served, model, float32, batch, tolerance, report.notes, hint)
+    return dataclasses.replace(report, **fields)
 
 
 def _export_in_tensorflow_process(
@@ -390,44 +346,50 @@ def _export_in_tensorflow_process(
             f"{names} of model {model.name!r} is defined in __main__, which the process that exports on TensorFlow "
             "cannot import: move it to a module of its own"
         )
-    with tempfile.TemporaryDirectory() as folder, _beside(path, overwrite) as partial:
-        saved, inputs, outputs = (str(Path(folder) / name) for name in ("model.keras", "inputs.npz", "outputs.npz"))
+    with tempfile.TemporaryDirectory() as name, _beside(path, overwrite) as partial:
+        folder = Path(name)
         # Keras's way to save a model with LoRA merges it, and quantizes the result again.
         whole = model if is_merged(model) else merged_float32(model, verify)
-        whole.save(saved)
+        whole.save(folder / "model.keras")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*compile.*")
-            again = keras.saving.load_model(saved, custom_objects_of(model), compile=False, safe_mode=False)
+            objects = custom_objects_of(model)
+            again = keras.saving.load_model(folder / "model.keras", objects, compile=False, safe_mode=False)
         check_same(whole, again, verify, modes=(False,))  # a file holds what configs say, and no more
-        command = [sys.executable, "-m", "keras_mp.cli", "export", saved, str(partial), "--json", "--unsafe"]
-        command += [word for module in sorted(modules) for word in ("--import", module)]
-        if verify is not None:
-            np.savez(inputs, *[np.asarray(x) for x in keras.tree.flatten(verify)])
-            command += ["--verify", inputs, "--outputs", outputs, "--tolerance", str(tolerance)]
-        environment = os.environ | {
-            "KERAS_BACKEND": "tensorflow",
-            "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
-            "CUDA_VISIBLE_DEVICES": "",  # the accelerator's memory belongs to the process that trained
-        }
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            message = done.stderr.rpartition("error: ")[2].strip()  # TensorFlow logs to the same stream, before
-            raise ExportError(f"exporting in a process on TensorFlow failed: {message}")
-        printed = json.loads(done.stdout)
+        request = {"path": str(partial), "modules": sorted(modules), "tolerance": tolerance}
+        (folder / "request.json").write_text(json.dumps(request))
+        batch = keras.tree.map_structure(np.asarray, verify)
+        (folder / "verify.pickle").write_bytes(pickle.dumps(batch))
+        result = _answered(folder)
         # Of the model as it was, this backend tells.
-        notes = tuple(note for note in printed["notes"] if not note.startswith(NO_ORIGINAL))
-        report = ExportReport(path, printed["nodes"], printed["low_precision_ops"], notes=notes)
+        notes = tuple(note for note in result["notes"] if not note.startswith(NO_ORIGINAL))
+        report = ExportReport(path, result["nodes"], result["low_precision_ops"], notes=notes)
         if verify is not None:
             float32 = unmerged_float32(model, verify)
-
-            def run(tested: keras.Model) -> Any:
-                # The SavedModel ran in float32 throughout: what it is compared with must not do with less on this
-                # device.
-                exact = backend.full_float32() if tested is float32 else contextlib.nullcontext()
-                with exact:
-                    return keras.tree.flatten(tested(verify, training=False))
-
-            with np.load(outputs) as served:
-                report = _compared(report, model, float32, verify, list(served.values()), run, tolerance)
-            report = report._replace(notes=tuple(dict.fromkeys(report.notes)))
+            with np.load(folder / "outputs.npz") as outputs:
+                report = _compared(report, list(outputs.values()), model, float32, verify, tolerance)
     return report
+
+
+def _answered(folder: Path) -> dict[str, Any]:
+    """Runs `keras_mp.export.worker` on a folder, and returns the report that it wrote.
+
+    Raises:
+        ExportError, OSError, RebuildError: as the worker did; ExportError too where it ended without an answer.
+    """
+    environment = os.environ | {
+        "KERAS_BACKEND": "tensorflow",
+        "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
+        "CUDA_VISIBLE_DEVICES": "",  # the accelerator's memory belongs to the process that trained
+    }
+    command = [sys.executable, "-m", "keras_mp.export.worker", str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    failed = "exporting in a process on TensorFlow failed"
+    if not (folder / "result.json").is_file():
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise ExportError(f"{failed}: it ended with status {done.returncode}: {last}")
+    result = json.loads((folder / "result.json").read_text())
+    if "error" not in result:
+        return result
+    kinds = {kind.__name__: kind for kind in (OSError, RebuildError)}
+    raise kinds.get(result["error"], ExportError)(f"{failed}: {result['message']}")

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_mp.export.verification import ExportError, inputs_of, relative_difference
+from keras_mp.export.verification import ExportError, computed, inputs_of, relative_difference
 from keras_mp.rebuild import layers_by_path
-from keras_mp.reporting.error_line import error_line
+from keras_mp.reporting.text import error_line
 
 # One record, and as many as no other axis is likely to have.
 BATCH_SIZES = (1, 3)
@@ -106,7 +106,7 @@ def _compared(
     difference = relative_difference(served, expected)
     if difference <= tolerance:
         return None
-    graphs = [_as_graph(model, inputs) for _ in range(2)]
+    graphs = [_arrays(computed(model, inputs)) for _ in range(2)]
     difference = min(difference, relative_difference(served, graphs[0]))
     spread = max(relative_difference(graphs[0], expected), relative_difference(graphs[1], graphs[0]))
     if difference > max(tolerance, SPREAD * spread):
@@ -119,13 +119,6 @@ def _compared(
     if spread <= DETERMINISTIC:
         return None
     return f"two runs of the model itself differ by {spread:.0e} on {where}, the SavedModel by {difference:.0e}"
-
-
-def _as_graph(model: keras.Model, inputs: Any) -> list[np.ndarray]:
-    """What the model gives as a graph that knows every size."""
-    import tensorflow as tf
-
-    return _arrays(tf.function(lambda x: model(x, training=False), autograph=False)(inputs))
 
 
 def _arrays(outputs: Any) -> list[np.ndarray]:

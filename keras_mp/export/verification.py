@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_mp import backend
 from keras_mp.conversion.input_names import input_names
 from keras_mp.rebuild.compared import arrays_of
 from keras_mp.rebuild.compared import relative_difference as relative_difference
 from keras_mp.rebuild.walk import inputs_of as inputs_of
-from keras_mp.reporting.error_line import error_line
+from keras_mp.reporting.text import error_line
 
 # How a report says that the model could not be run as it was, in its own precision.
 NO_ORIGINAL = "the original cannot be run here in its own precision, to compare with"
@@ -133,6 +135,46 @@ def _cause(batch: Any, model: keras.Model) -> str:
     return f": NaN or infinity is in the weights {', '.join(bad[:3])}{more}. Load a checkpoint from before"
 
 
-def without_original(error: Exception) -> str:
-    """A sentence on an original that could not be run, so that nothing says what its precision cost."""
-    return f"{NO_ORIGINAL}: {error_line(error)}"
+def computed(model: keras.Model, batch: Any) -> Any:
+    """What a model computes in inference, as a graph on TensorFlow: eager mode rounds deep networks differently."""
+    inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
+    if keras.backend.backend() != "tensorflow":
+        return model(inputs, training=False)
+    import tensorflow as tf
+
+    return tf.function(lambda x: model(x, training=False), autograph=False)(inputs)
+
+
+def differences(
+    name: str,
+    actual: Any,
+    model: keras.Model,
+    float32: keras.Model,
+    batch: Any,
+    tolerance: float,
+    before: Sequence[str] = (),
+    hint: str = "",
+) -> dict[str, Any]:
+    """What the report of an export says of its differences from the model in float32, and from the model as it was.
+
+    Args:
+        name, actual, batch, tolerance, hint: as for `agreement`.
+        model: in its own precision.
+        float32: the same in float32.
+        before: the notes that the report has.
+
+    Returns:
+        Its fields max_difference, precision_gap and notes.
+
+    Raises:
+        ExportError: as `agreement`.
+    """
+    # What computed in float32 throughout must not be compared with less, as this device may have it.
+    with backend.full_float32():
+        expected = computed(float32, batch)
+    difference, notes = agreement(name, actual, expected, batch, float32, tolerance, hint)
+    try:
+        gap = relative_difference(actual, computed(model, batch))
+    except Exception as error:  # the model runs in float32: its own precision has no kernel, or no room, here
+        gap, notes = None, [*notes, f"{NO_ORIGINAL}: {error_line(error)}"]
+    return {"max_difference": difference, "precision_gap": gap, "notes": tuple(dict.fromkeys([*before, *notes]))}

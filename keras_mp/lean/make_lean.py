@@ -32,7 +32,6 @@ from keras_mp.lean.training_step import STEP, LeanStep
 from keras_mp.rebuild import Config, layers_by_path
 from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.reporting.html import document, table
-from keras_mp.reporting.plain_values import plain_values
 from keras_mp.reporting.report import Report
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.stability.sensitive import names_in
@@ -257,18 +256,13 @@ class LeanReport(Report):
     name: str
     rows: tuple[LeanRow, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        return plain_values(self)
-
     def _html(self) -> str:
         title = f"{self.name}: {self._summary()}"
         return document(title, [f"<h1>{escape(title)}</h1>", table(_COLUMNS, [_cells(row) for row in self.rows])])
 
     def __rich__(self) -> RenderableType:
-        shown = ColumnTable(f"{self.name}: {self._summary()}", _COLUMNS, narrow=_COLUMNS)
-        for row in self.rows:
-            shown.add_row(*_cells(row))
-        return shown
+        title = f"{self.name}: {self._summary()}"
+        return ColumnTable(title, _COLUMNS, narrow=_COLUMNS, rows=map(_cells, self.rows))
 
     def _summary(self) -> str:
         lean = sum(row.lean for row in self.rows)

@@ -1,4 +1,4 @@
-"""The report of `audit`: what it saw of each layer, that can be printed and written as JSON, HTML or SVG."""
+"""The report of `audit`, by layer: as values, on the terminal, as HTML, and its picture."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from keras_mp.numerics.ranges import Range
 from keras_mp.numerics.verdict import LEAST_SQNR, LEAST_SQNR_E4M3, LEAST_SQNR_E5M2, Verdict
 from keras_mp.precision.formats import FORMATS
 from keras_mp.reporting.html import document, scrolling, table
-from keras_mp.reporting.plain_values import plain_values
-from keras_mp.reporting.report import PicturedReport
+from keras_mp.reporting.report import PicturedReport, plain_values
 from keras_mp.reporting.svg import INK, Picture
 from keras_mp.reporting.table import ColumnTable
 
 # What each precision rounds a layer's tensors to; FP8 rounds what goes into a product.
 FORMAT_OF = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "E4M3"}
+_MOST_ROWS = 40
+_MOST_SUSPECTS = 12
+_TABLE = ("layer", "output", "kernel", "output gradient", "float16", "damage float16", "bfloat16", "E4M3")
 
 
 @dataclass
@@ -81,9 +83,7 @@ class Suspect:
 
 @dataclass
 class AuditReport(PicturedReport):
-    """The result of `audit`.
-
-    The picture has layers down, formats across, colour by damage, forward beside backward.
+    """The result of `audit`. The picture has layers down, formats across, colour by damage, forward beside backward.
 
     Attributes:
         model: the model's name.
@@ -142,7 +142,7 @@ class AuditReport(PicturedReport):
         return _picture(self)
 
     def __rich__(self) -> Group:
-        return _render(self)
+        return _table(self)
 
 
 def _layer_dict(audited: LayerAudit) -> dict[str, Any]:
@@ -157,37 +157,29 @@ def _range_dict(values: Range) -> dict[str, Any]:
     return {name: getattr(values, name) for name in names} | {"formats": formats}
 
 
-# An audit on the terminal.
-
-_ROWS = 40
-_SUSPECTS = 12
-COLUMNS = ("layer", "output", "kernel", "output gradient", "float16", "damage float16", "bfloat16", "E4M3")
-
-
-def _render(report: AuditReport) -> Group:
+def _table(report: AuditReport) -> Group:
     """The report for rich: the layers, worst first, then what to worry about, and last the verdicts."""
     parts: list = []
     suspects = report.suspects()
-    for suspect in suspects[:_SUSPECTS]:
+    for suspect in suspects[:_MOST_SUSPECTS]:
         mark = "loss scale" if suspect.safe else "unsafe in float16"
         parts.append(Text(f"{mark}: {suspect.path}: {suspect.reason}; {suspect.remedy}."))
-    if len(suspects) > _SUSPECTS:
-        parts.append(Text(f"and {len(suspects) - _SUSPECTS} more"))
+    if len(suspects) > _MOST_SUSPECTS:
+        parts.append(Text(f"and {len(suspects) - _MOST_SUSPECTS} more"))
     left = ("layer", "float16")
-    table = ColumnTable(
-        "Layers, worst first: ranges, and damage to the loss as a share of it",
-        COLUMNS,
-        narrow=(*left, "damage float16", "bfloat16", "E4M3"),
-        right=[name for name in COLUMNS if name not in left],
-    )
     ordered = sorted(report.layers, key=lambda layer: -layer.damage["float16"])
-    for layer in ordered[:_ROWS]:
-        table.add_row(*_row(layer))
-    if len(ordered) > _ROWS:
-        table.caption = f"and {len(ordered) - _ROWS} more: to_json() and to_html() have all"
+    shown = ColumnTable(
+        "Layers, worst first: ranges, and damage to the loss as a share of it",
+        _TABLE,
+        narrow=(*left, "damage float16", "bfloat16", "E4M3"),
+        right=[name for name in _TABLE if name not in left],
+        rows=map(_cells, ordered[:_MOST_ROWS]),
+    )
+    if len(ordered) > _MOST_ROWS:
+        shown.caption = f"and {len(ordered) - _MOST_ROWS} more: to_json() and to_html() have all"
     notes = [Text(f"Note: {note}") for note in report.notes]
     verdicts = (Text(line, style="bold") for line in _verdict_lines(report))
-    return Group(table, *notes, *parts, Text(_headline(report)), *verdicts)
+    return Group(shown, *notes, *parts, Text(_headline(report)), *verdicts)
 
 
 def _headline(report: AuditReport) -> str:
@@ -225,8 +217,8 @@ def _fitting_fp8(report: AuditReport) -> str:
     return f"{counted}; no other layer computes in FP8"
 
 
-def _row(layer: LayerAudit) -> list[str]:
-    """The cells of a layer, as in `COLUMNS`."""
+def _cells(layer: LayerAudit) -> list[str]:
+    """The cells of a layer, as in `_TABLE`."""
     name = layer.path + (f" ({layer.calls} calls)" if layer.calls > 1 else "")
     judged = layer.verdicts["mixed_float16"]
     word = "yes" if judged.ok else f"no: {judged.tensor}"
@@ -246,10 +238,7 @@ def _share(damage: float) -> str:
     return "overflow" if math.isinf(damage) else f"{damage:.1e}"
 
 
-# An audit as one HTML file, and its picture: layers down, precisions across, colour by verdict.
-
-
-class _Column(NamedTuple):
+class _Precision(NamedTuple):
     """A precision, and the formats that it rounds to, forward and backward."""
 
     precision: str
@@ -258,10 +247,10 @@ class _Column(NamedTuple):
     backward: str
 
 
-_COLUMNS = (
-    _Column("mixed_float16", "float16", "float16", "float16"),
-    _Column("mixed_bfloat16", "bfloat16", "bfloat16", "bfloat16"),
-    _Column("fp8", "FP8", "E4M3", "E5M2"),
+_PRECISIONS = (
+    _Precision("mixed_float16", "float16", "float16", "float16"),
+    _Precision("mixed_bfloat16", "bfloat16", "bfloat16", "bfloat16"),
+    _Precision("fp8", "FP8", "E4M3", "E5M2"),
 )
 # What a cell says, its colour and how much of it covers the ground, which is light or dark: pale where a layer fits.
 _FITS, _SCALED, _UNFIT, _OVERFLOW = "fits", "fits with the loss scale", "does not fit", "overflows"
@@ -304,7 +293,7 @@ def _page(report: AuditReport) -> str:
         "<h2>Verdicts</h2>",
         table(("format", "verdict"), [line.split(": ", 1) for line in _verdict_lines(report)]),
         f"<p>{escape(_RULE)}</p>",
-        *(part for column in _COLUMNS for part in _suspects(report, column)),
+        *(part for column in _PRECISIONS for part in _suspects(report, column)),
         "<h2>Layer by layer</h2>",
         f"<p>{escape(_CELLS)}</p>",
         scrolling(_picture(report, inside_html=True)),
@@ -318,7 +307,7 @@ def _page(report: AuditReport) -> str:
     return document(f"Audit of {report.model}", parts)
 
 
-def _suspects(report: AuditReport, column: _Column) -> list[str]:
+def _suspects(report: AuditReport, column: _Precision) -> list[str]:
     suspects = report.suspects(column.precision)
     if not suspects:
         return []
@@ -329,8 +318,8 @@ def _suspects(report: AuditReport, column: _Column) -> list[str]:
 
 def _picture(report: AuditReport, *, inside_html: bool = False) -> str:
     """The picture as SVG."""
-    right = _NAME + len(_COLUMNS) * _CELL + 16
-    drawing = Picture(right + len(_COLUMNS) * _CELL + 10, font_size=11)
+    right = _NAME + len(_PRECISIONS) * _CELL + 16
+    drawing = Picture(right + len(_PRECISIONS) * _CELL + 10, font_size=11)
     y = 20.0
     if not inside_html:  # where they stand above
         for line in _verdict_lines(report):
@@ -340,16 +329,16 @@ def _picture(report: AuditReport, *, inside_html: bool = False) -> str:
     y = _legend(drawing, y)
     drawing.text(_NAME, y, "forward: change of the loss", bold=True)
     drawing.text(right, y, "backward: error of the gradients", bold=True)
-    for place, column in enumerate(_COLUMNS):
+    for place, column in enumerate(_PRECISIONS):
         for start, rounded_to in ((_NAME, column.forward), (right, column.backward)):
             name = f"{column.name} {rounded_to}" if rounded_to != column.name else column.name
             drawing.text(start + (place + 1) * _CELL - 8, y + 20, name, anchor="end")
     y += 26
     for audited in report.layers:
         drawing.text(_NAME - 8, y + 12, audited.path, anchor="end", room=_NAME - 16)
-        for place, column in enumerate(_COLUMNS):
-            _cell(drawing, _NAME + place * _CELL, y, audited, column, forward=True)
-            _cell(drawing, right + place * _CELL, y, audited, column, forward=False)
+        for place, column in enumerate(_PRECISIONS):
+            _draw_cell(drawing, _NAME + place * _CELL, y, audited, column, forward=True)
+            _draw_cell(drawing, right + place * _CELL, y, audited, column, forward=False)
         y += _ROW
     drawing.height = y + 10
     return drawing.svg(inside_html=inside_html)
@@ -363,7 +352,7 @@ def _legend(drawing: Picture, y: float) -> float:
     return y + 20 * -(-len(_STATES) // 4) + 12
 
 
-def _cell(drawing: Picture, x: float, y: float, audited: LayerAudit, column: _Column, *, forward: bool) -> None:
+def _draw_cell(drawing: Picture, x: float, y: float, audited: LayerAudit, column: _Precision, *, forward: bool) -> None:
     figure = _figure(audited, column, forward)
     state = _state(audited, column, forward, figure)
     colour, opacity = _STATES[state]
@@ -375,13 +364,13 @@ def _cell(drawing: Picture, x: float, y: float, audited: LayerAudit, column: _Co
         drawing.text(x + _CELL - 8, y + 12, _share(figure), anchor="end", fill=fill)
 
 
-def _figure(audited: LayerAudit, column: _Column, forward: bool) -> float:
+def _figure(audited: LayerAudit, column: _Precision, forward: bool) -> float:
     if not forward:
         return audited.gradient_error[column.backward]
     return (audited.input_damage if column.precision == "fp8" else audited.damage)[column.forward]
 
 
-def _state(audited: LayerAudit, column: _Column, forward: bool, figure: float) -> str:
+def _state(audited: LayerAudit, column: _Precision, forward: bool, figure: float) -> str:
     judged = audited.verdicts[column.precision]
     has_gradient = "output gradient" in audited.ranges or "kernel gradient" in audited.ranges
     if not forward and not has_gradient or column.precision == "fp8" and not judged.ok and not judged.tensor:

@@ -17,11 +17,10 @@ from rich.text import Text
 from keras_mp.fp8.convert import convert
 from keras_mp.numerics.data import batches_of
 from keras_mp.precision.policy import POLICIES, restored_policy
-from keras_mp.reporting.difference_picture import difference_picture
 from keras_mp.reporting.html import document, scrolling, table
-from keras_mp.reporting.plain_values import plain_values
-from keras_mp.reporting.report import PicturedReport
-from keras_mp.reporting.table import ColumnTable
+from keras_mp.reporting.pictures import difference_picture
+from keras_mp.reporting.report import PicturedReport, plain_values
+from keras_mp.reporting.table import ColumnTable, markdown_table
 from keras_mp.system.whole_number import whole_number
 
 REFERENCE = "float32"
@@ -98,10 +97,7 @@ class ParityReport(PicturedReport):
 
     def to_markdown(self) -> str:
         """The final losses as a Markdown table, a column a seed, and the verdicts."""
-        names, rows = self._table()
-        lines = ["| " + " | ".join(names) + " |", "| --- |" + " ---: |" * (len(names) - 1)]
-        lines += ["| " + " | ".join(cells) + " |" for cells in rows]
-        return "\n".join([*lines, "", *(self.verdict(name) for name in self._others)]) + "\n"
+        return "\n".join([*markdown_table(*self._table()), "", *(self.verdict(name) for name in self._others)]) + "\n"
 
     def _svg(self) -> str:
         return picture(self)
@@ -119,9 +115,7 @@ class ParityReport(PicturedReport):
 
     def __rich__(self) -> Group:
         names, rows = self._table()
-        shown = ColumnTable(f"Final loss: {self.final_is}", names, narrow=names, right=names[1:])
-        for cells in rows:
-            shown.add_row(*cells)
+        shown = ColumnTable(f"Final loss: {self.final_is}", names, narrow=names, right=names[1:], rows=rows)
         return Group(shown, *(Text(self.verdict(name)) for name in self._others))
 
     @property

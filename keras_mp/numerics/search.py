@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import keras
-from rich.text import Text
 
 from keras_mp.conversion.in_float32 import in_float32
-from keras_mp.fp8.convert import convert
 from keras_mp.fp8.selection import decide
-from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mp.numerics import search_html
 from keras_mp.numerics.audit import audit
 from keras_mp.numerics.audit_report import FORMAT_OF, AuditReport, LayerAudit
 from keras_mp.numerics.checks import check_model
 from keras_mp.numerics.data import batches_of
+from keras_mp.numerics.search_report import PolicySearch, Trial
 from keras_mp.numerics.trial import (
     Assignment,
     CannotMixError,
@@ -26,137 +22,14 @@ from keras_mp.numerics.trial import (
     Judge,
     is_closed,
     members_of,
-    set_policies,
     units_of,
 )
-from keras_mp.precision.policy import COMPUTES_IN, restored_policy
-from keras_mp.rebuild import layers_by_path
-from keras_mp.reporting.plain_values import plain_values
-from keras_mp.reporting.report import Report
+from keras_mp.precision.policy import COMPUTES_IN
 from keras_mp.system.whole_number import whole_number
-from keras_mp.treatment.change import infer_again
 
 CANDIDATES = ("fp8", "mixed_float16", "mixed_bfloat16", "float32")
 # Lowering restored layers again, one by one, costs a trial each.
 _MOST_LOWERED_AGAIN = 16
-
-
-class Trial(NamedTuple):
-    """A mix of precisions that was tried.
-
-    Attributes:
-        fp8: how many layers were in FP8.
-        restored: paths of the layers above the base precision.
-        loss_error: relative difference of the loss from float32, the largest of the held-out batches.
-        gradient_error: that of all gradients.
-        passed: whether both were within the tolerance.
-    """
-
-    fp8: int
-    restored: tuple[str, ...]
-    loss_error: float
-    gradient_error: float
-    passed: bool
-
-
-@dataclass
-class PolicySearch(Report):
-    """The result of `search_policy`.
-
-    Attributes:
-        base: the precision of every layer that is not named: "mixed_float16", "mixed_bfloat16" or "float32".
-        restored: the layers that were given a higher precision, and which, by path.
-        fp8_layers: paths of the Dense and EinsumDense layers that compute in FP8.
-        policy: a `keras.dtype_policies.DTypePolicyMap` of base and restored, for
-            `keras.config.set_dtype_policy(search.policy)` before a model is built of layers with the same names.
-        tried: the mixes in the order in which they were tried.
-        work: the share of the floating-point operations of products and convolutions in each precision.
-        loss_scale: the initial loss scale to begin float16 with.
-        tolerance: the largest relative difference that was allowed.
-        message: what was found, in a sentence.
-        audit: the report that gave the order.
-        layers: paths of the layers that were searched.
-        closed: classes of custom layers, as "module.Class", whose code cannot mix precisions: what is inside such a
-            layer has its precision.
-    """
-
-    base: str
-    restored: dict[str, str]
-    fp8_layers: tuple[str, ...]
-    policy: Any
-    tried: list[Trial]
-    work: dict[str, float]
-    loss_scale: float
-    tolerance: float
-    message: str
-    audit: AuditReport = field(repr=False)
-    layers: tuple[str, ...] = field(repr=False)
-    closed: tuple[str, ...] = ()
-
-    @property
-    def uses_float16(self) -> bool:
-        """Whether a layer computes in float16, so that the loss must be scaled."""
-        return "mixed_float16" in {self.base, *self.restored.values()}
-
-    def apply(self, build: Callable[[], keras.Model]) -> keras.Model:
-        """Builds a model in the precisions that were found.
-
-        Args:
-            build: builds the model, compiled or not, built or not yet trained, as it was given to `search_policy`.
-                Layers are found by path, and by their order where automatic names differ.
-
-        Returns:
-            The model. Where a layer computes in float16 and it is compiled, its optimizer scales the loss, from
-            `loss_scale` on.
-
-        Raises:
-            TypeError: build is no function, or returns no model.
-            ValueError: the model has other layers than the one that was searched.
-        """
-        if not callable(build) or isinstance(build, keras.Model):
-            raise TypeError(f"build={build!r} must be a function without arguments that returns a keras.Model")
-        with restored_policy():
-            keras.config.set_dtype_policy("float32")
-            model = build()
-        if not isinstance(model, keras.Model):
-            raise TypeError(f"build() must return a keras.Model, got {type(model).__name__}")
-        names = self._set_policies(model)
-        infer_again(model, set(map(id, layers_by_path(model).values())))
-        if self.fp8_layers:
-            wanted = _fp8_names(self.fp8_layers, names)
-            model = convert(model, select=lambda path, layer: path in wanted)
-        if self.uses_float16 and getattr(model, "compiled", False) and model.optimizer is not None:
-            if not isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
-                model.optimizer = LossScaleOptimizer(model.optimizer, initial_scale=self.loss_scale)
-        return model
-
-    def _set_policies(self, model: keras.Model) -> dict[str, str]:
-        """Gives a model's layers the precisions that were found; returns the paths of the searched model's in it."""
-        closed = frozenset(self.closed)
-        names = _same_layers(model, self.layers, closed)
-        units = {names[path]: precision for path, precision in self.restored.items()}
-        set_policies(model, Assignment(self.base, units, frozenset(), closed))
-        return names
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain Python values, without `policy`, which base and restored define, and `audit`."""
-        names = ("message", "base", "restored", "fp8_layers", "work", "loss_scale", "tolerance", "tried", "layers")
-        return plain_values({name: getattr(self, name) for name in (*names, "closed")})
-
-    def _html(self) -> str:
-        return search_html.page(self.to_dict())
-
-    def __rich__(self) -> Text:
-        lines = [self.message]
-        lines += [f"  {path}: {precision}" for path, precision in self.restored.items()]
-        lines += [f"Each {name.rpartition('.')[2]} has one precision: its code cannot mix them" for name in self.closed]
-        lines.append(f"Operations: {self.shares or 'no products'}; {len(self.tried)} mixes tried")
-        return Text("\n".join(lines))
-
-    @property
-    def shares(self) -> str:
-        """The share of the operations in each precision, in words."""
-        return ", ".join(f"{share:.1%} in {name}" for name, share in self.work.items() if share)
 
 
 def search_policy(
@@ -434,25 +307,3 @@ class _Search:
             work[precision] += layer.flops
         total = sum(work.values()) or 1
         return {name: count / total for name, count in work.items()}
-
-
-def _same_layers(model: keras.Model, expected: tuple[str, ...], closed: frozenset[str]) -> dict[str, str]:
-    """For each path of the searched model, the path of the same layer in another."""
-    mine = list(units_of(model, closed))
-    if set(mine) == set(expected):
-        return {path: path for path in expected}
-    if len(mine) != len(expected):
-        raise ValueError(
-            f"build() made a model with {len(mine)} layers, and the one that was searched has {len(expected)}"
-        )
-    return dict(zip(expected, mine, strict=True))
-
-
-def _fp8_names(paths: Sequence[str], names: dict[str, str]) -> set[str]:
-    renamed = set()
-    for path in paths:
-        unit = path
-        while unit and unit not in names:
-            unit = unit.rpartition("/")[0]
-        renamed.add(names.get(unit, unit) + path[len(unit) :])
-    return renamed

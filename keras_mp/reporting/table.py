@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from keras_mp.reporting.shorten import shorten_middle
+from keras_mp.reporting.text import shorten_middle
 
 WIDE = 120  # characters; most terminals open with 80
 
@@ -22,6 +22,12 @@ def plain_text(renderable: RenderableType, width: int) -> str:
     console = Console(file=io.StringIO(), width=width, no_color=True, force_terminal=False, force_jupyter=False)
     console.print(renderable, soft_wrap=True)
     return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+
+
+def markdown_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown, its columns after the first set to the right."""
+    lines = ["| " + " | ".join(names) + " |", "| --- |" + " ---: |" * (len(names) - 1)]
+    return [*lines, *("| " + " | ".join(cells) + " |" for cells in rows)]
 
 
 class Prose:
@@ -50,14 +56,22 @@ class ColumnTable:
         names: of the columns.
         narrow: the names of those that are shown on less than `WIDE` characters; the caption names the others.
         right: the names of those that are set to the right.
+        rows: the cells of each row, one for each column.
 
     On less than `WIDE` characters the cells of the column "layer" lose their middle.
     """
 
-    def __init__(self, title: str, names: Sequence[str], narrow: Collection[str], right: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        title: str,
+        names: Sequence[str],
+        narrow: Collection[str],
+        right: Collection[str] = (),
+        rows: Iterable[Sequence[str]] = (),
+    ) -> None:
         self.title, self.names, self.narrow, self.right = title, names, narrow, right
         self.caption = ""
-        self.rows: list[tuple[str, ...]] = []
+        self.rows = list(rows)
 
     def add_row(self, *cells: str) -> None:
         """Adds a row, a cell for each column."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from keras_mp.conversion.in_precision import precision_of
 from keras_mp.parallel import workers
-from keras_mp.reporting.byte_size import byte_size
+from keras_mp.reporting.text import byte_size
 from keras_mp.system.whole_number import whole_number
 from keras_mp.training import training_state
 from keras_mp.training.batches import Batches

@@ -26,7 +26,7 @@ from keras_mp.precision.policy import choose_jit
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.arguments import takes
 from keras_mp.rebuild.notes import original_class
-from keras_mp.reporting.shorten import listed, shorten_middle
+from keras_mp.reporting.text import listed, shorten_middle
 from keras_mp.stability.sensitive import LOW_PRECISION, sensitive_layers
 from keras_mp.stability.stabilized import stabilize
 from keras_mp.treatment.change import change

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from html import escape
 
-from keras_mp.reporting.byte_size import byte_size
 from keras_mp.reporting.html import document, stacked_bar, table
 from keras_mp.reporting.svg import Picture, colours_of
+from keras_mp.reporting.text import byte_size
 from keras_mp.xla.compile_table import (
     UNALIGNED,
     compiled_as,

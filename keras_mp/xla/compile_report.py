@@ -6,8 +6,7 @@ from typing import Any
 
 from rich.console import Group
 
-from keras_mp.reporting.plain_values import plain_values
-from keras_mp.reporting.report import PicturedReport
+from keras_mp.reporting.report import PicturedReport, plain_values
 from keras_mp.xla import compile_html, compile_table
 from keras_mp.xla.compiled_step import CheckError as CheckError
 from keras_mp.xla.compiled_step import CompiledStep

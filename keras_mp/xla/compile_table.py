@@ -9,9 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_mp.precision.chips import CHIPS
-from keras_mp.reporting.byte_size import byte_size
-from keras_mp.reporting.shorten import listed, shorten_middle
 from keras_mp.reporting.table import ColumnTable
+from keras_mp.reporting.text import byte_size, listed, shorten_middle
 from keras_mp.xla.collectives import Collective
 from keras_mp.xla.compiled_step import CompiledStep
 from keras_mp.xla.matmuls import NOT_COMPILED, Matmul

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_mp.bench.interleave import Spread, interleave, ratio, spread, steps_per_round
+from keras_mp.bench.workloads import Spread, interleave, ratio, spread, steps_per_round
 
 
 def test_every_workload_runs_in_every_round_and_another_one_begins_each():

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from keras_mp.bench.workload import CannotRunError, Workload
+from keras_mp.bench.workloads import CannotRunError, Workload
 
 
 def sleeper(seconds, batch_size=1):

@@ -7,7 +7,7 @@ import zoo
 from keras import layers
 
 import keras_mp
-from keras_mp.export import calibration
+from keras_mp.export import int8
 from keras_mp.numerics.ranges import Range
 
 
@@ -17,7 +17,7 @@ def test_ranges_are_those_of_all_records():
     w1, b1, w2, b2 = (keras.ops.convert_to_numpy(w) for w in model.weights)
     hidden = np.maximum(x @ w1 + b1, 0)
     expected = {"one": hidden, "two": hidden @ w2 + b2}
-    outputs = calibration.observe(model, x)
+    outputs = int8.observe(model, x)
     assert [output.path for output in outputs] == ["one", "two"]
     for output in outputs:
         values = expected[output.path]
@@ -33,7 +33,7 @@ def test_the_ranges_are_the_audits_where_training_is_inference():
     model.compile("sgd", "mse")
     x = zoo.normal(40, 6)
     audited = {layer.path: layer.ranges["output"] for layer in keras_mp.audit(model, (x, zoo.normal(40, 3))).layers}
-    observed = {output.path: output.range for output in calibration.observe(model, x)}
+    observed = {output.path: output.range for output in int8.observe(model, x)}
     assert list(observed) == list(audited)
     for path, seen in observed.items():
         assert seen.lowest == pytest.approx(audited[path].lowest, rel=1e-5)
@@ -46,14 +46,14 @@ def test_the_model_is_seen_in_inference():
     norm = layers.BatchNormalization(name="norm")
     model = keras.Sequential([keras.Input((4,)), norm, layers.Dropout(0.5, name="drop"), layers.Dense(2, name="last")])
     norm.moving_mean.assign(np.full(4, 10.0))
-    outputs = dict(calibration.outputs_of(model, np.full((3, 4), 12.0, "float32")))
+    outputs = dict(int8.outputs_of(model, np.full((3, 4), 12.0, "float32")))
     np.testing.assert_allclose(outputs["norm"], 2 / np.sqrt(1 + norm.epsilon), rtol=1e-5)
     assert list(outputs) == ["norm", "last"]  # dropout passes on what it is given
 
 
 def test_what_is_inside_recurrent_layers_is_left_out():
     model = keras.Sequential([keras.Input((3, 2)), layers.Bidirectional(layers.GRU(2), name="memory"), layers.Dense(2)])
-    paths = [path for path, _ in calibration.outputs_of(model, zoo.normal(2, 3, 2))]
+    paths = [path for path, _ in int8.outputs_of(model, zoo.normal(2, 3, 2))]
     assert paths and not any("cell" in path for path in paths) and "memory" in paths
 
 
@@ -61,7 +61,7 @@ def test_operations_and_nested_models_are_seen():
     inputs = keras.Input((4,))
     inner = keras.Sequential([keras.Input((4,)), layers.Dense(4, name="deep")], name="inner")
     model = keras.Model(inputs, keras.ops.tanh(inner(inputs)))
-    paths = [path for path, _ in calibration.outputs_of(model, zoo.normal(2, 4))]
+    paths = [path for path, _ in int8.outputs_of(model, zoo.normal(2, 4))]
     assert paths[0] == "inner/deep" and len(paths) == 2
 
 
@@ -71,10 +71,10 @@ def test_the_records_that_reach_the_ends_are_chosen():
     places = rng.choice(np.arange(1, 2999), 4, replace=False)
     model = keras.Sequential([keras.Input((8,)), layers.ReLU(), layers.Rescaling(-2.0)])
     x[places[0]] *= 50
-    outputs = calibration.observe(model, x)
-    records = calibration.chosen(outputs, len(x))
+    outputs = int8.observe(model, x)
+    records = int8.chosen(outputs, len(x))
     assert places[0] in records and {0, 2999} <= set(records)
-    assert len(records) <= calibration.TYPICAL + 4 and records == sorted(set(records))
+    assert len(records) <= int8.TYPICAL + 4 and records == sorted(set(records))
     for output in outputs:
         assert min(output.lowest[place] for place in records) == output.range.lowest
         assert max(output.highest[place] for place in records) == output.range.highest
@@ -82,7 +82,7 @@ def test_the_records_that_reach_the_ends_are_chosen():
 
 def test_few_records_are_all_chosen():
     model = keras.Sequential([keras.Input((2,)), layers.Dense(2)])
-    assert calibration.chosen(calibration.observe(model, zoo.normal(5, 2)), 5) == [0, 1, 2, 3, 4]
+    assert int8.chosen(int8.observe(model, zoo.normal(5, 2)), 5) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("low, high", [(-1.0, 1.0), (-0.3, 2.0), (0.5, 3.0)])
@@ -92,19 +92,19 @@ def test_predicted_sqnr_is_what_rounding_leaves(low, high):
     seen.update(x)
     step = (max(x.max(), 0) - min(x.min(), 0)) / 255
     rounded = np.round(x / step) * step
-    assert calibration.int8_sqnr(seen) == pytest.approx(calibration.sqnr(rounded, x), abs=0.2)
+    assert int8.int8_sqnr(seen) == pytest.approx(int8.sqnr(rounded, x), abs=0.2)
 
 
 def test_sqnr_of_hard_values():
     zeros, ones = np.zeros(3, "float32"), np.ones(3, "float32")
-    assert calibration.sqnr(ones, ones) == np.inf and calibration.sqnr(zeros, zeros) == np.inf
-    assert calibration.sqnr(ones, zeros) == -np.inf
-    assert calibration.sqnr(ones * 1.1, ones) == pytest.approx(20, abs=1e-4)
-    assert calibration.int8_sqnr(Range()) == np.inf
+    assert int8.sqnr(ones, ones) == np.inf and int8.sqnr(zeros, zeros) == np.inf
+    assert int8.sqnr(ones, zeros) == -np.inf
+    assert int8.sqnr(ones * 1.1, ones) == pytest.approx(20, abs=1e-4)
+    assert int8.int8_sqnr(Range()) == np.inf
 
 
 @pytest.mark.parametrize("records, most", [(1, 1), (1, 100), (7, 3), (1000, 100)])
 def test_spread(records, most):
-    places = calibration.spread(records, most)
+    places = int8.spread(records, most)
     assert len(places) == min(records, most) and places == sorted(set(places))
     assert 0 <= places[0] and places[-1] <= records - 1

@@ -11,8 +11,8 @@ import pytest
 import zoo
 from keras import layers
 
-from keras_mp.export.from_file import deploy_file
-from keras_mp.export.saved_model import ExportError
+from keras_mp.export.from_file import export_file
+from keras_mp.export.verification import ExportError
 
 needs_what_makes_the_files = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("tensorflow", "tf2onnx", "onnxruntime")),
@@ -52,36 +52,38 @@ def test_onnx_and_litert_files_of_several_inputs(tmp_path):
     model.save(tmp_path / "model.keras")
     np.savez(tmp_path / "batch.npz", a=batch["a"], b=batch["b"])
     for format in ("onnx", "litert"):
-        report = deploy_file(tmp_path / "model.keras", tmp_path / format, format, tmp_path / "batch.npz")
+        report = export_file(tmp_path / "model.keras", tmp_path / format, format, tmp_path / "batch.npz")
         assert report.path.is_file() and report.max_difference <= 1e-5
     with pytest.raises(ExportError, match="holds 1 arrays|must have the structure"):
         np.savez(tmp_path / "one.npz", a=batch["a"])
-        deploy_file(tmp_path / "model.keras", tmp_path / "int8", "litert-int8", calibrate=tmp_path / "one.npz")
+        export_file(tmp_path / "model.keras", tmp_path / "int8", "litert-int8", calibrate=tmp_path / "one.npz")
 
 
 @pytest.mark.parametrize(
     "options, error, message",
     [
-        ({"format": "tflite"}, ValueError, "format='tflite' must be one of 'onnx', 'litert', 'litert-int8'"),
-        ({"format": "savedmodel"}, ValueError, "for a SavedModel there is export_float32"),
-        ({"format": "litert-int8"}, ValueError, "format='litert-int8' needs calibrate"),
-        ({"format": "onnx", "calibrate": "data.npz"}, ValueError, "calibrate is for format='litert-int8', not 'onnx'"),
-        ({"format": "litert-int8", "calibrate": "none.npz"}, FileNotFoundError, "no file calibrate='none.npz'"),
-        ({"format": "onnx", "verify": "none.npz"}, FileNotFoundError, "no file verify='none.npz'"),
+        ({"format": "tflite"}, ValueError, "'tflite' must be one of 'savedmodel', 'onnx', 'litert', 'litert-int8'"),
+        ({"format": "litert-int8"}, ValueError, "--format litert-int8 needs --calibrate"),
+        ({"calibrate": "data.npz"}, ValueError, "--calibrate is for --format litert-int8, not 'savedmodel'"),
+        ({"format": "onnx", "calibrate": "data.npz"}, ValueError, "--calibrate is for .* not 'onnx'"),
+        ({"format": "onnx", "outputs": "o.npz", "verify": "v.npz"}, ValueError, "--outputs is for .* not 'onnx'"),
+        ({"format": "litert-int8", "calibrate": "none.npz"}, FileNotFoundError, "no file --calibrate 'none.npz'"),
+        ({"format": "onnx", "verify": "none.npz"}, FileNotFoundError, "no file --verify 'none.npz'"),
+        ({}, FileNotFoundError, "there is no file 'model.keras'"),
         ({"format": "onnx"}, FileNotFoundError, "there is no file 'model.keras'"),
     ],
 )
 def test_bad_input(options, error, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=message):
-        deploy_file("model.keras", "out", **options)
+        export_file("model.keras", "out", **options)
     assert os.listdir(tmp_path) == []
 
 
 @only_tensorflow
 def test_the_command_says_what_is_missing_in_one_line(tmp_path):
     done = command("model.keras", "out", "--format", "litert-int8", cwd=tmp_path)
-    assert done.returncode == 1 and "error: format='litert-int8' needs calibrate" in done.stderr
+    assert done.returncode == 1 and "error: --format litert-int8 needs --calibrate" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -91,7 +93,7 @@ def test_a_model_and_the_data_that_are_read_are_not_overwritten(tmp_path):
     before = (tmp_path / "m.keras").read_bytes()
     np.save(tmp_path / "x.npy", zoo.normal(4, 3))
     with pytest.raises(FileExistsError, match="a file of something else"):
-        deploy_file(tmp_path / "m.keras", tmp_path / "m.keras", "onnx", overwrite=True)
-    with pytest.raises(ValueError, match="is the file that verify reads: give a new file"):
-        deploy_file(tmp_path / "m.keras", tmp_path / "x.npy", "onnx", tmp_path / "x.npy", overwrite=True)
+        export_file(tmp_path / "m.keras", tmp_path / "m.keras", "onnx", overwrite=True)
+    with pytest.raises(ValueError, match="is the file that --verify reads: give a new file"):
+        export_file(tmp_path / "m.keras", tmp_path / "x.npy", "onnx", tmp_path / "x.npy", overwrite=True)
     assert (tmp_path / "m.keras").read_bytes() == before

@@ -12,7 +12,7 @@ from keras import layers
 import keras_mp
 from keras_mp.export.export_report import Int8Layer
 from keras_mp.export.litert_file import LiteRTFile
-from keras_mp.export.saved_model import ExportError
+from keras_mp.export.verification import ExportError
 from keras_mp.system.packages import installed
 
 needs_what_makes_the_files = pytest.mark.skipif(

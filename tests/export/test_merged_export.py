@@ -8,7 +8,7 @@ from keras import layers
 
 import keras_mp
 from keras_mp.conversion.to_float32 import merged_float32
-from keras_mp.export.saved_model import ExportError
+from keras_mp.export.verification import ExportError
 from keras_mp.precision.policy import policy_scope
 
 pytestmark = pytest.mark.usefixtures("float32_policy")

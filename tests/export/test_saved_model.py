@@ -17,8 +17,9 @@ from keras import layers
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.low_precision import low_precision
-from keras_mp.export.saved_model import ExportError, relative_difference
+from keras_mp.export.saved_model import _answered
 from keras_mp.export.saved_model import _beside as beside
+from keras_mp.export.verification import ExportError, relative_difference
 from keras_mp.rebuild import RebuildError, rebuild
 
 pytestmark = [
@@ -304,6 +305,45 @@ def test_command_line(tmp_path):
     assert "--overwrite" in again.stderr
     again = command_line.run("export", *files[:2], "--overwrite", cwd=tmp_path, backend="tensorflow")
     assert again.returncode == 0 and "0 low-precision ops" in again.stdout, again.stderr
+
+
+@keras.saving.register_keras_serializable("test_export")
+class Sums(keras.Model):
+    """Subclassed, so that the structure of its inputs is the batch's alone."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.dense = layers.Dense(2)
+
+    def call(self, inputs):
+        return self.dense(inputs["a"]) + inputs["b"]
+
+
+@pytest.mark.jax
+@pytest.mark.slow
+def test_a_subclassed_model_of_a_dict_of_inputs(tmp_path):
+    """The process on TensorFlow was given a list."""
+    model, batch = Sums(), {"a": zoo.normal(3, 4), "b": zoo.normal(3, 2)}
+    model(batch)
+    report = keras_mp.export_float32(model, tmp_path / "out", batch)
+    kernel, bias = map(keras.ops.convert_to_numpy, model.weights)
+    np.testing.assert_allclose(
+        served(report.path, batch), batch["a"] @ kernel + bias + batch["b"], rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.jax
+def test_the_process_on_tensorflow_answers_with_the_class_of_an_error_or_not_at_all(tmp_path, monkeypatch):
+    with pytest.raises(OSError, match="exporting in a process on TensorFlow failed: .*request.json"):
+        _answered(tmp_path)
+    (tmp_path / "result.json").write_text(json.dumps({"error": "RebuildError", "message": "no config"}))
+    monkeypatch.setattr(sys, "executable", "true")
+    with pytest.raises(RebuildError, match="failed: no config"):
+        _answered(tmp_path)
+    (tmp_path / "result.json").unlink()
+    monkeypatch.setattr(sys, "executable", "false")
+    with pytest.raises(ExportError, match="failed: it ended with status 1: it printed nothing"):
+        _answered(tmp_path)
 
 
 @pytest.mark.jax

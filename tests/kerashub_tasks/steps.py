@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_mp
-from keras_mp.export.saved_model import relative_difference
+from keras_mp.export.verification import relative_difference
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.numerics.nonfinite import LOWER_SCALE
 from keras_mp.rebuild import layers_by_path

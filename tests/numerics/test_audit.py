@@ -18,8 +18,10 @@ from keras import layers, ops
 
 import keras_mp
 from keras_mp import audit
+from keras_mp.conversion.in_float32 import in_float32
 from keras_mp.numerics.ranges import measure
 from keras_mp.precision.formats import FORMATS
+from keras_mp.precision.policy import policy_scope
 
 
 def by_path(report):
@@ -259,3 +261,18 @@ def test_a_custom_train_step_is_not_run_and_without_a_loss_says_what_it_needs():
     report = audit(model, (normal(4, 8), normal(4, 1)))
     assert any("train_step of its own" in note for note in report.notes) and len(report.layers) == 1
     assert keras_mp.audit is audit
+
+
+@pytest.mark.parametrize("built_by", ["a call", "an Input in bfloat16"])
+def test_inputs_are_not_rounded_to_16_bits_on_the_way_in(built_by):
+    """A Sequential that a call built has an InputLayer of the dtype that it computed in then."""
+    x = np.random.default_rng().normal(size=(4, 8)).astype("float32")
+    dense = layers.Dense(3, dtype="mixed_bfloat16" if built_by == "a call" else "float32")
+    inputs = [] if built_by == "a call" else [keras.Input((8,), dtype="bfloat16")]
+    with policy_scope("mixed_bfloat16" if built_by == "a call" else "float32"):
+        model = keras.Sequential([*inputs, dense])
+    model(x)
+    kernel, bias = map(keras.ops.convert_to_numpy, dense.weights)
+    with in_float32(model):
+        np.testing.assert_allclose(keras.ops.convert_to_numpy(model(x)), x @ kernel + bias, rtol=1e-5, atol=1e-6)
+    assert model.input_dtype == "bfloat16"

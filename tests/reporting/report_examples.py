@@ -11,13 +11,14 @@ from keras_mp.advice.chip_advice import ChipAdvice
 from keras_mp.advice.figures import Figures
 from keras_mp.advice.measures import Measures
 from keras_mp.bench.benchmark_report import BenchmarkReport
-from keras_mp.bench.compare import Measured
+from keras_mp.bench.workloads import Measured
 from keras_mp.export.export_report import DeploymentReport, ExportReport, Int8Layer
 from keras_mp.lean.make_lean import LeanReport, LeanRow
 from keras_mp.numerics.audit import audit
 from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.compare_training import ParityReport
-from keras_mp.numerics.search import PolicySearch, search_policy
+from keras_mp.numerics.search import search_policy
+from keras_mp.numerics.search_report import PolicySearch
 from keras_mp.xla.collectives import Collective
 from keras_mp.xla.compile_report import CompileReport
 from keras_mp.xla.estimate import LinkTime, Roofline

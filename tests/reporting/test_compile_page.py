@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from keras_mp.reporting.byte_size import byte_size
+from keras_mp.reporting.text import byte_size
 from keras_mp.xla.compile_table import unaligned
 from tests.reporting.report_examples import compiled
 

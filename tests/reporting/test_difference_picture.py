@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from keras_mp.reporting.difference_picture import difference_picture
+from keras_mp.reporting.pictures import difference_picture
 from tests.reporting.test_svg import SPACE, check_inside
 
 

@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 import keras_mp
-from keras_mp.export.export_report import ExportReport
 from keras_mp.reporting import report as report_module
 from keras_mp.reporting.report import PicturedReport
 from tests.reporting.report_examples import EXAMPLES, MARKUP
@@ -130,10 +129,3 @@ class TestEveryReport:
         with pytest.raises(OSError, match="no space"):
             getattr(reports[kind], method)(path)
         assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
-
-
-def test_an_export_report_is_still_a_named_tuple():
-    report = ExportReport("folder", 3, 0)
-    path, nodes, *_ = report
-    assert (path, nodes) == ("folder", 3) and report._asdict()["nodes"] == 3
-    assert isinstance(report._replace(nodes=4), ExportReport)

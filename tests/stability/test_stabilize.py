@@ -9,7 +9,7 @@ from twins import twin
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
-from keras_mp.export.saved_model import relative_difference
+from keras_mp.export.verification import relative_difference
 from keras_mp.rebuild import layers_by_path, rebuild
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"

@@ -16,7 +16,7 @@ from rich.console import Console
 from steps import BATCH, LENGTH, convolutional, gpt_flops, planted, tensor, tiny_gpt
 
 import keras_mp
-from keras_mp.reporting.byte_size import byte_size
+from keras_mp.reporting.text import byte_size
 from keras_mp.xla.compiled_step import CheckError
 from keras_mp.xla.matmuls import Matmul
 from keras_mp.xla.memory import Memory

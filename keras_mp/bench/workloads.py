@@ -1,16 +1,43 @@
-"""Measures workloads, interleaved, each in a process of its own."""
+"""Measures workloads, each in a process of its own: interleaved, so that other load meets all of them alike; and the
+largest batch that fits.
+
+for each round, for each workload, beginning with another one each time:  seconds of a few steps
+ratio of a workload to the base = median over the rounds of (its seconds / the base's seconds in that round)
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from keras_mp.bench.interleave import interleave, steps_per_round
 from keras_mp.bench.process import Process, WorkloadError
+from keras_mp.system.whole_number import whole_number
+
+# Nobody trains with more; where nothing limits the memory, the search ends here.
+MOST = 2**20
+
+
+class Workload(NamedTuple):
+    """Something that a benchmark runs: the function that a `Task` names returns one.
+
+    Args:
+        run: runs a number of steps, waits for them, and returns the seconds that they took.
+        details: further facts for its row of the report; anything that JSON has.
+        peak: the most memory in use on the accelerator so far, in bytes; None on a CPU, where the process is asked.
+    """
+
+    run: Callable[[int], float]
+    details: dict[str, Any]
+    peak: Callable[[], int | None] | None = None
+
+
+class CannotRunError(ValueError):
+    """A workload cannot run here; the message is the reason."""
 
 
 class Task(NamedTuple):
@@ -18,7 +45,7 @@ class Task(NamedTuple):
 
     Args:
         name: of its row.
-        function: "module:function", which returns a `keras_mp.bench.workload.Workload`.
+        function: "module:function", which returns a `Workload`.
         arguments: of the function; anything that JSON has.
         environment: of its process, such as `{"KERAS_BACKEND": "jax"}`.
     """
@@ -196,3 +223,126 @@ def _warm(run: Callable[[int], float]) -> float:
     """Runs two steps, and returns the seconds of the second."""
     run(1)
     return run(1)
+
+
+class Spread(NamedTuple):
+    """The median of some measurements, and their quartiles."""
+
+    low: float
+    median: float
+    high: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Computes the quartiles, as Hyndman and Fan's definition 7 has them (Python's "inclusive", numpy's default).
+
+    Raises:
+        ValueError: for no values.
+    """
+    if not values:
+        raise ValueError("values must hold at least one measurement, got none")
+    if len(values) == 1:
+        return Spread(values[0], values[0], values[0])
+    return Spread(*statistics.quantiles(values, n=4, method="inclusive"))
+
+
+def steps_per_round(seconds_per_step: float, seconds_per_round: float) -> int:
+    """How many steps take about so many seconds; at least 1."""
+    return max(1, math.ceil(seconds_per_round / max(seconds_per_step, 1e-9)))
+
+
+def interleave(
+    runs: Mapping[str, Callable[[int], float]], steps: Mapping[str, int], rounds: int
+) -> dict[str, list[float]]:
+    """Runs each workload once a round.
+
+    Args:
+        runs: by workload, a function that runs a number of steps and returns the seconds that they took.
+        steps: of each workload in a round.
+        rounds: how many there are.
+
+    Returns:
+        The seconds of one step, for each workload and round.
+
+    Raises:
+        ValueError: for less than one round.
+    """
+    whole_number("rounds", rounds)
+    names = list(runs)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for index in range(rounds):
+        first = index % max(1, len(names))
+        for name in names[first:] + names[:first]:
+            seconds[name].append(runs[name](steps[name]) / steps[name])
+    return seconds
+
+
+def ratio(seconds: Sequence[float], base: Sequence[float]) -> Spread:
+    """How long a workload takes, as a multiple of the base: of each round, and then the median and quartiles.
+
+    Raises:
+        ValueError: if the two were not measured in as many rounds.
+    """
+    if len(seconds) != len(base):
+        raise ValueError(f"seconds and base must have as many rounds, got {len(seconds)} and {len(base)}")
+    return spread([mine / other for mine, other in zip(seconds, base, strict=True)])
+
+
+def largest(fits: Callable[[int], bool], start: int, most: int = MOST) -> int:
+    """Finds the largest size that fits, within a sixteenth: doubles while it fits, then halves the gap.
+
+    Args:
+        fits: whether a size fits; where one does, all smaller ones do.
+        start: the first to try, at least 1.
+        most: the last to try.
+
+    Returns:
+        The largest that was seen to fit; 0 where not even 1 does.
+
+    Raises:
+        ValueError: for a start below 1.
+    """
+    whole_number("start", start)
+    low, high = 0, min(start, most)
+    while fits(high):
+        low = high
+        if high == most:
+            return low
+        high = min(2 * high, most)
+    while high - low > max(1, low // 16):
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def largest_batch(task: Task, start: int, paths: Sequence[str], memory_limit: int | None) -> int:
+    """Finds the largest batch of a workload: each size is tried for two steps, in a process of its own.
+
+    Args:
+        task: its function takes a `batch_size`.
+        start: the first size to try.
+        paths: folders that the process imports from.
+        memory_limit: the most bytes that it may hold, for CPUs.
+
+    Raises:
+        WorkloadError: If it fails for another reason than memory.
+    """
+
+    def fits(size: int) -> bool:
+        process = Process(task.environment, paths, memory_limit)
+        arguments: Mapping = {**task.arguments, "batch_size": size}
+        try:
+            process.ask("load", name=task.name, function=task.function, arguments=arguments)
+            process.ask("run", name=task.name, steps=1)
+        except WorkloadError as error:
+            if error.kind != "out of memory":
+                raise
+            return False
+        finally:
+            process.close()
+        return True
+
+    return largest(fits, start)

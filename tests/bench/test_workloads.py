@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from keras_mp.bench.compare import Task, answer, compare
-from keras_mp.bench.largest_batch import largest, largest_batch
 from keras_mp.bench.process import Process, WorkloadError
+from keras_mp.bench.workloads import Task, answer, compare, largest, largest_batch
 
 HERE = [str(Path(__file__).parent)]
 

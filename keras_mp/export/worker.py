@@ -1,0 +1,46 @@
+"""Exports a saved model with TensorFlow, for a process whose Keras runs on another backend.
+
+    python -m keras_mp.export.worker FOLDER
+
+The folder holds `model.keras`, `request.json` and the batch `verify.pickle`, which may be None. `result.json` is
+written into it: the report, or the class and the message of an error; and `outputs.npz`: what the SavedModel gives on
+the batch.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_mp.conversion.model_file import load_model_file
+from keras_mp.export.saved_model import export_float32, served
+
+
+def main(folder: Path) -> None:
+    """Reads, exports and writes, as the module says."""
+    try:
+        result = _exported(folder)
+    except Exception as error:  # whatever the code of a layer raises
+        # An error of the system has a class for each of its numbers.
+        kind = "OSError" if isinstance(error, OSError) else type(error).__name__
+        result = {"error": kind, "message": str(error)}
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+def _exported(folder: Path) -> dict[str, Any]:
+    request = json.loads((folder / "request.json").read_text())
+    batch = pickle.loads((folder / "verify.pickle").read_bytes())
+    model = load_model_file(folder / "model.keras", request["modules"], unsafe=True, compile=False)
+    report = export_float32(model, request["path"], batch, tolerance=request["tolerance"])
+    if batch is not None:
+        np.savez(folder / "outputs.npz", *served(report.path, model, batch))
+    return report.to_dict()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,188 @@
+"""The result of a search for precisions: as values, on the terminal, as HTML; and applied to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any, NamedTuple
+
+import keras
+from rich.text import Text
+
+from keras_mp.fp8.convert import convert
+from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mp.numerics.audit_report import AuditReport
+from keras_mp.numerics.trial import Assignment, set_policies, units_of
+from keras_mp.precision.policy import restored_policy
+from keras_mp.rebuild import layers_by_path
+from keras_mp.reporting.html import document, table
+from keras_mp.reporting.report import Report, plain_values
+from keras_mp.treatment.change import infer_again
+
+
+class Trial(NamedTuple):
+    """A mix of precisions that was tried.
+
+    Attributes:
+        fp8: how many layers were in FP8.
+        restored: paths of the layers above the base precision.
+        loss_error: relative difference of the loss from float32, the largest of the held-out batches.
+        gradient_error: that of all gradients.
+        passed: whether both were within the tolerance.
+    """
+
+    fp8: int
+    restored: tuple[str, ...]
+    loss_error: float
+    gradient_error: float
+    passed: bool
+
+
+@dataclass
+class PolicySearch(Report):
+    """The result of `search_policy`.
+
+    Attributes:
+        base: the precision of every layer that is not named: "mixed_float16", "mixed_bfloat16" or "float32".
+        restored: the layers that were given a higher precision, and which, by path.
+        fp8_layers: paths of the Dense and EinsumDense layers that compute in FP8.
+        policy: a `keras.dtype_policies.DTypePolicyMap` of base and restored, for
+            `keras.config.set_dtype_policy(search.policy)` before a model is built of layers with the same names.
+        tried: the mixes in the order in which they were tried.
+        work: the share of the floating-point operations of products and convolutions in each precision.
+        loss_scale: the initial loss scale to begin float16 with.
+        tolerance: the largest relative difference that was allowed.
+        message: what was found, in a sentence.
+        audit: the report that gave the order.
+        layers: paths of the layers that were searched.
+        closed: classes of custom layers, as "module.Class", whose code cannot mix precisions: what is inside such a
+            layer has its precision.
+    """
+
+    base: str
+    restored: dict[str, str]
+    fp8_layers: tuple[str, ...]
+    policy: Any
+    tried: list[Trial]
+    work: dict[str, float]
+    loss_scale: float
+    tolerance: float
+    message: str
+    audit: AuditReport = field(repr=False)
+    layers: tuple[str, ...] = field(repr=False)
+    closed: tuple[str, ...] = ()
+
+    @property
+    def uses_float16(self) -> bool:
+        """Whether a layer computes in float16, so that the loss must be scaled."""
+        return "mixed_float16" in {self.base, *self.restored.values()}
+
+    def apply(self, build: Callable[[], keras.Model]) -> keras.Model:
+        """Builds a model in the precisions that were found.
+
+        Args:
+            build: builds the model, compiled or not, built or not yet trained, as it was given to `search_policy`.
+                Layers are found by path, and by their order where automatic names differ.
+
+        Returns:
+            The model. Where a layer computes in float16 and it is compiled, its optimizer scales the loss, from
+            `loss_scale` on.
+
+        Raises:
+            TypeError: build is no function, or returns no model.
+            ValueError: the model has other layers than the one that was searched.
+        """
+        if not callable(build) or isinstance(build, keras.Model):
+            raise TypeError(f"build={build!r} must be a function without arguments that returns a keras.Model")
+        with restored_policy():
+            keras.config.set_dtype_policy("float32")
+            model = build()
+        if not isinstance(model, keras.Model):
+            raise TypeError(f"build() must return a keras.Model, got {type(model).__name__}")
+        names = self._set_policies(model)
+        infer_again(model, set(map(id, layers_by_path(model).values())))
+        if self.fp8_layers:
+            wanted = _fp8_names(self.fp8_layers, names)
+            model = convert(model, select=lambda path, layer: path in wanted)
+        if self.uses_float16 and getattr(model, "compiled", False) and model.optimizer is not None:
+            if not isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+                model.optimizer = LossScaleOptimizer(model.optimizer, initial_scale=self.loss_scale)
+        return model
+
+    def _set_policies(self, model: keras.Model) -> dict[str, str]:
+        """Gives a model's layers the precisions that were found; returns the paths of the searched model's in it."""
+        closed = frozenset(self.closed)
+        names = _same_layers(model, self.layers, closed)
+        units = {names[path]: precision for path, precision in self.restored.items()}
+        set_policies(model, Assignment(self.base, units, frozenset(), closed))
+        return names
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain Python values, without `policy`, which base and restored define, and `audit`."""
+        names = ("message", "base", "restored", "fp8_layers", "work", "loss_scale", "tolerance", "tried", "layers")
+        return plain_values({name: getattr(self, name) for name in (*names, "closed")})
+
+    def _html(self) -> str:
+        return _page(self.to_dict())
+
+    def __rich__(self) -> Text:
+        lines = [self.message]
+        lines += [f"  {path}: {precision}" for path, precision in self.restored.items()]
+        lines += [f"Each {name.rpartition('.')[2]} has one precision: its code cannot mix them" for name in self.closed]
+        lines.append(f"Operations: {self.shares or 'no products'}; {len(self.tried)} mixes tried")
+        return Text("\n".join(lines))
+
+    @property
+    def shares(self) -> str:
+        """The share of the operations in each precision, in words."""
+        return ", ".join(f"{share:.1%} in {name}" for name, share in self.work.items() if share)
+
+
+def _same_layers(model: keras.Model, expected: tuple[str, ...], closed: frozenset[str]) -> dict[str, str]:
+    """For each path of the searched model, the path of the same layer in another."""
+    mine = list(units_of(model, closed))
+    if set(mine) == set(expected):
+        return {path: path for path in expected}
+    if len(mine) != len(expected):
+        raise ValueError(
+            f"build() made a model with {len(mine)} layers, and the one that was searched has {len(expected)}"
+        )
+    return dict(zip(expected, mine, strict=True))
+
+
+def _fp8_names(paths: Sequence[str], names: dict[str, str]) -> set[str]:
+    renamed = set()
+    for path in paths:
+        unit = path
+        while unit and unit not in names:
+            unit = unit.rpartition("/")[0]
+        renamed.add(names.get(unit, unit) + path[len(unit) :])
+    return renamed
+
+
+def _page(search: dict[str, Any]) -> str:
+    """The page as text, from `to_dict`."""
+    precisions = [(path, search["base"]) for path in search["layers"] if path not in search["restored"]]
+    tried = [_trial_cells(index, trial) for index, trial in enumerate(search["tried"], 1)]
+    parts = [
+        "<h1>Precision of each layer</h1>",
+        f"<p>{escape(search['message'])}</p>",
+        f"<p>Tolerance {search['tolerance']:g}; initial loss scale for float16 {search['loss_scale']:g}.</p>",
+        "<h2>Operations</h2>",
+        table(("precision", "share"), [(name, f"{share:.1%}") for name, share in search["work"].items()], numbers=(1,)),
+        "<h2>Layers</h2>",
+        table(("layer", "precision"), [*search["restored"].items(), *precisions]),
+        "<h2>Layers in FP8</h2>",
+        table(("layer",), [(path,) for path in search["fp8_layers"]]) if search["fp8_layers"] else "<p>None.</p>",
+        "<h2>Mixes tried</h2>",
+        table(
+            ("mix", "in FP8", "restored", "error of the loss", "of the gradients", "passed"), tried, numbers=range(5)
+        ),
+    ]
+    return document("Precision of each layer", parts)
+
+
+def _trial_cells(number: int, trial: dict[str, Any]) -> tuple[str, ...]:
+    errors = (f"{float(trial[name]):.3g}" for name in ("loss_error", "gradient_error"))
+    return (str(number), str(trial["fp8"]), str(len(trial["restored"])), *errors, "yes" if trial["passed"] else "no")
