@@ -7,10 +7,7 @@ with the defaults of these on the test images, and prints a table. Three minutes
 """
 
 import argparse
-import datetime
-import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -26,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import keras
 import numpy as np
 import tensorflow as tf
+from results import write
 
 import keras_mp
 from keras_mp.export.export_report import DeploymentReport, ExportReport
-from keras_mp.system.atomic_write import atomic_write
 from keras_mp.system.packages import installed
 from recipes import digits
 from recipes.datasets.digits import load
@@ -51,18 +48,8 @@ def main() -> None:
             rows += measure(Path(folder), arguments.epochs, seed, arguments.repeats)
     print("\n".join(f"| {' | '.join(cells)} |" for cells in [COLUMNS, ["---"] * len(COLUMNS), *summary(rows)]))
     if arguments.out:
-        result = {
-            "title": "Digits in every deployment format",
-            "command": f"python benchmarks/deployment.py {' '.join(sys.argv[1:])}",
-            "date": datetime.date.today().isoformat(),
-            "machine": f"{os.cpu_count()} cores of {processor()}",
-            "versions": {"python": platform.python_version(), **installed(PACKAGES)},
-            "columns": COLUMNS,
-            "rows": summary(rows),
-        }
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(arguments.out) as partial:
-            partial.write_text(json.dumps(result, indent=1) + "\n")
+        command = f"python benchmarks/deployment.py {' '.join(sys.argv[1:])}"
+        write(arguments.out, "Digits in every deployment format", command, COLUMNS, summary(rows), installed(PACKAGES))
 
 
 def measure(folder: Path, epochs: int, seed: int, repeats: int) -> list[dict]:
@@ -162,15 +149,6 @@ def summary(rows: list[dict]) -> list[list[str]]:
             ]
         )
     return lines
-
-
-def processor() -> str:
-    """What the CPU is called."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -43,14 +43,10 @@ def lowered(recipe, shape: tuple[int, int, int], platform: str) -> Lowered:
     """
     rows, inputs, outputs = shape
     sizes = [(rows, inputs), (inputs, outputs), (rows, outputs)]
-    return _lowered(step(recipe), recipe, sizes, platform)
-
-
-def _lowered(run, recipe, sizes: list[tuple[int, ...]], platform: str) -> Lowered:
     arguments = list(zip(sizes, ("bfloat16", "float32", "bfloat16"), strict=True))
     if recipe != "bfloat16" and kept(recipe):
         arguments.append((kept(recipe), "float32"))
     structs = [jax.ShapeDtypeStruct(size, jnp.dtype(dtype)) for size, dtype in arguments]
-    program = jax.jit(run).trace(*structs).lower(lowering_platforms=(platform,))
+    program = jax.jit(step(recipe)).trace(*structs).lower(lowering_platforms=(platform,))
     module = program.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
     return Lowered(module.encode(), (), (), "jax", f"{recipe} {sizes}")

@@ -1,10 +1,22 @@
-"""The cost of islands where shapes change: a last batch that is smaller, many batch sizes, and lengths that vary.
+"""What islands cost, what they gain, and what they do to a training: on TensorFlow, on a CPU.
 
-    python benchmarks/islands.py
-    python benchmarks/islands.py --kind "images in a batch"
+    python benchmarks/islands.py shapes
+    python benchmarks/islands.py activations
+    python benchmarks/islands.py curves digits
+    python benchmarks/islands.py curves language_model
 
-On TensorFlow, on a CPU. For each of the first batch sizes two programs are compiled for each kind of normalization and
-activation; the operations of later sizes, and of lengths that are unknown when the step is traced, are kernels.
+`shapes`: the cost where shapes change: a last batch that is smaller, many batch sizes, and lengths that vary. For each
+of the first batch sizes two programs are compiled for each kind of normalization and activation; the operations of
+later sizes, and of lengths that are unknown when the step is traced, are kernels.
+
+`activations`: GELU and SiLU as islands, the time forward and backward, of that of Keras's kernels; the median of seven
+rounds, which measure both. A minute on 2 cores.
+
+`curves`: trains a recipe's model with islands and with TensorFlow's kernels alone, in mixed_bfloat16, on the same
+batches with the same seeds. Islands sum in another order. What that does to a training is what another order of the
+rows within each batch does, which changes nothing else: a third training, by kernels, has them so. Prints the losses at
+the end, and draws docs/islands-<recipe>.svg: the difference of the curves, beside how far the seeds are from each
+other.
 """
 
 from __future__ import annotations
@@ -27,10 +39,26 @@ import tensorflow as tf
 from peer_keras import cross_entropy, optimizer
 
 import keras_mp
+from keras_mp import backend
+from keras_mp.lean.gelu import gelu
+from keras_mp.reporting.pictures import difference_picture
 from models.transformer import Size
 from models.vit import vit
+from recipes import digits, language_model
 
 LENGTHS = (48, 64, 80, 96, 112, 128)
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+RECIPES = {"digits": digits, "language_model": language_model}
+KERNELS, ISLANDS, REORDERED = "TensorFlow's kernels", "with islands", "reordered rows"
+AVERAGED = 4  # steps of a point of the picture
+
+ACTIVATIONS: dict[str, Callable] = {
+    "GELU": lambda x: keras.ops.gelu(x, approximate=False),
+    "GELU by tanh": lambda x: keras.ops.gelu(x, approximate=True),
+    "SiLU": keras.ops.silu,
+}
+ACTIVATION_SHAPES = ((64, 64), (8, 64, 64), (8, 197, 768), (16, 32, 32, 64), (8, 256, 1536))
+REPEATS = 15
 
 
 def images() -> tuple[keras.Model, Callable[[int], tuple[np.ndarray, np.ndarray]]]:
@@ -77,23 +105,115 @@ KINDS = {
 }
 
 
+def shapes(kind: str | None = None, islands: bool = True) -> None:
+    """Prints the times of all kinds, or in a process of its own those of one."""
+    if kind:
+        keras_mp.set_global_policy("mixed_bfloat16")
+        with nullcontext() if islands else backend.without_islands():
+            print("   ", "; ".join(first_and_second(*KINDS[kind])))
+        return
+    for name in KINDS:
+        for way in ("islands", "kernels"):
+            print(f"{name}, {way}; ms of the first and the second step:", flush=True)
+            # A process each: one keeps the programs that it compiled.
+            subprocess.run([sys.executable, __file__, "shapes", name, way], check=True, stderr=subprocess.DEVNULL)
+
+
+def step_of(kind: Callable, islands: bool) -> Callable:
+    """From (x, gradient of y) to y and the gradient of x."""
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor, upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with backend.step_scopes(gelu)(()) if islands else nullcontext(), tf.GradientTape() as tape:
+            tape.watch(x)
+            y = kind(x)
+        return y, tape.gradient(y, x, upstream)
+
+    return step
+
+
+def seconds(step: Callable, x: tf.Tensor, upstream: tf.Tensor) -> float:
+    """Of one call."""
+    started = time.perf_counter()
+    for _ in range(REPEATS):
+        result = step(x, upstream)
+    result[1].numpy()
+    return (time.perf_counter() - started) / REPEATS
+
+
+def activations() -> None:
+    """Prints a line for each function, dtype and shape."""
+    for name, kind in ACTIVATIONS.items():
+        for dtype in ("bfloat16", "float32"):
+            for shape in ACTIVATION_SHAPES:
+                x, upstream = (tf.cast(tf.random.normal(shape), dtype) for _ in range(2))
+                both = [step_of(kind, islands) for islands in (True, False)]
+                for step in both:
+                    step(x, upstream)
+                rounds = [[seconds(step, x, upstream) for step in both] for _ in range(7)]
+                ratios = sorted(island / own for island, own in rounds)
+                own = sorted(own for _, own in rounds)[3]
+                print(f"{name}, {dtype}, {shape}: {ratios[3]:.2f} of {own * 1e3:.2f} ms", flush=True)
+
+
+def losses(recipe: str, seed: int, steps: int, reorder: bool = False) -> list[float]:
+    """The loss of each step."""
+    order = np.random.default_rng(seed)
+    module = RECIPES[recipe]
+    config = getattr(module, recipe)()
+    keras.utils.set_random_seed(seed)
+    model = module.model_to_train(config, keras_mp.set_global_policy("mixed_bfloat16"), steps)
+    data = module.batches(config)
+    curve = []
+    while len(curve) < steps:
+        data.start_at(len(curve) // len(data))
+        for index in range(min(len(data), steps - len(curve))):
+            x, y = data[index]
+            rows = order.permutation(len(x)) if reorder else np.arange(len(x))
+            model.reset_metrics()
+            curve.append(float(np.ravel(model.train_on_batch(x[rows], y[rows]))[0]))
+    return curve
+
+
+def curves(recipe: str, steps: int, seed_count: int) -> None:
+    """Prints the last losses, and draws the picture."""
+    seeds = range(seed_count)
+    runs_of = {ISLANDS: [losses(recipe, seed, steps) for seed in seeds]}
+    with backend.without_islands():
+        runs_of[KERNELS] = [losses(recipe, seed, steps) for seed in seeds]
+        runs_of[REORDERED] = [losses(recipe, seed, steps, reorder=True) for seed in seeds]
+    smooth = {
+        name: [np.convolve(curve, np.full(AVERAGED, 1 / AVERAGED), "valid").tolist() for curve in runs]
+        for name, runs in runs_of.items()
+    }
+    picture = difference_picture(
+        smooth,
+        KERNELS,
+        x_title="step",
+        y_title=f"{recipe}: training loss less that of TensorFlow's kernels, mean of the seeds",
+        first=AVERAGED,
+    )
+    (DOCS / f"islands-{recipe}.svg").write_text(picture)
+    tail = max(1, steps // 10)
+    for name, runs in runs_of.items():
+        ends = [float(np.mean(run[-tail:])) for run in runs]
+        print(f"{recipe}, {name}: the mean loss of the last {tail} of {steps} steps, a seed each:")
+        print("   ", ", ".join(f"{end:.4f}" for end in ends))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", choices=KINDS, help="one alone; by default all, with islands and without")
-    parser.add_argument("--without-islands", action="store_true", help="of the one kind")
+    parser.add_argument("what", choices=("shapes", "activations", "curves"))
+    parser.add_argument("of", nargs="*", help="of curves: a recipe; of shapes: one kind, and islands or kernels")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
-    if options.kind is not None:
-        keras_mp.set_global_policy("mixed_bfloat16")
-        with keras_mp.backend.without_islands() if options.without_islands else nullcontext():
-            print("   ", "; ".join(first_and_second(*KINDS[options.kind])))
-        return
-    for kind in KINDS:
-        for without in ([], ["--without-islands"]):
-            print(
-                f"{kind}, {'without' if without else 'with'} islands; ms of the first and the second step:", flush=True
-            )
-            # A process each: one keeps the programs that it compiled.
-            subprocess.run([sys.executable, __file__, "--kind", kind, *without], check=True, stderr=subprocess.DEVNULL)
+    if options.what == "curves":
+        curves(options.of[0], options.steps, options.seeds)
+    elif options.what == "activations":
+        activations()
+    else:
+        shapes(*options.of[:1], islands=options.of[1:] != ["kernels"])
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def audit():
 
 
 def peers():
-    from peer_picture import draw
+    from peers import draw
 
     for path in (DOCS / "results").glob("peers-*.json"):
         draw(path)

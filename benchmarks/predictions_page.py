@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.predictions_beside import cpu, depths, table
 from benchmarks.published_runs import LAMBDAS, RUNS, Run, compiles, error, ratios
 from keras_mp.precision.chips import parse_target
 
@@ -164,6 +165,16 @@ before v6e take the constants of v6e.
 `python benchmarks/predictions.py --markdown docs/predictions.md`, compiled {dates} with jax {jax}. One run is one
 entry of `benchmarks/predictions.json`.
 """
+
+# What depths.json compares, and how the page writes it.
+_DEPTHS = {
+    "time": "time of a step",
+    "products": "of it, products",
+    "other": "of it, other kernels",
+    "uncovered": "of it, uncovered collectives",
+    "memory": "peak memory of a device",
+    "temporary": "of it, temporary",
+}
 
 
 def page(results: dict[str, dict[str, Any]]) -> str:
@@ -362,3 +373,52 @@ def _precisions(results: dict[str, dict[str, Any]], there: dict[str, Run]) -> st
 
 def _time(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def depths() -> str:
+    """The line through few blocks and more against the step with many more."""
+    path = Path(__file__).with_name("depths.json")
+    if not path.exists():
+        return "Not compiled yet: `python benchmarks/depths.py`."
+    kept = json.loads(path.read_text())
+    few, more, many = kept["blocks"]
+    rows = []
+    for name, title in _DEPTHS.items():
+        line, compiled = kept["line"][name], kept["compiled"][name]
+        scale, unit = (1e-9, "GB") if name in ("memory", "temporary") else (1e3, "ms")
+        off = f"{line / compiled - 1:+.1%}" if compiled else "-"
+        rows.append((title, f"{line * scale:.4g} {unit}", f"{compiled * scale:.4g} {unit}", off))
+    return (
+        f"Llama 3 8B, bfloat16, fully sharded over 8 H100: the line through the steps with {few} and {more} blocks, at "
+        f"{many} blocks, beside the step that was compiled with {many}. `python benchmarks/depths.py`.\n\n"
+        + table(("", f"on the line, {many} blocks", f"compiled, {many} blocks", "the line is off by"), rows)
+    )
+
+
+def cpu() -> str:
+    """Predictions for this machine's CPU against `keras_mp.benchmark`."""
+    path = Path(__file__).with_name("cpu_predictions.json")
+    if not path.exists():
+        return "Not measured yet: `python benchmarks/cpu_predictions.py`."
+    kept = json.loads(path.read_text())
+    rows = []
+    for name, predicted in kept["predicted"].items():
+        took, measured, ratio = kept["measured"].get(name), "-", "-"
+        if took:
+            low, median, high = (f"{took[which] * 1e3:,.0f}" for which in ("low", "median", "high"))
+            measured, ratio = f"{median} ms ({low} to {high})", f"{predicted['seconds'] / took['median']:.2f}"
+        predicted_time, *parts = (f"{predicted[part] * 1e3:,.0f} ms" for part in ("seconds", "products", "other"))
+        rows.append((name, measured, predicted_time, ratio, *parts))
+    return (
+        "The three models for a CPU of `benchmarks/peer_workloads.py`, in float32 on JAX, 2 cores. The constants are "
+        "fitted to products, convolutions and sums that the command measures on the same CPU, and not to the models. "
+        "Measured with `keras_mp.benchmark`: the median of the rounds, with its quartiles. "
+        "`python benchmarks/cpu_predictions.py`.\n\n"
+        + table(("model", "measured", "predicted", "ratio", "products", "other"), rows)
+    )
+
+
+def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [names, ("---", *["---"] * (len(names) - 1)), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -117,6 +117,15 @@ def gains() -> str:
     return "\n".join(lines)
 
 
+def put_table(path: Path, script: str, lines: list[str]) -> None:
+    """Replaces the table of a script on a page, between two marks."""
+    before, rest = path.read_text().split(f"<!-- table of benchmarks/{script} -->")
+    after = rest.partition("<!-- end of table -->")[2]
+    path.write_text(
+        "\n".join([f"{before}<!-- table of benchmarks/{script} -->", "", *lines, "", f"<!-- end of table -->{after}"])
+    )
+
+
 TABLES = {"results.md": measurements, "which-precision.md": chips, "fp8.md": gains}
 
 

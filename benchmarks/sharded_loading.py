@@ -56,7 +56,6 @@ HEADER = (
     "the same at width 8",
     "seconds",
 )
-BEGIN, END = "<!-- table of benchmarks/sharded_loading.py -->", "<!-- end of that table -->"
 
 
 def memory(name: str) -> int:
@@ -186,16 +185,15 @@ def main() -> None:
         table += rows(name, by, options.processes)
         print(*table[-options.processes :], sep="\n", flush=True)
     if options.markdown:
-        from keras_mp.system.atomic_write import write_text
+        from results import put_table
+
         from keras_mp.system.packages import installed
 
         packages = installed(("jax", "keras", "keras-hub", "h5py"))
         versions = ", ".join(f"{package} {version}" for package, version in packages.items())
         made = f"`python benchmarks/sharded_loading.py --markdown {options.markdown}`, {date.today()}, {versions}."
         header = [f"| {' | '.join(HEADER)} |", f"| --- |{' ---: |' * (len(HEADER) - 1)}"]
-        before, rest = options.markdown.read_text().split(BEGIN)
-        after = rest.split(END)[1]
-        write_text("\n".join([before + BEGIN, "", *header, *table, "", made, "", END]) + after, options.markdown)
+        put_table(options.markdown, "sharded_loading.py", [*header, *table, "", made])
 
 
 if __name__ == "__main__":

@@ -1,33 +1,47 @@
-"""Which chip holds which GPT, by the dtypes of its weights and of AdamW's moments: compiled here, nothing attached.
+"""Small optimizer states: which chip holds which GPT, and what AdamW's update costs. Compiled here, nothing attached.
 
     python benchmarks/small_states.py --markdown docs/optimizer-states.md
     python benchmarks/small_states.py --only h100
+    python benchmarks/small_states.py --update
 
 A training step with clipping and remat, batch 1 x 2048 a chip. It is compiled with 4 and with 8 blocks, and
 extrapolated to the model's number: all blocks are alike. Each takes minutes on 2 cores; what has been compiled once is
 kept (`KERAS_MP_CACHE`).
+
+--update is of one weight of 8192 x 8192, whose gradient comes in bfloat16. Bytes are what lies in memory between two
+steps, without the gradient. Cycles are the TPU compiler's own estimate, of those of Keras's AdamW: of the update alone,
+and with the check that all gradients are finite, which `LossScaleOptimizer` makes for every `state_dtype`, and which a
+whole step makes where a gradient is computed.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import re
 import sys
 from datetime import date
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import jax
 import keras
+from results import put_table
 
 import keras_mp
+from keras_mp import backend
+from keras_mp.backend.common.device import traced_for
+from keras_mp.backend.common.lowered import Lowered
 from keras_mp.parallel.plan import Plan
-from keras_mp.system.atomic_write import write_text
 from keras_mp.system.packages import installed
+from keras_mp.xla.compile import compile_step
 from keras_mp.xla.extrapolate import inspect_by_blocks
+from keras_mp.xla.targets import find_target
 from models.gpt import gpt
 from models.transformer import Size
 
@@ -65,7 +79,14 @@ HEADER = (
     "peak, GiB",
     "of the chip",
 )
-BEGIN, END = "<!-- table of benchmarks/small_states.py -->", "<!-- end of table -->"
+SIDE = 8192
+ROWS = (
+    ("Keras's AdamW", "float32", None),
+    ("states in float32", "float32", "float32"),
+    ("states in bfloat16", "float32", "bfloat16"),
+    ("states in float8", "float32", "float8"),
+    ("states in float8, weights in bfloat16", "bfloat16", "float8"),
+)
 
 
 def model_of(cell: Cell) -> keras.Model:
@@ -93,11 +114,73 @@ def row(cell: Cell) -> str:
     return " | ".join([*cell, *(f"{size / GIB:.2f}" for size in sizes), verdict])
 
 
+def lowered(dtype: str, state_dtype: str | None, platform: str, checked: bool) -> tuple[Lowered, int]:
+    """The update, and the bytes that it keeps."""
+    with backend.no_allocation():
+        weight = keras.Variable(shape=(SIDE, SIDE), initializer="zeros", dtype=dtype)
+        optimizer: Any = keras.optimizers.AdamW(1e-3)
+        if state_dtype is not None:
+            optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale(), state_dtype=state_dtype)
+        optimizer.build([weight])
+
+    def shape(variable: Any) -> Any:
+        return jax.ShapeDtypeStruct(tuple(variable.shape), variable.dtype)
+
+    weights, slots = [shape(weight)], [shape(variable) for variable in optimizer.variables]
+    gradient = [jax.ShapeDtypeStruct((SIDE, SIDE), "bfloat16")]
+
+    def update(weights: Any, slots: Any, gradient: Any) -> Any:
+        if checked or state_dtype is None:
+            return optimizer.stateless_apply(slots, gradient, weights)
+        before = zip([weight, *optimizer.variables], [*weights, *slots], strict=True)
+        with keras.StatelessScope(state_mapping=list(before)) as scope:
+            optimizer._update(gradient, [weight])
+        return [scope.get_current_value(weight)], [scope.get_current_value(slot) for slot in optimizer.variables]
+
+    with traced_for(platform):
+        traced = jax.jit(update, donate_argnums=(0, 1)).trace(weights, slots, gradient)
+        module = traced.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
+    text = io.BytesIO()
+    module.operation.write_bytecode(text)
+    kept = sum(leaf.size * leaf.dtype.itemsize for leaf in [*weights, *slots])
+    return Lowered(text.getvalue(), (), (), "jax", "update"), kept
+
+
+def cycles(dtype: str, state_dtype: str | None, target: str, checked: bool) -> int:
+    """The compiler's estimate, added up over the kernels."""
+    step, _ = lowered(dtype, state_dtype, "tpu", checked)
+    return sum(map(int, re.findall(r'estimated_cycles":"?(\d+)', compile_step(step, find_target(target)).hlo)))
+
+
+def update_table() -> None:
+    """Prints the table of the update."""
+    chips = ("v5e", "v6e")
+    header = [f"{chip}: {what}" for chip in chips for what in ("update", "with the check")]
+    print(f"| AdamW | bytes a parameter | {' | '.join(header)} | H100: temporary, bytes a parameter |")
+    print(f"| --- |{' ---: |' * (len(header) + 2)}")
+    plain = {chip: cycles("float32", None, chip, checked=False) for chip in chips}
+    for name, dtype, state_dtype in ROWS:
+        cells = []
+        for chip in chips:
+            for checked in (False, True) if state_dtype else (False,):
+                cells.append(f"{cycles(dtype, state_dtype, chip, checked) / plain[chip]:.2f}")
+            if state_dtype is None:
+                cells.append("-")
+        step, kept = lowered(dtype, state_dtype, "cuda", checked=False)
+        memory = compile_step(step, find_target("h100")).described["memory"]
+        cells.append(f"{memory['temp'] / SIDE**2:.2f}")
+        print(f"| {name} | {kept / SIDE**2:.2f} | {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="rows that hold this word")
     parser.add_argument("--markdown", type=Path, help="the page whose table is replaced")
+    parser.add_argument("--update", action="store_true", help="the update of one weight instead")
     options = parser.parse_args()
+    if options.update:
+        update_table()
+        return
     rows = []
     for cell in CELLS:
         if options.only not in " ".join(cell):
@@ -109,9 +192,7 @@ def main() -> None:
         command = f"python benchmarks/small_states.py --markdown {options.markdown}"
         made = f"`{command}`, {date.today().isoformat()}, {versions}."
         header = [f"| {' | '.join(HEADER)} |", "| --- | --- | --- | --- | --- | ---: | ---: | ---: | ---: |"]
-        before, rest = options.markdown.read_text().split(BEGIN)
-        after = rest.split(END)[1]
-        write_text("\n".join([before + BEGIN, "", *header, *rows, "", made, "", END]) + after, options.markdown)
+        put_table(options.markdown, "small_states.py", [*header, *rows, "", made])
 
 
 if __name__ == "__main__":

@@ -1,69 +1,67 @@
 """Counts what the structure of the library is judged by, in a checkout of any commit.
 
-python benchmarks/structure.py [FOLDER ...]        # docs/architecture.md; seconds
+python benchmarks/structure.py [FOLDER ...]        # docs/architecture.md; 10 seconds
+python benchmarks/structure.py --visits keras_mp.loss_scaling.optimizer:LossScaleOptimizer.apply
+
+A function changes a live object of Keras if it assigns to the `__class__` or the `__dict__` of any object, or to an
+attribute that Keras's own classes have, of an object that the function did not make itself and that is not annotated
+with another type. The sources of the installed Keras say which attributes these are.
+
+--visits follows names from a function through imports: what is called or handed on, methods of `self` and `super()`,
+and constructors, each once, in the order of the source. It does not know the classes of other objects, so their methods
+are not followed. Of the two backends it takes TensorFlow.
 """
 
 import argparse
 import ast
-from collections.abc import Iterator
+import io
+import re
+import tokenize
+from collections import Counter
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+# Sources of Keras whose classes' objects the kit is given.
+OWNERS = "backend/common layers/layer.py layers/core models ops/operation.py optimizers random trainers/trainer.py"
+
+
+def lines_of(text: str) -> Counter[str]:
+    """How many lines are code, docstrings (those of attributes, too), comments and blank."""
+    strings, code = set(), set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
+            strings.update(range(node.lineno, node.end_lineno + 1))
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in LAYOUT:
+            code.update(range(token.start[0], token.end[0] + 1))
+    counts = Counter({"code": len(code - strings), "docstrings": len(strings)})
+    others = [line.strip() for number, line in enumerate(text.splitlines(), 1) if number not in code]
+    return counts + Counter({"comments": len([*filter(None, others)]), "blank lines": others.count("")})
 
 
 def modules_of(root: Path) -> dict[str, ast.Module]:
     """The modules of the library, parsed, by their dotted names."""
     files = {".".join(file.relative_to(root).with_suffix("").parts): file for file in root.glob("keras_mp/**/*.py")}
-    return {name.removesuffix(".__init__"): ast.parse(file.read_text()) for name, file in files.items()}
+    return {name.removesuffix(".__init__"): ast.parse(file.read_text()) for name, file in sorted(files.items())}
 
 
-def imports_of(module: ast.Module) -> Iterator[tuple[str, ...]]:
-    """The names that each import of a module may mean, the longest first."""
-    for node in ast.walk(module):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                yield f"{node.module}.{alias.name}", node.module
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                yield (alias.name,)
+def file_of(root: Path, module: str) -> str:
+    """The path of a module's file."""
+    return (path := module.replace(".", "/")) + ("/__init__.py" if (root / path).is_dir() else ".py")
 
 
 def graph_of(modules: dict[str, ast.Module]) -> dict[str, set[str]]:
     """Which modules of the library each imports."""
-    return {
-        name: {next((choice for choice in choices if choice in modules), "") for choices in imports_of(module)}
-        - {"", name}
-        for name, module in modules.items()
-    }
-
-
-def circles_of(graph: dict[str, set[str]]) -> list[set[str]]:
-    """Groups of modules each of which imports the others, directly or not."""
-
-    @cache
-    def reached(start: str) -> frozenset[str]:
-        seen, waiting = set(), [start]
-        while waiting:
-            for name in graph[waiting.pop()] - seen:
-                seen.add(name)
-                waiting.append(name)
-        return frozenset(seen)
-
-    groups = {frozenset({name, *(other for other in reached(name) if name in reached(other))}) for name in graph}
-    return [set(group) for group in groups if len(group) > 1]
-
-
-def floors_of(graph: dict[str, set[str]], circles: list[set[str]]) -> int:
-    """How many modules the longest chain of imports has; a circle counts as one."""
-    together = {name: min(circle) for circle in circles for name in circle}
-    merged: dict[str, set[str]] = {}
-    for name, others in graph.items():
-        merged.setdefault(together.get(name, name), set()).update(together.get(other, other) for other in others)
-
-    @cache
-    def height(name: str) -> int:
-        return 1 + max((height(other) for other in merged[name] - {name}), default=0)
-
-    return max(map(height, merged))
+    graph = {}
+    for name, module in modules.items():
+        nodes = [node for node in ast.walk(module) if isinstance(node, (ast.Import, ast.ImportFrom))]
+        pairs = [(getattr(node, "module", alias.name), alias.name) for node in nodes for alias in node.names]
+        imported = {f"{of}.{part}" if f"{of}.{part}" in modules else of for of, part in pairs}
+        graph[name] = imported & (modules.keys() - {name})
+    return graph
 
 
 def rooms_of(graph: dict[str, set[str]]) -> dict[str, set[str]]:
@@ -75,60 +73,226 @@ def rooms_of(graph: dict[str, set[str]]) -> dict[str, set[str]]:
     return rooms
 
 
-def patches_keras(module: ast.Module) -> bool:
-    """Whether a module assigns to an attribute of something imported from Keras, or lists such attributes."""
-    aliases = {
-        (alias.asname or alias.name).split(".")[0]
-        for node in ast.walk(module)
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        and (getattr(node, "module", None) or node.names[0].name).split(".")[0] == "keras"
-        for alias in node.names
-    }
-    stored = [node for node in ast.walk(module) if isinstance(getattr(node, "ctx", None), ast.Store)]
-    roots = {ast.unparse(node).split(".")[0] for node in stored if isinstance(node, ast.Attribute)}
-    return bool(aliases & roots) or "PATCHES" in [node.id for node in stored if isinstance(node, ast.Name)]
+def floors_of(graph: dict[str, set[str]]) -> int:
+    """How many members the longest chain of imports has; those that import each other count as one."""
+
+    @cache
+    def reached(start: str) -> frozenset[str]:
+        seen, waiting = set(), [start]
+        while waiting:
+            new = graph[waiting.pop()] - seen
+            seen |= new
+            waiting += new
+        return frozenset(seen)
+
+    @cache
+    def height(name: str) -> int:
+        return 1 + max((height(other) for other in reached(name) if name not in reached(other)), default=0)
+
+    return max(map(height, graph))
 
 
-def length_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """How many lines a function has below its signature and docstring."""
-    body = function.body[1:] if ast.get_docstring(function) else function.body
-    return body[-1].end_lineno - body[0].lineno + 1 if body else 0
+def public_names(module: ast.Module) -> set[str]:
+    """The names without an underscore that a module defines at its top."""
+    names = {getattr(node, "name", "_") for node in module.body}
+    targets = [target for node in module.body for target in getattr(node, "targets", [getattr(node, "target", None)])]
+    names |= {node.id for target in targets if target for node in ast.walk(target) if isinstance(node, ast.Name)}
+    return {name for name in names if not name.startswith("_")}
+
+
+@cache
+def attributes_of_keras() -> frozenset[str]:
+    """The methods of Keras's classes, and what these assign to `self`."""
+    spec = find_spec("keras")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("Keras is not installed, whose sources say which attributes are its own")
+    paths = [Path(spec.origin).parent / "src" / owner for owner in OWNERS.split()]
+    trees = [ast.parse(f.read_text()) for path in paths for f in (path.rglob("*.py") if path.is_dir() else [path])]
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    names = {node.name for cls in classes for node in cls.body if isinstance(node, FUNCTIONS)}
+    stored = [node for cls in classes for node in ast.walk(cls) if isinstance(getattr(node, "ctx", None), ast.Store)]
+    names |= {node.attr for node in stored if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"}
+    return frozenset(name for name in names if not name.startswith("__"))
+
+
+def changes_of(root: Path) -> dict[tuple[str, str], str]:
+    """Where a live object of Keras is changed: the line, by file and by function with what is around it."""
+    changes: dict[tuple[str, str], str] = {}
+
+    def search(node: ast.AST, inside: list[ast.AST], file: str, top: set[str]) -> None:
+        for child in ast.iter_child_nodes(node):
+            changed, functions = _changed(child), [scope for scope in inside if isinstance(scope, FUNCTIONS)]
+            if changed and functions and _is_keras(*changed, functions, top):
+                name = ".".join(scope.name for scope in inside)
+                changes.setdefault((file, name), f"line {child.lineno}: {ast.unparse(child)}")
+            search(child, [*inside, child] if isinstance(child, (*FUNCTIONS, ast.ClassDef)) else inside, file, top)
+
+    for name, module in modules_of(root).items():
+        search(module, [], file_of(root, name), {getattr(node, "name", "") for node in module.body})
+    return changes
+
+
+def _changed(node: ast.AST) -> tuple[str, str | None] | None:
+    """The object whose attribute a node changes, and the attribute, None where it is computed."""
+    stored = isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
+    if stored and isinstance(node, ast.Attribute):
+        return ast.unparse(node.value), node.attr
+    called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+    if stored and isinstance(node, ast.Subscript):
+        called = f"{ast.unparse(node.value)}.update"
+    if of := re.fullmatch(r"(?:vars\((.+)\)|(.+)\.__dict__)\.(?:pop|update|setdefault)", called):
+        return of[1] or of[2], "__dict__"
+    if re.fullmatch(r"(set|del)attr|object\.__(set|del)attr__", called):
+        return ast.unparse(node.args[0]), node.args[1].value if isinstance(node.args[1], ast.Constant) else None
+    return None
+
+
+def _is_keras(holder: str, attribute: object, functions: list[ast.AST], top: set[str]) -> bool:
+    """Whether an object may be one of Keras's, by the attribute and by what is known of the name."""
+    if attribute in ("__class__", "__dict__"):
+        return True
+    name = re.split(r"\W", holder)[0]
+    if holder in ("self", "cls") or name in top or not (attribute is None or attribute in attributes_of_keras()):
+        return False
+    nodes = [node for function in functions for node in ast.walk(function)]
+    types = [getattr(node, "annotation", None) for node in nodes if getattr(node, "arg", "") == name]
+    if any(types):
+        return bool(re.search(r"\bkeras\.|\bAny\b|\b(Layer|Model)$", ast.unparse(next(filter(None, types)))))
+    made = [ast.unparse(node) for node in nodes if isinstance(node, ast.Assign)]  # by a class, whose name is capital
+    return not any(re.match(rf"{re.escape(name)} = ([\w.]+\.)?_?[A-Z]\w*\(", text) for text in made)
+
+
+def not_listed(root: Path) -> dict[tuple[str, str], str]:
+    """Those of `changes_of` that no table of docs/architecture.md has in its columns "in" and "by"."""
+    page = root / "docs" / "architecture.md"
+    rows = re.findall(r"^\|.*\| (`\w+/.*) \| (`.*) \|$", page.read_text(), re.MULTILINE) if page.exists() else []
+    pairs = [(re.findall(r"`([\w/]+\.py)`", files), re.findall(r"`(\w+)`", names)) for files, names in rows]
+    known = {(f"keras_mp/{file}", name) for files, names in pairs for file in files for name in names}
+    return {at: how for at, how in changes_of(root).items() if not known & {(at[0], name) for name in at[1].split(".")}}
+
+
+class Code:
+    """The functions and classes of a checkout, by the names that modules give them."""
+
+    def __init__(self, root: Path) -> None:
+        self._modules = modules_of(root)
+        self._own: dict[str, dict[str, ast.AST]] = {}
+        self._from: dict[str, dict[str, tuple[str, str]]] = {}
+        self._class: dict[ast.AST, ast.ClassDef] = {}
+        for module, tree in self._modules.items():
+            defined = [node for node in tree.body if isinstance(node, (*FUNCTIONS, ast.ClassDef))]
+            self._own[module] = {node.name: node for node in defined}
+            self._class |= {part: cls for cls in defined if isinstance(cls, ast.ClassDef) for part in cls.body}
+            imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+            names = [
+                (alias.asname or alias.name, (node.module, alias.name)) for node in imports for alias in node.names
+            ]
+            self._from[module] = {name: source for name, source in reversed(names) if source[0] in self._modules}
+
+    def member(self, module: str, name: str) -> tuple[str, ast.AST | None] | None:
+        """What a module has under a name: where it is defined, and its definition, None of a module."""
+        if name in self._own[module]:
+            return module, self._own[module][name]
+        source = self._from[module].get(name) or (self._from[module].get("*", ("", ""))[0], name)
+        if source[0] and (target := self.member(*source)):
+            return target
+        submodule = f"{module}.{name}"
+        return (submodule, None) if submodule in self._modules else None
+
+    def method(self, module: str, cls: ast.AST, name: str, own: bool = True) -> tuple[str, ast.AST] | None:
+        """The method of a class, or of the classes that it extends."""
+        for node in getattr(cls, "body", ()) if own else ():
+            if isinstance(node, FUNCTIONS) and node.name == name:
+                return module, node
+        bases = (self.resolve(module, base, None) for base in getattr(cls, "bases", ()))
+        return next((method for base in bases if base and (method := self.method(*base, name))), None)
+
+    def resolve(self, module: str, node: ast.AST, cls: ast.AST | None) -> tuple[str, ast.AST | None] | None:
+        """What an expression of names and attributes is, within a class."""
+        if not isinstance(node, ast.Attribute):
+            return self.member(module, node.id) if isinstance(node, ast.Name) else None
+        if (of := ast.unparse(node.value)) in ("self", "cls", "super()"):
+            return self.method(module, cls, node.attr, own=of != "super()") if cls else None
+        if holder := self.resolve(module, node.value, cls):
+            return self.method(*holder, node.attr) if holder[1] else self.member(holder[0], node.attr)
+        return None
+
+    def visits(self, start: str) -> dict[str, list[str]]:
+        """The functions that are reached from `module:function` or `module:Class.method`, by module, in order."""
+        module, _, path = start.partition(":")
+        target = self.resolve(module, ast.parse(path, mode="eval").body, None) if module in self._own else None
+        if target is None or target[1] is None:
+            raise SystemExit(f"there is no function {start}")
+        visited: dict[str, list[str]] = {}
+        self._visit(*target, visited)
+        return visited
+
+    def _visit(self, module: str, node: ast.AST, visited: dict[str, list[str]]) -> None:
+        cls = self._class.get(node)
+        name = f"{cls.name}.{node.name}" if cls else node.name
+        if name in visited.setdefault(module, []):
+            return
+        visited[module].append(name)
+        if isinstance(node, ast.ClassDef):
+            if made := self.method(module, node, "__init__"):
+                self._visit(*made, visited)
+            return
+        below = [part for statement in node.body for part in ast.walk(statement) if hasattr(part, "lineno")]
+        parts = sorted(below, key=lambda part: (part.lineno, part.col_offset))
+        own = {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+        own |= {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
+        for part in parts:
+            of = part.func if isinstance(part, ast.Call) else part
+            target = None if getattr(of, "id", "") in own else self.resolve(module, of, cls)
+            if target and (isinstance(target[1], FUNCTIONS) or (target[1] and of is not part)):
+                self._visit(*target, visited)
 
 
 def measures_of(root: Path) -> dict[str, int]:
     """What is counted, by name."""
+    measures = {}
+    for title, folder in (("library", "keras_mp"), ("tests", "tests")):
+        texts = [file.read_text() for file in root.glob(f"{folder}/**/*.py")]
+        measures[f"{title}: files"] = len(texts)
+        lines = sum(map(lines_of, texts), Counter())
+        measures |= {f"{title}: {kind}": lines[kind] for kind in ("code", "docstrings", "comments", "blank lines")}
     modules = modules_of(root)
-    package = modules.pop("keras_mp")  # names every public module for type checkers
-    graph = graph_of(modules)
-    rooms = rooms_of(graph)
-    examples = [choices[-1].split(".")[0] for module in [package, *modules.values()] for choices in imports_of(module)]
-    return {
-        "modules": len(modules),
-        "files on the root": len(list(root.glob("keras_mp/*.py"))),
+    package = modules.pop("keras_mp")
+    if (stub := root / "keras_mp" / "__init__.pyi").exists():  # names every public module
+        package.body += ast.parse(stub.read_text()).body
+    importers = Counter(name for others in graph_of(modules | {"keras_mp": package}).values() for name in others)
+    once = [name for name in modules if importers[name] == 1 and not file_of(root, name).endswith("__init__.py")]
+    rooms, changes = rooms_of(graph_of(modules)), changes_of(root)
+    return measures | {
         "rooms: folders, and files on the root": len(rooms),
-        "floors: the longest chain of imports, of rooms": floors_of(rooms, circles_of(rooms)),
-        "circles of imports": len(circles_of(graph)),
-        "modules that patch Keras": sum(map(patches_keras, modules.values())),
-        "imports of the repository's examples": sum(name in ("models", "recipes") for name in examples),
-        "functions over 50 lines, without their docstrings": sum(
-            length_of(node) > 50
-            for module in modules.values()
-            for node in ast.walk(module)
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        ),
+        "floors: the longest chain of imports, of rooms": floors_of(rooms),
+        "modules with exactly one importer": len(once),
+        "public names at the top of modules": sum(len(public_names(module)) for module in modules.values()),
+        "functions that change a live object of Keras": len(changes),
+        "of them named in docs/architecture.md": len(changes) - len(not_listed(root)),
     }
 
 
 def main() -> None:
-    """Prints the table, of one or more checkouts side by side."""
+    """Prints the table, of one or more checkouts side by side, and the changes that the map does not name."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folders", nargs="*", type=Path, default=[Path(__file__).resolve().parents[1]])
-    folders = parser.parse_args().folders
+    parser.add_argument("--visits", metavar="MODULE:FUNCTION", help="print the files that a value visits from there")
+    options = parser.parse_args()
+    folders = [folder.resolve() for folder in options.folders]
+    if options.visits:
+        for folder in folders:
+            visited = Code(folder).visits(options.visits)
+            print(f"{folder.name}: {len(visited)} files, {sum(map(len, visited.values()))} functions")
+            print(*(f"{file_of(folder, module)}: {', '.join(names)}" for module, names in visited.items()), sep="\n")
+        return
     columns = [measures_of(folder) for folder in folders]
-    print("| measure |" + " ".join(f" {folder.name} |" for folder in folders))
-    print("| --- |" + " ---: |" * len(folders))
+    print(f"| measure | {' | '.join(folder.name for folder in folders)} |\n| --- |{' ---: |' * len(folders)}")
     for name in columns[0]:
-        print(f"| {name} |" + "".join(f" {column[name]} |" for column in columns))
+        print(f"| {name} | {' | '.join(f'{column[name]:,}' for column in columns)} |")
+    for folder in folders:
+        for (file, function), how in not_listed(folder).items():
+            print(f"{folder.name}, not in docs/architecture.md: {file}, {function}, {how}")
 
 
 if __name__ == "__main__":

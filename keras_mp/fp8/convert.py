@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.fp8.cost import CompiledCost, Cost
+from keras_mp.fp8.cost import gains_from
 from keras_mp.fp8.int8_products import Int8Scaling
 from keras_mp.fp8.layers import (
     FLOAT8,
@@ -195,8 +195,8 @@ def convert(
             those that are too small to gain: the smaller side of the product at most 1024 and the larger at most 4096
             (torchao's automatic filter for tensorwise scaling, measured on an H100).
         target: a chip's name in `keras_mp.chips.CHIPS`, such as "h100": whether a product gains is then predicted from
-            the chip's rates, by `keras_mp.fp8.cost.step_cost`, and not from its sizes alone. For `Int8Scaling` it is
-            looked up in tables of compiled cycles, of "v5e", "v6e" and "v7x": see `keras_mp.fp8.cost`.
+            the chip's rates, by `keras_mp.fp8.cost.step_cost`, and not from its sizes alone. For `Int8Scaling` the
+            chip says from which size on: "v5e", "v6e" or "v7x", see `keras_mp.fp8.cost`.
         batch_size: for that prediction, where the model's inputs do not say it.
 
     Returns:
@@ -204,7 +204,7 @@ def convert(
 
     Raises:
         ValueError: the model is not built; unknown scaling recipe; target is no chip with FP8, or with MXFP8, or none
-            of the table of INT8, or comes with a select; batch_size below 1.
+            that INT8 is known of, or comes with a select; batch_size below 1.
         TypeError: select is no function.
 
     Warns:
@@ -316,32 +316,29 @@ def explain(
 
     recipe = get_recipe(recipe)
     decisions = decide(model, select, _target(target, batch_size, recipe))
-    predicted = ["bfloat16", f"in {recipe.operands}", "gain"] if target else []
+    rates = target is not None and not isinstance(recipe, Int8Scaling)
+    predicted = ["bfloat16", f"in {recipe.operands}", "gain"] if rates else []
     table = Table("layer", "product", recipe.operands, *predicted, "why", box=None, pad_edge=False)
     for decision in decisions:
         sizes = "" if decision.sizes is None else f"{decision.sizes[0]} x {decision.sizes[1]}"
         cost = decision.cost
-        cells = ["", "", ""] if cost is None else [*_amounts(cost), f"{cost.gain:.2f}"]
-        row = (decision.path, sizes, _verdict(decision), *(cells if target else []), decision.reason.partition(": ")[0])
+        cells = [*(f"{seconds * 1e3:.3g} ms" for seconds in cost), f"{cost.gain:.2f}"] if cost else ["", "", ""]
+        row = (decision.path, sizes, _verdict(decision), *(cells if rates else []), decision.reason.partition(": ")[0])
         table.add_row(*[Text(cell, overflow="fold") for cell in row])
     console = Console(highlight=False)
     console.print(table)
-    if target and isinstance(recipe, Int8Scaling):
-        console.print(f"Compiled for {target}: million cycles of a layer of the table, forward and backward.")
-    elif target:
+    if rates:
         console.print(f"Predicted from peak rates for {target}, batches of {batch_size}, forward and backward.")
+    elif target:
+        least = gains_from(target)
+        sizes = "{} rows, {} inputs and {} outputs on".format(*least) if least else "no size on"
+        console.print(f"On {target} a layer gains from {sizes}, by its compiler's estimates.")
     return decisions
 
 
 def _target(name: str | None, batch_size: int, recipe: Recipe) -> Target | None:
     batch_size = whole_number("batch_size", batch_size)
     return None if name is None else Target(name, batch_size, recipe)
-
-
-def _amounts(cost: Cost | CompiledCost) -> tuple[str, str]:
-    if isinstance(cost, CompiledCost):
-        return f"{cost.bfloat16:.3g} M", f"{cost.int8:.3g} M"
-    return f"{cost.bfloat16 * 1e3:.3g} ms", f"{cost.fp8 * 1e3:.3g} ms"
 
 
 def _told(changed: list[Decision], recipe: Recipe) -> str:

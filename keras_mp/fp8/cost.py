@@ -1,14 +1,12 @@
-"""When 8 bits pay: FP8 by a chip's peak rates, INT8 by compiled cycles."""
+"""When 8 bits pay: FP8 by a chip's peak rates, INT8 from a size on, by chip."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 
-from keras_mp.fp8.int8_products import Int8Scaling
 from keras_mp.fp8.mxfp8 import MXFP8Scaling
 from keras_mp.fp8.scaling_recipe import Recipe
 from keras_mp.precision.chips import CHIPS, Chip, find_chip
@@ -140,131 +138,32 @@ def rows_of(layer: keras.layers.Layer, inputs: int, batch_size: int) -> int | No
     return None if None in shape else math.prod(shape) // inputs
 
 
-# When INT8 pays: compiled cycles of a layer, forward and backward, from the tables of `benchmarks/int8_cycles.py`.
+# When INT8 pays: from which size of a layer on.
+
+# Rows, inputs and outputs from which on a layer gains; None where no layer does. By what libtpu 0.0.42.1 estimates of a
+# layer compiled by itself, forward and backward, quantization included. On a v5e (8192, 4096, 16384) takes 0.72 of
+# bfloat16's cycles with delayed and static scales, 0.85 with current ones, and 0.61 with the kernel gradient in INT8;
+# (2048, 2048, 8192) takes 0.92 at the least. What saves less than a tenth says nothing about a layer in a step. The
+# larger of the two takes 0.95 at the least on a v6e, and 1.06 on a v7x.
+GAINS_FROM: dict[str, tuple[int, int, int] | None] = {"v5e": (8192, 4096, 16384), "v6e": None, "v7x": None}
 
 
-class CompiledCost(NamedTuple):
-    """Million cycles of one layer in one training step, as the chip's compiler estimates them.
-
-    Attributes:
-        bfloat16: in bfloat16.
-        int8: in INT8, quantization included.
-        shape: rows, inputs and outputs of the layer that was compiled.
-    """
-
-    bfloat16: float
-    int8: float
-    shape: tuple[int, ...]
-
-    @property
-    def gain(self) -> float:
-        """How many times as fast INT8 is."""
-        return self.bfloat16 / self.int8
-
-
-def compiled_cost(rows: int, inputs: int, outputs: int, target: str, recipe: Int8Scaling) -> CompiledCost | None:
-    """Looks up the largest layer of the table that is no larger than another in rows, inputs and outputs.
+def gains_from(target: str) -> tuple[int, int, int] | None:
+    """Looks up the least rows, inputs and outputs of a layer that gains on a chip.
 
     Args:
-        rows: of the inputs: batch times positions.
-        inputs: features of a row.
-        outputs: features of a row of the result.
-        target: a chip's name.
-        recipe: the scaling recipe.
+        target: the chip's name.
 
     Returns:
-        Its cycles; None for a layer smaller than all of the table.
+        The three sizes; None where no layer gains.
 
     Raises:
-        ValueError: the table has no such chip, or not the recipe's way of scaling.
+        ValueError: nothing is known of INT8 on the chip.
     """
-    by_shape = CYCLES[_tabled_chip(target)]
-    smaller = [shape for shape in by_shape if all(map(int.__le__, shape, (rows, inputs, outputs)))]
-    return _cost(by_shape, max(smaller), tabled_name(recipe)) if smaller else None
-
-
-def _tabled_chip(target: str) -> str:
     chip = find_chip(target)
-    if chip.name not in CYCLES:
+    if chip.name not in GAINS_FROM:
         raise ValueError(
             f"target={target!r}: there are no compiled cycles of INT8 for {chip.title}, so that its gain is not "
-            f"predicted. With: {', '.join(CYCLES)}. Without a target, or with select, convert does not need them"
+            f"predicted. With: {', '.join(GAINS_FROM)}. Without a target, or with select, convert does not need them"
         )
-    return chip.name
-
-
-def _cost(by_shape: Mapping[Any, dict[str, float]], shape: tuple[int, ...], name: str) -> CompiledCost:
-    cycles = by_shape[shape]
-    if name not in cycles:
-        raise ValueError(f"Int8Scaling, {name}, has no compiled cycles. There are some for: {', '.join(cycles)}")
-    return CompiledCost(cycles["bfloat16"], cycles[name], shape)
-
-
-def tabled_name(recipe: Int8Scaling) -> str:
-    """The recipe's name in the table."""
-    return recipe.scales + (", kernel gradient INT8" if recipe.kernel_gradient == "int8" else "")
-
-
-# Million cycles of a layer by chip, by (rows, inputs, outputs), and by scaling recipe.
-#
-# Made by `KERAS_BACKEND=jax python benchmarks/int8_cycles.py --python`, with libtpu 0.0.42.1.
-
-Shape = tuple[int, int, int]
-
-# fmt: off
-CYCLES: dict[str, dict[Shape, dict[str, float]]] = {
-    "v5e": {
-        (2048, 2048, 8192): {
-            "bfloat16": 1.64,
-            "delayed": 1.77,
-            "static": 1.78,
-            "current": 2.49,
-            "delayed, kernel gradient INT8": 1.51,
-            "static, kernel gradient INT8": 1.52,
-        },
-        (8192, 4096, 16384): {
-            "bfloat16": 29.31,
-            "delayed": 21.13,
-            "static": 21.13,
-            "current": 24.89,
-            "delayed, kernel gradient INT8": 17.88,
-            "static, kernel gradient INT8": 17.88,
-        },
-    },
-    "v6e": {
-        (2048, 2048, 8192): {
-            "bfloat16": 0.57,
-            "delayed": 0.67,
-            "static": 0.78,
-            "current": 1.11,
-            "delayed, kernel gradient INT8": 0.72,
-            "static, kernel gradient INT8": 0.79,
-        },
-        (8192, 4096, 16384): {
-            "bfloat16": 8.45,
-            "delayed": 8.81,
-            "static": 8.82,
-            "current": 11.27,
-            "delayed, kernel gradient INT8": 8.04,
-            "static, kernel gradient INT8": 8.05,
-        },
-    },
-    "v7x": {
-        (2048, 2048, 8192): {
-            "bfloat16": 0.48,
-            "delayed": 0.85,
-            "static": 0.85,
-            "current": 1.06,
-            "delayed, kernel gradient INT8": 0.79,
-            "static, kernel gradient INT8": 0.81,
-        },
-        (8192, 4096, 16384): {
-            "bfloat16": 9.00,
-            "delayed": 9.53,
-            "static": 9.54,
-            "current": 10.70,
-            "delayed, kernel gradient INT8": 9.96,
-            "static, kernel gradient INT8": 9.97,
-        },
-    },
-}
+    return GAINS_FROM[chip.name]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_mp.fp8.cost import CompiledCost, Cost, chip_for, compiled_cost, rows_of, step_cost
+from keras_mp.fp8.cost import Cost, chip_for, gains_from, rows_of, step_cost
 from keras_mp.fp8.int8_products import Int8Scaling
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.quantized_dot import problem
@@ -22,9 +22,6 @@ MULTIPLE = 16
 # A layer gains nothing when its smaller side is at most SMALL and its larger at most LARGE. Source: torchao's automatic
 # filter for tensorwise scaling (torchao/float8/float8_linear_utils.py), from its measurements on an H100.
 SMALL, LARGE = 1024, 4096
-
-# A compiler's estimate of a layer by itself that saves less than a tenth says nothing about the layer in a step.
-COMPILED_GAIN = 1 / 0.9
 
 MATRIX_LAYERS = (keras.layers.Dense, keras.layers.EinsumDense)
 
@@ -41,7 +38,7 @@ class Decision(NamedTuple):
         float8: whether it computes in FP8.
         possible: whether it can.
         reason: why, or why not.
-        cost: what is predicted of the target, if one was given and the layer can compute in FP8.
+        cost: what is predicted of the target, if one was given and the layer can compute in FP8; of INT8 there is none.
     """
 
     path: str
@@ -50,7 +47,7 @@ class Decision(NamedTuple):
     float8: bool
     possible: bool
     reason: str
-    cost: Cost | CompiledCost | None = None
+    cost: Cost | None = None
 
 
 class Target(NamedTuple):
@@ -79,7 +76,7 @@ def decide(model: keras.Model, select: Select | None = None, target: Target | No
         A decision a layer, depth first.
 
     Raises:
-        ValueError: the target is no chip with FP8, or MXFP8, or none of the table of INT8; or the model does not say
+        ValueError: the target is no chip with FP8, or MXFP8, or none that INT8 is known of; or the model does not say
             how many rows a layer's inputs have.
     """
     ends = {} if select else end_layers(model)
@@ -100,7 +97,8 @@ class _Predictor:
             chip_for(target.chip, target.recipe)
         self._rows: dict[str, int] = {}
 
-    def __call__(self, path: str, layer: keras.layers.Layer, sizes: tuple[int, int]) -> Cost | CompiledCost | None:
+    def __call__(self, path: str, layer: keras.layers.Layer, sizes: tuple[int, int]) -> Cost | bool:
+        """The cost, or for INT8 whether the layer gains."""
         recipe = layer.recipe if isinstance(layer, Float8Layer) else self.target.recipe
         parent = path.rpartition("/")[0]
         rows = rows_of(layer, sizes[0], self.target.batch_size)
@@ -114,7 +112,8 @@ class _Predictor:
                 "what a layer gains, build the model with a known one, such as keras.Input((1024,))"
             )
         if isinstance(recipe, Int8Scaling):
-            return compiled_cost(rows, *sizes, self.target.chip, recipe)
+            least = gains_from(self.target.chip)
+            return least is not None and all(map(int.__le__, least, (rows, *sizes)))
         return step_cost(rows, *sizes, chip_for(self.target.chip, recipe), recipe)
 
 
@@ -125,7 +124,8 @@ def _decide(
     sizes = None if wrong else matrix_sizes(layer)
     if sizes is None:
         return Decision(path, layer, sizes, isinstance(layer, Float8Layer), False, wrong)
-    cost = predict(path, layer, sizes) if predict else None
+    predicted = predict(path, layer, sizes) if predict else None
+    cost = predicted if isinstance(predicted, Cost) else None
     told = "" if cost is None else f": {_told(cost)}"
     if isinstance(layer, Float8Layer):
         return Decision(path, layer, sizes, True, True, _computes(layer.recipe) + told, cost)
@@ -135,26 +135,18 @@ def _decide(
         return Decision(path, layer, sizes, chosen, True, reason + told, cost)
     product = f"its product of {sizes[0]} by {sizes[1]}"
     reason = ends.get(id(layer)) or _odd(*sizes)
-    if not reason and cost is not None and cost.gain < least_gain(cost):
-        reason = f"{product} does not gain" + ("" if cost.gain <= 1 else " enough")
-    if not reason and cost is None:
-        reason = f"{product} is smaller than those whose cycles are known" if predict else _too_small(*sizes)
+    if not reason and predicted is None:
+        reason = _too_small(*sizes)
+    elif not reason and not (predicted if cost is None else cost.gain >= 1):
+        reason = f"{product} does not gain"
     return Decision(path, layer, sizes, not reason, True, (reason or f"{product} gains") + told, cost)
-
-
-def least_gain(cost: Cost | CompiledCost) -> float:
-    """How many times as fast a layer must be to be converted."""
-    return COMPILED_GAIN if isinstance(cost, CompiledCost) else 1.0
 
 
 def _computes(recipe: Recipe) -> str:
     return f"it computes in {recipe.operands} with {recipe}"
 
 
-def _told(cost: Cost | CompiledCost) -> str:
-    if isinstance(cost, CompiledCost):
-        cycles = f"{cost.bfloat16:.3g} million cycles a step in bfloat16, {cost.int8:.3g} in INT8"
-        return f"{cycles}, {cost.gain:.2f} times as fast (compiled, for {cost.shape})"
+def _told(cost: Cost) -> str:
     milliseconds = f"{cost.bfloat16 * 1e3:.3g} ms a step in bfloat16, {cost.fp8 * 1e3:.3g} in FP8"
     return f"{milliseconds}, {cost.gain:.2f} times as fast (predicted)"
 
