@@ -3,7 +3,7 @@
     KERAS_BACKEND=jax python benchmarks/depths.py        # 10 minutes on 2 cores
 
 Compiles Llama 3 8B, fully sharded over 8 H100 with each block recomputed, with 2, 4 and 8 of its 32 blocks. The line
-through the first two, as `keras_mp.inspect_by_blocks` draws it, gives a time and a memory of 8 blocks; the step with
+through the first two, as `benchmarks/by_blocks.py` draws it, gives a time and a memory of 8 blocks; the step with
 8 blocks is compiled too. Writes depths.json, which the page of predictions reads.
 """
 
@@ -24,14 +24,14 @@ CHIP, CHIPS, BLOCKS, DEEPER, LENGTH = "h100", 8, (2, 4), 8, 8192
 FIGURES = ("time", "products", "other", "uncovered", "bound", "memory", "temporary")
 
 
-def build() -> Any:
-    """The model with the third number of blocks, compiled for training."""
+def build(blocks: int = DEEPER) -> Any:
+    """The model with so many blocks, compiled for training."""
     import keras
 
     import keras_mp
     from models.llama import LlamaSize, llama
 
-    model = llama(LlamaSize(DEEPER, 4096, 32, 8, 14336, 128256, theta=500000.0), LENGTH, remat=True)
+    model = llama(LlamaSize(blocks, 4096, 32, 8, 14336, 128256, theta=500000.0), LENGTH, remat=True)
     model.compile(keras.optimizers.AdamW(1e-4), keras_mp.ChunkedCrossEntropy(), jit_compile=True)
     return model
 
@@ -47,7 +47,7 @@ def main() -> None:
     import keras
 
     import keras_mp
-    from keras_mp.xla.extrapolate import inspect_by_blocks
+    from benchmarks.by_blocks import inspect_by_blocks
 
     tokens = keras.KerasTensor((CHIPS, LENGTH), "int32")
     shared: dict[str, Any] = {"strategy": "fully_sharded", "chips": CHIPS}

@@ -1,4 +1,4 @@
-"""The constants of `keras_mp.xla.efficiency`, fitted to published tables of matrix products and of memory bandwidth.
+"""The constants of `keras_mp.xla.step_time`, fitted to published tables of matrix products and of memory bandwidth.
 
     python benchmarks/fit_efficiency.py
 
@@ -27,7 +27,7 @@ from scipy.optimize import least_squares
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from keras_mp.precision.chips import CHIPS, Chip
-from keras_mp.xla.efficiency import (
+from keras_mp.xla.step_time import (
     Efficiency,
     computing_seconds,
     generation_of,

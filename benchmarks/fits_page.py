@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from keras_mp.advice.asked import UNCONSTRAINED
 from keras_mp.advice.place import find_place
 from keras_mp.advice.row import NEARLY_FULL
+from keras_mp.advice.schedule import UNCONSTRAINED
 
 GIB = 2**30
 HEADER = """# Which chips train which of KerasHub's models
@@ -20,8 +20,9 @@ least need that was found. Nothing was run. A base that does not train is float3
 
 - **s**: decided by shapes, nothing was compiled: weights, optimizer and batch alone are larger than the memory, with
   the optimizer's states in 8 bits, too. The figure is without temporary arrays.
-- **c**: compiled with all blocks. **e**: extrapolated from compiles with 4 and with 8 blocks. **=**: compiled for
-  another chip of the same architecture.
+- **c**: compiled with all blocks. **e**: extrapolated from compiles with 4 and with 8 blocks, in which the others were
+  passed over; a cell that is asked again is extrapolated from models that have 4 and 8 ([how](will-it-fit.md)).
+  **=**: compiled for another chip of the same architecture.
 - **!**, not bold: more than nine tenths of a GPU's memory, of which the runtime takes a part. Compiled (c!): expect
   that it does not fit, and take the next measure. Extrapolated (e!): not decided, because there the compiler saves
   memory (below).

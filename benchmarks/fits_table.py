@@ -194,13 +194,13 @@ def quantized_paths(name: str) -> set[str]:
 
 
 def builder(name: str, form: str) -> Callable[[], keras.Model]:
-    """A function that builds and compiles the model of a row."""
+    """A function that builds and compiles the model of a row, also with fewer blocks."""
     backbone_of, own = getattr(hub, BACKBONES[name].cls), BACKBONES[name]
     policies: dict[str, Any] = {}
 
-    def build() -> keras.Model:
+    def build(blocks: int = own.sizes["num_layers"]) -> keras.Model:
         policy = keras.config.dtype_policy().name
-        backbone = backbone_of(**own.sizes, dtype=policies.get(policy))
+        backbone = backbone_of(**own.sizes | {"num_layers": blocks}, dtype=policies.get(policy))
         if form != "full":
             backbone.enable_lora(RANK)
         model = own.task(backbone)

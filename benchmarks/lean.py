@@ -76,23 +76,23 @@ def llama_memory(options: argparse.Namespace) -> None:
     import keras
 
     import keras_mp
-    from keras_mp.xla.extrapolate import inspect_by_blocks
+    from benchmarks.by_blocks import inspect_by_blocks
     from models.llama import SIZES, llama
 
     size = SIZES["llama3.2-1b"]
 
-    def build() -> keras.Model:
+    def build(blocks: int = size.layers) -> keras.Model:
         if options.model == "hub":
             import keras_hub.models as hub
 
             backbone = hub.Llama3Backbone(
-                vocabulary_size=size.vocabulary, num_layers=size.layers, num_query_heads=size.heads,
+                vocabulary_size=size.vocabulary, num_layers=blocks, num_query_heads=size.heads,
                 num_key_value_heads=size.key_heads, hidden_dim=size.width, intermediate_dim=size.hidden,
                 rope_max_wavelength=size.theta, tie_word_embeddings=size.tied,
             )  # fmt: skip
             model = keras_mp.make_lean(hub.Llama3CausalLM(backbone=backbone, preprocessor=None), remat=options.remat)
         else:
-            model = llama(size, 2048, options.remat)
+            model = llama(size._replace(layers=blocks), 2048, options.remat)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.AdamW(3e-4), loss, jit_compile=True)
         return model

@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,9 +29,12 @@ KEPT = Path(__file__).with_name("predictions.json")
 
 
 class Step(NamedTuple):
-    """What is compiled: a function that builds a compiled model, the shapes of a device's batch, and its blocks."""
+    """What is compiled: a function that builds a compiled model, the shapes of a device's batch, and its blocks.
 
-    build: Callable[[], Any]
+    Where there are blocks, the function takes their number, whose default is how many the model has.
+    """
+
+    build: Callable[..., Any]
     batch: Callable[[int], Any]
     blocks: tuple[int, int] | None = None
 
@@ -73,22 +77,22 @@ def _steps() -> dict[str, Step]:
     def pretrained(rows: int, length: int, masked: int) -> Step:
         import keras_hub
 
-        def build() -> Any:
-            backbone = keras_hub.models.BertBackbone(30522, 24, 16, 1024, 4096, max_sequence_length=512)
+        def build(blocks: int = 24) -> Any:
+            backbone = keras_hub.models.BertBackbone(30522, blocks, 16, 1024, 4096, max_sequence_length=512)
             return trained(keras_hub.models.BertMaskedLM(backbone, preprocessor=None))
 
         inputs = {name: tensor(rows, length) for name in ("token_ids", "segment_ids", "padding_mask")}
         inputs["mask_positions"] = tensor(rows, masked)
         return Step(build, lambda devices: (inputs, tensor(rows, masked)), (4, 8))
 
-    def lora(name: str) -> Any:
+    def lora(name: str, blocks: int) -> Any:
         import keras_hub
 
         if name == "mistral":
-            backbone = keras_hub.models.MistralBackbone(32000, 32, 32, 4096, 14336, 8, sliding_window=4096)
+            backbone = keras_hub.models.MistralBackbone(32000, blocks, 32, 4096, 14336, 8, sliding_window=4096)
             model = keras_hub.models.MistralCausalLM(backbone, preprocessor=None)
         else:
-            backbone = keras_hub.models.GemmaBackbone(256000, 28, 16, 16, 3072, 49152, 256)
+            backbone = keras_hub.models.GemmaBackbone(256000, blocks, 16, 16, 3072, 49152, 256)
             model = keras_hub.models.GemmaCausalLM(backbone, preprocessor=None)
         model.backbone.enable_lora(4)
         return trained(model)
@@ -101,7 +105,10 @@ def _steps() -> dict[str, Step]:
         model = keras_mp.fp8.convert(model) if fp8 else model
         return trained(model, loss=keras_mp.ChunkedCrossEntropy())
 
-    llama3 = LlamaSize(32, 4096, 32, 8, 14336, 128256, theta=500000.0)
+    def llama_of(*sizes: int, length: int, fp8: bool = False, **other: float) -> Callable[..., Any]:
+        return lambda blocks=sizes[0]: large(llama(LlamaSize(blocks, *sizes[1:], **other), length, remat=True), fp8)
+
+    llama3 = partial(llama_of, 32, 4096, 32, 8, 14336, 128256, length=8192, theta=500000.0)
 
     def sized(step: str) -> Step:
         """A step whose name ends with the rows of its batch."""
@@ -111,7 +118,7 @@ def _steps() -> dict[str, Step]:
                 lambda: trained(resnet_imagenet(50), keras.optimizers.SGD(0.1, momentum=0.9)),
                 lambda devices: (tensor(int(rows), 224, 224, 3, dtype="float32"), tensor(int(rows))),
             )
-        return Step(lambda: bert(24, 1024, 16, None), bert_batch(int(rows), 384, (2,)), (4, 8))
+        return Step(lambda blocks=24: bert(blocks, 1024, 16, None), bert_batch(int(rows), 384, (2,)), (4, 8))
 
     steps = {run.step for run in RUNS.values()}
     return {step: sized(step) for step in steps if step.startswith(("resnet50_", "bert_large_squad_"))} | {
@@ -121,26 +128,23 @@ def _steps() -> dict[str, Step]:
         "bert_large_128_256": pretrained(256, 128, 20),
         "bert_large_512_16": pretrained(16, 512, 80),
         "bert_large_512_32": pretrained(32, 512, 80),
-        "mistral": Step(lambda: lora("mistral"), lora_batch, (4, 8)),
-        "gemma": Step(lambda: lora("gemma"), lora_batch, (4, 8)),
-        "llama3": Step(lambda: large(llama(llama3, 8192, remat=True)), tokens(1, 8192), (2, 4)),
-        "llama3_fp8": Step(lambda: large(llama(llama3, 8192, remat=True), fp8=True), tokens(1, 8192), (2, 4)),
-        "maxtext_32b": Step(
-            lambda: large(llama(LlamaSize(32, 8192, 64, 64, 28672, 32000), 2048, remat=True)), tokens(4, 2048), (4, 8)
+        "mistral": Step(lambda blocks=32: lora("mistral", blocks), lora_batch, (4, 8)),
+        "gemma": Step(lambda blocks=28: lora("gemma", blocks), lora_batch, (4, 8)),
+        "llama3": Step(llama3(), tokens(1, 8192), (2, 4)),
+        "llama3_fp8": Step(llama3(fp8=True), tokens(1, 8192), (2, 4)),
+        "maxtext_32b": Step(llama_of(32, 8192, 64, 64, 28672, 32000, length=2048), tokens(4, 2048), (4, 8)),
+        "gpt3_175b": Step(
+            lambda blocks=96: large(gpt(Size(blocks, 12288, 96), 50304, 2048, remat=True)), tokens(3, 2048), (4, 8)
         ),
-        "gpt3_175b": Step(lambda: large(gpt(Size(96, 12288, 96), 50304, 2048, remat=True)), tokens(3, 2048), (4, 8)),
-        "llama70": Step(
-            lambda: large(llama(LlamaSize(80, 8192, 64, 8, 28672, 128256, theta=500000.0), 8192, remat=True)),
-            *(tokens(2, 8192), (4, 8)),
-        ),
+        "llama70": Step(llama_of(80, 8192, 64, 8, 28672, 128256, length=8192, theta=500000.0), tokens(2, 8192), (4, 8)),
     }
 
 
 def compile_run(name: str) -> dict[str, Any]:
     """Predicts a run: seconds by part, bytes, and how it was compiled."""
     import keras_mp
+    from benchmarks.by_blocks import inspect_by_blocks
     from keras_mp.system.packages import installed
-    from keras_mp.xla.extrapolate import inspect_by_blocks
 
     run = RUNS[name]
     step = _steps()[run.step]
@@ -165,7 +169,7 @@ def compile_run(name: str) -> dict[str, Any]:
         "bound": bound.seconds,
         "bytes": report.memory.peak,
         "flops": report.flops,
-        "blocks": [str(group) for group in report.extrapolated],
+        "blocks": [report.extrapolated] if step.blocks else [],
         "backend": report.backend,
         "compile seconds": report.seconds,
         "versions": installed(("jax", "libtpu", "keras")),
@@ -186,7 +190,7 @@ def spreads(results: dict[str, dict[str, Any]], compiled: bool = False) -> dict[
         compiled: whether to take only those whose source compiles its step.
     """
     from keras_mp.precision.chips import parse_target
-    from keras_mp.xla.score import scored_as
+    from keras_mp.xla.step_time import scored_as
 
     taken: dict[str, list[float]] = {}
     for name, ratio in ratios(results).items():

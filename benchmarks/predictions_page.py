@@ -148,7 +148,7 @@ newer containers, of each chip that `inspect` compiles for. Its ResNet-50 in 16 
   it is read. The time and the bound count the same kernels and bytes, so a time is never below its bound
   (`tests/xla/test_step_time.py::test_a_time_is_never_below_its_bound`).
 
-The shares and the two starts are constants of a chip's generation, in `keras_mp/xla/efficiency.py`.
+The shares and the two starts are constants of a chip's generation, in `keras_mp/xla/step_time.py`.
 `benchmarks/fit_efficiency.py` fits them to published measurements of products, convolutions and memory bandwidth
 (`benchmarks/efficiency_tables.json`, with sources): Google's table for TPU7x, DeepBench for V100 and T4, square
 products in TF32 and 16 bits in PyTorch on A100, H100 and B200, the maximum achievable rates of Bekman's *Machine

@@ -21,8 +21,6 @@ import datetime
 import math
 import os
 import sys
-from collections import defaultdict
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,10 +31,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import keras
 
 import keras_mp
+from benchmarks.by_blocks import SENT, collective_bytes, inspect_by_blocks
+from keras_mp.advice.fewer_blocks import BLOCKS
 from keras_mp.parallel.plan import Plan, plan_of
 from keras_mp.system.atomic_write import write_text
 from keras_mp.system.packages import installed
-from keras_mp.xla.extrapolate import inspect_by_blocks
 from keras_mp.xla.inspect import target_and_plan
 from keras_mp.xla.lower import build_without_values
 from models.gpt import gpt
@@ -97,7 +96,6 @@ MODELS = {
     "6.7B": Model(Size(32, 4096, 32), 2048, 1, True),
     "one block": Model(Size(1, 1024, 16), 128, 1, False),
 }
-BLOCKS = (4, 8)
 SMALLEST = ("bfloat16", "float8")
 # What is compiled, in which precision; what gradients are summed and weights gathered in; and the slices that take its
 # temporary memory.
@@ -173,21 +171,17 @@ def measure(cell: Cell, layers: int, *, in_full: bool = False) -> Figures:
     """Compiles the step of a model with this many blocks, in full or with few of them."""
     model = MODELS[cell.model]
     tokens = keras.KerasTensor((model.rows * cell.chips, model.length), "int32")
-    inspected = keras_mp.inspect if in_full else partial(inspect_by_blocks, blocks=BLOCKS)
     with keras_mp.policy_scope(cell.precision):
-        report = inspected(
-            lambda: model_of(cell, layers), (tokens, tokens), cell.target, strategy=cell.plan, chips=cell.chips
-        )
-    whole: dict[tuple[str, str], float] = defaultdict(float)
-    wire: dict[tuple[str, str], float] = defaultdict(float)
-    for collective in report.collectives:
-        whole[collective.kind, collective.dtype] += collective.bytes
-        wire[collective.kind, collective.dtype] += collective.wire
+        report = (keras_mp.inspect if in_full else inspect_by_blocks)(
+            lambda blocks=layers: model_of(cell, blocks), (tokens, tokens), cell.target, strategy=cell.plan,
+            chips=cell.chips,
+        )  # fmt: skip
+    sent = collective_bytes(report) if in_full else report.collectives
+    whole, wire, covered = ({key[:2]: size for key, size in sent.items() if key[2] == name} for name in SENT)
     temporary = report.memory.temporary
-    print(f"{cell}, {layers} blocks: temporary {temporary / GIB:.3f} GiB, {dict(whole)}, on the wire {dict(wire)}, "
+    print(f"{cell}, {layers} blocks: temporary {temporary / GIB:.3f} GiB, {whole}, on the wire {wire}, "
           f"compiled in {report.seconds:.0f} s", flush=True)  # fmt: skip
-    covered = sum(collective.covered for collective in report.collectives)
-    return Figures(state_bytes(cell), temporary, dict(whole), dict(wire), covered)
+    return Figures(state_bytes(cell), temporary, whole, wire, sum(covered.values()))
 
 
 def row(cell: Cell, figures: Figures, how: str) -> str:

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import keras
 
 import keras_mp
-from keras_mp.xla.extrapolate import inspect_by_blocks
+from benchmarks.by_blocks import inspect_by_blocks
 from keras_mp.xla.lower import build_without_values
 from models.gpt import gpt
 from models.transformer import Size
@@ -56,7 +56,10 @@ def main() -> None:
         if arguments.from_blocks:
             inspected = functools.partial(inspect_by_blocks, blocks=tuple(arguments.from_blocks))
         report = inspected(
-            lambda: build(arguments.blocks), (tokens, tokens), arguments.target, strategy=arguments.strategy
+            lambda blocks=arguments.blocks: build(blocks),
+            (tokens, tokens),
+            arguments.target,
+            strategy=arguments.strategy,
         )
     parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)
     memory = report.memory
@@ -65,12 +68,15 @@ def main() -> None:
     print(f"an equal share of the former   {12 * parameters / gpus:,.0f}")
     print(f"temporary                      {memory.temporary:,} ({memory.temporary / 2**30:.2f} GiB)")
     print(f"peak                           {memory.peak:,} of {memory.capacity:,}")
+    print(f"compiled in {report.seconds:.0f} s")
+    if arguments.from_blocks:
+        return
     for collective in report.collectives:
         print(
             f"{collective.kind} {collective.dtype} of {collective.layer}: {collective.count} arrays, "
             f"{collective.bytes:,} bytes of the whole, {collective.wire:,} on the wire"
         )
-    print(*report.asked_and_compiled, f"compiled in {report.seconds:.0f} s", sep="\n")
+    print(*report.asked_and_compiled, sep="\n")
 
 
 if __name__ == "__main__":

@@ -34,13 +34,13 @@ import keras
 from results import put_table
 
 import keras_mp
+from benchmarks.by_blocks import inspect_by_blocks
 from keras_mp import backend
 from keras_mp.backend.common.device import traced_for
 from keras_mp.backend.common.lowered import Lowered
 from keras_mp.parallel.plan import Plan
 from keras_mp.system.packages import installed
 from keras_mp.xla.compile import compile_step
-from keras_mp.xla.extrapolate import inspect_by_blocks
 from keras_mp.xla.targets import find_target
 from models.gpt import gpt
 from models.transformer import Size
@@ -89,9 +89,9 @@ ROWS = (
 )
 
 
-def model_of(cell: Cell) -> keras.Model:
-    """The model, compiled to train."""
-    model = gpt(MODELS[cell.model], 50257, 2048, remat=True)
+def model_of(cell: Cell, blocks: int) -> keras.Model:
+    """The model with so many blocks, compiled to train."""
+    model = gpt(MODELS[cell.model]._replace(layers=blocks), 50257, 2048, remat=True)
     inner = keras.optimizers.AdamW(1e-4, global_clipnorm=1.0)
     optimizer = keras_mp.LossScaleOptimizer(inner, keras_mp.NoLossScale(), state_dtype=cell.state_dtype)
     model.compile(optimizer, keras_mp.ChunkedCrossEntropy())
@@ -103,8 +103,12 @@ def row(cell: Cell) -> str:
     _, chips = keras_mp.chips.parse_target(cell.target)
     tokens = keras.KerasTensor((chips, 2048), "int32")
     plan = Plan("fully_sharded", (), (chips,), cell.reduce_dtype) if chips > 1 else None
+
+    def build(blocks: int = MODELS[cell.model].layers) -> keras.Model:
+        return model_of(cell, blocks)
+
     with keras_mp.policy_scope(cell.policy):
-        report = inspect_by_blocks(lambda: model_of(cell), (tokens, tokens), cell.target, strategy=plan)
+        report = inspect_by_blocks(build, (tokens, tokens), cell.target, strategy=plan)
     memory = report.memory
     for buffer in memory.largest[:12]:
         print(" ", buffer, file=sys.stderr)

@@ -5,7 +5,7 @@
 
 Gemma 2B on four RTX 4090, as in keras-hub#1628, and GPT-2 XL on one TPU v5e and one T4, as Colab lends them. Models
 have shapes and no values, and nothing runs. Weights and slots are exact; what the compiler adds is extrapolated from
-steps with few of the blocks (`keras_mp.xla.extrapolate`). A step whose weights and slots alone are larger than the
+steps with few of the blocks (`benchmarks/by_blocks.py`). A step whose weights and slots alone are larger than the
 memory is not compiled. What has been compiled once is kept (`KERAS_MP_CACHE`).
 """
 
@@ -26,11 +26,11 @@ import keras
 import keras_hub
 
 import keras_mp
+from benchmarks.by_blocks import inspect_by_blocks
+from keras_mp.advice.figures import state_figures
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import find_place
-from keras_mp.advice.state_bytes import state_figures
 from keras_mp.reporting.text import byte_size
-from keras_mp.xla.extrapolate import inspect_by_blocks
 from keras_mp.xla.lower import build_without_values, lower_step
 from models.gpt import gpt
 from models.transformer import Size
@@ -59,7 +59,6 @@ class Case(NamedTuple):
     strategy: str
     batch: tuple[int, int]
     remat: bool = False
-    blocks: tuple[int, int] = (4, 8)
 
 
 CASES = [
@@ -76,16 +75,16 @@ CASES = [
 ]
 
 
-def gemma_2b(case: Case) -> keras.Model:
+def gemma_2b(case: Case, blocks: int) -> keras.Model:
     """Gemma 2B as KerasHub's language model, compiled to train."""
-    model = keras_hub.models.GemmaCausalLM(keras_hub.models.GemmaBackbone(**GEMMA_2B), preprocessor=None)
+    model = keras_hub.models.GemmaCausalLM(keras_hub.models.GemmaBackbone(**GEMMA_2B | {"num_layers": blocks}), None)
     model.compile(optimizer_of(case, model), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 
 
-def gpt2_xl(case: Case) -> keras.Model:
+def gpt2_xl(case: Case, blocks: int) -> keras.Model:
     """GPT-2 XL in the kit's lean layers, compiled to train."""
-    model = gpt(GPT2_XL, length=case.batch[1], remat=case.remat)
+    model = gpt(GPT2_XL._replace(layers=blocks), length=case.batch[1], remat=case.remat)
     model.compile(optimizer_of(case, model), keras_mp.ChunkedCrossEntropy())
     return model
 
@@ -97,7 +96,10 @@ def optimizer_of(case: Case, model: keras.Model) -> keras.optimizers.Optimizer:
     return keras_mp.wrap_optimizer(optimizer, model, state_dtype=state_dtype or "float32")
 
 
-BUILDERS: dict[str, Callable[[Case], keras.Model]] = {"Gemma 2B": gemma_2b, "GPT-2 XL": gpt2_xl}
+BUILDERS: dict[str, tuple[Callable[[Case, int], keras.Model], int]] = {
+    "Gemma 2B": (gemma_2b, GEMMA_2B["num_layers"]),
+    "GPT-2 XL": (gpt2_xl, GPT2_XL.layers),
+}
 
 
 def batch_of(case: Case) -> tuple:
@@ -112,11 +114,12 @@ def row(case: Case) -> str:
     """Compiles what needs to be, and writes a line of the table."""
     keras.utils.clear_session()
     keras.config.set_dtype_policy(case.precision)
-    model, batch, place = (
-        build_without_values(lambda: BUILDERS[case.model](case)),
-        batch_of(case),
-        find_place(case.target),
-    )
+    builder, depth = BUILDERS[case.model]
+
+    def build(blocks: int = depth) -> keras.Model:
+        return builder(case, blocks)
+
+    model, batch, place = build_without_values(build), batch_of(case), find_place(case.target)
     plan = place.plan(case.strategy)
     arguments = lower_step(model, batch, training=True, platform=place.platform).arguments
     state = state_figures(arguments, Measures(case.precision, strategy=case.strategy), plan)
@@ -125,14 +128,13 @@ def row(case: Case) -> str:
     if state.peak > place.capacity:
         return _line(*cells, "not compiled", f"more than {byte_size(state.state)}", "no", "shapes")
     strategy = {"strategy": case.strategy} if case.strategy else {}
-    report = inspect_by_blocks(model, batch, case.target, blocks=case.blocks, **strategy)
+    report = inspect_by_blocks(build, batch, case.target, **strategy)
     memory = report.memory
     assert memory.parameters + memory.optimizer == state.weights + state.optimizer
     verdict = "yes" if memory.fits else "no"
-    how = ", ".join(map(str, report.extrapolated)) or "all blocks"
     share = f"{verdict}, {memory.peak / memory.capacity:.0%}"
     print(report.memory.largest[:6], f"compiled in {report.seconds:.0f} s", flush=True)
-    return _line(*cells, byte_size(memory.temporary), byte_size(memory.peak), share, how)
+    return _line(*cells, byte_size(memory.temporary), byte_size(memory.peak), share, report.extrapolated)
 
 
 def _line(*cells: str) -> str:

@@ -62,6 +62,6 @@ from keras_mp.training.prepare import prepare as prepare
 from keras_mp.training.training_recipe import FieldError as FieldError
 from keras_mp.training.training_state import MismatchError as MismatchError
 from keras_mp.xla.compile import CompileError as CompileError
+from keras_mp.xla.compile_report import CheckError as CheckError
 from keras_mp.xla.compile_report import CompileReport as CompileReport
-from keras_mp.xla.compiled_step import CheckError as CheckError
 from keras_mp.xla.inspect import inspect as inspect

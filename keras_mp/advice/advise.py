@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 
-from keras_mp.advice.advice_report import AdviceReport
+from keras_mp.advice.advice_report import AdviceReport, ChipAdvice
 from keras_mp.advice.cheapest import Search, search
-from keras_mp.advice.chip_advice import ChipAdvice
 from keras_mp.advice.measures import ladders
 from keras_mp.advice.place import Place, find_place
-from keras_mp.advice.progress import progress_of
 from keras_mp.advice.row import compiled_row, shapes_row
 from keras_mp.advice.schedule import Work, run
 from keras_mp.advice.source import Source
 from keras_mp.advice.step import Step
 from keras_mp.system.host import available_bytes
 from keras_mp.system.packages import installed
-from keras_mp.xla.score import score
+from keras_mp.xla.step_time import score
 
 _MEMORY_OF_A_COMPILER = 3 * 2**30
 _MOST_COMPILERS = 8
@@ -54,12 +54,15 @@ def advise(
     share a compile where the step is well below the memory of both, and numbers of micro-batches are bisected. All
     results are kept for later calls and runs, also those of a call that was interrupted.
 
-    A model of more than 24 equal blocks is extrapolated from 4 and 8 of them. The compiler for GPUs saves memory near
-    to the limit, so a set whose temporary memory misses by three tenths or less is compiled with all blocks, too.
+    A model of more than 24 equal blocks is extrapolated from the same model with 4 and with 8, where it can be built
+    with so many: by `build(blocks)`, or by `num_layers` in the config of a backbone or task of KerasHub. Others are
+    compiled whole. The compiler for GPUs saves memory near to the limit, so an extrapolated set whose temporary memory
+    misses by three tenths or less is compiled with all blocks, too.
 
     Args:
-        build: a function without arguments that builds and compiles a model; on JAX its variables get shapes and no
-            values, so that a model larger than this machine can be asked about. Or a built and compiled model.
+        build: a function that builds and compiles a model; on JAX its variables get shapes and no values, so that a
+            model larger than this machine can be asked about. It is called without arguments; if it has a parameter
+            `blocks`, whose default is how many blocks the model has, also with fewer. Or a built and compiled model.
         batch: (x, y) or (x, y, sample_weight) of one update, on all devices together: arrays, or anything with a shape
             and a dtype, such as `keras.KerasTensor`.
         targets: chips, such as "h100", "RTX 4090" or "v5e", or several of one: "rtx4090x4", "v5e-8". Several need JAX.
@@ -71,7 +74,7 @@ def advise(
         The report, a row for each chip. A chip whose compiler is not installed gets a row from shapes alone.
 
     Raises:
-        TypeError: If build is neither a model nor a function that returns one.
+        TypeError: If build is neither a model nor a function that returns one, or its `blocks` has no default.
         ValueError: If a chip is not known, the message then has the nearest names; if the devices of a target do not
             divide the batch; or if the model is not built, or not compiled with an optimizer and a loss.
     """
@@ -152,3 +155,39 @@ def _compilers() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     room = available_bytes()
     return max(1, min(_MOST_COMPILERS, cores, _MOST_COMPILERS if room is None else room // _MEMORY_OF_A_COMPILER))
+
+
+@contextmanager
+def progress_of(chips: int, shown: bool) -> Iterator[Callable[[str], None]]:
+    """Shows a bar on standard error where that is a terminal.
+
+    Args:
+        chips: how many there are.
+        shown: whether to show anything at all.
+
+    Yields:
+        A function that takes the name of what a compiler starts with, and "" when a chip is done.
+    """
+    if not shown or not sys.stderr.isatty():
+        yield lambda sentence: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("chips"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=chips)
+
+        def tell(sentence: str) -> None:
+            if sentence:
+                bar.update(task, description=f"compiling {sentence}")
+            else:
+                bar.advance(task)
+
+        yield tell

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from fractions import Fraction
 from typing import Any
 
+from keras_mp.advice.measures import Measures
+from keras_mp.backend.common.lowered import Argument
+from keras_mp.parallel.plan import Plan
 from keras_mp.precision.chips import Chip
 from keras_mp.xla.compile_report import CompileReport
 from keras_mp.xla.estimate import Roofline, peak_of
-from keras_mp.xla.memory import Buffer
+from keras_mp.xla.memory import Buffer, size_of
 
 _LARGEST = 5
 
@@ -100,8 +104,45 @@ def figures_of(report: CompileReport, chip: Chip) -> Figures:
         largest=memory.largest[:_LARGEST],
         seconds=report.seconds,
         notes=notes,
-        extrapolated="; ".join(map(str, report.extrapolated)),
     )
+
+
+def extrapolated(few: Figures, many: Figures, blocks: tuple[int, int], depth: int) -> Figures:
+    """The figures of a step with all blocks of a model, from those of steps with few of its blocks.
+
+    Args:
+        few, many: of steps with `blocks` of them.
+        blocks: two rising numbers.
+        depth: how many the model has.
+    """
+    whole = on_line(few, many, Fraction(depth - blocks[0], blocks[1] - blocks[0]))
+    return replace(
+        whole,
+        peak=max(whole.peak, whole.state + whole.temporary),
+        seconds=few.seconds + many.seconds,
+        extrapolated=f"{blocks[0]} and {blocks[1]} of {depth} blocks",
+    )
+
+
+def on_line(few: Any, many: Any, times: Fraction) -> Any:
+    """A figure of a model with all blocks, on the line through those with few of them and with more.
+
+    What falls from few blocks to more is taken as it is: more of them do not make it smaller.
+
+    Args:
+        few, many: numbers; or dataclasses or mappings, of which each number is on its line and all else is that of
+            `many`; None stays None.
+        times: how often the growth from few to many is added.
+    """
+    if is_dataclass(many) and few is not None:
+        parts = {part.name: (getattr(few, part.name), getattr(many, part.name)) for part in fields(many)}
+        return replace(many, **{name: on_line(*pair, times) for name, pair in parts.items()})  # type: ignore[type-var]
+    if isinstance(many, Mapping) and few is not None:
+        return {name: on_line(few.get(name, 0), many.get(name, 0), times) for name in {**few, **many}}
+    if not isinstance(many, int | float) or few is None:
+        return many if few is not None else None
+    value = max(few, many, few + times * (Fraction(many) - Fraction(few)))
+    return round(value) if isinstance(many, int) else float(value)
 
 
 def figures_from(values: Mapping[str, Any]) -> Figures:
@@ -123,3 +164,32 @@ def with_names(figures: Figures, paths: Sequence[str]) -> Figures:
 def _with_layers(figures: Figures, names: Mapping[str, str]) -> Figures:
     largest = tuple(replace(buffer, layer=names.get(buffer.layer, buffer.layer)) for buffer in figures.largest)
     return replace(figures, largest=largest)
+
+
+def state_figures(arguments: Sequence[Argument], measures: Measures, plan: Plan | None) -> Figures:
+    """The least that a step takes on one device, whatever the compiler does.
+
+    Gradients are not counted: a compiler may use each as soon as it is there.
+
+    Args:
+        arguments: of the step on one device; of all measures, only the dtype of the states is in them.
+        measures: of these, accumulation and the strategy change the state.
+        plan: the strategy's.
+
+    Returns:
+        The figures, without temporary memory.
+    """
+    kinds: dict[str, int] = defaultdict(int)
+    for argument in arguments:
+        kinds[argument.kind] += size_of(_on_one_device(argument, plan))
+    accumulated = kinds["parameters"] if measures.micro_batches > 1 else 0
+    weights, optimizer = kinds["parameters"] + kinds["state"], kinds["optimizer"] + accumulated
+    other = kinds["metrics"] + kinds["batch"] // (measures.micro_batches * (plan.replicas if plan else 1))
+    return Figures(weights, optimizer, other, peak=weights + optimizer + other)
+
+
+def _on_one_device(argument: Argument, plan: Plan | None) -> Argument:
+    if plan is None or argument.kind in ("batch", "metrics"):
+        return argument
+    split = any(plan.axes_of(argument.path, argument.shape, argument.dtype))
+    return replace(argument, parts=plan.replicas if split else 1)

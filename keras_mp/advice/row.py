@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
-from keras_mp.advice.asked import UNCONSTRAINED, Asked
-from keras_mp.advice.chip_advice import COMPILED, FROM_SHAPES, ChipAdvice
+from keras_mp.advice.advice_report import COMPILED, FROM_SHAPES, ChipAdvice
 from keras_mp.advice.figures import Figures
-from keras_mp.advice.lines import lines
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import Place
-from keras_mp.advice.source import Source
+from keras_mp.advice.schedule import UNCONSTRAINED, Asked
+from keras_mp.advice.source import Source, lines
 from keras_mp.advice.step import Step
 from keras_mp.reporting.text import byte_size
 

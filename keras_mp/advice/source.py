@@ -1,7 +1,8 @@
-"""Where the model comes from, and the same model under a set of measures."""
+"""Where the model comes from, the same model under a set of measures, and the lines of a program that apply them."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -9,25 +10,29 @@ from typing import Any
 import keras
 
 from keras_mp import backend
-from keras_mp.advice.lean_forms import lean_forms, lean_model
+from keras_mp.advice.fewer_blocks import blocks_of, takes_blocks, with_blocks
 from keras_mp.advice.measures import Measures
+from keras_mp.advice.place import Place
 from keras_mp.backend.common.lowered import Argument
 from keras_mp.conversion.in_precision import in_precision, precision_of
+from keras_mp.lean.blocks import find_blocks
+from keras_mp.lean.make_lean import lean_report, make_lean
 from keras_mp.loss_scaling.compiled_optimizer import accumulate_gradients, set_state_dtype
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild import rebuild, unchanged
+from keras_mp.reporting import remedies
 
 
 class Source:
     """A model, or the function that builds it.
 
     Args:
-        model: a built and compiled model, or a function without arguments that builds and compiles one.
+        model: a built and compiled model, or a function that builds and compiles one, as for `advise`.
         text: how a program gets it: what stands right of `model =` in the lines that apply measures; by default the
             name of the function.
 
     Raises:
-        TypeError: If it is neither.
+        TypeError: If it is neither, or the function's `blocks` has no number as its default.
     """
 
     def __init__(self, model: Any, text: str = "") -> None:
@@ -38,6 +43,7 @@ class Source:
                 f"{type(model).__name__}"
             )
         self._given = model
+        self._blocks = takes_blocks(model) if self.is_function else 0
         name = getattr(model, "__name__", "build")
         self.text = text or (f"{name if name.isidentifier() else 'build'}()" if self.is_function else "")
 
@@ -52,14 +58,23 @@ class Source:
         with backend.no_allocation() if self.is_function else nullcontext():
             yield
 
-    def under(self, measures: Measures) -> keras.Model:
+    def depth(self, model: keras.Model) -> int:
+        """How many blocks a model of it has, where it can be built with fewer of them; 0 where not."""
+        return self._blocks or blocks_of(model)
+
+    def under(self, measures: Measures, blocks: int | None = None) -> keras.Model:
         """The model under the measures, but for the devices that share it; the original is not changed.
+
+        Args:
+            measures: what is changed.
+            blocks: with how many blocks; None for all. For others `depth` must not be 0.
 
         Raises:
             TypeError: If the function returns no model.
+            ValueError: If the model cannot be compiled again with other blocks.
         """
         with restored_policy(), self.scope():
-            model = self._in(measures.precision)
+            model = self._in(measures.precision, blocks)
             changes = measures.lean or measures.remat or measures.state_dtype or measures.micro_batches > 1
             if model is self._given and changes:
                 model = rebuild(model, unchanged).model  # the next three change it
@@ -107,11 +122,56 @@ class Source:
                 f"fits. Call compile(optimizer, loss){where}"
             )
 
-    def _in(self, precision: str) -> keras.Model:
+    def _in(self, precision: str, blocks: int | None) -> keras.Model:
         if not self.is_function:
-            return in_precision(self._given, precision)
+            return in_precision(self._given if blocks is None else with_blocks(self._given, blocks), precision)
         keras.config.set_dtype_policy(precision)
-        model = self._given()
+        model = self._given(blocks=blocks) if blocks is not None and self._blocks else self._given()
         if not isinstance(model, keras.Model):
             raise TypeError(f"{self.text} must return a keras.Model, got {type(model).__name__}")
-        return model
+        return model if blocks is None or self._blocks else with_blocks(model, blocks)
+
+
+def lean_model(model: keras.Model, *, remat: bool) -> keras.Model:
+    """Makes a model lean, in place, with its blocks recomputed where `remat`."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"make_lean\(", UserWarning)  # of what cannot be lean
+        return make_lean(model, remat=remat)
+
+
+def lean_forms(model: keras.Model) -> tuple[bool, bool]:
+    """Whether a layer of the model has a lean form, and whether it has blocks to recompute."""
+    rows = lean_report(model).rows
+    rematted = any(row.kind == "block" for row in rows)
+    return any(not row.lean and not row.reason for row in rows), not rematted and bool(find_blocks(model))
+
+
+def lines(measures: Measures, source: Source, place: Place, rows: int) -> tuple[str, ...]:
+    """Writes the measures as code, from the policy to `fit`.
+
+    Args:
+        measures: what to apply.
+        source: where the model comes from.
+        place: the devices.
+        rows: of the whole batch.
+    """
+    changes = measures.precision != source.precision
+    before, within = [], []
+    if source.is_function:
+        if changes:
+            before.append(remedies.POLICY.format(precision=measures.precision))
+        within.append(f"model = {source.text}")
+    else:
+        within += [f"model = {source.text}"] if source.text else []
+        within += [remedies.PRECISION_OF_MODEL.format(precision=measures.precision)] if changes else []
+    if measures.lean or measures.remat:
+        within.append(remedies.RECOMPUTE if measures.remat else remedies.LEAN)
+    if measures.state_dtype:
+        within.append(remedies.STATES.format(dtype=measures.state_dtype))
+    if measures.micro_batches > 1:
+        within.append(remedies.MICRO_BATCHES.format(steps=measures.micro_batches))
+    within.append(f"model.fit(x, y, batch_size={rows // measures.micro_batches})")
+    if measures.strategy:
+        before.append(remedies.DEVICES.format(strategy=measures.strategy, devices=place.devices))
+        within = [f"    {line}" for line in within]
+    return (*before, *within)

@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
+from fractions import Fraction
 from typing import Any
 
 import keras
 
 from keras_mp.advice import kept
+from keras_mp.advice.fewer_blocks import BLOCKS, DEEP, is_on_line
 from keras_mp.advice.figures import (
     Figures,
+    extrapolated,
     figures_from,
     figures_of,
+    state_figures,
     with_names,
     with_numbers,
 )
-from keras_mp.advice.fingerprint import fingerprint
+from keras_mp.advice.kept import fingerprint
 from keras_mp.advice.measures import Measures, Possible
 from keras_mp.advice.place import Place
 from keras_mp.advice.source import Source
-from keras_mp.advice.state_bytes import state_figures
 from keras_mp.backend.common.lowered import Argument, Lowered
-from keras_mp.parallel.plan import Plan
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class
 from keras_mp.reporting.text import shorten_middle
-from keras_mp.xla.compile_report import CompileReport
-from keras_mp.xla.extrapolate import BLOCKS, StepsByBlocks, lower_by_blocks
 from keras_mp.xla.inspect import report_of
 from keras_mp.xla.lower import lower_step
-from keras_mp.xla.pass_over import CannotPassOver
-
-# Models with more equal blocks than this are extrapolated. Steps with 4 and with 8 blocks take a compiler for GPUs as
-# long as one with twice their sum, because it compiles equal kernels once.
-DEEP = 2 * sum(BLOCKS)
 
 # With more of a TPU's memory the code decides whether the step fits: 44 to 562 MiB of 16 GiB, in 20 deep models' steps.
 _ROOM_FOR_CODE = 0.85
@@ -56,6 +50,7 @@ class Step:
     Attributes:
         model: its name.
         parameters: elements of its weights that train.
+        depth: how many blocks it has, where the figures are taken from models with fewer; 0 where not.
         rows: of the batch.
         sees_batch: names of its layers that compute statistics of a batch.
 
@@ -66,7 +61,7 @@ class Step:
     def __init__(self, source: Source, batch: Any, platform: str) -> None:
         self._source, self._batch = source, batch
         self.rows = _rows(batch)
-        self._lowered: dict[tuple[Any, ...], tuple[Lowered | StepsByBlocks, list[str]]] = {}
+        self._lowered: dict[tuple[Any, ...], tuple[list[Lowered], list[str]]] = {}
         self._fingerprints: dict[str, str] = {}
         plain = Measures(source.precision)
         model = source.under(plain)
@@ -75,6 +70,7 @@ class Step:
             self._plain = lower_step(model, batch, training=True, platform=platform)
         _check_trains(model)
         self.model, self.parameters = model.name, model.count_params()
+        self.depth = self._depth(model)
         layers = layers_by_path(model)
         self.sees_batch = [
             layer.name for layer in layers.values() if isinstance(layer, keras.layers.BatchNormalization)
@@ -87,6 +83,17 @@ class Step:
         """Shape and dtype of each array of the batch."""
         given = [argument for argument in self._plain.arguments if argument.kind == "batch"]
         return tuple(f"{argument.dtype}{list(argument.shape)}" for argument in given)
+
+    def _depth(self, whole: keras.Model) -> int:
+        depth = self._source.depth(whole)
+        if depth <= DEEP:
+            return 0
+        try:
+            few, many = (self._source.under(Measures(self._source.precision), blocks) for blocks in BLOCKS)
+        except (TypeError, ValueError):
+            return 0
+        times = Fraction(depth - BLOCKS[0], BLOCKS[1] - BLOCKS[0])
+        return depth if is_on_line(few, many, whole, times) else 0
 
     def possible(self, precision: str, devices: int) -> Possible:
         """What can be taken of this model on so many devices."""
@@ -125,14 +132,9 @@ class Step:
         key, target, plan = (*self._key(place, measures), whole), place.target, place.plan(measures.strategy)
 
         def figures_until(until: str) -> Figures:
-            def compiled(step: Lowered) -> CompileReport:
-                return report_of(step, target, measures.precision, plan=plan, until=until)
-
-            if isinstance(lowered, StepsByBlocks):
-                report = lowered.at_depth([compiled(step) for step in lowered.lowered])
-            else:
-                report = compiled(lowered)
-            return figures_of(report, place.chip)
+            reports = (report_of(step, target, measures.precision, plan=plan, until=until) for step in lowered)
+            figures = [figures_of(report, place.chip) for report in reports]
+            return figures[0] if len(figures) == 1 else extrapolated(figures[0], figures[1], BLOCKS, self.depth)
 
         def compile_and_keep() -> Figures:
             figures = figures_until("memory")
@@ -160,26 +162,18 @@ class Step:
                 self._fingerprints[precision] = fingerprint(self._plain, self._source.under(Measures(precision)))
         return (self._fingerprints[precision], asdict(measures), place.target)
 
-    def _lower(self, place: Place, measures: Measures, whole: bool) -> tuple[Lowered | StepsByBlocks, list[str]]:
-        """The lowered step, and the paths of the layers of its model where they are those of the plain model."""
+    def _lower(self, place: Place, measures: Measures, whole: bool) -> tuple[list[Lowered], list[str]]:
+        """The lowered step, or of a deep model two; and the paths of layers where they are those of the plain model."""
         plan = place.plan(measures.strategy)
         key = (measures, place.platform, plan, whole)
         if key not in self._lowered:
             batch = _part(self._batch, self.rows, measures.micro_batches)
-            model = self._source.under(measures)
+            models = [self._source.under(measures, n) for n in (BLOCKS if self.depth and not whole else (None,))]
             with self._source.scope():
-                lowered = _lowered(model, batch, place.platform, plan, whole)
-            paths = list(layers_by_path(model))
+                lowered = [lower_step(m, batch, training=True, platform=place.platform, plan=plan) for m in models]
+            paths = list(layers_by_path(models[0]))
             self._lowered[key] = lowered, paths if len(paths) == len(self._paths) else []
         return self._lowered[key]
-
-
-def _lowered(model: keras.Model, batch: Any, platform: str, plan: Plan | None, whole: bool) -> Lowered | StepsByBlocks:
-    """One step, or of a deep model those with few of its blocks."""
-    if not whole:
-        with suppress(CannotPassOver):
-            return lower_by_blocks(model, batch, platform=platform, plan=plan, deeper_than=DEEP)
-    return lower_step(model, batch, training=True, platform=platform, plan=plan)
 
 
 def _check_trains(model: keras.Model) -> None:

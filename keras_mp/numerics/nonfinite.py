@@ -19,6 +19,7 @@ from keras_mp.numerics.observe import Call, ObservedStep, Record
 from keras_mp.numerics.plain_step import described
 from keras_mp.precision.formats import FORMATS
 from keras_mp.rebuild import layers_by_path, own_variables
+from keras_mp.reporting import remedies
 
 LOWER_SCALE = "lower the loss scale"
 FLOAT32 = "float32 for this layer"
@@ -417,7 +418,7 @@ def _bad_weight(path: str, variable: Any) -> NonFinite:
     advice = (
         f"Element {place} is the first. Load a checkpoint from before it, and train on with "
         "keras_mp.LossScaleOptimizer, which skips a step whose gradients are not finite"
-        + ("." if variable.trainable else "; keras_mp.atomic_skip keeps moving statistics finite too.")
+        + ("." if variable.trainable else f"; {remedies.KEEP_STATISTICS} keeps moving statistics finite too.")
     )
     count = int((~finite).sum())
     return NonFinite(path, f"weight {variable.name}", _kind(values), count, False, given, BAD_WEIGHT, advice)
@@ -429,7 +430,7 @@ def _ruined_before(states: list[BadVariable]) -> str:
     path, variable = states[0]
     return (
         f" Besides, weight {variable.name} of layer {path!r} is not finite, which is not what spoils this step: load a "
-        "checkpoint from before it. keras_mp.atomic_skip keeps moving statistics finite."
+        f"checkpoint from before it. {remedies.KEEP_STATISTICS} keeps moving statistics finite."
     )
 
 
@@ -468,7 +469,7 @@ def _advise(nonfinite: NonFinite, model: keras.Model, batch: tuple) -> None:
     limit = f", whose largest number is {FORMATS[dtype].max:g}" if dtype in FORMATS else ""
     lower = " (or a loss scale below 1)" if nonfinite.backward else ""
     nonfinite.advice = (
-        f"In float32 the step is finite. Give the layer dtype='float32'{lower}, or make its values smaller"
+        f"In float32 the step is finite. Give the layer {remedies.FLOAT32_LAYER}{lower}, or make its values smaller"
         + (f": it computes in {dtype}{limit}" if dtype and dtype != "float32" else "")
         + "; keras_mp.audit shows which other layers come close."
     )

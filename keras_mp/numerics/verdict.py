@@ -12,6 +12,7 @@ import numpy as np
 from keras_mp.numerics.ranges import Range
 from keras_mp.precision.formats import BFLOAT16, E4M3, E5M2, FLOAT16, Format
 from keras_mp.rebuild import own_variables
+from keras_mp.reporting import remedies
 
 # Below this signal-to-noise ratio a tenth of the signal, by size, is noise: 10^(-20 dB / 20).
 LEAST_SQNR = 20.0
@@ -44,7 +45,7 @@ class Verdict(NamedTuple):
     remedy: str = ""
 
 
-_FLOAT32 = "give the layer dtype='float32', or make its values smaller"
+_FLOAT32 = f"give the layer {remedies.FLOAT32_LAYER}, or make its values smaller"
 
 
 def float16(layer: keras.Operation, ranges: Mapping[str, Range], scale: float) -> Verdict:
@@ -73,7 +74,7 @@ def float16(layer: keras.Operation, ranges: Mapping[str, Range], scale: float) -
             continue
         if FLOAT16.overflows(gradient.largest * scale):
             reason = f"at a loss scale of {scale:g} its {role} overflows: it reaches {gradient.largest:.3g}"
-            return Verdict(False, role, reason, "lower the loss scale, or give the layer dtype='float32'")
+            return Verdict(False, role, reason, f"lower the loss scale, or give the layer {remedies.FLOAT32_LAYER}")
         ratio = gradient.loss(FLOAT16).sqnr
         if ratio < LEAST_SQNR:
             lost = gradient.loss(FLOAT16).zeroed
@@ -81,7 +82,9 @@ def float16(layer: keras.Operation, ranges: Mapping[str, Range], scale: float) -
                 f"at a loss scale of {scale:g}, which larger gradients allow, {lost:.1%} of its {role} become zero, "
                 f"and {max(ratio, 0):.0f} dB are left: it reaches only {gradient.largest:.3g}"
             )
-            return Verdict(False, role, reason, "give the layer dtype='float32', or weigh its part of the loss more")
+            return Verdict(
+                False, role, reason, f"give the layer {remedies.FLOAT32_LAYER}, or weigh its part of the loss more"
+            )
     for role in ("output gradient", "kernel gradient"):
         gradient = ranges.get(role)
         vanishing = gradient.share_below(-25) if gradient is not None else 0.0
@@ -89,7 +92,7 @@ def float16(layer: keras.Operation, ranges: Mapping[str, Range], scale: float) -
             reason = (
                 f"without a loss scale {vanishing:.1%} of its {role} become zero: it reaches {gradient.largest:.3g}"
             )
-            return Verdict(True, role, reason, f"scale the loss, by {scale:g} to begin with")
+            return Verdict(True, role, reason, f"scale the loss, by {scale:g} to begin with: {remedies.SCALE_LOSS}")
     return Verdict(True, "", "all of it fits")
 
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from keras_mp.backend.common.lowered import Lowered
 from keras_mp.system.packages import install_command, installed
-from keras_mp.xla.assigned import WRITTEN
-from keras_mp.xla.refusal import Refusal, refusal_in
+from keras_mp.xla.compiler_memory import WRITTEN, Refusal, refusal_in
 from keras_mp.xla.targets import Target, availability
 
 # Of what is described of a step; one more when keras_mp.xla.program changes it. Compiling again is not needed then.

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from html import escape
+from typing import TYPE_CHECKING
 
 from keras_mp.reporting.html import document, stacked_bar, table
 from keras_mp.reporting.svg import Picture, colours_of
+from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import byte_size
 from keras_mp.xla.compile_table import (
     UNALIGNED,
+    compared,
     compiled_as,
     headline,
+    largest,
     memory_rows,
     optimizer_title,
+    precision,
     room,
     scaled,
+    sensitive,
     share_of,
     short,
     sizes,
@@ -23,13 +29,15 @@ from keras_mp.xla.compile_table import (
     unaligned,
     worded,
 )
-from keras_mp.xla.compiled_step import CompiledStep
+
+if TYPE_CHECKING:
+    from keras_mp.xla.compile_report import CompileReport
 
 _WIDTH = 800
 _LABEL = 230
 
 
-def page(report: CompiledStep) -> str:
+def page(report: CompileReport) -> str:
     """The page as text."""
     parts = [
         f"<h1>{escape(report.model)} on {escape(report.title)}</h1>",
@@ -45,33 +53,10 @@ def page(report: CompiledStep) -> str:
         f"<p>{escape(room(report))}</p>",
         table(("what", "size"), ((what, byte_size(size)) for what, size in memory_rows(report)), numbers=(1,)),
         _collectives(report),
-        _compared(report),
+        _section(compared(report)) if report.compared else "",
         "<h2>Dots and convolutions</h2>",
         _matmuls(report),
-        "<h2>Exponentials and sums asked for in 16 bits</h2>",
-        table(
-            ("layer", "what", "asked", "compiled", "values"),
-            ((s.layer, s.kind, s.dtype, s.compiled or "-", scaled(s.elements)) for s in report.sensitive),
-            numbers=(4,),
-        ),
-        "<h2>Casts asked for, and float32 arrays written</h2>",
-        table(
-            ("what", "count", "size"),
-            [
-                *((f"from {c.source} to {c.target}", str(c.count), byte_size(c.bytes)) for c in report.casts),
-                *((f"float32 written by {w.layer}", "", byte_size(w.bytes)) for w in report.float32_work),
-            ],
-            numbers=(1, 2),
-        ),
-        "<h2>The largest arrays when memory is fullest (estimate)</h2>",
-        table(
-            ("layer", "what", "array", "size"),
-            (
-                (buffer.layer, buffer.what, f"{buffer.dtype}{list(buffer.shape)}", byte_size(buffer.bytes))
-                for buffer in report.memory.largest
-            ),
-            numbers=(3,),
-        ),
+        *map(_section, (sensitive(report), precision(report), largest(report))),
         "<h2>Notes</h2>",
         *(f"<p>{escape(note)}</p>" for note in report.notes),
         f"<p>{escape(', '.join(f'{name} {version}' for name, version in report.versions.items()))}</p>",
@@ -79,7 +64,7 @@ def page(report: CompiledStep) -> str:
     return document(f"{report.model} on {report.title}", parts)
 
 
-def _memory_parts(report: CompiledStep) -> dict[str, float]:
+def _memory_parts(report: CompileReport) -> dict[str, float]:
     memory = report.memory
     rest = max(0, memory.peak - memory.parameters - memory.optimizer - memory.other - memory.activations)
     parts: dict[str, float] = {
@@ -96,7 +81,7 @@ def _bytes(size: float) -> str:
     return byte_size(int(size))
 
 
-def picture(report: CompiledStep) -> str:
+def picture(report: CompileReport) -> str:
     """Memory at the peak and operations by dtype, a bar for each precision that was compiled, as SVG."""
     reports = {report.precision: report, **report.compared}
     memory = {f"{name}: {byte_size(other.memory.peak)}": _memory_parts(other) for name, other in reports.items()}
@@ -125,7 +110,7 @@ def _bars(
     return drawing.legend(10, y + 28, colours, columns=3) + 20
 
 
-def _advice(report: CompiledStep) -> str:
+def _advice(report: CompileReport) -> str:
     if not report.advice:
         return "<p>Nothing to change.</p>"
     items = []
@@ -134,7 +119,7 @@ def _advice(report: CompiledStep) -> str:
     return f"<ol>{''.join(items)}</ol>"
 
 
-def _collectives(report: CompiledStep) -> str:
+def _collectives(report: CompileReport) -> str:
     if not report.collectives:
         return ""
     names = ("kind", "dtype", "devices", "layer", "arrays", "whole", "on the wire", "beside products")
@@ -148,49 +133,19 @@ def _collectives(report: CompiledStep) -> str:
     return "<h2>Collectives a step, bytes of one device</h2>" + table(names, rows, numbers=(2, 4, 5, 6, 7))
 
 
-def _compared(report: CompiledStep) -> str:
-    if not report.compared:
-        return ""
-    rows = (
-        (
-            name,
-            byte_size(other.memory.temporary),
-            byte_size(other.memory.peak),
-            "yes" if other.memory.fits else "no",
-            f"{other.roofline.seconds * 1e3:.3g}" if other.roofline else "-",
-        )
-        for name, other in {report.precision: report, **report.compared}.items()
-    )
-    names = ("precision", "temporary", "peak", "fits", "bound, ms (estimate)")
-    return "<h2>In other precisions</h2>" + table(names, rows, numbers=(1, 2, 4))
+def _section(drawn: ColumnTable) -> str:
+    """A table of the terminal, under its title."""
+    numbers = [drawn.names.index(name) for name in drawn.right]
+    return f"<h2>{escape(drawn.title)}</h2>" + table(drawn.names, drawn.rows, numbers)
 
 
-def _matmuls(report: CompiledStep) -> str:
-    names = (
-        "layer",
-        "call",
-        "role",
-        "rows x sum x columns",
-        "asked",
-        "compiled",
-        "summed in",
-        "kernel",
-        "FLOP",
-        UNALIGNED,
-    )
+def _matmuls(report: CompileReport) -> str:
+    names = ("layer", "call", "role", "rows x sum x columns", "asked", "compiled", "summed in", "kernel", "FLOP")
     rows = (
         (
-            m.layer,
-            str(m.call or ""),
-            m.role,
-            sizes(m),
-            short(m.asked),
-            compiled_as(m),
-            m.accumulation,
-            m.kernel,
-            scaled(m.flops),
-            unaligned(m),
+            *(m.layer, str(m.call or ""), m.role, sizes(m), short(m.asked), compiled_as(m)),
+            *(m.accumulation, m.kernel, scaled(m.flops), unaligned(m)),
         )
         for m in report.matmuls
     )
-    return table(names, rows, numbers=(8,))
+    return table((*names, UNALIGNED), rows, numbers=(8,))

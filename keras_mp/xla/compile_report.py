@@ -1,22 +1,129 @@
-"""The report of `inspect`: a compiled step that can be printed and written as JSON, HTML or SVG."""
+"""The report of `inspect`: what the compiler of a chip made of one step, that can be printed and written."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group
 
 from keras_mp.reporting.report import PicturedReport, plain_values
 from keras_mp.xla import compile_html, compile_table
-from keras_mp.xla.compiled_step import CheckError as CheckError
-from keras_mp.xla.compiled_step import CompiledStep
+from keras_mp.xla.collectives import Collective
+from keras_mp.xla.estimate import LinkTime, Roofline
+from keras_mp.xla.findings import Casts, Float32Work, Sensitive
+from keras_mp.xla.matmuls import Matmul, dtype_pair
+from keras_mp.xla.memory import Memory
+from keras_mp.xla.step_time import StepTime
+from keras_mp.xla.suggestions import Advice, asks_fp8, runs_fp8
 
 
-class CompileReport(CompiledStep, PicturedReport):
-    """The result of compiling one step of a model for a chip; the attributes are those of `CompiledStep`.
+class CheckError(AssertionError):
+    """A compiled step fails a check; the message lists the operations that fail it."""
+
+
+@dataclass(frozen=True)
+class CompileReport(PicturedReport):
+    """The result of compiling one step of a model for a chip.
 
     The picture has memory and operations by dtype, a bar for each precision.
+
+    Args:
+        model: the model's name.
+        target: the chip's name, such as "h100".
+        title: the name that people use.
+        backend: "tensorflow" or "jax".
+        precision: the model's precision.
+        training: whether it is a training step.
+        batch: shape and dtype of each array of the batch.
+        matmuls: every dot and convolution.
+        sensitive: exponentials and sums asked for in 16 bits.
+        casts: the casts that are asked for, by dtypes.
+        cast_kernels: how many kernels only cast and move, and the bytes that they read and write.
+        float32_work: the float32 arrays written, by layer.
+        memory: what the step needs.
+        roofline: what the chip's rates allow; None for the host.
+        advice: what to change.
+        notes: what to know about the figures.
+        versions: of the packages that compiled.
+        seconds: how long the compiler took, now or when the result that was kept was made.
+        log: the file with what the compiler printed.
+        layout: how several devices share the step: "data", "fully_sharded" or "tensor"; "" on one.
+        devices: how many share it. `memory`, and with the first two layouts `matmuls`, are those of one of them.
+        collectives: what they send to each other.
+        compared: the same step in other precisions, by their names.
+        link_time: how long that takes at the rate of the chip's links; None on one device, and where the rate is not
+            known.
+        refused: the compiler's message where it refuses the step because it is larger than the memory: then `memory` is
+            from that message, no product has a compiled dtype, and there are neither times nor collectives.
+        time: a prediction of what the step takes; None for the host, for a step that the compiler divides over devices
+            ("tensor"), and where it refuses the step.
     """
+
+    model: str
+    target: str
+    title: str
+    backend: str
+    precision: str
+    training: bool
+    batch: tuple[str, ...]
+    matmuls: tuple[Matmul, ...]
+    sensitive: tuple[Sensitive, ...]
+    casts: tuple[Casts, ...]
+    cast_kernels: tuple[int, int]
+    float32_work: tuple[Float32Work, ...]
+    memory: Memory
+    roofline: Roofline | None
+    advice: tuple[Advice, ...]
+    notes: tuple[str, ...]
+    versions: dict[str, str]
+    seconds: float
+    log: str
+    layout: str = ""
+    devices: int = 1
+    collectives: tuple[Collective, ...] = ()
+    compared: Mapping[str, CompileReport] = dataclasses.field(default_factory=dict)
+    link_time: LinkTime | None = None
+    refused: str = ""
+    time: StepTime | None = None
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of all dots and convolutions in one step; a multiply-add is two."""
+        return sum(matmul.flops for matmul in self.matmuls)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of the operations by operand dtypes as compiled, the largest first."""
+        flops: dict[str, int] = defaultdict(int)
+        for matmul in self.matmuls:
+            flops[matmul.operands] += matmul.flops
+        return {dtype: count / self.flops for dtype, count in sorted(flops.items(), key=lambda item: -item[1])}
+
+    @property
+    def asked_and_compiled(self) -> list[str]:
+        """A sentence for each dtype that is asked for: how many products, and in what they run."""
+        sentences = []
+        for wanted in dict.fromkeys(_family(matmul.asked) for matmul in self.matmuls):
+            group = [matmul for matmul in self.matmuls if _family(matmul.asked) == wanted]
+            if self.refused:
+                sentences.append(f"{len(group)} of {len(self.matmuls)} matmuls asked for {wanted}; none is compiled")
+                continue
+            kept = sum(_family(matmul.compiled) == wanted for matmul in group)
+            others: dict[str, int] = defaultdict(int)
+            for matmul in group:
+                if _family(matmul.compiled) != wanted:
+                    others[_family(matmul.compiled)] += 1
+            changed = "".join(
+                f"; {count} {'in ' + dtype if dtype != 'none' else 'in none'}" for dtype, count in others.items()
+            )
+            sentences.append(
+                f"{len(group)} of {len(self.matmuls)} matmuls asked for {wanted}; {kept} run in {wanted}{changed}"
+            )
+        return sentences
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values; infinities and NaN as strings."""
@@ -30,3 +137,74 @@ class CompileReport(CompiledStep, PicturedReport):
 
     def __rich__(self) -> Group:
         return compile_table.render(self)
+
+    def check(
+        self,
+        *,
+        fp8_share: float | None = None,
+        fp8_kept: bool = False,
+        low_precision_share: float | None = None,
+        no_low_precision_softmax: bool = False,
+        fits: bool = False,
+    ) -> None:
+        """Raises unless the step is as wanted; for tests.
+
+        Args:
+            fp8_share: at least this share of the operations, 0 to 1, runs with FP8 operands.
+            fp8_kept: every product asked for in FP8 runs in FP8.
+            low_precision_share: at least this share of the operations runs with operands of 16 or 8 bits.
+            no_low_precision_softmax: no softmax is asked for in 16 bits.
+            fits: the chip's memory holds the step.
+
+        Raises:
+            CheckError: If something is not so; the message lists the operations.
+            ValueError: If a share is not from 0 to 1.
+        """
+        wrong = []
+        for name, share, holds in (
+            ("fp8_share", fp8_share, runs_fp8),
+            ("low_precision_share", low_precision_share, _runs_low),
+        ):
+            if share is None:
+                continue
+            if not 0 <= share <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, got {share}")
+            others = [matmul for matmul in self.matmuls if not holds(matmul)]
+            have = 1 - sum(matmul.flops for matmul in others) / max(1, self.flops)
+            if have < share:
+                wrong.append(f"{name} is {have:.3f}, below {share}:\n{_listed(others)}")
+        lost = [matmul for matmul in self.matmuls if asks_fp8(matmul) and not runs_fp8(matmul)]
+        if fp8_kept and lost:
+            wrong.append(f"{len(lost)} products asked for in FP8 do not run in FP8:\n{_listed(lost)}")
+        softmax = [entry for entry in self.sensitive if entry.kind == "softmax"]
+        if no_low_precision_softmax and softmax:
+            layers = "\n".join(
+                f"  {entry.layer}: softmax of {entry.elements} values in {entry.dtype}" for entry in softmax
+            )
+            wrong.append(f"softmax in 16 bits:\n{layers}")
+        if fits and not self.memory.fits:
+            need, have_memory = self.memory.peak / 2**30, self.memory.capacity / 2**30
+            wrong.append(f"the step needs {need:.2f} GiB, and {self.title} has {have_memory:.2f}")
+        if wrong:
+            raise CheckError(f"the step of {self.model!r} on {self.title}: " + "\n".join(wrong))
+
+
+def _family(dtypes: Sequence[str]) -> str:
+    if dtypes and all(dtype.startswith("float8") for dtype in dtypes):
+        return "FP8"
+    return dtype_pair(dtypes)
+
+
+def _runs_low(matmul: Matmul) -> bool:
+    return bool(matmul.compiled) and all(
+        dtype.startswith("float8") or dtype in ("float16", "bfloat16") for dtype in matmul.compiled
+    )
+
+
+def _listed(matmuls: Sequence[Matmul]) -> str:
+    lines = [
+        f"  {matmul.layer} ({matmul.role}): {' x '.join(map(str, matmul.sizes))} in {matmul.operands}"
+        for matmul in sorted(matmuls, key=lambda matmul: -matmul.flops)
+    ]
+    more = [f"  and {len(lines) - 20} more"] if len(lines) > 20 else []
+    return "\n".join(lines[:20] + more)

@@ -3,57 +3,53 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import TYPE_CHECKING
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from keras_mp.precision.chips import CHIPS
 from keras_mp.reporting.table import ColumnTable
-from keras_mp.reporting.text import byte_size, listed, shorten_middle
+from keras_mp.reporting.text import byte_size, listed
 from keras_mp.xla.collectives import Collective
-from keras_mp.xla.compiled_step import CompiledStep
 from keras_mp.xla.matmuls import NOT_COMPILED, Matmul
 from keras_mp.xla.memory import Memory
-from keras_mp.xla.score import score
+from keras_mp.xla.step_time import score
 from keras_mp.xla.suggestions import Advice
 
+if TYPE_CHECKING:
+    from keras_mp.xla.compile_report import CompileReport
+
 _ROWS = 40
-_LAYER = 32  # characters of a layer's name
+_LAYER = 32  # characters of a product's sizes
 _PACKED = {"int4": "int4, two to a byte"}
 UNALIGNED = "unaligned sizes"
 
 
-def render(report: CompiledStep) -> Group:
+def render(report: CompileReport) -> Group:
     """The report for rich."""
     parts: list = [Text(headline(report), style="bold"), _matmuls(report)]
-    if report.sensitive:
-        parts.append(_sensitive(report))
-    parts += [_precision(report)] if report.casts or not report.refused else []
-    parts.append(_memory(report))
-    if report.collectives:
-        parts.append(_collectives(report))
-    if report.memory.largest:
-        parts.append(_buffers(report))
-    if report.compared:
-        parts.append(_compared(report))
+    parts += [sensitive(report, 10)] if report.sensitive else []
+    parts += [precision(report, 4, 5)] if report.casts or not report.refused else []
+    parts += [_memory(report), *map(Text, filter(None, [room(report)]))]
+    parts += [_collectives(report)] if report.collectives else []
+    parts += [largest(report)] if report.memory.largest else []
+    parts += [compared(report)] if report.compared else []
     parts += [Text(f"Note: {note}") for note in report.notes]
     # The verdict, last: a terminal shows the end.
     parts += [*map(Text, report.asked_and_compiled), Text(speed(report)), _advice(report)]
     return Group(*parts)
 
 
-def headline(report: CompiledStep) -> str:
+def headline(report: CompileReport) -> str:
     """What was compiled, for what, by what."""
     step = "training step" if report.training else "inference step"
     batch = ", ".join(report.batch)
     where = f"{report.devices} devices of {report.title}, {report.layout}" if report.layout else report.title
-    groups = "; ".join(map(str, report.extrapolated))
-    mark = f", EXTRAPOLATED from {groups}" if groups else ""
-    return f"{report.model}: a {step} on {batch} in {report.precision}, lowered by {report.backend}, for {where}{mark}"
+    return f"{report.model}: a {step} on {batch} in {report.precision}, lowered by {report.backend}, for {where}"
 
 
-def _matmuls(report: CompiledStep) -> ColumnTable:
+def _matmuls(report: CompileReport) -> ColumnTable:
     groups: dict[tuple, list[Matmul]] = defaultdict(list)
     for matmul in report.matmuls:
         key = (matmul.role, matmul.kind, matmul.sizes, matmul.asked, matmul.compiled, matmul.kernel, matmul.note)
@@ -95,45 +91,40 @@ def unaligned(matmul: Matmul) -> str:
     return "; ".join(missed)
 
 
-def _sensitive(report: CompiledStep) -> Table:
-    table = Table(title="Asked for in 16 bits: exponentials and sums", title_justify="left")
-    for name in ("layer", "what", "asked", "compiled", "values"):
-        table.add_column(name, justify="right" if name == "values" else "left", overflow="fold")
-    for entry in report.sensitive[:10]:
-        table.add_row(
-            shorten_middle(entry.layer, _LAYER), entry.kind, entry.dtype, entry.compiled or "-", scaled(entry.elements)
-        )
-    if len(report.sensitive) > 10:
-        table.caption = f"and {len(report.sensitive) - 10} more"
+def sensitive(report: CompileReport, most: int | None = None) -> ColumnTable:
+    """Exponentials and sums in 16 bits, at most so many."""
+    names = ("layer", "what", "asked", "compiled", "values")
+    table = ColumnTable("Exponentials and sums asked for in 16 bits", names, names, ("values",))
+    for entry in report.sensitive[:most]:
+        table.add_row(entry.layer, entry.kind, entry.dtype, entry.compiled or "-", scaled(entry.elements))
+    if len(table.rows) < len(report.sensitive):
+        table.caption = f"and {len(report.sensitive) - len(table.rows)} more"
     return table
 
 
-def _precision(report: CompiledStep) -> Table:
-    table = Table(title="Casts, and float32 arrays written", title_justify="left")
-    table.add_column("what", overflow="fold")
-    table.add_column("count", justify="right")
-    table.add_column("size", justify="right")
-    for cast in report.casts[:4]:
+def precision(report: CompileReport, casts: int | None = None, layers: int | None = None) -> ColumnTable:
+    """Casts, and float32 arrays written: so many kinds, and so many layers."""
+    names = ("what", "count", "size")
+    table = ColumnTable("Casts, and float32 arrays written", names, names, names[1:])
+    for cast in report.casts[:casts]:
         table.add_row(f"casts from {cast.source} to {cast.target}, asked for", str(cast.count), byte_size(cast.bytes))
     count, size = report.cast_kernels
     if not report.refused:
         table.add_row("kernels that only cast and move, compiled", str(count), byte_size(size))
-    for work in report.float32_work[:5]:
-        table.add_row(f"float32 arrays written by {shorten_middle(work.layer, _LAYER)}", "", byte_size(work.bytes))
+    for work in report.float32_work[:layers]:
+        table.add_row(f"float32 arrays written by {work.layer}", "", byte_size(work.bytes))
     return table
 
 
-def _memory(report: CompiledStep) -> Table:
-    table = Table(title="Memory of one device" if report.layout else "Memory", title_justify="left")
-    table.add_column("what")
-    table.add_column("size", justify="right")
+def _memory(report: CompileReport) -> ColumnTable:
+    names = ("what", "size")
+    table = ColumnTable("Memory of one device" if report.layout else "Memory", names, names, ("size",))
     for what, size in memory_rows(report):
         table.add_row(what, byte_size(size))
-    table.caption = room(report) or None
     return table
 
 
-def room(report: CompiledStep) -> str:
+def room(report: CompileReport) -> str:
     """Whether the step fits in the memory of the chip, and what is left or missing, a sentence; "" if not known."""
     memory = report.memory
     if not memory.capacity:
@@ -148,7 +139,7 @@ def room(report: CompiledStep) -> str:
     return f"{title} has {byte_size(memory.capacity)}{left}: {verdict}."
 
 
-def memory_rows(report: CompiledStep) -> list[tuple[str, int]]:
+def memory_rows(report: CompileReport) -> list[tuple[str, int]]:
     """What takes memory, in bytes."""
     memory = report.memory
     return [
@@ -168,7 +159,7 @@ def optimizer_title(memory: Memory) -> str:
     return "optimizer" if dtype == "float32" else f"optimizer, {dtype}"
 
 
-def _collectives(report: CompiledStep) -> ColumnTable:
+def _collectives(report: CompileReport) -> ColumnTable:
     groups: dict[tuple[str, str, int], list[Collective]] = defaultdict(list)
     for collective in report.collectives:
         groups[collective.kind, collective.dtype, collective.group].append(collective)
@@ -200,31 +191,19 @@ def _layers(layers: list[str]) -> str:
     return layers[0] if len(layers) == 1 else f"{layers[0]} and {len(layers) - 1} more"
 
 
-def _buffers(report: CompiledStep) -> Table:
-    table = Table(
-        title="The largest arrays when memory is fullest (estimate, from the order of kernels)", title_justify="left"
-    )
-    for name in ("layer", "what", "array", "size"):
-        table.add_column(name, justify="right" if name == "size" else "left", overflow="fold")
+def largest(report: CompileReport) -> ColumnTable:
+    """The largest arrays when memory is fullest."""
+    title = "The largest arrays when memory is fullest (estimate, from the order of kernels)"
+    names = ("layer", "what", "array", "size")
+    table = ColumnTable(title, names, names, ("size",))
     for buffer in report.memory.largest:
-        table.add_row(
-            shorten_middle(buffer.layer, _LAYER),
-            buffer.what,
-            f"{buffer.dtype}{list(buffer.shape)}",
-            byte_size(buffer.bytes),
-        )
+        table.add_row(buffer.layer, buffer.what, f"{buffer.dtype}{list(buffer.shape)}", byte_size(buffer.bytes))
     return table
 
 
-def _compared(report: CompiledStep) -> ColumnTable:
-    names = (
-        "16- or 8-bit share",
-        "temporary",
-        "peak",
-        "fits",
-        "bound, ms (estimate)",
-        "cycles (estimate)",
-    )
+def compared(report: CompileReport) -> ColumnTable:
+    """The step in all precisions that it was compiled in."""
+    names = ("16- or 8-bit share", "temporary", "peak", "fits", "bound, ms (estimate)", "cycles (estimate)")
     narrow = ("precision", "temporary", "peak", "bound, ms (estimate)")
     table = ColumnTable("In other precisions", ("precision", *names), narrow, right=names)
     for name, other in {report.precision: report, **report.compared}.items():
@@ -241,12 +220,12 @@ def _compared(report: CompiledStep) -> ColumnTable:
     return table
 
 
-def speed(report: CompiledStep) -> str:
+def speed(report: CompileReport) -> str:
     """The estimates of time, in a sentence or two."""
     return " ".join(filter(None, (_time(report), _speed(report), _link_time(report))))
 
 
-def _time(report: CompiledStep) -> str:
+def _time(report: CompileReport) -> str:
     time = report.time
     if time is None:
         return ""
@@ -257,7 +236,7 @@ def _time(report: CompiledStep) -> str:
     )
 
 
-def _speed(report: CompiledStep) -> str:
+def _speed(report: CompileReport) -> str:
     if report.refused:
         return f"No estimate of time: the compiler refuses the step ({report.refused})."
     if report.roofline is None and report.layout == "tensor":
@@ -272,7 +251,7 @@ def _speed(report: CompiledStep) -> str:
     )
 
 
-def _link_time(report: CompiledStep) -> str:
+def _link_time(report: CompileReport) -> str:
     time = report.link_time
     if time is None:
         return ""
@@ -283,7 +262,7 @@ def _link_time(report: CompiledStep) -> str:
     )
 
 
-def _advice(report: CompiledStep) -> Group:
+def _advice(report: CompileReport) -> Group:
     if not report.advice:
         return Group(Text("Advice: nothing to change."))
     lines = []

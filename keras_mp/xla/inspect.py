@@ -13,8 +13,7 @@ from keras_mp.conversion.in_precision import FP8, check_precision, in_precision,
 from keras_mp.parallel.plan import Plan, plan_of
 from keras_mp.precision.policy import policy_scope
 from keras_mp.xla import findings
-from keras_mp.xla.collective_layers import CollectiveLayers
-from keras_mp.xla.collectives import collectives
+from keras_mp.xla.collectives import CollectiveLayers, collectives
 from keras_mp.xla.compile import compile_step
 from keras_mp.xla.compile_report import CompileReport
 from keras_mp.xla.estimate import estimate, link_time

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from keras_mp.backend.common.lowered import Argument, Lowered, is_backward
+from keras_mp.xla.compiler_memory import Refusal
 from keras_mp.xla.findings import layer_of, name_of
 from keras_mp.xla.hlo import BITS, FREE, NAMES, Instruction, Module, long_name
-from keras_mp.xla.refusal import Refusal
 
 _BITS = {"bool": 8} | {long: BITS[short] for short, long in NAMES.items()}
 

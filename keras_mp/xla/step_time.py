@@ -1,4 +1,10 @@
-"""How long a compiled step takes: its kernels one after another, and the collectives that they do not cover."""
+"""How long a compiled step takes: its kernels one after another, and the collectives that they do not cover.
+
+The constants of a chip's generation are fitted by `benchmarks/fit_efficiency.py` to published measurements of matrix
+products, of convolutions and of memory bandwidth, which are listed with their sources in
+`benchmarks/efficiency_tables.json`. No training step is among them; how far published steps were from their predicted
+time is below.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +12,98 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from keras_mp.precision.chips import Chip
-from keras_mp.xla.beside import chains
-from keras_mp.xla.collectives import wire_of_kernels
-from keras_mp.xla.efficiency import (
-    CYCLES_A_SECOND,
-    EFFICIENCIES,
-    Efficiency,
-    computing_seconds,
-    generation_of,
-    product_seconds,
-    transfer_seconds,
-)
-from keras_mp.xla.estimate import peak_of, seconds
+from keras_mp.xla.collectives import chains, wire_of_kernels
+from keras_mp.xla.estimate import is_work, moved_bytes, peak_of, seconds
 from keras_mp.xla.hlo import Instruction, Module
 from keras_mp.xla.matmuls import Matmul
-from keras_mp.xla.work import is_work, moved_bytes
+
+
+class Efficiency(NamedTuple):
+    """What kernels reach.
+
+    Args:
+        products: of the peak of large products, by the bits of an operand (32: TF32 where the chip has it); of others,
+            as with 16 bits.
+        product_stream: of the memory's bandwidth in products that it limits.
+        product_start: seconds that the smallest product takes.
+        stream: of the memory's bandwidth in all other kernels.
+        start: seconds that the smallest of them takes.
+        convolution: the rate of large convolutions, as a share of that of large products of the same operands. On
+            NVIDIA's GPUs of those whose arrays have channels first; no table has channels last, which run as products.
+    """
+
+    products: Mapping[int, float]
+    product_stream: float
+    product_start: float
+    stream: float
+    start: float
+    convolution: float
+
+
+EFFICIENCIES: Mapping[str, Efficiency] = MappingProxyType(
+    {
+        "7.0": Efficiency({16: 0.827, 32: 0.862}, 0.921, 1.55e-05, 0.912, 5.02e-06, 0.587),
+        "7.5": Efficiency({16: 0.669, 32: 0.515}, 0.994, 2.29e-05, 0.763, 5.02e-06, 0.54),
+        "8": Efficiency({16: 0.73, 32: 0.715}, 0.921, 1.41e-05, 0.819, 5.02e-06, 0.587),
+        "9": Efficiency({8: 0.727, 16: 0.784, 32: 0.789}, 0.921, 8.26e-06, 0.857, 5.02e-06, 0.587),
+        "10": Efficiency({8: 0.691, 16: 0.702}, 0.921, 3.26e-06, 0.912, 5.02e-06, 0.587),
+        "v7x": Efficiency({16: 0.836}, 0.435, 1.57e-06, 0.857, 1.57e-06, 1.0),
+        "v6e": Efficiency({16: 0.997}, 0.435, 1.57e-06, 0.857, 1.57e-06, 1.0),
+    }
+)
+
+# How many of the cycles that libtpu estimates pass in a second: of v6e and v7x by the tables, of which libtpu compiled
+# the products; of v5e, for which there is none, 197 TFLOP/s over 4 matrix units of 128 x 128.
+CYCLES_A_SECOND: Mapping[str, float] = MappingProxyType({"v5e": 1.5e9, "v6e": 2.24e9, "v7x": 2.16e9})
+
+
+def generation_of(chip: Chip) -> str:
+    """The key in `EFFICIENCIES`; a generation without a table of its own takes the nearest's."""
+    if chip.vendor == "google":
+        return "v7x" if chip.name == "v7x" else "v6e"
+    major, _, minor = chip.architecture.partition(".")
+    if major == "7":
+        return f"7.{minor}"
+    return {"8": "8", "9": "9"}.get(major, "10")
+
+
+def computing_seconds(flops: float, peak: float, bits: int, chip: Chip, of: Efficiency, kind: str = "dot") -> float:
+    """What the operations of a large product or convolution take where nothing else limits it.
+
+    Args:
+        flops: its floating-point operations.
+        peak: of the chip for these operands, in operations per second.
+        bits: of an operand.
+        chip: the chip; a device has its share of the rates.
+        of: what kernels reach of them.
+        kind: "dot" or "convolution".
+    """
+    share = of.products[bits if bits in of.products else 16] * (of.convolution if kind == "convolution" else 1)
+    return flops / (peak / chip.devices * share)
+
+
+def product_seconds(computing: float, moved: float, chip: Chip, of: Efficiency) -> float:
+    """What a matrix product or convolution takes.
+
+    Args:
+        computing: the seconds that its operations take, from `computing_seconds`.
+        moved: the bytes that it reads and writes.
+        chip: the chip; a device has its share of the rates.
+        of: what kernels reach of them.
+    """
+    moving = moved / (chip.bandwidth / chip.devices * of.product_stream)
+    # Between the two limits, a product takes longer than either alone: the tables follow a sum of squares.
+    return of.product_start + (computing**2 + moving**2) ** 0.5
+
+
+def transfer_seconds(moved: float, chip: Chip, of: Efficiency) -> float:
+    """What any other kernel takes, by the bytes that it reads and writes."""
+    return of.start + moved / (chip.bandwidth / chip.devices * of.stream)
+
 
 _CHANNELS_FIRST = re.compile(r"dim_labels=bf\d")
 _BITS = {"float8": 8, "int8": 8, "float16": 16, "bfloat16": 16}
@@ -216,3 +297,71 @@ class _Clock:
 
 def _bits(dtypes: Sequence[str]) -> int:
     return max(next((bits for name, bits in _BITS.items() if dtype.startswith(name)), 32) for dtype in dtypes)
+
+
+class Spread(NamedTuple):
+    """Published runs on a chip or a generation of chips: how many, and their published time by the predicted one."""
+
+    runs: int
+    least: float
+    most: float
+
+
+# By chip, and by generation for the chips without a run. From benchmarks/predictions.json;
+# `python benchmarks/predictions.py` prints these lines.
+SPREADS: Mapping[str, Spread] = MappingProxyType(
+    {
+        "10": Spread(5, 1.15, 2.44),
+        "8": Spread(40, 0.55, 1.58),
+        "9": Spread(14, 0.78, 1.86),
+        "a10": Spread(3, 1.22, 1.58),
+        "a100": Spread(15, 0.55, 1.46),
+        "a100-40gb": Spread(7, 1.01, 1.21),
+        "a100-40gb-pcie": Spread(3, 0.92, 1.49),
+        "b200": Spread(5, 1.15, 2.44),
+        "gh200": Spread(3, 1.46, 1.85),
+        "h100": Spread(5, 0.78, 1.76),
+        "h100-pcie": Spread(3, 1.26, 1.63),
+        "h200": Spread(3, 1.38, 1.86),
+        "rtx3090": Spread(3, 0.81, 1.04),
+        "rtx4090": Spread(3, 0.92, 1.01),
+        "rtx6000ada": Spread(3, 1.24, 1.58),
+        "rtxa6000": Spread(3, 1.06, 1.2),
+        "v5e": Spread(1, 0.7, 0.7),
+    }
+)
+# Of these the runs whose source compiles its step, as the kit does.
+COMPILED: Mapping[str, Spread] = MappingProxyType(
+    {
+        "10": Spread(2, 1.15, 1.24),
+        "8": Spread(5, 1.02, 1.18),
+        "9": Spread(2, 0.78, 0.83),
+        "a100-40gb": Spread(5, 1.02, 1.18),
+        "b200": Spread(2, 1.15, 1.24),
+        "h100": Spread(2, 0.78, 0.83),
+        "v5e": Spread(1, 0.7, 0.7),
+    }
+)
+
+
+def scored_as(chip: Chip) -> tuple[str, ...]:
+    """The keys in `SPREADS`: the chip's own, and a GPU's generation; TPUs of several generations share constants."""
+    return (chip.name,) if chip.vendor == "google" else (chip.name, generation_of(chip))
+
+
+def score(chip: Chip) -> str:
+    """How far published runs on this chip, or else its generation, were from their predicted time, in a sentence."""
+    key = next((key for key in scored_as(chip) if key in SPREADS), None)
+    if key is None:
+        return "No published run on a chip of this generation was compared with its prediction."
+    spread, compiled = SPREADS[key], COMPILED.get(key)
+    which = "this chip" if key == chip.name else "chips of this generation"
+    runs = f"{spread.runs} published runs" if spread.runs > 1 else "One published run"
+    those = ""
+    if compiled and compiled.runs < spread.runs:
+        those = f"; those whose source compiles its step ({compiled.runs}) took {_range(compiled)}"
+    return f"{runs} on {which} took {_range(spread)} of the predicted time{those}."
+
+
+def _range(spread: Spread) -> str:
+    return f"{spread.least:.2f} to {spread.most:.2f}" if spread.runs > 1 else f"{spread.least:.2f}"

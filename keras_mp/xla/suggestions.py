@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keras_mp.backend.common.lowered import UNATTRIBUTED
 from keras_mp.precision.chips import Chip
+from keras_mp.reporting import remedies
 from keras_mp.xla.estimate import seconds
 from keras_mp.xla.findings import Sensitive
 from keras_mp.xla.matmuls import Matmul
@@ -76,33 +78,24 @@ def _memory(memory: Memory, target: Target) -> list[Advice]:
     over = (memory.peak - memory.capacity) / 2**30
     state = memory.parameters + memory.optimizer
     if state > memory.capacity:
-        return [
-            Advice(
-                f"Weights and optimizer alone, {state / 2**30:.1f} GiB, are more than {target.title} has: shard them "
-                "over several chips.",
-                "keras.distribution.set_distribution(keras.distribution.ModelParallel(...))",
-            )
-        ]
-    return [
-        Advice(
-            f"The step needs {over:.1f} GiB more than {target.title} has: a smaller batch with gradient accumulation "
-            "gives the same update.",
-            "optimizer = keras.optimizers.AdamW(..., gradient_accumulation_steps=4)",
-        )
-    ]
+        text = f"Weights and optimizer alone, {state / 2**30:.1f} GiB, are more than {target.title} has: shard them."
+        devices = 2 ** math.ceil(math.log2(state * target.devices / memory.capacity))
+        return [Advice(text, remedies.DEVICES.format(strategy="fully_sharded", devices=devices))]
+    text = (
+        f"The step needs {over:.1f} GiB more than {target.title} has: micro-batches make the same update. "
+        "keras_mp.advise finds the cheapest measures that are enough."
+    )
+    return [Advice(text, remedies.MICRO_BATCHES.format(steps=4))]
 
 
 def _softmax(sensitive: Sequence[Sensitive]) -> list[Advice]:
     softmaxes = [entry for entry in sensitive if entry.kind == "softmax"]
     if not softmaxes:
         return []
-    return [
-        Advice(
-            f"Softmax in {softmaxes[0].dtype} in {_names([entry.layer for entry in softmaxes])}: probabilities below "
-            f"{'6e-8' if softmaxes[0].dtype == 'float16' else '1/256 of their neighbours'} are lost.",
-            "model = keras_mp.stabilize(model)",
-        )
-    ]
+    lost = "6e-8" if softmaxes[0].dtype == "float16" else "1/256 of their neighbours"
+    layers = _names([entry.layer for entry in softmaxes])
+    text = f"Softmax in {softmaxes[0].dtype} in {layers}: probabilities below {lost} are lost."
+    return [Advice(text, remedies.STABILIZE)]
 
 
 def _float32(matmuls: Sequence[Matmul], chip: Chip | None, precision: str) -> list[Advice]:
@@ -114,16 +107,12 @@ def _float32(matmuls: Sequence[Matmul], chip: Chip | None, precision: str) -> li
     if chip is not None and low in chip.peak:
         gain = sum(seconds(m, chip) - m.flops / (chip.peak[low] / chip.devices) for m in in_float32)
     if precision == "float32":
-        return [Advice("All products are asked for in float32.", f'keras_mp.set_global_policy("mixed_{low}")', gain)]
+        text, code = "All products are asked for in float32.", remedies.POLICY
+        return [Advice(text, code.format(precision=f"mixed_{low}"), gain)]
     layers = _names([matmul.layer for matmul in in_float32])
     share = sum(m.flops for m in in_float32) / max(1, sum(m.flops for m in matmuls))
-    return [
-        Advice(
-            f"{len(in_float32)} products ({share:.0%} of the operations) are asked for in float32, in {layers}.",
-            f'Dense(..., dtype="mixed_{low}")  # for these layers; keras_mp.stabilize keeps what must be float32',
-            gain,
-        )
-    ]
+    text = f"{len(in_float32)} products ({share:.0%} of the operations) are asked for in float32, in {layers}."
+    return [Advice(text, remedies.PRECISION_BY_LAYER.format(precision=f"mixed_{low}"), gain)]
 
 
 def _lost_fp8(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
@@ -132,12 +121,12 @@ def _lost_fp8(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
         return []
     if target.chip is not None and "fp8" not in target.chip.peak:
         text = f"{target.title} has no FP8 units: {len(lost)} products asked for in FP8 run in {lost[0].operands}."
-        return [Advice(text, "model = keras_mp.fp8.revert(model)")]
+        return [Advice(text, remedies.NO_FP8)]
     gain = 0.0
     if target.chip is not None:
         gain = sum(seconds(m, target.chip) - m.flops / (target.chip.peak["fp8"] / target.chip.devices) for m in lost)
     text = f"{len(lost)} products asked for in FP8 run in {lost[0].operands}, in {_names([m.layer for m in lost])}."
-    return [Advice(text, 'model = keras_mp.fp8.convert(model, "delayed")', gain)]
+    return [Advice(text, remedies.FP8.format(recipe="delayed"), gain)]
 
 
 def _lost_bits(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
@@ -151,7 +140,7 @@ def _lost_bits(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
         f"in float32: {target.title} casts the operands and then multiplies as before, so mixed precision is not "
         "faster there."
     )
-    code = 'keras_mp.set_global_policy("auto")  # what pays on this machine'
+    code = remedies.POLICY.format(precision="auto") + "  # what pays on this machine"
     if target.name == "host":
         code += "; on TensorFlow, jit_compile=False reaches the CPU's own bfloat16 kernels"
     return [Advice(text, code)]

@@ -27,7 +27,7 @@ from jax._src import compiler
 from jax.experimental import topologies
 from jaxlib import _jax
 
-from keras_mp.xla.assigned import WRITTEN, assigned_memory, compiled_text, dumping_to, is_assigned
+from keras_mp.xla.compiler_memory import WRITTEN, assigned_memory, compiled_text, dumping_to, is_assigned
 from keras_mp.xla.program import describe, number_operations, read_module, remove_dead
 
 _TRITON = "xla_gpu_enable_triton_gemm"

@@ -49,11 +49,6 @@ class Unbuilt(keras.layers.Layer):
         return self.dense(x)
 
 
-def called_graph():
-    x = keras.Input((2,))
-    keras.Model(x, keras.layers.Dense(1)(x))(ONES)
-
-
 def trained_on_devices():
     with keras.distribution.DataParallel(devices=keras.distribution.list_devices()[:1]).scope():
         trained()
@@ -77,7 +72,6 @@ USES = {
     "keras.Model.compute_loss_and_updates": trained,
     "keras.src.backend.jax.distribution_lib.distribute_data_input": trained_on_devices,
     "keras.Model._make_function": trained,
-    "keras.src.models.functional.Functional.call": called_graph,
     "keras.src.backend.numpy.add": lambda: keras.ops.add(ONES, ONES[0]),
     "keras.src.backend.numpy.matmul": lambda: keras.ops.matmul(ONES, ONES),
     "keras.src.backend.numpy.dot": lambda: keras.ops.dot(ONES, ONES),

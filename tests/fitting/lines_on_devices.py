@@ -3,10 +3,9 @@
 import pytest
 from runs_of_lines import ROWS, build, check, data, model_after
 
-from keras_mp.advice.lines import lines
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import find_place
-from keras_mp.advice.source import Source
+from keras_mp.advice.source import Source, lines
 from keras_mp.advice.step import Step
 
 pytestmark = pytest.mark.slow

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from keras_mp.advice.asked import Asked
 from keras_mp.advice.figures import Figures
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import find_place
 from keras_mp.advice.row import compiled_row
+from keras_mp.advice.schedule import Asked
 from keras_mp.advice.source import Source
 
 

@@ -9,10 +9,9 @@ import pytest
 
 import keras_mp
 from keras_mp.advice import step as step_module
-from keras_mp.advice.lines import lines
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import find_place
-from keras_mp.advice.source import Source
+from keras_mp.advice.source import Source, lines
 from keras_mp.lean.make_lean import lean_report
 from keras_mp.system.packages import install_command
 

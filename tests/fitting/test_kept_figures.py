@@ -13,7 +13,7 @@ from keras import layers
 import keras_mp
 from keras_mp.advice import step as step_module
 from keras_mp.advice.figures import Figures
-from keras_mp.advice.fingerprint import fingerprint
+from keras_mp.advice.kept import fingerprint
 from keras_mp.xla.lower import lower_step
 from keras_mp.xla.memory import Buffer
 

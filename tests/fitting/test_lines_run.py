@@ -10,10 +10,9 @@ from runs_of_lines import ROWS, build, check, data, model_after
 
 import keras_mp
 from keras_mp.advice import advise as advising
-from keras_mp.advice.lines import lines
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import Place, find_place
-from keras_mp.advice.source import Source
+from keras_mp.advice.source import Source, lines
 from keras_mp.advice.step import Step
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from keras_mp.advice.advice_report import AdviceReport
-from keras_mp.advice.chip_advice import ChipAdvice
+from keras_mp.advice.advice_report import AdviceReport, ChipAdvice
 from keras_mp.advice.figures import Figures
 from keras_mp.advice.measures import Measures
 from keras_mp.bench.benchmark_report import BenchmarkReport

@@ -7,7 +7,7 @@ import pytest
 
 import keras_mp
 from keras_mp.xla import compile
-from keras_mp.xla.assigned import assigned_memory
+from keras_mp.xla.compiler_memory import assigned_memory
 from keras_mp.xla.inspect import report_of
 from keras_mp.xla.lower import lower_step
 from keras_mp.xla.targets import find_target
@@ -49,7 +49,7 @@ def test_for_gpus_memory_is_that_of_the_finished_program(monkeypatch, tmp_path):
     assert early.log != whole.log
 
     # Where the worker finds no files it takes the compiler's own statistics.
-    blind = "import keras_mp.xla.assigned\nkeras_mp.xla.assigned.is_assigned = lambda folder, platform: False\n"
+    blind = "import keras_mp.xla.compiler_memory as memory\nmemory.is_assigned = lambda folder, platform: False\n"
     (tmp_path / "sitecustomize.py").write_text(blind)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("KERAS_MP_CACHE", str(tmp_path / "statistics"))

@@ -17,7 +17,7 @@ from steps import BATCH, LENGTH, convolutional, gpt_flops, planted, tensor, tiny
 
 import keras_mp
 from keras_mp.reporting.text import byte_size
-from keras_mp.xla.compiled_step import CheckError
+from keras_mp.xla.compile_report import CheckError
 from keras_mp.xla.matmuls import Matmul
 from keras_mp.xla.memory import Memory
 from keras_mp.xla.suggestions import suggest

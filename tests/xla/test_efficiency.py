@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from keras_mp.chips import CHIPS
-from keras_mp.xla.efficiency import CYCLES_A_SECOND, EFFICIENCIES
 from keras_mp.xla.estimate import peak_of
-from keras_mp.xla.score import COMPILED, SPREADS, score
+from keras_mp.xla.step_time import COMPILED, CYCLES_A_SECOND, EFFICIENCIES, SPREADS, score
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))

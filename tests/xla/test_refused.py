@@ -10,7 +10,7 @@ from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import find_place
 from keras_mp.advice.source import Source
 from keras_mp.advice.step import Step
-from keras_mp.xla.refusal import Refusal, refusal_in
+from keras_mp.xla.compiler_memory import Refusal, refusal_in
 
 JAX = pytest.mark.skipif(
     keras.backend.backend() != "jax",

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from keras_mp.precision.chips import CHIPS
-from keras_mp.xla.efficiency import (
+from keras_mp.xla.estimate import estimate
+from keras_mp.xla.hlo import parse
+from keras_mp.xla.matmuls import Matmul
+from keras_mp.xla.step_time import (
     CYCLES_A_SECOND,
     EFFICIENCIES,
     computing_seconds,
     generation_of,
     product_seconds,
+    step_time,
     transfer_seconds,
 )
-from keras_mp.xla.estimate import estimate
-from keras_mp.xla.hlo import parse
-from keras_mp.xla.matmuls import Matmul
-from keras_mp.xla.step_time import step_time
 
 H100 = CHIPS["h100"]
 HOPPER = EFFICIENCIES["9"]

@@ -117,15 +117,6 @@ PATCHES: tuple[Patch, ...] = (
         "steps_per_execution above 1 fails on several replicas, even with plain SGD (keras#19246).",
     ),
 )
-PATCHES += (
-    Patch(
-        "keras.src.models.functional:Functional",
-        "call",
-        ("tensorflow", "jax"),
-        _VERSIONS,
-        "A step is traced with few of a model's blocks, and a graph has no public way to leave calls out.",
-    ),
-)
 PATCHES += tuple(
     Patch(
         f"keras.src.backend:{module}",

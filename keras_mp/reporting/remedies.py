@@ -1,0 +1,20 @@
+"""What mends a finding: the line of code of each remedy, which reports and pages name alike.
+
+`inspect` and `advise` print them, `audit` and `find_nonfinite` name them in their sentences, and docs/nan.md lists
+those for values that are not finite. Braces stand for what a report fills in.
+"""
+
+POLICY = 'keras_mp.set_global_policy("{precision}")'
+PRECISION_OF_MODEL = 'model = keras_mp.in_precision(model, "{precision}")'
+PRECISION_BY_LAYER = 'model = keras_mp.search_policy(model, batches, ("{precision}", "float32")).apply(build)'
+FLOAT32_LAYER = "dtype='float32'"
+STABILIZE = "model = keras_mp.stabilize(model)"
+SCALE_LOSS = "optimizer = keras_mp.wrap_optimizer(optimizer, model)"
+KEEP_STATISTICS = "keras_mp.atomic_skip(model)"
+LEAN = "model = keras_mp.make_lean(model)"
+RECOMPUTE = "model = keras_mp.make_lean(model, remat=True)"
+MICRO_BATCHES = "model = keras_mp.accumulate_gradients(model, {steps})"
+STATES = 'model = keras_mp.set_state_dtype(model, "{dtype}")'
+DEVICES = 'with keras_mp.distribute("{strategy}", devices={devices}):'
+FP8 = 'model = keras_mp.fp8.convert(model, "{recipe}")'
+NO_FP8 = "model = keras_mp.fp8.revert(model)"

@@ -1,0 +1,150 @@
+"""A deep model asked about by the same model with few of its blocks, against the step compiled in full."""
+
+from fractions import Fraction
+
+import keras
+import pytest
+from keras import layers
+
+import keras_mp
+from keras_mp.advice import step as step_module
+from keras_mp.advice.fewer_blocks import blocks_of, is_on_line, takes_blocks, with_blocks
+from keras_mp.advice.figures import Figures, extrapolated, on_line
+from keras_mp.advice.measures import Measures
+from keras_mp.advice.place import find_place
+from keras_mp.advice.source import Source
+from keras_mp.lean.make_lean import lean_report
+from models.gpt import gpt
+from models.transformer import Size
+
+DEPTH = 10
+TOKENS = (keras.KerasTensor((4, 32), "int32"),) * 2
+
+
+@pytest.fixture
+def deep(monkeypatch):
+    """Models of nine blocks are not deep, those of ten are."""
+    monkeypatch.setattr(step_module, "DEEP", DEPTH - 1)
+
+
+def build(blocks=DEPTH):
+    model = gpt(Size(blocks, 64, 2), 256, 32)
+    model.compile(keras.optimizers.AdamW(1e-3), keras_mp.ChunkedCrossEntropy())
+    return model
+
+
+def two_widths(blocks=DEPTH):
+    """Every third block is wider."""
+    x = inputs = keras.Input((64,))
+    for index in range(blocks):
+        y = layers.Dense(256 if index % 3 else 128, "gelu", name=f"up{index}")(x)
+        x = x + layers.Dense(64, name=f"down{index}")(y)
+    model = keras.Model(inputs, x)
+    model.compile("adam", "mse")
+    return model
+
+
+def causal(blocks=DEPTH):
+    hub = pytest.importorskip("keras_hub").models
+    sizes = {"num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32, "max_sequence_length": 12}
+    backbone = hub.GPT2Backbone(vocabulary_size=50, num_layers=blocks, **sizes)
+    model = hub.GPT2CausalLM(backbone, preprocessor=None)
+    model.compile(keras.optimizers.Lion(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def test_a_number_is_on_its_line_and_does_not_fall():
+    times = Fraction(12 - 4, 8 - 4)
+    assert on_line(10, 14, times) == 18 and on_line(10, 8, times) == 10
+    assert on_line(7, 9, Fraction(34 - 4, 8 - 4)) == 22 and isinstance(on_line(7.0, 9.0, times), float)
+    assert on_line({"a": 1}, {"a": 2, "b": 1}, times) == {"a": 3, "b": 2}
+    assert on_line(None, {"a": 2}, times) is None and on_line("few", "many", times) == "many"
+
+
+def test_figures_are_on_their_lines():
+    few = Figures(10, 20, temporary=9, peak=39, flops={"bfloat16": 4.0}, time=1.0, seconds=2.0)
+    many = Figures(14, 28, temporary=8, peak=50, flops={"bfloat16": 8.0}, time=1.5, seconds=3.0, notes=("many",))
+    whole = extrapolated(few, many, (4, 8), 34)
+    assert (whole.weights, whole.optimizer, whole.temporary) == (40, 80, 9)
+    assert (whole.peak, whole.flops, whole.time, whole.seconds) == (40 + 80 + 9, {"bfloat16": 34.0}, 4.75, 5.0)
+    assert whole.notes == ("many",) and whole.extrapolated == "4 and 8 of 34 blocks"
+    assert extrapolated(few, Figures(14, 28, peak=50), (4, 8), 34).flops is None  # the compiler refused the larger
+
+
+def test_a_function_says_how_many_blocks_it_builds():
+    assert takes_blocks(build) == DEPTH and takes_blocks(lambda: None) == 0
+    with pytest.raises(TypeError, match="number of blocks as its default"):
+        Source(lambda blocks: None)
+
+
+def test_a_model_of_keras_hub_is_built_with_fewer_blocks_by_its_config():
+    model = causal()
+    few = with_blocks(model, 3)
+    assert blocks_of(model) == DEPTH and blocks_of(build()) == 0
+    like = causal(3)
+    assert [tuple(w.shape) for w in few.weights] == [tuple(w.shape) for w in like.weights]
+    assert type(few) is type(model) and few.compiled and few.loss is model.loss
+    assert few.optimizer.get_config() == model.optimizer.get_config() and few.optimizer is not model.optimizer
+
+
+def changed(change):
+    model = causal()
+    change(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    "whole, alike",
+    [
+        (causal, True),
+        (lambda: causal(9), False),
+        (lambda: changed(lambda model: model.backbone.enable_lora(2)), False),
+        (lambda: changed(lambda model: setattr(model.backbone.token_embedding, "trainable", False)), False),
+        (lambda: keras_mp.make_lean(causal(), remat=True), False),
+        (lambda: keras_mp.in_precision(causal(), "mixed_bfloat16"), False),
+    ],
+    ids=["as its config says", "of another depth", "LoRA", "frozen", "treated", "another precision"],
+)
+def test_what_is_not_in_the_config_is_seen(whole, alike):
+    assert is_on_line(causal(4), causal(8), whole(), Fraction(DEPTH - 4, 4)) is alike
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize(
+    "given, depth",
+    [(build, DEPTH), (causal, DEPTH), (lambda: causal(), DEPTH), (two_widths, 0), (lambda blocks=DEPTH: build(), 0)],
+    ids=["function", "function and KerasHub", "KerasHub", "blocks of two widths", "a function that does not listen"],
+)
+def test_the_step_knows_which_models_have_a_line(deep, given, depth):
+    batch = TOKENS
+    if given is two_widths:
+        batch = (keras.KerasTensor((4, 64)),) * 2
+    elif "causal" in (given.__name__, *given.__code__.co_names):
+        tokens = keras.KerasTensor((4, 12), "int32")
+        batch = {"token_ids": tokens, "padding_mask": tokens}, tokens
+    assert step_module.Step(Source(given), batch, "cuda").depth == depth
+
+
+def test_fewer_blocks_come_under_the_same_measures():
+    few = Source(causal).under(Measures("mixed_bfloat16", lean=True, remat=True, micro_batches=2), 4)
+    assert few.optimizer.gradient_accumulation_steps == 2 and few.backbone.dtype_policy.name == "mixed_bfloat16"
+    assert len([row for row in lean_report(few).rows if row.kind == "block"]) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.jax
+def test_the_figures_of_a_deep_model_are_near_to_those_of_all_its_blocks(deep):
+    """State and operations to the last; the compiler's temporary memory within 5%."""
+    row = keras_mp.advise(build, TOKENS, ["h100"], progress=False)["h100"]
+    assert row.fits and row.figures.extrapolated == f"4 and 8 of {DEPTH} blocks"
+    place = find_place("h100")
+    step = step_module.Step(Source(build), TOKENS, place.platform)
+    whole = step.compiler(place, row.measures, whole=True)()
+    assert step.kept(place, row.measures, whole=True) == whole and whole.extrapolated == ""
+    figures = row.figures
+    assert (figures.weights, figures.optimizer, figures.other) == (whole.weights, whole.optimizer, whole.other)
+    assert figures.flops == whole.flops and figures.time == pytest.approx(whole.time, rel=0.05)
+    assert figures.temporary == pytest.approx(whole.temporary, rel=0.05)
+    assert figures.peak == pytest.approx(whole.peak, rel=0.05)
+    with keras_mp.policy_scope(row.measures.precision):
+        assert whole.peak == keras_mp.inspect(build, TOKENS, "h100").memory.peak
