@@ -104,7 +104,6 @@ def compiler(monkeypatch, tmp_path):
     return compiled
 
 
-@pytest.mark.jax
 def test_a_second_call_compiles_nothing_and_names_the_layers_of_its_model(compiler):
     models = build(), build(), build(epsilon=1e-5)
     reports = [keras_mp.advise(model, BATCH, ["h100"], progress=False) for model in models]

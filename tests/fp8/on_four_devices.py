@@ -34,7 +34,7 @@ def test_four_devices_share_scales(recipe):
 def test_delayed_scaling_on_four_devices_is_that_of_the_whole_batch():
     recipes = trajectory.only("int8_delayed")
     model = trajectory.build(recipes, 3)
-    trajectory.run(model, trajectory.references_of(recipes, 3), trajectory.steps(50))
+    trajectory.run(model, trajectory.references_of(recipes, 3), trajectory.steps(24))
     shards = model.get_layer("int8_delayed").amax_history.slots.value.addressable_shards
     assert len(shards) == 4
     for shard in shards[1:]:

@@ -60,7 +60,7 @@ class Planted(keras.callbacks.Callback):
 
 
 def test_delayed_scaling_on_both_replicas_is_that_of_the_whole_batch():
-    plan, recipes = trajectory.steps(50), trajectory.only("int8_delayed")
+    plan, recipes = trajectory.steps(24), trajectory.only("int8_delayed")
     with strategy.scope():
         model = trajectory.build(recipes, 3, jit_compile=False)
     a, b, c = (np.concatenate([step[i] for step in plan]) for i in range(3))

@@ -27,12 +27,12 @@ from keras_mp.fp8.layers import CALL_SITES, AmaxHistory
 
 @pytest.mark.jax
 def test_trajectory():
-    run(build(RECIPES, jit_compile=True), references_of(RECIPES), steps(50))
+    run(build(RECIPES, jit_compile=True), references_of(RECIPES), steps(24))
 
 
 @pytest.mark.parametrize("eager", [True, pytest.param(False, marks=[pytest.mark.slow, pytest.mark.jax])])
 def test_trajectory_of_an_optimizer_that_skips_nothing(eager):
-    recipes, count = (only("margin"), 12) if eager else (RECIPES, 50)
+    recipes, count = (only("margin"), 12) if eager else (RECIPES, 24)
     # TensorFlow's programs that no XLA compiles; without its compiler JAX runs each operation for itself.
     model = build(recipes, checks=False, jit_compile=keras.backend.backend() == "jax", run_eagerly=eager)
     plan = steps(count, bad=BAD[:2])  # what is skipped elsewhere may be NaN

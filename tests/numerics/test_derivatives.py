@@ -85,7 +85,7 @@ KINDS = {
     ),
     "gelu": Kind(("lean/gelu.py",), gelu, lambda x: ops.gelu(x, approximate=True), ((3, 5),)),
     "gelu by erf": Kind(
-        ("lean/gelu.py",), lambda x: gelu(x, False), lambda x: ops.gelu(x, approximate=False), ((3, 5),)
+        ("lean/gelu.py",), lambda x: gelu(x, False), lambda x: ops.gelu(x, approximate=False), ((3, 5),), ("float32",)
     ),
     "attention": Kind(LEAN_ATTENTION[:1], attention, plain_attention, LEAN_ATTENTION[1]),
     "attention in blocks": Kind(
@@ -104,6 +104,7 @@ KINDS = {
         keras_mp.remat(lambda x, kernel: gelu(ops.matmul(x, kernel))),
         lambda x, kernel: ops.gelu(ops.matmul(x, kernel), approximate=True),
         ((3, 4), (4, 5)),
+        ("bfloat16",),
     ),
 }
 # What has no second derivatives, and says so; what makes the gradients of others; what the step of a sharded model has.

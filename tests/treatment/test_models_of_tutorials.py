@@ -12,9 +12,8 @@ import strangers
 
 import keras_mp
 
-pytestmark = pytest.mark.jax
 QUICK = {"own_train_step", "distilled", "lambdas", "graph_in_init"}
-QUICK_IN_16_BITS = {"distilled", "lambdas"}
+ON_JAX = {"own_train_step", "distilled"}  # whose step is code of their own, another on each backend
 # What plain Keras itself saves and loads.
 SAVED = {"own_train_step", "sparse_autoencoder", "in_two_models", "translator", "tagger", "u_net", "augmented"}
 IN_FLOAT16 = {"sparse_autoencoder", "siamese", "translator", "tagger", "dict_of_tasks", "stochastic_depth"}
@@ -24,7 +23,12 @@ NEAR = {"mixed_bfloat16": (0.03, 0.02, 0.15), "mixed_float16": (0.005, 0.005, 0.
 
 
 def marked(names, quick, *more):
-    return [pytest.param(name, *more, marks=[] if name in quick else pytest.mark.slow) for name in names]
+    return [pytest.param(name, *more, marks=marks(name in quick, name in ON_JAX)) for name in names]
+
+
+def marks(quick, on_jax):
+    """A slow test runs on both backends; a quick one on JAX where the code is another there."""
+    return [] if quick and not on_jax else [pytest.mark.jax] if quick else [pytest.mark.jax, pytest.mark.slow]
 
 
 class Trained(NamedTuple):
@@ -104,10 +108,10 @@ def test_in_float32_it_is_what_plain_keras_trains(name):
 
 IN_16_BITS = [
     *(
-        pytest.param(name, "mixed_bfloat16", marks=[] if name in QUICK else pytest.mark.slow)
+        pytest.param(name, "mixed_bfloat16", marks=marks(name in QUICK, name == "distilled"))
         for name in strangers.MODELS
     ),
-    *(pytest.param(name, "mixed_float16", marks=pytest.mark.slow) for name in sorted(IN_FLOAT16)),
+    *(pytest.param(name, "mixed_float16", marks=marks(False, True)) for name in sorted(IN_FLOAT16)),
 ]
 
 
@@ -147,6 +151,7 @@ def test_a_compile_of_its_own_that_cannot_be_called_leaves_the_model_as_it_is():
     assert not model.compiled
 
 
+@pytest.mark.jax
 def test_a_step_by_hand_that_does_not_scale_its_loss_is_named_in_float16():
     """Keras says nothing, and makes updates that are smaller by the loss scale."""
     keras.config.set_dtype_policy("mixed_float16")
