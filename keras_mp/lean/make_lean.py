@@ -28,6 +28,7 @@ from keras_mp.lean.lean_layers import (
 )
 from keras_mp.lean.remat import Remat
 from keras_mp.lean.remat_blocks import choose_blocks, recomputed_blocks, treatments_for
+from keras_mp.lean.self_attention import SelfAttention
 from keras_mp.lean.training_step import STEP, LeanStep
 from keras_mp.rebuild import Config, layers_by_path
 from keras_mp.rebuild.notes import original_class, treatments_of
@@ -79,6 +80,8 @@ def _of_layer(path: str, layer: Any) -> Iterator[Candidate]:
     treatments, cls = treatments_of(layer), original_class(layer)
     if isinstance(layer, Remat):
         yield Candidate(path, layer, "block", "", True, "")
+    elif isinstance(layer, SelfAttention):
+        yield Candidate(path, layer, "attention", "", True, "")
     elif attends(layer):
         reason = why_not_attention(layer, cls)
         yield Candidate(path, layer, "attention", "" if reason else ATTENTION, ATTENTION in treatments, reason)
@@ -111,7 +114,7 @@ def _head(model: keras.Model) -> list[Candidate]:
     if head is None:
         return []
     path = next((path for path, layer in layers_by_path(model).items() if layer is head), head.name)
-    lean = treatment in treatments_of(model)
+    lean = treatment in treatments_of(model) or isinstance(model, ChunkedHead)  # as a LanguageModel is by itself
     return [Candidate(path, head, "head", "" if reason else treatment, lean, reason)]
 
 

@@ -150,6 +150,12 @@ def memory_rows(report: CompileReport) -> list[tuple[str, int]]:
         ("temporary (compiler)", memory.temporary),
         ("of it kept for the backward pass (estimate)", memory.activations),
         ("peak (compiler)", memory.peak),
+        # TPUs keep it there; `advise` ends their compiler before it is made, and says so.
+        *(
+            [("of it the program", memory.code)]
+            if report.target in CHIPS and CHIPS[report.target].vendor == "google"
+            else []
+        ),
     ]
 
 

@@ -119,3 +119,24 @@ def test_bad_arguments_are_named():
     model.compile("sgd", keras_mp.ChunkedCrossEntropy())
     with pytest.raises(ValueError, match="sample_weight must broadcast from the left"):
         keras_mp.ChunkedCrossEntropy()(np.zeros((5, 6), "int32"), np.zeros((5, 6, 9), "float32"), np.ones((6, 5)))
+
+
+def test_a_language_model_is_lean_by_itself_and_takes_recomputed_blocks():
+    tokens = keras.Input((LENGTH,), dtype="int32")
+    embedding = layers.ReversibleEmbedding(VOCABULARY, WIDTH)
+    x = embedding(tokens)
+    for block in range(2):
+        y = keras_mp.SelfAttention(2, causal=True, name=f"block{block}_attention")(layers.LayerNormalization()(x))
+        x = layers.Add(name=f"block{block}_add")([x, y])
+    model = keras_mp.LanguageModel(tokens, layers.Activation("linear", dtype="float32")(embedding(x, reverse=True)))
+    model.compile(keras.optimizers.SGD(0.5), keras_mp.ChunkedCrossEntropy(rows=7))
+    tokens, targets, _ = draw()
+    before = model.get_weights()
+    losses = []
+    for change in (keras_mp.make_lean, lambda model: keras_mp.make_lean(model, remat=True), keras_mp.undo_lean):
+        change(model)
+        report = keras_mp.lean_report(model)
+        assert all(row.lean for row in report.rows) and {"attention", "head"} <= {row.kind for row in report.rows}
+        model.set_weights(before)
+        losses += [[float(model.train_on_batch(tokens, targets)) for _ in range(2)]]
+    np.testing.assert_allclose(losses[1:], losses[:1] * 2, rtol=1e-5)
