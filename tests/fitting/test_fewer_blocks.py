@@ -112,8 +112,8 @@ def test_what_is_not_in_the_config_is_seen(whole, alike):
 @pytest.mark.jax
 @pytest.mark.parametrize(
     "given, depth",
-    [(build, DEPTH), (causal, DEPTH), (lambda: causal(), DEPTH), (two_widths, 0), (lambda blocks=DEPTH: build(), 0)],
-    ids=["function", "function and KerasHub", "KerasHub", "blocks of two widths", "a function that does not listen"],
+    [(build, DEPTH), (lambda: causal(), DEPTH), (two_widths, 0), (lambda blocks=DEPTH: build(), 0)],
+    ids=["function", "KerasHub", "blocks of two widths", "a function that does not listen"],
 )
 def test_the_step_knows_which_models_have_a_line(deep, given, depth):
     batch = TOKENS

@@ -31,6 +31,7 @@ FAMILIES = {
         VOCABULARY, num_layers=2, num_heads=2, hidden_dim=16, intermediate_dim=24, dropout=0.0, max_sequence_length=8
     ),
 }
+QUICK = {("gpt2", False), ("llama", True)}
 TASKS = {
     "llama": keras_hub.models.LlamaCausalLM,
     "gemma": keras_hub.models.GemmaCausalLM,
@@ -70,8 +71,14 @@ def dtypes(model):
     }
 
 
-@pytest.mark.parametrize("lean", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "lean"),
+    [
+        pytest.param(family, lean, marks=[] if (family, lean) in QUICK else pytest.mark.slow)
+        for family in FAMILIES
+        for lean in (False, True)
+    ],
+)
 def test_losses_and_updates_are_the_same_bits(family, lean):
     model = with_lora(family)
     other = twin(model)
