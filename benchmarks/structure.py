@@ -4,8 +4,8 @@ python benchmarks/structure.py [FOLDER ...]        # docs/architecture.md; 10 se
 python benchmarks/structure.py --visits keras_mp.loss_scaling.optimizer:LossScaleOptimizer.apply
 
 A function changes a live object of Keras if it assigns to the `__class__` or the `__dict__` of any object, or to an
-attribute that Keras's own classes have, of an object that the function did not make itself and that is not annotated
-with another type. The sources of the installed Keras say which attributes these are.
+attribute that Keras's own classes have, of an object that is not `self` and that the function neither made nor copied
+nor annotates with another type. The sources of the installed Keras say which attributes these are.
 
 --visits follows names from a function through imports: what is called or handed on, methods of `self` and `super()`,
 and constructors, each once, in the order of the source. It does not know the classes of other objects, so their methods
@@ -149,7 +149,7 @@ def _changed(node: ast.AST) -> tuple[str, str | None] | None:
 
 def _is_keras(holder: str, attribute: object, functions: list[ast.AST], top: set[str]) -> bool:
     """Whether an object may be one of Keras's, by the attribute and by what is known of the name."""
-    if attribute in ("__class__", "__dict__"):
+    if attribute == "__class__" or (attribute == "__dict__" and holder != "self"):
         return True
     name = re.split(r"\W", holder)[0]
     if holder in ("self", "cls") or name in top or not (attribute is None or attribute in attributes_of_keras()):
@@ -159,16 +159,18 @@ def _is_keras(holder: str, attribute: object, functions: list[ast.AST], top: set
     if any(types):
         return bool(re.search(r"\bkeras\.|\bAny\b|\b(Layer|Model)$", ast.unparse(next(filter(None, types)))))
     made = [ast.unparse(node) for node in nodes if isinstance(node, ast.Assign)]  # by a class, whose name is capital
-    return not any(re.match(rf"{re.escape(name)} = ([\w.]+\.)?_?[A-Z]\w*\(", text) for text in made)
+    return not any(re.match(rf"{re.escape(name)} = ([\w.]+\.)?(_?[A-Z]\w*|copy)\(", text) for text in made)
+
+
+def listed(root: Path) -> set[tuple[str, str]]:
+    """The files and functions in the columns "in" and "by" of docs/changes-of-keras.md."""
+    text = page.read_text() if (page := root / "docs" / "changes-of-keras.md").exists() else ""
+    return {(f"keras_mp/{file}", name) for file, name in re.findall(r"\| `(\w+/.*)` \| `(\w+)` \|\n", text)}
 
 
 def not_listed(root: Path) -> dict[tuple[str, str], str]:
-    """Those of `changes_of` that no table of docs/architecture.md has in its columns "in" and "by"."""
-    page = root / "docs" / "architecture.md"
-    rows = re.findall(r"^\|.*\| (`\w+/.*) \| (`.*) \|$", page.read_text(), re.MULTILINE) if page.exists() else []
-    pairs = [(re.findall(r"`([\w/]+\.py)`", files), re.findall(r"`(\w+)`", names)) for files, names in rows]
-    known = {(f"keras_mp/{file}", name) for files, names in pairs for file in files for name in names}
-    return {at: how for at, how in changes_of(root).items() if not known & {(at[0], name) for name in at[1].split(".")}}
+    """Those of `changes_of` that the list lacks."""
+    return {at: how for at, how in changes_of(root).items() if (at[0], at[1].split(".")[-1]) not in listed(root)}
 
 
 class Code:
@@ -184,9 +186,7 @@ class Code:
             self._own[module] = {node.name: node for node in defined}
             self._class |= {part: cls for cls in defined if isinstance(cls, ast.ClassDef) for part in cls.body}
             imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-            names = [
-                (alias.asname or alias.name, (node.module, alias.name)) for node in imports for alias in node.names
-            ]
+            names = [(part.asname or part.name, (node.module, part.name)) for node in imports for part in node.names]
             self._from[module] = {name: source for name, source in reversed(names) if source[0] in self._modules}
 
     def member(self, module: str, name: str) -> tuple[str, ast.AST | None] | None:
@@ -269,12 +269,12 @@ def measures_of(root: Path) -> dict[str, int]:
         "modules with exactly one importer": len(once),
         "public names at the top of modules": sum(len(public_names(module)) for module in modules.values()),
         "functions that change a live object of Keras": len(changes),
-        "of them named in docs/architecture.md": len(changes) - len(not_listed(root)),
+        "of them named in docs/changes-of-keras.md": len(changes) - len(not_listed(root)),
     }
 
 
 def main() -> None:
-    """Prints the table, of one or more checkouts side by side, and the changes that the map does not name."""
+    """Prints the table, of one or more checkouts side by side, and the changes that the list does not name."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folders", nargs="*", type=Path, default=[Path(__file__).resolve().parents[1]])
     parser.add_argument("--visits", metavar="MODULE:FUNCTION", help="print the files that a value visits from there")
@@ -292,7 +292,7 @@ def main() -> None:
         print(f"| {name} | {' | '.join(f'{column[name]:,}' for column in columns)} |")
     for folder in folders:
         for (file, function), how in not_listed(folder).items():
-            print(f"{folder.name}, not in docs/architecture.md: {file}, {function}, {how}")
+            print(f"{folder.name}, not in docs/changes-of-keras.md: {file}, {function}, {how}")
 
 
 if __name__ == "__main__":
