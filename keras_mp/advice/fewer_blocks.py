@@ -15,6 +15,7 @@ from keras_mp import backend
 from keras_mp.rebuild import has_no_value, layers_by_path, own_variables
 from keras_mp.rebuild.compiled import carry_compiled
 from keras_mp.rebuild.notes import treatments_of
+from keras_mp.system.packages import package_of
 
 # A model with more equal blocks than DEEP is asked about by models with so many. They take a compiler for GPUs as long
 # as one with twice their sum, because it compiles equal kernels once. With 2 a TPU's fetches weights further ahead, and
@@ -45,7 +46,7 @@ def takes_blocks(build: Callable[..., Any]) -> int:
 def blocks_of(model: keras.Model) -> int:
     """How many blocks a model of KerasHub has by its config; 0 where it has no such number, and for other models."""
     backbone = getattr(model, "backbone", model)
-    if not type(backbone).__module__.startswith("keras_hub."):
+    if package_of(type(backbone)) != "keras_hub":
         return 0
     number = backbone.get_config().get(_NUMBER)
     return number if isinstance(number, int) else 0

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
-from keras import ops
 
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class, precision_of_layer, treatments_of
-from keras_mp.rebuild.state import has_no_value, widen
+from keras_mp.rebuild.state import narrow, widen
 from keras_mp.stability.sensitive import LOW_PRECISION, find, output_layers
+from keras_mp.system.packages import package_of
 from keras_mp.treatment.change import change, check_built
 from keras_mp.treatment.treated import Treatment, register_treatments
 
@@ -73,15 +72,15 @@ class FrozenIn16Bits:
 
 def _why_not(layer: Any, sensitive: set[int]) -> str:
     """Why none of a layer's weights can be stored in 16 bits; empty where some can."""
-    if not any(not variable.trainable for variable in _held(layer)):
+    if all(variable.trainable for variable in _held(layer)):
         return "trains"
-    if not original_class(layer).__module__.startswith(("keras.", "keras_hub.")):
+    if package_of(original_class(layer)) not in ("keras", "keras_hub"):
         return "is of a class that may read its weights in any precision"
     if getattr(layer, "quantization_mode", None):
         return "is quantized"
     if "fp8" in treatments_of(layer) or getattr(layer, "recipe", None) is not None:
         return "is an FP8 layer"
-    if not any(True for _ in _readable(layer)):
+    if not _readable(layer):
         return f"reads them in {layer.compute_dtype}"
     if id(layer) in sensitive:
         return "needs stabilize first"
@@ -93,15 +92,16 @@ def _held(layer: Any) -> list[Any]:
     return [variable for variable in layer._trainable_variables if keras.backend.is_float_dtype(variable.dtype)]
 
 
-def _readable(layer: Any) -> Iterator[Any]:
+def _readable(layer: Any) -> list[Any]:
     """The weights of a layer that it reads in 16 bits alone."""
     if precision_of_layer(layer) not in LOW_PRECISION:
-        return
+        return []
     if layer.compute_dtype in LOW_PRECISION:
-        yield from (variable for variable in _held(layer) if variable._autocast)  # private, as it has no other name
-    elif "result" in treatments_of(layer) and not _adds_in_float32(layer):
+        return [variable for variable in _held(layer) if variable._autocast]  # private, as it has no other name
+    if "result" in treatments_of(layer) and not _adds_in_float32(layer):
         # The product has 16-bit operands, and the bias is added to its float32 result.
-        yield from (variable for variable in _held(layer) if variable is not getattr(layer, "bias", None))
+        return [variable for variable in _held(layer) if variable is not getattr(layer, "bias", None)]
+    return []
 
 
 def _adds_in_float32(layer: Any) -> bool:
@@ -114,16 +114,7 @@ def _store(layer: Any) -> None:
         if variable.trainable:
             widen(variable)
         else:
-            _narrow(variable, precision_of_layer(layer))
-
-
-def _narrow(variable: Any, dtype: str) -> None:
-    if variable.dtype != "float32":
-        return
-    value = None if has_no_value(variable) else ops.cast(variable, dtype)
-    variable._dtype = dtype  # private, as in `widen`
-    if value is not None:
-        variable._initialize(value)
+            narrow(variable, precision_of_layer(layer))
 
 
 def _widen_all(layer: Any) -> None:

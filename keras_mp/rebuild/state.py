@@ -195,13 +195,22 @@ def copy_value(old: keras.Variable, new: keras.Variable) -> None:
 
 def widen(variable: keras.Variable) -> None:
     """Makes a 16-bit variable a float32 one in place, with its value; no compiled function holds it yet."""
-    if keras.backend.standardize_dtype(variable.dtype) not in ("bfloat16", "float16"):
-        return
+    if keras.backend.standardize_dtype(variable.dtype) in ("bfloat16", "float16"):
+        _store_as(variable, "float32")
+
+
+def narrow(variable: keras.Variable, dtype: str) -> None:
+    """Makes a float32 variable a 16-bit one in place, with its value rounded; no compiled function holds it yet."""
+    if keras.backend.standardize_dtype(variable.dtype) == "float32":
+        _store_as(variable, dtype)
+
+
+def _store_as(variable: keras.Variable, dtype: str) -> None:
     # Private, as Keras has no way to change a variable's dtype, and its layer and its path are to stay.
-    value = None if has_no_value(variable) else value_on_host(variable).astype("float32")
-    variable._dtype = "float32"
+    value = None if has_no_value(variable) else keras.ops.cast(value_on_host(variable), dtype)
+    variable._dtype = dtype
     if value is not None:
-        variable._initialize(keras.ops.convert_to_tensor(value))
+        variable._initialize(value)
 
 
 def has_no_value(variable: keras.Variable) -> bool:

@@ -63,8 +63,8 @@ def long_sum_of(layer: keras.Operation) -> str:
         return f"the gradients of its {layer.n:,} copies"
     if isinstance(layer, (keras.layers.Add, keras.layers.Average)) and len(_input_shapes(layer)) > FEW_TERMS:
         return f"its {len(_input_shapes(layer)):,} inputs"
-    if isinstance(layer, MERGING) and layer.built and _copies(layer) > FEW_TERMS:
-        often = f"{_copies(layer):,.0f} times" if _copies(layer) < math.inf else "along an axis of unknown length"
+    if isinstance(layer, MERGING) and (copies := _copies(layer)) > FEW_TERMS:
+        often = f"{copies:,.0f} times" if copies < math.inf else "along an axis of unknown length"
         return f"the gradients of an input that it repeats {often}"
     if isinstance(layer, keras.layers.EinsumDense) and sums_one_operand(layer.equation):
         return "the axes of its inputs that its kernel does not have"
@@ -85,7 +85,8 @@ def _copies(layer: Any) -> float:
     rank = max(map(len, shapes), default=0)
     shapes = [(*shape[:1], *(1,) * (rank - len(shape)), *shape[1:]) for shape in shapes]
     merged = [max(math.inf if size is None else size for size in sizes) for sizes in zip(*shapes, strict=True)]
-    return max(math.prod(to for size, to in zip(shape, merged, strict=True) if size == 1) for shape in shapes)
+    repeated = [math.prod(to for size, to in zip(shape, merged, strict=True) if size == 1) for shape in shapes]
+    return max(repeated, default=1)  # no shapes: not built
 
 
 def _input_shapes(layer: Any) -> list[tuple[int | None, ...]]:
@@ -224,8 +225,8 @@ def _needs_in_16_bits(layer: keras.Operation, output: str | None) -> Iterator[tu
         yield "float32", f"it sums attention scores and takes their softmax in {low}"
     elif _is_normalization(layer):
         yield "float32", f"it sums squares over many values in {low}"
-    elif long_sum_of(layer):
-        yield "float32", f"it adds up {long_sum_of(layer)} in {low}"
+    elif long_sum := long_sum_of(layer):
+        yield "float32", f"it adds up {long_sum} in {low}"
     elif _rounds_groups(layer):
         yield "groups", f"it rounds the numbers of its {group_count(layer)} groups of int4 weights to {low}"
 

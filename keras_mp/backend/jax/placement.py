@@ -20,6 +20,7 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.saving import saving_lib
 
 from keras_mp.backend.common.keras_patches import Make
+from keras_mp.system.packages import package_of
 
 _COMPILED_FROM = 2**20
 """Bytes of a weight from which its initial values are worth a compilation."""
@@ -89,7 +90,7 @@ def _sharding(variable: keras.Variable) -> Any:
 
 def _is_keras_own(initializer: Any) -> bool:
     """Whether an initializer is known to be what its config says."""
-    return isinstance(initializer, keras.initializers.Initializer) and type(initializer).__module__.startswith("keras.")
+    return isinstance(initializer, keras.initializers.Initializer) and package_of(type(initializer)) == "keras"
 
 
 def _seed_of(initializer: Any) -> Any:
