@@ -30,7 +30,7 @@ from keras_mp.xla.targets import find_target
 SHAPES = [(2048, 2048, 8192), (8192, 4096, 16384)]
 RECIPES = ["bfloat16", "current", "delayed", "static", "rowwise"]
 MXFP8_CHIPS = ["b200", "rtx5090", "h100", "l4", "v7x"]
-BESIDE_MXFP8 = ["bfloat16", "current", "delayed", "rowwise", "mxfp8"]
+BESIDE_MXFP8 = ["bfloat16", "current", "delayed", "rowwise", "mxfp8", "nvfp4"]
 # The default leaves 32 of 64 MiB of a core's vector memory for operands that are fetched ahead.
 FLAG = {"xla_tpu_scoped_vmem_limit_kib": "49152"}
 
@@ -104,7 +104,7 @@ def main() -> None:
     if sys.argv[1:] == ["mxfp8"]:
         mxfp8()
         return
-    print("| (M, K, N) | scaling recipe | v7x, million cycles | of bfloat16's | with the flag | of bfloat16's |")
+    print("| (M, K, N) | scaling | v7x, million cycles | of bfloat16's | with the flag | of bfloat16's |")
     print("| --- | --- | ---: | ---: | ---: | ---: |")
     for shape in SHAPES:
         plain = flagged = 0.0
@@ -115,7 +115,7 @@ def main() -> None:
                 f"{estimates[0]:.2f} | {estimates[0] / plain:.2f} | {estimates[1]:.2f} | {estimates[1] / flagged:.2f}"
             )
             print(f"| {shape} | {recipe} | {cells} |", flush=True)
-    print("\n| (M, K, N) | scaling recipe | H100: kernels that read x | w | g |")
+    print("\n| (M, K, N) | scaling | H100: kernels that read x | w | g |")
     print("| --- | --- | ---: | ---: | ---: |")
     for recipe in RECIPES:
         counts = passes(compiled(recipe, SHAPES[1], "h100"), SHAPES[1])

@@ -1,4 +1,4 @@
-"""The signal-to-quantization-noise ratio of FP8 and INT8, of the cast and the three products, by scaling recipe.
+"""The signal-to-quantization-noise ratio of FP8 and INT8, of the cast and the three products, by scaling.
 
     python benchmarks/fp8_sqnr.py
 
@@ -10,6 +10,7 @@ last column is the median of that of each row of the result: what an ordinary ro
 scales have seen 16 steps of the same distribution before, but for the last rows.
 """
 
+import dataclasses
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -19,16 +20,9 @@ from collections.abc import Callable
 import keras
 import numpy as np
 
-from keras_mp.fp8 import (
-    CurrentScaling,
-    DelayedScaling,
-    Int8Scaling,
-    MXFP8Scaling,
-    Recipe,
-    RowwiseScaling,
-    StaticScaling,
-    matmul,
-)
+from keras_mp.fp8 import Scalings, matmul
+from keras_mp.fp8.blocks import dequantize_rows, quantize_matrix
+from keras_mp.fp8.quantize import known_of, quantize
 
 SIZE = 1024
 STEPS = 16
@@ -58,16 +52,26 @@ INPUTS: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
     "8 outlier rows, 10,000 times": outlier(0, 1e4),
     "N(0, 1), after steps of N(0, 1/64)": lambda rng: rng.normal(size=(SIZE, SIZE)),
 }
+
+
+def nearest(scalings: Scalings) -> Scalings:
+    """The same without stochastic rounding."""
+    pairs = (scalings.forward, scalings.input_gradient, scalings.kernel_gradient)
+    return Scalings(*[tuple(dataclasses.replace(scaling, rounding="nearest") for scaling in pair) for pair in pairs])
+
+
 RECIPES = {
-    "current": CurrentScaling(),
-    "delayed": DelayedScaling(),
-    "static": StaticScaling(),
-    "rowwise": RowwiseScaling(),
-    "current, E4M3": CurrentScaling("E4M3"),
-    "MXFP8": MXFP8Scaling(),
-    "MXFP8, scales rounded down": MXFP8Scaling(scale_rounding="floor"),
-    "INT8, delayed": Int8Scaling(kernel_gradient="int8"),
-    "INT8, current": Int8Scaling("current", kernel_gradient="int8"),
+    "current": Scalings.named("current"),
+    "delayed": Scalings.named("delayed"),
+    "static": Scalings.named("static"),
+    "rowwise": Scalings.named("rowwise"),
+    "current, E4M3": Scalings.named("current", format="E4M3"),
+    "MXFP8": Scalings.named("mxfp8"),
+    "MXFP8, scales rounded down": Scalings.named("mxfp8", scale="E8M0_floor"),
+    "NVFP4": Scalings.named("nvfp4"),
+    "NVFP4, nearest": nearest(Scalings.named("nvfp4")),
+    "INT8, delayed": Scalings.named("int8", kernel_gradient=True),
+    "INT8, current": Scalings.named("int8_current", kernel_gradient=True),
 }
 
 
@@ -91,15 +95,25 @@ def products(recipe, x, w, g, history) -> tuple:
     return (result, *tape.gradient(result, [x, w], output_gradients=g))
 
 
-def known(recipe: Recipe, amaxes: list[list[float]]) -> np.ndarray | None:
+def rounded(x, recipe: Scalings, history):
+    """The inputs as the forward product reads them, in float32."""
+    scaling = recipe.of("input")[0]
+    if scaling.in_blocks:
+        blocks = quantize_matrix(x, scaling, 1)
+        return dequantize_rows(blocks) * (1.0 if blocks.factor is None else blocks.factor)
+    values, scale = quantize(x, scaling, known=known_of(history, "input", recipe))
+    return keras.ops.cast(values, "float32") / scale
+
+
+def known(recipe: Scalings, amaxes: list[list[float]]) -> np.ndarray | None:
     """The history that a recipe has after these steps."""
-    columns = recipe.history_length
-    if not columns + recipe.counts_steps:
+    columns = recipe.kept
+    if not columns + recipe.counts:
         return None
     rows = np.array(amaxes, "float32")
     if columns < STEPS:  # static scales keep the largest, in the second place
         rows = np.stack([np.zeros(3), rows.max(axis=1)], axis=1)[:, :columns]
-    counted = [rows, np.full((3, 1), STEPS)] if recipe.counts_steps else [rows]
+    counted = [rows, np.full((3, 1), STEPS)] if recipe.counts else [rows]
     return np.concatenate(counted, axis=1).astype("float32")
 
 
@@ -107,7 +121,7 @@ def main() -> None:
     """Prints the table."""
     rng = np.random.default_rng(0)
     names = ("cast", "forward", "input gradient", "kernel gradient", "forward, median row")
-    print(f"| inputs and gradients | scaling recipe | {' | '.join(names)} |")
+    print(f"| inputs and gradients | scaling | {' | '.join(names)} |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     for name, draw in INPUTS.items():
         arrays = [array.astype("float32") for array in (draw(rng), rng.normal(size=(SIZE, SIZE)), draw(rng))]
@@ -120,8 +134,7 @@ def main() -> None:
             tensors = [keras.ops.convert_to_tensor(array) for array in arrays]
             steps = known(recipe, amaxes)
             history = None if steps is None else keras.ops.convert_to_tensor(steps)
-            values, scale = recipe.quantize(tensors[0], "input", history=None if history is None else history[0])
-            cast = keras.ops.convert_to_numpy(keras.ops.cast(values, "float32") / scale).astype("float64")
+            cast = keras.ops.convert_to_numpy(rounded(tensors[0], recipe, history)).astype("float64")
             computed = [keras.ops.convert_to_numpy(product) for product in products(recipe, *tensors, history)]
             cells = [decibels(cast, x)] + [decibels(*pair) for pair in zip(computed, exact, strict=True)]
             cells.append(np.median(decibels(computed[0], exact[0], axis=1)))

@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 
 from keras_mp.backend.common.lowered import Lowered
-from keras_mp.fp8 import get_recipe, matmul
+from keras_mp.fp8 import matmul
+from keras_mp.fp8.scaling import get_scalings
 
 
-def kept(recipe) -> tuple[int, int]:
-    """The shape of the history that a scaling recipe keeps; () where it keeps none."""
-    recipe = get_recipe(recipe)
-    columns = recipe.history_length + recipe.counts_steps
+def kept(scaling) -> tuple[int, int]:
+    """The shape of the history that a scaling keeps; () where it keeps none."""
+    columns = get_scalings(scaling).columns
     return (3, columns) if columns else ()
 
 
@@ -18,7 +18,7 @@ def step(recipe):
     """Forward and backward of a product, as a function of inputs, kernel, upstream gradient and history.
 
     Args:
-        recipe: "bfloat16", or a scaling recipe or its name.
+        recipe: "bfloat16", or a scaling or its name.
     """
 
     def run(x, w, g, history=None):

@@ -103,16 +103,16 @@ def _four_digits(rate: float) -> str:
 
 def gains() -> str:
     """How many times as fast as bfloat16 the kit predicts a square layer in FP8 to be on an H100, as Markdown."""
-    from keras_mp.fp8 import get_recipe
+    from keras_mp.fp8 import Scalings
     from keras_mp.fp8.cost import step_cost
     from keras_mp.precision.chips import find_chip
 
     widths = (256, 512, 1024, 2048, 4096, 8192)
-    lines = ["| rows | scaling recipe | " + " | ".join(f"{width} x {width}" for width in widths) + " |"]
+    lines = ["| rows | scaling | " + " | ".join(f"{width} x {width}" for width in widths) + " |"]
     lines.append("| ---: | --- |" + " ---: |" * len(widths))
     for rows in (512, 4096, 32768):
         for name in ("current", "delayed", "rowwise"):
-            gains = [step_cost(rows, width, width, find_chip("h100"), get_recipe(name)).gain for width in widths]
+            gains = [step_cost(rows, width, width, find_chip("h100"), Scalings.named(name)).gain for width in widths]
             lines.append(f"| {rows} | {name} | " + " | ".join(f"{gain:.2f}" for gain in gains) + " |")
     return "\n".join(lines)
 

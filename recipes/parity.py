@@ -20,14 +20,14 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
-from keras_mp.fp8.scaling import RECIPES
+from keras_mp.fp8.scaling import PRESETS
 from keras_mp.precision.policy import PRECISIONS
 from keras_mp.reporting.pictures import difference_picture
 from keras_mp.system.atomic_write import atomic_write, write_text
 from recipes.common.metric import difference, written
 
 COMPARED = ("float32", "mixed_bfloat16", "mixed_float16")
-KNOWN = (*PRECISIONS, *(f"fp8:{name}" for name in RECIPES))
+KNOWN = (*PRECISIONS, *(f"fp8:{name}" for name in PRESETS))
 
 
 def run(recipe: str, precision: str, seed: int, options: Sequence[str]) -> dict:

@@ -15,7 +15,7 @@ import keras_mp
 from benchmarks.gpu_minutes.process import emit
 from keras_mp import backend
 from keras_mp.conversion.in_precision import in_precision
-from keras_mp.fp8 import CurrentScaling, DelayedScaling, RowwiseScaling, matmul
+from keras_mp.fp8 import Scalings, matmul
 from keras_mp.lean.attention import attention
 from models.gpt import gpt
 from models.transformer import Size
@@ -39,11 +39,15 @@ def sqnr(tiny: bool) -> Iterator[Row]:
     size, rng = (64 if tiny else 2048), np.random.default_rng()
     x, w, g = (rng.normal(size=(size, size)).astype("float32") for _ in range(3))
     exact = [a.astype("float64") @ b.astype("float64") for a, b in ((x, w), (g, w.T), (x.T, g))]
-    recipes = {"current": CurrentScaling(), "delayed": DelayedScaling(), "rowwise": RowwiseScaling()}
+    recipes = {
+        "current": Scalings.named("current"),
+        "delayed": Scalings.named("delayed"),
+        "rowwise": Scalings.named("rowwise"),
+    }
     for place, device in {"chip": jax.devices()[0], "CPU": jax.devices("cpu")[0]}.items():
         on_device = jax.device_put((x, w, g), device)
         for name, recipe in recipes.items():
-            length = recipe.history_length
+            length = recipe.kept
             history = jnp.stack([jnp.full((length,), np.abs(a).max()) for a in (x, w, g)]) if length else None
 
             @jax.jit

@@ -1,4 +1,4 @@
-"""FP8 products, forward and backward with quantization, by scaling recipe, beside bfloat16, Keras and PyTorch.
+"""FP8 products, forward and backward with quantization, by scaling, beside bfloat16, Keras and PyTorch.
 
 Single steps are interleaved, and medians are compared. To beat, at (8192, 4096, 16384) on an H200, Transformer
 Engine's 1.69 with delayed and 1.58 with current scaling (its documentation).
@@ -19,7 +19,7 @@ import numpy as np
 from fp8_step import step as product_step
 
 from benchmarks.gpu_minutes.process import emit
-from keras_mp.fp8 import Float8Dense, get_recipe
+from keras_mp.fp8 import Float8Dense, Scalings
 from keras_mp.xla.hlo import parse
 from keras_mp.xla.matmuls import products
 
@@ -64,7 +64,7 @@ def kit_step(recipe: str, x: jax.Array, w: jax.Array, g: jax.Array) -> tuple[Ste
 
     The history of amaxes goes from step to step.
     """
-    length = 0 if recipe == "bfloat16" else get_recipe(recipe).history_length
+    length = 0 if recipe == "bfloat16" else Scalings.named(recipe).kept
     state = [jnp.zeros((3, max(1, length)), "float32")]
     run = jax.jit(product_step(recipe)).lower(x, w, g, state[0]).compile()
     platform = "cuda" if jax.devices()[0].platform in ("gpu", "cuda") else "cpu"
@@ -89,7 +89,7 @@ def layer_steps(tensors: tuple[jax.Array, ...]) -> dict[str, Step]:
     layers = {
         "Keras float8": keras.layers.Dense(outputs, use_bias=False, dtype="float8_from_mixed_bfloat16"),
         "layer, bfloat16": keras.layers.Dense(**whole),
-        **{f"layer, {recipe}": Float8Dense(recipe=recipe, **whole) for recipe in RECIPES},
+        **{f"layer, {recipe}": Float8Dense(scaling=recipe, **whole) for recipe in RECIPES},
     }
     return {name: _layer_step(layer, *tensors) for name, layer in layers.items()}
 

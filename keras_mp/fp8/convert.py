@@ -11,7 +11,6 @@ from typing import Any
 import keras
 
 from keras_mp.fp8.cost import gains_from
-from keras_mp.fp8.int8_products import Int8Scaling
 from keras_mp.fp8.layers import (
     FLOAT8,
     Config,
@@ -21,9 +20,7 @@ from keras_mp.fp8.layers import (
     build_history,
     set_history,
 )
-from keras_mp.fp8.mxfp8 import MXFP8Scaling
-from keras_mp.fp8.scaling import get_recipe
-from keras_mp.fp8.scaling_recipe import Recipe
+from keras_mp.fp8.scaling import Scaling, Scalings, get_scalings
 from keras_mp.fp8.selection import Decision, Select, Target, decide
 from keras_mp.precision.hardware import MXFP8, Support, current_device, support
 from keras_mp.rebuild import layers_by_path
@@ -65,7 +62,7 @@ register_treatments(
             built=build_history,
             order=1,
             write=keras.saving.serialize_keras_object,
-            read=get_recipe,
+            read=get_scalings,
         )
     }
 )
@@ -75,7 +72,7 @@ def make_plain(layer: Any) -> None:
     """Makes a layer of one of this kit's FP8 classes one of Keras's, in place."""
     rebase(layer, PLAIN[original_class(layer)])
     set_history(layer, None)
-    vars(layer).pop("_recipe", None)
+    vars(layer).pop("_scaling", None)
 
 
 @contextmanager
@@ -105,7 +102,7 @@ def plain_node(node: Config) -> Config:
     plain = _PLAIN_NAMES.get(node.get("registered_name") or "")
     if plain is None:
         return node
-    config = {key: value for key, value in node["config"].items() if key != "recipe"}
+    config = {key: value for key, value in node["config"].items() if key not in ("scaling", "recipe")}
     named = {"module": "keras.layers", "class_name": plain.__name__, "registered_name": None}
     return {**node, **named, "config": config}
 
@@ -120,7 +117,7 @@ def _reader(plain: type) -> type:
         @classmethod
         def from_config(cls, config: Config) -> Any:
             own = {key: value for key, value in config.items() if key != "recipe"}
-            return treat(plain.from_config(own), {FLOAT8: get_recipe(config["recipe"])})  # type: ignore[attr-defined]
+            return treat(plain.from_config(own), {FLOAT8: get_scalings(config["recipe"])})  # type: ignore[attr-defined]
 
     return keras.saving.register_keras_serializable("keras_mp", f"Converted{plain.__name__}")(Converted)
 
@@ -139,8 +136,8 @@ class _Float8Children:
     @classmethod
     def from_config(cls, config: Config) -> Any:
         layer = keras.saving.deserialize_keras_object(config["layer"])
-        recipes = {tuple(entry["place"]): get_recipe(entry["recipe"]) for entry in config["float8"]}
-        return wait_inside(layer, {place: ({FLOAT8: recipe}, "") for place, recipe in recipes.items()})
+        scalings = {tuple(entry["place"]): get_scalings(entry["recipe"]) for entry in config["float8"]}
+        return wait_inside(layer, {place: ({FLOAT8: own}, "") for place, own in scalings.items()})
 
 
 # A model whose matrix products run in FP8, and back.
@@ -152,7 +149,7 @@ def is_available(dtype: str = "fp8") -> Support:
     Where it does not, FP8 layers still run, with the same results.
 
     Args:
-        dtype: "fp8", or "mxfp8" for the products of `MXFP8Scaling`.
+        dtype: "fp8", or "mxfp8" for products in blocks.
 
     Returns:
         `(ok, reason)`.
@@ -167,27 +164,27 @@ def is_available(dtype: str = "fp8") -> Support:
 
 def convert(
     model: keras.Model,
-    recipe: Recipe | str | None = None,
+    scaling: Scalings | Scaling | str | None = None,
     select: Select | None = None,
     target: str | None = None,
     batch_size: int = 8,
 ) -> keras.Model:
-    """Lets Dense and EinsumDense layers of a model compute in FP8, or in INT8, in place; see `keras_mp.fp8.matmul`.
+    """Lets Dense and EinsumDense layers of a model compute in 8 or 4 bits, in place; see `keras_mp.fp8.matmul`.
 
     That includes layers inside others, such as the projections of MultiHeadAttention and GroupQueryAttention. The
     weights are the model's own, and their values stay. A compiled model stays compiled: the step that it has traced is
-    dropped, and where a scaling recipe keeps amaxes its optimizer is a new one with the state of the old. The model is
+    dropped, and where amaxes are kept its optimizer is a new one with the state of the old. The model is
     saved and loaded as usual, wherever `keras_mp` is imported, and exported by `keras_mp.export_float32` as plain
     layers. `revert` undoes it.
 
-    Layers that compute in FP8 already take the scaling recipe that is given, where select chooses them, and a warning
-    says so and what is kept of their amaxes; without one they stay as they are, so converting twice changes nothing.
+    Layers that compute in 8 bits already take the scaling that is given, where select chooses them, and a warning says
+    so and what is kept of their amaxes; without one they stay as they are, so converting twice changes nothing. So a
+    training can go on otherwise: `convert(model, Scalings.named("nvfp4", forward=False))` for its last part.
 
     Args:
         model: a built Keras model: functional, sequential, subclassed, nested; before or after training.
-        recipe: a scaling recipe such as `DelayedScaling(amax_history_length=1024)`, or its name, as
-            `get_recipe` lists them; `CurrentScaling()` by default. `Int8Scaling()` converts to INT8, `MXFP8Scaling()`
-            to MXFP8.
+        scaling: the name of one of the kit's scalings, such as "delayed", "int8" or "nvfp4"; a `Scalings`, such as
+            `Scalings.named("delayed", history=1024)`; or a `Scaling` for all operands. "current" by default.
         select: `select(path, layer) -> bool` is asked about every layer that can be converted. By default all Dense and
             EinsumDense layers are chosen but those that read the model's input or compute its output, whose errors
             nothing behind or before them evens out (torchao's examples leave the last layer out as well); those whose
@@ -195,52 +192,52 @@ def convert(
             those that are too small to gain: the smaller side of the product at most 1024 and the larger at most 4096
             (torchao's automatic filter for tensorwise scaling, measured on an H100).
         target: a chip's name in `keras_mp.chips.CHIPS`, such as "h100": whether a product gains is then predicted from
-            the chip's rates, by `keras_mp.fp8.cost.step_cost`, and not from its sizes alone. For `Int8Scaling` the
-            chip says from which size on: "v5e", "v6e" or "v7x", see `keras_mp.fp8.cost`.
+            the chip's rates, by `keras_mp.fp8.cost.step_cost`, and not from its sizes alone. For INT8 the chip says
+            from which size on: "v5e", "v6e" or "v7x", see `keras_mp.fp8.cost`.
         batch_size: for that prediction, where the model's inputs do not say it.
 
     Returns:
         The model. Each layer that was converted is still an instance of its class.
 
     Raises:
-        ValueError: the model is not built; unknown scaling recipe; target is no chip with FP8, or with MXFP8, or none
+        ValueError: the model is not built; unknown scaling; target is no chip with FP8, or with MXFP8, or none
             that INT8 is known of, or comes with a select; batch_size below 1.
         TypeError: select is no function.
 
     Warns:
-        UserWarning: names layers that had another scaling recipe; and layers that compute in float32, where FP8
+        UserWarning: names layers that had another scaling; and layers that compute in float32, where FP8
             products save less than under "mixed_bfloat16"; and why, where no layer was converted; and static scales
-            under "mixed_float16", whose loss scale grows; and MXFP8 on a GPU without such products.
+            under "mixed_float16", whose loss scale grows; and blocks on a GPU without such products.
     """
     check_built(model)
-    changes = recipe is not None
-    recipe = get_recipe(recipe)
+    changes = scaling is not None
+    scalings = get_scalings(scaling)
     if select is not None and not callable(select):
         raise TypeError(f"select={select!r} must be a function select(path, layer) that returns a bool")
     if select is not None and target is not None:
         raise ValueError(f"target={target!r} chooses the layers, and so does select: give one of the two")
-    decisions = decide(model, select, _target(target, batch_size, recipe))
+    decisions = decide(model, select, _target(target, batch_size, scalings))
     chosen = [decision for decision in decisions if decision.float8]
     known = [decision for decision in chosen if isinstance(decision.layer, Float8Layer)]
     changed = [
         decision
         for decision in known
-        if changes and decision.layer.recipe != recipe and (select is None or select(decision.path, decision.layer))
+        if changes and decision.layer.scaling != scalings and (select is None or select(decision.path, decision.layer))
     ]
     stays = {id(decision.layer) for decision in known} - {id(decision.layer) for decision in changed}
     wanted = [decision for decision in chosen if id(decision.layer) not in stays]
-    told = _told(changed, recipe) if changed else ""
-    change(model, [(decision.layer, {FLOAT8: recipe}) for decision in wanted])
+    told = _told(changed, scalings) if changed else ""
+    change(model, [(decision.layer, {FLOAT8: scalings}) for decision in wanted])
     if not chosen:
-        warnings.warn(f"fp8.convert({model.name!r}): {_why_none(decisions, select, recipe)}", stacklevel=2)
+        warnings.warn(f"fp8.convert({model.name!r}): {_why_none(decisions, select, scalings)}", stacklevel=2)
     half = [decision.path for decision in chosen if decision.layer.compute_dtype == "float16"]
-    if half and recipe.is_static:
+    if half and scalings.is_static:
         warnings.warn(
             f"fp8.convert({model.name!r}): {', '.join(half)} compute in float16, whose loss scale grows after the "
             "static scales are calibrated: gradients would saturate. Use delayed scales",
             stacklevel=2,
         )
-    if chosen and isinstance(recipe, MXFP8Scaling) and current_device().kind == "gpu":
+    if chosen and scalings.all[0].in_blocks and current_device().kind == "gpu":
         ok, reason = is_available(MXFP8)
         if not ok:  # XLA emulates it there in loops, without tensor cores
             slower = f"{reason} It will be slower than bfloat16: use 'delayed'"
@@ -251,21 +248,21 @@ def convert(
     if wide:
         warnings.warn(
             f"fp8.convert({model.name!r}): {', '.join(wide)} compute in float32. Their products are in "
-            f"{recipe.operands} now, but what lies between is in float32: build the model under "
+            f"{scalings.title} now, but what lies between is in float32: build the model under "
             "'mixed_bfloat16' to gain more",
             stacklevel=2,
         )
     return model
 
 
-def _why_none(decisions: list[Decision], select: Select | None, recipe: Recipe) -> str:
+def _why_none(decisions: list[Decision], select: Select | None, scalings: Scalings) -> str:
     if not decisions:
-        return f"the model has no Dense or EinsumDense layer, so nothing is in {recipe.operands}"
+        return f"the model has no Dense or EinsumDense layer, so nothing is in {scalings.title}"
     reasons = Counter(decision.reason.partition(": ")[0] for decision in decisions)
     listed = "; ".join(f"{count} of them: {reason}" for reason, count in reasons.most_common(4))
     anyway = "; select=lambda path, layer: True converts what can be, all the same" if select is None else ""
     layers = f"{len(decisions)} Dense and EinsumDense layers"
-    return f"nothing is in {recipe.operands} of the {layers}. {listed}. keras_mp.fp8.explain(model) lists them{anyway}"
+    return f"nothing is in {scalings.title} of the {layers}. {listed}. keras_mp.fp8.explain(model) lists them{anyway}"
 
 
 def revert(model: keras.Model) -> keras.Model:
@@ -290,7 +287,7 @@ def explain(
     select: Select | None = None,
     target: str | None = None,
     batch_size: int = 8,
-    recipe: Recipe | str | None = None,
+    scaling: Scalings | Scaling | str | None = None,
 ) -> list[Decision]:
     """Prints a row for each layer that FP8 is for: whether it computes in FP8, or `convert` would, and why.
 
@@ -302,7 +299,7 @@ def explain(
         target: a chip's name, such as "h100": what the layer's products take there in bfloat16 and in FP8, forward and
             backward, is predicted from the chip's rates, and `convert(model, target=...)` decides by it.
         batch_size: for that prediction, where the model's inputs do not say it.
-        recipe: as `convert` would be given it.
+        scaling: as `convert` would be given it.
 
     Returns:
         What was printed, a `Decision` a layer.
@@ -314,11 +311,11 @@ def explain(
     from rich.table import Table
     from rich.text import Text
 
-    recipe = get_recipe(recipe)
-    decisions = decide(model, select, _target(target, batch_size, recipe))
-    rates = target is not None and not isinstance(recipe, Int8Scaling)
-    predicted = ["bfloat16", f"in {recipe.operands}", "gain"] if rates else []
-    table = Table("layer", "product", recipe.operands, *predicted, "why", box=None, pad_edge=False)
+    scalings = get_scalings(scaling)
+    decisions = decide(model, select, _target(target, batch_size, scalings))
+    rates = target is not None and scalings.title != "INT8"
+    predicted = ["bfloat16", f"in {scalings.title}", "gain"] if rates else []
+    table = Table("layer", "product", scalings.title, *predicted, "why", box=None, pad_edge=False)
     for decision in decisions:
         sizes = "" if decision.sizes is None else f"{decision.sizes[0]} x {decision.sizes[1]}"
         cost = decision.cost
@@ -336,23 +333,23 @@ def explain(
     return decisions
 
 
-def _target(name: str | None, batch_size: int, recipe: Recipe) -> Target | None:
+def _target(name: str | None, batch_size: int, scalings: Scalings) -> Target | None:
     batch_size = whole_number("batch_size", batch_size)
-    return None if name is None else Target(name, batch_size, recipe)
+    return None if name is None else Target(name, batch_size, scalings)
 
 
-def _told(changed: list[Decision], recipe: Recipe) -> str:
-    """Says which layers change their scaling recipe, and what is kept of their amaxes."""
-    before = dict.fromkeys(decision.layer.recipe for decision in changed)
-    had, has = max(old.history_length for old in before), recipe.history_length
+def _told(changed: list[Decision], scalings: Scalings) -> str:
+    """Says which layers change their scaling, and what is kept of their amaxes."""
+    before = dict.fromkeys(decision.layer.scaling for decision in changed)
+    had, has = max(old.kept for old in before), scalings.kept
     if had and has:
         kept = f"the newest {min(had, has)} of their amaxes of {had} steps are kept"
     elif had:
-        kept = f"their amaxes of {had} steps are dropped, as {type(recipe).__name__} needs none"
+        kept = f"their amaxes of {had} steps are dropped, as {scalings} needs none"
     else:
         kept = "they have no amaxes yet: their first step scales just in time" if has else "neither keeps amaxes"
     paths = ", ".join(decision.path for decision in changed)
-    return f"{paths} change from {' and '.join(map(str, before))} to {recipe}; weights are kept, and {kept}"
+    return f"{paths} change from {' and '.join(map(str, before))} to {scalings}; weights are kept, and {kept}"
 
 
 def _is_wide(layer: keras.layers.Layer) -> bool:

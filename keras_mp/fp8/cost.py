@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import keras
 
-from keras_mp.fp8.mxfp8 import MXFP8Scaling
-from keras_mp.fp8.scaling_recipe import Recipe
+from keras_mp.fp8.scaling import Scalings
 from keras_mp.precision.chips import CHIPS, Chip, find_chip
 
 # When FP8 pays: what a layer's three products and its quantization take at a chip's peak rates.
@@ -34,7 +33,7 @@ class Cost(NamedTuple):
         return self.bfloat16 / self.fp8
 
 
-def step_cost(rows: int, inputs: int, outputs: int, chip: Chip, recipe: Recipe) -> Cost:
+def step_cost(rows: int, inputs: int, outputs: int, chip: Chip, scalings: Scalings) -> Cost:
     """Estimates forward and backward of one product from the chip's peak rates.
 
         product      = max(2 rows inputs outputs / rate, bytes of operands and result / bandwidth),  three of them
@@ -54,7 +53,7 @@ def step_cost(rows: int, inputs: int, outputs: int, chip: Chip, recipe: Recipe) 
         inputs: features of a row.
         outputs: features of a row of the result.
         chip: one with FP8.
-        recipe: the scaling recipe of the operands.
+        scalings: of the operands.
 
     Returns:
         Seconds for one of the chip's devices.
@@ -70,10 +69,10 @@ def step_cost(rows: int, inputs: int, outputs: int, chip: Chip, recipe: Recipe) 
         return sum(max(2 * rows * inputs * outputs / rate, bytes_moved / bandwidth) for bytes_moved in moved)
 
     def quantized(elements: int, size: int) -> int:
-        reads = 1 if recipe.history_length else 2
-        if isinstance(recipe, MXFP8Scaling):
+        reads = 1 if scalings.kept else 2
+        if scalings.all[0].in_blocks:
             return elements * (3 * size + 2 * _FP8)
-        if recipe.per_row:
+        if scalings.all[0].granularity == "row":
             return elements * 2 * (reads * size + _FP8)  # the second copy is the transposed one
         return elements * (reads * size + _FP8 * (2 if wants_transposed(chip) else 1))
 
@@ -91,15 +90,15 @@ def wants_transposed(chip: Chip) -> bool:
     return chip.vendor == "nvidia" and chip.architecture in ("8.9", "9.0")
 
 
-def chip_for(target: str, recipe: Recipe) -> Chip:
-    """Looks up a chip that multiplies FP8, or MXFP8 for `MXFP8Scaling`.
+def chip_for(target: str, scalings: Scalings) -> Chip:
+    """Looks up a chip that multiplies FP8, or MXFP8 for blocks.
 
     Raises:
         ValueError: there is no such chip, or it has no such units, names those that have; or the backend has no such
             product.
     """
     chip = find_chip(target)
-    if isinstance(recipe, MXFP8Scaling):
+    if scalings.all[0].in_blocks:
         having = ", ".join(name for name, chip in CHIPS.items() if _multiplies_blocks(chip))
         if not _multiplies_blocks(chip):
             raise ValueError(

@@ -11,10 +11,10 @@ import keras
 from keras.src.backend.common.variables import AutocastScope
 
 from keras_mp import backend
+from keras_mp.fp8.equations import problem
 from keras_mp.fp8.matmul import matmul
-from keras_mp.fp8.quantized_dot import problem, read_kernel
-from keras_mp.fp8.scaling import get_recipe
-from keras_mp.fp8.scaling_recipe import ROLES, Recipe
+from keras_mp.fp8.quantize import read_kernel
+from keras_mp.fp8.scaling import ROLES, Scalings, get_scalings
 from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.walk import Config
 
@@ -127,12 +127,12 @@ class AmaxHistory(keras.layers.Layer):
 
 # Keras's Dense and EinsumDense with FP8 matrix products.
 
-# The treatment of a layer that `keras_mp.fp8.convert` changed; its options are the scaling recipe.
+# The treatment of a layer that `keras_mp.fp8.convert` changed; its options are its scalings.
 FLOAT8 = "fp8"
 
 
 class Float8Layer:
-    """What comes before a layer's own class: a scaling recipe, the amaxes that it needs, and the product."""
+    """What comes before a layer's own class: its scalings, the amaxes that they need, and the product."""
 
     # Of 16-bit inputs the product is float32 before it is rounded to the compute dtype: `stabilize` need not see to it.
     float32_sums = True
@@ -146,22 +146,22 @@ class Float8Layer:
     built: bool
     _tracker: Any
     amax_history: AmaxHistory | None = None
-    _recipe: Recipe
+    _scaling: Scalings
 
     @property
-    def recipe(self) -> Recipe:
-        """How operands are scaled. That of a built layer is changed by `keras_mp.fp8.convert(model, recipe)`."""
-        return treatments_of(self).get(FLOAT8) or self._recipe
+    def scaling(self) -> Scalings:
+        """How operands are scaled. That of a built layer is changed by `keras_mp.fp8.convert(model, scaling)`."""
+        return treatments_of(self).get(FLOAT8) or self._scaling
 
-    @recipe.setter
-    def recipe(self, recipe: Recipe | str | None) -> None:
-        recipe = get_recipe(recipe)
-        if self.built and _kept(recipe) != _kept(self.recipe):
+    @scaling.setter
+    def scaling(self, scaling: Any) -> None:
+        scalings = get_scalings(scaling)
+        if self.built and _kept(scalings) != _kept(self.scaling):
             raise ValueError(
-                f"recipe={recipe} keeps amaxes of {recipe.history_length} steps, and the built layer {self.path!r} of "
-                f"{self.recipe.history_length}: change it with keras_mp.fp8.convert(model, recipe)"
+                f"scaling={scalings} keeps {scalings.kept} amaxes of a role, and the built layer {self.path!r} "
+                f"{self.scaling.kept}: change it with keras_mp.fp8.convert(model, scaling)"
             )
-        give_recipe(self, recipe)
+        give_scaling(self, scalings)
 
     def build(self, input_shape: Any) -> None:
         super().build(input_shape)  # type: ignore[misc]
@@ -170,7 +170,7 @@ class Float8Layer:
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         with AutocastScope(None):
             # The float32 master weights: they are rounded once, to FP8, and their gradient is never rounded.
-            kernel, part = read_kernel(self.kernel, self.recipe)
+            kernel, part = read_kernel(self.kernel, self.scaling)
         history = None if self.amax_history is None else self.amax_history.call()
         path = self.path or self.name
         x = self.multiply(inputs, kernel, dtype=self.compute_dtype, path=path, history=history, part=part)
@@ -180,24 +180,30 @@ class Float8Layer:
 
     def multiply(self, inputs: Any, kernel: Any, **arguments: Any) -> Any:
         """The product, without bias and activation, as `keras_mp.fp8.matmul` takes its arguments."""
-        return matmul(inputs, kernel, self.recipe, equation=getattr(self, "equation", ""), **arguments)
+        return matmul(inputs, kernel, self.scaling, equation=getattr(self, "equation", ""), **arguments)
 
     def get_config(self) -> Config:
-        recipe = keras.saving.serialize_keras_object(self.recipe)
-        return {**super().get_config(), "recipe": recipe}  # type: ignore[misc]
+        scaling = keras.saving.serialize_keras_object(self.scaling)
+        return {**super().get_config(), "scaling": scaling}  # type: ignore[misc]
+
+    @classmethod
+    def from_config(cls, config: Config) -> Any:
+        """The layer of a config, also of one that version 0.1.0 wrote."""
+        renamed = {"scaling" if key == "recipe" else key: value for key, value in config.items()}
+        return super().from_config(renamed)  # type: ignore[misc]
 
 
-def give_recipe(layer: Any, recipe: Recipe) -> None:
-    """Notes the scaling recipe of an FP8 layer, past Keras's tracking of attributes."""
+def give_scaling(layer: Any, scalings: Scalings) -> None:
+    """Notes the scalings of an FP8 layer, past Keras's tracking of attributes."""
     if FLOAT8 in treatments_of(layer):
-        treatments_of(layer)[FLOAT8] = recipe
+        treatments_of(layer)[FLOAT8] = scalings
     else:
-        vars(layer)["_recipe"] = recipe
+        vars(layer)["_scaling"] = scalings
 
 
 def build_history(layer: Any) -> None:
-    """Gives an FP8 layer the amax history that its scaling recipe needs, with the newest of the amaxes it has."""
-    old, length = layer.amax_history, _kept(layer.recipe)
+    """Gives an FP8 layer the amax history that its scalings need, with the newest of the amaxes it has."""
+    old, length = layer.amax_history, _kept(layer.scaling)
     if old is not None and (old.length, old.counts_steps) == length:
         return
     store: dict[str, Any] = {}
@@ -224,8 +230,8 @@ def set_history(layer: Any, history: AmaxHistory | None) -> None:
     layer._tracker.lock()
 
 
-def _kept(recipe: Recipe) -> tuple[int, bool]:
-    return recipe.history_length, recipe.counts_steps
+def _kept(scalings: Scalings) -> tuple[int, bool]:
+    return scalings.kept, scalings.counts
 
 
 @keras.saving.register_keras_serializable("keras_mp")
@@ -237,18 +243,17 @@ class Float8Dense(Float8Layer, keras.layers.Dense):
 
     Args:
         units: features of the result.
-        recipe: a scaling recipe such as `CurrentScaling(power_of_two=True)`, or its name; `CurrentScaling()` by
-            default.
+        scaling: a `Scalings`, a `Scaling` for all operands, or the name of one of the kit's; "current" by default.
         **arguments: those of `keras.layers.Dense`.
 
     Raises:
-        ValueError: unknown scaling recipe, or as Dense.
+        ValueError: unknown scaling, or as Dense.
         TypeError: called on integers.
     """
 
-    def __init__(self, units: int, activation: Any = None, *, recipe: Any = None, **arguments: Any) -> None:
+    def __init__(self, units: int, activation: Any = None, *, scaling: Any = None, **arguments: Any) -> None:
         super().__init__(units, activation, **arguments)
-        self.recipe = recipe
+        self.scaling = scaling
 
 
 @keras.saving.register_keras_serializable("keras_mp")
@@ -259,20 +264,19 @@ class Float8EinsumDense(Float8Layer, keras.layers.EinsumDense):
         equation: a matrix product of an input and a kernel: each label stands in two of its three terms, as in
             "abc,cde->abde".
         output_shape: as in EinsumDense.
-        recipe: a scaling recipe such as `CurrentScaling(power_of_two=True)`, or its name; `CurrentScaling()` by
-            default.
+        scaling: a `Scalings`, a `Scaling` for all operands, or the name of one of the kit's; "current" by default.
         **arguments: those of `keras.layers.EinsumDense`.
 
     Raises:
-        ValueError: the equation is no matrix product, unknown scaling recipe, or as EinsumDense.
+        ValueError: the equation is no matrix product, unknown scaling, or as EinsumDense.
         TypeError: called on integers.
     """
 
     def __init__(
-        self, equation: str, output_shape: Any, activation: Any = None, *, recipe: Any = None, **arguments: Any
+        self, equation: str, output_shape: Any, activation: Any = None, *, scaling: Any = None, **arguments: Any
     ) -> None:
         wrong = problem(equation)
         if wrong:
             raise ValueError(f"Float8EinsumDense computes matrix products of an input and a kernel, but {wrong}")
         super().__init__(equation, output_shape, activation, **arguments)
-        self.recipe = recipe
+        self.scaling = scaling

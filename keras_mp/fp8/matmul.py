@@ -1,34 +1,39 @@
-"""The matrix product of an FP8 layer and its gradients: three FP8 products."""
+"""The matrix product of a layer whose operands are in 8 or 4 bits, and its gradients: three products."""
 
 from __future__ import annotations
 
-import functools
+import math
+import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from keras_mp import backend
-from keras_mp.fp8.int8_products import Int8Scaling, MatrixProducts, int8_product
-from keras_mp.fp8.mxfp8 import MXFP8Scaling, mxfp8_product
-from keras_mp.fp8.quantized_dot import (
-    explicit,
-    first_order,
-    first_order_operands,
+from keras_mp.fp8.blocks import Blocks, as_matrix, block_dot, quantize_matrix, quantize_tiles, rows_of_tiles
+from keras_mp.fp8.equations import explicit, summed_axes
+from keras_mp.fp8.quantize import (
+    Quantized,
     join,
-    quantized_dot,
+    known_of,
+    next_history,
+    observe,
+    quantize,
+    rounding_bits,
     sum_gradients,
-    summed_axes,
-    whole_shape,
 )
-from keras_mp.fp8.scaling import get_recipe
-from keras_mp.fp8.scaling_recipe import ROLES, Quantized, Recipe, scaling
+from keras_mp.fp8.scaling import PRODUCTS, ROLES, Pair, Scaling, Scalings, get_scalings
+from keras_mp.precision.formats import INT8
 from keras_mp.stability.accumulate import last_axis
+
+MOST_TERMS = (2**31 - 1) // 127**2
+"""So many products of two integers of INT8 are sure to have a sum within INT32."""
 
 
 def matmul(
     inputs: Any,
     kernel: Any,
-    recipe: Recipe | str | None = None,
+    scaling: Scalings | Scaling | str | None = None,
     *,
     equation: str = "",
     dtype: str = "",
@@ -36,43 +41,40 @@ def matmul(
     history: Any = None,
     part: Any = None,
 ) -> Any:
-    """Multiplies inputs by a kernel in FP8; so are both gradients.
+    """Multiplies inputs by a kernel in 8 or 4 bits; so are both gradients.
 
-        x8, sx = quantize(x, "input")       w8, sw = quantize(w, "kernel")
-        y      = (x8 . w8) / (sx sw)
-
-        g8, sg = quantize(gradient of y, "gradient")
+        x8, sx = quantize(x)        w8, sw = quantize(w)        g8, sg = quantize(gradient of y)
+        y             = (x8 . w8) / (sx sw)
         gradient of x = (g8 . w8^T) / (sg sw)
         gradient of w = (x8^T . g8) / (sx sg)
 
-    Each `.` has FP8 operands and float32 sums, and is divided by the two scales once, in float32, before it is rounded
-    to the result's dtype; a bias comes after that. Only x8, w8 and the scales are kept for the backward pass. The
-    forward product lets a GPU add up with the fewer bits of its fast accumulation, the gradients do not, as
-    Transformer Engine's default recipe has it.
+    How each is quantized is a `Scaling`, of each operand in each product. Operands that are scaled alike are quantized
+    once; those with a scale a row or a block once for each product, along the axes that it sums over. A product without
+    scalings has operands in the dtype of the inputs.
 
-    With a scale a row, sx and sw are those of the rows and columns of the result, and the two gradients have copies of
-    x, w and g that are scaled for them: see `RowwiseScaling`.
+    Each `.` has float32 sums, of INT8 INT32's, and is divided by the two scales once, in float32, before it is rounded
+    to the result's dtype; a bias comes after that. Only codes and scales are kept for the backward pass. The forward
+    product of FP8 lets a GPU add up with the fewer bits of its fast accumulation, the gradients do not, as Transformer
+    Engine's default recipe has it. Where the product of two scales overflows float32, the result is zero.
 
-    The products of the largest inputs, kernel and gradient magnitudes may be as small as 1e-32; where the divisor
-    overflows float32, the result is zero.
-
-    With `Int8Scaling` the operands are INT8, with `MXFP8Scaling` in blocks: their docstrings have the equations.
+    A product of INT8 that sums over more than 133,144 terms can exceed INT32. Where the number is known when the
+    program is traced, such a product has operands in 16 bits; where it is not (on TensorFlow, the batch size), a kernel
+    gradient of more rows is NaN.
 
     On hardware without FP8 the compiler widens the operands: the sums are of the same products.
 
     Args:
         inputs: floats of shape (..., features), or as the equation says; any batch size, unknown or zero as well.
         kernel: floats of shape (features, units), or as the equation says. Given in float32, it is rounded once.
-        recipe: a scaling `Recipe`, or the name of one; "current" by default.
+        scaling: a `Scalings`, a `Scaling` for all operands, or the name of one of the kit's; "current" by default.
         equation: of an einsum, such as "abc,cde->abde": each label stands in two of its three terms.
         dtype: of the result; by default that of the inputs.
         path: names the products in the compiled program: `path/keras_mp.forward`, `path/keras_mp.input_gradient`,
             `path/keras_mp.kernel_gradient`. On JAX the name scopes around the call take its place.
-        history: amaxes of the steps before, float32 of shape (3, recipe.history_length), by role and step, the newest
-            step first, for a scaling recipe that needs them, and then a column with the number of steps, for one that
-            counts them (`recipe.counts_steps`); without it each call is a first step. Its gradient is no
-            gradient, but the history of the next step.
-        part: how the whole kernel is made of what the devices have, from `keras_mp.fp8.quantized_dot.read_kernel`; None
+        history: what is known from the updates before, float32 of shape (3, scaling.columns), by role: the amaxes, the
+            newest first, and in a last column the number of updates, where it is counted. Without it each call is a
+            first one. Its gradient is no gradient, but the history of the next update.
+        part: how the whole kernel is made of what the devices have, from `keras_mp.fp8.quantize.read_kernel`; None
             where `kernel` is whole. Its gradient is then this device's part of the sum over all.
 
     Returns:
@@ -80,81 +82,296 @@ def matmul(
 
     Raises:
         TypeError: inputs or kernel are no floats.
-        ValueError: unknown scaling recipe, the equation is no matrix product, or a history of another shape.
+        ValueError: unknown scaling, the equation is no matrix product, or a history of another shape.
     """
-    recipe = get_recipe(recipe)
+    scalings = get_scalings(scaling)
     inputs, kernel = backend.as_tensor(inputs), backend.as_tensor(kernel)
-    input_dtype, kernel_dtype = float_dtype("inputs", inputs), float_dtype("kernel", kernel)
+    input_dtype, kernel_dtype = _float_dtype("inputs", inputs), _float_dtype("kernel", kernel)
     rank = len(inputs.shape)
     equation = explicit(equation, rank) if equation else last_axis(rank)
-    operands, result_labels = equation.split("->")
-    input_labels, kernel_labels = operands.split(",")
-
-    to_inputs = f"{result_labels},{kernel_labels}->{input_labels}"
-    to_kernel = f"{input_labels},{result_labels}->{kernel_labels}"
-    histories = [] if history is None else [_checked(history, recipe)]
-    # libtpu 0.0.42 runs out of stack where it fuses a product that splits features into heads with attention's own.
-    splits = len(kernel_labels) - len(set(kernel_labels) & set(input_labels)) > 1
-    equations, result_dtype = (equation, to_inputs, to_kernel), dtype or input_dtype
-    if isinstance(recipe, Int8Scaling):
-        dtypes, whole = (result_dtype, input_dtype, kernel_dtype), whole_shape(kernel, part)
-        products = MatrixProducts(equations, inputs.shape, whole, dtypes, recipe, path, apart=splits)
-        return int8_product(inputs, kernel, histories, recipe, products, path, part)
-    if isinstance(recipe, MXFP8Scaling):
-        return mxfp8_product(inputs, kernel, recipe, equations, result_dtype, path, apart=splits)
+    whole = tuple(kernel.shape) if part is None else part.shape
+    products = _Products(equation, scalings, (*inputs.shape, *whole), input_dtype, path, part)
+    histories = [] if history is None else [_checked(history, scalings)]
 
     @backend.custom_gradient
     def multiply(inputs: Any, kernel: Any, *histories: Any) -> Any:
         inputs, kernel = first_order_operands([inputs, kernel], path)
         scope = backend.gradient_scope()
         history = histories[0] if histories else None
-        quantize = functools.partial(_quantize, recipe, history)
-        x8, x8_for_kernel = quantize("input", inputs, (equation, 0), (to_kernel, 0))
-        w8, w8_for_inputs = quantize("kernel", kernel, (equation, 1), (to_inputs, 1), part=part)
-        amaxes = [recipe.amax(x, history) for x in (inputs, kernel)] if histories else []
+        operand = products.operands(inputs, kernel, history)
+        x, w = operand("input", inputs, "forward"), operand("kernel", kernel, "forward")
+        x_kept, w_kept = operand("input", inputs, "kernel_gradient"), operand("kernel", kernel, "input_gradient")
+        amaxes = [_observed(role, x, scalings, history) for role, x in (("input", inputs), ("kernel", kernel))]
 
         def gradient(g: Any) -> Any:
-            product = functools.partial(quantized_dot, path=path, precise=True, apart=False)
             (g,) = first_order_operands([g], path)
             with scope():
-                g8_for_inputs, g8_for_kernel = quantize("gradient", g, (to_inputs, 0), (to_kernel, 1))
-                following = [recipe.next_history(history, [*amaxes, recipe.amax(g, history)])] if histories else []
-                own = product(to_kernel, x8_for_kernel, g8_for_kernel, kernel_dtype, "kernel_gradient")
-                to_x = product(to_inputs, g8_for_inputs, w8_for_inputs, input_dtype, "input_gradient")
-                kept = [x8_for_kernel, w8_for_inputs]
+                g_by_row, g_by_column = (operand("gradient", g, f"{role}_gradient") for role in ("input", "kernel"))
+                following = []
+                if histories:
+                    known = [*amaxes, _observed("gradient", g, scalings, history)]
+                    following = [next_history(history, scalings, known)]
+                own = products.dot("kernel_gradient", x_kept, g_by_column, kernel_dtype)
+                to_x = products.dot("input_gradient", g_by_row, w_kept, input_dtype)
+                kept = [operand.scale for operand in (x_kept, w_kept) if isinstance(operand, Quantized)]
                 return *first_order([to_x, sum_gradients(own, part)], g, kept, path), *following
 
-        result = quantized_dot(equation, x8, w8, result_dtype, "forward", path=path, precise=False, apart=splits)
-        return result, gradient
+        return products.dot("forward", x, w, dtype or input_dtype), gradient
 
     return multiply(inputs, kernel, *histories)
 
 
-def _quantize(
-    recipe: Recipe, history: Any, role: str, x: Any, *products: tuple[str, int], part: Any = None
-) -> list[Quantized]:
-    """Quantizes an operand for each of its products, given as the equation and the operand's place in it."""
-    known = None if history is None else history[ROLES.index(role)]
-    with scaling(part):
-        if not recipe.per_row:
-            return [join(recipe.quantize(x, role, history=known), part)] * len(products)
-        along = [summed_axes(equation)[place] for equation, place in products]
-        return [join(recipe.quantize(x, role, axes), part, axes) for axes in along]
+class _Products:
+    """The three products of one call.
+
+    Args:
+        equation: of the forward product, without an ellipsis.
+        scalings: of the layer.
+        shape: of inputs and kernel, one after the other.
+        compute_dtype: of operands without a scaling.
+        path: of the layer.
+        part: how the whole kernel is made of this device's part; None where it is whole.
+    """
+
+    def __init__(
+        self, equation: str, scalings: Scalings, shape: Sequence[Any], compute_dtype: str, path: str, part: Any
+    ):
+        operands, result = equation.split("->")
+        left, right = operands.split(",")
+        self._labels = left + right
+        self._sizes = dict(zip(self._labels, shape, strict=True))
+        self._equations = {
+            "forward": equation,
+            "input_gradient": f"{result},{right}->{left}",
+            "kernel_gradient": f"{left},{result}->{right}",
+        }
+        self._pairs: dict[str, Pair] = {product: getattr(scalings, product) for product in PRODUCTS}
+        for product, pair in self._pairs.items():
+            if pair and pair[0].format == INT8 and not self._fits(product):
+                self._pairs[product] = None
+        self._scalings, self._compute_dtype, self._path, self._part = scalings, compute_dtype, path, part
+        # libtpu 0.0.42 runs out of stack where it fuses a product that splits features into heads with attention's own.
+        self._splits = len(right) - len(set(right) & set(left)) > 1
+        # Of a kernel in tiles, whose codes both directions read: its axes as the forward product's matrix has them.
+        self._tile_axes = summed_axes(equation)[1]
+        self._tile_labels = [[right[axis] for axis in self._tile_axes]]
+        self._tile_labels.append([label for label in right if label not in self._tile_labels[0]])
+
+    def operands(self, inputs: Any, kernel: Any, history: Any) -> Any:
+        """A function of role, tensor and product that quantizes, of what is scaled alike once."""
+        made: dict[Any, Any] = {}
+        shape = (*keras.ops.shape(inputs), *keras.ops.shape(kernel))
+        self._sizes = dict(zip(self._labels, shape, strict=True))  # on TensorFlow tensors, where a size is not known
+
+        def operand(role: str, x: Any, product: str) -> Any:
+            place = PRODUCTS[product].index(role)
+            pair = self._pairs[product]
+            scaling = pair[place] if pair else None
+            part = self._part if role == "kernel" else None
+            axes = self._axes(product)[place]
+            along = axes if scaling and scaling.granularity in ("row", "block") else None
+            key = role, scaling, along
+            if key not in made:
+                known = known_of(history, role, self._scalings)
+                made[key] = self._quantized(x, scaling, axes, along, known, part)
+            return made[key]
+
+        return operand
+
+    def dot(self, product: str, left: Any, right: Any, dtype: str) -> Any:
+        """One product of two operands, divided by their scales."""
+        equation, pair = self._equations[product], self._pairs[product]
+        name = f"{self._path}/keras_mp.{product}"
+        apart = self._splits and product == "forward"
+        if pair and pair[0].in_blocks:
+            rows = self._kept_labels(product)
+            if pair[1].granularity == "tile":
+                right = self._rows_of_kernel(right, product)
+            out = block_dot(left, right, dtype, name, apart)
+            out = keras.ops.reshape(out, [self._sizes[label] for label in rows])
+            return _in_order(out, rows, equation)
+        if pair and pair[0].format == INT8 and product == "kernel_gradient":
+            equation, left = _summed_last(equation, _nan_past_int32(equation, left))
+        precise = pair is not None and pair[0].format != INT8 and product != "forward"
+        return quantized_dot(equation, left, right, dtype, name, precise=precise, apart=apart)
+
+    def _quantized(self, x: Any, scaling: Scaling | None, axes: Any, along: Any, known: Any, part: Any) -> Any:
+        if scaling is None:
+            return join(Quantized(keras.ops.cast(x, self._compute_dtype), keras.ops.ones(())), part)
+        variable = zlib.crc32(self._path.encode())
+        if not scaling.in_blocks:
+            return join(quantize(x, scaling, along, known, variable, part), part, along)
+        bits = rounding_bits(keras.ops.shape(x), scaling, known, variable)
+        if scaling.granularity == "tile":
+            return quantize_tiles(as_matrix(x, self._tile_axes)[0], scaling)
+        matrix, axis = as_matrix(x, axes)
+        return quantize_matrix(matrix, scaling, axis, None if bits is None else as_matrix(bits, axes)[0])
+
+    def _rows_of_kernel(self, tiles: Blocks, product: str) -> Blocks:
+        summed, kept = self._tile_labels
+        first = list(self._tile_axes) == list(range(len(summed)))  # of the matrix, the axis that is summed forward
+        axis = (0 if first else 1) if product == "forward" else (1 if first else 0)
+        rows = kept if product == "forward" else summed
+        return rows_of_tiles(tiles, axis, math.prod(self._sizes[label] for label in rows))
+
+    def _axes(self, product: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The axes that a product sums over, in pairs; of a kernel in tiles in the order of its matrix."""
+        equation, pair = self._equations[product], self._pairs[product]
+        axes = summed_axes(equation)
+        if product != "input_gradient" or pair is None or pair[1].granularity != "tile":
+            return axes
+        left, right = equation.split("->")[0].split(",")
+        summed = self._tile_labels[1]
+        return tuple(map(left.index, summed)), tuple(map(right.index, summed))
+
+    def _kept_labels(self, product: str) -> list[str]:
+        """The labels of a product of two matrices: the left one's rows, then the right one's."""
+        operands, result = self._equations[product].split("->")
+        left, right = operands.split(",")
+        rows = [label for label in right if label in result]
+        pair = self._pairs[product]
+        if product == "input_gradient" and pair and pair[1].granularity == "tile":
+            rows = self._tile_labels[0]
+        return [*(label for label in left if label in result), *rows]
+
+    def _fits(self, product: str) -> bool:
+        """Whether a product sums over few enough terms for INT32, or over a number that is not known yet."""
+        left, right = self._equations[product].split("->")[0].split(",")
+        summed = [self._sizes[label] for label in left if label in right]
+        return not all(isinstance(size, int) for size in summed) or math.prod(summed) <= MOST_TERMS
 
 
-def _checked(history: Any, recipe: Recipe) -> Any:
-    wanted = (len(ROLES), recipe.history_length + recipe.counts_steps)
+def _observed(role: str, x: Any, scalings: Scalings, history: Any) -> Any:
+    """The amax of a role's tensor in this update: float32 of shape (); 0 where none is kept."""
+    keeping = [scaling for scaling in scalings.of(role) if scaling.kept]
+    known = known_of(history, role, scalings)
+    return observe(x, keeping[0], known) if known and keeping else keras.ops.zeros(())
+
+
+def quantized_dot(
+    equation: str, left: Quantized, right: Quantized, dtype: str, name: str, *, precise: bool, apart: bool
+) -> Any:
+    """An einsum of two quantized tensors whose summed labels stand in both, divided by their scales.
+
+    Args:
+        equation: of a matrix product, without an ellipsis.
+        left: with a scale of shape (), or one for each row.
+        right: likewise.
+        dtype: of the result.
+        name: of the product in the compiled program.
+        precise: whether a GPU must add up in full float32.
+        apart: whether the compiler may not fuse what follows into the product.
+
+    Returns:
+        A tensor as the equation says.
+    """
+    operands, _ = equation.split("->")
+    left_labels, right_labels = operands.split(",")
+    axes = summed_axes(equation)
+    kept = [
+        [label for axis, label in enumerate(labels) if axis not in summed]
+        for labels, summed in zip((left_labels, right_labels), axes, strict=True)
+    ]
+
+    def multiply(factor: Any, dtype: str) -> Any:
+        lists = list(axes[0]), list(axes[1])
+        return backend.scaled_dot(
+            left.values, right.values, lists, factor, dtype, precise=precise, apart=apart, name=name
+        )
+
+    if len(left.scale.shape) == 0:
+        out = multiply(1.0 / (left.scale * right.scale), dtype)
+    else:
+        rows = keras.ops.squeeze(1.0 / left.scale, axes[0])
+        columns = keras.ops.squeeze(1.0 / right.scale, axes[1])
+        out = multiply(keras.ops.ones(()), "float32")
+        out = out * keras.ops.expand_dims(rows, [len(kept[0]) + i for i in range(len(kept[1]))])
+        out = keras.ops.cast(out * columns, dtype)
+    return _in_order(out, kept[0] + kept[1], equation)
+
+
+def _in_order(out: Any, labels: Sequence[str], equation: str) -> Any:
+    """Transposes a product to the result of an equation."""
+    result = equation.split("->")[1]
+    return out if list(labels) == list(result) else keras.ops.transpose(out, [labels.index(label) for label in result])
+
+
+def _summed_last(equation: str, left: Quantized) -> tuple[str, Quantized]:
+    """The same product with the axes that it sums over last in its left operand, and in memory.
+
+    A TPU v5e multiplies integers that it adds up along the rows of both operands no faster than bfloat16.
+    """
+    labels, rest = equation.split(",", 1)
+    summed = summed_axes(equation)[0]
+    order = [axis for axis in range(len(labels)) if axis not in summed] + list(summed)
+    if order == list(range(len(labels))):
+        return equation, left
+    scale = left.scale if len(left.scale.shape) == 0 else keras.ops.transpose(left.scale, order)
+    values = backend.row_major(keras.ops.transpose(backend.row_major(left.values), order))
+    return f"{''.join(labels[axis] for axis in order)},{rest}", Quantized(values, scale)
+
+
+def _nan_past_int32(equation: str, left: Quantized) -> Quantized:
+    """Gives an operand the scale NaN where a product of it sums over too many terms, once their number is known."""
+    axes = summed_axes(equation)[0]
+    if all(isinstance(left.values.shape[axis], int) for axis in axes):
+        return left
+    sizes = [keras.ops.cast(keras.ops.shape(left.values)[axis], "float32") for axis in axes]
+    return Quantized(left.values, keras.ops.where(math.prod(sizes) <= MOST_TERMS, left.scale, float("nan")))
+
+
+def _checked(history: Any, scalings: Scalings) -> Any:
+    wanted = (len(ROLES), scalings.columns)
     if not wanted[1] or tuple(history.shape) != wanted:
         raise ValueError(
-            f"history has the shape {tuple(history.shape)}, and {recipe} "
+            f"history has the shape {tuple(history.shape)}, and {scalings} "
             + (f"needs {wanted}" if wanted[1] else "keeps none: leave it out")
         )
     return backend.as_tensor(history)
 
 
-def float_dtype(name: str, x: Any) -> str:
+def _float_dtype(name: str, x: Any) -> str:
     """The dtype of a tensor of floats; a TypeError names another."""
     dtype = keras.backend.standardize_dtype(x.dtype)
     if not keras.backend.is_float_dtype(dtype):
         raise TypeError(f"{name} must be floats, got {dtype}: cast them, as with keras.ops.cast(x, 'bfloat16')")
     return dtype
+
+
+# Gradients of products of 8-bit operands, which have no derivatives of their own.
+
+
+def first_order(gradients: Sequence[Any], upstream: Any, kept: Sequence[Any], path: str) -> list[Any]:
+    """Returns the gradients of a product; to differentiate them is an error that names the layer and the way out.
+
+    Kept for the backward pass are the 8-bit operands alone: their derivatives with respect to what was rounded are 0
+    or, as JAX has them, themselves rounded to 8 bits without a scale.
+
+    Args:
+        gradients: of inputs and kernel.
+        upstream: the gradient of the product.
+        kept: scales that were kept.
+        path: of the layer; "" where it has none.
+
+    Raises:
+        NotImplementedError: for second derivatives, and in forward mode.
+    """
+    return backend.refuse_derivatives(_message(path), gradients, [upstream, *kept])
+
+
+def first_order_operands(operands: Sequence[Any], path: str) -> list[Any]:
+    """Returns operands of a product or of its gradients: the same error where derivatives of the gradients follow them.
+
+    What is found here is found before JAX says that it cannot differentiate a product of blocks, and names no layer.
+    """
+    if backend.in_forward_mode(operands):
+        raise NotImplementedError(_message(path))
+    return backend.refuse_derivatives(_message(path), operands, [])
+
+
+def _message(path: str) -> str:
+    return (
+        f"{f'the layer {path!r}' if path else 'a product'} computes in 8 bits, and has first derivatives alone, in "
+        "reverse mode: for a gradient penalty, a Hessian, jvp or jacfwd call keras_mp.fp8.revert(model), or leave the "
+        "layer out with keras_mp.fp8.convert(model, select=...)"
+    )

@@ -1,277 +1,517 @@
-"""The scaling recipes current, delayed, rowwise and static, and those that have a name. Docstrings are formulas."""
+"""How operands of matrix products are brought into 8 or 4 bits: a value an operand, and six of them a layer."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import keras
 
-from keras_mp import backend
-from keras_mp.fp8.int8_products import Int8Scaling
-from keras_mp.fp8.mxfp8 import MXFP8Scaling
-from keras_mp.fp8.scaling_recipe import (
-    AMAX_RULES,
-    HYBRID,
-    Quantized,
-    Recipe,
-    RoleFormats,
-    amax_of,
-    check_role,
-    next_step,
-    over_parts,
-)
-from keras_mp.precision.formats import E4M3
+from keras_mp.precision.formats import E2M1, E4M3, E5M2, INT8, SCALED_FORMATS, Format, format_named
 from keras_mp.system.whole_number import whole_number
 
+ROLES = ("input", "kernel", "gradient")
+PRODUCTS = {
+    "forward": ("input", "kernel"),
+    "input_gradient": ("gradient", "kernel"),
+    "kernel_gradient": ("input", "gradient"),
+}
+"""The three products of a layer, and the roles of the two operands of each."""
 
-@keras.saving.register_keras_serializable("keras_mp")
-@dataclasses.dataclass(frozen=True, repr=False)
-class CurrentScaling(Recipe):
-    """A scale per tensor, from the tensor itself. There is no state.
+SOURCES = ("current", "delayed", "static")
+CHOICES = {
+    "granularity": ("tensor", "row", "block", "tile"),
+    "scale": ("float32", "power_of_two", "E8M0", "E8M0_floor", "E4M3"),
+    "rounding": ("nearest", "stochastic"),
+    "transform": ("none", "hadamard"),
+}
+BLOCK_SIZES = {"E8M0": 32, "E8M0_floor": 32, "E4M3": 16}
+"""How many numbers share a scale of blocks, by the format of the scale."""
 
-        amax  = max |x|
-        scale = min(max of the format / amax, 2^126)        1 where amax is 0, infinite or NaN
-        scale = 2^floor(log2 scale)                         with power_of_two
-        x8    = cast(x . scale)                             x = x8 / scale
 
-    The scale is float32 and finite. Where x holds an infinity or a NaN it is 1, and x8 holds a NaN there.
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """How one operand of a matrix product is scaled and rounded.
 
-    Formula: Micikevicius et al., "FP8 Formats for Deep Learning", 2022 (arXiv:2209.05433), section 3.
+        amax  = max |x|                                     of the tensor, or along the axes that a product sums over
+        scale = min(max of the format / (2^margin . amax), 2^126)       1 where amax is 0, infinite or NaN
+        scale = 2^floor(log2 scale)                         with the scale "power_of_two"
+        codes = cast(x . scale)                             x = codes / scale; what exceeds the format saturates
+
+    Where x is not finite the result stays so: FP8 has a NaN; of INT8 the scale is NaN, of the tensor or the row; and of
+    blocks the block's scale.
+
+    The source of the amax:
+
+        "current"   the tensor itself
+        "delayed"   the largest of the `history` updates before, over their calls, micro-batches and replicas; the
+                    tensor itself where that is 0, as in the first step. The tensor is read once, not twice
+        "static"    the largest so far in the first `history` updates, this step's included; then fixed
+        a function  of the tensor and of what is known, see Args
+
+    A step of which nothing is applied leaves what is known as it is; it is saved with the layer. A layer that is not
+    trainable keeps nothing, and scales by the tensor itself. Where a loss is scaled, gradients are those of the scaled
+    loss: when it doubles, delayed scales saturate until the next step, unless the margin is 1 or more, and static ones
+    from then on.
+
+    Blocks are 32 numbers along the axes that a product sums over, of which batch and positions count as one, and their
+    scale is a power of two of 8 bits ("E8M0"):
+
+        scale = 2^ceil(log2(amax / max of the format))      "E8M0": no number saturates
+              = 2^(floor(log2 amax) - floor(log2 max))      "E8M0_floor": the largest of a block may saturate
+        codes = cast(x / scale)                             scale is at least 2^-127
+
+    or 16 numbers of E2M1, whose scale is one of E4M3, below a float32 one of the tensor:
+
+        s     = min(6 . 448 / amax of the tensor, 2^110)    1 where that is 0, infinite or NaN
+        scale = max(cast(amax . (s . 1/6), E4M3), 2^-9)     of a block, or of a tile of 16 x 16
+        codes = cast(x . (s / scale))                       x = codes . scale / s
+
+    With the transform "hadamard" each 16 numbers along the summed axes are multiplied by an orthogonal matrix first:
+    random signs, then the Hadamard matrix of 16 over 4. A product of two operands so transformed is that of the two as
+    they were, and outliers are spread.
+
+    Stochastic rounding goes to one of the two neighbours, so that the mean is x. Its words are a hash of seed, layer,
+    update and place: a run that goes on after a restart rounds as one that was not stopped, and shards as the whole.
+    The layer counts by its path, which Keras numbers where a model is built twice without names.
+
+    Formulas: Micikevicius et al., "FP8 Formats for Deep Learning", 2022 (arXiv:2209.05433), section 3; delayed scales
+    as in Transformer Engine and flax's fp8_ops; OCP Microscaling Formats (MX) Specification v1.0, sections 5.2 and 6.3
+    ("E8M0_floor"); Mishra et al., "Recipes for Pre-training LLMs with MXFP8", 2025 (arXiv:2506.08027), section 3.1
+    ("E8M0"); NVIDIA, "Pretraining Large Language Models with NVFP4", 2025 (arXiv:2509.25149), sections 2 and 4 and
+    appendix C, where a scale that rounds to 0 is the smallest number of E4M3 here.
 
     Args:
-        format: the formats by role: `HYBRID` or "hybrid"; one format, such as `E4M3` or "E4M3", for all; a
-            `RoleFormats`; or a dict from role to format.
-        power_of_two: whether scales are rounded down to a power of two, so that scaling itself rounds nothing.
+        format: "E4M3", "E5M2", "INT8" or "E2M1", or a `Format`.
+        granularity: "tensor"; "row", a scale for each row of the inputs and column of the kernel, and so for each
+            product a copy of its own; "block"; or "tile", for the kernel in E2M1: both directions read the same codes.
+        scale: "float32" or "power_of_two" of a tensor or a row; "E8M0", "E8M0_floor" or "E4M3" of blocks.
+        source: "current", "delayed", "static", or a function `amax(x, known)` that
+            `keras.saving.register_keras_serializable` has given a name: it returns a float32 scalar, the magnitude that
+            goes to the top of the format. `known` is float32 of shape (history,), the amaxes of the updates before, the
+            newest first, 0 where there was none, or None without a history.
+        history: number of updates, of "delayed" and "static"; 16 by default. A function gets none by default.
+        margin: how many powers of two the amax stays below the top of the format: of a tensor or a row.
+        rounding: "nearest", ties to even, or "stochastic".
+        transform: "none" or "hadamard", of blocks of 16.
+        seed: of the words of stochastic rounding, and of the transform's signs.
 
     Raises:
-        ValueError: unknown format or role, or two roles in E5M2.
+        ValueError: an argument is none of these, or there is no such product: the message says which there is.
     """
 
-    format: RoleFormats = HYBRID
-    power_of_two: bool = False
-
-    def quantize(self, x: Any, role: str, axes: tuple[int, ...] | None = None, history: Any = None) -> Quantized:
-        # Of an empty batch, too.
-        amax = keras.ops.cast(keras.ops.max(keras.ops.abs(x), initial=0), "float32")
-        return self.scaled(x, role, over_parts(amax))
-
-
-@keras.saving.register_keras_serializable("keras_mp")
-@dataclasses.dataclass(frozen=True, repr=False)
-class DelayedScaling(Recipe):
-    """A scale per tensor, from its amaxes in the steps before: the tensor is read once, not twice.
-
-        amax_t  = max |x_t|, 0 where that is not finite; over the calls, micro-batches and replicas of step t
-        amax    = max(amax_t-1, ..., amax_t-H)              "max"
-                = amax_t-1                                  "most_recent"
-                = max |x_t|                                 where that is 0: the first step scales just in time
-        scale_t = min(max of the format / (2^margin . amax), 2^126)         1 where amax is 0, infinite or NaN
-        x8      = cast(x_t . scale_t)                       what exceeds the format saturates
-
-    XLA's maximum for CPUs leaves NaNs out: there, the amax of a tensor with a NaN is that of the rest.
-
-    A step of which nothing is applied (a skipped one, or a micro-batch that is only accumulated) leaves the amaxes as
-    they are. They are saved with the layer.
-
-    A layer that is not trainable keeps no amaxes and scales just in time. In inference the scales are those of the
-    amaxes so far. Where a loss is scaled, the gradient's amaxes are those of the scaled loss: when the loss scale
-    doubles, gradients above half the largest saturate until the next step, unless margin is 1 or more.
-
-    Formula: Transformer Engine's DelayedScaling, and flax's fp8_ops, whose scale of step t is also made of the amaxes
-    before t. Keras's float8 layers are one step staler.
-
-    Args:
-        margin: how many powers of two the largest known magnitude stays below the top of the format.
-        amax_history_length: H, 1 or more.
-        amax_compute: "max" or "most_recent".
-        format: as of `CurrentScaling`.
-        power_of_two: as of `CurrentScaling`.
-
-    Raises:
-        ValueError: margin is no whole number of 0 or more, amax_history_length no whole number of 1 or more, unknown
-            amax_compute; or as `CurrentScaling`.
-    """
-
+    format: Format = E4M3
+    granularity: str = "tensor"
+    scale: str = "float32"
+    source: str | Callable[[Any, Any], Any] = "current"
+    history: int | None = None
     margin: int = 0
-    amax_history_length: int = 16
-    amax_compute: str = "max"
-    format: RoleFormats = HYBRID
-    power_of_two: bool = False
+    rounding: str = "nearest"
+    transform: str = "none"
+    seed: int = 0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, least in (("margin", 0), ("amax_history_length", 1)):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
-        if self.amax_compute not in AMAX_RULES:
-            raise ValueError(f"amax_compute={self.amax_compute!r} is unknown: use 'max' or 'most_recent'")
+        object.__setattr__(self, "format", format_named(self.format, SCALED_FORMATS))
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use {_listed(known)}")
+        if not callable(self.source) and self.source not in SOURCES:
+            raise ValueError(f"source={self.source!r} is unknown: use {_listed(SOURCES)}, or a function of x and known")
+        for name in ("margin", "seed"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), 0))
+        object.__setattr__(self, "history", self._checked_history())
+        wrong = self._problem()
+        if wrong:
+            raise ValueError(wrong)
+
+    def _checked_history(self) -> int:
+        if self.source == "current":
+            if self.history:
+                raise ValueError(f"history={self.history!r} with source='current', which keeps none: leave it out")
+            return 0
+        default = 0 if callable(self.source) else 16
+        least = 0 if callable(self.source) else 1
+        return whole_number("history", default if self.history is None else self.history, least)
+
+    def _problem(self) -> str:
+        """Says why there is no such scaling, and which there is."""
+        if self.in_blocks != (self.scale in BLOCK_SIZES):
+            scales = "'E8M0', 'E8M0_floor' or 'E4M3'" if self.in_blocks else "'float32' or 'power_of_two'"
+            return f"granularity={self.granularity!r} has the scale {scales}, not {self.scale!r}"
+        if (self.scale == "E4M3") != (self.format == E2M1) or (self.in_blocks and self.format == INT8):
+            return (
+                f"format={self.format.name!r} with scale={self.scale!r}: blocks of E4M3 and E5M2 have the scale 'E8M0' "
+                "or 'E8M0_floor', those of E2M1 the scale 'E4M3', and INT8 has none"
+            )
+        if self.granularity == "tile" and self.scale != "E4M3":
+            return f"granularity='tile' is for E2M1, with scale='E4M3', not {self.scale!r}: use 'block'"
+        if self.granularity != "tensor" and self.source != "current":
+            return f"granularity={self.granularity!r} has the source 'current': others are for 'tensor'"
+        if self.in_blocks and self.margin:
+            return f"margin={self.margin} is for the granularities 'tensor' and 'row': blocks scale to the top"
+        if self.transform != "none" and (self.granularity, self.scale) != ("block", "E4M3"):
+            return f"transform={self.transform!r} is for blocks of 16: granularity='block', scale='E4M3'"
+        if self.granularity == "tile" and self.rounding == "stochastic":
+            return "rounding='stochastic' is not for granularity='tile', a kernel's: it is for gradients"
+        return ""
 
     @property
-    def history_length(self) -> int:
-        return self.amax_history_length
+    def in_blocks(self) -> bool:
+        """Whether blocks share a scale."""
+        return self.granularity in ("block", "tile")
 
-    def quantize(self, x: Any, role: str, axes: tuple[int, ...] | None = None, history: Any = None) -> Quantized:
-        check_role(role)
-        if history is None:
-            return self.scaled(x, role, amax_of(x), self.margin)
-        known = keras.ops.max(history) if self.amax_compute == "max" else history[0]
-        # The barrier: a compiler that sees the same maximum in the history's next entry computes it first, in every
-        # step, and then reads x a second time.
-        amax = keras.ops.cond(known > 0, lambda: known, lambda: amax_of(backend.barrier([x], [])[0]))
-        return self.scaled(x, role, amax, self.margin)
+    @property
+    def kept(self) -> int:
+        """How many amaxes of its role a layer keeps."""
+        # A static amax stands in the second place: the first is added up where calls meet in one slot.
+        return 2 if self.source == "static" else int(self.history or 0)
 
+    @property
+    def counts(self) -> bool:
+        """Whether it needs the number of updates so far."""
+        return self.source == "static" or self.rounding == "stochastic"
 
-@keras.saving.register_keras_serializable("keras_mp")
-@dataclasses.dataclass(frozen=True, repr=False)
-class RowwiseScaling(Recipe):
-    """A scale for each row of the inputs and each column of the kernel, from the tensors themselves. No state.
+    @property
+    def title(self) -> str:
+        """What products multiply, for messages: "FP8", "INT8", "MXFP8" or "NVFP4"."""
+        if self.in_blocks:
+            return "NVFP4" if self.format == E2M1 else "MXFP8"
+        return "INT8" if self.format == INT8 else "FP8"
 
-        amax  = max |x| along the axes that the product sums over
-        scale = min(max of the format / amax, 2^126)        1 where amax is 0, infinite or NaN
-        y     = (x8 . w8) / (sx of the row . sw of the column)
+    def __repr__(self) -> str:
+        """The call that makes an equal one, without defaults."""
+        plain = Scaling(source=self.source)
+        different = {
+            name: value
+            for name, value in vars(self).items()
+            if name in ("format", "source") or value != getattr(plain, name)
+        }
+        written = [f"{name}={_written(value)}" for name, value in different.items() if value != "current"]
+        return f"Scaling({', '.join(written)})"
 
-    An outlier costs the precision of its own row only. Scales must lie along axes that a product keeps, and the three
-    products keep different ones, so each quantizes copies of its own: the gradient of the inputs takes a scale for each
-    row of the gradient and each row of the kernel. The gradient of the kernel sums over the rows of the batch; it takes
-    a scale for each column of the inputs, in a second FP8 copy that the forward pass makes and keeps, and for each
-    column of the gradient. All three run in FP8. Where amaxes of rows are read in steps of their own this costs twice
-    the quantization of `CurrentScaling`, and GPUs apply many scales in a kernel after the product.
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make an equal one, as they are saved: the format by its name, a function by its."""
+        source = keras.saving.get_registered_name(self.source) if callable(self.source) else self.source
+        return vars(self) | {"format": self.format.name, "source": source}
 
-    Formula: torchao, float8 training, recipe "rowwise", which has E4M3 for gradients as well.
-
-    Args:
-        format: as of `CurrentScaling`; E4M3 for all by default, since a row needs less range than a tensor.
-        power_of_two: as of `CurrentScaling`.
-
-    Raises:
-        ValueError: as `CurrentScaling`.
-    """
-
-    format: RoleFormats = RoleFormats(E4M3, E4M3, E4M3)
-    power_of_two: bool = False
-    per_row: ClassVar[bool] = True
-
-    def quantize(self, x: Any, role: str, axes: tuple[int, ...] | None = None, history: Any = None) -> Quantized:
-        axes = (-1,) if axes is None else axes
-        amax = keras.ops.cast(keras.ops.max(keras.ops.abs(x), axis=axes, keepdims=True, initial=0), "float32")
-        return self.scaled(x, role, over_parts(amax, axes))
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Scaling:
+        """The scaling of a config."""
+        source = config["source"]
+        if source not in SOURCES:
+            source = keras.saving.get_registered_object(source) or source
+        return cls(**{**config, "source": source})
 
 
-# The scaling recipe of FP8 products whose scales are calibrated in the first steps, and then stay.
+Pair = tuple[Scaling, Scaling] | None
 
 
 @keras.saving.register_keras_serializable("keras_mp")
 @dataclasses.dataclass(frozen=True, repr=False)
-class StaticScaling(Recipe):
-    """A scale per tensor, from the largest magnitude of the first steps; after them nothing is looked for.
+class Scalings:
+    """The scalings of a layer's products: of the two operands of each, or None, where it runs in 16 bits.
 
-        amax_t = max(|x_1|, ..., |x_t|)                     in the first calibration_steps steps
-               = amax_calibration_steps                     after them
-        scale  = min(max of the format / (2^margin . amax), 2^126)          1 where amax is 0
-        x8     = cast(x_t . scale)                          what exceeds the format saturates
+    It is a value: two that are equal do the same, and it is saved with the layer. The kit's own have names:
 
-    Magnitudes that are not finite are left out. Where the amax is 0 after the calibration, a tensor scales by itself.
-    A step of which nothing is applied does not count. The amaxes and the number of steps are saved with the layer.
+        current         FP8, E4M3 and for gradients E5M2, whose range is wider; a scale a tensor, from the tensor
+        delayed         the same, from the amaxes of 16 updates before
+        static          the same, calibrated in the first 16 updates, with 4 powers of two above
+        rowwise         E4M3, a scale a row (torchao's recipe of that name)
+        mxfp8           E4M3 in blocks of 32 (arXiv:2506.08027: gradients need no E5M2 then)
+        int8            INT8, delayed; gradients are rounded stochastically, and the kernel's gradient is in 16 bits, as
+                        in Google's Qwix and torchao
+        int8_current    INT8, a scale a row
+        nvfp4           E2M1 in blocks of 16, the kernel in tiles; gradients are rounded stochastically, and both
+                        operands of the kernel's gradient transformed (arXiv:2509.25149)
 
-    Magnitudes that grow after the calibration saturate, as they do in a training from the beginning: `margin` leaves
-    room above, at the cost of as many powers of two below, of which E4M3 has 15 and E5M2 30 for normal numbers.
-    Gradients of a scaled loss grow with the loss scale: use `DelayedScaling` there.
+    `named` changes them: `Scalings.named("delayed", history=1024)`, `Scalings.named("int8", kernel_gradient=True)`,
+    `Scalings.named("nvfp4", forward=False)`. Another is written out:
 
-    Formula: `DelayedScaling`, with amaxes that are kept.
+        narrow, wide = Scaling("E4M3"), Scaling("E5M2", margin=1)
+        Scalings(forward=(narrow, narrow), input_gradient=(wide, narrow), kernel_gradient=None)
 
     Args:
-        calibration_steps: 1 or more.
-        margin: how many powers of two the largest known magnitude stays below the top of the format.
-        format: as of `CurrentScaling`.
-        power_of_two: as of `CurrentScaling`.
+        forward: of inputs and kernel.
+        input_gradient: of the result's gradient and the kernel.
+        kernel_gradient: of inputs and the result's gradient.
 
     Raises:
-        ValueError: calibration_steps is no whole number of 1 or more, margin no whole number of 0 or more; or as
-            `CurrentScaling`.
+        TypeError: a product's is neither None nor two `Scaling`.
+        ValueError: the operands of a product do not go together, or no product has any.
     """
 
-    calibration_steps: int = 16
-    margin: int = 4
-    format: RoleFormats = HYBRID
-    power_of_two: bool = False
-    counts_steps: ClassVar[bool] = True
+    forward: Pair = None
+    input_gradient: Pair = None
+    kernel_gradient: Pair = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, least in (("calibration_steps", 1), ("margin", 0)):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
+        for product, roles in PRODUCTS.items():
+            pair = getattr(self, product)
+            if pair is None:
+                continue
+            if len(pair) != 2 or not all(isinstance(scaling, Scaling) for scaling in pair):
+                raise TypeError(f"{product}={pair!r} must be two Scaling, of {' and '.join(roles)}, or None")
+            object.__setattr__(self, product, tuple(pair))
+            wrong = _mismatch(roles, *pair)
+            if wrong:
+                raise ValueError(f"{product}: {wrong}")
+        if not self.all:
+            raise ValueError("no product has scalings: leave the layer as it is, or give one of the three")
+        for role in ROLES:
+            keeping = {(s.source, s.history) for s in self.of(role) if s.kept}
+            if len(keeping) > 1:
+                raise ValueError(
+                    f"{role} keeps amaxes for {' and '.join(f'{source} scales of {n}' for source, n in keeping)}: a "
+                    "role has one history, so give its two products the same source and history"
+                )
+
+    @classmethod
+    def of_roles(cls, input: Scaling, kernel: Scaling, gradient: Scaling) -> Scalings:
+        """The scalings of three products whose operands are scaled by role alone."""
+        by_role = dict(zip(ROLES, (input, kernel, gradient), strict=True))
+        return cls(*[(by_role[left], by_role[right]) for left, right in PRODUCTS.values()])
+
+    @classmethod
+    def named(cls, name: str, **settings: Any) -> Scalings:
+        """The kit's scalings of a name, changed.
+
+        Args:
+            name: such as "delayed".
+            **settings: arguments of `Scaling`, for all operands; `format` may be a dict from role to format. And
+                `forward`, `input_gradient` and `kernel_gradient`: False leaves the product in 16 bits, True does not.
+
+        Returns:
+            The scalings.
+
+        Raises:
+            ValueError: no such name or setting, or as `Scaling`.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"scaling={name!r} is unknown: use {_listed(PRESETS)}, or a Scalings of your own")
+        known = {field.name for field in dataclasses.fields(Scaling)} | PRODUCTS.keys()
+        unknown = [setting for setting in settings if setting not in known]
+        if unknown:
+            raise ValueError(f"{unknown[0]}={settings[unknown[0]]!r} is no setting: use {_listed(sorted(known))}")
+        full, narrow = PRESETS[name]
+        chosen = {product: settings.pop(product, product not in narrow) for product in PRODUCTS}
+        formats = settings.pop("format", {})
+        if isinstance(formats, Mapping):
+            wrong = [role for role in formats if role not in ROLES]
+            if wrong:
+                raise ValueError(f"format has the role {wrong[0]!r}, which is not one of {_listed(ROLES)}")
+        else:
+            formats = dict.fromkeys(ROLES, formats)
+
+        def changed(role: str, scaling: Scaling) -> Scaling:
+            own = settings | ({"format": formats[role]} if role in formats else {})
+            if "source" in own and "history" not in own:
+                own["history"] = None
+            return dataclasses.replace(scaling, **own)
+
+        pairs = [
+            (changed(left, scalings[0]), changed(right, scalings[1])) if chosen[product] else None
+            for product, (left, right) in PRODUCTS.items()
+            for scalings in [getattr(full, product)]
+        ]
+        return cls(*pairs)
+
+    @property
+    def all(self) -> list[Scaling]:
+        """Those of all operands."""
+        return [scaling for product in PRODUCTS for scaling in getattr(self, product) or ()]
+
+    def of(self, role: str) -> list[Scaling]:
+        """Those of a role, in the order of the products."""
+        pairs = [(roles, getattr(self, product)) for product, roles in PRODUCTS.items()]
+        return [pair[roles.index(role)] for roles, pair in pairs if pair and role in roles]
+
+    @property
+    def kept(self) -> int:
+        """How many amaxes of each role a layer keeps."""
+        return max(scaling.kept for scaling in self.all)
+
+    @property
+    def counts(self) -> bool:
+        """Whether a layer counts its updates."""
+        return any(scaling.counts for scaling in self.all)
+
+    @property
+    def columns(self) -> int:
+        """Those of what a layer knows: amaxes, and the number of updates where it is counted."""
+        return self.kept + self.counts
 
     @property
     def is_static(self) -> bool:
-        return True
+        """Whether scales stay as they are after the first updates."""
+        return any(scaling.source == "static" for scaling in self.all)
 
     @property
-    def history_length(self) -> int:
-        # The amax stands in the second place: the first is added up where calls meet in one slot.
-        return 2
+    def takes_parts(self) -> bool:
+        """Whether a part of a kernel is scaled as the whole would be; otherwise each device has it whole first."""
+        return not any(callable(s.source) or s.in_blocks or s.rounding != "nearest" for s in self.of("kernel"))
 
-    def quantize(self, x: Any, role: str, axes: tuple[int, ...] | None = None, history: Any = None) -> Quantized:
-        check_role(role)
-        if history is None:
-            return self.scaled(x, role, amax_of(x), self.margin)
-        known = history[1]
-        looks = keras.ops.logical_or(history[-1] < self.calibration_steps, known <= 0)
-        amax = keras.ops.cond(looks, lambda: keras.ops.maximum(known, _amax_apart(x)), lambda: known)
-        return self.scaled(x, role, amax, self.margin)
+    @property
+    def title(self) -> str:
+        """What products multiply, for messages."""
+        return self.all[0].title
 
-    def amax(self, x: Any, history: Any) -> Any:
-        calibrates = history[0, -1] < self.calibration_steps
-        return keras.ops.cond(calibrates, lambda: _amax_apart(x), lambda: keras.ops.zeros(()))
+    def __repr__(self) -> str:
+        """The call that makes an equal one: by its name where it has one."""
+        calls = [call for call in (_as_named(name, self) for name in PRESETS) if call]
+        if calls:
+            return min(calls, key=len)
+        return f"Scalings({', '.join(f'{product}={getattr(self, product)}' for product in PRODUCTS)})"
 
-    def next_history(self, history: Any, amaxes: list[Any]) -> Any:
-        known, steps = history[:, 1:2], history[:, -1:]
-        # After the calibration the amaxes are 0.
-        fixed = keras.ops.maximum(known, keras.ops.stack(amaxes)[:, None])
-        return keras.ops.concatenate([keras.ops.zeros_like(fixed), fixed, next_step(steps)], axis=1)
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make an equal one, as Keras saves them."""
+        pairs = {product: getattr(self, product) for product in PRODUCTS}
+        return {product: pair and [scaling.get_config() for scaling in pair] for product, pair in pairs.items()}
 
-
-def _amax_apart(x: Any) -> Any:
-    # The barrier keeps a compiler from computing this in every step.
-    return amax_of(backend.barrier([x], [])[0])
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Scalings:
+        """The scalings of a config."""
+        return cls(**{name: pair and tuple(map(Scaling.from_config, pair)) for name, pair in config.items()})
 
 
-# The scaling recipes that have a name.
+def _mismatch(roles: tuple[str, str], left: Scaling, right: Scaling) -> str:
+    """Says why two operands are not multiplied."""
+    if left.format == right.format == E5M2:
+        return (
+            f"format gives E5M2 to {roles[0]} and {roles[1]}, and no GPU multiplies E5M2 with E5M2 (NVIDIA, cuBLAS "
+            "documentation, cublasLtMatmul, supported FP8 types): give it to one role at most, as the gradient"
+        )
+    if left.title != right.title:
+        return f"{roles[0]} is in {left.title} and {roles[1]} in {right.title}: there is no such product"
+    if not left.in_blocks and left.granularity != right.granularity:
+        return f"{roles[0]} has a scale a {left.granularity} and {roles[1]} a {right.granularity}: give both the same"
+    for role, scaling in zip(roles, (left, right), strict=True):
+        if scaling.granularity == "tile" and role != "kernel":
+            return f"{role} has granularity='tile', which is for the kernel: use 'block'"
+    if (left.transform, left.seed) != (right.transform, right.seed) and "hadamard" in (left.transform, right.transform):
+        return "the transform of one operand alone is another product: give both the same transform and seed"
+    return ""
 
-RECIPES: dict[str, Callable[[], Recipe]] = {
-    "current": CurrentScaling,
-    "delayed": DelayedScaling,
-    "static": StaticScaling,
-    "rowwise": RowwiseScaling,
-    "mxfp8": MXFP8Scaling,
-    "int8": Int8Scaling,
-    "int8_current": functools.partial(Int8Scaling, "current"),
+
+def _listed(names: Any) -> str:
+    *first, last = map(repr, names)
+    return f"{', '.join(first)} or {last}"
+
+
+def _written(value: Any) -> str:
+    return getattr(value, "__name__", "") or repr(value.name if isinstance(value, Format) else value)
+
+
+def _as_named(name: str, scalings: Scalings) -> str:
+    """The call of `named` that makes equal scalings, or ""."""
+    full, narrow = PRESETS[name]
+    settings: dict[str, Any] = {}
+    formats: dict[str, str] = {}
+    for product, roles in PRODUCTS.items():
+        pair = getattr(scalings, product)
+        if (pair is None) != (product in narrow):
+            settings[product] = pair is not None
+        for role, own, preset in zip(roles, pair or (), getattr(full, product), strict=False):
+            formats |= {role: own.format.name} if own.format != preset.format else {}
+            settings |= {key: value for key, value in vars(own).items() if value != getattr(preset, key)}
+    settings.pop("format", None)
+    if "source" in settings and settings.get("history") == Scaling(source=settings["source"]).history:
+        del settings["history"]
+    if formats:
+        settings["format"] = formats
+        if len({scaling.format for scaling in scalings.all}) == 1:
+            settings["format"] = scalings.all[0].format.name
+    try:
+        if Scalings.named(name, **settings) != scalings:
+            return ""
+    except ValueError:
+        return ""
+    written = [f"{key}={_written(value)}" for key, value in settings.items()]
+    return f"Scalings.named({', '.join([repr(name), *written])})"
+
+
+def _by_role(format: Format, gradient: Format | None = None, rounding: str = "nearest", **settings: Any) -> Scalings:
+    own = Scaling(format, **settings)
+    return Scalings.of_roles(own, own, Scaling(gradient or format, rounding=rounding, **settings))
+
+
+def _nvfp4() -> Scalings:
+    plain = Scaling(E2M1, "block", "E4M3")
+    mixed = dataclasses.replace(plain, transform="hadamard")
+    gradient, mixed_gradient = (dataclasses.replace(s, rounding="stochastic") for s in (plain, mixed))
+    kernel = Scaling(E2M1, "tile", "E4M3")
+    return Scalings((plain, kernel), (gradient, kernel), (mixed, mixed_gradient))
+
+
+PRESETS: dict[str, tuple[Scalings, tuple[str, ...]]] = {
+    "current": (_by_role(E4M3, E5M2), ()),
+    "delayed": (_by_role(E4M3, E5M2, source="delayed"), ()),
+    "static": (_by_role(E4M3, E5M2, source="static", margin=4), ()),
+    "rowwise": (_by_role(E4M3, granularity="row"), ()),
+    "mxfp8": (_by_role(E4M3, granularity="block", scale="E8M0"), ()),
+    "int8": (_by_role(INT8, rounding="stochastic", source="delayed"), ("kernel_gradient",)),
+    "int8_current": (_by_role(INT8, rounding="stochastic", granularity="row"), ("kernel_gradient",)),
+    "nvfp4": (_nvfp4(), ()),
 }
+"""The kit's scalings by name, of all three products, and the products that are in 16 bits all the same."""
 
 
-def get_recipe(recipe: Any = None) -> Recipe:
-    """Finds a scaling recipe.
+def get_scalings(scaling: Any = None) -> Scalings:
+    """Finds scalings.
 
     Args:
-        recipe: a scaling recipe, its name ("current", "delayed", "static", "rowwise", "mxfp8", "int8" or
-            "int8_current"), its serialized config, or None for `CurrentScaling()`.
+        scaling: a `Scalings`; a `Scaling`, for all operands; the name of one of the kit's; its serialized config, or
+            that of a recipe of version 0.1.0; or None for "current".
 
     Returns:
-        The scaling recipe.
+        The scalings.
 
     Raises:
         ValueError: it is none of these.
     """
-    if recipe is None:
-        return CurrentScaling()
-    if isinstance(recipe, dict):
-        recipe = keras.saving.deserialize_keras_object(recipe)
-    if isinstance(recipe, Recipe):
-        return recipe
-    if isinstance(recipe, str) and recipe in RECIPES:
-        return RECIPES[recipe]()
-    known = ", ".join(repr(name) for name in RECIPES)
-    raise ValueError(
-        f"recipe={recipe!r} is unknown: use {known}, or a scaling recipe such as CurrentScaling(power_of_two=True)"
-    )
+    if scaling is None:
+        return Scalings.named("current")
+    if isinstance(scaling, dict):
+        old = (scaling.get("registered_name") or "").partition("keras_mp>")[2]
+        if old in _OLD:
+            return _OLD[old](dict(scaling["config"]))
+        scaling = keras.saving.deserialize_keras_object(scaling)
+    if isinstance(scaling, Scaling):
+        return Scalings.of_roles(scaling, scaling, scaling)
+    if isinstance(scaling, Scalings):
+        return scaling
+    if isinstance(scaling, str):
+        return Scalings.named(scaling)
+    raise ValueError(f"scaling={scaling!r} is unknown: use {_listed(PRESETS)}, or a Scalings of your own")
+
+
+# Recipes that version 0.1.0 saved.
+
+
+def _old(name: str, config: dict[str, Any]) -> Scalings:
+    settings: dict[str, Any] = {"format": config["format"]} if "format" in config else {}
+    if config.pop("power_of_two", False) and name != "mxfp8":
+        settings["scale"] = "power_of_two"
+    if config.get("scale_rounding") == "floor":
+        settings["scale"] = "E8M0_floor"
+    if config.get("kernel_gradient") == "int8":
+        settings["kernel_gradient"] = True
+    steps = {"static": "calibration_steps"}.get(config.get("scales", name), "amax_history_length")
+    if config.get("scales") == "static":
+        settings["source"] = "static"
+    if steps in config and name in ("delayed", "static", "int8"):
+        # The most recent amax is the largest of one update.
+        most_recent = config.get("amax_compute") == "most_recent" and steps == "amax_history_length"
+        settings["history"] = 1 if most_recent else config[steps]
+    settings |= {key: config[key] for key in ("margin", "seed") if key in config and name != "int8_current"}
+    return Scalings.named(name, **settings)
+
+
+_OLD: dict[str, Callable[[dict[str, Any]], Scalings]] = {
+    "CurrentScaling": lambda config: _old("current", config),
+    "DelayedScaling": lambda config: _old("delayed", config),
+    "StaticScaling": lambda config: _old("static", config),
+    "RowwiseScaling": lambda config: _old("rowwise", config),
+    "MXFP8Scaling": lambda config: _old("mxfp8", config),
+    "Int8Scaling": lambda config: _old("int8_current" if config["scales"] == "current" else "int8", config),
+}

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.fp8.cost import Cost, chip_for, gains_from, rows_of, step_cost
-from keras_mp.fp8.int8_products import Int8Scaling
+from keras_mp.fp8.equations import problem
 from keras_mp.fp8.layers import Float8Layer
-from keras_mp.fp8.quantized_dot import problem
-from keras_mp.fp8.scaling_recipe import Recipe
+from keras_mp.fp8.scaling import Scalings
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class
 from keras_mp.stability.sensitive import NORMALIZATIONS, PASSING_ON, output_layers
@@ -51,17 +50,17 @@ class Decision(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The chip, batch and scaling recipe to predict the gain for.
+    """The chip, batch and scaling to predict the gain for.
 
     Attributes:
         chip: the chip's name.
         batch_size: of a step, where the model does not say it.
-        recipe: the scaling recipe of layers that are not in FP8 yet.
+        scalings: of layers that are not in FP8 yet.
     """
 
     chip: str
     batch_size: int
-    recipe: Recipe
+    scalings: Scalings
 
 
 def decide(model: keras.Model, select: Select | None = None, target: Target | None = None) -> list[Decision]:
@@ -93,13 +92,13 @@ class _Predictor:
 
     def __init__(self, target: Target):
         self.target = target
-        if not isinstance(target.recipe, Int8Scaling):
-            chip_for(target.chip, target.recipe)
+        if target.scalings.title != "INT8":
+            chip_for(target.chip, target.scalings)
         self._rows: dict[str, int] = {}
 
     def __call__(self, path: str, layer: keras.layers.Layer, sizes: tuple[int, int]) -> Cost | bool:
         """The cost, or for INT8 whether the layer gains."""
-        recipe = layer.recipe if isinstance(layer, Float8Layer) else self.target.recipe
+        scalings = layer.scaling if isinstance(layer, Float8Layer) else self.target.scalings
         parent = path.rpartition("/")[0]
         rows = rows_of(layer, sizes[0], self.target.batch_size)
         if rows is not None:
@@ -111,10 +110,10 @@ class _Predictor:
                 f"layer {path!r} takes inputs of unknown length, {layer.get_build_config()['input_shape']}: to predict "
                 "what a layer gains, build the model with a known one, such as keras.Input((1024,))"
             )
-        if isinstance(recipe, Int8Scaling):
+        if scalings.title == "INT8":
             least = gains_from(self.target.chip)
             return least is not None and all(map(int.__le__, least, (rows, *sizes)))
-        return step_cost(rows, *sizes, chip_for(self.target.chip, recipe), recipe)
+        return step_cost(rows, *sizes, chip_for(self.target.chip, scalings), scalings)
 
 
 def _decide(
@@ -128,7 +127,7 @@ def _decide(
     cost = predicted if isinstance(predicted, Cost) else None
     told = "" if cost is None else f": {_told(cost)}"
     if isinstance(layer, Float8Layer):
-        return Decision(path, layer, sizes, True, True, _computes(layer.recipe) + told, cost)
+        return Decision(path, layer, sizes, True, True, _computes(layer.scaling) + told, cost)
     if select is not None:
         chosen = bool(select(path, layer))
         reason = "select chose it" if chosen else "select left it out"
@@ -142,8 +141,8 @@ def _decide(
     return Decision(path, layer, sizes, not reason, True, (reason or f"{product} gains") + told, cost)
 
 
-def _computes(recipe: Recipe) -> str:
-    return f"it computes in {recipe.operands} with {recipe}"
+def _computes(scalings: Scalings) -> str:
+    return f"it computes in {scalings.title} with {scalings}"
 
 
 def _told(cost: Cost) -> str:

@@ -55,7 +55,7 @@ class Range:
 
     Attributes:
         scales: what values are multiplied by before they are rounded, by the format's name; 1 where it is not given;
-            None stands for `current_scale` of each part, as in `keras_mp.fp8.CurrentScaling`.
+            None stands for `current_scale` of each part, as the scaling "current" of `keras_mp.fp8` has it.
         values: how many there were; zeros and those that are not finite among them.
         lowest: the lowest finite value; infinity before the first.
         highest: the highest finite value.

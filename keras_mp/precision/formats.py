@@ -1,4 +1,4 @@
-"""The floating-point formats below float32: their limits, rounding to them, and the scale into the 8-bit ones."""
+"""The formats below float32: their limits, rounding to them, and the scale into those of 8 and 4 bits."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ class Format:
     (arXiv:2209.05433), table 1 (E4M3, E5M2); bfloat16 is float32 with 7 bits of mantissa.
 
     Attributes:
-        name: "float16", "bfloat16", "E4M3" or "E5M2", the last two for the bits of exponent and mantissa.
-        dtype: Keras's name for it.
+        name: "float16", "bfloat16" or "INT8"; or "E4M3", "E5M2", "E2M1", for the bits of exponent and mantissa.
+        dtype: the name of its dtype.
         mantissa_bits: stored bits of the mantissa.
         min_exponent: binary exponent of the smallest normal number.
         max: the largest finite number.
-        saturates: whether keras_mp's cast to it clips a finite value past the largest number: true of the 8-bit ones.
+        saturates: whether keras_mp's cast to it clips a finite value past the largest number: true of 8 and 4 bits.
+        has_nan: whether it has a number for what is not finite.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Format:
     min_exponent: int
     max: float
     saturates: bool = False
+    has_nan: bool = True
 
     @property
     def smallest_normal(self) -> float:
@@ -96,11 +98,21 @@ E4M3 = Format("E4M3", "float8_e4m3fn", mantissa_bits=3, min_exponent=-6, max=448
 E5M2 = Format("E5M2", "float8_e5m2", mantissa_bits=2, min_exponent=-14, max=57344.0, saturates=True)
 """More range: largest number 57344."""
 
+E2M1 = Format("E2M1", "float4_e2m1fn", mantissa_bits=1, min_exponent=0, max=6.0, saturates=True, has_nan=False)
+"""0, 0.5, 1, 1.5, 2, 3, 4 and 6, with a sign: OCP Microscaling Formats Specification v1.0, section 5.3.3."""
+
+INT8 = Format("INT8", "int8", mantissa_bits=7, min_exponent=7, max=127.0, saturates=True, has_nan=False)
+"""Whole numbers, which lie one apart as the subnormal numbers of a format do; -128 is left out, so that the range is
+symmetric."""
+
 FORMATS: Mapping[str, Format] = MappingProxyType({format.name: format for format in (FLOAT16, BFLOAT16, E4M3, E5M2)})
-"""All formats, by name."""
+"""The formats of a tensor without a scale, or with one for all of it, by name."""
 
 FLOAT8_FORMATS: Mapping[str, Format] = MappingProxyType({format.name: format for format in (E4M3, E5M2)})
-"""The 8-bit formats, by name."""
+"""FP8, by name."""
+
+SCALED_FORMATS: Mapping[str, Format] = MappingProxyType({**FLOAT8_FORMATS, "INT8": INT8, "E2M1": E2M1})
+"""The formats of 8 and 4 bits, by name: a tensor is scaled into them."""
 
 
 def format_named(name: Any, formats: Mapping[str, Format] = FORMATS) -> Format:
@@ -153,15 +165,18 @@ def scale_to(top: float, amax: Any, power_of_two: bool = False) -> Any:
     return keras.ops.where(usable, scale, keras.ops.ones_like(scale))
 
 
-def cast(x: Any, format: Format) -> Any:
-    """Rounds to the nearest number of an 8-bit format, ties to even; past the largest it saturates.
+def cast(x: Any, format: Format, bits: Any = None) -> Any:
+    """Rounds to a number of an 8-bit or 4-bit format; past the largest it saturates.
 
         c       = clip(x, -max, max)
         step    = max(2^floor(log2 |c|), 2^min_exponent) . 2^-mantissa_bits
-        cast(x) = (c + 1.5 . 2^23 . step) - 1.5 . 2^23 . step           a zero has no sign
-                = NaN where x is not finite, so that an overflow stays visible
+        cast(x) = (c + 1.5 . 2^23 . step) - 1.5 . 2^23 . step           to the nearest, ties to even
+                = floor(c / step + u) . step                            with bits: stochastically, 0 < u < 1
+                = NaN where x is not finite, so that an overflow stays visible, if the format has a NaN
 
-    The large number leaves a float32 no bit below the step, so that adding it rounds.
+    A zero has no sign. The large number leaves a float32 no bit below the step, so that adding it rounds. u is
+    (k + 1/2) / 2^16, where k are the 16 high bits of a word: 0 <= c / step - floor(c / step) < 1 is the probability of
+    the upper neighbour, to 2^-17.
 
     A compiler's own cast gives NaN or infinity past the largest number. It also rounds twice where it goes through
     float16: in jax 0.7.2 out of jit and TensorFlow 2.20 in jit, 1 of some 700 random numbers is one step off. So the
@@ -170,17 +185,31 @@ def cast(x: Any, format: Format) -> Any:
 
     Args:
         x: floats of any shape.
-        format: `E4M3` or `E5M2`.
+        format: `E4M3`, `E5M2`, `E2M1` or `INT8`.
+        bits: uint32 of x's shape, random words; None to round to the nearest.
 
     Returns:
-        A tensor of `format.dtype`, of x's shape.
+        A tensor of `format.dtype`, of x's shape; of E2M1 on TensorFlow, which has no such dtype, of E4M3's.
     """
     x = keras.ops.cast(x, "float32")
     clipped = keras.ops.clip(x, -format.max, format.max)
     power = backend.bitcast(keras.ops.bitwise_and(backend.bitcast(clipped, "int32"), _EXPONENT), "float32")
-    rounder = keras.ops.maximum(power, 2.0**format.min_exponent) * (_ROUNDER * 2.0**-format.mantissa_bits)
-    # x - x is 0 or, of what is not finite, NaN.
-    return keras.ops.cast((clipped + rounder) - rounder - (x - x), format.dtype)
+    step_times = keras.ops.maximum(power, 2.0**format.min_exponent)
+    if bits is None:
+        rounder = step_times * (_ROUNDER * 2.0**-format.mantissa_bits)
+        rounded = (clipped + rounder) - rounder
+    else:
+        step = step_times * 2.0**-format.mantissa_bits
+        rounded = keras.ops.floor(clipped / step + _fraction(bits)) * step
+    if format.has_nan:
+        rounded = rounded - (x - x)  # x - x is 0 or, of what is not finite, NaN
+    return backend.as_float4(rounded) if format == E2M1 else keras.ops.cast(rounded, format.dtype)
+
+
+def _fraction(bits: Any) -> Any:
+    """Of each word a number between 0 and 1 whose mean is 1/2: added to less than 128, it leaves an integer's floor."""
+    high = keras.ops.right_shift(bits, keras.ops.convert_to_tensor(16, "uint32"))
+    return keras.ops.cast(keras.ops.cast(high, "int32"), "float32") * 2.0**-16 + 2.0**-17
 
 
 def quantize(x: Any, format: Format, scale: Any) -> Any:
@@ -188,7 +217,7 @@ def quantize(x: Any, format: Format, scale: Any) -> Any:
 
     Args:
         x: floats of any shape.
-        format: `E4M3` or `E5M2`.
+        format: as of `cast`.
         scale: float32, of a shape that broadcasts to x's.
 
     Returns:

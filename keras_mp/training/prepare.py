@@ -13,7 +13,7 @@ import keras
 from keras_mp import backend
 from keras_mp.fp8.convert import convert
 from keras_mp.fp8.layers import Float8Layer
-from keras_mp.fp8.scaling_recipe import Recipe
+from keras_mp.fp8.scaling import Scaling, Scalings
 from keras_mp.lean import frozen
 from keras_mp.lean.training_step import STEP_ON_A_CPU
 from keras_mp.loss_scaling.atomic_skip import atomic_skip
@@ -37,7 +37,7 @@ def prepare(
     optimizer: keras.optimizers.Optimizer | str,
     loss: Any = None,
     metrics: Sequence[Any] | Mapping[str, Any] | None = None,
-    fp8: bool | str | Recipe | Mapping[str, Any] = False,
+    fp8: bool | str | Scaling | Scalings | Mapping[str, Any] = False,
     verbose: bool = False,
     state_dtype: str | None = None,
     narrow_frozen: bool = False,
@@ -68,9 +68,9 @@ def prepare(
             it is.
         loss: as `compile` takes it.
         metrics: as `compile` takes them.
-        fp8: whether matrix products run in FP8: True for those that gain, with current scaling; a scaling recipe or
+        fp8: whether matrix products run in FP8: True for those that gain, with current scaling; a scaling or
             its name; or a dict of what `keras_mp.fp8.convert` takes, such as
-            `{"recipe": "delayed", "target": "h100"}`. With False, layers that `keras_mp.fp8.convert` made FP8 layers
+            `{"scaling": "delayed", "target": "h100"}`. With False, layers that `keras_mp.fp8.convert` made FP8 layers
             before stay so.
         verbose: print five lines that say what was done, and why; a sixth says which layers are quantized, and how many
             weights train.
@@ -85,7 +85,7 @@ def prepare(
         The model, compiled. Saved and loaded it is still what this made of it.
 
     Raises:
-        ValueError: the model is not built; the optimizer is Keras's LossScaleOptimizer, a scaling recipe or state_dtype
+        ValueError: the model is not built; the optimizer is Keras's LossScaleOptimizer, a scaling or state_dtype
             is unknown, or state_dtype is not that of a LossScaleOptimizer.
         TypeError: fp8 is none of the above, or the dict has a name that `keras_mp.fp8.convert` does not; the model's
             class has a `compile` that does not take these arguments.
@@ -147,9 +147,9 @@ def _convert_arguments(fp8: Any) -> dict[str, Any] | None:
         return {}
     if isinstance(fp8, Mapping):
         return dict(fp8)
-    if isinstance(fp8, (str, Recipe)):
-        return {"recipe": fp8}
-    raise TypeError(f"fp8={fp8!r} must be a bool, a scaling recipe or its name, or a dict of arguments of fp8.convert")
+    if isinstance(fp8, (str, Scaling, Scalings)):
+        return {"scaling": fp8}
+    raise TypeError(f"fp8={fp8!r} must be a bool, a scaling or its name, or a dict of arguments of fp8.convert")
 
 
 def _jit(model: keras.Model, compile_arguments: Mapping[str, Any]) -> Support:

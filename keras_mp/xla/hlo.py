@@ -17,6 +17,7 @@ BITS = {
 }  # fmt: skip
 # Keras's names of XLA's floating-point types.
 NAMES = {
+    "f4e2m1fn": "float4_e2m1fn",
     "f8e4m3fn": "float8_e4m3fn",
     "f8e5m2": "float8_e5m2",
     "bf16": "bfloat16",

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Annotated, Any
 
 import keras_mp
+from keras_mp.fp8.scaling import PRESETS
 from keras_mp.loss_scaling.state_slot import check_state_dtype
 from keras_mp.precision.policy import POLICIES
 
@@ -53,13 +54,13 @@ class TransformerConfig(TrainingConfig):
     """What can be set in every training recipe of a transformer, too."""
 
     policy: Annotated[str, "auto, float32, mixed_bfloat16, mixed_float16 or fp8"] = "auto"
-    fp8: Annotated[str, "for the policy fp8: current, delayed, static, rowwise, int8 or int8_current"] = "current"
+    fp8: Annotated[str, f"for the policy fp8: {', '.join(PRESETS)}"] = "current"
     remat: Annotated[bool, "recompute each block in the backward pass: less memory, more time"] = False
     dropout: Annotated[float, "share dropped while training"] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        keras_mp.fp8.get_recipe(self.fp8)
+        keras_mp.fp8.Scalings.named(self.fp8)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
 

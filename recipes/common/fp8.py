@@ -5,7 +5,7 @@ from typing import Any
 from keras_mp.precision.policy import PolicyChoice
 
 
-def every_product(choice: PolicyChoice, recipe: str) -> dict[str, Any] | bool:
+def every_product(choice: PolicyChoice, scaling: str) -> dict[str, Any] | bool:
     """Which products run in FP8, as `keras_mp.prepare` takes it.
 
     At a training recipe's sizes FP8 gains no speed, so none would be chosen by size: the purpose is to
@@ -13,9 +13,9 @@ def every_product(choice: PolicyChoice, recipe: str) -> dict[str, Any] | bool:
 
     Args:
         choice: what `keras_mp.set_global_policy` returned.
-        recipe: how products are scaled: "current", "delayed" or "rowwise".
+        scaling: the name of one of the kit's scalings.
 
     Returns:
         For the policy "fp8" all of them, else False.
     """
-    return {"recipe": recipe, "select": lambda path, layer: True} if choice.policy == "fp8" else False
+    return {"scaling": scaling, "select": lambda path, layer: True} if choice.policy == "fp8" else False

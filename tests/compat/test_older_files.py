@@ -123,11 +123,11 @@ def test_their_settings_are_those_of_the_kit(folder):
     assert isinstance(model.loss, keras_mp.ChunkedCrossEntropy) and model.loss.rows == 4
     assert model.optimizer.loss_scale == keras_mp.NoLossScale()
     assert isinstance(model.get_layer("attends"), keras_mp.SelfAttention)
-    delayed = load(folder / "fp8_delayed.keras").get_layer("dense").recipe
-    assert delayed == keras_mp.fp8.DelayedScaling(amax_history_length=4)
+    delayed = load(folder / "fp8_delayed.keras").get_layer("dense").scaling
+    assert delayed == keras_mp.fp8.Scalings.named("delayed", history=4)
     model = load(folder / "fp8_current.keras")
-    assert model.get_layer("dense").recipe == keras_mp.fp8.CurrentScaling(power_of_two=True)
-    assert model.get_layer("rowwise").recipe == keras_mp.fp8.RowwiseScaling()
+    assert model.get_layer("dense").scaling == keras_mp.fp8.Scalings.named("current", scale="power_of_two")
+    assert model.get_layer("rowwise").scaling == keras_mp.fp8.Scalings.named("rowwise")
     assert [each.path for each in keras_mp.sensitive_layers(load(folder / "stabilized.keras"))] == []
 
 

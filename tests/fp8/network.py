@@ -11,9 +11,12 @@ import numpy as np
 from mx_reference import numbers as in_blocks
 from reference import quantize
 
-from keras_mp.fp8 import CurrentScaling, Float8Dense, MXFP8Scaling
+from keras_mp.fp8 import Float8Dense, Scalings
 
-RECIPES = {"current": CurrentScaling(power_of_two=True), "mxfp8": MXFP8Scaling("hybrid")}
+RECIPES = {
+    "current": Scalings.named("current", scale="power_of_two"),
+    "mxfp8": Scalings.named("mxfp8", format={"gradient": "E5M2"}),
+}
 WIDTH = 16
 RATE = 2.0**-2
 
@@ -28,11 +31,11 @@ def numbers(batches, batch_size=8):
     return x, t, kernels
 
 
-def gradients(x, t, kernels, recipe="current"):
+def gradients(x, t, kernels, scaling="current"):
     """Of the mean squared error, by the equations of `keras_mp.fp8.matmul`."""
 
     def q(x, name, axis):
-        if recipe == "mxfp8":
+        if scaling == "mxfp8":
             return in_blocks(x, name, "up", (axis,))
         values, scale = quantize(x, name, power_of_two=True)
         return values.astype("float64") / np.float64(scale)
@@ -54,11 +57,11 @@ def gradients(x, t, kernels, recipe="current"):
     return sums
 
 
-def build(kernels, recipe="current", **arguments):
+def build(kernels, scaling="current", **arguments):
     """The Keras model, with these kernels."""
-    recipe = RECIPES[recipe]
+    scaling = RECIPES[scaling]
     shared, last = (
-        Float8Dense(WIDTH, use_bias=False, recipe=recipe, name=name, **arguments) for name in ("shared", "last")
+        Float8Dense(WIDTH, use_bias=False, scaling=scaling, name=name, **arguments) for name in ("shared", "last")
     )
     inputs = keras.Input((WIDTH,))
     model = keras.Model(inputs, last(keras.ops.relu(shared(keras.ops.relu(shared(inputs))))))

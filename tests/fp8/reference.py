@@ -6,6 +6,9 @@ import keras
 import ml_dtypes
 import numpy as np
 
+from keras_mp.fp8.quantize import Known
+from keras_mp.fp8.quantize import quantize as quantize_tensor
+
 DTYPES = {"E4M3": ml_dtypes.float8_e4m3fn, "E5M2": ml_dtypes.float8_e5m2}
 MAX = {"E4M3": 448.0, "E5M2": 57344.0}
 
@@ -75,6 +78,12 @@ def assert_close(actual, expected):
     actual = to_numpy(actual)
     assert actual.shape == exact.shape
     assert np.all(np.abs(actual - exact) <= bound), np.max(np.abs(actual - exact) / np.maximum(bound, 1e-300))
+
+
+def quantized_by(scalings, x, role, axes=None, row=None, variable=0):
+    """A tensor as a layer quantizes it in a role's first product, with what is known of the role."""
+    known = None if row is None else Known(row[: scalings.kept], row[-1] if scalings.counts else None)
+    return quantize_tensor(x, scalings.of(role)[0], axes, known, variable)
 
 
 def sqnr(actual, exact):

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from reference import DTYPES, compiled, to_numpy
 
-from keras_mp.fp8.mxfp8 import (
-    SCALE_ROUNDING,
+from keras_mp.fp8.blocks import (
     Blocks,
     as_matrix,
     dequantize_rows,
@@ -17,9 +16,11 @@ from keras_mp.fp8.mxfp8 import (
     from_matrix,
     quantize_matrix,
 )
+from keras_mp.fp8.scaling import Scaling
 from keras_mp.precision.formats import FLOAT8_FORMATS
 
 NAMES = list(FLOAT8_FORMATS)
+SCALES = {"up": "E8M0", "floor": "E8M0_floor"}
 
 
 def tensor(x, dtype="float32"):
@@ -34,11 +35,11 @@ def edges():
 
 
 @pytest.mark.jax
-@pytest.mark.parametrize("rounding", SCALE_ROUNDING)
+@pytest.mark.parametrize("rounding", SCALES)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_scale(name, rounding):
     amax = edges()
-    found = compiled(lambda amax: exponents(amax, FLOAT8_FORMATS[name], rounding))(tensor(amax))
+    found = compiled(lambda amax: exponents(amax, FLOAT8_FORMATS[name], SCALES[rounding]))(tensor(amax))
     found = keras.ops.convert_to_numpy(found)
     np.testing.assert_array_equal(found, [reference.exponent(each, name, rounding) for each in amax.tolist()])
     if rounding == "up":  # no number saturates
@@ -93,12 +94,12 @@ def test_a_matrix_bit_for_bit(shape, name, rounding, axis, dtype):
     x = spread(*shape) if dtype != "float16" else np.random.default_rng().normal(size=shape)
     x[0, 0] = 0
     x = keras.ops.cast(tensor(x), dtype)
-    run = functools.partial(quantize_matrix, format=FLOAT8_FORMATS[name], rounding=rounding, axis=axis)
+    run = functools.partial(quantize_matrix, scaling=Scaling(name, "block", SCALES[rounding]), axis=axis)
     exact = to_numpy(x).astype("float32")
     codes, scales = reference.blocks(exact if axis else exact.T, name, rounding)
     for mode in (compiled,) if keras.backend.backend() == "jax" else (compiled, lambda function: function):
         found = mode(run)(x)
-        np.testing.assert_array_equal(keras.ops.convert_to_numpy(found.exponents), scales)
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(found.scales), scales)
         np.testing.assert_array_equal(to_numpy(found.values), codes.astype("float64"))
 
 
@@ -106,8 +107,8 @@ def test_a_matrix_bit_for_bit(shape, name, rounding, axis, dtype):
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_block_with_a_number_that_is_not_finite_is_nan_and_no_other(axis):
     def run(x):
-        quantized = quantize_matrix(x, FLOAT8_FORMATS["E4M3"], "up", axis)
-        return *quantized, dequantize_rows(quantized)
+        quantized = quantize_matrix(x, Scaling("E4M3", "block", "E8M0"), axis)
+        return quantized.values, quantized.scales, dequantize_rows(quantized)
 
     run = compiled(run)
     for bad in (np.inf, -np.inf, np.nan):

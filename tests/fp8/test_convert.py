@@ -10,16 +10,7 @@ from reference import to_numpy
 from twins import twin
 
 import keras_mp
-from keras_mp.fp8 import (
-    CurrentScaling,
-    Float8Dense,
-    Int8Scaling,
-    RowwiseScaling,
-    convert,
-    explain,
-    is_available,
-    revert,
-)
+from keras_mp.fp8 import Float8Dense, Scalings, convert, explain, is_available, revert
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.selection import decide, end_layers
 from keras_mp.rebuild import layers_by_path
@@ -120,13 +111,13 @@ def test_a_stabilized_output_layer_returns_float32():
 @pytest.mark.parametrize("name", ["attention", pytest.param("subclass_inside_functional", marks=pytest.mark.slow)])
 def test_saved_cloned_and_trained_like_any_model(name, tmp_path):
     model, batch = zoo.build(name, "mixed_bfloat16")
-    fp8 = convert(twin(model), CurrentScaling(power_of_two=True), select=everything)
+    fp8 = convert(twin(model), Scalings.named("current", scale="power_of_two"), select=everything)
     expected = outputs(fp8, batch)
     fp8.save(tmp_path / "model.keras")
     objects = {"Subclassed": zoo.Subclassed}
     loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects=objects)
     assert_equal(outputs(loaded, batch), expected)
-    assert {layer.recipe for layer in converted(loaded)} == {CurrentScaling(power_of_two=True)}
+    assert {layer.scaling for layer in converted(loaded)} == {Scalings.named("current", scale="power_of_two")}
     assert len(converted(loaded)) == len(products(model))
     with keras.saving.custom_object_scope(objects):
         clone = keras.models.clone_model(fp8)
@@ -214,7 +205,7 @@ def test_the_default_converts_what_gains(capsys):
     assert [layer.name for layer in converted(fp8)] == ["wide", "long"]
     capsys.readouterr()
     after = {each.path: each for each in explain(fp8)}
-    assert after["wide"].float8 and after["wide"].reason.startswith("it computes in FP8 with CurrentScaling(")
+    assert after["wide"].float8 and after["wide"].reason.startswith("it computes in FP8 with Scalings.named('current')")
     assert not after["first"].float8 and "yes" in capsys.readouterr().out
     too_small = {each.path: each.reason for each in decide(keras.Sequential([keras.Input((64,)), model]))}
     assert set(too_small) >= {f"{model.name}/wide"}
@@ -274,17 +265,18 @@ def test_first_and_last_layers_of_nested_models():
 
 def test_converting_again_changes_what_select_chooses_and_a_recipe_is_given_for():
     model, batch = zoo.build("attention", "mixed_bfloat16")
-    once = convert(twin(model), CurrentScaling("E4M3"), select=lambda path, layer: "query" in path)
+    once = convert(twin(model), Scalings.named("current", format="E4M3"), select=lambda path, layer: "query" in path)
     twice = convert(twin(once), select=lambda path, layer: "query" in path)
-    assert {layer.recipe for layer in converted(twice)} == {CurrentScaling("E4M3")}
+    assert {layer.scaling for layer in converted(twice)} == {Scalings.named("current", format="E4M3")}
     assert_equal(outputs(twice, batch), outputs(once, batch))
-    both = convert(twin(once), CurrentScaling(), select=lambda path, layer: "query" not in path)
-    assert {layer.recipe for layer in converted(both)} == {CurrentScaling("E4M3"), CurrentScaling()}
+    both = convert(twin(once), Scalings.named("current"), select=lambda path, layer: "query" not in path)
+    narrow, current = Scalings.named("current", format="E4M3"), Scalings.named("current")
+    assert {layer.scaling for layer in converted(both)} == {narrow, current}
     assert len(converted(both)) == len(products(model))
-    told = "query.* change from CurrentScaling.* to RowwiseScaling.*neither keeps amaxes"
+    told = "query.* change from .*current.* to .*rowwise.*neither keeps amaxes"
     with pytest.warns(UserWarning, match=told):
         changed = convert(twin(both), "rowwise", select=lambda path, layer: "query" in path)
-    assert {layer.recipe for layer in converted(changed)} == {RowwiseScaling(), CurrentScaling()}
+    assert {layer.scaling for layer in converted(changed)} == {Scalings.named("rowwise"), Scalings.named("current")}
     assert_near(outputs(changed, batch), outputs(both, batch))
 
 
@@ -296,8 +288,8 @@ def test_layers_that_compute_in_float32_come_with_a_note():
 
 
 def test_the_layer_itself_can_be_reverted():
-    model = keras.Sequential([keras.Input((16,)), Float8Dense(16, recipe=CurrentScaling("E4M3"))])
-    assert convert(model, select=everything).layers[0].recipe == CurrentScaling("E4M3")
+    model = keras.Sequential([keras.Input((16,)), Float8Dense(16, scaling=Scalings.named("current", format="E4M3"))])
+    assert convert(model, select=everything).layers[0].scaling == Scalings.named("current", format="E4M3")
     back = revert(twin(model))
     assert type(back.layers[0]) is layers.Dense
     np.testing.assert_array_equal(back.get_weights()[0], model.get_weights()[0])
@@ -305,7 +297,7 @@ def test_the_layer_itself_can_be_reverted():
 
 def test_bad_input():
     model, _ = zoo.build("functional", "mixed_bfloat16")
-    with pytest.raises(ValueError, match="recipe='blockwise' is unknown"):
+    with pytest.raises(ValueError, match="scaling='blockwise' is unknown"):
         convert(model, "blockwise")
     with pytest.raises(TypeError, match="select='Dense' must be a function"):
         convert(model, select="Dense")
@@ -328,4 +320,4 @@ def test_where_nothing_is_converted_it_says_why():
     with pytest.warns(UserWarning, match="has no Dense or EinsumDense layer, so nothing is in FP8"):
         convert(keras.Sequential([keras.Input((64,)), keras.layers.ReLU()]))
     with pytest.warns(UserWarning, match="has no Dense or EinsumDense layer, so nothing is in INT8"):
-        convert(keras.Sequential([keras.Input((64,)), keras.layers.ReLU()]), Int8Scaling())
+        convert(keras.Sequential([keras.Input((64,)), keras.layers.ReLU()]), Scalings.named("int8"))

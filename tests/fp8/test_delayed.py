@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from reference import cast, sqnr, tensors, to_numpy, with_gradients
+from reference import cast, quantized_by, sqnr, tensors, to_numpy, with_gradients
 from trajectory import (
     BAD,
     RECIPES,
@@ -21,7 +21,7 @@ from trajectory import (
 from twins import twin
 
 import keras_mp
-from keras_mp.fp8 import CurrentScaling, DelayedScaling, Float8Dense, Int8Scaling, convert, matmul, revert
+from keras_mp.fp8 import Float8Dense, Scalings, convert, matmul, revert
 from keras_mp.fp8.layers import CALL_SITES, AmaxHistory
 
 
@@ -53,7 +53,7 @@ def test_micro_batches_and_a_reload_in_the_middle(tmp_path):
 def test_a_float16_overflow_leaves_the_history():
     """A real one, of the loss scale: the step is skipped on the way down to a scale that fits."""
     keras.config.set_dtype_policy("mixed_float16")
-    layer = Float8Dense(WIDTH, use_bias=False, recipe="delayed", name="shared")
+    layer = Float8Dense(WIDTH, use_bias=False, scaling="delayed", name="shared")
     model = keras.Sequential([keras.Input((WIDTH,)), layer])
     model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=2.0**24), dot_loss)
     x, c = (1e3 * np.random.default_rng().normal(size=(ROWS, WIDTH)).astype("float32") for _ in range(2))
@@ -89,10 +89,14 @@ def test_more_calls_than_slots_scale_too_little_and_never_grow():
 
 def test_the_first_step_scales_just_in_time():
     x, w, g = tensors(*(np.random.default_rng().normal(size=(32, 32)) for _ in range(3)))
-    late, zeros = DelayedScaling(amax_history_length=4), keras.ops.zeros((3, 4))
+    late, zeros = Scalings.named("delayed", history=4), keras.ops.zeros((3, 4))
     first, without, expected = (
         with_gradients(lambda x, w, options=options: matmul(x, w, **options))(x, w, g)
-        for options in ({"recipe": late, "history": zeros}, {"recipe": "delayed"}, {"recipe": CurrentScaling()})
+        for options in (
+            {"scaling": late, "history": zeros},
+            {"scaling": "delayed"},
+            {"scaling": Scalings.named("current")},
+        )
     )
     for found in (first, without):
         for actual, own in zip(found, expected, strict=True):
@@ -103,13 +107,13 @@ def test_the_first_step_scales_just_in_time():
 def test_what_is_not_finite_stays_visible_and_the_rest_keeps_its_scale(bad):
     x = np.random.default_rng().normal(size=(4, 4)).astype("float32")
     x[1, 2] = bad
-    found = DelayedScaling().quantize(keras.ops.convert_to_tensor(x), "input", history=keras.ops.full((16,), 7.0))
+    found = quantized_by(Scalings.named("delayed"), *tensors(x), "input", row=keras.ops.full((16,), 7.0))
     assert to_numpy(found.scale) == 64.0
     np.testing.assert_array_equal(to_numpy(found.values), cast(x * 64, "E4M3").astype("float64"))
 
 
 def test_a_frozen_layer_scales_just_in_time_and_keeps_its_history():
-    layer = Float8Dense(WIDTH, use_bias=False, recipe=DelayedScaling(amax_history_length=4))
+    layer = Float8Dense(WIDTH, use_bias=False, scaling=Scalings.named("delayed", history=4))
     layer.build((None, WIDTH))
     layer.kernel.assign(np.ones((WIDTH, WIDTH), "float32"))
     before = np.full((3, 4), 2.0**-30)
@@ -144,7 +148,7 @@ def histories(model):
 def trained():
     """Trained for four steps with averaged weights; nothing changes it."""
     keras.config.set_dtype_policy("mixed_bfloat16")
-    model = small(DelayedScaling(amax_history_length=8))
+    model = small(Scalings.named("delayed", history=8))
     inner = keras.optimizers.Adam(1e-2, use_ema=True, ema_overwrite_frequency=2, weight_decay=0.1)
     model.compile(keras_mp.LossScaleOptimizer(inner, keras_mp.NoLossScale()), "mse", run_eagerly=True)
     rng = np.random.default_rng()
@@ -165,28 +169,28 @@ class TestOnAModel:
     def test_a_recipe_that_changes_says_what_is_kept(self, trained):
         before = histories(trained)
         with pytest.warns(UserWarning, match="the newest 1 of their amaxes of 8 steps are kept"):
-            shorter = convert(twin(trained), DelayedScaling(amax_history_length=1))
+            shorter = convert(twin(trained), Scalings.named("delayed", history=1))
         np.testing.assert_array_equal(histories(shorter), before[:, :, :1])
-        with pytest.warns(UserWarning, match="DelayedScaling.* to Int8Scaling.* newest 1 of their amaxes of 1 steps"):
-            longer = convert(twin(shorter), Int8Scaling(amax_history_length=4))
+        with pytest.warns(UserWarning, match="'delayed'.* to .*'int8'.* newest 1 of their amaxes of 1 steps"):
+            longer = convert(twin(shorter), Scalings.named("int8", history=4))
         np.testing.assert_array_equal(histories(longer), np.pad(before[:, :, :1], ((0, 0), (0, 0), (0, 3))))
         assert not saved_history(longer.get_layer("shared"))["1"].any()
-        with pytest.warns(UserWarning, match="their amaxes of 4 steps are dropped, as MXFP8Scaling needs none"):
+        with pytest.warns(UserWarning, match="their amaxes of 4 steps are dropped, as .*'mxfp8'. needs none"):
             blocks = convert(twin(longer), "mxfp8")
         assert blocks.get_layer("shared").amax_history is None and not len(histories(blocks))
         with pytest.warns(UserWarning, match="weights are kept, and they have no amaxes yet"):
             again = convert(twin(blocks), "delayed")
         assert not histories(again).any() and len(histories(again)) == 3
         np.testing.assert_array_equal(again.get_layer("shared").kernel, trained.get_layer("shared").kernel)
-        assert convert(again).get_layer("shared").recipe == DelayedScaling()
+        assert convert(again).get_layer("shared").scaling == Scalings.named("delayed")
 
     def test_the_recipe_of_a_built_layer_is_not_swapped(self):
-        layer = Float8Dense(4, recipe="delayed")
+        layer = Float8Dense(4, scaling="delayed")
         layer.build((None, 4))
-        with pytest.raises(ValueError, match="keeps amaxes of 3 steps, and the built layer .* of 16: change it"):
-            layer.recipe = DelayedScaling(amax_history_length=3)
-        layer.recipe = DelayedScaling(margin=1)
-        assert layer.recipe.margin == 1
+        with pytest.raises(ValueError, match="keeps 3 amaxes of a role, and the built layer .* 16: change it"):
+            layer.scaling = Scalings.named("delayed", history=3)
+        layer.scaling = Scalings.named("delayed", margin=1)
+        assert layer.scaling.all[0].margin == 1
 
     def test_files_of_itself_and_weights_of_other_recipes_and_of_the_plain_model(self, trained, tmp_path):
         before = histories(trained)
@@ -194,7 +198,7 @@ class TestOnAModel:
         again = keras.models.load_model(tmp_path / "model.keras", compile=False)
         np.testing.assert_array_equal(histories(again), before)
         trained.save_weights(tmp_path / "delayed.weights.h5")
-        plain, shorter = revert(twin(trained)), small(DelayedScaling(amax_history_length=2))
+        plain, shorter = revert(twin(trained)), small(Scalings.named("delayed", history=2))
         plain.load_weights(tmp_path / "delayed.weights.h5")
         with pytest.warns(UserWarning, match="the amax history of 8 steps is loaded into one of 2: the newest 2"):
             shorter.load_weights(tmp_path / "delayed.weights.h5")
@@ -204,23 +208,21 @@ class TestOnAModel:
         np.testing.assert_array_equal(histories(again), before)
 
 
-@pytest.mark.parametrize("name", ["margin", "amax_history_length"])
+@pytest.mark.parametrize("name", ["margin", "history"])
 @pytest.mark.parametrize("value", [-1, 1.5, "2", True])
 def test_bad_numbers(name, value):
     with pytest.raises(ValueError, match=f"{name}={value!r} must be a whole number"):
-        DelayedScaling(**{name: value})
+        Scalings.named("delayed", **{name: value})
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="amax_history_length=0 must be a whole number, 1 or more"):
-        DelayedScaling(amax_history_length=0)
-    with pytest.raises(ValueError, match="amax_compute='mean' is unknown: use 'max' or 'most_recent'"):
-        DelayedScaling(amax_compute="mean")
+    with pytest.raises(ValueError, match="history=0 must be a whole number, 1 or more"):
+        Scalings.named("delayed", history=0)
     x, w = tensors(np.ones((2, 2)), np.ones((2, 2)))
     for recipe, needs in (
-        ("delayed", r"DelayedScaling.* needs \(3, 16\)"),
-        ("int8", r"Int8Scaling.* needs \(3, 17\)"),
-        ("current", "CurrentScaling.* keeps none"),
+        ("delayed", r"Scalings.named\('delayed'\) needs \(3, 16\)"),
+        ("int8", r"Scalings.named\('int8'\) needs \(3, 17\)"),
+        ("current", "Scalings.named.* keeps none"),
     ):
         with pytest.raises(ValueError, match=rf"history has the shape \(3, 2\), and {needs}"):
             matmul(x, w, recipe, history=np.zeros((3, 2), "float32"))

@@ -6,7 +6,7 @@ import keras
 import pytest
 from twins import twin
 
-from keras_mp.fp8 import DelayedScaling, Int8Scaling, StaticScaling, convert, explain
+from keras_mp.fp8 import Scalings, convert, explain
 from keras_mp.fp8.cost import GAINS_FROM, gains_from
 from keras_mp.fp8.layers import Float8Layer
 
@@ -22,24 +22,24 @@ def test_convert_takes_what_gains_on_the_target(capsys, monkeypatch):
     dense = [keras.layers.Dense(size, use_bias=False, name=f"dense{index}") for index, size in enumerate(sizes)]
     model = keras.Sequential([keras.Input((16,)), *dense])
     monkeypatch.setitem(GAINS_FROM, "v5e", (8192, 32, 64))  # in place of the size of large layers
-    rows = {row.path: row for row in explain(model, target="v5e", batch_size=8192, recipe=Int8Scaling())}
+    rows = {row.path: row for row in explain(model, target="v5e", batch_size=8192, scaling=Scalings.named("int8"))}
     printed = capsys.readouterr().out
     assert [path for path, row in rows.items() if row.float8] == ["dense1"]
     assert rows["dense1"].reason == "its product of 32 by 64 gains"
     assert rows["dense2"].reason == "its product of 64 by 32 does not gain"
     assert "INT8" in printed and "On v5e a layer gains from 8192 rows, 32 inputs and 64 outputs on" in printed
-    int8 = convert(twin(model), Int8Scaling(), target="v5e", batch_size=8192)
+    int8 = convert(twin(model), Scalings.named("int8"), target="v5e", batch_size=8192)
     assert [layer.name for layer in int8.layers if isinstance(layer, Float8Layer)] == ["dense1"]
     for target, batch_size in (("v5e", 8191), ("v6e", 8192)):
         with pytest.warns(UserWarning, match="nothing is in INT8 of the 4 .* its product of 32 by 64 does not gain"):
-            convert(model, Int8Scaling(), target=target, batch_size=batch_size)
-    explain(model, target="v6e", batch_size=8192, recipe=Int8Scaling())
+            convert(model, Scalings.named("int8"), target=target, batch_size=batch_size)
+    explain(model, target="v6e", batch_size=8192, scaling=Scalings.named("int8"))
     assert "On v6e a layer gains from no size on" in capsys.readouterr().out
     with pytest.raises(ValueError, match="TPU v5e has no FP8 units"):
-        convert(model, DelayedScaling(), target="v5e", batch_size=8192)
+        convert(model, Scalings.named("delayed"), target="v5e", batch_size=8192)
 
 
-@pytest.mark.parametrize("recipe", [Int8Scaling("static"), StaticScaling()], ids=str)
+@pytest.mark.parametrize("recipe", [Scalings.named("int8", source="static"), Scalings.named("static")], ids=str)
 def test_static_scales_warn_in_float16(recipe):
     dense = [keras.layers.Dense(16, dtype="mixed_float16") for _ in range(2)]
     model = keras.Sequential([keras.Input((16,)), *dense])

@@ -6,14 +6,14 @@ import keras
 import numpy as np
 import pytest
 from int8_reference import TOP, amax, divided, integers, scale_of, variable, words
-from reference import compiled, tensors, to_numpy, with_gradients
+from reference import compiled, quantized_by, tensors, to_numpy, with_gradients
 
-from keras_mp.fp8 import Int8Scaling, get_recipe, matmul
-from keras_mp.fp8.int8_products import MOST_TERMS
+from keras_mp.fp8 import Scalings, matmul
+from keras_mp.fp8.matmul import MOST_TERMS
 
 PATH = "block/dense"
 BACKEND = keras.backend.backend()
-ALL_INT8 = Int8Scaling(kernel_gradient="int8")
+ALL_INT8 = Scalings.named("int8", kernel_gradient=True)
 
 
 def normal(*shape):
@@ -25,7 +25,7 @@ def program(recipe, equation="", jit=True):
     """Operands of one shape and dtype share what is compiled."""
 
     def run(x, w, g, *history):
-        multiply = functools.partial(matmul, recipe=recipe, path=PATH, equation=equation)
+        multiply = functools.partial(matmul, scaling=recipe, path=PATH, equation=equation)
         return with_gradients(functools.partial(multiply, history=history[0] if history else None))(x, w, g)
 
     return compiled(run) if jit else run
@@ -72,7 +72,7 @@ def test_every_integer_and_scale(name, jit):
 @pytest.mark.jax
 def test_a_kernel_gradient_of_floats():
     x, w, g = OPERANDS["normal"]()
-    y, dx, dw = product(Int8Scaling(), x, w, g)
+    y, dx, dw = product(Scalings.named("int8"), x, w, g)
     for actual, expected in zip((y, dx), product(ALL_INT8, x, w, g), strict=False):
         np.testing.assert_array_equal(actual, expected)
     exact, terms = x.T.astype("float64") @ g, np.abs(x.T.astype("float64")) @ np.abs(g)
@@ -86,7 +86,7 @@ def test_a_kernel_gradient_in_bfloat16_that_is_transposed():
 
     def run(x, w, g):
         x, g = (keras.ops.cast(each, "bfloat16") for each in (x, g))
-        return keras.ops.transpose(with_gradients(lambda x, w: matmul(x, w, Int8Scaling()))(x, w, g)[2])
+        return keras.ops.transpose(with_gradients(lambda x, w: matmul(x, w, Scalings.named("int8")))(x, w, g)[2])
 
     dw = to_numpy(compiled(run)(*tensors(x, w, g))).T
     exact, terms = (np.einsum("abc,abd->cd", x64, g64) for x64, g64 in ((x.astype("float64"), g), (abs(x), abs(g))))
@@ -97,14 +97,14 @@ def test_a_kernel_gradient_in_bfloat16_that_is_transposed():
 def test_the_integers_themselves():
     """Of each role, with a step and a seed, through `quantize`; the top is 127 on both sides."""
     x = np.concatenate([normal(7, 9), [[1e3, -1e3, 0.5, -0.5, 2.5, 0.0, -0.0, 1.5, -1.5]]]).astype("float32")
-    recipe = Int8Scaling(seed=2**40 + 3, margin=1)
+    recipe = Scalings.named("int8", seed=2**40 + 3, margin=1)
     steps = 2**24 - 2
     history = np.array([0.0] * 15 + [200.0, steps], "float32")  # the last entry is the number of steps
     for role in ("input", "kernel", "gradient"):
-        quantize = compiled(lambda x, history, role=role: recipe.quantize(x, role, None, history, variable(PATH)))
+        quantize = compiled(lambda x, row, role=role: quantized_by(recipe, x, role, None, row, variable(PATH)))
         values, scale = quantize(*tensors(x, history))
         expected_scale = scale_of(200.0, 1)
-        bits = words(x.shape, recipe.seed, steps, variable(PATH)) if role == "gradient" else None
+        bits = words(x.shape, 2**40 + 3, steps, variable(PATH)) if role == "gradient" else None
         np.testing.assert_array_equal(to_numpy(values), integers(x, expected_scale, bits))
         assert keras.backend.standardize_dtype(values.dtype) == "int8"
         assert float(scale) == expected_scale
@@ -125,7 +125,7 @@ def test_bfloat16_tensors_and_a_kernel_in_float32():
 def test_scales_by_row_and_column():
     x, w, g = normal(6, 16), normal(16, 8), normal(6, 8)
     x[2], x[4] = 0, 1e6 * x[4]
-    y, dx, dw = product(Int8Scaling("current", kernel_gradient="int8"), x, w, g)
+    y, dx, dw = product(Scalings.named("int8_current", kernel_gradient=True), x, w, g)
 
     def operand(x, axis, gradient=False):
         scale = scale_of(amax(x, axis))
@@ -155,9 +155,10 @@ def test_an_einsum_that_splits_features_into_heads():
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("scales", ["delayed", pytest.param("static", marks=pytest.mark.slow), "current"])
 def test_what_is_not_finite_is_never_a_silent_integer(scales, bad):
-    recipe = Int8Scaling(scales, kernel_gradient="int8")
+    own = {"granularity": "row", "source": "current"} if scales == "current" else {"source": scales}
+    recipe = Scalings.named("int8", kernel_gradient=True, **own)
     # As after many steps: the scales are known, and need not look at the tensors.
-    history = np.ones((3, recipe.history_length + 1), "float32") * 100
+    history = np.ones((3, recipe.columns), "float32") * 100
     for spoiled in range(3):
         operands = [normal(6, 16), normal(16, 8), normal(6, 8)]
         operands[spoiled][3, 5] = bad
@@ -172,10 +173,10 @@ def test_what_is_not_finite_is_never_a_silent_integer(scales, bad):
 
 @pytest.mark.jax
 def test_gradients_are_rounded_without_bias_and_anew_in_each_step():
-    recipe = Int8Scaling()
+    recipe = Scalings.named("int8")
     g = np.full((1, 4096), 10.25, "float32")
     g[0, 0] = 127.0
-    quantize = compiled(lambda g, history: recipe.quantize(g, "gradient", None, history, 1).values)
+    quantize = compiled(lambda g, row: quantized_by(recipe, g, "gradient", None, row, 1).values)
     values = []
     for step in range(16):
         history = np.array([127.0] * 16 + [step], "float32")
@@ -212,27 +213,3 @@ def test_a_batch_of_unknown_size_with_too_many_rows_is_nan():
 
     np.testing.assert_allclose(kernel_gradient(tf.ones((8, 1))), 8.0)
     assert np.isnan(kernel_gradient(tf.ones((MOST_TERMS + 1, 1)))).all()
-
-
-def test_the_recipe_is_a_value():
-    recipe = Int8Scaling("static", kernel_gradient="int8", calibration_steps=4, seed=3)
-    assert str(recipe) == "Int8Scaling(scales='static', kernel_gradient='int8', calibration_steps=4, seed=3)"
-    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(recipe))
-    assert again == recipe and hash(again) == hash(recipe) and again.history_length == 2
-    assert get_recipe(recipe) is recipe and str(Int8Scaling()) == "Int8Scaling()"
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"scales": "rowwise"}, "scales='rowwise' is unknown: use 'delayed' or 'static' or 'current'"),
-        ({"kernel_gradient": "bfloat16"}, "kernel_gradient='bfloat16' is unknown: use 'compute' or 'int8'"),
-        ({"amax_compute": "mean"}, "amax_compute='mean' is unknown"),
-        ({"calibration_steps": 0}, "calibration_steps=0 must be a whole number, 1 or more"),
-        ({"margin": -1}, "margin=-1 must be a whole number"),
-        ({"seed": 0.5}, "seed=0.5 must be a whole number, 0 or more"),
-    ],
-)
-def test_bad_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Int8Scaling(**arguments)

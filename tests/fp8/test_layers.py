@@ -7,25 +7,15 @@ from reference import compiled, sqnr, to_numpy
 from twins import twin
 
 import keras_mp
-from keras_mp.fp8 import (
-    CurrentScaling,
-    DelayedScaling,
-    Float8Dense,
-    Float8EinsumDense,
-    Int8Scaling,
-    MXFP8Scaling,
-    RowwiseScaling,
-    matmul,
-    revert,
-)
+from keras_mp.fp8 import Float8Dense, Float8EinsumDense, Scalings, matmul, revert
 
-RECIPE = CurrentScaling("E4M3", power_of_two=True)
+RECIPE = Scalings.named("current", format="E4M3", scale="power_of_two")
 RECIPES = {
-    "current": CurrentScaling(power_of_two=True),
-    "delayed": DelayedScaling(amax_history_length=4),
-    "rowwise": RowwiseScaling(),
-    "mxfp8": MXFP8Scaling("hybrid"),
-    "int8_current": Int8Scaling("current"),
+    "current": Scalings.named("current", scale="power_of_two"),
+    "delayed": Scalings.named("delayed", history=4),
+    "rowwise": Scalings.named("rowwise"),
+    "mxfp8": Scalings.named("mxfp8", format={"gradient": "E5M2"}),
+    "int8_current": Scalings.named("int8_current"),
 }
 
 
@@ -41,9 +31,9 @@ def trained(request, tmp_path_factory):
     results = []
     for name, recipe in RECIPES.items():
         if len(results) % 2:
-            layer = Float8Dense(32, recipe=recipe, name=name)
+            layer = Float8Dense(32, scaling=recipe, name=name)
         else:
-            layer = Float8EinsumDense("abc,cde->abde", (None, 2, 16), recipe=recipe, name=name)
+            layer = Float8EinsumDense("abc,cde->abde", (None, 2, 16), scaling=recipe, name=name)
         results.append(keras.layers.Reshape((4, 32), name=f"{name}_result")(layer(inputs)))
     model = keras.Model(inputs, keras.layers.Concatenate(name="all")(results), name="recipes")
     # In TensorFlow's eager mode, a tenth of the time of the compiler's.
@@ -63,7 +53,7 @@ def test_layers_of_every_recipe_train_save_load_and_revert(trained):
     assert losses[-1] < losses[0]
     expected = model.predict_on_batch(x).astype("float64")
     loaded = keras.models.load_model(path, compile=False)
-    assert {name: loaded.get_layer(name).recipe for name in RECIPES} == RECIPES
+    assert {name: loaded.get_layer(name).scaling for name in RECIPES} == RECIPES
     for old, new in zip(model.trainable_weights, loaded.trainable_weights, strict=True):
         if "amax_history" not in old.path:  # what is loaded lies in the slot of the first call
             np.testing.assert_array_equal(to_numpy(old), to_numpy(new))
@@ -89,12 +79,12 @@ def product_of(layer, x, dtype):
     """What the layer computes before bias and activation."""
     kernel = keras.ops.convert_to_tensor(keras.ops.convert_to_numpy(layer.kernel))
     equation = getattr(layer, "equation", "")
-    return matmul(keras.ops.cast(x, dtype), kernel, layer.recipe, equation=equation, dtype=dtype)
+    return matmul(keras.ops.cast(x, dtype), kernel, layer.scaling, equation=equation, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype, jit", [("float32", False), ("mixed_bfloat16", True), ("mixed_float16", True)])
 def test_dense(dtype, jit):
-    layer = Float8Dense(8, "gelu", bias_initializer="uniform", recipe=RECIPE, dtype=dtype)
+    layer = Float8Dense(8, "gelu", bias_initializer="uniform", scaling=RECIPE, dtype=dtype)
     x = normal(5, 3, 16)
     compute = layer.compute_dtype
     layer.build(x.shape)
@@ -109,7 +99,7 @@ def test_dense(dtype, jit):
 
 
 def test_einsum_dense():
-    options = {"bias_axes": "de", "recipe": RECIPE, "dtype": "mixed_bfloat16"}
+    options = {"bias_axes": "de", "scaling": RECIPE, "dtype": "mixed_bfloat16"}
     layer = Float8EinsumDense("abc,cde->abde", (None, 2, 4), "relu", **options)
     x = normal(5, 3, 16)
     result = layer(x)
@@ -120,7 +110,9 @@ def test_einsum_dense():
 
 def test_the_kernel_is_rounded_once():
     """From float32 to FP8, not by way of bfloat16: 1.0625 + 2^-12 is nearer to 1.125, and 1.0625 is a tie to 1."""
-    layer = Float8Dense(1, use_bias=False, recipe=CurrentScaling(power_of_two=True), dtype="mixed_bfloat16")
+    layer = Float8Dense(
+        1, use_bias=False, scaling=Scalings.named("current", scale="power_of_two"), dtype="mixed_bfloat16"
+    )
     layer.build((None, 2))
     layer.kernel.assign([[1.0625 + 2.0**-12], [1.75]])
     assert to_numpy(layer(np.array([[1.0, 0.0]], "float32"))).item() == 1.125
@@ -129,8 +121,8 @@ def test_the_kernel_is_rounded_once():
 @pytest.mark.parametrize(
     "layer, shape",
     [
-        (lambda: Float8Dense(8, "relu", recipe=RECIPE, kernel_regularizer="l2", bias_constraint="non_neg"), (5, 16)),
-        (lambda: Float8EinsumDense("...c,cd->...d", 8, recipe=RECIPE, kernel_constraint="unit_norm"), (5, 2, 16)),
+        (lambda: Float8Dense(8, "relu", scaling=RECIPE, kernel_regularizer="l2", bias_constraint="non_neg"), (5, 16)),
+        (lambda: Float8EinsumDense("...c,cd->...d", 8, scaling=RECIPE, kernel_constraint="unit_norm"), (5, 2, 16)),
     ],
 )
 def test_config_round_trip(layer, shape):
@@ -138,7 +130,7 @@ def test_config_round_trip(layer, shape):
     x = normal(*shape)
     before = to_numpy(layer(x))
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
-    assert type(again) is type(layer) and again.recipe == RECIPE
+    assert type(again) is type(layer) and again.scaling == RECIPE
     assert again.get_config() == layer.get_config()
     again.set_weights(layer.get_weights())
     np.testing.assert_array_equal(to_numpy(again(x)), before)
@@ -161,8 +153,8 @@ def test_lora():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="recipe='row' is unknown"):
-        Float8Dense(8, recipe="row")
+    with pytest.raises(ValueError, match="scaling='row' is unknown"):
+        Float8Dense(8, scaling="row")
     with pytest.raises(ValueError, match="matrix products .* the label 'a' in 3 of its 3 terms"):
         Float8EinsumDense("abc,acd->abd", (None, 4))
     with pytest.raises(ValueError, match="units"):

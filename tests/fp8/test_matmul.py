@@ -5,16 +5,27 @@ import re
 import keras
 import numpy as np
 import pytest
-from reference import Product, assert_close, compiled, product, quantize, sqnr, tensors, to_numpy, with_gradients
+from reference import (
+    Product,
+    assert_close,
+    compiled,
+    product,
+    quantize,
+    quantized_by,
+    sqnr,
+    tensors,
+    to_numpy,
+    with_gradients,
+)
 
 from keras_mp import backend
-from keras_mp.fp8 import E4M3, CurrentScaling, matmul
+from keras_mp.fp8 import Scalings, matmul
 from keras_mp.stability.accumulate import last_axis
 
 pytestmark = pytest.mark.jax
 
 BACKEND = keras.backend.backend()
-E4M3_EVERYWHERE = CurrentScaling(E4M3, power_of_two=True)
+E4M3_EVERYWHERE = Scalings.named("current", format="E4M3", scale="power_of_two")
 # Of 32 samples, 16 features and 3 units: these share a compiled program.
 of_one_shape = compiled(with_gradients(matmul))
 of_another_shape = compiled(with_gradients(matmul))
@@ -87,7 +98,7 @@ def test_signal_to_noise():
     assert sqnr(result, x @ w) >= 28
     assert sqnr(to_x, g @ w.T) >= 24
     assert sqnr(to_w, x.T @ g) >= 24
-    values, scale = CurrentScaling().quantize(*tensors(x), "input")
+    values, scale = quantized_by(Scalings.named("current"), *tensors(x), "input")
     assert sqnr(to_numpy(values) / float(scale), x) >= 31
 
 
@@ -231,7 +242,7 @@ def test_bad_input():
     for name, arguments in (("inputs", (keras.ops.cast(x, "int32"), w)), ("kernel", (x, keras.ops.cast(w, "int8")))):
         with pytest.raises(TypeError, match=f"{name} must be floats, got int.*cast them"):
             matmul(*arguments)
-    with pytest.raises(ValueError, match="recipe='none' is unknown"):
+    with pytest.raises(ValueError, match="scaling='none' is unknown"):
         matmul(x, w, "none")
     for equation, why in {
         "abc,cd": "not of the form 'input,kernel->result'",

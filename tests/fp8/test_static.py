@@ -3,9 +3,10 @@
 import keras
 import numpy as np
 import pytest
-from reference import cast, tensors, to_numpy, with_gradients
+from reference import cast, quantized_by, tensors, to_numpy, with_gradients
 
-from keras_mp.fp8 import CurrentScaling, Int8Scaling, StaticScaling, get_recipe, matmul
+from keras_mp.fp8 import Scalings, matmul
+from keras_mp.fp8.quantize import known_of, next_history, observe
 
 
 def history(amax, steps):
@@ -14,29 +15,29 @@ def history(amax, steps):
 
 
 def test_after_the_calibration_a_larger_value_saturates_and_changes_nothing():
-    recipe = StaticScaling(calibration_steps=4, margin=0, format="E4M3")
+    recipe = Scalings.named("static", history=4, margin=0, format="E4M3")
     x = np.random.default_rng().normal(size=(8, 16)).astype("float32")
     x[3, 5] = 100.0
     (known,) = tensors(history(2.0, 4))
-    values, scale = recipe.quantize(*tensors(x), "input", history=known[0])
+    values, scale = quantized_by(recipe, *tensors(x), "input", row=known[0])
     assert float(scale) == 224.0 and to_numpy(values)[3, 5] == 448.0
     np.testing.assert_array_equal(to_numpy(values), cast(np.clip(x * 224, -448, 448), "E4M3").astype("float64"))
-    assert float(recipe.amax(*tensors(x), known)) == 0.0
-    following = recipe.next_history(known, list(tensors(0.0, 0.0, 0.0)))
+    assert float(observe(*tensors(x), recipe.of("input")[0], known_of(known, "input", recipe))) == 0.0
+    following = next_history(known, recipe, list(tensors(0.0, 0.0, 0.0)))
     np.testing.assert_array_equal(to_numpy(following), history(2.0, 5))
 
 
 def test_while_it_calibrates_the_step_itself_counts():
-    recipe = StaticScaling(calibration_steps=4, margin=0)
+    recipe = Scalings.named("static", history=4, margin=0)
     x = np.random.default_rng().uniform(3, 4, size=(8, 16)).astype("float32")
     (known,) = tensors(history(2.0, 3))
-    assert float(recipe.quantize(*tensors(x), "input", history=known[0]).scale) == np.float32(448) / x.max()
-    assert float(recipe.amax(*tensors(x), known)) == x.max()
+    assert float(quantized_by(recipe, *tensors(x), "input", row=known[0]).scale) == np.float32(448) / x.max()
+    assert float(observe(*tensors(x), recipe.of("input")[0], known_of(known, "input", recipe))) == x.max()
 
 
 @pytest.mark.parametrize("bad, steps", [(np.inf, 0), (-np.inf, 100), (np.nan, 0), (np.nan, 100)])
 def test_what_is_not_finite_stays_visible(bad, steps):
-    recipe = StaticScaling()
+    recipe = Scalings.named("static")
     x, w, g = (np.random.default_rng().normal(size=(8, 8)).astype("float32") for _ in range(3))
     x[2, 3] = bad
     (known,) = tensors(history(4.0, steps))
@@ -48,7 +49,7 @@ def test_what_is_not_finite_stays_visible(bad, steps):
 
 def test_without_a_history_it_is_current_scaling():
     x, w, g = tensors(*(np.random.default_rng().normal(size=(16, 16)) for _ in range(3)))
-    static, current = StaticScaling(margin=0), CurrentScaling()
+    static, current = Scalings.named("static", margin=0), Scalings.named("current")
     for found, expected in zip(
         with_gradients(lambda x, w: matmul(x, w, static))(x, w, g),
         with_gradients(lambda x, w: matmul(x, w, current))(x, w, g),
@@ -58,21 +59,19 @@ def test_without_a_history_it_is_current_scaling():
 
 
 def test_it_is_a_value():
-    recipe = StaticScaling(calibration_steps=3, margin=2, format="E4M3")
-    assert str(recipe) == "StaticScaling(calibration_steps=3, margin=2, format='E4M3')"
+    recipe = Scalings.named("static", history=3, margin=2, format="E4M3")
+    assert str(recipe) == "Scalings.named('static', history=3, margin=2, format='E4M3')"
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(recipe))
-    assert again == recipe and hash(again) == hash(recipe) and again.history_length == 2
-    assert get_recipe("static") == StaticScaling()
-    assert get_recipe("int8") == Int8Scaling() and get_recipe("int8_current") == Int8Scaling("current")
+    assert again == recipe and hash(again) == hash(recipe) and again.kept == 2
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"calibration_steps": 0}, "calibration_steps=0 must be a whole number, 1 or more"),
+        ({"history": 0}, "history=0 must be a whole number, 1 or more"),
         ({"margin": 0.5}, "margin=0.5 must be a whole number, 0 or more"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        StaticScaling(**arguments)
+        Scalings.named("static", **arguments)

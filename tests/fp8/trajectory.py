@@ -11,11 +11,11 @@ import functools
 import keras
 import numpy as np
 from int8_reference import TOP, integers
-from reference import cast, compiled, tensors, to_numpy
+from reference import cast, compiled, quantized_by, tensors, to_numpy
 
 import keras_mp
-from keras_mp.fp8 import DelayedScaling, Float8Dense, Int8Scaling, StaticScaling
-from keras_mp.fp8.scaling_recipe import ROLES
+from keras_mp.fp8 import Float8Dense, Scalings
+from keras_mp.fp8.scaling import ROLES
 
 ROWS, WIDTH = 8, 16
 BAD = (np.inf, -np.inf, np.nan)
@@ -57,7 +57,7 @@ class Reference:
 
     def __init__(self, recipe, accumulate=1):
         self.recipe, self.accumulate = recipe, accumulate
-        self.history = np.zeros((3, recipe.history_length), "float32")
+        self.history = np.zeros((3, recipe.kept), "float32")
         self.pending, self.held = np.zeros(3, "float32"), 0
 
     def columns(self):
@@ -66,26 +66,30 @@ class Reference:
 
     def top(self, role):
         """The largest number of the format."""
-        return {"E4M3": 448.0, "E5M2": 57344.0}[self.recipe.format_of(role).name]
+        return {"E4M3": 448.0, "E5M2": 57344.0}[self.recipe.of(role)[0].format.name]
 
     def amax(self, role, x):
         """What x is scaled by."""
         row = self.history[ROLES.index(role)]
-        return (np.max(row) if self.recipe.amax_compute == "max" else row[0]) or _amax(x)
+        return np.max(row) or _amax(x)
 
     def rounded(self, scaled, role):
         """To the format."""
-        return cast(scaled, self.recipe.format_of(role).name).astype("float64")
+        return cast(scaled, self.recipe.of(role)[0].format.name).astype("float64")
 
     def scale(self, role, x):
         """What x is multiplied by."""
         amax = self.amax(role, x)
-        top = self.top(role) * 2.0**-self.recipe.margin
+        top = self.top(role) * 2.0 ** -self.recipe.of(role)[0].margin
         if amax == 0:
             return np.float32(1)
         with np.errstate(over="ignore"):
             scale = min(np.float32(top) / np.float32(amax), np.float32(2.0**126))
-        return np.float32(2.0 ** np.floor(np.log2(np.float64(scale)))) if self.recipe.power_of_two else scale
+        return (
+            np.float32(2.0 ** np.floor(np.log2(np.float64(scale))))
+            if self.recipe.of(role)[0].scale == "power_of_two"
+            else scale
+        )
 
     def loss(self, a, b, c, kernel):
         """Of one step, quantized as the layer does it and added up in float64; and the sum of its terms' magnitudes."""
@@ -120,7 +124,7 @@ class CountedReference(Reference):
     def __init__(self, recipe, accumulate=1):
         super().__init__(recipe, accumulate)
         self.updates = 0
-        self.is_static = isinstance(recipe, StaticScaling) or recipe.scales == "static"
+        self.is_static = recipe.is_static
 
     def columns(self):
         return np.concatenate([self.history, np.full((3, 1), self.updates, "float32")], axis=1)
@@ -132,7 +136,7 @@ class CountedReference(Reference):
         return known if known > 0 and not self.calibrating() else max(known, _amax(x))
 
     def calibrating(self):
-        return self.updates < self.recipe.calibration_steps
+        return self.updates < self.recipe.all[0].history
 
     def following(self):
         history = super().following()
@@ -158,8 +162,13 @@ class Int8Reference(CountedReference):
 
 def references_of(recipes, accumulate=1):
     """By name."""
-    kinds = {Int8Scaling: Int8Reference, StaticScaling: CountedReference, DelayedScaling: Reference}
-    return {name: kinds[type(recipe)](recipe, accumulate) for name, recipe in recipes.items()}
+
+    def kind(recipe):
+        if recipe.title == "INT8":
+            return Int8Reference
+        return CountedReference if recipe.is_static else Reference
+
+    return {name: kind(recipe)(recipe, accumulate) for name, recipe in recipes.items()}
 
 
 def _amax(x):
@@ -175,7 +184,7 @@ def scales_of(*recipes):
     """
 
     def scales(x, *histories):
-        return [r.quantize(x, "gradient", history=h[2]).scale for r, h in zip(recipes, histories, strict=True)]
+        return [quantized_by(r, x, "gradient", row=h[2]).scale for r, h in zip(recipes, histories, strict=True)]
 
     return compiled(scales)
 
@@ -185,7 +194,7 @@ def build(recipes, accumulate=1, checks=True, **compile_arguments):
     inputs = keras.Input((WIDTH,)), keras.Input((WIDTH,))
     results = []
     for name, recipe in recipes.items():
-        layer = Float8Dense(WIDTH, use_bias=False, recipe=recipe, name=name)
+        layer = Float8Dense(WIDTH, use_bias=False, scaling=recipe, name=name)
         result = layer(inputs[0]) + layer(inputs[1]) if name in CALLED_TWICE else layer(inputs[0])
         results.append(keras.layers.Identity(name=f"{name}_sum")(result))
     model = keras.Model(inputs, results)
@@ -250,11 +259,11 @@ def run(model, references, plan, checks=True):
 
 
 RECIPES = {
-    "margin": DelayedScaling(margin=2, amax_history_length=3),
-    "most_recent": DelayedScaling(amax_compute="most_recent", format="E4M3", power_of_two=True),
-    "static": StaticScaling(calibration_steps=7),
-    "int8_delayed": Int8Scaling(amax_history_length=3, margin=1, kernel_gradient="int8"),
-    "int8_static": Int8Scaling("static", calibration_steps=7),
+    "margin": Scalings.named("delayed", margin=2, history=3),
+    "most_recent": Scalings.named("delayed", history=1, format="E4M3", scale="power_of_two"),
+    "static": Scalings.named("static", history=7),
+    "int8_delayed": Scalings.named("int8", history=3, margin=1, kernel_gradient=True),
+    "int8_static": Scalings.named("int8", source="static", history=7),
 }
 # Those that are a model of their own, too: only a layer that reads b sees what is not finite in b.
 CALLED_TWICE = ("margin", "int8_delayed")

@@ -110,9 +110,7 @@ KINDS = {
 # What has no second derivatives, and says so; what makes the gradients of others; what the step of a sharded model has.
 ELSEWHERE = {
     "fp8/layers.py": "test_eight_bits_name_the_layer_and_the_way_out",
-    "fp8/int8_products.py": "test_eight_bits_name_the_layer_and_the_way_out",
     "fp8/matmul.py": "test_eight_bits_name_the_layer_and_the_way_out",
-    "fp8/mxfp8.py": "test_eight_bits_name_the_layer_and_the_way_out",
     "lean/lean_layers.py": "test_int4_layers",
     "stability/quantized_product.py": "test_logits_of_quantized_inputs",
     "backend/tensorflow/islands/programs.py": "test_models",
@@ -248,7 +246,7 @@ def test_models(name, how, policy, mode):
 
 
 @pytest.mark.jax
-@pytest.mark.parametrize("recipe", ["current", "delayed", "rowwise", "mxfp8", "static", fp8.Int8Scaling()], ids=str)
+@pytest.mark.parametrize("recipe", ["current", "delayed", "rowwise", "mxfp8", "static", "int8", "nvfp4"])
 @pytest.mark.parametrize("order", ["second", "forward"])
 def test_eight_bits_name_the_layer_and_the_way_out(recipe, order):
     arrays = [zoo.normal(4, 32), zoo.normal(32, 16)]

@@ -29,14 +29,14 @@ DEVICES = 8
 
 
 RECIPES = {
-    "current": fp8.CurrentScaling(),
-    "delayed": fp8.DelayedScaling(),
-    "rowwise": fp8.RowwiseScaling(),
-    "int8": fp8.Int8Scaling(),
-    "int8 current": fp8.Int8Scaling(scales="current"),
-    "static": fp8.StaticScaling(),
-    "int8 static": fp8.Int8Scaling(scales="static"),
-    "int8 gradients": fp8.Int8Scaling(kernel_gradient="int8"),
+    "current": fp8.Scalings.named("current"),
+    "delayed": fp8.Scalings.named("delayed"),
+    "rowwise": fp8.Scalings.named("rowwise"),
+    "int8": fp8.Scalings.named("int8"),
+    "int8 current": fp8.Scalings.named("int8_current"),
+    "static": fp8.Scalings.named("static"),
+    "int8 static": fp8.Scalings.named("int8", source="static"),
+    "int8 gradients": fp8.Scalings.named("int8", kernel_gradient=True),
 }
 
 
@@ -164,17 +164,18 @@ def test_an_8_bit_layer_gathers_its_codes_without_being_asked(recipe):
 
 
 @keras.saving.register_keras_serializable("tests")
-class Own(fp8.CurrentScaling):
-    """A scaling recipe that finds its amax itself."""
+def own_amax(x, known):
+    """A function that finds the amax itself."""
+    return keras.ops.max(keras.ops.abs(keras.ops.cast(x, "float32")))
 
-    def quantize(self, x, role, axes=None, history=None):
-        return self.scaled(x, role, keras.ops.max(keras.ops.abs(keras.ops.cast(x, "float32"))))
+
+OWN = fp8.scaling.get_scalings(fp8.Scaling(source=own_amax))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", [Own(), fp8.MXFP8Scaling()], ids=["own", "mxfp8"])
+@pytest.mark.parametrize("recipe", [OWN, fp8.Scalings.named("mxfp8")], ids=["own", "mxfp8"])
 def test_a_recipe_that_cannot_scale_parts_scales_the_whole(recipe):
-    assert not recipe.takes_parts and fp8.CurrentScaling().takes_parts
+    assert not recipe.takes_parts and fp8.Scalings.named("current").takes_parts
     assert set(gathered(recipe)) <= {"bf16", "f32"}
 
 

@@ -54,7 +54,10 @@ def test_precisions_are_chosen_and_an_unknown_one_is_named(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parity.main(["digits", "--precisions", "float32,bfloat16"])
     known = ["float32", "mixed_float16", "mixed_bfloat16", "fp8", "fp8:current", "fp8:delayed", "fp8:static"]
-    known = ", ".join([*known, "fp8:rowwise", "fp8:mxfp8", "fp8:int8", "fp8:int8_current"]) + ", got 'bfloat16'"
+    known = (
+        ", ".join([*known, "fp8:rowwise", "fp8:mxfp8", "fp8:int8", "fp8:int8_current", "fp8:nvfp4"])
+        + ", got 'bfloat16'"
+    )
     assert known in capsys.readouterr().err.replace("\n", " ")
 
 

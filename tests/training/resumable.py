@@ -16,8 +16,8 @@ from keras_mp.precision.policy import policy_scope
 
 EPOCHS, STEPS, BATCH = 3, 7, 8
 RECIPES = {
-    "fp8": keras_mp.fp8.DelayedScaling(amax_history_length=4),
-    "int8": keras_mp.fp8.Int8Scaling(amax_history_length=4, kernel_gradient="int8"),
+    "fp8": keras_mp.fp8.Scalings.named("delayed", history=4),
+    "int8": keras_mp.fp8.Scalings.named("int8", history=4, kernel_gradient=True),
 }
 
 

@@ -13,7 +13,7 @@ from keras_mp.rebuild import layers_by_path
 
 JAX = keras.backend.backend() == "jax"
 LOSS = "sparse_categorical_crossentropy"
-EVERYTHING = {"recipe": "current", "select": lambda path, layer: True}
+EVERYTHING = {"scaling": "current", "select": lambda path, layer: True}
 
 
 def set_policy(precision):
@@ -120,8 +120,8 @@ def test_fp8_of_a_model_that_computes_in_fp8_already_stays():
     set_policy("fp8")
     model = keras_mp.fp8.convert(build(), "delayed", select=lambda path, layer: layer.name == "first")
     prepared = keras_mp.prepare(twin(model), "sgd", LOSS)
-    assert [type(layer.recipe).__name__ for layer in layers_by_path(prepared).values() if hasattr(layer, "recipe")] == [
-        "DelayedScaling"
+    assert [str(layer.scaling) for layer in layers_by_path(prepared).values() if hasattr(layer, "scaling")] == [
+        "Scalings.named('delayed')"
     ]
 
 

@@ -36,7 +36,7 @@ def inspected(chip, recipe="mxfp8", **options):
 
 @on_jax
 def test_every_product_of_a_converted_layer_is_block_scaled():
-    report, asked = inspected("rtx5090", keras_mp.fp8.MXFP8Scaling("hybrid"))
+    report, asked = inspected("rtx5090", keras_mp.fp8.Scalings.named("mxfp8", format={"gradient": "E5M2"}))
     report.check(fp8_kept=True)
     assert len(asked) == PRODUCTS
     assert {(matmul.kernel, matmul.accumulation) for matmul in asked} == {("cuDNN block-scaled", "float32")}

@@ -33,7 +33,7 @@ def test_delayed_scaling_takes_amax_and_fp8_values_in_one_pass_over_the_input_on
     keras.utils.clear_session()
     keras.config.set_dtype_policy("mixed_bfloat16")
     inputs = keras.Input((INPUTS,), dtype="bfloat16")
-    model = keras.Model(inputs, Float8Dense(OUTPUTS, use_bias=False, recipe="delayed")(inputs))
+    model = keras.Model(inputs, Float8Dense(OUTPUTS, use_bias=False, scaling="delayed")(inputs))
     model.compile("sgd", "mse")
     batch = (tensor((ROWS, INPUTS), "bfloat16"), tensor((ROWS, OUTPUTS)))
     lowered = lower_step(model, batch, training=True, platform="cuda")

@@ -50,7 +50,7 @@ from keras_mp.backend.jax.products import (
     kept_by_dropout,
     keras_has_kernel,
 )
-from keras_mp.backend.jax.scaled_dot import block_scaled_dot, scaled_dot
+from keras_mp.backend.jax.scaled_dot import as_float4, block_scaled_dot, scaled_dot
 from keras_mp.backend.jax.steps import observed_step, step_errors, timed_steps
 from keras_mp.backend.jax.tensors import as_keras_variable, as_tensor, bitcast, is_variable, places
 from keras_mp.backend.jax.transforms import (
@@ -80,6 +80,7 @@ __all__ = [
     "all_finite",
     "any_replica",
     "as_keras_variable",
+    "as_float4",
     "as_tensor",
     "assign_replica_values",
     "atomic_step",

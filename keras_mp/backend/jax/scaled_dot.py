@@ -1,4 +1,4 @@
-"""Matrix products of FP8 and INT8 operands, whose sums or blocks have scales."""
+"""Matrix products of operands in 8 and 4 bits, whose sums or blocks have scales."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 _BATCH = {"lhs_batch_dimensions": [0], "rhs_batch_dimensions": [0]}
-_CONFIG = json.dumps({"scaled_dot_backend_config": {**_BATCH, "dequantize_type": "BF16"}})
+_TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # XLA's names
 
 
 def scaled_dot(
@@ -48,42 +48,52 @@ def scaled_dot(
     return jax.lax.optimization_barrier(result) if apart else result
 
 
+def as_float4(x: Any) -> Any:
+    """Casts numbers of E2M1 to the dtype of four bits."""
+    return x.astype(jnp.float4_e2m1fn)
+
+
 def block_scaled_dot(
     left: Any,
-    left_exponents: Any,
+    left_scales: Any,
     right: Any,
-    right_exponents: Any,
+    right_scales: Any,
+    factor: Any,
     dtype: str,
     *,
     name: str,
     emulate: Callable[..., Any],
 ) -> Any:
-    """Multiplies the rows of two matrices in an MX format, by the units of NVIDIA's GPUs.
+    """Multiplies the rows of two matrices in blocks that share a scale, by the units of NVIDIA's GPUs.
 
     Args:
-        left: FP8 of shape (m, k).
-        left_exponents: uint8 of shape (m, k / 32), the scales as E8M0.
-        right: FP8 of shape (n, k); of the two one in E4M3.
-        right_exponents: uint8 of shape (n, k / 32).
+        left: FP8 or E2M1, of shape (m, k).
+        left_scales: of shape (m, k / 32) for FP8, uint8, as E8M0; (m, k / 16) for E2M1, of E4M3.
+        right: of shape (n, k); of FP8, one of the two in E4M3.
+        right_scales: likewise, of n rows.
+        factor: float32, of shape (), that the sums are multiplied by; None for 1.
         dtype: of the result.
         name: of the operation in the compiled program, as of `scaled_dot`.
-        emulate: computes the same from the four, for other devices.
+        emulate: computes the same from the four and the factor, for other devices.
 
     Returns:
         An array of shape (m, n).
     """
 
-    def by_units(*operands: Any) -> Any:
+    def by_units(factor: Any, *operands: Any) -> Any:
         left, left_scales, right, right_scales = (operand[None] for operand in operands)
-        left_scales, right_scales = (
-            jax.lax.bitcast_convert_type(scales, "float8_e8m0fnu") for scales in (left_scales, right_scales)
-        )
+        if left_scales.dtype == jnp.uint8:
+            left_scales, right_scales = (
+                jax.lax.bitcast_convert_type(scales, "float8_e8m0fnu") for scales in (left_scales, right_scales)
+            )
         within_a_device = bool(jax.sharding.get_abstract_mesh().manual_axes)
         multiply: Callable[..., Any] = _within_a_device if within_a_device else jax.nn.scaled_matmul
+        sums_dtype = dtype if factor is None else "float32"
         with jax.named_scope(name.rpartition("/")[2]):
-            return multiply(left, right, left_scales, right_scales, preferred_element_type=dtype)[0]
+            sums = multiply(left, right, left_scales, right_scales, preferred_element_type=sums_dtype)[0]
+        return sums if factor is None else (sums * factor).astype(dtype)
 
-    operands = left, left_exponents, right, right_exponents
+    operands = factor, left, left_scales, right, right_scales
     if 0 in (*left.shape, *right.shape):
         return emulate(*operands)
     return jax.lax.platform_dependent(*operands, cuda=by_units, default=emulate)
@@ -95,6 +105,8 @@ def _within_a_device(left: Any, right: Any, left_scales: Any, right_scales: Any,
         "__op$block_scaled_dot",
         jax.ShapeDtypeStruct((left.shape[0], left.shape[1], right.shape[1]), preferred_element_type),
         custom_call_api_version=2,
-        legacy_backend_config=_CONFIG,
+        legacy_backend_config=json.dumps(
+            {"scaled_dot_backend_config": {**_BATCH, "dequantize_type": _TYPES[preferred_element_type]}}
+        ),
     )
     return multiply(left, right, left_scales, right_scales)

@@ -52,7 +52,7 @@ from keras_mp.backend.tensorflow.replicas import (
     share_of_batch,
     sum_over_replicas,
 )
-from keras_mp.backend.tensorflow.scaled_dot import block_scaled_dot, scaled_dot
+from keras_mp.backend.tensorflow.scaled_dot import as_float4, block_scaled_dot, scaled_dot
 from keras_mp.backend.tensorflow.steps import observed_step, step_errors, timed_steps
 from keras_mp.backend.tensorflow.tensors import as_keras_variable, as_tensor, bitcast, is_variable, places
 from keras_mp.backend.tensorflow.transforms import (
@@ -82,6 +82,7 @@ __all__ = [
     "all_finite",
     "any_replica",
     "as_keras_variable",
+    "as_float4",
     "as_tensor",
     "assign_replica_values",
     "atomic_step",

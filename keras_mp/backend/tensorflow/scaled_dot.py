@@ -65,34 +65,41 @@ def scaled_dot(
     return _scaled_sums(left, right, factor, dtype, shape, dot, apart=apart, name=name)
 
 
+def as_float4(x: Any) -> Any:
+    """Casts numbers of E2M1 to E4M3, which holds them all: TensorFlow has no dtype of four bits."""
+    return tf.cast(x, "float8_e4m3fn")
+
+
 def block_scaled_dot(
     left: Any,
-    left_exponents: Any,
+    left_scales: Any,
     right: Any,
-    right_exponents: Any,
+    right_scales: Any,
+    factor: Any,
     dtype: str,
     *,
     name: str,
     emulate: Callable[..., Any],
 ) -> Any:
-    """Multiplies the rows of two matrices in an MX format.
+    """Multiplies the rows of two matrices in blocks that share a scale.
 
     TensorFlow has neither the product nor the type of the scales: they are emulated.
 
     Args:
-        left: FP8 of shape (m, k).
-        left_exponents: uint8 of shape (m, k / 32), the scales as E8M0.
-        right: FP8 of shape (n, k).
-        right_exponents: uint8 of shape (n, k / 32).
+        left: FP8 or E2M1, of shape (m, k).
+        left_scales: of shape (m, k / 32) for FP8, uint8, as E8M0; (m, k / 16) for E2M1, of E4M3.
+        right: of shape (n, k).
+        right_scales: likewise, of n rows.
+        factor: float32, of shape (), that the sums are multiplied by; None for 1.
         dtype: of the result.
         name: of the operation in the compiled program, as of `scaled_dot`.
-        emulate: computes the same from the four.
+        emulate: computes the same from the four and the factor.
 
     Returns:
         A tensor of shape (m, n).
     """
     del dtype, name
-    return emulate(left, left_exponents, right, right_exponents)
+    return emulate(factor, left, left_scales, right, right_scales)
 
 
 def _scaled_sums(

@@ -1,0 +1,320 @@
+"""Operands in blocks that share a scale, MXFP8 and NVFP4: their codes and scales, and the product of two."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_mp import backend
+from keras_mp.fp8.scaling import BLOCK_SIZES, Scaling
+from keras_mp.precision.formats import E2M1, E4M3, Format, cast, scale_to
+
+BIAS, NAN = 127, 255
+"""Of E8M0: 2^(bits - 127), and NaN where all bits are 1."""
+
+_MANTISSA_BITS = 23  # of float32
+_MANTISSA, _MAGNITUDE, _INFINITY = 0x7FFFFF, 0x7FFFFFFF, 0x7F800000
+
+TENSOR_SCALE = 2.0**110
+"""The largest scale of a tensor in E2M1: divided by the smallest of a block, 2^-9, it is a float32 still."""
+
+SMALLEST_SCALE = 2.0**-9
+"""The smallest number of E4M3."""
+
+
+class Blocks(NamedTuple):
+    """A matrix whose rows are in blocks that share a scale.
+
+    Attributes:
+        values: FP8 or E2M1, of shape (rows, columns), the columns a multiple of the block's size: zeros are appended.
+        scales: of shape (rows, blocks of a row): uint8, the bits of E8M0, or E4M3.
+        factor: of E2M1 the tensor's own, float32 of shape (): x = values . scale . factor. None of FP8.
+    """
+
+    values: Any
+    scales: Any
+    factor: Any = None
+
+
+# MX formats: blocks of 32 numbers, whose scale is a power of two of eight bits (E8M0).
+
+
+def exponents(amax: Any, format: Format, scale: str) -> Any:
+    """The scales of blocks, at least 2^-127, also where amax is 0; NaN where it is not finite.
+
+    Args:
+        amax: float32 of any shape.
+        format: of the numbers.
+        scale: "E8M0", rounded up, as cuDNN and Transformer Engine have it, or "E8M0_floor": as `Scaling` says.
+
+    Returns:
+        int32 of amax's shape, the bits of E8M0.
+    """
+    bits = keras.ops.bitwise_and(backend.bitcast(amax, "int32"), _MAGNITUDE)
+    top, mantissa = _parts(format.max)
+    # Where amax has more mantissa than the largest number, this carries into the exponent.
+    carry = _MANTISSA - mantissa if scale == "E8M0" else 0
+    biased = keras.ops.right_shift(bits + carry, _MANTISSA_BITS) - top
+    return keras.ops.where(bits < _INFINITY, keras.ops.maximum(biased, 0), NAN)
+
+
+def inverse_scale(exponents: Any) -> Any:
+    """1 / scale, exact: float32 of the shape of the bits; NaN where these are E8M0's NaN."""
+    bits = keras.ops.cast(exponents, "int32")
+    # The scale of a finite amax is at most 2^120.
+    inverse = backend.bitcast(keras.ops.left_shift(keras.ops.maximum(2 * BIAS - bits, 1), _MANTISSA_BITS), "float32")
+    return keras.ops.where(bits == NAN, float("nan"), inverse)
+
+
+def _parts(number: float) -> tuple[int, int]:
+    """The exponent of a number, unbiased, and the 23 bits of its mantissa."""
+    fraction, exponent = math.frexp(number)
+    return exponent - 1, round((fraction * 2 - 1) * 2**_MANTISSA_BITS)
+
+
+# NVFP4: blocks of 16 numbers of E2M1, whose scale is one of E4M3, below one of the tensor.
+
+
+def tensor_scale(amax: Any) -> Any:
+    """The scale of a tensor in E2M1 from the magnitudes of its blocks: float32 of shape ()."""
+    top = keras.ops.max(keras.ops.where(keras.ops.isfinite(amax), amax, float("inf")), initial=0)
+    return keras.ops.minimum(scale_to(E2M1.max * E4M3.max, top), TENSOR_SCALE)
+
+
+def block_scales(amax: Any, of_tensor: Any) -> Any:
+    """The scales of blocks of E2M1: E4M3 of amax's shape, NaN where it is not finite.
+
+    Args:
+        amax: float32 of any shape.
+        of_tensor: float32 of shape (), the tensor's scale.
+    """
+    scaled = amax * (of_tensor * (1.0 / E2M1.max))
+    # A maximum may leave a NaN out; a comparison does not.
+    return cast(keras.ops.where(scaled < SMALLEST_SCALE, SMALLEST_SCALE, scaled), E4M3)
+
+
+def hadamard(x: Any, axis: int, seed: int) -> Any:
+    """Multiplies each 16 numbers along an axis by random signs, then by the Hadamard matrix of 16 over 4.
+
+    The matrix is orthogonal, so that of two operands of a product, summed along this axis, the product stays.
+
+    Args:
+        x: float32 of two axes, the one a multiple of 16.
+        axis: 0 or 1.
+        seed: of the signs.
+    """
+    shape = _in_blocks(x, axis, 16)
+    blocks = keras.ops.reshape(x, shape)
+    # One by one, and not by reshaping: XLA's compiler for GPUs then keeps what lies between in registers.
+    parts = [
+        (blocks[:, place] if axis == 0 else blocks[:, :, place]) * sign
+        for place, sign in enumerate(hadamard_signs(seed))
+    ]
+    for half in (8, 4, 2, 1):
+        pairs = [
+            (parts[place ^ half], parts[place]) if place & half else (parts[place], parts[place ^ half])
+            for place in range(16)
+        ]
+        parts = [left - right if place & half else left + right for place, (left, right) in enumerate(pairs)]
+    return keras.ops.reshape(keras.ops.stack([part * 0.25 for part in parts], axis=axis + 1), keras.ops.shape(x))
+
+
+def hadamard_signs(seed: int) -> list[float]:
+    """The 16 signs of a seed."""
+    word = zlib.crc32(f"keras_mp.hadamard.{seed}".encode())
+    return [1.0 - 2.0 * (word >> place & 1) for place in range(16)]
+
+
+# Of a matrix, along one of its axes, or in tiles.
+
+
+def quantize_matrix(x: Any, scaling: Scaling, axis: int, bits: Any = None) -> Blocks:
+    """Rounds a matrix in blocks along one of its axes, from the beginning.
+
+    Args:
+        x: floats of two axes, whose sizes may be unknown.
+        scaling: of the granularity "block".
+        axis: 0 or 1.
+        bits: uint32 of x's shape, words of stochastic rounding; None to round to the nearest.
+
+    Returns:
+        The matrix, transposed where axis is 0, so that blocks run along rows; the last is filled up with zeros.
+    """
+    size = BLOCK_SIZES[scaling.scale]
+    x = _padded(keras.ops.cast(x, "float32"), axis, size)
+    if scaling.transform == "hadamard":
+        x = hadamard(x, axis, scaling.seed)
+    blocks = keras.ops.reshape(x, _in_blocks(x, axis, size))
+    words = None if bits is None else keras.ops.reshape(_padded(bits, axis, size), keras.ops.shape(blocks))
+    values, scales, factor = _rounded(blocks, _amax(blocks, axis + 1), (axis + 1,), scaling, words)
+    values = keras.ops.reshape(values, keras.ops.shape(x))
+    if axis == 0:
+        # Otherwise XLA's compiler for GPUs, which wants rows in memory, transposes x, in four bytes a number.
+        values, scales = (keras.ops.transpose(backend.row_major(y, ("cuda",))) for y in (values, scales))
+    return Blocks(values, scales, factor)
+
+
+def _rounded(blocks: Any, amax: Any, axes: tuple[int, ...], scaling: Scaling, bits: Any = None) -> Blocks:
+    """Scales and rounds numbers, which share a scale along some axes."""
+    if scaling.format == E2M1:
+        of_tensor = tensor_scale(amax)
+        scales = block_scales(amax, of_tensor)
+        inverse, factor = of_tensor / keras.ops.cast(scales, "float32"), 1.0 / of_tensor
+    else:
+        scales = keras.ops.cast(exponents(amax, scaling.format, scaling.scale), "uint8")
+        inverse, factor = inverse_scale(scales), None
+    return Blocks(cast(blocks * keras.ops.expand_dims(inverse, axes), scaling.format, bits), scales, factor)
+
+
+def quantize_tiles(x: Any, scaling: Scaling) -> Blocks:
+    """Rounds a matrix in tiles of 16 x 16 that share a scale; `rows_of_tiles` reads it.
+
+    Args:
+        x: floats of two axes.
+        scaling: of the granularity "tile".
+
+    Returns:
+        The codes, both axes filled up with zeros to a multiple of 16, and the tiles' scales, an axis for each of both.
+    """
+    x = keras.ops.cast(x, "float32")
+    for axis in (0, 1):
+        x = _padded(x, axis, 16)
+    shape = keras.ops.shape(x)
+    tiles = keras.ops.reshape(x, _in_blocks(keras.ops.reshape(x, _in_blocks(x, 0, 16)), 2, 16))
+    amax = _amax(keras.ops.reshape(keras.ops.transpose(tiles, (0, 2, 1, 3)), (shape[0] // 16, shape[1] // 16, -1)), 2)
+    values, scales, factor = _rounded(tiles, amax, (1, 3), scaling)
+    return Blocks(keras.ops.reshape(values, shape), scales, factor)
+
+
+def rows_of_tiles(tiles: Blocks, axis: int, rows: int) -> Blocks:
+    """A matrix in tiles as one whose blocks run along rows.
+
+    Args:
+        tiles: from `quantize_tiles`.
+        axis: along which blocks run: 0, and the matrix is transposed, or 1.
+        rows: their number, without those that were filled up.
+    """
+    values, scales = (keras.ops.transpose(y) if axis == 0 else y for y in tiles[:2])
+    # In float32: TensorFlow repeats no FP8.
+    every = keras.ops.repeat(keras.ops.cast(scales, "float32"), 16, axis=0)[:rows]
+    return Blocks(values[:rows], keras.ops.cast(every, E4M3.dtype), tiles.factor)
+
+
+def dequantize_rows(blocks: Blocks) -> Any:
+    """The numbers of a matrix in blocks, without the tensor's own factor: exact down to float32's smallest normal one.
+
+    Args:
+        blocks: as `quantize_matrix` returns it, with scales of at most 2^126.
+
+    Returns:
+        float32 of shape (rows, columns), NaN in all of a block whose scale is NaN.
+    """
+    values = keras.ops.cast(blocks.values, "float32")
+    if blocks.factor is None:
+        scales = keras.ops.cast(blocks.scales, "int32")
+        # Of half the scale: the smallest, 2^-127, is no normal number.
+        double = backend.bitcast(keras.ops.left_shift(scales + 1, _MANTISSA_BITS), "float32")
+        size, scales, values = 32, keras.ops.where(scales == NAN, float("nan"), double), values * 0.5
+    else:
+        size, scales = 16, keras.ops.cast(blocks.scales, "float32")
+    by_block = keras.ops.reshape(values, _in_blocks(values, 1, size)) * scales[..., None]
+    return keras.ops.reshape(by_block, keras.ops.shape(values))
+
+
+def _amax(blocks: Any, axis: int) -> Any:
+    """The largest magnitude of each block; infinite or NaN where one is, on all platforms."""
+    magnitudes = keras.ops.bitwise_and(backend.bitcast(blocks, "int32"), _MAGNITUDE)
+    if axis == 2:
+        return backend.bitcast(keras.ops.max(magnitudes, axis=2), "float32")
+    # By halves: for a reduction over such an axis, XLA's compiler for GPUs writes a transposed copy.
+    while (size := magnitudes.shape[1]) > 1:
+        magnitudes = keras.ops.maximum(magnitudes[:, : size // 2], magnitudes[:, size // 2 :])
+    return backend.bitcast(magnitudes[:, 0], "float32")
+
+
+def _padded(x: Any, axis: int, size: int) -> Any:
+    """A matrix with zeros at the end of an axis, up to a multiple of a size."""
+    if x.shape[axis] is not None and x.shape[axis] % size == 0:
+        return x
+    shape = list(keras.ops.shape(x))
+    shape[axis] = -shape[axis] % size
+    return keras.ops.concatenate([x, keras.ops.zeros(shape, x.dtype)], axis=axis)
+
+
+def _in_blocks(x: Any, axis: int, size: int) -> list[Any]:
+    """The shape of a matrix with one of its axes in blocks."""
+    shape = list(keras.ops.shape(x))
+    return [*shape[:axis], shape[axis] // size, size, *shape[axis + 1 :]]
+
+
+# The product of two.
+
+
+def block_dot(left: Blocks, right: Blocks, dtype: str, name: str, apart: bool) -> Any:
+    """Multiplies the rows of two matrices in blocks: x . w^T, of shape (rows of x, rows of w).
+
+    NVIDIA's Blackwell GPUs multiply such operands as they are, on JAX: `__cudnn$blockScaledDot` in the compiled
+    program. Elsewhere the product is one of bfloat16 numbers, which hold value . scale exactly, of FP8 down to 2^-126:
+    the same sums, and slower than bfloat16. `keras-mp inspect --target b200` shows which it is.
+
+    Args:
+        left: an operand.
+        right: the other, in the same format of blocks.
+        dtype: of the result.
+        name: of the product in the compiled program.
+        apart: whether the compiler may not fuse what follows into the product.
+    """
+    factor = None if left.factor is None else left.factor * right.factor
+
+    def emulate(factor: Any, *operands: Any) -> Any:
+        # Exact in bfloat16: a value has 4 bits or fewer, and the scale is a power of two, or 2 bits and 4.
+        x, w = (
+            keras.ops.cast(dequantize_rows(Blocks(values, scales, factor)), "bfloat16")
+            for values, scales in (operands[:2], operands[2:])
+        )
+        one = keras.ops.ones(()) if factor is None else factor
+        return backend.scaled_dot(x, w, ([1], [1]), one, dtype, precise=True, apart=apart, name=name)
+
+    operands = left.values, left.scales, right.values, right.scales
+    return backend.block_scaled_dot(*operands, factor, dtype, name=name, emulate=emulate)
+
+
+# A tensor as a matrix, one of whose axes a product sums over.
+
+
+def as_matrix(x: Any, summed: Sequence[int]) -> tuple[Any, int]:
+    """Makes one axis of those that a product sums over, and one of the others.
+
+    It is a reshape where the product sums over the first axes or over the last ones.
+
+    Args:
+        x: a tensor; on TensorFlow, sizes may be unknown, of one of the two groups of axes.
+        summed: axes, in the order that the product's other operand has, too.
+
+    Returns:
+        A tensor of two axes, and which of them, 0 or 1, the product sums over.
+    """
+    groups = _groups(len(x.shape), summed)
+    order = groups[0] + groups[1]
+    if order != sorted(order):
+        x = keras.ops.transpose(x, order)
+    sizes = [[x.shape[order.index(axis)] for axis in group] for group in groups]
+    matrix = keras.ops.reshape(x, [-1 if None in group else math.prod(group) for group in sizes])
+    return matrix, groups.index(list(summed))
+
+
+def from_matrix(matrix: Any, shape: Sequence[Any], summed: Sequence[int]) -> Any:
+    """Undoes `as_matrix` for a tensor of this shape."""
+    order = sum(_groups(len(shape), summed), [])
+    x = keras.ops.reshape(matrix, [shape[axis] for axis in order])
+    return x if order == sorted(order) else keras.ops.transpose(x, [order.index(axis) for axis in range(len(order))])
+
+
+def _groups(rank: int, summed: Sequence[int]) -> list[list[int]]:
+    """The axes that are summed over and the others, those first that stand first."""
+    kept = [axis for axis in range(rank) if axis not in summed]
+    return [list(summed), kept] if list(summed) == list(range(len(summed))) else [kept, list(summed)]

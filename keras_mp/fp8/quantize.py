@@ -1,0 +1,240 @@
+"""Tensors in 8 bits with a scale a tensor or a row, and what is known of their amaxes from update to update."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_mp import backend
+from keras_mp.fp8.scaling import ROLES, Scaling, Scalings
+from keras_mp.loss_scaling.stochastic_rounding import random_bits
+from keras_mp.precision import formats
+
+_MAGNITUDE, _INFINITY = 0x7FFFFFFF, 0x7F800000  # of a float32
+
+
+class Quantized(NamedTuple):
+    """A tensor in 8 bits, or in 16 with the scale 1.
+
+    Attributes:
+        values: x . scale, rounded to the format.
+        scale: float32, of shape (), or of one that broadcasts to that of values.
+    """
+
+    values: Any
+    scale: Any
+
+
+class Known(NamedTuple):
+    """What is known of a role's tensors from the updates before.
+
+    Attributes:
+        amaxes: float32 of shape (kept,), the newest first; of static scales the amax stands second.
+        steps: float32 of shape (), the number of updates; None where it is not counted.
+    """
+
+    amaxes: Any
+    steps: Any
+
+
+def known_of(history: Any, role: str, scalings: Scalings) -> Known | None:
+    """Reads what is known of a role.
+
+    Args:
+        history: float32 of shape (3, columns), by role; None where nothing is known.
+        role: "input", "kernel" or "gradient".
+        scalings: of the layer.
+    """
+    if history is None:
+        return None
+    row = history[ROLES.index(role)]
+    return Known(row[: scalings.kept], row[-1] if scalings.counts else None)
+
+
+def quantize(
+    x: Any,
+    scaling: Scaling,
+    axes: tuple[int, ...] | None = None,
+    known: Known | None = None,
+    variable: int = 0,
+    part: Any = None,
+) -> Quantized:
+    """Scales a tensor into its format and rounds it, as `Scaling` says, with a scale a tensor or a row.
+
+    Args:
+        x: floats of any shape.
+        scaling: of the granularity "tensor" or "row".
+        axes: those that the product sums over, of which a row has one scale; by default the last.
+        known: from the updates before; None for a first one.
+        variable: tells tensors apart that are rounded stochastically in one update.
+        part: how the whole is made of what the devices have (`backend.part_of`), where x is a part; else None.
+
+    Returns:
+        The values and the scale. Where x is not finite, so are values of FP8, and the scale of INT8 is NaN.
+    """
+    along = None
+    if scaling.granularity == "row":
+        along = (-1,) if axes is None else axes
+    amax = _amax(x, scaling, along, known, part)
+    top = scaling.format.max * 2.0**-scaling.margin
+    scale = formats.scale_to(top, amax, scaling.scale == "power_of_two")
+    bits = rounding_bits(keras.ops.shape(x), scaling, known, variable)
+    values = formats.cast(keras.ops.cast(x, "float32") * scale, scaling.format, bits)
+    if not scaling.format.has_nan:
+        now = magnitude(x, scaling, along, part)
+        scale = keras.ops.where(keras.ops.isfinite(now), scale, float("nan"))
+    return Quantized(values, scale)
+
+
+def rounding_bits(shape: Any, scaling: Scaling, known: Known | None, variable: int) -> Any:
+    """The words of stochastic rounding, uint32 of a shape; None to round to the nearest."""
+    if scaling.rounding == "nearest":
+        return None
+    steps = keras.ops.zeros(()) if known is None or known.steps is None else known.steps
+    return random_bits(tuple(shape), scaling.seed, keras.ops.cast(steps, "int32"), variable)
+
+
+def _amax(x: Any, scaling: Scaling, axes: tuple[int, ...] | None, known: Known | None, part: Any) -> Any:
+    """The magnitude that a tensor is scaled by."""
+    if callable(scaling.source):
+        return keras.ops.cast(scaling.source(x, known.amaxes if known and scaling.kept else None), "float32")
+
+    def just_in_time() -> Any:
+        # The barrier: a compiler that sees the same maximum elsewhere computes it in every step, and reads x twice.
+        return _finite(magnitude(backend.barrier([x], [])[0], scaling, None, part))
+
+    if known is None or scaling.source == "current":
+        return magnitude(x, scaling, axes, part)
+    if scaling.source == "static":
+        before = known.amaxes[1]
+        looks = keras.ops.logical_or(known.steps < scaling.history, before <= 0)
+        return keras.ops.cond(looks, lambda: keras.ops.maximum(before, just_in_time()), lambda: before)
+    before = keras.ops.max(known.amaxes[: scaling.history])
+    return keras.ops.cond(before > 0, lambda: before, just_in_time)
+
+
+def magnitude(x: Any, scaling: Scaling, axes: tuple[int, ...] | None = None, part: Any = None) -> Any:
+    """The largest magnitude of a tensor, or along some axes, which then stay with length 1: float32.
+
+    XLA's maximum for CPUs leaves NaNs out. FP8 keeps a NaN in its values; for a format without one the magnitude is
+    infinite where x is not finite, by the bits of its numbers. The maximum itself is of floats, because a compiler for
+    TPUs finds that in the kernel that also rounds the tensor, and a maximum of integers in one of its own.
+    """
+    # Of float32 values, as they are scaled: so one pass can do both.
+    x = keras.ops.cast(x, "float32")
+    magnitudes = keras.ops.abs(x)
+    if not scaling.format.has_nan:
+        is_finite = keras.ops.bitwise_and(backend.bitcast(x, "int32"), _MAGNITUDE) < _INFINITY
+        magnitudes = keras.ops.where(is_finite, magnitudes, float("inf"))
+    amax = keras.ops.max(magnitudes, axis=axes, keepdims=axes is not None, initial=0)  # of an empty batch, too
+    return amax if part is None or not lies_in(part, axes) else part.largest(amax)
+
+
+def lies_in(part: Any, axes: tuple[int, ...] | None) -> bool:
+    """Whether the axis that is split is one of these; None stands for all."""
+    return axes is None or part.axis in [axis % len(part.shape) for axis in axes]
+
+
+def _finite(amax: Any) -> Any:
+    return keras.ops.where(keras.ops.isfinite(amax), amax, keras.ops.zeros_like(amax))
+
+
+# From update to update.
+
+# Float32 counts each update up to here; what follows counts in the upper half again, so that no two neighbours are
+# equal.
+_STEPS = 2.0**24
+
+
+def observe(x: Any, scaling: Scaling, known: Known) -> Any:
+    """The magnitude of a tensor that becomes known in its update: float32 of shape (), 0 where x is not finite.
+
+    Args:
+        x: floats of any shape.
+        scaling: with a history; after the calibration of static scales it is 0, and x is not read.
+        known: from the updates before.
+    """
+    if scaling.source != "static":
+        return _finite(magnitude(x, scaling))
+    apart = backend.barrier([x], [])[0]
+    calibrates = known.steps < scaling.history
+    return keras.ops.cond(calibrates, lambda: _finite(magnitude(apart, scaling)), lambda: keras.ops.zeros(()))
+
+
+def next_history(history: Any, scalings: Scalings, amaxes: list[Any]) -> Any:
+    """What is known after an update.
+
+    Args:
+        history: float32 of shape (3, columns): by role, the amaxes of the updates before, the newest first; and in a
+            last column, where it is counted, their number.
+        scalings: of the layer.
+        amaxes: float32 of shape (), by role, from `observe`.
+
+    Returns:
+        float32 of history's shape.
+    """
+    columns = []
+    if scalings.kept:
+        rows = []
+        for row, role, amax in zip(range(len(ROLES)), ROLES, amaxes, strict=True):
+            before = history[row, : scalings.kept]
+            if any(scaling.source == "static" for scaling in scalings.of(role)):
+                fixed = keras.ops.maximum(before[1], amax)
+                rest = keras.ops.zeros_like(before[2:])
+                rows.append(keras.ops.concatenate([keras.ops.stack([keras.ops.zeros_like(fixed), fixed]), rest]))
+            else:
+                rows.append(keras.ops.concatenate([keras.ops.reshape(amax, (1,)), before[:-1]]))
+        columns.append(keras.ops.stack(rows))
+    if scalings.counts:
+        columns.append(next_step(history[:, -1:]))
+    return keras.ops.concatenate(columns, axis=1)
+
+
+def next_step(steps: Any) -> Any:
+    """Counts one more.
+
+    Args:
+        steps: float32 of any shape, whole numbers of 0 or more.
+
+    Returns:
+        float32 of the shape: steps + 1, and 2^23 after 2^24 - 1.
+    """
+    following = steps + 1.0
+    return keras.ops.where(following < _STEPS, following, _STEPS / 2)
+
+
+# Kernels of which each device has a part: a part is scaled as the whole would be, and what is gathered are its codes.
+#
+# A part comes from `backend.part_of`. Where a kernel is whole it is None, and nothing here does anything.
+
+
+def read_kernel(variable: Any, scalings: Scalings) -> tuple[Any, Any]:
+    """The value of a kernel and None, or this device's part of it and how the whole is made.
+
+    Args:
+        variable: the kernel.
+        scalings: those that cannot scale a part get the whole, gathered as that of any layer.
+    """
+    return backend.part_of(variable) if scalings.takes_parts else (backend.as_tensor(variable), None)
+
+
+def join(quantized: Quantized, part: Any, axes: tuple[int, ...] | None = None) -> Quantized:
+    """Gathers a tensor of which a part was quantized.
+
+    Args:
+        quantized: the part's codes and scale.
+        part: how the whole is made; None where it is the whole.
+        axes: along which there is one scale; None for all.
+    """
+    if part is None:
+        return quantized
+    scale = quantized.scale
+    if len(scale.shape) and not lies_in(part, axes):
+        scale = part.joined(scale)
+    return Quantized(part.joined(quantized.values), scale)
+
+
+def sum_gradients(gradient: Any, part: Any) -> Any:
+    """The gradient of a kernel, or this device's part of the sum over the devices."""
+    return gradient if part is None else part.of_sum(gradient)
