@@ -114,7 +114,7 @@ def test_a_product_of_a_kernel_in_parts_is_that_of_the_whole(recipe, axis):
 def check_parts(inputs, kernel, result, axis, recipe, multiply):
     random = np.random.default_rng()
     inputs, kernel, upstream = (random.normal(size=shape).astype("float32") for shape in (inputs, kernel, result))
-    columns = recipe.history_length + recipe.counts_steps
+    columns = recipe.columns
     known = random.uniform(1, 4, (3, columns)).astype("float32") if columns else None
     how = part(kernel.shape, axis)
 

@@ -1,4 +1,4 @@
-"""MXFP8 that XLA keeps: every product of every converted layer, n of n, and a finding where it widens them."""
+"""MXFP8 and NVFP4 that XLA keeps: every product of every converted layer, n of n, and a finding where it widens."""
 
 from collections import Counter
 
@@ -26,7 +26,9 @@ def inspected(chip, recipe="mxfp8", **options):
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     tokens = tensor((8, 64), "int32")
     report = keras_mp.inspect(model, (tokens, tokens), chip, **options)
-    asked = [matmul for matmul in report.matmuls if all(dtype.startswith("float8") for dtype in matmul.asked)]
+    asked = [
+        matmul for matmul in report.matmuls if all(dtype.startswith(("float8", "float4")) for dtype in matmul.asked)
+    ]
     assert Counter(matmul.role for matmul in asked) == dict.fromkeys(
         ("forward", "input gradient", "kernel gradient"), 4 * BLOCKS
     )
@@ -44,6 +46,13 @@ def test_every_product_of_a_converted_layer_is_block_scaled():
     expected = {"forward": {E4M3}, "input gradient": {gradients}, "kernel gradient": {gradients[::-1]}}
     assert {role: {m.compiled for m in asked if m.role == role} for role in expected} == expected
     assert any(f"cuDNN {'.'.join(map(str, CUDNN))}" in note for note in report.notes)
+
+
+@on_jax
+def test_every_product_in_four_bits_is_block_scaled():
+    _, asked = inspected("b200", "nvfp4")
+    assert len(asked) == PRODUCTS and {matmul.compiled for matmul in asked} == {("float4_e2m1fn",) * 2}
+    assert {(matmul.kernel, matmul.accumulation) for matmul in asked} == {("cuDNN block-scaled", "float32")}
 
 
 @on_jax
