@@ -33,7 +33,6 @@ from keras_mp.precision.hardware import Device, support
 from keras_mp.system.atomic_write import write_text
 from keras_mp.system.packages import installed
 from keras_mp.xla.compile import compile_step
-from keras_mp.xla.hlo import parse
 from keras_mp.xla.lower import lower_step
 from keras_mp.xla.matmuls import join
 from keras_mp.xla.targets import find_target
@@ -93,8 +92,7 @@ def lower(step: Step) -> Lowered:
 
 def kept(step: Step, lowered: Lowered, chip: Chip) -> tuple[int, int]:
     """How many products run in the dtype of the precision, and how many are asked for in it."""
-    compiled = compile_step(lowered, find_target(chip.name))
-    matmuls = join(lowered, compiled.described, parse(compiled.hlo), "cuda")
+    matmuls = join(compile_step(lowered, find_target(chip.name)))
     dtype = PRECISIONS[step.precision]
     asked = [matmul for matmul in matmuls if _all(matmul.asked, dtype)]
     return sum(_all(matmul.compiled, dtype) for matmul in asked), len(asked)

@@ -99,7 +99,6 @@ def predict(name: str, tables: dict[str, list]) -> dict[str, float]:
     from benchmarks.peer_keras import kit_compiled
     from benchmarks.peer_workloads import WORKLOADS, batch_of
     from keras_mp.xla.compile import compile_step
-    from keras_mp.xla.hlo import parse
     from keras_mp.xla.lower import lower_step
     from keras_mp.xla.matmuls import join
     from keras_mp.xla.step_time import step_time
@@ -110,9 +109,7 @@ def predict(name: str, tables: dict[str, list]) -> dict[str, float]:
     batch = batch_of(WORKLOADS[name])
     lowered = lower_step(kit_compiled(name, "float32"), batch, training=True, platform="cpu")
     compiled = compile_step(lowered, find_target("host"))
-    module = parse(compiled.hlo)
-    matmuls = join(lowered, compiled.described, module, "cpu")
-    took = step_time(matmuls, module, host, efficiency=efficiency)
+    took = step_time(join(compiled), compiled.module, host, efficiency=efficiency)
     return {"seconds": took.seconds, "products": took.products, "other": took.other, "kernels": took.kernels}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from keras_mp.advice.advise import NEARLY_FULL
 from keras_mp.advice.place import find_place
-from keras_mp.advice.row import NEARLY_FULL
 from keras_mp.advice.schedule import UNCONSTRAINED
 
 GIB = 2**30

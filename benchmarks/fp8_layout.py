@@ -23,7 +23,7 @@ from collections import Counter
 from fp8_step import lowered
 
 from keras_mp.xla.compile import compile_step
-from keras_mp.xla.hlo import FREE, long_name, parse
+from keras_mp.xla.hlo import FREE, long_name
 from keras_mp.xla.matmuls import products
 from keras_mp.xla.targets import find_target
 
@@ -38,7 +38,7 @@ FLAG = {"xla_tpu_scoped_vmem_limit_kib": "49152"}
 def compiled(recipe: str, shape: tuple[int, int, int], target: str, flags: dict | None = None):
     """What the target's compiler makes of it."""
     target = find_target(target)
-    return parse(compile_step(lowered(recipe, shape, target.platform), target, flags).hlo)
+    return compile_step(lowered(recipe, shape, target.platform), target, flags).module
 
 
 def always(module):

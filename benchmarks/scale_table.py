@@ -36,8 +36,8 @@ from keras_mp.advice.fewer_blocks import BLOCKS
 from keras_mp.parallel.plan import Plan, plan_of
 from keras_mp.system.atomic_write import write_text
 from keras_mp.system.packages import installed
-from keras_mp.xla.inspect import target_and_plan
 from keras_mp.xla.lower import build_without_values
+from keras_mp.xla.targets import find_target
 from models.gpt import gpt
 from models.transformer import Size
 
@@ -71,10 +71,15 @@ class Cell(NamedTuple):
         return f"{self.model} | {self.target}-{self.chips} | {self.strategy} | {self.precision} | {sent}"
 
     @property
+    def slice(self) -> str:
+        """The chips, as `inspect` takes them."""
+        return f"{self.target}x{self.chips}"
+
+    @property
     def plan(self) -> Plan:
         """How the model lies on the chips."""
-        plan = target_and_plan(self.target, self.strategy, self.chips)[1]
-        assert plan is not None
+        chips = find_target(self.slice)
+        plan = plan_of(self.strategy, chips.devices, chips.topology)
         return dataclasses.replace(plan, reduce_dtype=self.reduce_dtype, gather_dtype=self.gather_dtype)
 
 
@@ -173,9 +178,8 @@ def measure(cell: Cell, layers: int, *, in_full: bool = False) -> Figures:
     tokens = keras.KerasTensor((model.rows * cell.chips, model.length), "int32")
     with keras_mp.policy_scope(cell.precision):
         report = (keras_mp.inspect if in_full else inspect_by_blocks)(
-            lambda blocks=layers: model_of(cell, blocks), (tokens, tokens), cell.target, strategy=cell.plan,
-            chips=cell.chips,
-        )  # fmt: skip
+            lambda blocks=layers: model_of(cell, blocks), (tokens, tokens), cell.slice, strategy=cell.plan
+        )
     sent = collective_bytes(report) if in_full else report.collectives
     whole, wire, covered = ({key[:2]: size for key, size in sent.items() if key[2] == name} for name in SENT)
     temporary = report.memory.temporary

@@ -29,12 +29,12 @@ from keras_mp.backend.jax.part import scattered
 from keras_mp.parallel.hops import groups_of, hops_of
 from keras_mp.precision.chip import TpuSlices
 from keras_mp.precision.chips import CHIPS
-from keras_mp.xla.targets import find_target, slice_of
+from keras_mp.xla.targets import find_target
 
 # Split along its first axis; and along its second, because its first divides by no number of devices.
 SHAPES = ((4096, 4096), (50257, 4096))
 TPUS = [name for name, chip in CHIPS.items() if isinstance(chip.compiler, TpuSlices)]
-SLICES = [slice_of(find_target(name), 2**power).topology for name in TPUS for power in range(2, 9)]
+SLICES = [find_target(f"{name}x{2**power}").topology for name in TPUS for power in range(2, 9)]
 
 
 def collectives(topology: str, axis: int, hops: tuple[int, ...]) -> str:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import io
 import os
-import re
 import sys
 from datetime import date
 from pathlib import Path
@@ -153,7 +152,7 @@ def lowered(dtype: str, state_dtype: str | None, platform: str, checked: bool) -
 def cycles(dtype: str, state_dtype: str | None, target: str, checked: bool) -> int:
     """The compiler's estimate, added up over the kernels."""
     step, _ = lowered(dtype, state_dtype, "tpu", checked)
-    return sum(map(int, re.findall(r'estimated_cycles":"?(\d+)', compile_step(step, find_target(target)).hlo)))
+    return sum(kernel.cycles for kernel, _ in compile_step(step, find_target(target)).module.kernels())
 
 
 def update_table() -> None:
@@ -171,7 +170,7 @@ def update_table() -> None:
             if state_dtype is None:
                 cells.append("-")
         step, kept = lowered(dtype, state_dtype, "cuda", checked=False)
-        memory = compile_step(step, find_target("h100")).described["memory"]
+        memory = compile_step(step, find_target("h100")).statistics
         cells.append(f"{memory['temp'] / SIDE**2:.2f}")
         print(f"| {name} | {kept / SIDE**2:.2f} | {' | '.join(cells)} |", flush=True)
 

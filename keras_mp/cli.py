@@ -29,6 +29,7 @@ Imports = Annotated[
 Unsafe = Annotated[bool, typer.Option("--unsafe", help="Load Python lambdas, which can run arbitrary code.")]
 Html = Annotated[Path | None, typer.Option(help="Write the whole report, pictures inside, as one HTML file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+Details = Annotated[bool, typer.Option("--details", help="Print the tables behind the answer, too.")]
 
 # Options that a training recipe or a function adds of its own.
 _RECIPE_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -132,6 +133,7 @@ def inspect(
     inference: Annotated[bool, typer.Option("--inference", help="Inspect the forward pass only.")] = False,
     imports: Imports = None,
     unsafe: Unsafe = False,
+    details: Details = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the precision of each product in a training step compiled for a chip, which need not be attached.
@@ -154,7 +156,7 @@ def inspect(
         compare=_names(compare),
         strategy=strategy,
     )
-    _show(report, html, as_json)
+    _show(report, html, as_json, details)
 
 
 @app.command(context_settings=_RECIPE_OPTIONS)
@@ -168,6 +170,7 @@ def advise(
     batch_size: BatchSize = None,
     imports: Imports = None,
     unsafe: Unsafe = False,
+    details: Details = False,
     as_json: AsJson = False,
 ) -> None:
     """Say for each chip whether it holds the training of a model, and the cheapest measures that make it fit.
@@ -182,7 +185,7 @@ def advise(
     built, batch, trains = _step(model, context, batch_size, imports, unsafe)
     _check_trains(model, trains)
     text = f"keras.saving.load_model({model!r})" if _is_file(model, context) else ""
-    _show(advise_chips(built, batch, _names(targets), text=text), html, as_json)
+    _show(advise_chips(built, batch, _names(targets), text=text), html, as_json, details)
 
 
 @app.command(context_settings=_RECIPE_OPTIONS)
@@ -201,6 +204,7 @@ def audit(
     batch_size: BatchSize = None,
     imports: Imports = None,
     unsafe: Unsafe = False,
+    details: Details = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a model forward and backward in float32, and list the layers that do not fit a lower precision.
@@ -238,7 +242,7 @@ def audit(
     if not real:
         remedy = "--data" if model.endswith(".keras") else "the training recipe a function batches(config)"
         report.notes.append(f"The batches were random numbers: ranges on real data differ. Give {remedy}.")
-    _show(report, html, as_json)
+    _show(report, html, as_json, details)
 
 
 @app.command(context_settings=_RECIPE_OPTIONS)
@@ -258,6 +262,7 @@ def bench(
     imports: Imports = None,
     unsafe: Unsafe = False,
     picture: Annotated[Path | None, typer.Option(help="Write the picture to this .svg file.")] = None,
+    details: Details = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure a training step on this machine in several precisions, interleaved, relative to float32.
@@ -298,7 +303,7 @@ def bench(
         raise RuntimeError("; ".join(dict.fromkeys(row.reason for row in report.rows)))
     if picture is not None:
         report.to_svg(picture)
-    _show(report, None, as_json)
+    _show(report, None, as_json, details)
 
 
 @app.command()
@@ -360,7 +365,7 @@ def _check_writable(**files: Path | None) -> None:
             raise IsADirectoryError(f"--{name} {str(path)!r} is a folder: name a file in it")
 
 
-def _show(report: Any, html: Path | None, as_json: bool) -> None:
+def _show(report: Any, html: Path | None, as_json: bool, details: bool = False) -> None:
     from rich.console import Console
 
     if html is not None:
@@ -369,7 +374,10 @@ def _show(report: Any, html: Path | None, as_json: bool) -> None:
         typer.echo(report.to_json())
     else:
         console = Console()
-        console.print(report, soft_wrap=not console.is_terminal)  # a file or a pipe gets whole lines
+        soft_wrap = not console.is_terminal  # a file or a pipe gets whole lines
+        console.print(report, soft_wrap=soft_wrap)
+        if details:
+            console.print(report.details(), soft_wrap=soft_wrap)
 
 
 def _find_modules_here() -> None:

@@ -146,7 +146,7 @@ def test_a_model_of_a_users_own_layers_is_loaded_with_their_module(tmp_path, mon
             "error: 'mix.keras' does not load: it holds the class 'Mix', not registered with Keras: name the module "
             "that defines it with --import MODULE\n"
         )
-        done = command_line.run(name, "mix.keras", *out, "--import", "mix_layers")
+        done = command_line.run(name, "mix.keras", *(out or ["--details"]), "--import", "mix_layers")
         assert done.returncode == 0 and ("mix" in done.stdout or out), done.stderr
 
 

@@ -76,8 +76,8 @@ def test_several_chips(model_file):
 
 def test_several_chips_are_asked_for_wrongly(model_file):
     for options, said in (
-        (["--target", "h100x8"], "names 8 chips: pass strategy='data', 'fully_sharded' or 'tensor'"),
-        (["--target", "h100x3", "--strategy", "data"], "chips=3 is not one of 2, 4, 8"),
+        (["--target", "h100x8"], "target names 8 chips: pass strategy='data', 'fully_sharded' or 'tensor'"),
+        (["--target", "h100x3", "--strategy", "data"], "names 3 chips, which is not one of 2, 4, 8"),
         (["--target", "h100x8", "--strategy", "sharded"], "strategy='sharded'"),
     ):
         done = command_line.run("inspect", model_file, *options)

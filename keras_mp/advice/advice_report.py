@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from rich.console import Group
-from rich.text import Text
+from rich.console import RenderableType
 
 from keras_mp.advice.figures import Figures
 from keras_mp.advice.measures import Measures
-from keras_mp.reporting.html import document, limited_bars, table
+from keras_mp.reporting.answer import Sentence
+from keras_mp.reporting.html import document, folded, limited_bars, table
 from keras_mp.reporting.report import Report, plain_values
-from keras_mp.reporting.table import ColumnTable, Prose
+from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import byte_size
 from keras_mp.xla.estimate import Roofline
 
@@ -88,6 +89,8 @@ class AdviceReport(Report):
         versions: of the packages that compiled.
     """
 
+    in_the_shell = True
+
     model: str
     backend: str
     parameters: int
@@ -116,34 +119,61 @@ class AdviceReport(Report):
     def _html(self) -> str:
         return _page(self)
 
-    def __rich__(self) -> Group:
-        return _render(self)
+    def _answer(self) -> list[Sentence]:
+        return _answered(self)
+
+    def _tables(self) -> dict[str, list[RenderableType]]:
+        return _tabled(self)
 
 
 _COLUMNS = ("chip", "fits", "needs", "has", "weights", "optimizer", "temporary", "bound (estimate)", "time (estimate)")
 _NARROW = ("chip", "fits", "needs", "has", "time (estimate)")
-_INDENT = "    "
 _RIGHT = _COLUMNS[2:]
+_MOST_ROWS = 12
 
 
-def _render(report: AdviceReport) -> Group:
-    """The report for rich."""
-    table = ColumnTable("Memory of one device", _COLUMNS, _NARROW, _RIGHT)
+def _answered(report: AdviceReport) -> list[Sentence]:
+    """Which chips hold the step, and with what; then the lines that do it, chip by chip."""
+    said = [Sentence(report.model, _headline(report)), _fitting(report)]
+    said.append(Sentence("", "", below=_chips(report.rows[:_MOST_ROWS], _NARROW)))
+    if len(report.rows) > _MOST_ROWS:
+        said.append(Sentence("", f"and {len(report.rows) - _MOST_ROWS} chips more"))
+    for place, row in enumerate(report.rows):
+        said.append(Sentence("", _sentence(row), row.code, rank=1 + place))
+    return said
+
+
+def _fitting(report: AdviceReport) -> Sentence:
+    """How many chips hold the step."""
+    fit = [row for row in report.rows if row.fits]
+    fastest = min((row for row in fit if row.time is not None), key=lambda row: row.time or 0.0, default=None)
+    text = f"{len(fit)} of {len(report.rows)} chips {'holds' if len(fit) == 1 else 'hold'} the step."
+    if fastest is not None and fastest.time is not None and len(fit) > 1:
+        text += f" The fastest of them, {fastest.title}, takes {fastest.time * 1e3:.3g} ms (predicted)."
+    return Sentence("Fits", text)
+
+
+def _chips(rows: Sequence[ChipAdvice], names: Sequence[str]) -> ColumnTable:
+    """A table of chips, with some of its columns."""
+    places = [_COLUMNS.index(name) for name in names]
+    cells = [[row[place] for place in places] for row in map(_cells, rows)]
+    right = [name for name in names if name in _RIGHT]
+    return ColumnTable("Memory of one device", names, _NARROW, right, cells)
+
+
+def _tabled(report: AdviceReport) -> dict[str, list[RenderableType]]:
+    changes: list[RenderableType] = []
     for row in report.rows:
-        table.add_row(*_cells(row))
-    parts: list = [Text(_headline(report), style="bold"), table]
-    for row in report.rows:
-        parts += [Text(_sentence(row)), *(Text(f"{_INDENT}{line}", style="bold") for line in row.code)]
-        parts += [Prose(f"Note: {note}", _INDENT) for note in row.notes]
-    parts += [Prose(f"Note: {note}") for note in report.notes]
-    return Group(*parts, Text(_work(report)))
+        changes += [Sentence("", _sentence(row), row.code), *(Sentence("Note", note) for note in row.notes)]
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    notes = [Sentence("Note", note) for note in (*report.notes, _work(report), versions)]
+    return {"chips": [_chips(report.rows, _COLUMNS)], "changes": changes, "notes": [*notes]}
 
 
 def _headline(report: AdviceReport) -> str:
     """What is asked: the step of which model."""
     return (
-        f"{report.model}, {report.parameters:,} parameters: a training step on {', '.join(report.batch)}, lowered by "
-        f"{report.backend}"
+        f"{report.parameters:,} parameters, a training step on {', '.join(report.batch)}, lowered by {report.backend}."
     )
 
 
@@ -186,6 +216,7 @@ def _page(report: AdviceReport) -> str:
     parts = [
         f"<h1>Which chip holds {escape(report.model)}</h1>",
         f"<p>{escape(_headline(report))}</p>",
+        _fitting(report).html(),
         table(_COLUMNS, map(_cells, report.rows), numbers=range(2, len(_COLUMNS))),
         "<h2>Memory of one device, by the memory it has</h2>",
         _picture(report),
@@ -195,9 +226,9 @@ def _page(report: AdviceReport) -> str:
         code = f"<pre><code>{escape(chr(10).join(row.code))}</code></pre>" if row.code else ""
         notes = "".join(f"<p>{escape(note)}</p>" for note in row.notes)
         parts.append(f"<h3>{escape(row.title)}</h3><p>{escape(_sentence(row))}</p>{code}{notes}")
-    parts += ["<h2>Notes</h2>", *(f"<p>{escape(note)}</p>" for note in report.notes)]
-    parts.append(f"<p>{escape(_work(report))}</p>")
-    parts.append(f"<p>{escape(', '.join(f'{name} {version}' for name, version in report.versions.items()))}</p>")
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    notes = "".join(f"<p>{escape(note)}</p>" for note in (*report.notes, _work(report), versions))
+    parts.append(folded("Notes", notes))
     return document(f"Which chip holds {report.model}", parts)
 
 

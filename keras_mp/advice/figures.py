@@ -12,11 +12,9 @@ from keras_mp.advice.measures import Measures
 from keras_mp.backend.common.lowered import Argument
 from keras_mp.parallel.plan import Plan
 from keras_mp.precision.chips import Chip
-from keras_mp.xla.compile_report import CompileReport
-from keras_mp.xla.estimate import Roofline, peak_of
+from keras_mp.xla.estimate import Roofline
+from keras_mp.xla.matmuls import peak_of
 from keras_mp.xla.memory import Buffer, size_of
-
-_LARGEST = 5
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,7 @@ class Figures:
         seconds: that the compiler took, now or when the result that was kept was made.
         notes: how it was compiled, where not as usual.
         extrapolated: from how many of the model's blocks, such as "4 and 8 of 48 blocks"; "" where all were compiled.
+        kept: whether an earlier call had compiled the step.
     """
 
     weights: int
@@ -54,6 +53,7 @@ class Figures:
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
     extrapolated: str = ""
+    kept: bool = False
 
     @property
     def state(self) -> int:
@@ -78,33 +78,6 @@ class Figures:
         compute = sum(flops / rates[dtypes] for dtypes, flops in self.flops.items())
         memory = self.moved / (chip.bandwidth / chip.devices)
         return Roofline(max(compute, memory), compute, memory, 0)
-
-
-def figures_of(report: CompileReport, chip: Chip) -> Figures:
-    """Takes the figures from a report of a step that was compiled for this chip."""
-    flops: dict[str, float] = defaultdict(float)
-    for matmul in (matmul for matmul in report.matmuls if matmul.runs):
-        flops[" x ".join(matmul.compiled or matmul.asked)] += matmul.flops
-    memory, roofline = report.memory, report.roofline
-    peak = memory.peak
-    notes: tuple[str, ...] = ()
-    if report.refused:  # what the compiler leaves a program is less than the memory, of which the runtime has a part
-        peak = max(peak, chip.device_bytes + 1 + memory.peak - memory.capacity)
-        notes = (f"The compiler refuses the step: {report.refused}.",)
-    return Figures(
-        weights=memory.parameters,
-        optimizer=memory.optimizer,
-        other=memory.other,
-        activations=memory.activations,
-        temporary=memory.temporary,
-        peak=peak,
-        flops=None if report.refused else dict(flops),
-        moved=roofline.memory * chip.bandwidth / chip.devices if roofline else 0.0,
-        time=report.time.seconds if report.time else None,
-        largest=memory.largest[:_LARGEST],
-        seconds=report.seconds,
-        notes=notes,
-    )
 
 
 def extrapolated(few: Figures, many: Figures, blocks: tuple[int, int], depth: int) -> Figures:
@@ -145,23 +118,8 @@ def on_line(few: Any, many: Any, times: Fraction) -> Any:
     return round(value) if isinstance(many, int) else float(value)
 
 
-def figures_from(values: Mapping[str, Any]) -> Figures:
-    """Reads figures as `plain_values` writes them."""
-    largest = tuple(Buffer(**buffer | {"shape": tuple(buffer["shape"])}) for buffer in values["largest"])
-    return Figures(**{**values, "largest": largest, "notes": tuple(values["notes"])})
-
-
-def with_numbers(figures: Figures, paths: Sequence[str]) -> Figures:
-    """Figures with the numbers of layers in place of their paths: a model that is built again has other paths."""
-    return _with_layers(figures, {path: str(number) for number, path in enumerate(paths)})
-
-
-def with_names(figures: Figures, paths: Sequence[str]) -> Figures:
-    """The reverse of `with_numbers`, for the layers of another model of the same structure."""
-    return _with_layers(figures, {str(number): path for number, path in enumerate(paths)})
-
-
-def _with_layers(figures: Figures, names: Mapping[str, str]) -> Figures:
+def with_names(figures: Figures, names: Mapping[str, str]) -> Figures:
+    """Figures with other names of layers: a model that is built again has other paths."""
     largest = tuple(replace(buffer, layer=names.get(buffer.layer, buffer.layer)) for buffer in figures.largest)
     return replace(figures, largest=largest)
 

@@ -9,7 +9,7 @@ from keras_mp.precision.chip import Chip
 from keras_mp.precision.chips import parse_target
 from keras_mp.precision.hardware import Device, Support, support
 from keras_mp.precision.policy import CHOICES, COMPUTES_IN
-from keras_mp.xla.targets import Target, availability, find_target, slice_of
+from keras_mp.xla.targets import Target, availability, find_target
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,7 @@ class Place:
         Raises:
             ValueError: If no compiler that can be installed takes the chip, or as many of it.
         """
-        target = find_target(self.chip.name)
-        return target if self.chips == 1 else slice_of(target, self.chips)
+        return find_target(self.chip.name if self.chips == 1 else f"{self.chip.name}x{self.chips}")
 
     @property
     def compiler(self) -> Support:

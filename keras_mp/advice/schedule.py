@@ -90,8 +90,8 @@ class Work:
     Args:
         search: the search of a chip.
         state: the least that a step takes, from shapes.
-        kept: the figures that an earlier call found, or None; the last argument is whether with all blocks.
-        compiler: lowers a step, and returns the function that compiles it; the last argument is the same.
+        compiler: lowers a step, and returns the function that compiles it; the last argument is whether with all
+            blocks.
         tell: is called with a sentence whenever a compiler starts, and with "" when a chip is done.
         compiled: how many steps were compiled.
         from_files: how many of these an earlier call had compiled.
@@ -99,7 +99,6 @@ class Work:
 
     search: Callable[[Place], Search]
     state: Callable[[Place, Measures], Figures]
-    kept: Callable[[Place, Measures, bool], Figures | None]
     compiler: Callable[[Place, Measures, bool], Callable[[], Figures]]
     tell: Callable[[str], None] = lambda sentence: None
     compiled: int = 0
@@ -177,14 +176,11 @@ def _compiled(
 ) -> Generator[Future, None, Figures]:
     """The figures for the chip itself, from a file or compiled."""
     place = one.place
-    figures = work.kept(place, measures, whole)
-    if figures is None:
-        future = pool.submit(work.compiler(place, measures, whole))
-        work.tell(f"{place.title}: {measures.words}{', all blocks' if whole else ''}")
-        yield future
-        figures = future.result()
-    else:
-        work.from_files += 1
+    future = pool.submit(work.compiler(place, measures, whole))
+    work.tell(f"{place.title}: {measures.words}{', all blocks' if whole else ''}")
+    yield future
+    figures = future.result()
+    work.from_files += figures.kept
     work.compiled += 1
     one.tried[measures], one.origins[measures] = figures, place
     return figures

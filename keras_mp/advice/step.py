@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import keras
 
-from keras_mp.advice import kept
 from keras_mp.advice.fewer_blocks import BLOCKS, DEEP, is_on_line
-from keras_mp.advice.figures import (
-    Figures,
-    extrapolated,
-    figures_from,
-    figures_of,
-    state_figures,
-    with_names,
-    with_numbers,
-)
-from keras_mp.advice.kept import fingerprint
+from keras_mp.advice.figures import Figures, extrapolated, state_figures, with_names
 from keras_mp.advice.measures import Measures, Possible
 from keras_mp.advice.place import Place
 from keras_mp.advice.source import Source
 from keras_mp.backend.common.lowered import Argument, Lowered
+from keras_mp.precision.chips import Chip
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class
 from keras_mp.reporting.text import shorten_middle
-from keras_mp.xla.inspect import report_of
+from keras_mp.xla.compile import compile_step
+from keras_mp.xla.compile_report import CompileReport
+from keras_mp.xla.inspect import report_on
 from keras_mp.xla.lower import lower_step
 
 # With more of a TPU's memory the code decides whether the step fits: 44 to 562 MiB of 16 GiB, in 20 deep models' steps.
@@ -37,6 +31,9 @@ _WITHOUT_CODE = (
     "The TPU's compiler was ended when it had assigned memory, before it generated code: the program itself, a few "
     "hundred MiB, is not counted."
 )
+
+
+_LARGEST = 5  # arrays
 
 
 class Step:
@@ -62,7 +59,6 @@ class Step:
         self._source, self._batch = source, batch
         self.rows = _rows(batch)
         self._lowered: dict[tuple[Any, ...], tuple[list[Lowered], list[str]]] = {}
-        self._fingerprints: dict[str, str] = {}
         plain = Measures(source.precision)
         model = source.under(plain)
         source.check_compiled(model)
@@ -81,8 +77,7 @@ class Step:
     @property
     def batch(self) -> tuple[str, ...]:
         """Shape and dtype of each array of the batch."""
-        given = [argument for argument in self._plain.arguments if argument.kind == "batch"]
-        return tuple(f"{argument.dtype}{list(argument.shape)}" for argument in given)
+        return self._plain.batch
 
     def _depth(self, whole: keras.Model) -> int:
         depth = self._source.depth(whole)
@@ -113,13 +108,8 @@ class Step:
         """What shapes alone say."""
         return state_figures(self._arguments(measures.state_dtype), measures, place.plan(measures.strategy))
 
-    def kept(self, place: Place, measures: Measures, whole: bool = False) -> Figures | None:
-        """The figures, if an earlier call compiled the step; `whole` with all blocks, otherwise of a deep model few."""
-        values = kept.load(*self._key(place, measures), whole)
-        return None if values is None else with_names(figures_from(values), self._paths)
-
     def compiler(self, place: Place, measures: Measures, whole: bool = False) -> Callable[[], Figures]:
-        """Lowers the step, and returns a function that compiles it and keeps the figures, for any thread.
+        """Lowers the step, and returns a function that compiles it, for any thread.
 
         Args:
             place, measures: the chip, and what is changed of the step.
@@ -129,24 +119,24 @@ class Step:
             ValueError: If the backend cannot trace the step.
         """
         lowered, paths = self._lower(place, measures, whole)
-        key, target, plan = (*self._key(place, measures), whole), place.target, place.plan(measures.strategy)
+        target, plan = place.target, place.plan(measures.strategy)
 
         def figures_until(until: str) -> Figures:
-            reports = (report_of(step, target, measures.precision, plan=plan, until=until) for step in lowered)
+            steps = [compile_step(step, target, until=until) for step in lowered]
+            reports = [report_on(step, measures.precision, plan=plan) for step in steps]
             figures = [figures_of(report, place.chip) for report in reports]
-            return figures[0] if len(figures) == 1 else extrapolated(figures[0], figures[1], BLOCKS, self.depth)
+            one = figures[0] if len(figures) == 1 else extrapolated(figures[0], figures[1], BLOCKS, self.depth)
+            return replace(one, kept=all(step.kept for step in steps))
 
-        def compile_and_keep() -> Figures:
+        def compiled() -> Figures:
             figures = figures_until("memory")
             if place.platform == "tpu" and _ROOM_FOR_CODE < figures.peak / place.capacity <= 1:
                 figures = figures_until("code")
             elif place.platform == "tpu" and figures.flops is not None:  # not refused
                 figures = replace(figures, notes=(*figures.notes, _WITHOUT_CODE))
-            figures = with_numbers(figures, paths)
-            kept.keep(figures, *key)
-            return with_names(figures, self._paths)
+            return with_names(figures, dict(zip(paths, self._paths, strict=True)) if paths else {})
 
-        return compile_and_keep
+        return compiled
 
     def _arguments(self, state_dtype: str) -> Sequence[Argument]:
         """The arguments of the plain step, with the optimizer's slots stored in a dtype."""
@@ -154,13 +144,6 @@ class Step:
             self._slots[state_dtype] = self._source.slots(state_dtype) or self._slots[""]
         other = (argument for argument in self._plain.arguments if argument.kind != "optimizer")
         return [*self._slots[state_dtype], *other]
-
-    def _key(self, place: Place, measures: Measures) -> tuple[Any, ...]:
-        precision = measures.precision
-        if precision not in self._fingerprints:
-            with self._source.scope():
-                self._fingerprints[precision] = fingerprint(self._plain, self._source.under(Measures(precision)))
-        return (self._fingerprints[precision], asdict(measures), place.target)
 
     def _lower(self, place: Place, measures: Measures, whole: bool) -> tuple[list[Lowered], list[str]]:
         """The lowered step, or of a deep model two; and the paths of layers where they are those of the plain model."""
@@ -174,6 +157,33 @@ class Step:
             paths = list(layers_by_path(models[0]))
             self._lowered[key] = lowered, paths if len(paths) == len(self._paths) else []
         return self._lowered[key]
+
+
+def figures_of(report: CompileReport, chip: Chip) -> Figures:
+    """Takes the figures from a report of a step that was compiled for this chip."""
+    flops: dict[str, float] = defaultdict(float)
+    for matmul in (matmul for matmul in report.matmuls if matmul.runs):
+        flops[" x ".join(matmul.compiled or matmul.asked)] += matmul.flops
+    memory, roofline = report.memory, report.roofline
+    peak = memory.peak
+    notes: tuple[str, ...] = ()
+    if report.refused:  # what the compiler leaves a program is less than the memory, of which the runtime has a part
+        peak = max(peak, chip.device_bytes + 1 + memory.peak - memory.capacity)
+        notes = (f"The compiler refuses the step: {report.refused}.",)
+    return Figures(
+        weights=memory.parameters,
+        optimizer=memory.optimizer,
+        other=memory.other,
+        activations=memory.activations,
+        temporary=memory.temporary,
+        peak=peak,
+        flops=None if report.refused else dict(flops),
+        moved=roofline.memory * chip.bandwidth / chip.devices if roofline else 0.0,
+        time=report.time.seconds if report.time else None,
+        largest=memory.largest[:_LARGEST],
+        seconds=report.seconds,
+        notes=notes,
+    )
 
 
 def _check_trains(model: keras.Model) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from rich.console import Group
-from rich.text import Text
+from rich.console import RenderableType
 
 from keras_mp.bench.workloads import Measured, Spread, ratio, spread
-from keras_mp.reporting.html import document, scrolling
+from keras_mp.reporting.answer import Sentence
+from keras_mp.reporting.html import document, folded, scrolling
 from keras_mp.reporting.html import table as html_table
 from keras_mp.reporting.pictures import Bar, as_long, bar_chart
 from keras_mp.reporting.report import PicturedReport, plain_values
@@ -31,6 +31,8 @@ class BenchmarkReport(PicturedReport):
         rows: what was measured, a row a precision; one that could not run says why.
         largest: the largest batch that fits, by row, where that was asked for.
     """
+
+    in_the_shell = True
 
     title: str
     base: str
@@ -130,18 +132,25 @@ class BenchmarkReport(PicturedReport):
         names, rows = self.table()
         parts = [
             f"<h1>{escape(self.title)}</h1>",
+            *(f"<p>{escape(text)}</p>" for text in [*self.verdict, *self.problems]),
             scrolling(picture(self, inside_html=True)),
-            html_table(names, rows, numbers=range(1, len(names))),
-            *(f"<p>{escape(text)}</p>" for text in [*self.problems, *self.notes, *self.verdict]),
+            folded("What was measured", html_table(names, rows, numbers=range(1, len(names)))),
+            *(f"<p>{escape(text)}</p>" for text in self.notes),
             f"<p>{escape(', '.join(f'{name} {version}' for name, version in self.versions.items()))}</p>",
         ]
         return document(self.title, parts)
 
-    def __rich__(self) -> Group:
+    def _answer(self) -> list[Sentence]:
         names, rows = self.table()
-        # On a narrow terminal: what ran, how long, of the base's time, and how many a second.
-        table = ColumnTable(self.title, names, narrow=names[:4], right=names[1:], rows=rows)
-        return Group(table, *map(Text, [*self.problems, *self.notes, *self.verdict]))
+        narrow = ColumnTable("", names[:4], names[:4], names[1:4], [cells[:4] for cells in rows])
+        said = [Sentence("", self.title), *(Sentence("", text) for text in self.verdict)]
+        said += [Sentence("Not measured", text) for text in self.problems]
+        said.append(Sentence("", "", below=narrow))
+        return [*said, *(Sentence("Note", note, rank=1) for note in self.notes)]
+
+    def _tables(self) -> dict[str, list[RenderableType]]:
+        names, rows = self.table()
+        return {"measured": [ColumnTable(self.title, names, narrow=names[:4], right=names[1:], rows=rows)]}
 
     def _verdict(self, row: Measured) -> str:
         of_base = self.ratio(row.name)

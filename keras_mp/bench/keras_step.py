@@ -156,12 +156,10 @@ def _peak_rate(device: Device, precision: str) -> float | None:
 def _flops(model: keras.Model, batch: tuple, device: Device) -> int | None:
     """The operations of all dots and convolutions of a step as it is lowered; None where it cannot be."""
     try:
-        from keras_mp.xla.program import describe, number_operations, read_module, remove_dead
+        from keras_mp.xla.program import read, read_module
 
         platform = {"gpu": "cuda"}.get(device.kind, device.kind)
         module = read_module(lower_step(model, batch, training=True, platform=platform).module)
     except (ImportError, LoweringError):
         return None
-    number_operations(module)
-    remove_dead(module)
-    return sum(product["flops"] * product["repeats"] for product in describe(module)["contractions"])
+    return read(module).flops

@@ -8,8 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.text import Text
-
+from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.html import document, table
 from keras_mp.reporting.report import Report
 
@@ -53,9 +52,9 @@ class ExportReport(Report):
     def _html(self) -> str:
         return _page(self.to_dict())
 
-    def __rich__(self) -> Text:
+    def _answer(self) -> list[Sentence]:
         text = f"{self.path}: {self.low_precision_ops} low-precision ops in {self.nodes} nodes{_differences(self)}"
-        return Text("\n  ".join([text, *self.notes]))
+        return [Sentence("", text), *(Sentence("Note", note) for note in self.notes)]
 
 
 class Int8Layer(NamedTuple):
@@ -139,18 +138,18 @@ class DeploymentReport(Report):
     def _html(self) -> str:
         return _page(self.to_dict())
 
-    def __rich__(self) -> Text:
+    def _answer(self) -> list[Sentence]:
         text = f"{self.path}: {self.format}, {self.bytes:,} bytes, {sum(self.operators.values())} operators, "
         text += f"{self.low_precision} low-precision tensors{_differences(self)}"
-        lines = [text, *(f"  {note}" for note in self.notes)]
-        return Text("\n".join(lines + self._int8_lines() if self.format == "LiteRT int8" else lines))
+        said = [Sentence("", text), *(Sentence("Note", note) for note in self.notes)]
+        return said + [Sentence("", line) for line in (self._int8_lines() if self.format == "LiteRT int8" else ())]
 
     def _int8_lines(self) -> list[str]:
         kinds = ", ".join(f"{count} {name}" for name, count in self.float_operators.items())
         stay = f"{sum(self.float_operators.values())} operators stay in float32{': ' + kinds if kinds else ''}"
         measured = [layer for layer in self.layers if layer.measured is not None]
         worst = sorted(measured, key=lambda layer: layer.measured or 0.0)[:3]
-        return [f"{stay}; ranges of {self.calibrated_on} records", *(f"  {layer.line()}" for layer in worst)]
+        return [f"{stay}; ranges of {self.calibrated_on} records", *(layer.line() for layer in worst)]
 
 
 def _differences(report: ExportReport | DeploymentReport) -> str:

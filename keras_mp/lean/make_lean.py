@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
@@ -32,9 +32,12 @@ from keras_mp.lean.self_attention import SelfAttention
 from keras_mp.lean.training_step import STEP, LeanStep
 from keras_mp.rebuild import Config, layers_by_path
 from keras_mp.rebuild.notes import original_class, treatments_of
-from keras_mp.reporting.html import document, table
+from keras_mp.reporting import remedies
+from keras_mp.reporting.answer import Sentence
+from keras_mp.reporting.html import document, folded, table
 from keras_mp.reporting.report import Report
 from keras_mp.reporting.table import ColumnTable
+from keras_mp.reporting.text import listed, pattern_of, without_numbers
 from keras_mp.stability.sensitive import names_in
 from keras_mp.system.packages import LIBRARIES, package_of
 from keras_mp.treatment.change import change, check_built, undo
@@ -228,6 +231,7 @@ register_treatments(
 # The report of what is lean in a model, and why the rest is not.
 
 _COLUMNS = ("layer", "kind", "lean", "reason")
+_NAMED = 100  # characters of the names of layers in a sentence
 
 
 class LeanRow(NamedTuple):
@@ -259,17 +263,41 @@ class LeanReport(Report):
     name: str
     rows: tuple[LeanRow, ...]
 
+    def _answer(self) -> list[Sentence]:
+        lean, others = ([row for row in self.rows if row.lean is wanted] for wanted in (True, False))
+        said = [Sentence(self.name, f"{len(lean)} of {len(self.rows)} parts are lean.")]
+        said += [Sentence(f"Lean {kind}", where, rank=1) for kind, where in _grouped((r.kind, r.layer) for r in lean)]
+        if could := [(row.kind, row.layer) for row in others if not row.reason]:
+            said.append(Sentence("Change", f"{len(could)} parts can be lean.", (remedies.LEAN,)))
+            said += [Sentence(f"Can be lean, {kind}", where, rank=1) for kind, where in _grouped(could)]
+        never = _grouped((row.reason, row.layer) for row in others if row.reason)
+        return said + [Sentence("Stays", f"{where}: {reason}", rank=2) for reason, where in never]
+
+    def _tables(self) -> dict[str, list[RenderableType]]:
+        return {"parts": [ColumnTable("Parts", _COLUMNS, narrow=_COLUMNS, rows=map(_cells, self.rows))]}
+
     def _html(self) -> str:
-        title = f"{self.name}: {self._summary()}"
-        return document(title, [f"<h1>{escape(title)}</h1>", table(_COLUMNS, [_cells(row) for row in self.rows])])
+        said = (sentence.html() for sentence in self._answer())
+        parts = folded("Parts", table(_COLUMNS, [_cells(row) for row in self.rows]))
+        return document(self.name, [f"<h1>{escape(self.name)}</h1>", *said, parts])
 
-    def __rich__(self) -> RenderableType:
-        title = f"{self.name}: {self._summary()}"
-        return ColumnTable(title, _COLUMNS, narrow=_COLUMNS, rows=map(_cells, self.rows))
 
-    def _summary(self) -> str:
-        lean = sum(row.lean for row in self.rows)
-        return f"{lean} of {len(self.rows)} parts are lean"
+def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Where each thing is: how many layers, and their names, those of repeated blocks as one."""
+    layers: dict[str, dict[str, list[str]]] = {}
+    for name, layer in pairs:
+        layers.setdefault(name, {}).setdefault(without_numbers(layer), []).append(layer)
+    return [
+        (
+            name,
+            listed(
+                [f"{pattern_of(same)} ({len(same)})" if len(same) > 1 else same[0] for same in groups.values()],
+                _NAMED,
+                "kinds",
+            ),
+        )
+        for name, groups in layers.items()
+    ]
 
 
 def lean_report(model: keras.Model) -> LeanReport:
@@ -279,7 +307,7 @@ def lean_report(model: keras.Model) -> LeanReport:
         model: a built Keras model, before or after `make_lean`, or loaded from a file.
 
     Returns:
-        The report; `print` shows it as a table.
+        The report.
     """
     rows = tuple(LeanRow(part.path, part.kind, part.lean, part.reason) for part in candidates(model))
     return LeanReport(model.name, rows)

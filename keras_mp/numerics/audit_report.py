@@ -8,21 +8,22 @@ from html import escape
 from typing import Any, NamedTuple
 
 import keras
-from rich.console import Group
-from rich.text import Text
+from rich.console import RenderableType
 
 from keras_mp.numerics.ranges import Range
 from keras_mp.numerics.verdict import LEAST_SQNR, LEAST_SQNR_E4M3, LEAST_SQNR_E5M2, Verdict
 from keras_mp.precision.formats import FORMATS
-from keras_mp.reporting.html import document, scrolling, table
+from keras_mp.reporting.answer import Sentence
+from keras_mp.reporting.html import document, folded, scrolling, table
 from keras_mp.reporting.report import PicturedReport, plain_values
 from keras_mp.reporting.svg import INK, Picture
 from keras_mp.reporting.table import ColumnTable
+from keras_mp.reporting.text import shorten_middle
 
 # What each precision rounds a layer's tensors to; FP8 rounds what goes into a product.
 FORMAT_OF = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "E4M3"}
-_MOST_ROWS = 40
 _MOST_SUSPECTS = 12
+_NAMED = 40  # characters of a layer's name in a sentence
 _TABLE = ("layer", "output", "kernel", "output gradient", "float16", "damage float16", "bfloat16", "E4M3")
 
 
@@ -96,6 +97,8 @@ class AuditReport(PicturedReport):
         notes: what else to know.
     """
 
+    in_the_shell = True
+
     model: str
     steps: int
     loss: float
@@ -141,8 +144,11 @@ class AuditReport(PicturedReport):
     def _svg(self) -> str:
         return _picture(self)
 
-    def __rich__(self) -> Group:
-        return _table(self)
+    def _answer(self) -> list[Sentence]:
+        return _answered(self)
+
+    def _tables(self) -> dict[str, list[RenderableType]]:
+        return _tabled(self)
 
 
 def _layer_dict(audited: LayerAudit) -> dict[str, Any]:
@@ -157,29 +163,41 @@ def _range_dict(values: Range) -> dict[str, Any]:
     return {name: getattr(values, name) for name in names} | {"formats": formats}
 
 
-def _table(report: AuditReport) -> Group:
-    """The report for rich: the layers, worst first, then what to worry about, and last the verdicts."""
-    parts: list = []
+def _answered(report: AuditReport) -> list[Sentence]:
+    """The verdicts, then what does not fit float16 as it is, the worst first."""
+    said = [Sentence("", _headline(report))]
+    said += [
+        Sentence(name, f"{verdict}.") for name, verdict in (line.split(": ", 1) for line in _verdict_lines(report))
+    ]
+    said += [Sentence("Note", note, rank=2 * _MOST_SUSPECTS) for note in report.notes]
     suspects = report.suspects()
-    for suspect in suspects[:_MOST_SUSPECTS]:
+    for place, suspect in enumerate(suspects[:_MOST_SUSPECTS]):
         mark = "loss scale" if suspect.safe else "unsafe in float16"
-        parts.append(Text(f"{mark}: {suspect.path}: {suspect.reason}; {suspect.remedy}."))
+        layer = shorten_middle(suspect.path, _NAMED)
+        said.append(Sentence(mark, f"{layer}: {suspect.reason}; {suspect.remedy}.", rank=1 + place))
     if len(suspects) > _MOST_SUSPECTS:
-        parts.append(Text(f"and {len(suspects) - _MOST_SUSPECTS} more"))
+        said.append(Sentence("", f"and {len(suspects) - _MOST_SUSPECTS} more"))
+    return said
+
+
+def _tabled(report: AuditReport) -> dict[str, list[RenderableType]]:
+    """The layers, worst first, and what is not fit, for each precision."""
     left = ("layer", "float16")
     ordered = sorted(report.layers, key=lambda layer: -layer.damage["float16"])
-    shown = ColumnTable(
+    layers = ColumnTable(
         "Layers, worst first: ranges, and damage to the loss as a share of it",
         _TABLE,
         narrow=(*left, "damage float16", "bfloat16", "E4M3"),
         right=[name for name in _TABLE if name not in left],
-        rows=map(_cells, ordered[:_MOST_ROWS]),
+        rows=map(_cells, ordered),
     )
-    if len(ordered) > _MOST_ROWS:
-        shown.caption = f"and {len(ordered) - _MOST_ROWS} more: to_json() and to_html() have all"
-    notes = [Text(f"Note: {note}") for note in report.notes]
-    verdicts = (Text(line, style="bold") for line in _verdict_lines(report))
-    return Group(shown, *notes, *parts, Text(_headline(report)), *verdicts)
+    tables: dict[str, list[RenderableType]] = {"layers": [layers]}
+    for column in _PRECISIONS:
+        if rows := _suspect_rows(report, column):
+            names = ("layer", *_SUSPECT[1:])
+            title = f"Layers to watch in {column.name}, the worst at the top"
+            tables[column.name] = [ColumnTable(title, names, (names[0], *names[3:]), rows=rows)]
+    return tables
 
 
 def _headline(report: AuditReport) -> str:
@@ -297,23 +315,24 @@ def _page(report: AuditReport) -> str:
         "<h2>Layer by layer</h2>",
         f"<p>{escape(_CELLS)}</p>",
         scrolling(_picture(report, inside_html=True)),
-        "<h2>Tensors</h2>",
-        f"<ul>{''.join(f'<li><em>{word}</em>: {escape(meaning)}</li>' for word, meaning in _WORDS)}</ul>",
-        "<p>Gradients are measured times the loss scale in float16, and FP8 tensors times a scale of their own.</p>",
-        _tensors(report),
+        folded("Tensors", _tensors(report)),
         "<h2>Notes</h2>",
         *(f"<p>{escape(note)}</p>" for note in report.notes),
     ]
     return document(f"Audit of {report.model}", parts)
 
 
-def _suspects(report: AuditReport, column: _Precision) -> list[str]:
+_SUSPECT = ("layer", "fits with the loss scale", "tensor", "why", "remedy")
+
+
+def _suspect_rows(report: AuditReport, column: _Precision) -> list[tuple[str, ...]]:
     suspects = report.suspects(column.precision)
-    if not suspects:
-        return []
-    rows = ((s.path, "yes" if s.safe else "no", s.tensor, s.reason, s.remedy) for s in suspects)
-    names = ("layer", "fits with the loss scale", "tensor", "why", "remedy")
-    return [f"<h2>Layers to watch in {column.name}, the worst at the top</h2>", table(names, rows)]
+    return [(s.path, "yes" if s.safe else "no", s.tensor, s.reason, s.remedy) for s in suspects]
+
+
+def _suspects(report: AuditReport, column: _Precision) -> list[str]:
+    rows = _suspect_rows(report, column)
+    return [folded(f"Layers to watch in {column.name}, the worst at the top", table(_SUSPECT, rows))] if rows else []
 
 
 def _picture(report: AuditReport, *, inside_html: bool = False) -> str:
@@ -393,4 +412,6 @@ def _tensors(report: AuditReport) -> str:
             rows.append([layer.path, role, _span(values), f"{values.smallest:.2g}", *decibels, *shares])
     lost = (f"{word} in float16" for word in ("overflow", "zeroed", "subnormal"))
     names = ("layer", "tensor", "range", "smallest", *(f"dB in {name}" for name in FORMATS), *lost)
-    return table(names, rows, numbers=range(2, len(names)))
+    words = "".join(f"<li><em>{word}</em>: {escape(meaning)}</li>" for word, meaning in _WORDS)
+    scales = "Gradients are measured times the loss scale in float16, and FP8 tensors times a scale of their own."
+    return f"<ul>{words}</ul><p>{scales}</p>" + table(names, rows, numbers=range(2, len(names)))

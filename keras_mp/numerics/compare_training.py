@@ -11,12 +11,11 @@ from typing import Any
 
 import keras
 import numpy as np
-from rich.console import Group
-from rich.text import Text
 
 from keras_mp.fp8.convert import convert
 from keras_mp.numerics.data import batches_of
 from keras_mp.precision.policy import POLICIES, restored_policy
+from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.html import document, scrolling, table
 from keras_mp.reporting.pictures import difference_picture
 from keras_mp.reporting.report import PicturedReport, plain_values
@@ -113,10 +112,10 @@ class ParityReport(PicturedReport):
         ]
         return document("Parity", parts)
 
-    def __rich__(self) -> Group:
+    def _answer(self) -> list[Sentence]:
         names, rows = self._table()
         shown = ColumnTable(f"Final loss: {self.final_is}", names, narrow=names, right=names[1:], rows=rows)
-        return Group(shown, *(Text(self.verdict(name)) for name in self._others))
+        return [*(Sentence("", self.verdict(name)) for name in self._others), Sentence("", "", below=shown)]
 
     @property
     def _others(self) -> list[str]:

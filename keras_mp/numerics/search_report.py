@@ -8,7 +8,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 import keras
-from rich.text import Text
+from rich.console import RenderableType
 
 from keras_mp.fp8.convert import convert
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
@@ -16,9 +16,14 @@ from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.trial import Assignment, set_policies, units_of
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild import layers_by_path
+from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.html import document, table
 from keras_mp.reporting.report import Report, plain_values
+from keras_mp.reporting.table import ColumnTable
+from keras_mp.reporting.text import shorten_middle
 from keras_mp.treatment.change import infer_again
+
+_NAMED = 60  # characters of a layer's name in a sentence
 
 
 class Trial(NamedTuple):
@@ -126,12 +131,17 @@ class PolicySearch(Report):
     def _html(self) -> str:
         return _page(self.to_dict())
 
-    def __rich__(self) -> Text:
-        lines = [self.message]
-        lines += [f"  {path}: {precision}" for path, precision in self.restored.items()]
-        lines += [f"Each {name.rpartition('.')[2]} has one precision: its code cannot mix them" for name in self.closed]
-        lines.append(f"Operations: {self.shares or 'no products'}; {len(self.tried)} mixes tried")
-        return Text("\n".join(lines))
+    def _answer(self) -> list[Sentence]:
+        said = [Sentence("", self.message)]
+        said.append(Sentence("Operations", f"{self.shares or 'no products'}; {len(self.tried)} mixes tried"))
+        closed = (name.rpartition(".")[2] for name in self.closed)
+        said += [Sentence("", f"Each {name} has one precision: its code cannot mix them", rank=1) for name in closed]
+        named = ((shorten_middle(path, _NAMED), precision) for path, precision in self.restored.items())
+        return said + [Sentence(path, precision, rank=2) for path, precision in named]
+
+    def _tables(self) -> dict[str, list[RenderableType]]:
+        names = ("layer", "precision")
+        return {"layers": [ColumnTable("Restored", names, names, rows=self.restored.items())]} if self.restored else {}
 
     @property
     def shares(self) -> str:

@@ -17,6 +17,8 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 76em; 
   color: var(--text); background: var(--ground); }
 h1 { font-size: 24px; line-height: 1.25; }
 h2 { margin: 2em 0 .5em; font-size: 18px; }
+details { border-top: 1px solid var(--line); }
+summary { padding: .5em 0; font-weight: 600; cursor: pointer; }
 .scroll { overflow-x: auto; margin: 0 0 1.5em; }
 table { border-collapse: collapse; font-size: 13px; overflow-wrap: normal; }
 th, td { text-align: left; padding: 3px 8px; border-bottom: 1px solid var(--line); vertical-align: top; }
@@ -49,6 +51,11 @@ def document(title: str, parts: Iterable[str]) -> str:
         f"<title>{escape(title)}</title><style>{_STYLE}{DARK_STYLE}</style></head>"
     )
     return f'<!doctype html><html lang="en">{head}<body>{"".join(parts)}</body></html>\n'
+
+
+def folded(title: str, body: str) -> str:
+    """What is shown when its title is chosen."""
+    return f"<details><summary>{escape(title)}</summary>{body}</details>"
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[int] = ()) -> str:
@@ -120,11 +127,10 @@ def _span(name: str, share: float, whole: float, written: Callable[[float], str]
 
 def _row(tag: str, cells: Sequence[str], numbers: Collection[int]) -> str:
     classes = (' class="number"' if place in numbers else "" for place in range(len(cells)))
-    return (
-        f"<tr>{''.join(f'<{tag}{kind}>{_cell(cell)}</{tag}>' for kind, cell in zip(classes, cells, strict=True))}</tr>"
-    )
+    written = (f"<{tag}{kind}>{breakable(cell)}</{tag}>" for kind, cell in zip(classes, cells, strict=True))
+    return f"<tr>{''.join(written)}</tr>"
 
 
-def _cell(text: str) -> str:
+def breakable(text: str) -> str:
     """Escaped, with room to break a path after each of its names."""
     return re.sub(r"([/_])", r"\1<wbr>", escape(text, quote=False))

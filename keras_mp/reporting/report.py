@@ -6,22 +6,41 @@ import dataclasses
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 
-from keras_mp.reporting.table import WIDE, plain_text
+from keras_mp.reporting.answer import COLUMNS, LINES, Details, Sentence, fitting
+from keras_mp.reporting.table import plain_text
 from keras_mp.system.atomic_write import write_text
 
 
 class Report(ABC):
     """A result that can be printed, and written as JSON or HTML.
 
-    `print(report)` writes plain text; `rich.print(report)` adapts tables to the width of the terminal.
+    `print(report)` writes the answer, on at most 25 lines of 80 columns; `print(report.details())` the tables behind
+    it, of 120 columns. `rich.print` adapts both to the width of the terminal.
     """
+
+    in_the_shell: ClassVar[bool] = False  # whether a command prints it, whose option --details prints the tables
+
+    def details(self, *names: str) -> Details:
+        """The tables behind the answer, to print.
+
+        Args:
+            names: of the tables that are wanted; the last line of the printed report lists them. By default all.
+
+        Raises:
+            ValueError: the report has no such table.
+        """
+        tables = self._tables()
+        for name in names:
+            if name not in tables:
+                raise ValueError(f"{name!r} is no table of this report, which has: {', '.join(tables) or 'none'}")
+        return Details(table for name in names or tables for table in tables[name])
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values; infinities and NaN as strings."""
@@ -54,10 +73,22 @@ class Report(ABC):
         """The page as text."""
 
     @abstractmethod
-    def __rich__(self) -> RenderableType: ...
+    def _answer(self) -> Sequence[Sentence]:
+        """What is said first, the verdict before all else."""
+
+    def _tables(self) -> Mapping[str, Sequence[RenderableType]]:
+        """The tables behind the answer, by the names that `details` takes."""
+        return {}
+
+    def __rich__(self) -> Group:
+        names = ", ".join(map(repr, self._tables()))
+        shell = "; --details in the shell" if self.in_the_shell else ""
+        more = [Sentence("More", f"report.details(), or of these {names}{shell}.")] if names else []
+        room = LINES - sum(sentence.lines for sentence in more)
+        return Group(*fitting(self._answer(), room), *more)
 
     def __str__(self) -> str:
-        return plain_text(self.__rich__(), WIDE)
+        return plain_text(self.__rich__(), COLUMNS)
 
 
 class PicturedReport(Report):

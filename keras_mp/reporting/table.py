@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import io
-import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from keras_mp.reporting.text import shorten_middle
 
 WIDE = 120  # characters; most terminals open with 80
+_NAMES = ("layer", "layers")
+_LEAST = 16  # characters of a name
+_WORDS = 30  # characters; a longer cell is prose
+_BETWEEN = 2  # blanks between columns
 
 
 def plain_text(renderable: RenderableType, width: int) -> str:
@@ -21,31 +25,14 @@ def plain_text(renderable: RenderableType, width: int) -> str:
     # In a notebook rich shows its output by itself, beside the text, unless it is told not to.
     console = Console(file=io.StringIO(), width=width, no_color=True, force_terminal=False, force_jupyter=False)
     console.print(renderable, soft_wrap=True)
-    return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in lines).rstrip()
 
 
 def markdown_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The lines of a table in Markdown, its columns after the first set to the right."""
     lines = ["| " + " | ".join(names) + " |", "| --- |" + " ---: |" * (len(names) - 1)]
     return [*lines, *("| " + " | ".join(cells) + " |" for cells in rows)]
-
-
-class Prose:
-    """A paragraph whose lines are as long as the terminal is wide, also where lines are not broken otherwise.
-
-    Args:
-        text: words alone: a command that is to be copied would be broken, too.
-        indent: before each line; lines after the first have two spaces more.
-    """
-
-    def __init__(self, text: str, indent: str = "") -> None:
-        self.text, self.indent = text, indent
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        following = f"{self.indent}  "
-        width = min(options.max_width, WIDE)
-        for line in textwrap.wrap(self.text, width, initial_indent=self.indent, subsequent_indent=following):
-            yield Text(line)
 
 
 class ColumnTable:
@@ -58,7 +45,8 @@ class ColumnTable:
         right: the names of those that are set to the right.
         rows: the cells of each row, one for each column.
 
-    On less than `WIDE` characters the cells of the column "layer" lose their middle.
+    A name in the column "layer" or "layers" loses its middle where there is no room for it. Only words are broken over
+    lines.
     """
 
     def __init__(
@@ -88,14 +76,51 @@ class ColumnTable:
             title=Text(self.title, "table.title", **wrapped),
             title_justify="left",
             caption=Text(caption, "table.caption", **wrapped) if caption else None,
+            caption_justify="left",
+            box=SIMPLE_HEAD,
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
         )
+        room, broken = self._room(shown, options.max_width)
         for place in shown:
             name = self.names[place]
-            table.add_column(name, justify="right" if name in self.right else "left", overflow="fold")
+            justify: JustifyMethod = "right" if name in self.right else "left"
+            if place in broken:
+                table.add_column(name, justify=justify, overflow="fold", min_width=self._width(place, words=True))
+            else:
+                table.add_column(name, justify=justify, overflow="fold", no_wrap=True)
         for cells in self.rows:
-            table.add_row(*(self._cell(cells[place], self.names[place], options) for place in shown))
+            table.add_row(*(self._cell(cells[place], self.names[place], room) for place in shown))
         yield table
 
-    def _cell(self, cell: str, name: str, options: ConsoleOptions) -> str:
-        narrow = name == "layer" and options.max_width < WIDE
-        return shorten_middle(cell, options.max_width * 2 // 5) if narrow else cell
+    def _is_prose(self, place: int) -> bool:
+        if self.names[place] in _NAMES:
+            return False
+        return any(len(cells[place]) > _WORDS and " " in cells[place] for cells in self.rows)
+
+    def _width(self, place: int, words: bool = False) -> int:
+        """The characters of a column's longest cell, or of the longest word in it."""
+        texts = [self.names[place], *(cells[place] for cells in self.rows)]
+        return max(len(part) for text in texts for part in (text.split() or [""] if words else [text]))
+
+    def _room(self, shown: Sequence[int], width: int) -> tuple[int, set[int]]:
+        """The characters for a name, and the columns whose cells are broken between words so that it has them."""
+        names = [place for place in shown if self.names[place] in _NAMES]
+        others = [place for place in shown if place not in names]
+        broken = {place for place in others if self._is_prose(place)}
+        widths = {place: min(self._width(place), _WORDS if place in broken else width) for place in others}
+        gains = {place: widths[place] - self._width(place, words=True) for place in others}
+
+        def left() -> int:
+            return width - sum(widths.values()) - _BETWEEN * (len(shown) - 1) - 1  # rich pads the last column, too
+
+        for place in reversed([place for place in others if gains[place] > 0]):  # the last matter least
+            if left() >= _LEAST * len(names):
+                break
+            broken.add(place)
+            widths[place] -= gains[place]
+        return max(_LEAST, left() // max(1, len(names))), broken
+
+    def _cell(self, cell: str, name: str, room: int) -> str:
+        return shorten_middle(cell, room) if name in _NAMES else cell

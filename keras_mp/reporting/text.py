@@ -8,6 +8,7 @@ from collections.abc import Sequence
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _LONGEST_ERROR = 500
 _STYLE = re.compile(r"\x1b\[\d*m")  # of a terminal
+_NUMBER = re.compile(r"\d+")
 _FUNCTION_NODE = re.compile(r"\{\{function_node [^}]*\}\} ?")
 _NODE = re.compile(r"\{\{node ([^}]*)\}\}")
 
@@ -45,6 +46,18 @@ def shorten_middle(text: str, width: int) -> str:
         return text[:width]
     end = (width - 2) // 2
     return f"{text[: width - 3 - end]}...{text[-end:]}"
+
+
+def without_numbers(name: str) -> str:
+    """A name with "*" for each number in it: equal for the same layer of repeated blocks."""
+    return _NUMBER.sub("*", name)
+
+
+def pattern_of(names: Sequence[str]) -> str:
+    """One name for several that are equal without their numbers: "*" for each number in which they differ."""
+    numbers = zip(*map(_NUMBER.findall, names), strict=True)
+    written = [group[0] if len(set(group)) == 1 else "*" for group in numbers]
+    return "".join(text + number for text, number in zip(_NUMBER.split(names[0]), [*written, ""], strict=True))
 
 
 def listed(names: Sequence[str], width: int, noun: str) -> str:

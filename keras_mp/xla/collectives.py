@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from keras_mp.backend.common.lowered import UNATTRIBUTED, Lowered
-from keras_mp.xla.findings import layer_of, name_of
-from keras_mp.xla.hlo import Instruction, Module, Shape, long_name
-from keras_mp.xla.matmuls import Matmul
-
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+from keras_mp.backend.common.lowered import UNATTRIBUTED
+from keras_mp.xla.compiled_step import CompiledStep
+from keras_mp.xla.hlo import KINDS, Instruction, Module, Shape, long_name
 
 # A TPU's compiler spreads a collective over several kernels, in each of which it stands once more, by one name.
 _PART = re.compile(r'(chain_id|async_collective_name)="[^"]*"')
@@ -55,14 +52,17 @@ class Collective:
 
 
 def collectives(
-    module: Module, devices: int, layers: CollectiveLayers | None = None, products: Collection[str] = ()
+    module: Module,
+    devices: int,
+    layer_of: Callable[[Instruction, Instruction | None, int], str] = lambda collective, fusion, place: UNATTRIBUTED,
+    products: Collection[str] = (),
 ) -> list[Collective]:
     """Lists the collectives of a compiled module, those with the most bytes on the wire first.
 
     Args:
         module: the compiled module.
         devices: how many devices run it: the group of a collective that names none.
-        layers: finds the layer of each; None leaves all unattributed.
+        layer_of: finds the layer of each, as `CollectiveLayers.of` does; by default all are unattributed.
         products: names of kernels that are products, besides those that contain a dot or a convolution.
     """
     beside = beside_products(module, products)
@@ -72,8 +72,7 @@ def collectives(
     covered: dict[tuple[str, str, int, str], Fraction] = defaultdict(Fraction)
     for sent, repeats in _sent(module):
         group = _group(sent, devices)
-        layer = layers.of(sent.instruction, sent.fusion, sent.place) if layers else UNATTRIBUTED
-        key = (sent.kind, long_name(sent.whole.dtype), group, layer)
+        key = (sent.kind, long_name(sent.whole.dtype), group, layer_of(sent.instruction, sent.fusion, sent.place))
         counts[key] += repeats
         sizes[key] += repeats * sent.whole.size
         wire = repeats * sent.padded.size * ring_share(sent.kind, group)
@@ -198,24 +197,16 @@ class CollectiveLayers:
     """Finds the layer of a collective.
 
     Its name tells it, as that of a product does. Where the compiler dropped the name, or made one collective of
-    several, the layer is that of the instruction that makes the array; a product's is that of its row in `matmuls`.
+    several, the layer is that of the instruction that makes the array; a product's is that of its row in the report.
 
     Args:
-        module: the compiled module.
-        lowered: the step that it was compiled from.
-        described: what `keras_mp.xla.program.describe` found in that step, with the operations' names.
-        matmuls: its dots and convolutions, from `keras_mp.xla.matmuls.join`.
+        step: the compiled step.
+        products: the layers of its dots and convolutions, in the order in which it asks for them.
     """
 
-    def __init__(
-        self, module: Module, lowered: Lowered, described: Mapping[str, Any], matmuls: Sequence[Matmul]
-    ) -> None:
-        self._module = module
-        self._lowered = lowered
-        self._described = described
-        self._products = {
-            entry["op"]: matmul.layer for entry, matmul in zip(described["contractions"], matmuls, strict=True)
-        }
+    def __init__(self, step: CompiledStep, products: Iterable[str]) -> None:
+        self._step, self._module = step, step.module
+        self._products = {entry.op: layer for entry, layer in zip(step.asked.contractions, products, strict=True)}
 
     def of(self, collective: Instruction, fusion: Instruction | None, place: int) -> str:
         """The path of the layer of one array of a collective, or "unattributed".
@@ -228,15 +219,12 @@ class CollectiveLayers:
         combined = len(collective.operands) > 1
         if not combined:
             for instruction in filter(None, (collective, fusion)):
-                layer = self._named(instruction)
+                layer = self._step.layer(instruction)
                 if layer != UNATTRIBUTED:
                     return layer
         reader = fusion or collective
         operands = reader.operands[place : place + 1] if combined else reader.operands
         return self._behind(reader.computation, operands)
-
-    def _named(self, instruction: Instruction) -> str:
-        return layer_of(name_of(instruction, self._described), self._lowered)
 
     def _behind(self, computation: str, names: Sequence[str]) -> str:
         """The layer of the nearest of these instructions, and of those that they read, that tells one."""
@@ -249,7 +237,7 @@ class CollectiveLayers:
                     continue  # a loss or a norm, which is no layer's
                 maker = self._maker(instruction)
                 product = self._product(maker)
-                layer = self._named(maker) if product is None else product
+                layer = self._step.layer(maker) if product is None else product
                 if layer != UNATTRIBUTED:
                     return layer
                 if product is None:  # a product's operands are of other layers

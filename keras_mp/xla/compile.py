@@ -12,48 +12,26 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from keras_mp.backend.common.lowered import Lowered
 from keras_mp.system.packages import install_command, installed
-from keras_mp.xla.compiler_memory import WRITTEN, Refusal, refusal_in
+from keras_mp.xla.asked import asked_in
+from keras_mp.xla.compiled_step import CompiledStep
+from keras_mp.xla.compiler_memory import WRITTEN, refusal_in
+from keras_mp.xla.hlo import Module, parse
 from keras_mp.xla.targets import Target, availability
 
-# Of what is described of a step; one more when keras_mp.xla.program changes it. Compiling again is not needed then.
-_FORMAT = 9
+# What is read of a lowered step: another number when keras_mp.xla.program reads more, without compiling again.
+_ASKED = "asked-10.json"
 _REFUSED = "refused.txt"
+_FLAGS = "flags.json"  # those that the compiler had to be given besides
 _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cuda-nvcc")
 
 
 class CompileError(RuntimeError):
     """A compiler failed; the message names the cause, a remedy, and the file with the compiler's log."""
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What the compiler of a target made of a step.
-
-    Args:
-        hlo: the compiled module's text.
-        described: what `keras_mp.xla.program.describe` found in the lowered step, with the operations' names and the
-            compiler's memory statistics.
-        versions: of the packages that compiled.
-        seconds: how long the compiler took, now or when the result that was kept was made.
-        log: the file with all that the compiler printed.
-        note: how it had to be compiled, where not as usual.
-        refused: what the compiler says of a step that is larger than the chip's memory, of which `hlo` is empty and no
-            memory statistics are known; None where it compiled.
-    """
-
-    hlo: str
-    described: Mapping[str, Any]
-    versions: Mapping[str, str]
-    seconds: float
-    log: str
-    note: str = ""
-    refused: Refusal | None = None
 
 
 def cache_folder() -> Path:
@@ -64,8 +42,10 @@ def cache_folder() -> Path:
 
 def compile_step(
     lowered: Lowered, target: Target, flags: Mapping[str, Any] | None = None, until: str = "code"
-) -> Compiled:
-    """Compiles a step for a target, in a process of its own; the same step and target a second time costs nothing.
+) -> CompiledStep:
+    """Compiles a step for a target, in a process of its own; the same step and target a second time is not compiled.
+
+    What is kept is found by what the step computes, by the target and its flags, and by the compilers' versions.
 
     Args:
         lowered: the step.
@@ -84,9 +64,10 @@ def compile_step(
     available = availability(target)
     if not available.ok:
         raise ImportError(available.reason)
+    from keras_mp.xla.program_hash import step_hash  # imports JAX, on TensorFlow too
+
     versions = installed(_PACKAGES)
-    request = {
-        "format": _FORMAT,
+    request: dict[str, Any] = {
         "name": target.name,
         "platform": target.platform,
         "topology": target.topology,
@@ -97,28 +78,28 @@ def compile_step(
         request["devices"] = target.devices
     if target.platform != "cpu":
         request["until"] = until
-    # TensorFlow counts its functions' names up with every trace; the content is the same.
-    content = re.sub(rb"a_inference_\w+?_\d+__\.\d+", b"", lowered.module)
-    key = json.dumps([request | {"format": 0}, versions], sort_keys=True).encode() + content
-    kept = cache_folder() / "compiled" / hashlib.sha256(key).hexdigest()[:32]
-    if not (kept / "memory.json").is_file() and not (kept / _REFUSED).is_file():
-        _compile_beside(lowered, request, target, kept)
-    described = json.loads((kept / "described.json").read_text())
-    if described["format"] != _FORMAT:
-        (kept / "target.json").write_text(json.dumps(request))
-        _run(kept, target)
-        described = json.loads((kept / "described.json").read_text())
-    seconds, log = float((kept / "seconds").read_text()), str(kept / "log.txt")
-    if not (kept / "memory.json").is_file():
-        refused = refusal_in((kept / _REFUSED).read_text())
-        return Compiled("", described, versions, seconds, log, refused=refused)
-    return Compiled(
-        (kept / "compiled.hlo").read_text(),
-        described | {"memory": json.loads((kept / "memory.json").read_text())},
-        versions,
-        seconds,
-        log,
-        (kept / "note.txt").read_text() if (kept / "note.txt").is_file() else "",
+    key = json.dumps([request, versions, step_hash(lowered)], sort_keys=True)
+    folder = cache_folder() / "compiled" / hashlib.sha256(key.encode()).hexdigest()[:32]
+    request["asked"] = _ASKED
+    kept = (folder / "memory.json").is_file() or (folder / _REFUSED).is_file()
+    if not kept:
+        _compile_beside(lowered, request, target, folder)
+    elif not (folder / _ASKED).is_file():
+        (folder / "target.json").write_text(json.dumps(request))
+        _run(folder, target)
+    refused = not (folder / "memory.json").is_file()
+    return CompiledStep(
+        lowered=lowered,
+        target=target,
+        asked=asked_in((folder / _ASKED).read_text()),
+        module=Module("", {}) if refused else parse((folder / "compiled.hlo").read_text()),
+        statistics={} if refused else json.loads((folder / "memory.json").read_text()),
+        flags=request["flags"] | (json.loads((folder / _FLAGS).read_text()) if (folder / _FLAGS).is_file() else {}),
+        versions=versions,
+        seconds=float((folder / "seconds").read_text()),
+        log=str(folder / "log.txt"),
+        refused=refusal_in((folder / _REFUSED).read_text()) if refused else None,
+        kept=kept,
     )
 
 

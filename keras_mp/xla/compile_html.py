@@ -6,12 +6,13 @@ from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING
 
-from keras_mp.reporting.html import document, stacked_bar, table
+from keras_mp.reporting.html import document, folded, stacked_bar, table
 from keras_mp.reporting.svg import Picture, colours_of
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import byte_size
 from keras_mp.xla.compile_table import (
     UNALIGNED,
+    answer,
     compared,
     compiled_as,
     headline,
@@ -19,15 +20,13 @@ from keras_mp.xla.compile_table import (
     memory_rows,
     optimizer_title,
     precision,
-    room,
     scaled,
     sensitive,
     share_of,
     short,
     sizes,
-    speed,
+    times,
     unaligned,
-    worded,
 )
 
 if TYPE_CHECKING:
@@ -38,30 +37,31 @@ _LABEL = 230
 
 
 def page(report: CompileReport) -> str:
-    """The page as text."""
+    """The page as text: the answer, two bars, and the tables behind them, folded."""
+    first, *sentences = answer(report)
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     parts = [
         f"<h1>{escape(report.model)} on {escape(report.title)}</h1>",
-        f"<p>{escape(headline(report))}</p>",
-        *(f"<p>{escape(sentence)}</p>" for sentence in report.asked_and_compiled),
-        "<h2>Operations by operand dtype as compiled</h2>",
-        stacked_bar(report.shares, "{:.1%}".format),
-        f"<p>{escape(speed(report))}</p>",
-        "<h2>Advice</h2>",
-        _advice(report),
+        first.html(),
+        *(sentence.html() for sentence in sentences),
         "<h2>Memory</h2>",
         stacked_bar(_memory_parts(report), _bytes),
-        f"<p>{escape(room(report))}</p>",
-        table(("what", "size"), ((what, byte_size(size)) for what, size in memory_rows(report)), numbers=(1,)),
+        "<h2>Operations by operand dtype as compiled</h2>",
+        stacked_bar(report.shares, "{:.1%}".format),
+        "<h2>Details</h2>",
+        folded("Memory", _memory(report)),
+        folded(f"Dots and convolutions: {len(report.matmuls)}", _matmuls(report)),
+        *map(_section, (sensitive(report), precision(report), largest(report))),
         _collectives(report),
         _section(compared(report)) if report.compared else "",
-        "<h2>Dots and convolutions</h2>",
-        _matmuls(report),
-        *map(_section, (sensitive(report), precision(report), largest(report))),
-        "<h2>Notes</h2>",
-        *(f"<p>{escape(note)}</p>" for note in report.notes),
-        f"<p>{escape(', '.join(f'{name} {version}' for name, version in report.versions.items()))}</p>",
+        folded("Time", "".join(f"<p>{escape(text)}</p>" for text in times(report))),
+        folded("Notes", "".join(f"<p>{escape(note)}</p>" for note in (*report.notes, headline(report), versions))),
     ]
     return document(f"{report.model} on {report.title}", parts)
+
+
+def _memory(report: CompileReport) -> str:
+    return table(("what", "size"), ((what, byte_size(size)) for what, size in memory_rows(report)), numbers=(1,))
 
 
 def _memory_parts(report: CompileReport) -> dict[str, float]:
@@ -110,15 +110,6 @@ def _bars(
     return drawing.legend(10, y + 28, colours, columns=3) + 20
 
 
-def _advice(report: CompileReport) -> str:
-    if not report.advice:
-        return "<p>Nothing to change.</p>"
-    items = []
-    for advice in report.advice:
-        items.append(f"<li>{escape(worded(advice))}<br><code>{escape(advice.code)}</code></li>")
-    return f"<ol>{''.join(items)}</ol>"
-
-
 def _collectives(report: CompileReport) -> str:
     if not report.collectives:
         return ""
@@ -130,13 +121,13 @@ def _collectives(report: CompileReport) -> str:
         )
         for c in report.collectives
     )
-    return "<h2>Collectives a step, bytes of one device</h2>" + table(names, rows, numbers=(2, 4, 5, 6, 7))
+    return folded("Collectives a step, bytes of one device", table(names, rows, numbers=(2, 4, 5, 6, 7)))
 
 
 def _section(drawn: ColumnTable) -> str:
-    """A table of the terminal, under its title."""
+    """A table of the terminal, folded under its title."""
     numbers = [drawn.names.index(name) for name in drawn.right]
-    return f"<h2>{escape(drawn.title)}</h2>" + table(drawn.names, drawn.rows, numbers)
+    return folded(drawn.title, table(drawn.names, drawn.rows, numbers)) if drawn.rows else ""
 
 
 def _matmuls(report: CompileReport) -> str:

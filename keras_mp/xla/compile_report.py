@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group
+from rich.console import RenderableType
 
+from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.report import PicturedReport, plain_values
 from keras_mp.xla import compile_html, compile_table
 from keras_mp.xla.collectives import Collective
@@ -18,7 +19,7 @@ from keras_mp.xla.findings import Casts, Float32Work, Sensitive
 from keras_mp.xla.matmuls import Matmul, dtype_pair
 from keras_mp.xla.memory import Memory
 from keras_mp.xla.step_time import StepTime
-from keras_mp.xla.suggestions import Advice, asks_fp8, runs_fp8
+from keras_mp.xla.suggestions import Advice, asks_fp8, named, runs_fp8
 
 
 class CheckError(AssertionError):
@@ -61,7 +62,10 @@ class CompileReport(PicturedReport):
             from that message, no product has a compiled dtype, and there are neither times nor collectives.
         time: a prediction of what the step takes; None for the host, for a step that the compiler divides over devices
             ("tensor"), and where it refuses the step.
+        flags: how the compiler was told to compile, where not as it does by itself; of GPUs also for which cuDNN.
     """
+
+    in_the_shell = True
 
     model: str
     target: str
@@ -89,6 +93,7 @@ class CompileReport(PicturedReport):
     link_time: LinkTime | None = None
     refused: str = ""
     time: StepTime | None = None
+    flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def flops(self) -> int:
@@ -105,25 +110,30 @@ class CompileReport(PicturedReport):
 
     @property
     def asked_and_compiled(self) -> list[str]:
-        """A sentence for each dtype that is asked for: how many products, and in what they run."""
-        sentences = []
-        for wanted in dict.fromkeys(_family(matmul.asked) for matmul in self.matmuls):
-            group = [matmul for matmul in self.matmuls if _family(matmul.asked) == wanted]
-            if self.refused:
-                sentences.append(f"{len(group)} of {len(self.matmuls)} matmuls asked for {wanted}; none is compiled")
-                continue
-            kept = sum(_family(matmul.compiled) == wanted for matmul in group)
-            others: dict[str, int] = defaultdict(int)
-            for matmul in group:
-                if _family(matmul.compiled) != wanted:
-                    others[_family(matmul.compiled)] += 1
-            changed = "".join(
-                f"; {count} {'in ' + dtype if dtype != 'none' else 'in none'}" for dtype, count in others.items()
-            )
-            sentences.append(
-                f"{len(group)} of {len(self.matmuls)} matmuls asked for {wanted}; {kept} run in {wanted}{changed}"
-            )
-        return sentences
+        """A sentence for each dtype that is asked for: how many products, in what they run and are summed."""
+        kinds: dict[str, list[Matmul]] = defaultdict(list)
+        for matmul in self.matmuls:
+            kinds[_family(matmul.asked)].append(matmul)
+        return [self._kind(wanted, products) for wanted, products in kinds.items()]
+
+    def _kind(self, wanted: str, products: Sequence[Matmul]) -> str:
+        count = f"{len(products)} of {len(self.matmuls)} products"
+        if self.refused:
+            return f"{count} asked for in {wanted}; none is compiled."
+        sums = ", ".join(dict.fromkeys(matmul.accumulation for matmul in products if matmul.accumulation))
+        summed = f", sums in {sums}." if sums else "."
+        others: dict[str, list[str]] = defaultdict(list)
+        for matmul in products:
+            if _family(matmul.compiled) != wanted:
+                others[_family(matmul.compiled)].append(matmul.layer)
+        if not others:
+            return f"{count} in {wanted}{summed}"
+        kept = len(products) - sum(map(len, others.values()))
+        changed = "".join(
+            f", {len(layers)} {'in ' + dtype if dtype != 'none' else 'left out'} ({named(layers)})"
+            for dtype, layers in others.items()
+        )
+        return f"{count} asked for in {wanted}: {kept} run in {wanted}{changed}{summed}"
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values; infinities and NaN as strings."""
@@ -135,8 +145,11 @@ class CompileReport(PicturedReport):
     def _svg(self) -> str:
         return compile_html.picture(self)
 
-    def __rich__(self) -> Group:
-        return compile_table.render(self)
+    def _answer(self) -> list[Sentence]:
+        return compile_table.answer(self)
+
+    def _tables(self) -> dict[str, list[RenderableType]]:
+        return compile_table.tables(self)
 
     def check(
         self,

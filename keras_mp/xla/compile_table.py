@@ -1,81 +1,265 @@
-"""A compile report on the terminal."""
+"""A compile report on the terminal: the answer, and the tables behind it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rich.console import Group
-from rich.text import Text
+from rich.console import RenderableType
 
 from keras_mp.precision.chips import CHIPS
+from keras_mp.reporting.answer import MemoryBar, Sentence
 from keras_mp.reporting.table import ColumnTable
-from keras_mp.reporting.text import byte_size, listed
+from keras_mp.reporting.text import byte_size, listed, pattern_of, shorten_middle, without_numbers
 from keras_mp.xla.collectives import Collective
 from keras_mp.xla.matmuls import NOT_COMPILED, Matmul
 from keras_mp.xla.memory import Memory
-from keras_mp.xla.step_time import score
+from keras_mp.xla.step_time import score, spread_of
 from keras_mp.xla.suggestions import Advice
 
 if TYPE_CHECKING:
     from keras_mp.xla.compile_report import CompileReport
 
-_ROWS = 40
-_LAYER = 32  # characters of a product's sizes
+_LAYER = 32  # characters of a layer's name within a sentence
+_SEEN = 0.005  # of the peak: what is less is not in the bar
+_ARRAYS = 3  # of a batch, in the first line
 _PACKED = {"int4": "int4, two to a byte"}
 UNALIGNED = "unaligned sizes"
+_Row = TypeVar("_Row")
 
 
-def render(report: CompileReport) -> Group:
-    """The report for rich."""
-    parts: list = [Text(headline(report), style="bold"), _matmuls(report)]
-    parts += [sensitive(report, 10)] if report.sensitive else []
-    parts += [precision(report, 4, 5)] if report.casts or not report.refused else []
-    parts += [_memory(report), *map(Text, filter(None, [room(report)]))]
-    parts += [_collectives(report)] if report.collectives else []
-    parts += [largest(report)] if report.memory.largest else []
-    parts += [compared(report)] if report.compared else []
-    parts += [Text(f"Note: {note}") for note in report.notes]
-    # The verdict, last: a terminal shows the end.
-    parts += [*map(Text, report.asked_and_compiled), Text(speed(report)), _advice(report)]
-    return Group(*parts)
+def answer(report: CompileReport) -> list[Sentence]:
+    """Whether the step fits, what it takes, in which precision, what is sent, what to change."""
+    step = "training step" if report.training else "inference step"
+    batch = [*report.batch[:_ARRAYS], *(["..."] if len(report.batch) > _ARRAYS else [])]
+    what = f"a {step} on {', '.join(batch)} in {report.precision}, for {place(report)}"
+    parts = memory_parts(report.memory)
+    bar = MemoryBar(parts, report.memory.capacity, [f"{name} {byte_size(size)}" for name, size in parts.items()])
+    first, *others = report.asked_and_compiled or ["no product."]
+    said = [
+        Sentence(shorten_middle(report.model, _LAYER), what),
+        Sentence(*room(report), below=bar),
+        Sentence("Largest at the peak", _largest(report), rank=5),
+        Sentence("Time", _answered_time(report)),
+        Sentence("Precision", first),
+        *(Sentence("Precision", kind, rank=1) for kind in others),
+        Sentence("In 16 bits", _in_16_bits(report), rank=2),
+        Sentence("Casts", _casts(report), rank=6),
+        Sentence("Collectives", _sent(report), rank=1),
+        *(Sentence(f"In {name}", _beside(other), rank=4) for name, other in report.compared.items()),
+        *_changes(report.advice),
+        Sentence("Compiled", compiled_with(report), rank=7),
+    ]
+    return [sentence for sentence in said if sentence.text]
+
+
+def tables(report: CompileReport) -> dict[str, list[RenderableType]]:
+    """The tables behind the answer, by name; those that have no row are left out."""
+    drawn: dict[str, list[Any]] = {
+        "products": [_matmuls(report.matmuls, report.flops), _unaligned(report.matmuls, report.flops)],
+        "memory": [_memory(report), largest(report)],
+        "time": [*(Sentence("", text) for text in times(report))],
+        "casts": [sensitive(report), precision(report)],
+        "collectives": [_collectives(report), collective_layers(report)],
+        "compared": [compared(report)] if report.compared else [],
+        "changes": [_advised(number, advice) for number, advice in enumerate(report.advice, 1)],
+        "notes": [Sentence("Note", note) for note in (*report.notes, headline(report), compiled_with(report))],
+    }
+    kept = {name: [one for one in parts if getattr(one, "rows", True)] for name, parts in drawn.items()}
+    return {name: parts for name, parts in kept.items() if parts}
+
+
+def place(report: CompileReport) -> str:
+    """The chip, or how many devices of it and how they share the step."""
+    return f"{report.devices} devices of {report.title}, {report.layout}" if report.layout else report.title
 
 
 def headline(report: CompileReport) -> str:
     """What was compiled, for what, by what."""
     step = "training step" if report.training else "inference step"
     batch = ", ".join(report.batch)
-    where = f"{report.devices} devices of {report.title}, {report.layout}" if report.layout else report.title
-    return f"{report.model}: a {step} on {batch} in {report.precision}, lowered by {report.backend}, for {where}"
-
-
-def _matmuls(report: CompileReport) -> ColumnTable:
-    groups: dict[tuple, list[Matmul]] = defaultdict(list)
-    for matmul in report.matmuls:
-        key = (matmul.role, matmul.kind, matmul.sizes, matmul.asked, matmul.compiled, matmul.kernel, matmul.note)
-        groups[key].append(matmul)
-    table = ColumnTable(
-        f"Dots and convolutions: {scaled(report.flops)}FLOP a step",
-        ("layer", "role", "rows x sum x columns", "asked", "compiled", "summed in", "kernel", "share", UNALIGNED),
-        narrow=("layer", "role", "asked", "compiled", "share"),
-        right=("share",),
+    return (
+        f"{report.model}: a {step} on {batch} in {report.precision}, lowered by {report.backend}, for {place(report)}"
     )
-    ordered = sorted(groups.values(), key=lambda group: -sum(matmul.flops for matmul in group))
-    for group in ordered[:_ROWS]:
+
+
+def compiled_with(report: CompileReport) -> str:
+    """The compilers, and how they were told to compile, in a line."""
+    chip = CHIPS.get(report.target)
+    others = {"google": ("cuda",), "nvidia": ("libtpu",)}.get(chip.vendor, ()) if chip else ("cuda", "libtpu")
+    used = {name: text for name, text in report.versions.items() if not any(other in name for other in others)}
+    versions = ", ".join(f"{name} {version}" for name, version in used.items())
+    flags = ", ".join(f"{name}={str(value).lower()}" for name, value in report.flags.items())
+    return f"lowered by {report.backend}; {versions}" + (f"; {flags}" if flags else "")
+
+
+def room(report: CompileReport) -> tuple[str, str]:
+    """Whether the step fits in the memory of the chip, and what is left or missing: a label and a sentence."""
+    memory = report.memory
+    peak = byte_size(memory.peak)
+    if not memory.capacity:
+        return "Memory", f"{peak}."
+    chip = CHIPS.get(report.target)
+    of = "a device's " if chip is not None and chip.devices > 1 else ""
+    left = ", which the compiler leaves a program" if report.refused else ""
+    gap = byte_size(abs(memory.capacity - memory.peak))
+    verdict, rest = ("Fits", "are left") if memory.fits else ("Does not fit", "are missing")
+    return verdict, f"{peak} of {of}{byte_size(memory.capacity)}{left}; {gap} {rest}."
+
+
+def memory_parts(memory: Memory) -> dict[str, int]:
+    """What takes memory at the peak, by name, those that take any."""
+    rest = max(0, memory.peak - memory.parameters - memory.optimizer - memory.temporary)
+    parts = {
+        "weights": memory.parameters,
+        optimizer_title(memory): memory.optimizer,
+        "temporary": min(memory.temporary, memory.peak),
+        "batch and other": rest,
+    }
+    return {name: size for name, size in parts.items() if size >= _SEEN * memory.peak}
+
+
+def _largest(report: CompileReport) -> str:
+    if not report.memory.largest:
+        return ""
+    first = report.memory.largest[0]
+    layer = shorten_middle(first.layer, _LAYER)
+    return f"{first.dtype}{list(first.shape)} of {layer}, {byte_size(first.bytes)} (estimate)."
+
+
+def _answered_time(report: CompileReport) -> str:
+    time, roofline = report.time, report.roofline
+    if roofline is None:
+        return f"not estimated: {_why_no_time(report)}."
+    bound = f"bound by {roofline.bound}, no less than {_milliseconds(roofline.seconds)} at the chip's peak rates."
+    if time is None:
+        return bound
+    spread = spread_of(CHIPS[report.target])
+    runs = ""
+    if spread is not None:
+        least, most = (f"{time.seconds * share * 1e3:.3g}" for share in (spread.least, spread.most))
+        runs = f" ({least} to {most}, as published runs took {spread.words} of their prediction)"
+    return f"{_milliseconds(time.seconds)} a step, predicted{runs}; {bound}"
+
+
+def _why_no_time(report: CompileReport) -> str:
+    if report.refused:
+        return f"the compiler refuses the step ({report.refused})"
+    if report.layout == "tensor":
+        return "the compiler divides the products over the devices"
+    return "the rates of this machine are not known"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def _in_16_bits(report: CompileReport) -> str:
+    """Exponentials and sums that are asked for in 16 bits, by kind, and where."""
+    layers: dict[str, list[str]] = defaultdict(list)
+    for entry in report.sensitive:
+        layers[f"{entry.kind} ({entry.dtype})"].append(entry.layer)
+    return "; ".join(f"{kind} in {_where(names)}" for kind, names in layers.items()) + "." if layers else ""
+
+
+def _where(layers: Sequence[str]) -> str:
+    names = [pattern_of(group) for group in _repeats(dict.fromkeys(layers), str)]
+    return listed(names, 2 * _LAYER, "layers")
+
+
+def _casts(report: CompileReport) -> str:
+    if report.refused:
+        return ""
+    count, size = report.cast_kernels
+    asked, read = sum(cast.count for cast in report.casts), sum(cast.bytes for cast in report.casts)
+    if not asked and not count:
+        return ""
+    return f"{asked} asked for, {byte_size(read)}; {count} kernels only cast and move, {byte_size(size)}."
+
+
+def _sent(report: CompileReport) -> str:
+    if not report.collectives:
+        return ""
+    wire, covered = (sum(getattr(sent, name) for sent in report.collectives) for name in ("wire", "covered"))
+    kinds = ", ".join(dict.fromkeys(sent.kind for sent in report.collectives))
+    time = report.link_time
+    took = f", {_milliseconds(time.seconds)} at the rate of {time.link}" if time else ""
+    return f"a device sends {byte_size(wire)} ({kinds}){took}; {share_of(covered, wire)} of it beside products."
+
+
+def _beside(other: CompileReport) -> str:
+    bound = f", no less than {_milliseconds(other.roofline.seconds)}" if other.roofline else ""
+    return f"{byte_size(other.memory.peak)}, of it temporary {byte_size(other.memory.temporary)}{bound}."
+
+
+def _changes(advised: Sequence[Advice]) -> list[Sentence]:
+    if not advised:
+        return [Sentence("Change", "nothing.")]
+    return [
+        _advised(number, advice, rank=2 + (number > 2) if number > 1 else 0) for number, advice in enumerate(advised, 1)
+    ]
+
+
+def _advised(number: int, advice: Advice, rank: int = 0) -> Sentence:
+    return Sentence(f"Change {number}", worded(advice), (advice.code,), rank=rank)
+
+
+def _repeats(rows: Iterable[_Row], layer: Callable[[_Row], str], *alike: Callable[[_Row], Any]) -> list[list[_Row]]:
+    """Groups what is alike but for the numbers in the names of layers, as in repeated blocks."""
+    groups: dict[tuple, list[_Row]] = defaultdict(list)
+    for row in rows:
+        groups[without_numbers(layer(row)), *(key(row) for key in alike)].append(row)
+    return list(groups.values())
+
+
+def _matmuls(matmuls: Sequence[Matmul], flops: int) -> ColumnTable:
+    table = ColumnTable(
+        f"Dots and convolutions: {len(matmuls)}, {scaled(flops)}FLOP a step",
+        (
+            "layer",
+            "number",
+            "role",
+            "rows x sum x columns",
+            "asked",
+            "compiled",
+            "summed in",
+            "kernel",
+            "share",
+            "note",
+        ),
+        narrow=("layer", "number", "role", "asked", "compiled", "share"),
+        right=("number", "share"),
+    )
+    groups = _repeats(matmuls, lambda m: m.layer, *map(_attribute, _ALIKE))
+    for group in sorted(groups, key=lambda group: -sum(matmul.flops for matmul in group)):
         first = group[0]
         table.add_row(
-            first.layer if len(group) == 1 else f"{first.layer} and {len(group) - 1} more",
-            first.role,
-            sizes(first),
-            short(first.asked),
-            compiled_as(first),
-            first.accumulation,
-            first.kernel,
-            f"{sum(matmul.flops for matmul in group) / max(1, report.flops):.1%}",
-            unaligned(first),
+            *(pattern_of([matmul.layer for matmul in group]), str(len(group)), first.role, sizes(first)),
+            *(short(first.asked), short(first.compiled), first.accumulation, first.kernel),
+            f"{sum(matmul.flops for matmul in group) / max(1, flops):.1%}",
+            first.note,
         )
-    if len(ordered) > _ROWS:
-        table.caption = f"and {len(ordered) - _ROWS} more kinds: to_json() and to_html() have all"
+    return table
+
+
+_ALIKE = ("role", "kind", "sizes", "repeats", "asked", "compiled", "accumulation", "kernel", "note")
+
+
+def _attribute(name: str) -> Callable[[Any], Any]:
+    return lambda row: getattr(row, name)
+
+
+def _unaligned(matmuls: Sequence[Matmul], flops: int) -> ColumnTable:
+    names = (UNALIGNED, "number", "layers", "share")
+    table = ColumnTable("Sizes that matrix units pad", names, names, ("number", "share"))
+    groups: dict[str, list[Matmul]] = defaultdict(list)
+    for matmul in matmuls:
+        if words := unaligned(matmul):
+            groups[words].append(matmul)
+    for words, group in sorted(groups.items(), key=lambda item: -sum(matmul.flops for matmul in item[1])):
+        share = sum(matmul.flops for matmul in group) / max(1, flops)
+        table.add_row(words, str(len(group)), _where([matmul.layer for matmul in group]), f"{share:.1%}")
     return table
 
 
@@ -91,28 +275,31 @@ def unaligned(matmul: Matmul) -> str:
     return "; ".join(missed)
 
 
-def sensitive(report: CompileReport, most: int | None = None) -> ColumnTable:
-    """Exponentials and sums in 16 bits, at most so many."""
-    names = ("layer", "what", "asked", "compiled", "values")
-    table = ColumnTable("Exponentials and sums asked for in 16 bits", names, names, ("values",))
-    for entry in report.sensitive[:most]:
-        table.add_row(entry.layer, entry.kind, entry.dtype, entry.compiled or "-", scaled(entry.elements))
-    if len(table.rows) < len(report.sensitive):
-        table.caption = f"and {len(report.sensitive) - len(table.rows)} more"
+def sensitive(report: CompileReport) -> ColumnTable:
+    """Exponentials and sums in 16 bits."""
+    names = ("layer", "number", "what", "asked", "compiled", "values")
+    table = ColumnTable("Exponentials and sums asked for in 16 bits", names, names, ("number", "values"))
+    alike = map(_attribute, ("kind", "dtype", "compiled", "elements"))
+    for group in _repeats(report.sensitive, lambda entry: entry.layer, *alike):
+        first = group[0]
+        layer = pattern_of([entry.layer for entry in group])
+        cells = first.kind, first.dtype, first.compiled or "-", scaled(first.elements)
+        table.add_row(layer, str(len(group)), *cells)
     return table
 
 
-def precision(report: CompileReport, casts: int | None = None, layers: int | None = None) -> ColumnTable:
-    """Casts, and float32 arrays written: so many kinds, and so many layers."""
-    names = ("what", "count", "size")
-    table = ColumnTable("Casts, and float32 arrays written", names, names, names[1:])
-    for cast in report.casts[:casts]:
-        table.add_row(f"casts from {cast.source} to {cast.target}, asked for", str(cast.count), byte_size(cast.bytes))
+def precision(report: CompileReport) -> ColumnTable:
+    """Casts, and float32 arrays written."""
+    names = ("what", "layer", "count", "size")
+    table = ColumnTable("Casts, and float32 arrays written by a layer", names, names, names[2:])
+    for cast in report.casts:
+        table.add_row(f"{cast.source} to {cast.target}, asked for", "", str(cast.count), byte_size(cast.bytes))
     count, size = report.cast_kernels
     if not report.refused:
-        table.add_row("kernels that only cast and move, compiled", str(count), byte_size(size))
-    for work in report.float32_work[:layers]:
-        table.add_row(f"float32 arrays written by {work.layer}", "", byte_size(work.bytes))
+        table.add_row("kernels that only cast and move", "", str(count), byte_size(size))
+    for group in _repeats(report.float32_work, lambda work: work.layer, _attribute("bytes")):
+        layer = pattern_of([work.layer for work in group])
+        table.add_row("float32 arrays", layer, str(len(group)), f"{byte_size(group[0].bytes)}")
     return table
 
 
@@ -122,21 +309,6 @@ def _memory(report: CompileReport) -> ColumnTable:
     for what, size in memory_rows(report):
         table.add_row(what, byte_size(size))
     return table
-
-
-def room(report: CompileReport) -> str:
-    """Whether the step fits in the memory of the chip, and what is left or missing, a sentence; "" if not known."""
-    memory = report.memory
-    if not memory.capacity:
-        return ""
-    gap = byte_size(abs(memory.capacity - memory.peak))
-    verdict = f"the step fits, and {gap} are left" if memory.fits else f"the step does not fit: {gap} are missing"
-    chip = CHIPS.get(report.target)
-    title = report.title
-    if chip is not None and chip.devices > 1:
-        title = f"A device of {title} ({chip.devices} devices a chip)"
-    left = " for a program" if report.refused else ""
-    return f"{title} has {byte_size(memory.capacity)}{left}: {verdict}."
 
 
 def memory_rows(report: CompileReport) -> list[tuple[str, int]]:
@@ -165,25 +337,35 @@ def optimizer_title(memory: Memory) -> str:
     return "optimizer" if dtype == "float32" else f"optimizer, {dtype}"
 
 
+_SENT = ("arrays", "whole", "on the wire", "beside products")
+
+
+def _sums(group: Sequence[Collective]) -> tuple[str, ...]:
+    count, size, wire, covered = (sum(map(_attribute(name), group)) for name in ("count", "bytes", "wire", "covered"))
+    return str(count), byte_size(size), byte_size(wire), share_of(covered, wire)
+
+
 def _collectives(report: CompileReport) -> ColumnTable:
     groups: dict[tuple[str, str, int], list[Collective]] = defaultdict(list)
     for collective in report.collectives:
         groups[collective.kind, collective.dtype, collective.group].append(collective)
-    names = ("kind", "dtype", "devices", "arrays", "whole", "on the wire", "beside products", "layers")
-    table = ColumnTable(
-        "Collectives a step, bytes of one device", names, ("kind", "dtype", "on the wire", "layers"), right=names[2:7]
-    )
+    names = ("kind", "dtype", "devices", *_SENT)
+    narrow = [name for name in names if name != "whole"]
+    table = ColumnTable("Collectives a step, bytes of one device", names, narrow, right=names[2:])
     for (kind, dtype, group), sent in groups.items():
-        table.add_row(
-            kind,
-            dtype,
-            str(group or "-"),
-            str(sum(collective.count for collective in sent)),
-            byte_size(sum(collective.bytes for collective in sent)),
-            byte_size(sum(collective.wire for collective in sent)),
-            share_of(sum(collective.covered for collective in sent), sum(collective.wire for collective in sent)),
-            _layers([collective.layer for collective in sent]),
-        )
+        table.add_row(kind, dtype, str(group or "-"), *_sums(sent))
+    return table
+
+
+def collective_layers(report: CompileReport) -> ColumnTable:
+    """What each layer sends, repeated blocks together."""
+    names = ("layer", "number", "kind", "dtype", "devices", *_SENT)
+    narrow = ("layer", "number", "kind", "dtype", "on the wire")
+    table = ColumnTable("Collectives by layer", names, narrow, ("number", *names[4:]))
+    groups = _repeats(report.collectives, lambda sent: sent.layer, *map(_attribute, ("kind", "dtype", "group")))
+    for sent in sorted(groups, key=lambda sent: -sum(collective.wire for collective in sent)):
+        kind, dtype, group = sent[0].kind, sent[0].dtype, str(sent[0].group or "-")
+        table.add_row(pattern_of([c.layer for c in sent]), str(len(sent)), kind, dtype, group, *_sums(sent))
     return table
 
 
@@ -192,18 +374,15 @@ def share_of(part: int, whole: int) -> str:
     return f"{part / max(1, whole):.0%}"
 
 
-def _layers(layers: list[str]) -> str:
-    """The first of them, which sends the most, and how many others."""
-    return layers[0] if len(layers) == 1 else f"{layers[0]} and {len(layers) - 1} more"
-
-
 def largest(report: CompileReport) -> ColumnTable:
     """The largest arrays when memory is fullest."""
     title = "The largest arrays when memory is fullest (estimate, from the order of kernels)"
-    names = ("layer", "what", "array", "size")
-    table = ColumnTable(title, names, names, ("size",))
-    for buffer in report.memory.largest:
-        table.add_row(buffer.layer, buffer.what, f"{buffer.dtype}{list(buffer.shape)}", byte_size(buffer.bytes))
+    names = ("layer", "number", "what", "array", "size")
+    table = ColumnTable(title, names, names, ("number", "size"))
+    for group in _repeats(report.memory.largest, lambda one: one.layer, *map(_attribute, ("what", "dtype", "shape"))):
+        first = group[0]
+        layer = pattern_of([buffer.layer for buffer in group])
+        table.add_row(layer, str(len(group)), first.what, f"{first.dtype}{list(first.shape)}", byte_size(first.bytes))
     return table
 
 
@@ -226,34 +405,31 @@ def compared(report: CompileReport) -> ColumnTable:
     return table
 
 
-def speed(report: CompileReport) -> str:
-    """The estimates of time, in a sentence or two."""
-    return " ".join(filter(None, (_time(report), _speed(report), _link_time(report))))
+def times(report: CompileReport) -> list[str]:
+    """The estimates of time, a paragraph each."""
+    return [*filter(None, (_time(report), _speed(report), _link_time(report)))]
 
 
 def _time(report: CompileReport) -> str:
     time = report.time
     if time is None:
         return ""
-    sent = f", collectives beside which nothing runs {time.uncovered * 1e3:.3g} ms" if report.devices > 1 else ""
+    sent = f", collectives beside which nothing runs {_milliseconds(time.uncovered)}" if report.devices > 1 else ""
     return (
-        f"Predicted time of a step: {time.seconds * 1e3:.3g} ms (products {time.products * 1e3:.3g} ms, other kernels "
-        f"{time.other * 1e3:.3g} ms{sent}). {score(CHIPS[report.target])}"
+        f"Predicted time of a step: {_milliseconds(time.seconds)} (products {_milliseconds(time.products)}, other "
+        f"kernels {_milliseconds(time.other)}{sent}). {score(CHIPS[report.target])}"
     )
 
 
 def _speed(report: CompileReport) -> str:
-    if report.refused:
-        return f"No estimate of time: the compiler refuses the step ({report.refused})."
-    if report.roofline is None and report.layout == "tensor":
-        return "No estimate of the products' time: the compiler divides them over the devices."
-    if report.roofline is None:
-        return "No estimate of time: the rates of this machine are not known."
     roofline = report.roofline
+    if roofline is None:
+        return f"No estimate of time: {_why_no_time(report)}."
     cycles = f"; the compiler's own estimate is {scaled(roofline.cycles)}cycles" if roofline.cycles else ""
     return (
-        f"Estimate, from the chip's peak rates: a step takes no less than {roofline.seconds * 1e3:.3g} ms, bound by "
-        f"{roofline.bound} (products {roofline.compute * 1e3:.3g} ms, memory {roofline.memory * 1e3:.3g} ms){cycles}."
+        f"Estimate, from the chip's peak rates: a step takes no less than {_milliseconds(roofline.seconds)}, bound by "
+        f"{roofline.bound} (products {_milliseconds(roofline.compute)}, memory {_milliseconds(roofline.memory)})"
+        f"{cycles}."
     )
 
 
@@ -263,18 +439,9 @@ def _link_time(report: CompileReport) -> str:
         return ""
     return (
         f"Estimate, from the rate of the chip's links: a device sends {byte_size(time.wire)} on a ring, in "
-        f"{time.seconds * 1e3:.3g} ms at {time.rate / 1e9:.4g} GB/s of {time.link}. Products run beside collectives "
+        f"{_milliseconds(time.seconds)} at {time.rate / 1e9:.4g} GB/s of {time.link}. Products run beside collectives "
         f"that send {share_of(time.covered, time.wire)} of that."
     )
-
-
-def _advice(report: CompileReport) -> Group:
-    if not report.advice:
-        return Group(Text("Advice: nothing to change."))
-    lines = []
-    for number, advice in enumerate(report.advice, 1):
-        lines += [Text(f"Advice {number}: {worded(advice)}"), Text(f"    {advice.code}", style="bold")]
-    return Group(*lines)
 
 
 def worded(advice: Advice) -> str:

@@ -2,74 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keras_mp.precision.chips import Chip
-from keras_mp.xla.collectives import KINDS, Collective
-from keras_mp.xla.hlo import FREE, Instruction, Module
-from keras_mp.xla.matmuls import Matmul
-
-_ALIASED = re.compile(r"\{(\d+)\}: \((\d+),")
-
-
-def is_work(instruction: Instruction, module: Module, products: Collection[str] = ()) -> bool:
-    """Whether an instruction is a kernel that computes, or moves arrays within the chip.
-
-    A collective is counted by the links that it crosses. A copy that starts and ends apart brings an array that the
-    kernel which reads it counts: to count both would read the array twice.
-
-    Args:
-        instruction: any of the module.
-        module: the compiled step.
-        products: names of kernels that are products, which count however they are started.
-    """
-    if instruction.name in products:
-        return True
-    opcode = instruction.opcode
-    if opcode in FREE or opcode in KINDS or opcode.endswith(("-start", "-done")):
-        return False
-    return not _is_transfer(instruction, module)
-
-
-def _is_transfer(instruction: Instruction, module: Module) -> bool:
-    """Whether a fusion is the first or the last step of a collective that a TPU runs in steps, and nothing else."""
-    if instruction.opcode != "fusion":
-        return False
-    inside = {inner.opcode for inner in module.inside(instruction) if inner is not instruction} - FREE
-    return bool(inside) and inside <= set(KINDS)
-
-
-def moved_bytes(kernel: Instruction, module: Module) -> int:
-    """The bytes that a kernel moves between the chip's memory and a core, if each array crosses once.
-
-    An array in the own memory of a TPU's core crosses only if a copy brought it there, which counts here. What a step
-    of a collective hands on to the next does not cross.
-    """
-    inside = module.computations[kernel.computation]
-    made, taken = _handed_on(kernel, module)
-    written = sum(shape.size for place, shape in enumerate(kernel.shapes) if not shape.fast and place not in made)
-    read = {name for place, name in enumerate(kernel.operands) if name in inside and place not in taken}
-    return written - kernel.workspace + sum(_crossing(inside[name], inside) for name in read)
-
-
-def _crossing(array: Instruction, inside: dict[str, Instruction]) -> int:
-    source = array
-    while source.opcode == "bitcast" and source.operands and source.operands[0] in inside:
-        source = inside[source.operands[0]]
-    if source.opcode.endswith("-done"):
-        return array.size
-    return sum(shape.size for shape in array.shapes if not shape.fast)
-
-
-def _handed_on(kernel: Instruction, module: Module) -> tuple[set[int], set[int]]:
-    """Places among the results, and among the operands, of what a step of a collective hands on to the next."""
-    if kernel.opcode != "fusion" or not any(inner.opcode in KINDS for inner in module.inside(kernel)):
-        return set(), set()
-    _, _, aliased = kernel.attributes.partition("output_to_operand_aliasing={")
-    pairs = _ALIASED.findall(aliased.partition("}}")[0])
-    return {int(made) for made, _ in pairs}, {int(taken) for _, taken in pairs}
+from keras_mp.xla.collectives import Collective
+from keras_mp.xla.hlo import Module, is_work, moved_bytes
+from keras_mp.xla.matmuls import Matmul, seconds
 
 
 @dataclass(frozen=True)
@@ -113,36 +52,6 @@ class LinkTime:
     rate: float
     link: str
     covered: int = 0
-
-
-def rate(matmul: Matmul, chip: Chip) -> float:
-    """The peak of a chip for the operands of a product as compiled, in operations per second."""
-    return peak_of(matmul.compiled or matmul.asked, chip)
-
-
-def peak_of(dtypes: Sequence[str], chip: Chip) -> float:
-    """The peak of a chip for products of operands of these dtypes, in operations per second.
-
-    TPUs multiply float32 operands as bfloat16 unless more is asked for; NVIDIA's since A100 as TensorFloat-32. INT8
-    counts at the rate of 16 bits where the chip's own is not in the table: no chip with INT8 units falls below that.
-    """
-    peak = chip.peak
-    if dtypes and all(dtype == "int8" for dtype in dtypes):
-        return peak.get("int8") or peak.get("bfloat16") or peak.get("float16") or peak["float32"]
-    if any(dtype.startswith("float8") for dtype in dtypes) and all(d.startswith("float8") for d in dtypes):
-        return peak.get("fp8") or peak.get("bfloat16") or peak["float16"]
-    if "float32" in dtypes:
-        return peak.get("tfloat32") or peak.get("float32") or peak["bfloat16"]
-    if "bfloat16" in dtypes:
-        return peak.get("bfloat16") or peak["float32"]
-    if "float16" in dtypes:
-        return peak.get("float16") or peak["bfloat16"]
-    return peak.get("float32") or peak["bfloat16"]
-
-
-def seconds(matmul: Matmul, chip: Chip) -> float:
-    """What a product takes at that peak."""
-    return matmul.flops / (rate(matmul, chip) / chip.devices)
 
 
 def estimate(matmuls: Sequence[Matmul], module: Module, chip: Chip) -> Roofline:

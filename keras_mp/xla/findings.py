@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from keras_mp.backend.common.lowered import UNATTRIBUTED, Lowered, call_of
-from keras_mp.xla.hlo import BITS, NAMES, Instruction, Module, long_name
-from keras_mp.xla.matmuls import full_name
+from keras_mp.backend.common.lowered import UNATTRIBUTED, call_of
+from keras_mp.xla.compiled_step import CompiledStep
+from keras_mp.xla.hlo import BITS, NAMES, long_name
 
 _MOVES = {"convert", "bitcast", "copy", "transpose", "reshape", "parameter", "fusion", "constant", "tuple", "broadcast"}
 
@@ -62,10 +60,10 @@ class Float32Work:
     bytes: int
 
 
-def sensitive(lowered: Lowered, described: Mapping[str, Any], module: Module) -> list[Sensitive]:
+def sensitive(step: CompiledStep) -> list[Sensitive]:
     """Lists the exponentials and sums asked for in 16 bits, the largest first; equal ones of a layer once."""
     compiled: dict[str, str] = {}
-    for computation in module.computations.values():
+    for computation in step.module.computations.values():
         for instruction in computation.values():
             if instruction.opcode not in ("convert", "bitcast", "fusion", "parameter", "get-tuple-element"):
                 compiled.setdefault(
@@ -73,59 +71,49 @@ def sensitive(lowered: Lowered, described: Mapping[str, Any], module: Module) ->
                 )
     entries = [
         Sensitive(
-            layer_of(full_name(entry["op"], described["names"]), lowered),
-            entry["kind"],
-            long_name(entry["dtype"]),
-            entry["elements"] * entry["repeats"],
-            compiled.get(entry["op"], ""),
+            step.lowered.layer(call_of(step.asked.full_name(entry.at.op))),
+            entry.kind,
+            long_name(entry.dtype),
+            entry.elements * entry.at.repeats,
+            compiled.get(entry.at.op, ""),
         )
-        for entry in described["sensitive"]
+        for entry in step.asked.low
     ]
     return sorted(dict.fromkeys(entries), key=lambda entry: (entry.kind != "softmax", -entry.elements))
 
 
-def casts(described: Mapping[str, Any]) -> list[Casts]:
+def casts(step: CompiledStep) -> list[Casts]:
     """Lists the casts between floating-point dtypes that the step asks for, the most bytes first."""
     counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for entry in described["casts"]:
-        if entry["from"] in NAMES and entry["to"] in NAMES and entry["from"] != entry["to"]:
-            count = counts[entry["from"], entry["to"]]
-            count[0] += entry["repeats"]
-            count[1] += entry["repeats"] * entry["elements"] * (BITS[entry["from"]] + BITS[entry["to"]]) // 8
+    for entry in step.asked.casts:
+        if entry.source in NAMES and entry.target in NAMES and entry.source != entry.target:
+            count = counts[entry.source, entry.target]
+            count[0] += entry.at.repeats
+            count[1] += entry.at.repeats * entry.elements * (BITS[entry.source] + BITS[entry.target]) // 8
     entries = [Casts(long_name(source), long_name(target), n, size) for (source, target), (n, size) in counts.items()]
     return sorted(entries, key=lambda entry: -entry.bytes)
 
 
-def cast_kernels(module: Module) -> tuple[int, int]:
+def cast_kernels(step: CompiledStep) -> tuple[int, int]:
     """Counts the kernels that do nothing but cast and move, and the bytes that they read and write in a step."""
     count = size = 0
-    for kernel, repeats in module.kernels():
-        opcodes = {instruction.opcode for instruction in module.inside(kernel)}
+    for kernel, repeats in step.module.kernels():
+        opcodes = {instruction.opcode for instruction in step.module.inside(kernel)}
         if "convert" in opcodes and opcodes <= _MOVES:
             count += repeats
-            size += repeats * module.traffic(kernel)
+            size += repeats * step.module.traffic(kernel)
     return count, size
 
 
-def float32_work(lowered: Lowered, described: Mapping[str, Any], module: Module) -> list[Float32Work]:
+def float32_work(step: CompiledStep) -> list[Float32Work]:
     """Adds up the float32 arrays that each layer's kernels write, the largest first.
 
     What no layer's call names, such as the optimizer's update, is left out.
     """
     written: dict[str, int] = defaultdict(int)
-    for kernel, repeats in module.kernels():
-        layer = layer_of(name_of(kernel, described), lowered)
+    for kernel, repeats in step.module.kernels():
+        layer = step.layer(kernel)
         if layer != UNATTRIBUTED:
             written[layer] += repeats * sum(shape.size for shape in kernel.shapes if shape.dtype == "f32")
     entries = [Float32Work(layer, size) for layer, size in written.items() if size]
     return sorted(entries, key=lambda entry: -entry.bytes)
-
-
-def name_of(instruction: Instruction, described: Mapping[str, Any]) -> str:
-    """The name, before operations were numbered, of what a compiled instruction comes from."""
-    return f"{instruction.operation_name}/{full_name(instruction.operation, described['names'])}"
-
-
-def layer_of(name: str, lowered: Lowered) -> str:
-    """The path of the layer whose call is in the name of an operation, or "unattributed"."""
-    return lowered.layer(call_of(name))

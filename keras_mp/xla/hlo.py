@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 # Bits an element, by XLA's names.
@@ -32,6 +33,7 @@ FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
     "opt-barrier", "copy-done", "async-done", "slice-done",
 }  # fmt: skip
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
 _LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
@@ -41,6 +43,7 @@ _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _CALLEES = re.compile(
     r"\b(?:calls|body|to_apply|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)"
 )
+_ALIASED = re.compile(r"\{(\d+)\}: \((\d+),")
 _NUMBERS = re.compile(r"keras_mp\.op\.(\d+)")
 
 
@@ -59,7 +62,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction.
+    """One instruction, whose attributes are read when they are first asked for, and once.
 
     Args:
         name: its name in the module.
@@ -79,14 +82,14 @@ class Instruction:
     computation: str
     root: bool
 
-    @property
+    @cached_property
     def operation_name(self) -> str:
         """The name that the instruction's metadata gives."""
         return _first_group(r'op_name="([^"]*)"', self.attributes) or ""
 
-    @property
+    @cached_property
     def operation(self) -> str:
-        """The numbered operation that it comes from, as in `keras_mp.xla.program.describe`; "" if none."""
+        """The numbered operation that it comes from, as in `keras_mp.xla.asked`; "" if none."""
         return "/".join(_NUMBERS.findall(self.operation_name))
 
     @property
@@ -100,12 +103,12 @@ class Instruction:
         last = self.shapes[-1] if len(self.shapes) > 1 else Shape("", ())
         return last.size if last.dtype in ("s8", "u8") and self.target.startswith(("__cublas", "__cudnn")) else 0
 
-    @property
+    @cached_property
     def callees(self) -> list[str]:
         """The computations that run as part of it."""
         return re.findall(r"[\w.\-]+", " ".join(_CALLEES.findall(self.attributes)))
 
-    @property
+    @cached_property
     def target(self) -> str:
         """The library or kernel that a custom call or custom fusion names; "" for others."""
         return (
@@ -114,13 +117,13 @@ class Instruction:
             or ""
         )
 
-    @property
+    @cached_property
     def cycles(self) -> int:
         """The TPU compiler's estimate of what the instruction takes; 0 where it gives none."""
         cycles = int(_first_group(r'"estimated_cycles":"(\d+)"', self.attributes) or 0)
         return cycles if cycles < 2**62 else 0  # the largest number stands for "not known"
 
-    @property
+    @cached_property
     def trips(self) -> int:
         """How often a loop runs; 1 where that is not known."""
         return int(_first_group(r'"known_trip_count":\{"n":"(\d+)"', self.attributes) or 1)
@@ -182,6 +185,64 @@ class Module:
         return kernel.size - kernel.workspace + sum(inside[name].size for name in read)
 
 
+def is_work(instruction: Instruction, module: Module, products: Collection[str] = ()) -> bool:
+    """Whether an instruction is a kernel that computes, or moves arrays within the chip.
+
+    A collective is counted by the links that it crosses. A copy that starts and ends apart brings an array that the
+    kernel which reads it counts: to count both would read the array twice.
+
+    Args:
+        instruction: any of the module.
+        module: the compiled step.
+        products: names of kernels that are products, which count however they are started.
+    """
+    if instruction.name in products:
+        return True
+    opcode = instruction.opcode
+    if opcode in FREE or opcode in KINDS or opcode.endswith(("-start", "-done")):
+        return False
+    return not _is_transfer(instruction, module)
+
+
+def _is_transfer(instruction: Instruction, module: Module) -> bool:
+    """Whether a fusion is the first or the last step of a collective that a TPU runs in steps, and nothing else."""
+    if instruction.opcode != "fusion":
+        return False
+    inside = {inner.opcode for inner in module.inside(instruction) if inner is not instruction} - FREE
+    return bool(inside) and inside <= set(KINDS)
+
+
+def moved_bytes(kernel: Instruction, module: Module) -> int:
+    """The bytes that a kernel moves between the chip's memory and a core, if each array crosses once.
+
+    An array in the own memory of a TPU's core crosses only if a copy brought it there, which counts here. What a step
+    of a collective hands on to the next does not cross.
+    """
+    inside = module.computations[kernel.computation]
+    made, taken = _handed_on(kernel, module)
+    written = sum(shape.size for place, shape in enumerate(kernel.shapes) if not shape.fast and place not in made)
+    read = {name for place, name in enumerate(kernel.operands) if name in inside and place not in taken}
+    return written - kernel.workspace + sum(_crossing(inside[name], inside) for name in read)
+
+
+def _crossing(array: Instruction, inside: dict[str, Instruction]) -> int:
+    source = array
+    while source.opcode == "bitcast" and source.operands and source.operands[0] in inside:
+        source = inside[source.operands[0]]
+    if source.opcode.endswith("-done"):
+        return array.size
+    return sum(shape.size for shape in array.shapes if not shape.fast)
+
+
+def _handed_on(kernel: Instruction, module: Module) -> tuple[set[int], set[int]]:
+    """Places among the results, and among the operands, of what a step of a collective hands on to the next."""
+    if kernel.opcode != "fusion" or not any(inner.opcode in KINDS for inner in module.inside(kernel)):
+        return set(), set()
+    _, _, aliased = kernel.attributes.partition("output_to_operand_aliasing={")
+    pairs = _ALIASED.findall(aliased.partition("}}")[0])
+    return {int(made) for made, _ in pairs}, {int(taken) for _, taken in pairs}
+
+
 def long_name(dtype: str) -> str:
     """Keras's name of an element type; XLA's own where Keras has none."""
     return NAMES.get(dtype) or _INTEGERS.get(dtype, dtype)
@@ -225,7 +286,7 @@ def _parse_line(line: str, computation: str) -> Instruction | None:
     if not opcode:
         return None
     close = _closing(line, opcode.end() - 1)
-    shapes = tuple(_shapes(line[start.end() : end]))
+    shapes = _shapes(line[start.end() : end])
     operands = (
         () if opcode[1] in ("parameter", "constant") else tuple(re.findall(r"%([\w.\-]+)", line[opcode.end() : close]))
     )
@@ -249,10 +310,13 @@ def _closing(line: str, start: int) -> int:
     return len(line)
 
 
-def _shapes(text: str) -> Iterator[Shape]:
-    for dtype, dimensions, layout in _SHAPE.findall(text):
-        sizes = tuple(int(size.strip(" <=")) for size in dimensions.split(",") if size.strip())
-        yield Shape(dtype, sizes, _FAST in layout)
+@lru_cache(4096)
+def _shapes(text: str) -> tuple[Shape, ...]:
+    """The arrays of a type: a module writes the same few hundred types again and again."""
+    return tuple(
+        Shape(dtype, tuple(int(size.strip(" <=")) for size in dimensions.split(",") if size.strip()), _FAST in layout)
+        for dtype, dimensions, layout in _SHAPE.findall(text)
+    )
 
 
 def _first_group(pattern: str, text: str) -> str | None:

@@ -13,20 +13,17 @@ from keras_mp.conversion.in_precision import FP8, check_precision, in_precision,
 from keras_mp.parallel.plan import Plan, plan_of
 from keras_mp.precision.policy import policy_scope
 from keras_mp.xla import findings
-from keras_mp.xla.collectives import CollectiveLayers, collectives
+from keras_mp.xla.collectives import Collective, CollectiveLayers, collectives
 from keras_mp.xla.compile import compile_step
 from keras_mp.xla.compile_report import CompileReport
+from keras_mp.xla.compiled_step import CompiledStep
 from keras_mp.xla.estimate import estimate, link_time
-from keras_mp.xla.hlo import Module, parse
 from keras_mp.xla.lower import build_without_values, lower_step
-from keras_mp.xla.matmuls import NOT_COMPILED, Matmul, join
-from keras_mp.xla.memory import measure, measure_refused
+from keras_mp.xla.matmuls import Matmul, join
+from keras_mp.xla.memory import measure
 from keras_mp.xla.step_time import step_time
 from keras_mp.xla.suggestions import suggest
-from keras_mp.xla.targets import CUDNN, Target, find_targets, slice_of
-
-# Where several chips are asked for and nobody says how many.
-_CHIPS = 4
+from keras_mp.xla.targets import Target, find_target
 
 
 def inspect(
@@ -38,7 +35,6 @@ def inspect(
     compare: Sequence[str] = (),
     flags: dict[str, Any] | None = None,
     strategy: str | Plan | None = None,
-    chips: int | None = None,
 ) -> CompileReport:
     """Compiles one step of a model for a chip, which need not be attached, and reports the result.
 
@@ -52,15 +48,13 @@ def inspect(
         batch: what `fit` takes a batch to be, (x, y) or (x, y, sample_weight); for inference x. Arrays, or anything
             with a shape and a dtype, such as `keras.KerasTensor`.
         target: a chip, such as "h100", "RTX 4090" or "v5e" (`keras-mp targets` lists them), or "host"; with `strategy`
-            also several, such as "h100x8" or "v5e-8".
+            several: "h100x8" for 2, 4 or 8 GPUs of one host, "v5e-8" for a slice of 4, 8, 16, 32, 64, 128 or 256 TPUs.
         training: a whole training step, with loss, backward pass and optimizer; otherwise inference.
         compare: other precisions to compile the same step in: "float32", "mixed_float16", "mixed_bfloat16", "fp8".
         flags: further options of XLA, such as `{"xla_gpu_enable_triton_gemm": False}`.
-        strategy: for a slice of several TPUs, or several GPUs of one host, on JAX: "data", "fully_sharded" or "tensor"
-            (as for `keras_mp.distribute`), or a `keras_mp.parallel.plan.Plan`. The batch is then that of all devices.
-            The rules of "tensor" are the Plan's, or those that the model has from `keras_mp.tensor_rules`.
-        chips: of a slice of TPUs 4, 8, 16, 32, 64, 128 or 256; of GPUs 2, 4 or 8. By default as many as `target` names,
-            or 4. A Plan has as many devices as they make.
+        strategy: how several chips share the step, on JAX: "data", "fully_sharded" or "tensor" (as for
+            `keras_mp.distribute`), or a `keras_mp.parallel.plan.Plan` of as many devices. The batch is then that of all
+            devices. The rules of "tensor" are the Plan's, or those that the model has from `keras_mp.tensor_rules`.
 
     Returns:
         The report. A step that does not fit the chip's memory is reported too; where the compiler refuses it, with the
@@ -68,11 +62,13 @@ def inspect(
 
     Raises:
         ValueError: If the model is not built or compiled, the batch does not fit it or the devices, a name or the
-            slice is not known, several chips are named without a strategy, or a float16 model is to run on TPUs.
+            slice is not known, several chips are named without a strategy or one with it, or a float16 model is to run
+            on TPUs.
         ImportError: If the target's compiler is not installed; the message is the command that installs it.
         keras_mp.xla.compile.CompileError: If the compiler fails; the message says at what.
     """
-    chip, plan = target_and_plan(target, strategy, chips)
+    chip = find_target(target)
+    plan = _plan(chip, strategy)
     precisions = [check_precision(name) for name in ([compare] if isinstance(compare, str) else compare)]
     build: Callable[[], Any] | None = None
     if not isinstance(model, keras.Model) and callable(model):
@@ -91,28 +87,15 @@ def inspect(
     return dataclasses.replace(report, compared=compared)
 
 
-def target_and_plan(target: str, strategy: str | Plan | None, chips: int | None) -> tuple[Target, Plan | None]:
-    """What to compile for, and how several devices share the step; the arguments are those of `inspect`.
-
-    Raises:
-        ValueError: If a name or the slice is not known, or several chips are named without a strategy.
-    """
-    chip, named = find_targets(target)
-    if strategy is not None:
-        chip = slice_of(chip, _number_of_chips(target, named, chips))
-        return chip, plan_of(strategy, chip.devices, chip.topology)
-    if named > 1:
+def _plan(chips: Target, strategy: str | Plan | None) -> Plan | None:
+    if strategy is None and chips.chips > 1:
         raise ValueError(
-            f"target={target!r} names {named} chips: pass strategy='data', 'fully_sharded' or 'tensor' to divide the "
-            f"step over them, or target={chip.name!r}"
+            f"target names {chips.chips} chips: pass strategy='data', 'fully_sharded' or 'tensor' to divide the step "
+            f"over them, or target={chips.name!r}"
         )
-    return chip, None
-
-
-def _number_of_chips(target: str, named: int, chips: int | None) -> int:
-    if chips is not None and named > 1 and chips != named:
-        raise ValueError(f"target={target!r} names {named} chips, and chips={chips!r}")
-    return chips if chips is not None else named if named > 1 else _CHIPS
+    if strategy is not None and chips.chips == 1:
+        raise ValueError(f"strategy={strategy!r} divides a step over several chips: name them, target='{chips.name}x4'")
+    return None if strategy is None else plan_of(strategy, chips.devices, chips.topology)
 
 
 def _rebuilt(build: Callable[[], Any], precision: str) -> Any:
@@ -149,54 +132,50 @@ def report_of(
         flags, plan: as for `inspect`, and as the step was lowered.
         until: as for `keras_mp.xla.compile.compile_step`.
     """
-    compiled = compile_step(lowered, target, flags, until)
-    described, refused, chip = compiled.described, compiled.refused, target.chip
-    if refused is None:
-        module = parse(compiled.hlo)
-        capacity = chip.device_bytes if chip else 0
-        memory = measure(lowered, described, module, capacity, with_code=target.platform == "tpu")
-    else:
-        module, memory = Module("", {}), measure_refused(lowered, refused)
-    matmuls = join(lowered, described, module, target.platform)
-    sensitive = findings.sensitive(lowered, described, module)
+    return report_on(compile_step(lowered, target, flags, until), precision, training=training, plan=plan)
+
+
+def report_on(step: CompiledStep, precision: str, *, training: bool = True, plan: Plan | None = None) -> CompileReport:
+    """Reads a compiled step: products, memory, casts, collectives, times, advice; the arguments are `report_of`'s."""
+    target, module, chip, refused = step.target, step.module, step.target.chip, step.refused
+    devices = plan.size if plan else 1
+    matmuls, memory, sensitive = join(step), measure(step), findings.sensitive(step)
     # Of a step that the compiler divides, the products are known whole, and not as each device runs them.
-    timed = chip is not None and refused is None and not (plan and plan.by_compiler)
+    timed = refused is None and not (plan and plan.by_compiler)
     roofline = estimate(matmuls, module, chip) if chip and timed else None
-    time = step_time(matmuls, module, chip, plan.size if plan else 1) if chip and timed else None
-    sent = []
+    time = step_time(matmuls, module, chip, devices) if chip and timed else None
+    sent: list[Collective] = []
     if plan:
-        layers = CollectiveLayers(module, lowered, described, matmuls)
-        sent = collectives(module, plan.size, layers, {matmul.runs for matmul in matmuls})
-    arguments = [argument for argument in lowered.arguments if argument.kind == "batch"]
+        layers = CollectiveLayers(step, [matmul.layer for matmul in matmuls])
+        sent = collectives(module, devices, layers.of, {matmul.runs for matmul in matmuls})
     known = matmuls if refused is None else []
-    if refused is not None:
-        matmuls = [dataclasses.replace(matmul, note=NOT_COMPILED) for matmul in matmuls]
     return CompileReport(
-        model=lowered.model,
+        model=step.lowered.model,
         target=target.name,
         title=target.title,
-        backend=lowered.backend,
+        backend=step.lowered.backend,
         precision=precision,
         training=training,
-        batch=tuple(f"{argument.dtype}{list(argument.shape)}" for argument in arguments),
+        batch=step.lowered.batch,
         matmuls=tuple(matmuls),
         sensitive=tuple(sensitive),
-        casts=tuple(findings.casts(described)),
-        cast_kernels=findings.cast_kernels(module),
-        float32_work=tuple(findings.float32_work(lowered, described, module)),
+        casts=tuple(findings.casts(step)),
+        cast_kernels=findings.cast_kernels(step),
+        float32_work=tuple(findings.float32_work(step)),
         memory=memory,
         roofline=roofline,
         advice=tuple(suggest(known, sensitive, memory, target, precision, time.seconds if time else 0.0)),
-        notes=(*_notes(target, matmuls, lowered.backend, plan), *filter(None, [compiled.note])),
+        notes=tuple(_notes(target, matmuls, step.lowered.backend, plan)),
         refused=refused.message if refused else "",
-        versions=dict(compiled.versions),
-        seconds=compiled.seconds,
-        log=compiled.log,
+        versions=dict(step.versions),
+        seconds=step.seconds,
+        log=step.log,
         layout=plan.layout if plan else "",
-        devices=plan.size if plan else 1,
+        devices=devices,
         collectives=tuple(sent),
         link_time=link_time(sent, chip) if chip else None,
         time=time,
+        flags={**step.flags, **target.libraries},
     )
 
 
@@ -212,9 +191,8 @@ def _notes(target: Target, matmuls: Sequence[Matmul], backend: str, plan: Plan |
             notes.append("The products are listed as asked for; the compiler divides them over the devices.")
     if target.platform == "cuda":
         notes.append(
-            "Compiled without autotuning, which times kernels on the chip: there the choice between cuBLAS, cuDNN and "
-            "Triton, and the tile sizes, can differ. Compiled for cuDNN "
-            f"{'.'.join(map(str, CUDNN))}, which comes with today's CUDA wheels."
+            "Autotuning times kernels on the chip: there the choice between cuBLAS, cuDNN and Triton, and the tile "
+            "sizes, can differ."
         )
         if backend == "jax":
             notes.append(

@@ -9,8 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keras_mp.backend.common.lowered import UNATTRIBUTED, Lowered, call_of, is_backward
+from keras_mp.backend.common.lowered import UNATTRIBUTED, call_of, is_backward
+from keras_mp.precision.chips import Chip
 from keras_mp.precision.flops import dot_flops
+from keras_mp.xla.asked import Contraction
+from keras_mp.xla.compiled_step import CompiledStep
 from keras_mp.xla.hlo import Instruction, Module, long_name
 
 # A number may follow: TensorFlow makes names of scopes unique.
@@ -79,56 +82,74 @@ def dtype_pair(dtypes: Sequence[str]) -> str:
     return " x ".join(dict.fromkeys(dtypes)) or "none"
 
 
-def join(lowered: Lowered, described: Mapping[str, Any], module: Module, platform: str) -> list[Matmul]:
-    """Joins what was asked with what was compiled.
+def rate(matmul: Matmul, chip: Chip) -> float:
+    """The peak of a chip for the operands of a product as compiled, in operations per second."""
+    return peak_of(matmul.compiled or matmul.asked, chip)
 
-    Args:
-        lowered: the step.
-        described: its dots and convolutions, from `keras_mp.xla.program.describe`.
-        module: the compiled module.
-        platform: "cuda", "tpu" or "cpu".
 
-    Returns:
-        One entry for each dot and convolution of the lowered step, in its order.
+def peak_of(dtypes: Sequence[str], chip: Chip) -> float:
+    """The peak of a chip for products of operands of these dtypes, in operations per second.
+
+    TPUs multiply float32 operands as bfloat16 unless more is asked for; NVIDIA's since A100 as TensorFloat-32. INT8
+    counts at the rate of 16 bits where the chip's own is not in the table: no chip with INT8 units falls below that.
     """
-    names = described["names"]
-    asked = described["contractions"]
-    made = _made(module, platform)
+    peak = chip.peak
+    if dtypes and all(dtype == "int8" for dtype in dtypes):
+        return peak.get("int8") or peak.get("bfloat16") or peak.get("float16") or peak["float32"]
+    if any(dtype.startswith("float8") for dtype in dtypes) and all(d.startswith("float8") for d in dtypes):
+        return peak.get("fp8") or peak.get("bfloat16") or peak["float16"]
+    if "float32" in dtypes:
+        return peak.get("tfloat32") or peak.get("float32") or peak["bfloat16"]
+    if "bfloat16" in dtypes:
+        return peak.get("bfloat16") or peak["float32"]
+    if "float16" in dtypes:
+        return peak.get("float16") or peak["bfloat16"]
+    return peak.get("float32") or peak["bfloat16"]
+
+
+def seconds(matmul: Matmul, chip: Chip) -> float:
+    """What a product takes at that peak."""
+    return matmul.flops / (rate(matmul, chip) / chip.devices)
+
+
+def join(step: CompiledStep) -> list[Matmul]:
+    """Joins what was asked with what was compiled: an entry for each dot and convolution of the lowered step."""
+    asked, module = step.asked.contractions, step.module
+    made = _made(module, step.target.platform)
     compiled = {}
     for entry in asked:
-        name = _name_in(made, (entry["op"], *entry["followers"]))
+        name = _name_in(made, (entry.op, *entry.followers))
         if name is not None:
-            compiled[entry["op"]] = made[name][0]
+            compiled[entry.op] = made[name][0]
     merged = _merged(asked, compiled)
-    compiled |= _of_equal_sizes(
-        [entry for entry in asked if entry["op"] not in {**compiled, **merged}], made.get("", ())
-    )
-    roles = _roles(lowered, names, asked)
+    compiled |= _of_equal_sizes([entry for entry in asked if entry.op not in {**compiled, **merged}], made.get("", ()))
     rows = []
-    for entry, (index, role) in zip(asked, roles, strict=True):
-        layer_call = lowered.calls[index] if index is not None else None
-        after, note = compiled.get(entry["op"]), ""
-        if after is None and entry["op"] in merged:
-            after, note = compiled[merged[entry["op"]]], "merged with another"
+    for entry, (index, role) in zip(asked, _roles(step), strict=True):
+        layer_call = step.lowered.calls[index] if index is not None else None
+        after, note = compiled.get(entry.op), ""
+        if step.refused:
+            after, note = _NOTHING, NOT_COMPILED
+        if after is None and entry.op in merged:
+            after, note = compiled[merged[entry.op]], "merged with another"
         if after is None:
-            after, note = _remains(entry["op"], module)
+            after, note = _remains(entry.op, module)
         rows.append(
             Matmul(
-                layer=lowered.layer(index),
+                layer=step.lowered.layer(index),
                 call=layer_call.number if layer_call else 0,
                 role=role,
-                kind=entry["kind"],
-                sizes=tuple(entry["sizes"]),
-                asked=tuple(map(long_name, entry["asked"])),
+                kind=entry.kind,
+                sizes=entry.sizes,
+                asked=tuple(map(long_name, entry.asked)),
                 compiled=after.operands,
                 result=after.result,
                 accumulation=after.accumulation,
-                flops=entry["flops"] * entry["repeats"],
-                repeats=entry["repeats"],
+                flops=entry.flops * entry.at.repeats,
+                repeats=entry.at.repeats,
                 kernel=after.kernel,
                 cycles=after.cycles,
                 note=note,
-                counted=entry["repeats_known"],
+                counted=entry.at.counted,
                 runs=after.runs,
             )
         )
@@ -150,6 +171,9 @@ class Made:
     flops: int
     runs: str = ""
     elements: tuple[int, ...] = ()
+
+
+_NOTHING = Made((), "", "", "", 0, 0)
 
 
 def products(module: Module, platform: str) -> list[Made]:
@@ -209,7 +233,7 @@ def _describe(instruction: Instruction, kernel: Instruction, module: Module, pla
     )
 
 
-def _of_equal_sizes(asked: Sequence[Mapping[str, Any]], made: Sequence[Made]) -> dict[str, Made]:
+def _of_equal_sizes(asked: Sequence[Contraction], made: Sequence[Made]) -> dict[str, Made]:
     """Joins what lost its name by its sizes: XLA for CPUs names no gradient of a convolution's kernel.
 
     Among equal ones the order decides, so that a kernel may be said to run the product of another layer of its size.
@@ -219,10 +243,10 @@ def _of_equal_sizes(asked: Sequence[Mapping[str, Any]], made: Sequence[Made]) ->
         nameless[one.elements].append(one)
     joined = {}
     for entry in asked:
-        rows, _, columns = entry["sizes"]
-        elements = *sorted(math.prod(dimensions) for _, dimensions in entry["operands"]), rows * columns
+        rows, _, columns = entry.sizes
+        elements = *sorted(math.prod(operand.dimensions) for operand in entry.operands), rows * columns
         if nameless[elements]:
-            joined[entry["op"]] = nameless[elements].pop(0)
+            joined[entry.op] = nameless[elements].pop(0)
     return joined
 
 
@@ -261,31 +285,27 @@ def _accumulation(operands: tuple[str, ...], instruction: Instruction, platform:
     return "float32"
 
 
-def _merged(asked: Sequence[Mapping[str, Any]], compiled: Mapping[str, Made]) -> dict[str, str]:
+def _merged(asked: Sequence[Contraction], compiled: Mapping[str, Made]) -> dict[str, str]:
     """Finds, for each dot that has no instruction of its own, the one that a compiler made of it and another.
 
     Compilers join dots that share an operand: the product is then larger than the dot whose name it bears; or the
     same, where both operands are.
     """
-    by_source: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    by_source: dict[int, list[Contraction]] = defaultdict(list)
     for entry in asked:
-        if entry["op"] in compiled:
-            for source in entry["sources"]:
+        if entry.op in compiled:
+            for source in entry.sources:
                 by_source[source].append(entry)
-    spare = {entry["op"]: compiled[entry["op"]].flops - entry["flops"] for entry in asked if entry["op"] in compiled}
+    spare = {entry.op: compiled[entry.op].flops - entry.flops for entry in asked if entry.op in compiled}
     result = {}
     for entry in asked:
-        if entry["op"] in compiled:
+        if entry.op in compiled:
             continue
-        for source in entry["sources"]:
-            for other in by_source[source]:
-                same = sorted(entry["sources"]) == sorted(other["sources"])
-                if same or spare[other["op"]] >= entry["flops"]:
-                    if not same:
-                        spare[other["op"]] -= entry["flops"]
-                    result[entry["op"]] = other["op"]
-                    break
-            if entry["op"] in result:
+        for other in (other for source in entry.sources for other in by_source[source]):
+            same = sorted(entry.sources) == sorted(other.sources)
+            if same or spare[other.op] >= entry.flops:
+                spare[other.op] -= 0 if same else entry.flops
+                result[entry.op] = other.op
                 break
     return result
 
@@ -299,13 +319,14 @@ def _remains(operation: str, module: Module) -> tuple[Made, str]:
                 return Made(
                     (dtype,), dtype, dtype, "loop", kernel.cycles, 0, kernel.name
                 ), "compiled as products and sums"
-    return Made((), "", "", "", 0, 0), "not in the compiled step"
+    return _NOTHING, "not in the compiled step"
 
 
-def _roles(lowered: Lowered, names: Sequence[str], asked: Sequence[Mapping[str, Any]]) -> list[tuple[int | None, str]]:
+def _roles(step: CompiledStep) -> list[tuple[int | None, str]]:
     """Finds the layer call and the role of each dot: from its name, and from which operand is a weight."""
-    full = [full_name(entry["op"], names) for entry in asked]
-    weights = {i for i, argument in enumerate(lowered.arguments) if argument.kind in ("parameters", "state")}
+    asked = step.asked.contractions
+    full = [step.asked.full_name(entry.op) for entry in asked]
+    weights = {i for i, argument in enumerate(step.lowered.arguments) if argument.kind in ("parameters", "state")}
     calls = [call_of(name) for name in full]
     # A weight that one call alone multiplies by tells whose a nameless product is.
     owners: dict[int, set[int]] = defaultdict(set)
@@ -313,21 +334,21 @@ def _roles(lowered: Lowered, names: Sequence[str], asked: Sequence[Mapping[str, 
     activations: dict[int | None, set[int]] = defaultdict(set)
     for entry, name, call in zip(asked, full, calls, strict=True):
         if not is_backward(name):
-            for weight, (_, dimensions) in zip(entry["weights"], entry["operands"], strict=True):
+            for weight, operand in zip(entry.weights, entry.operands, strict=True):
                 if weight in weights:
-                    kernels[call].add(math.prod(dimensions))
+                    kernels[call].add(math.prod(operand.dimensions))
                     if call is not None:
                         owners[weight].add(call)
-                elif not any(w in weights for w in entry["weights"]):
-                    rows, summed, columns = entry["sizes"]
+                elif not any(w in weights for w in entry.weights):
+                    rows, summed, columns = entry.sizes
                     activations[call] |= {rows * summed, summed * columns}
     result: list[tuple[int | None, str]] = []
     for entry, name, call in zip(asked, full, calls, strict=True):
-        mine = [weight for weight in entry["weights"] if weight in weights]
+        mine = [weight for weight in entry.weights if weight in weights]
         if call is None and mine and len(owners[mine[0]]) == 1:
             call = next(iter(owners[mine[0]]))
         result.append(
-            (call, _role(name, bool(mine), entry["sizes"][0] * entry["sizes"][2], kernels[call], activations[call]))
+            (call, _role(name, bool(mine), entry.sizes[0] * entry.sizes[2], kernels[call], activations[call]))
         )
     return result
 
@@ -345,8 +366,3 @@ def _role(name: str, has_weight: bool, size: int, kernels: set[int], activations
     if "BackpropFilter" in name or (size in kernels and size not in activations):
         return "kernel gradient"
     return "input gradient" if size in activations and size not in kernels else UNATTRIBUTED
-
-
-def full_name(operation: str, names: Sequence[str]) -> str:
-    """The names that an operation, and the calls that lead to it, had before they were numbered."""
-    return "/".join(names[int(number)] for number in operation.split("/") if number)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from keras_mp.backend.common.lowered import Argument, Lowered, is_backward
+from keras_mp.xla.compiled_step import CompiledStep
 from keras_mp.xla.compiler_memory import Refusal
-from keras_mp.xla.findings import layer_of, name_of
 from keras_mp.xla.hlo import BITS, FREE, NAMES, Instruction, Module, long_name
 
 _BITS = {"bool": 8} | {long: BITS[short] for short, long in NAMES.items()}
@@ -77,37 +77,31 @@ class Memory:
         return not self.capacity or self.peak <= self.capacity
 
 
-def measure(
-    lowered: Lowered, described: Mapping[str, Any], module: Module, capacity: int, with_code: bool = False
-) -> Memory:
-    """Reads the compiler's statistics, and says what is behind them.
-
-    Args:
-        lowered: the step.
-        described: what came with its compilation, memory statistics included.
-        module: the compiled module.
-        capacity: the chip's memory in bytes, 0 if unknown.
-        with_code: whether the peak contains the code.
-    """
-    statistics = described["memory"]
+def measure(step: CompiledStep) -> Memory:
+    """Reads the compiler's statistics, and says what is behind them; of a step that it refuses, what it says itself."""
+    if step.refused is not None:
+        return _refused(step.lowered, step.refused)
+    chip, statistics = step.target.chip, step.statistics
     whole = statistics["argument"] + statistics["output"] - statistics["alias"] + statistics["temp"]
-    buffers = _at_the_peak(lowered, described, module)
+    code = statistics["generated_code"]
+    buffers = _at_the_peak(step)
     return Memory(
-        **_by_shapes(lowered),
+        **_by_shapes(step.lowered),
         activations=sum(buffer.bytes for buffer in buffers if buffer.what == "activation"),
         arguments=statistics["argument"],
         outputs=statistics["output"],
         aliased=statistics["alias"],
         temporary=statistics["temp"],
-        code=statistics["generated_code"],
-        peak=max(statistics.get("peak_memory", 0), whole) + (statistics["generated_code"] if with_code else 0),
-        capacity=capacity,
+        code=code,
+        # TPUs have their programs in the same memory.
+        peak=max(statistics.get("peak_memory", 0), whole) + (code if step.target.platform == "tpu" else 0),
+        capacity=chip.device_bytes if chip else 0,
         largest=tuple(sorted(buffers, key=lambda buffer: -buffer.bytes)[:10]),
     )
 
 
-def measure_refused(lowered: Lowered, refusal: Refusal) -> Memory:
-    """What is known of a step that the compiler refuses: its arguments by their shapes, and all by the message."""
+def _refused(lowered: Lowered, refusal: Refusal) -> Memory:
+    """The arguments by their shapes, and all by the message."""
     arguments = sum(map(size_of, lowered.arguments))
     return Memory(
         **_by_shapes(lowered),
@@ -155,8 +149,9 @@ def _bytes(dtype: str) -> int:
     return np.dtype(dtype).itemsize
 
 
-def _at_the_peak(lowered: Lowered, described: Mapping[str, Any], module: Module) -> list[Buffer]:
+def _at_the_peak(step: CompiledStep) -> list[Buffer]:
     """The arrays of the entry computation that live together when they are largest, in its order."""
+    module = step.module
     entry = list(module.computations[module.entry].values())
     made = {instruction.name: place for place, instruction in enumerate(entry)}
     owner = {instruction.name: _owner(instruction, module) for instruction in entry}
@@ -184,12 +179,10 @@ def _at_the_peak(lowered: Lowered, described: Mapping[str, Any], module: Module)
     for name in fullest:
         instruction = by_name[name]
         what = "temporary"
-        if not is_backward(name_of(instruction, described)) and last[name] > moment:
-            reader = name_of(entry[last[name]], described)
-            what = "activation" if is_backward(reader) else "temporary"
-        layer = layer_of(name_of(instruction, described), lowered)
+        if not is_backward(step.name(instruction)) and last[name] > moment:
+            what = "activation" if is_backward(step.name(entry[last[name]])) else "temporary"
         buffers += [
-            Buffer(layer, what, long_name(shape.dtype), shape.dimensions, shape.size)
+            Buffer(step.layer(instruction), what, long_name(shape.dtype), shape.dimensions, shape.size)
             for shape in instruction.shapes
             if shape.size
         ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
 
 from keras_mp.precision.flops import convolution_flops, dot_flops
+from keras_mp.xla.asked import Array, Asked, Asking, Cast, Contraction, LowOperation
 
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"(:\d+)?')
 _EXPONENTIALS = (
@@ -42,9 +43,11 @@ _KEEPS_A_WEIGHT = {
 def read_module(module: bytes) -> Any:
     """Parses a module: StableHLO as text or MLIR bytecode; it lives in a context of its own."""
     parsed = ir.Module.parse(module, context=mlir.make_ir_context())
+    if b"mhlo\0" not in module:  # the dialect, as bytecode lists it: TensorFlow's
+        return parsed
     with parsed.context:
         for operation in list(_walk(parsed.operation)):
-            if operation.name == "mhlo.copy":  # TensorFlow's, the identity, and not StableHLO
+            if operation.name == "mhlo.copy":  # the identity, and not StableHLO
                 operation.results[0].replace_all_uses_with(operation.operands[0])
                 operation.erase()
     return parsed
@@ -98,20 +101,17 @@ def number_operations(module: Any) -> list[str]:
     return names
 
 
-def describe(module: Any) -> dict[str, Any]:
-    """Lists what matters for precision in a module whose operations are numbered.
-
-    Returns:
-        A dict of lists: "contractions", "sensitive" (exponentials and sums in 16 bits) and "casts". The `op` of an
-        entry is the operation's number, after those of the calls that lead to it: "12" or "7/31".
-    """
+def read(module: Any) -> Asked:
+    """Numbers the operations of a module, removes what no result depends on, and lists what the rest asks for."""
+    names = number_operations(module)
+    remove_dead(module)
     with module.context:
         functions = {ir.StringAttr(f.attributes["sym_name"]).value: f.operation for f in module.body.operations}
         main = functions["main"]
         arguments = {value: index for index, value in enumerate(main.regions[0].blocks[0].arguments)}
         reader = _Reader(functions)
         reader.read(main, (), 1, True, arguments)
-    return {"contractions": reader.contractions, "sensitive": reader.sensitive, "casts": reader.casts}
+    return Asked(tuple(reader.contractions), tuple(reader.low), tuple(reader.casts), tuple(names))
 
 
 class _Reader:
@@ -119,9 +119,9 @@ class _Reader:
 
     def __init__(self, functions: dict[str, Any]):
         self.functions = functions
-        self.contractions: list[dict] = []
-        self.sensitive: list[dict] = []
-        self.casts: list[dict] = []
+        self.contractions: list[Contraction] = []
+        self.low: list[LowOperation] = []
+        self.casts: list[Cast] = []
         # Value numbering: equal operations on equal values have one number, as common subexpressions have.
         self._numbers: dict[Any, int] = {}
         self._seen: dict[tuple, int] = {}
@@ -148,16 +148,14 @@ class _Reader:
         if not operation.name.startswith("stablehlo.") and kind != "func.call":
             return
         path = (*calls, _number(operation))
-        entry = {"op": "/".join(map(str, path)), "repeats": repeats, "repeats_known": known}
+        at = Asking("/".join(map(str, path)), repeats, known)
         if kind in ("dot_general", "dot", "convolution") or _is_block_scaled(operation):
-            contraction = _contraction(operation, arguments, self._float8) | entry
-            contraction["followers"] = ["/".join(map(str, (*calls, number))) for number in _followers(operation)]
-            contraction["sources"] = [self._source(operand) for operand in _factors(operation)]
-            self.contractions.append(contraction)
+            self.contractions.append(self._contraction(operation, at, calls, arguments))
         elif kind == "convert":
-            self.casts.append(_cast(operation) | entry)
+            (source, dimensions), target = _shape(operation.operands[0]), _shape(operation.results[0])
+            self.casts.append(Cast(at, source, target.dtype, math.prod(dimensions)))
         elif kind in _EXPONENTIALS or kind == "reduce":
-            self.sensitive += [sensitive | entry for sensitive in _sensitive(operation, kind)]
+            self.low += _low(operation, kind, at)
         elif kind == "func.call":
             callee = self.functions[_callee(operation)]
             block = callee.regions[0].blocks[0]
@@ -178,6 +176,27 @@ class _Reader:
         elif kind in ("case", "if"):
             self.read(operation, calls, repeats, known, arguments)
         self._give_numbers(operation)
+
+    def _contraction(
+        self, operation: Any, at: Asking, calls: tuple[int, ...], arguments: dict[Any, int]
+    ) -> Contraction:
+        factors = _factors(operation)
+        operands = tuple(map(_shape, factors))
+        flops, sizes = _product(operation, *operands)
+        return Contraction(
+            at,
+            kind="convolution" if operation.name == "stablehlo.convolution" else "dot",
+            operands=operands,
+            asked=tuple(
+                _quantized(operand, self._float8) or shape.dtype
+                for operand, shape in zip(factors, operands, strict=True)
+            ),
+            sizes=sizes,
+            flops=flops,
+            weights=tuple(_weight(operand, arguments) for operand in factors),
+            followers=tuple("/".join(map(str, (*calls, number))) for number in _followers(operation)),
+            sources=tuple(map(self._source, factors)),
+        )
 
     def _give_numbers(self, operation: Any) -> None:
         same: tuple = (object(),)  # like no other
@@ -221,42 +240,28 @@ def _passed(operands: Any, operation: Any, region: int, arguments: dict[Any, int
     return {value: weight for value, weight in zip(inside, weights, strict=True) if weight is not None}
 
 
-def _contraction(operation: Any, arguments: dict[Any, int], float8: Mapping[Any, str]) -> dict[str, Any]:
-    left, right = (_shape(operand) for operand in _factors(operation))
-    result = _shape(operation.results[0])
+def _product(operation: Any, left: Array, right: Array) -> tuple[int, tuple[int, int, int]]:
+    """The floating-point operations of a product, and its rows, summed dimension and columns."""
+    result = _shape(operation.results[0]).dimensions
     attributes = operation.attributes
     if _is_block_scaled(operation):  # (batch, m, k) and (batch, n, k)
-        flops = dot_flops(result[1], left[1][2:])
-        sizes = [left[1][1], left[1][2], right[1][1]]
+        rows, columns, contracted = left.dimensions[1:2], right.dimensions[1:2], left.dimensions[2:]
     elif operation.name == "stablehlo.dot_general":
         numbers = hlo.DotDimensionNumbers(attributes["dot_dimension_numbers"])
-        contracted = [left[1][d] for d in numbers.lhs_contracting_dimensions]
-        batch = list(numbers.lhs_batching_dimensions)
-        rows = [s for d, s in enumerate(left[1]) if d not in batch and d not in numbers.lhs_contracting_dimensions]
-        columns = [
-            s
-            for d, s in enumerate(right[1])
-            if d not in numbers.rhs_batching_dimensions and d not in numbers.rhs_contracting_dimensions
-        ]
-        flops = dot_flops(result[1], contracted)
-        sizes = [math.prod(rows), math.prod(contracted), math.prod(columns)]
+        contracted = tuple(left.dimensions[place] for place in numbers.lhs_contracting_dimensions)
+        rows = _others(left, numbers.lhs_batching_dimensions, numbers.lhs_contracting_dimensions)
+        columns = _others(right, numbers.rhs_batching_dimensions, numbers.rhs_contracting_dimensions)
     elif operation.name == "stablehlo.dot":
-        contracted = left[1][-1:]
-        flops = dot_flops(result[1], contracted)
-        sizes = [math.prod(left[1][:-1]), math.prod(contracted), math.prod(right[1][1:])]
+        rows, contracted, columns = left.dimensions[:-1], left.dimensions[-1:], right.dimensions[1:]
     else:
-        flops, sizes = _convolution(attributes, left[1], right[1], result[1])
-    return {
-        "kind": "convolution" if operation.name == "stablehlo.convolution" else "dot",
-        "operands": [left, right],
-        "asked": [
-            _quantized(operand, float8) or shape[0]
-            for operand, shape in zip(_factors(operation), (left, right), strict=True)
-        ],
-        "sizes": sizes,
-        "flops": flops,
-        "weights": [_weight(operand, arguments) for operand in _factors(operation)],
-    }
+        return _convolution(attributes, left.dimensions, right.dimensions, result)
+    return dot_flops(result, contracted), (math.prod(rows), math.prod(contracted), math.prod(columns))
+
+
+def _others(array: Array, *places: Any) -> tuple[int, ...]:
+    """The dimensions that are neither of a batch nor summed over."""
+    taken = {place for several in places for place in several}
+    return tuple(size for place, size in enumerate(array.dimensions) if place not in taken)
 
 
 def _is_block_scaled(operation: Any) -> bool:
@@ -271,7 +276,9 @@ def _factors(operation: Any) -> list[Any]:
     return list(operation.operands)[:2]
 
 
-def _convolution(attributes: Any, left: list[int], right: list[int], result: list[int]) -> tuple[int, list[int]]:
+def _convolution(
+    attributes: Any, left: Sequence[int], right: Sequence[int], result: Sequence[int]
+) -> tuple[int, tuple[int, int, int]]:
     numbers = hlo.ConvDimensionNumbers(attributes["dimension_numbers"])
     spatial = len(numbers.input_spatial_dimensions)
 
@@ -299,7 +306,7 @@ def _convolution(attributes: Any, left: list[int], right: list[int], result: lis
     inputs = right[numbers.kernel_input_feature_dimension]
     positions = math.prod(result[d] for d in numbers.output_spatial_dimensions)
     taps = math.prod(right[d] for d in numbers.kernel_spatial_dimensions)
-    return convolution_flops((batch, features), inputs, windows), [batch * positions, inputs * taps, features]
+    return convolution_flops((batch, features), inputs, windows), (batch * positions, inputs * taps, features)
 
 
 def _weight(operand: Any, arguments: dict[Any, int], depth: int = 16) -> int | None:
@@ -348,23 +355,19 @@ def _followers(operation: Any) -> list[int]:
     return numbers
 
 
-def _cast(operation: Any) -> dict[str, Any]:
-    source, target = _shape(operation.operands[0]), _shape(operation.results[0])
-    return {"from": source[0], "to": target[0], "elements": math.prod(source[1])}
-
-
-def _sensitive(operation: Any, kind: str) -> Iterator[dict[str, Any]]:
+def _low(operation: Any, kind: str, at: Asking) -> list[LowOperation]:
+    """The operation, if it is an exponential or a sum in 16 bits."""
     dtype, dimensions = _shape(operation.results[0] if kind != "reduce" else operation.operands[0])
     if dtype not in ("f16", "bf16"):
-        return
+        return []
     if kind == "reduce":
         inner = [view.operation.name.removeprefix("stablehlo.") for view in operation.regions[0].blocks[0].operations]
         if "add" not in inner:
-            return  # a maximum or a minimum rounds nothing
+            return []  # a maximum or a minimum rounds nothing
         kind = "sum"
     elif kind == "exponential" and _is_softmax(operation):
         kind = "softmax"
-    yield {"kind": kind, "dtype": dtype, "elements": math.prod(dimensions)}
+    return [LowOperation(at, kind, dtype, math.prod(dimensions))]
 
 
 def _is_softmax(operation: Any) -> bool:
@@ -420,12 +423,13 @@ def _constant(value: Any) -> int | None:
     return int(attribute[0])
 
 
-def _shape(value: Any) -> list:
+def _shape(value: Any) -> Array:
     kind = ir.RankedTensorType(value.type) if "tensor<" in str(value.type) else None
     if kind is None:
-        return ["token", []]
+        return Array("token", ())
     element = str(kind.element_type)
-    return [{"f8E4M3FN": "f8e4m3fn", "f8E5M2": "f8e5m2"}.get(element, element.lower()), list(kind.shape)]
+    dtype = {"f8E4M3FN": "f8e4m3fn", "f8E5M2": "f8e5m2"}.get(element, element.lower())
+    return Array(dtype, tuple(kind.shape))
 
 
 def _walk(operation: Any) -> Iterator[Any]:

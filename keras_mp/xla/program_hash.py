@@ -12,10 +12,18 @@ from typing import Any
 
 from jax._src.lib.mlir import ir
 
+from keras_mp.backend.common.lowered import Lowered
 from keras_mp.xla.program import read_module
 
 _SYMBOL = re.compile(r'@("(?:[^"\\]|\\.)*"|[\w$.-]+)')
 _NAME = "sym_name"
+
+
+def step_hash(lowered: Lowered) -> str:
+    """Hashes what a step computes, and whose calls its operations belong to: equal of a model that is built again."""
+    arguments = [repr((one.kind, one.shape, one.dtype, one.parts, one.holds)) for one in lowered.arguments]
+    calls = [f"{call.kind} {call.number}" for call in lowered.calls]
+    return _digest(lowered.backend, *arguments, *calls, program_hash(lowered.module))
 
 
 def program_hash(module: bytes) -> str:

@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 from keras_mp.precision.chips import Chip
 from keras_mp.xla.collectives import chains, wire_of_kernels
-from keras_mp.xla.estimate import is_work, moved_bytes, peak_of, seconds
-from keras_mp.xla.hlo import Instruction, Module
-from keras_mp.xla.matmuls import Matmul
+from keras_mp.xla.hlo import Instruction, Module, is_work, moved_bytes
+from keras_mp.xla.matmuls import Matmul, peak_of, seconds
 
 
 class Efficiency(NamedTuple):
@@ -306,6 +305,11 @@ class Spread(NamedTuple):
     least: float
     most: float
 
+    @property
+    def words(self) -> str:
+        """How long they took, as a share of the predicted time."""
+        return f"{self.least:.2f} to {self.most:.2f}" if self.runs > 1 else f"{self.least:.2f}"
+
 
 # By chip, and by generation for the chips without a run. From benchmarks/predictions.json;
 # `python benchmarks/predictions.py` prints these lines.
@@ -349,6 +353,11 @@ def scored_as(chip: Chip) -> tuple[str, ...]:
     return (chip.name,) if chip.vendor == "google" else (chip.name, generation_of(chip))
 
 
+def spread_of(chip: Chip) -> Spread | None:
+    """Published runs on this chip, or else its generation, by their predicted time; None where there is none."""
+    return next((SPREADS[key] for key in scored_as(chip) if key in SPREADS), None)
+
+
 def score(chip: Chip) -> str:
     """How far published runs on this chip, or else its generation, were from their predicted time, in a sentence."""
     key = next((key for key in scored_as(chip) if key in SPREADS), None)
@@ -359,9 +368,5 @@ def score(chip: Chip) -> str:
     runs = f"{spread.runs} published runs" if spread.runs > 1 else "One published run"
     those = ""
     if compiled and compiled.runs < spread.runs:
-        those = f"; those whose source compiles its step ({compiled.runs}) took {_range(compiled)}"
-    return f"{runs} on {which} took {_range(spread)} of the predicted time{those}."
-
-
-def _range(spread: Spread) -> str:
-    return f"{spread.least:.2f} to {spread.most:.2f}" if spread.runs > 1 else f"{spread.least:.2f}"
+        those = f"; those whose source compiles its step ({compiled.runs}) took {compiled.words}"
+    return f"{runs} on {which} took {spread.words} of the predicted time{those}."

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from keras_mp.backend.common.lowered import UNATTRIBUTED
 from keras_mp.precision.chips import Chip
 from keras_mp.reporting import remedies
-from keras_mp.xla.estimate import seconds
+from keras_mp.reporting.text import pattern_of, shorten_middle, without_numbers
 from keras_mp.xla.findings import Sensitive
-from keras_mp.xla.matmuls import Matmul
+from keras_mp.xla.matmuls import Matmul, seconds
 from keras_mp.xla.memory import Memory
 from keras_mp.xla.targets import Target
 
 WORTHWHILE = 0.01  # of a step
+_LAYER = 40  # characters of a layer's name
 _LOW = ("float16", "bfloat16")
 
 
@@ -93,7 +94,7 @@ def _softmax(sensitive: Sequence[Sensitive]) -> list[Advice]:
     if not softmaxes:
         return []
     lost = "6e-8" if softmaxes[0].dtype == "float16" else "1/256 of their neighbours"
-    layers = _names([entry.layer for entry in softmaxes])
+    layers = named([entry.layer for entry in softmaxes])
     text = f"Softmax in {softmaxes[0].dtype} in {layers}: probabilities below {lost} are lost."
     return [Advice(text, remedies.STABILIZE)]
 
@@ -109,7 +110,7 @@ def _float32(matmuls: Sequence[Matmul], chip: Chip | None, precision: str) -> li
     if precision == "float32":
         text, code = "All products are asked for in float32.", remedies.POLICY
         return [Advice(text, code.format(precision=f"mixed_{low}"), gain)]
-    layers = _names([matmul.layer for matmul in in_float32])
+    layers = named([matmul.layer for matmul in in_float32])
     share = sum(m.flops for m in in_float32) / max(1, sum(m.flops for m in matmuls))
     text = f"{len(in_float32)} products ({share:.0%} of the operations) are asked for in float32, in {layers}."
     return [Advice(text, remedies.PRECISION_BY_LAYER.format(precision=f"mixed_{low}"), gain)]
@@ -125,7 +126,7 @@ def _lost_fp8(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
     gain = 0.0
     if target.chip is not None:
         gain = sum(seconds(m, target.chip) - m.flops / (target.chip.peak["fp8"] / target.chip.devices) for m in lost)
-    text = f"{len(lost)} products asked for in FP8 run in {lost[0].operands}, in {_names([m.layer for m in lost])}."
+    text = f"{len(lost)} products asked for in FP8 run in {lost[0].operands}, in {named([m.layer for m in lost])}."
     return [Advice(text, remedies.FP8.format(recipe="delayed"), gain)]
 
 
@@ -162,7 +163,7 @@ def _sizes(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
         spent = sum(seconds(m, target.chip) for m in group)
         # A TPU pads. A GPU takes a kernel without aligned loads, whose cost no data sheet says.
         gain = (spent * (1 - size / padded), 0.0) if target.platform == "tpu" else (0.0, spent)
-        layers = _names([m.layer for m in group])
+        layers = named([m.layer for m in group])
         advised.append(
             Advice(
                 f"The size {size} in {layers} is no multiple of {multiple}: the units of {target.title} work on "
@@ -184,7 +185,11 @@ def runs_fp8(matmul: Matmul) -> bool:
     return bool(matmul.compiled) and all(dtype.startswith("float8") for dtype in matmul.compiled)
 
 
-def _names(layers: Sequence[str]) -> str:
-    unique = list(dict.fromkeys(layers))
-    shown = ", ".join(repr(layer) for layer in unique[:3])
+def named(layers: Sequence[str]) -> str:
+    """Three of some layers, and how many others; equal layers of repeated blocks are one."""
+    blocks: dict[str, list[str]] = defaultdict(list)
+    for layer in dict.fromkeys(layers):
+        blocks[without_numbers(layer)].append(layer)
+    unique = [pattern_of(group) for group in blocks.values()]
+    shown = ", ".join(repr(shorten_middle(layer, _LAYER)) for layer in unique[:3])
     return shown if len(unique) <= 3 else f"{shown} and {len(unique) - 3} more"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from keras_mp.precision.chips import CHIPS, Chip, GpuDescription, TpuSlices, chip_name, nearest_hint, parse_target
+from keras_mp.precision.chips import CHIPS, Chip, GpuDescription, TpuSlices, nearest_hint, parse_target
 from keras_mp.precision.hardware import Support
 from keras_mp.system.packages import install_command
 
@@ -37,7 +37,7 @@ class Target:
         topology: what libtpu calls a slice of it; of several GPUs slices x hosts x GPUs of a host, "" of one.
         configuration: the description that XLA's compiler for GPUs wants, a text protocol buffer.
         flags: the compiler's options that differ from its defaults.
-        devices: how many devices, of a slice or of a host with several GPUs, share a step.
+        chips: how many, of a slice or of a host with several GPUs, share a step.
     """
 
     name: str
@@ -46,7 +46,17 @@ class Target:
     topology: str = ""
     configuration: str = ""
     flags: dict[str, Any] = field(default_factory=dict)
-    devices: int = 1
+    chips: int = 1
+
+    @property
+    def devices(self) -> int:
+        """How many devices share a step: of some TPUs a chip is two, of which one alone is compiled for."""
+        return self.chips * self.chip.devices if self.chip and self.chips > 1 else 1
+
+    @property
+    def libraries(self) -> dict[str, str]:
+        """The versions of the libraries that it is compiled for, and that are not needed to compile."""
+        return {"cuDNN": ".".join(map(str, CUDNN))} if self.platform == "cuda" else {}
 
     @property
     def title(self) -> str:
@@ -63,84 +73,52 @@ def find_target(name: str) -> Target:
     """Looks a target up.
 
     Args:
-        name: a chip's name, such as "h100" or "v5e", in any spelling that `keras_mp.precision.chips.chip_name` reads,
-            or "host".
+        name: a chip's name, such as "h100" or "v5e", or several, such as "h100x8" or "v5e-8", in any spelling that
+            `keras_mp.precision.chips.parse_target` reads; or "host".
 
     Returns:
-        The target.
+        The target: a chip, a slice of TPUs, or the GPUs of one host.
 
     Raises:
-        ValueError: If there is no such target; the message lists those there are, and the nearest.
+        ValueError: If there is no such target, the message then lists those there are, and the nearest; or no such
+            number of chips.
     """
     text = str(name).strip().lower()
-    key = "host" if text in ("host", "cpu", HOST_TITLE.lower()) else chip_name(text) or text
-    chip = CHIPS.get(key)
-    if chip is not None and isinstance(chip.compiler, TpuSlices):
-        return Target(key, "tpu", chip, topology=_topology(chip.compiler, _SMALLEST_SLICE))
-    if chip is not None and isinstance(chip.compiler, GpuDescription):
+    if text in ("host", "cpu", HOST_TITLE.lower()):
+        return Target("host", "cpu")
+    known = target_names()
+    try:
+        chip, chips = parse_target(str(name))
+    except ValueError as error:
+        if " names " in str(error):
+            raise
+        raise ValueError(
+            f"target={name!r} is not known.{nearest_hint(name, known)} Known: {', '.join(known)}."
+        ) from None
+    if isinstance(chip.compiler, TpuSlices):
+        sizes = _SLICES[chip.compiler.dimensions]
+        _check_number(name, chip, chips, tuple(sizes), "the slices")
+        size = _SMALLEST_SLICE if chips == 1 else chips
+        return Target(chip.name, "tpu", chip, topology=f"{chip.compiler.family}:{sizes[size]}", chips=chips)
+    if isinstance(chip.compiler, GpuDescription):
+        _check_number(name, chip, chips, _GPUS, "the numbers of GPUs of one host")
         # Autotuning times kernels on the chip, which is not there.
         flags = {"xla_gpu_autotune_level": 0}
+        topology = f"1x1x{chips}" if chips > 1 else ""
         configuration = _configuration(chip.compiler, chip.architecture)
-        return Target(key, "cuda", chip, configuration=configuration, flags=flags)
-    if key == "host":
-        return Target(key, "cpu")
-    known = target_names()
-    if chip is not None:
+        return Target(chip.name, "cuda", chip, topology, configuration, flags, chips)
+    raise ValueError(
+        f"target={name!r} is not known: no compiler that can be installed takes {chip.title}{_too_old(chip)}. "
+        f"Known: {', '.join(known)}."
+    )
+
+
+def _check_number(name: str, chip: Chip, chips: int, sizes: tuple[int, ...], several: str) -> None:
+    if chips != 1 and chips not in sizes:
         raise ValueError(
-            f"target={name!r} is not known: no compiler that can be installed takes {chip.title}{_too_old(chip)}. "
-            f"Known: {', '.join(known)}."
+            f"target={name!r} names {chips} chips, which is not one of {', '.join(map(str, sizes))}, {several} of "
+            f"{chip.title}"
         )
-    raise ValueError(f"target={name!r} is not known.{nearest_hint(name, known)} Known: {', '.join(known)}.")
-
-
-def find_targets(name: str) -> tuple[Target, int]:
-    """Looks up a target and how many of it a text names.
-
-    Args:
-        name: as for `find_target`, or with a number, as `keras_mp.precision.chips.parse_target` reads it: "h100x8".
-
-    Returns:
-        The target of one chip, and the number of chips; 1 where the text names none.
-
-    Raises:
-        ValueError: If there is no such target, or no such number of chips.
-    """
-    try:
-        return find_target(name), 1
-    except ValueError:
-        try:
-            chip, count = parse_target(name)
-        except ValueError as error:
-            if "no whole number" in str(error):
-                raise
-        else:
-            if chip_name(name) is None:
-                return find_target(chip.name), count
-        raise
-
-
-def slice_of(target: Target, chips: int) -> Target:
-    """Several of the same chip: a slice of TPUs, or the GPUs of one host.
-
-    Args:
-        target: a chip.
-        chips: of TPUs 4, 8, 16, 32, 64, 128 or 256; of GPUs 2, 4 or 8.
-
-    Returns:
-        The target of all of them.
-
-    Raises:
-        ValueError: If it is the host, or there is no such slice.
-    """
-    if target.chip is None:
-        raise ValueError(f"target={target.name!r} is no chip: a step on several devices is compiled for TPUs and GPUs")
-    tpu = target.chip.compiler if isinstance(target.chip.compiler, TpuSlices) else None
-    sizes = tuple(_SLICES[tpu.dimensions]) if tpu else _GPUS
-    if chips not in sizes:
-        several = "the slices" if tpu else "the numbers of GPUs of one host"
-        raise ValueError(f"chips={chips!r} is not one of {', '.join(map(str, sizes))}, {several} of {target.title}")
-    topology = _topology(tpu, chips) if tpu else f"1x1x{chips}"
-    return replace(target, topology=topology, devices=chips * target.chip.devices)
 
 
 def availability(target: Target) -> Support:
@@ -161,10 +139,6 @@ def _too_old(chip: Chip) -> str:
     if chip.vendor != "nvidia":
         return ""
     return f" (compute capability {chip.architecture}): the one for CUDA 13 begins with 7.5"
-
-
-def _topology(tpu: TpuSlices, chips: int) -> str:
-    return f"{tpu.family}:{_SLICES[tpu.dimensions][chips]}"
 
 
 def _configuration(gpu: GpuDescription, capability: str) -> str:

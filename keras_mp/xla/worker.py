@@ -2,10 +2,10 @@
 
     python -m keras_mp.xla.worker FOLDER
 
-The folder holds `module.mlir` and `target.json`; `described.json`, `compiled.hlo` and `memory.json` are written into
-it. Where the latter two are there already, the module is only described. With `"until": "memory"` in the target, the
-compiler of a chip is ended when it has assigned memory: to generate code takes most of its time for TPUs, and half of
-it for GPUs.
+The folder holds `module.mlir` and `target.json`; a file that the target names, `compiled.hlo` and `memory.json` are
+written into it. Where the latter two are there already, the module is only read. With `"until": "memory"` in the
+target, the compiler of a chip is ended when it has assigned memory: to generate code takes most of its time for TPUs,
+and half of it for GPUs.
 """
 
 from __future__ import annotations
@@ -28,23 +28,20 @@ from jax.experimental import topologies
 from jaxlib import _jax
 
 from keras_mp.xla.compiler_memory import WRITTEN, assigned_memory, compiled_text, dumping_to, is_assigned
-from keras_mp.xla.program import describe, number_operations, read_module, remove_dead
+from keras_mp.xla.program import read, read_module
 
 _TRITON = "xla_gpu_enable_triton_gemm"
 # In the words of jax 0.10's compiler and of jax 0.7's.
 _NO_TILE = "tile sizes|Too small divisible part"
-NO_TRITON = "Compiled without Triton's products: the compiler found no tile for one of them without autotuning."
 
 
 def main(folder: Path) -> None:
     """Reads, compiles and writes, as the module says."""
     target = json.loads((folder / "target.json").read_text())
     module = read_module((folder / "module.mlir").read_bytes())
-    names = number_operations(module)
-    remove_dead(module)
-    described = describe(module) | {"names": names, "format": target["format"]}
-    (folder / "described.partial").write_text(json.dumps(described))
-    (folder / "described.partial").replace(folder / "described.json")
+    asked = read(module)
+    (folder / "asked.partial").write_text(asked.text())
+    (folder / "asked.partial").replace(folder / target["asked"])
     if (folder / "memory.json").is_file():
         return
     if target["platform"] == "cpu":
@@ -65,7 +62,7 @@ def _executable(folder: Path, module: Any, target: dict[str, Any]) -> Any:
         # Without autotuning XLA takes a default tile, which does not fit every fused product: cuBLAS does.
         target = target | {"flags": flags | {_TRITON: False}}
         executable = _compile(module, target)
-        (folder / "note.txt").write_text(NO_TRITON)
+        (folder / "flags.json").write_text(json.dumps({_TRITON: False}))
         return executable
 
 

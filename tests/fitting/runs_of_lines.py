@@ -5,8 +5,8 @@ import numpy as np
 from keras import layers
 
 import keras_mp
-from keras_mp.advice.figures import figures_of
 from keras_mp.advice.measures import Measures
+from keras_mp.advice.step import figures_of
 
 ROWS, WIDTH = 2048, 32
 

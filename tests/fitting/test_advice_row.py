@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from keras_mp.advice.advise import compiled_row
 from keras_mp.advice.figures import Figures
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import find_place
-from keras_mp.advice.row import compiled_row
 from keras_mp.advice.schedule import Asked
 from keras_mp.advice.source import Source
 

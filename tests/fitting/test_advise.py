@@ -33,7 +33,7 @@ def nothing_compiles(monkeypatch, tmp_path):
     def refuse(*_, **__):
         raise AssertionError("nothing is to be compiled")
 
-    monkeypatch.setattr(step_module, "report_of", refuse)
+    monkeypatch.setattr(step_module, "compile_step", refuse)
     monkeypatch.setenv("KERAS_MP_CACHE", str(tmp_path))
 
 

@@ -12,9 +12,10 @@ import keras
 import pytest
 
 import keras_mp
+from keras_mp.parallel.plan import plan_of
 from keras_mp.xla.collectives import collectives
 from keras_mp.xla.hlo import parse
-from keras_mp.xla.inspect import target_and_plan
+from keras_mp.xla.targets import find_target
 from models.gpt import gpt
 from models.transformer import Size
 
@@ -193,7 +194,7 @@ def build():
 def test_the_gradients_of_a_fully_sharded_step(target, chips, kind, link, rate):
     keras.config.set_dtype_policy("mixed_bfloat16")
     tokens = keras.KerasTensor((chips, 128), "int32")
-    report = keras_mp.inspect(build, (tokens, tokens), target, strategy="fully_sharded", chips=chips)
+    report = keras_mp.inspect(build, (tokens, tokens), f"{target}x{chips}", strategy="fully_sharded")
     text = (Path(report.log).parent / "compiled.hlo").read_text()
     counts, sizes = read(text)
     listed = Counter()
@@ -224,7 +225,7 @@ def test_the_gradients_of_a_fully_sharded_step(target, chips, kind, link, rate):
     time = report.link_time
     assert time.seconds == pytest.approx(wire / rate) and time.link == link
     for said in ("On the wire: the bytes", "Estimate, from the rate of the chip's links", f"GB/s of {link}"):
-        assert said in str(report)
+        assert said in str(report.details())
 
 
 @pytest.mark.jax
@@ -248,8 +249,9 @@ def test_the_norm_and_the_finite_check_are_made_on_the_parts(target, chips, poli
         return model
 
     tokens = keras.KerasTensor((chips, 128), "int32")
-    plan = replace(target_and_plan(target, "fully_sharded", chips)[1], gather_dtype=gather_dtype)
-    report = keras_mp.inspect(clipped, (tokens, tokens), target, strategy=plan, chips=chips)
+    topology = find_target(f"{target}x{chips}").topology
+    plan = replace(plan_of("fully_sharded", chips, topology), gather_dtype=gather_dtype)
+    report = keras_mp.inspect(clipped, (tokens, tokens), f"{target}x{chips}", strategy=plan)
     text = (Path(report.log).parent / "compiled.hlo").read_text()
     whole = r"^ +(?:ROOT )?%\S+ = (.*?) (all-gather|all-reduce|all-to-all)(?:-start)?\("
     sent = re.findall(whole, re.sub(SCATTERING, "", text), re.M)

@@ -5,8 +5,9 @@ import re
 import pytest
 from rich.console import Console
 
+from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.html import limited_bars
-from keras_mp.reporting.table import Prose, plain_text
+from keras_mp.reporting.table import plain_text
 
 
 def widths(page, bar):
@@ -25,8 +26,8 @@ def test_a_bar_that_is_longer_than_its_limit_makes_all_bars_shorter():
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_paragraphs_are_broken_between_words(width, capsys):
     words = "one two three " * 20
-    Console(width=width).print(Prose(words, "    "), soft_wrap=True)
+    Console(width=width).print(Sentence("Label", words), soft_wrap=True)
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= min(width, 120) and " ".join(lines).split() == words.split()
-    assert lines[0].startswith("    one") and all(line.startswith("      ") for line in lines[1:])
-    assert plain_text(Prose("short"), 120) == "short"
+    assert max(map(len, lines)) <= min(width, 120) and " ".join(lines).split()[1:] == words.split()
+    assert lines[0].startswith("Label: one") and all(line.startswith("  ") for line in lines[1:])
+    assert plain_text(Sentence("", "short"), 120) == "short"

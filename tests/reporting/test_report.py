@@ -11,7 +11,9 @@ from rich.console import Console
 
 import keras_mp
 from keras_mp.reporting import report as report_module
+from keras_mp.reporting.answer import COLUMNS, LINES
 from keras_mp.reporting.report import PicturedReport
+from keras_mp.reporting.table import ColumnTable, plain_text
 from tests.reporting.report_examples import EXAMPLES, MARKUP
 from tests.reporting.test_svg import check_inside
 
@@ -108,10 +110,32 @@ class TestEveryReport:
         assert len(check_inside(path.read_text(encoding="utf-8"))) > 5
 
     def test_printing_is_what_rich_prints(self, kind, reports):
-        console = Console(width=120, no_color=True)
+        console = Console(width=80, no_color=True)
         with console.capture() as captured:
             console.print(reports[kind], soft_wrap=True)
-        assert str(reports[kind]) == captured.get().rstrip() and MARKUP in str(reports[kind])
+        lines = [line.rstrip() for line in captured.get().splitlines()]
+        assert str(reports[kind]) == "\n".join(lines).rstrip() and MARKUP in str(reports[kind])
+
+    def test_the_answer_is_short_and_the_details_are_named_in_it(self, kind, reports):
+        report = reports[kind]
+        lines = str(report).splitlines()
+        assert len(lines) <= LINES and max(map(len, lines)) <= COLUMNS
+        names = re.findall(r"'(\w+)'", " ".join(str(report).partition("More: ")[2].split()))
+        assert "\n".join(str(report.details(name)) for name in names).split() == str(report.details()).split()
+        assert bool(names) == bool(str(report.details()))
+        with pytest.raises(ValueError, match="'nothing' is no table of this report, which has: "):
+            report.details("nothing")
+
+    @pytest.mark.parametrize("width", [80, 120])
+    def test_no_name_is_broken_and_no_figure_cut(self, kind, width, reports):
+        tables = [part for parts in reports[kind]._tables().values() for part in parts if isinstance(part, ColumnTable)]
+        for table in tables:
+            text = plain_text(table, width)
+            assert max(map(len, text.splitlines())) <= width
+            shown = [name not in ("layer", "layers") and (width == 120 or name in table.narrow) for name in table.names]
+            for row in table.rows:
+                words = " ".join(cell for cell, is_shown in zip(row, shown, strict=True) if is_shown).split()
+                assert [word for word in words if word not in text] == []
 
     @pytest.mark.parametrize("method", ["to_json", "to_html", "to_svg"])
     def test_a_file_that_cannot_be_written_leaves_the_old_one(self, kind, method, reports, tmp_path, monkeypatch):

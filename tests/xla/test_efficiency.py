@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from keras_mp.chips import CHIPS
-from keras_mp.xla.estimate import peak_of
+from keras_mp.xla.matmuls import peak_of
 from keras_mp.xla.step_time import COMPILED, CYCLES_A_SECOND, EFFICIENCIES, SPREADS, score
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,6 @@ from steps import tensor
 from keras_mp.fp8 import Float8Dense
 from keras_mp.system.packages import installed
 from keras_mp.xla.compile import compile_step
-from keras_mp.xla.hlo import parse
 from keras_mp.xla.lower import lower_step
 from keras_mp.xla.targets import find_target
 
@@ -37,7 +36,7 @@ def test_delayed_scaling_takes_amax_and_fp8_values_in_one_pass_over_the_input_on
     model.compile("sgd", "mse")
     batch = (tensor((ROWS, INPUTS), "bfloat16"), tensor((ROWS, OUTPUTS)))
     lowered = lower_step(model, batch, training=True, platform="cuda")
-    module = parse(compile_step(lowered, find_target("h100")).hlo)
+    module = compile_step(lowered, find_target("h100")).module
     entry = module.computations[module.entry].values()
     x = next(
         parameter.name

@@ -21,5 +21,5 @@ def test_inspect_shows_quantized_weights_and_their_bytes():
     packed = 32 * 5
     assert report.memory.integers["int4"] == packed and sum(report.memory.integers.values()) == packed + 4 * 9
     title = "of them in int4, two to a byte"
-    assert (title, packed) in memory_rows(report) and title in str(report)
+    assert (title, packed) in memory_rows(report) and title in str(report.details("memory"))
     assert report.precision == "float32"

@@ -1,7 +1,6 @@
 """What counts as a kernel of a compiled step, and the bytes that it moves, in text that compilers write."""
 
-from keras_mp.xla.estimate import is_work, moved_bytes
-from keras_mp.xla.hlo import parse
+from keras_mp.xla.hlo import is_work, moved_bytes, parse
 from tests.xla.test_step_time import ON_A_TPU, TEXT
 
 

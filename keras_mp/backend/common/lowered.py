@@ -79,6 +79,12 @@ class Lowered:
     backend: str
     model: str
 
+    @property
+    def batch(self) -> tuple[str, ...]:
+        """Shape and dtype of each array of the batch."""
+        given = (argument for argument in self.arguments if argument.kind == "batch")
+        return tuple(f"{argument.dtype}{list(argument.shape)}" for argument in given)
+
     def layer(self, call: int | None) -> str:
         """The path of the layer of a call, the model's name for the model itself, "unattributed" for None."""
         return UNATTRIBUTED if call is None else self.calls[call].path or self.model

@@ -1,0 +1,133 @@
+"""The answer of a report: what it says first, in no more lines than a terminal opens with."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.text import Text
+
+from keras_mp.reporting.html import breakable
+from keras_mp.reporting.table import WIDE, plain_text
+
+LINES, COLUMNS = 25, 80
+_INDENT = "  "
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A part of an answer: a label, words, a line of code that mends it, a table or a bar below.
+
+    Args:
+        label: stands before the words, such as "Fits"; "" where nothing does.
+        text: the words. Lines of prose are broken, code is not.
+        code: lines of a program, below.
+        below: what else is shown below, in the terminal.
+        rank: where the answer has no room for all, the last sentence of the highest rank gives way; 0 stays.
+    """
+
+    label: str
+    text: str
+    code: tuple[str, ...] = ()
+    below: RenderableType | None = None
+    rank: int = 0
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for number, line in enumerate(self._lines(min(options.max_width, WIDE))):
+            text = Text(line)
+            if number == 0 and self.label:
+                text.stylize("bold", 0, len(self.label) + 1)
+            yield text
+        for line in self.code:
+            yield Text(f"{_INDENT * 2}{line}", style="bold")
+        if self.below is not None:
+            yield self.below
+
+    def _lines(self, width: int) -> list[str]:
+        return textwrap.wrap(self.words, width, subsequent_indent=_INDENT, break_on_hyphens=False) if self.text else []
+
+    @property
+    def words(self) -> str:
+        """The label and the text."""
+        return f"{self.label}: {self.text}" if self.label else self.text
+
+    @property
+    def lines(self) -> int:
+        """How many lines it takes on a terminal of `COLUMNS`, which breaks longer lines of code."""
+        code = sum(math.ceil((len(line) + 2 * len(_INDENT)) / COLUMNS) for line in self.code)
+        below = 0 if self.below is None else len(plain_text(self.below, COLUMNS).splitlines())
+        return len(self._lines(COLUMNS)) + code + below
+
+    def html(self) -> str:
+        """The label, the words and the code as a paragraph."""
+        label = f"<strong>{escape(self.label)}:</strong> " if self.label else ""
+        code = f"<pre><code>{escape(chr(10).join(self.code))}</code></pre>" if self.code else ""
+        return (f"<p>{label}{breakable(self.text)}</p>" if self.text else "") + code
+
+
+def fitting(sentences: Iterable[Sentence], lines: int = LINES) -> list[Sentence]:
+    """The sentences that these lines have room for, in their order."""
+    kept = list(sentences)
+    while sum(sentence.lines for sentence in kept) > lines:
+        least = max(sentence.rank for sentence in kept)
+        if least == 0:
+            break
+        place = max(place for place, sentence in enumerate(kept) if sentence.rank == least)
+        del kept[place]
+    return kept
+
+
+class MemoryBar:
+    """A bar as wide as the terminal, of parts of a memory and what is free of it, and its legend.
+
+    Args:
+        parts: the size of each part, by name.
+        whole: of the memory; 0 where it is not known. Where the parts are larger, a line marks its end.
+        written: the words of a part in the legend.
+    """
+
+    _MARKS = "█▓▒░"
+
+    def __init__(self, parts: dict[str, int], whole: int, written: Sequence[str]) -> None:
+        self.parts, self.whole, self.written = parts, whole, written
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(options.max_width, COLUMNS) - len(_INDENT)
+        longest = max(self.whole, sum(self.parts.values()), 1)
+        ends, total = [], 0
+        for size in self.parts.values():
+            total += size
+            ends.append(round(width * total / longest))
+        bar = ""
+        for mark, end in zip(self._MARKS, ends, strict=False):
+            bar += mark * (end - len(bar))
+        bar = bar.ljust(width, "·")
+        limit = round(width * self.whole / longest)
+        if 0 < limit < width:
+            bar = f"{bar[:limit]}│{bar[limit + 1 :]}"
+        yield Text(_INDENT + bar)
+        legend = [f"{mark} {words}" for mark, words in zip(self._MARKS, self.written, strict=False)]
+        legend += ["│ the memory's end"] if 0 < limit < width else ["· free"] if limit else []
+        for line in textwrap.wrap("  ".join(legend).replace(" ", "\0").replace("\0\0", "  "), width):
+            yield Text(_INDENT + line.replace("\0", " "))
+
+
+class Details:
+    """The tables behind an answer; `print` writes them in plain text, `rich.print` as wide as the terminal."""
+
+    def __init__(self, parts: Iterable[RenderableType]) -> None:
+        self._parts = list(parts)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for place, part in enumerate(self._parts):
+            follows = isinstance(part, Sentence) and isinstance(self._parts[place - 1], Sentence)
+            if place and not follows:
+                yield ""
+            yield part
+
+    def __str__(self) -> str:
+        return plain_text(self, WIDE)

@@ -1,0 +1,54 @@
+"""A step that a chip's compiler compiled: what was asked, what was made of it, each read once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from keras_mp.backend.common.lowered import Lowered, call_of
+from keras_mp.xla.asked import Asked
+from keras_mp.xla.compiler_memory import Refusal
+from keras_mp.xla.hlo import Instruction, Module
+from keras_mp.xla.targets import Target
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """A step, and what the compiler of a target made of it.
+
+    Products, memory, collectives, casts and times are functions of it.
+
+    Args:
+        lowered: the step.
+        target: what it was compiled for.
+        asked: what the lowered step asks for.
+        module: what was compiled; without an instruction where it was refused.
+        statistics: of its memory, the compiler's own, in bytes; empty where it was refused.
+        flags: how the compiler was told to compile, where not as it does by itself.
+        versions: of the packages that compiled.
+        seconds: how long the compiler took, now or when the result that was kept was made.
+        log: the file with all that the compiler printed, beside what was compiled.
+        refused: what the compiler says of a step that is larger than the chip's memory; None where it compiled.
+        kept: whether an earlier call had compiled it.
+    """
+
+    lowered: Lowered
+    target: Target
+    asked: Asked
+    module: Module
+    statistics: Mapping[str, int]
+    flags: Mapping[str, Any]
+    versions: Mapping[str, str]
+    seconds: float
+    log: str
+    refused: Refusal | None = None
+    kept: bool = False
+
+    def name(self, instruction: Instruction) -> str:
+        """The name, before operations were numbered, of what a compiled instruction comes from."""
+        return f"{instruction.operation_name}/{self.asked.full_name(instruction.operation)}"
+
+    def layer(self, instruction: Instruction) -> str:
+        """The path of the layer whose call a compiled instruction comes from, or "unattributed"."""
+        return self.lowered.layer(call_of(self.name(instruction)))
