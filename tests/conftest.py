@@ -6,14 +6,19 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # passes, which decide precision and memory, are all there; at level 0 tanh and erf are less exact than without flags.
 # `XLA_FLAGS= make test` runs what users run.
 FLAGS = "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true"
+FLAGS += " --xla_cpu_parallel_codegen_split_count=1"  # they are too small to be compiled in parts
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 
-import ctypes
 import gc
+
+# The frameworks make half a million objects, none of which is ever garbage: they are looked through neither while they
+# are imported nor with what the tests leave.
+gc.disable()
+
+import ctypes
 import sys
 from pathlib import Path
 
-import keras
 import psutil
 import pytest
 
@@ -22,7 +27,8 @@ sys.path.insert(0, str(HERE))  # the helpers beside the tests: zoo, fake_devices
 
 import random_seed
 
-GROWN = 2 * 2**30  # bytes that a worker may hold from one file to the next
+limit = 2 * 2**30  # bytes that a worker may hold from one file to the next
+GROWTH = 2**29  # bytes that it may hold more after that
 SEED = f"{random_seed.VARIABLE}={random_seed.of_this_run()}"
 
 
@@ -35,6 +41,11 @@ def pytest_configure(config):
 
 def pytest_report_header():
     return f"random numbers: {SEED} repeats this run"
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -53,6 +64,8 @@ def pytest_runtest_makereport(item, call):
 @pytest.fixture(autouse=True)
 def float32_policy():
     """Each test starts under float32 and leaves no other policy behind."""
+    import keras  # not above: the process that only hands tests to workers would take seconds to import it
+
     keras.config.set_dtype_policy("float32")
     yield
     keras.config.set_dtype_policy("float32")
@@ -60,12 +73,24 @@ def float32_policy():
 
 @pytest.fixture(autouse=True, scope="module")
 def memory():
-    """A worker that has grown lets go, after a file, of what the file's tests compiled."""
+    """After a file, what nothing holds is let go, and what is left is not looked through again.
+
+    It is graphs and programs of millions of objects: to look for garbage among them took a third of all the time. A
+    worker that has grown lets go of what was compiled, too.
+    """
+    global limit
     yield
-    if psutil.Process().memory_info().rss > GROWN:
+    rss = psutil.Process().memory_info().rss
+    if rss > limit:
+        import keras
+
+        gc.unfreeze()
         keras.backend.clear_session(free_memory=False)
         if "jax" in sys.modules:
             sys.modules["jax"].clear_caches()
-        gc.collect()
+    gc.collect()
+    gc.freeze()
+    if rss > limit:
         if sys.platform == "linux":
             ctypes.CDLL(None).malloc_trim(0)
+        limit = max(limit, psutil.Process().memory_info().rss + GROWTH)

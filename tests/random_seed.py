@@ -12,7 +12,6 @@ import sys
 import zlib
 
 import numpy as np
-from keras.src.backend.common import global_state
 
 numpys_own = np.random.default_rng
 VARIABLE = "KERAS_MP_TEST_SEED"
@@ -40,6 +39,8 @@ def start(name: str) -> None:
 
     `numpy.random.default_rng()` without a seed gives a new generator at each call, as ever, of the test's stream.
     """
+    from keras.src.backend.common import global_state
+
     streams = np.random.SeedSequence(of_a_test(name))
 
     @functools.wraps(numpys_own)

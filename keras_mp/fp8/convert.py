@@ -289,9 +289,7 @@ def explain(
     batch_size: int = 8,
     scaling: Scalings | Scaling | str | None = None,
 ) -> list[Decision]:
-    """Prints a row for each layer that FP8 is for: whether it computes in FP8, or `convert` would, and why.
-
-    These are the Dense and EinsumDense layers.
+    """Prints how many Dense and EinsumDense layers compute in FP8, or would after `convert`, and then which, and why.
 
     Args:
         model: a built Keras model, before or after `convert`.
@@ -323,6 +321,7 @@ def explain(
         row = (decision.path, sizes, _verdict(decision), *(cells if rates else []), decision.reason.partition(": ")[0])
         table.add_row(*[Text(cell, overflow="fold") for cell in row])
     console = Console(highlight=False)
+    console.print(_answer(model, decisions, scalings))
     console.print(table)
     if rates:
         console.print(f"Predicted from peak rates for {target}, batches of {batch_size}, forward and backward.")
@@ -355,6 +354,16 @@ def _told(changed: list[Decision], scalings: Scalings) -> str:
 def _is_wide(layer: keras.layers.Layer) -> bool:
     """Whether a layer was built to compute in float32; what `stabilize` lets return float32 was not."""
     return precision_of_layer(layer) == "float32"
+
+
+def _answer(model: keras.Model, decisions: list[Decision], scalings: Scalings) -> str:
+    """How many layers are in 8 bits, and what that gains, in a sentence."""
+    done = sum(isinstance(decision.layer, Float8Layer) for decision in decisions)
+    more = sum(decision.float8 for decision in decisions) - done
+    costs = [decision.cost for decision in decisions if decision.float8 and decision.cost]
+    times = sum(cost.bfloat16 for cost in costs) / sum(cost.fp8 for cost in costs) if costs else 0.0
+    gain = f"; their products take 1/{times:.2f} of the time in bfloat16 (predicted)" if costs else ""
+    return f"{model.name}: {done} of {len(decisions)} layers are in {scalings.title}, and convert adds {more}{gain}."
 
 
 def _verdict(decision: Decision) -> str:

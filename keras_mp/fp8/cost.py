@@ -14,6 +14,7 @@ from keras_mp.precision.chips import CHIPS, Chip, find_chip
 
 # Bytes of an element: of inputs and gradients, of the float32 master weights, of FP8.
 _HALF, _MASTER, _FP8 = 2, 4, 1
+_FP4 = 9 / 16  # with the scale of its block
 
 
 class Cost(NamedTuple):
@@ -42,6 +43,7 @@ def step_cost(rows: int, inputs: int, outputs: int, chip: Chip, scalings: Scalin
         quantization = for x, w and g: read it for the amax, read it again, write 1
                        delayed scaling reads it once; rowwise scaling makes all of it twice, for different products;
                        MXFP8 reads it for two amaxes, and once more to write 1 for each of the two
+                       NVFP4 reads it once more, for the tensor's own amax, and writes 9/16 for each of the two
                        where matrix units want the summed axis innermost: write 1 once more, transposed
 
     No kernel reaches a peak; what is left out of both sides leaves their ratio much as it is. For (8192, 4096, 16384)
@@ -61,15 +63,19 @@ def step_cost(rows: int, inputs: int, outputs: int, chip: Chip, scalings: Scalin
     bandwidth = chip.bandwidth / chip.devices
     x, w, g = rows * inputs, inputs * outputs, rows * outputs
 
-    def products(dtype: str, size: int) -> float:
+    def products(dtype: str, size: float) -> float:
         rate = chip.peak[dtype] / chip.devices
         forward, to_inputs = size * (x + w) + _HALF * g, size * (g + w) + _HALF * x
         to_kernel = size * (x + g) + _MASTER * w
         moved = (forward, to_inputs, to_kernel)
         return sum(max(2 * rows * inputs * outputs / rate, bytes_moved / bandwidth) for bytes_moved in moved)
 
-    def quantized(elements: int, size: int) -> int:
+    four_bits = scalings.title == "NVFP4"
+
+    def quantized(elements: int, size: int) -> float:
         reads = 1 if scalings.kept else 2
+        if four_bits:
+            return elements * (4 * size + 2 * _FP4)
         if scalings.all[0].in_blocks:
             return elements * (3 * size + 2 * _FP8)
         if scalings.all[0].granularity == "row":
@@ -78,7 +84,8 @@ def step_cost(rows: int, inputs: int, outputs: int, chip: Chip, scalings: Scalin
 
     quantization = quantized(x, _HALF) + quantized(w, _MASTER) + quantized(g, _HALF)
     cast = w * (_MASTER + _HALF)
-    return Cost(products("bfloat16", _HALF) + cast / bandwidth, products("fp8", _FP8) + quantization / bandwidth)
+    own = products("fp4", _FP4) if four_bits else products("fp8", _FP8)
+    return Cost(products("bfloat16", _HALF) + cast / bandwidth, own + quantization / bandwidth)
 
 
 def wants_transposed(chip: Chip) -> bool:
@@ -99,15 +106,16 @@ def chip_for(target: str, scalings: Scalings) -> Chip:
     """
     chip = find_chip(target)
     if scalings.all[0].in_blocks:
-        having = ", ".join(name for name, chip in CHIPS.items() if _multiplies_blocks(chip))
-        if not _multiplies_blocks(chip):
+        title, dtype = scalings.title, "fp4" if scalings.title == "NVFP4" else "fp8"
+        having = ", ".join(name for name, chip in CHIPS.items() if _multiplies_blocks(chip, dtype))
+        if not _multiplies_blocks(chip, dtype):
             raise ValueError(
-                f"target={target!r}: {chip.title} has no MXFP8 units, so MXFP8 never pays there. With: {having}"
+                f"target={target!r}: {chip.title} has no {title} units, so {title} never pays there. With: {having}"
             )
         if keras.backend.backend() != "jax":
             raise ValueError(
-                f"target={target!r}: Keras runs on TensorFlow, which has no MXFP8 product, so MXFP8 never pays. Set "
-                "the environment variable KERAS_BACKEND to 'jax' before Keras is first imported"
+                f"target={target!r}: Keras runs on TensorFlow, which has no {title} product, so {title} never pays. "
+                "Set the environment variable KERAS_BACKEND to 'jax' before Keras is first imported"
             )
     if "fp8" not in chip.peak:
         having = ", ".join(name for name, chip in CHIPS.items() if "fp8" in chip.peak)
@@ -115,9 +123,9 @@ def chip_for(target: str, scalings: Scalings) -> Chip:
     return chip
 
 
-def _multiplies_blocks(chip: Chip) -> bool:
-    """Whether a chip multiplies MXFP8 operands: NVIDIA's GPUs from Blackwell on."""
-    return chip.vendor == "nvidia" and "fp8" in chip.peak and int(chip.architecture.split(".")[0]) >= 10
+def _multiplies_blocks(chip: Chip, dtype: str) -> bool:
+    """Whether a chip multiplies operands in blocks, and the table has its rate: NVIDIA's GPUs from Blackwell on."""
+    return chip.vendor == "nvidia" and dtype in chip.peak and int(chip.architecture.split(".")[0]) >= 10
 
 
 def rows_of(layer: keras.layers.Layer, inputs: int, batch_size: int) -> int | None:

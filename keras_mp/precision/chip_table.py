@@ -146,7 +146,7 @@ NVIDIA_DATA_CENTER_GPUS = (
     ),
     chip(
         "b200", "B200 (HGX, 1000 W)", "nvidia", "10.0",
-        {"float32": 75, "tfloat32": 1100, "float16": 2250, "bfloat16": 2250, "fp8": 4500}, 180, 7700,
+        {"float32": 75, "tfloat32": 1100, "float16": 2250, "bfloat16": 2250, "fp8": 4500, "fp4": 9000}, 180, 7700,
         "NVIDIA Blackwell data sheet, HGX B200 column, https://resources.nvidia.com/en-us-blackwell-architecture/datasheet"
         + SPARSE + NOT_OPENED
         + "the copy of its table at https://zdszero.github.io/Computer/Artificial_Intelligence/Hardware.html",
@@ -155,8 +155,9 @@ NVIDIA_DATA_CENTER_GPUS = (
     ),
     chip(
         "b300", "B300 (HGX)", "nvidia", "10.3",
-        {"float32": 75, "tfloat32": 1125, "float16": 2250, "bfloat16": 2250, "fp8": 4500}, 268, 7672,
-        "https://glennklockwood.com/garden/processors/B300, the table of the HGX variant, for the rates; memory (268 "
+        {"float32": 75, "tfloat32": 1125, "float16": 2250, "bfloat16": 2250, "fp8": 4500, "fp4": 13500}, 268, 7672,
+        "https://glennklockwood.com/garden/processors/B300, the table of the HGX variant, for the rates (FP4: 1.5 times a "
+        "B200's); memory (268 "
         "GiB of the 288 GB fitted), clock, L2 and a bus of 7680 bits as a B300 SXM6 AC reports them",
         compiler=gpu("10.3", "B300 SXM6 AC", 148, 132644864, 2.032, 275040 * 2**20, 7672.32),
         device_kinds=("nvidia b300 sxm6 ac",),
@@ -242,7 +243,7 @@ NVIDIA_DESKTOP_GPUS = (
     ),
     chip(
         "rtx5090", "GeForce RTX 5090", "nvidia", "12.0",
-        {"float32": 104.8, "tfloat32": 104.8, "float16": 209.5, "bfloat16": 209.5, "fp8": 419}, 32, 1792,
+        {"float32": 104.8, "tfloat32": 104.8, "float16": 209.5, "bfloat16": 209.5, "fp8": 419, "fp4": 1676}, 32, 1792,
         WHITE_PAPER % "RTX Blackwell architecture" + "; figures from " + GPUMAP + "; " + NANOCHAT + DEVICE_QUERY,
         compiler=gpu("12.0", "GeForce RTX 5090", 170, 100663296, 2.407, 33668857856, 1792.128),
         link=pcie(5, GPUMAP),

@@ -205,12 +205,14 @@ class CompileReport(PicturedReport):
 def _family(dtypes: Sequence[str]) -> str:
     if dtypes and all(dtype.startswith("float8") for dtype in dtypes):
         return "FP8"
+    if dtypes and all(dtype.startswith("float4") for dtype in dtypes):
+        return "NVFP4"
     return dtype_pair(dtypes)
 
 
 def _runs_low(matmul: Matmul) -> bool:
     return bool(matmul.compiled) and all(
-        dtype.startswith("float8") or dtype in ("float16", "bfloat16") for dtype in matmul.compiled
+        dtype.startswith(("float8", "float4")) or dtype in ("float16", "bfloat16") for dtype in matmul.compiled
     )
 
 

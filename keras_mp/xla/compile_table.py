@@ -465,6 +465,7 @@ def compiled_as(matmul: Matmul) -> str:
 def short(dtypes: tuple[str, ...]) -> str:
     """Writes operand dtypes in little room."""
     names = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+    names["float4_e2m1fn"] = "e2m1"
     return " x ".join(dict.fromkeys(names.get(dtype, dtype) for dtype in dtypes)) or "none"
 
 

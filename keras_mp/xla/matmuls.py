@@ -96,7 +96,9 @@ def peak_of(dtypes: Sequence[str], chip: Chip) -> float:
     peak = chip.peak
     if dtypes and all(dtype == "int8" for dtype in dtypes):
         return peak.get("int8") or peak.get("bfloat16") or peak.get("float16") or peak["float32"]
-    if any(dtype.startswith("float8") for dtype in dtypes) and all(d.startswith("float8") for d in dtypes):
+    if dtypes and all(dtype.startswith("float4") for dtype in dtypes) and "fp4" in peak:
+        return peak["fp4"]
+    if dtypes and all(dtype.startswith(("float8", "float4")) for dtype in dtypes):
         return peak.get("fp8") or peak.get("bfloat16") or peak["float16"]
     if "float32" in dtypes:
         return peak.get("tfloat32") or peak.get("float32") or peak["bfloat16"]
@@ -274,7 +276,7 @@ def _kernel(instruction: Instruction, kernel: Instruction, platform: str) -> str
 
 
 def _accumulation(operands: tuple[str, ...], instruction: Instruction, platform: str) -> str:
-    if any(dtype.startswith("float8") for dtype in operands):
+    if any(dtype.startswith(("float8", "float4")) for dtype in operands):
         # Hopper sums FP8 products with fewer bits unless a higher precision is asked for.
         precise = re.search("HIGHEST|highest", instruction.attributes) or "blockScaled" in instruction.target
         return "float32" if precise or platform != "cuda" else "float32, fast"

@@ -176,13 +176,13 @@ def _sizes(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
 
 
 def asks_fp8(matmul: Matmul) -> bool:
-    """Whether both operands are FP8 in the lowered step."""
-    return all(dtype.startswith("float8") for dtype in matmul.asked)
+    """Whether both operands are FP8, or NVFP4, in the lowered step."""
+    return all(dtype.startswith(("float8", "float4")) for dtype in matmul.asked)
 
 
 def runs_fp8(matmul: Matmul) -> bool:
-    """Whether both operands are FP8 as compiled."""
-    return bool(matmul.compiled) and all(dtype.startswith("float8") for dtype in matmul.compiled)
+    """Whether both operands are FP8, or NVFP4, as compiled."""
+    return bool(matmul.compiled) and all(dtype.startswith(("float8", "float4")) for dtype in matmul.compiled)
 
 
 def named(layers: Sequence[str]) -> str:

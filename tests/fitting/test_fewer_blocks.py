@@ -2,6 +2,7 @@
 
 import dataclasses
 from fractions import Fraction
+from types import SimpleNamespace
 
 import keras
 import pytest
@@ -18,14 +19,18 @@ from keras_mp.lean.make_lean import lean_report
 from models.gpt import gpt
 from models.transformer import Size
 
-DEPTH = 10
+FEW, MANY, DEPTH = 1, 2, 4
+TIMES = Fraction(DEPTH - FEW, MANY - FEW)
 TOKENS = (keras.KerasTensor((4, 32), "int32"),) * 2
 
 
 @pytest.fixture
 def deep(monkeypatch):
-    """Models of nine blocks are not deep, those of ten are."""
+    """Models of three blocks are not deep, those of four are, and are asked about by models with one and two."""
     monkeypatch.setattr(step_module, "DEEP", DEPTH - 1)
+    monkeypatch.setattr(step_module, "BLOCKS", (FEW, MANY))
+    # Which models have a line is seen by their layers, without the program of a step.
+    monkeypatch.setattr(step_module, "lower_step", lambda *_, **__: SimpleNamespace(arguments=()))
 
 
 def build(blocks=DEPTH):
@@ -98,7 +103,7 @@ def changed(change):
     "whole, alike",
     [
         (causal, True),
-        (lambda: causal(9), False),
+        (lambda: causal(DEPTH - 1), False),
         (lambda: changed(lambda model: model.backbone.enable_lora(2)), False),
         (lambda: changed(lambda model: setattr(model.backbone.token_embedding, "trainable", False)), False),
         (lambda: keras_mp.make_lean(causal(), remat=True), False),
@@ -107,7 +112,7 @@ def changed(change):
     ids=["as its config says", "of another depth", "LoRA", "frozen", "treated", "another precision"],
 )
 def test_what_is_not_in_the_config_is_seen(whole, alike):
-    assert is_on_line(causal(4), causal(8), whole(), Fraction(DEPTH - 4, 4)) is alike
+    assert is_on_line(causal(FEW), causal(MANY), whole(), TIMES) is alike
 
 
 @pytest.mark.jax
@@ -127,19 +132,24 @@ def test_the_step_knows_which_models_have_a_line(deep, given, depth):
 
 
 def test_fewer_blocks_come_under_the_same_measures():
-    few = Source(causal).under(Measures("mixed_bfloat16", lean=True, remat=True, micro_batches=2), 4)
+    few = Source(causal).under(Measures("mixed_bfloat16", lean=True, remat=True, micro_batches=2), MANY)
     assert few.optimizer.gradient_accumulation_steps == 2 and few.backbone.dtype_policy.name == "mixed_bfloat16"
-    assert len([row for row in lean_report(few).rows if row.kind == "block"]) == 4
+    assert len([row for row in lean_report(few).rows if row.kind == "block"]) == MANY
 
 
 @pytest.mark.slow
 @pytest.mark.jax
-def test_the_figures_of_a_deep_model_are_near_to_those_of_all_its_blocks(deep):
+def test_the_figures_of_a_deep_model_are_near_to_those_of_all_its_blocks(monkeypatch):
     """State and operations to the last; the compiler's temporary memory within 5%."""
-    row = keras_mp.advise(build, TOKENS, ["h100"], progress=False)["h100"]
-    assert row.fits and row.figures.extrapolated == f"4 and 8 of {DEPTH} blocks"
+    monkeypatch.setattr(step_module, "DEEP", 9)
+
+    def build_ten(blocks=10):
+        return build(blocks)
+
+    row = keras_mp.advise(build_ten, TOKENS, ["h100"], progress=False)["h100"]
+    assert row.fits and row.figures.extrapolated == "4 and 8 of 10 blocks"
     place = find_place("h100")
-    step = step_module.Step(Source(build), TOKENS, place.platform)
+    step = step_module.Step(Source(build_ten), TOKENS, place.platform)
     whole = step.compiler(place, row.measures, whole=True)()
     assert step.compiler(place, row.measures, whole=True)() == dataclasses.replace(whole, kept=True)
     assert whole.extrapolated == ""
@@ -149,4 +159,4 @@ def test_the_figures_of_a_deep_model_are_near_to_those_of_all_its_blocks(deep):
     assert figures.temporary == pytest.approx(whole.temporary, rel=0.05)
     assert figures.peak == pytest.approx(whole.peak, rel=0.05)
     with keras_mp.policy_scope(row.measures.precision):
-        assert whole.peak == keras_mp.inspect(build, TOKENS, "h100").memory.peak
+        assert whole.peak == keras_mp.inspect(build_ten, TOKENS, "h100").memory.peak

@@ -49,7 +49,7 @@ class SameBlock(Block):
 
 def build(block=Block, loss="mse", optimizer=None, head=None, **arguments):
     inputs = keras.Input((WIDTH,))
-    x = block(**arguments)(block(**arguments)(inputs))
+    x = block(**arguments)(inputs)
     model = keras.Model(inputs, layers.Dense(4, dtype=head)(layers.Dense(4, name="before")(x)))
     model.compile(optimizer or keras.optimizers.Adam(1e-3), loss)
     return model

@@ -117,3 +117,17 @@ def test_bad_input():
 
 def test_only_chips_with_fp8():
     assert chip_for("H100", Scalings.named("delayed")).name == "h100"
+
+
+@pytest.mark.jax
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has no product in blocks, and says so")
+def test_four_bits_on_chips_that_have_their_rate():
+    with pytest.raises(ValueError, match="H100 SXM5 has no NVFP4 units.*With: b200, b300, rtx5090"):
+        chip_for("h100", Scalings.named("nvfp4"))
+    chip, (m, k, n) = chip_for("b200", Scalings.named("nvfp4")), SHAPE
+    cost = step_cost(m, k, n, chip, Scalings.named("nvfp4"))
+    bandwidth = chip.bandwidth / chip.devices
+    # Each number is read for three amaxes and for the copies; of a copy a number takes 4 bits, a scale 8 for 16.
+    passes = (m * k + m * n) * (4 * 2 + 2 * 9 / 16) + k * n * (4 * 4 + 2 * 9 / 16)
+    least = 3 * 2 * m * k * n / (chip.peak["fp4"] / chip.devices)
+    np.testing.assert_allclose(cost.fp8, least + passes / bandwidth, rtol=1e-12)

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import own_blocks
 import pytest
 from keras import layers
 
@@ -129,7 +130,7 @@ def test_a_language_model_is_lean_by_itself_and_takes_recomputed_blocks():
         y = keras_mp.SelfAttention(2, causal=True, name=f"block{block}_attention")(layers.LayerNormalization()(x))
         x = layers.Add(name=f"block{block}_add")([x, y])
     model = keras_mp.LanguageModel(tokens, layers.Activation("linear", dtype="float32")(embedding(x, reverse=True)))
-    model.compile(keras.optimizers.SGD(0.5), keras_mp.ChunkedCrossEntropy(rows=7))
+    model.compile(keras.optimizers.SGD(0.5), keras_mp.ChunkedCrossEntropy(rows=7), run_eagerly=own_blocks.EAGERLY)
     tokens, targets, _ = draw()
     before = model.get_weights()
     losses = []

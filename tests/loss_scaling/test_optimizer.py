@@ -56,7 +56,7 @@ def state_of(optimizer):
 
 
 @pytest.mark.parametrize("mode", MODES_OF_A_STEP)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)  # test_loss_scale.py has more of them
 @given(loss_scales(), gradients)
 def test_the_scale_moves_as_the_reference_says(mode, loss_scale, gradients):
     weight = weight_of(1.0, 1.0)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_mp
+from keras_mp.loss_scaling.inner_build import with_dtypes
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 WIDTH = 64
@@ -93,3 +94,8 @@ def test_tensorflows_checkpoint_of_another_state_dtype_is_refused(tmp_path, dtyp
     saved = tf.train.Checkpoint(optimizer=first).save(str(tmp_path / "checkpoint"))
     with pytest.raises(tf.errors.InvalidArgumentError, match="expected dtype"):
         tf.train.Checkpoint(optimizer=second).restore(saved)
+
+
+def test_an_array_of_another_wide_dtype_is_left_to_keras():
+    read = with_dtypes({"0": np.ones(3)}, [keras.Variable(np.zeros(3, "float32"))])
+    assert read["0"].dtype == "float64"

@@ -246,8 +246,13 @@ def test_models(name, how, policy, mode):
 
 
 @pytest.mark.jax
-@pytest.mark.parametrize("recipe", ["current", "delayed", "rowwise", "mxfp8", "static", "int8", "nvfp4"])
-@pytest.mark.parametrize("order", ["second", "forward"])
+@pytest.mark.parametrize(
+    "recipe, order",
+    [
+        *((recipe, "second") for recipe in ("current", "delayed", "rowwise", "mxfp8", "static", "int8", "nvfp4")),
+        *((recipe, "forward") for recipe in ("current", "mxfp8", "int8")),
+    ],
+)
 def test_eight_bits_name_the_layer_and_the_way_out(recipe, order):
     arrays = [zoo.normal(4, 32), zoo.normal(32, 16)]
     named = r"the layer 'one/dense' .* keras_mp\.fp8\.revert\(model\)"

@@ -250,7 +250,7 @@ def test_a_row_is_complete_and_held_against_figures_from_elsewhere():
     for name, chip in CHIPS.items():
         assert chip.vendor in ("google", "nvidia", "amd"), name
         assert "https://" in chip.source, name
-        assert set(chip.peak) <= {"float32", "tfloat32", "float16", "bfloat16", "fp8", "int8"}, name
+        assert set(chip.peak) <= {"float32", "tfloat32", "float16", "bfloat16", "fp8", "fp4", "int8"}, name
         # From the 16 GiB of a P100 to the 192 of an MI300X, reached in 10 to 60 ms: the ratio is alike everywhere.
         assert 0.01 < chip.memory_bytes / chip.bandwidth < 0.09, name
         without = [figure for figure, tables in FIGURES.items() if not any(name in table for table in tables)]
