@@ -114,8 +114,8 @@ class Chip:
         vendor: "nvidia", "google" or "amd".
         architecture: Compute capability ("9.0"), TPU generation ("v5e") or LLVM target ("gfx942").
         peak: Dense operations per second (a multiply-add is two) by operand dtype: "float32", "tfloat32", "float16",
-            "bfloat16", "fp8", "fp4", "int8". Of products that accumulate in float32: GeForce cards halve the rate there.
-            A missing key means that the chip has no hardware for it.
+            "bfloat16", "fp8", "fp4", "int8". Of products that accumulate in float32: GeForce cards halve the rate
+            there. A missing key means that the chip has no hardware for it.
         memory_bytes: Device memory in bytes, by the data sheet.
         bandwidth: Device memory bandwidth in bytes per second.
         source: The document that each figure is from.

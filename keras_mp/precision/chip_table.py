@@ -156,9 +156,9 @@ NVIDIA_DATA_CENTER_GPUS = (
     chip(
         "b300", "B300 (HGX)", "nvidia", "10.3",
         {"float32": 75, "tfloat32": 1125, "float16": 2250, "bfloat16": 2250, "fp8": 4500, "fp4": 13500}, 268, 7672,
-        "https://glennklockwood.com/garden/processors/B300, the table of the HGX variant, for the rates (FP4: 1.5 times a "
-        "B200's); memory (268 "
-        "GiB of the 288 GB fitted), clock, L2 and a bus of 7680 bits as a B300 SXM6 AC reports them",
+        "https://glennklockwood.com/garden/processors/B300, the HGX table, for the rates, but FP4's, 1.5 "
+        "times a B200's; memory (268 GiB of the 288 GB fitted), clock, L2 and a bus of 7680 bits as a B300 SXM6 AC "
+        "reports them",
         compiler=gpu("10.3", "B300 SXM6 AC", 148, 132644864, 2.032, 275040 * 2**20, 7672.32),
         device_kinds=("nvidia b300 sxm6 ac",),
         link=nvlink(5, 18),
