@@ -21,7 +21,7 @@ import keras
 import numpy as np
 
 from keras_mp.fp8 import Scalings, matmul
-from keras_mp.fp8.blocks import dequantize_rows, quantize_matrix
+from keras_mp.fp8.block_scaled import dequantize_rows, quantize_matrix
 from keras_mp.fp8.quantize import known_of, quantize
 
 SIZE = 1024

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from keras_mp import backend
-from keras_mp.fp8.blocks import Blocks, as_matrix, block_dot, quantize_matrix, quantize_tiles, rows_of_tiles
+from keras_mp.fp8.block_scaled import Blocks, as_matrix, block_dot, quantize_matrix, quantize_tiles, rows_of_tiles
 from keras_mp.fp8.equations import explicit, summed_axes
 from keras_mp.fp8.quantize import (
     Quantized,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from reference import DTYPES, compiled, to_numpy
 
-from keras_mp.fp8.blocks import (
+from keras_mp.fp8.block_scaled import (
     Blocks,
     as_matrix,
     dequantize_rows,

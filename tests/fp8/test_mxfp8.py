@@ -11,7 +11,7 @@ from reference import assert_close, check_products, compiled, sqnr, tensors, to_
 import keras_mp
 from keras_mp.chips import CHIPS
 from keras_mp.fp8 import Scaling, Scalings, convert, explain, is_available, matmul
-from keras_mp.fp8.blocks import dequantize_rows, quantize_matrix
+from keras_mp.fp8.block_scaled import dequantize_rows, quantize_matrix
 from keras_mp.precision.hardware import Device, support
 
 RECIPES = {

@@ -11,7 +11,7 @@ from int8_reference import words
 from reference import assert_close, compiled, sqnr, tensors, to_numpy, with_gradients
 
 from keras_mp.fp8 import Scaling, Scalings, convert, matmul
-from keras_mp.fp8.blocks import (
+from keras_mp.fp8.block_scaled import (
     block_scales,
     dequantize_rows,
     hadamard,

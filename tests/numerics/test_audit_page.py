@@ -64,7 +64,7 @@ def test_there_is_a_legend_and_a_verdict_for_each_format(tmp_path):
         "bfloat16: all 3 layers fit",
         "FP8: 2 of 2 Dense and EinsumDense layers fit; no other layer computes in FP8",
     ):
-        assert f"small, {line}" in words and line in plain_text(report, 120).splitlines()
+        assert f"small, {line}" in words and f"{line}." in plain_text(report, 120).splitlines()
     colours = {rectangle.get("fill") for rectangle in picture.iter(f"{SPACE}rect")}
     assert {"fits", "fits with the loss scale", "does not fit", "overflows"} <= set(words) and len(colours) >= 5
     page = report.to_html(tmp_path / "audit.html").read_text()
