@@ -1,6 +1,6 @@
 """The training recipe language_model in NVFP4, beside MXFP8 and bfloat16: all its products, and its parts one by one.
 
-    python benchmarks/nvfp4_training.py --seeds 1 --out docs/results/nvfp4.json
+    python benchmarks/nvfp4_training.py --seeds 1 --out build/nvfp4.json
 
 Bits per byte on the test data after 5 epochs, 1,020 steps, of half its layers and width: on CPUs the products are
 emulated. Runs that the file has already are not repeated.
