@@ -113,7 +113,7 @@ def matmul(
                     following = [next_history(history, scalings, known)]
                 own = products.dot("kernel_gradient", x_kept, g_by_column, kernel_dtype)
                 to_x = products.dot("input_gradient", g_by_row, w_kept, input_dtype)
-                kept = [operand.scale for operand in (x_kept, w_kept) if isinstance(operand, Quantized)]
+                kept = [x.scale for x in (x_kept, w_kept) if isinstance(x, Quantized)]
                 return *first_order([to_x, sum_gradients(own, part)], g, kept, path), *following
 
         return products.dot("forward", x, w, dtype or input_dtype), gradient
