@@ -10,7 +10,6 @@ last column is the median of that of each row of the result: what an ordinary ro
 scales have seen 16 steps of the same distribution before, but for the last rows.
 """
 
-import dataclasses
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -53,13 +52,6 @@ INPUTS: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
     "N(0, 1), after steps of N(0, 1/64)": lambda rng: rng.normal(size=(SIZE, SIZE)),
 }
 
-
-def nearest(scalings: Scalings) -> Scalings:
-    """The same without stochastic rounding."""
-    pairs = (scalings.forward, scalings.input_gradient, scalings.kernel_gradient)
-    return Scalings(*[tuple(dataclasses.replace(scaling, rounding="nearest") for scaling in pair) for pair in pairs])
-
-
 RECIPES = {
     "current": Scalings.named("current"),
     "delayed": Scalings.named("delayed"),
@@ -69,7 +61,7 @@ RECIPES = {
     "MXFP8": Scalings.named("mxfp8"),
     "MXFP8, scales rounded down": Scalings.named("mxfp8", scale="E8M0_floor"),
     "NVFP4": Scalings.named("nvfp4"),
-    "NVFP4, nearest": nearest(Scalings.named("nvfp4")),
+    "NVFP4, nearest": Scalings.named("nvfp4", rounding="nearest"),
     "INT8, delayed": Scalings.named("int8", kernel_gradient=True),
     "INT8, current": Scalings.named("int8_current", kernel_gradient=True),
 }

@@ -28,12 +28,6 @@ EPOCHS = 5
 NVFP4 = Scalings.named("nvfp4")
 
 
-def without(**settings: str) -> Scalings:
-    """NVFP4 without the transform, or rounded to the nearest."""
-    pairs = (NVFP4.forward, NVFP4.input_gradient, NVFP4.kernel_gradient)
-    return Scalings(*[tuple(dataclasses.replace(scaling, **settings) for scaling in pair) for pair in pairs])
-
-
 SIZE = {"layers": 2, "width": 64, "sequence_length": 64, "batch_size": 32, "epochs": EPOCHS}
 
 # The scalings, and after how many epochs the forward product is in bfloat16.
@@ -42,8 +36,8 @@ VARIANTS = {
     "MXFP8": (Scalings.named("mxfp8"), EPOCHS),
     "NVFP4": (NVFP4, EPOCHS),
     "NVFP4, the last fifth forward in bfloat16": (NVFP4, EPOCHS - 1),
-    "NVFP4 without the transform": (without(transform="none"), EPOCHS),
-    "NVFP4 rounded to the nearest": (without(rounding="nearest"), EPOCHS),
+    "NVFP4 without the transform": (Scalings.named("nvfp4", transform="none"), EPOCHS),
+    "NVFP4 rounded to the nearest": (Scalings.named("nvfp4", rounding="nearest"), EPOCHS),
 }
 
 

@@ -165,9 +165,14 @@ def _tabled(report: AdviceReport) -> dict[str, list[RenderableType]]:
     changes: list[RenderableType] = []
     for row in report.rows:
         changes += [Sentence("", _sentence(row), row.code), *(Sentence("Note", note) for note in row.notes)]
-    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    notes = [Sentence("Note", note) for note in (*report.notes, _work(report), versions)]
+    notes = [Sentence("Note", note) for note in _notes(report)]
     return {"chips": [_chips(report.rows, _COLUMNS)], "changes": changes, "notes": [*notes]}
+
+
+def _notes(report: AdviceReport) -> list[str]:
+    """What is said of the whole report: its notes, how much was compiled, and by which versions."""
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    return [*report.notes, _work(report), versions]
 
 
 def _headline(report: AdviceReport) -> str:
@@ -226,8 +231,7 @@ def _page(report: AdviceReport) -> str:
         code = f"<pre><code>{escape(chr(10).join(row.code))}</code></pre>" if row.code else ""
         notes = "".join(f"<p>{escape(note)}</p>" for note in row.notes)
         parts.append(f"<h3>{escape(row.title)}</h3><p>{escape(_sentence(row))}</p>{code}{notes}")
-    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    notes = "".join(f"<p>{escape(note)}</p>" for note in (*report.notes, _work(report), versions))
+    notes = "".join(f"<p>{escape(note)}</p>" for note in _notes(report))
     parts.append(folded("Notes", notes))
     return document(f"Which chip holds {report.model}", parts)
 

@@ -19,6 +19,8 @@ BIAS, NAN = 127, 255
 _MANTISSA_BITS = 23  # of float32
 _MANTISSA, _MAGNITUDE, _INFINITY = 0x7FFFFF, 0x7FFFFFFF, 0x7F800000
 
+_MX, _NV = BLOCK_SIZES["E8M0"], BLOCK_SIZES["E4M3"]
+
 TENSOR_SCALE = 2.0**110
 """The largest scale of a tensor in E2M1: divided by the smallest of a block, 2^-9, it is a float32 still."""
 
@@ -107,7 +109,7 @@ def hadamard(x: Any, axis: int, seed: int) -> Any:
         axis: 0 or 1.
         seed: of the signs.
     """
-    shape = _in_blocks(x, axis, 16)
+    shape = _in_blocks(x, axis, _NV)
     blocks = keras.ops.reshape(x, shape)
     # One by one, and not by reshaping: XLA's compiler for GPUs then keeps what lies between in registers.
     parts = [
@@ -115,11 +117,10 @@ def hadamard(x: Any, axis: int, seed: int) -> Any:
         for place, sign in enumerate(hadamard_signs(seed))
     ]
     for half in (8, 4, 2, 1):
-        pairs = [
-            (parts[place ^ half], parts[place]) if place & half else (parts[place], parts[place ^ half])
-            for place in range(16)
+        parts = [
+            parts[place ^ half] - part if place & half else part + parts[place ^ half]
+            for place, part in enumerate(parts)
         ]
-        parts = [left - right if place & half else left + right for place, (left, right) in enumerate(pairs)]
     return keras.ops.reshape(keras.ops.stack([part * 0.25 for part in parts], axis=axis + 1), keras.ops.shape(x))
 
 
@@ -182,10 +183,10 @@ def quantize_tiles(x: Any, scaling: Scaling) -> Blocks:
     """
     x = keras.ops.cast(x, "float32")
     for axis in (0, 1):
-        x = _padded(x, axis, 16)
+        x = _padded(x, axis, _NV)
     shape = keras.ops.shape(x)
-    tiles = keras.ops.reshape(x, _in_blocks(keras.ops.reshape(x, _in_blocks(x, 0, 16)), 2, 16))
-    amax = _amax(keras.ops.reshape(keras.ops.transpose(tiles, (0, 2, 1, 3)), (shape[0] // 16, shape[1] // 16, -1)), 2)
+    tiles = keras.ops.reshape(x, _in_blocks(keras.ops.reshape(x, _in_blocks(x, 0, _NV)), 2, _NV))
+    amax = _amax(keras.ops.reshape(keras.ops.transpose(tiles, (0, 2, 1, 3)), (shape[0] // _NV, shape[1] // _NV, -1)), 2)
     values, scales, factor = _rounded(tiles, amax, (1, 3), scaling)
     return Blocks(keras.ops.reshape(values, shape), scales, factor)
 
@@ -200,7 +201,7 @@ def rows_of_tiles(tiles: Blocks, axis: int, rows: int) -> Blocks:
     """
     values, scales = (keras.ops.transpose(y) if axis == 0 else y for y in tiles[:2])
     # In float32: TensorFlow repeats no FP8.
-    every = keras.ops.repeat(keras.ops.cast(scales, "float32"), 16, axis=0)[:rows]
+    every = keras.ops.repeat(keras.ops.cast(scales, "float32"), _NV, axis=0)[:rows]
     return Blocks(values[:rows], keras.ops.cast(every, E4M3.dtype), tiles.factor)
 
 
@@ -218,9 +219,9 @@ def dequantize_rows(blocks: Blocks) -> Any:
         scales = keras.ops.cast(blocks.scales, "int32")
         # Of half the scale: the smallest, 2^-127, is no normal number.
         double = backend.bitcast(keras.ops.left_shift(scales + 1, _MANTISSA_BITS), "float32")
-        size, scales, values = 32, keras.ops.where(scales == NAN, float("nan"), double), values * 0.5
+        size, scales, values = _MX, keras.ops.where(scales == NAN, float("nan"), double), values * 0.5
     else:
-        size, scales = 16, keras.ops.cast(blocks.scales, "float32")
+        size, scales = _NV, keras.ops.cast(blocks.scales, "float32")
     by_block = keras.ops.reshape(values, _in_blocks(values, 1, size)) * scales[..., None]
     return keras.ops.reshape(by_block, keras.ops.shape(values))
 

@@ -101,7 +101,9 @@ def matmul(
         operand = products.operands(inputs, kernel, history)
         x, w = operand("input", inputs, "forward"), operand("kernel", kernel, "forward")
         x_kept, w_kept = operand("input", inputs, "kernel_gradient"), operand("kernel", kernel, "input_gradient")
-        amaxes = [_observed(role, x, scalings, history) for role, x in (("input", inputs), ("kernel", kernel))]
+        amaxes = []
+        if histories:
+            amaxes = [_observed("input", inputs, scalings, history), _observed("kernel", kernel, scalings, history)]
 
         def gradient(g: Any) -> Any:
             (g,) = first_order_operands([g], path)
@@ -210,15 +212,15 @@ class _Products:
     def _rows_of_kernel(self, tiles: Blocks, product: str) -> Blocks:
         summed, kept = self._tile_labels
         first = list(self._tile_axes) == list(range(len(summed)))  # of the matrix, the axis that is summed forward
-        axis = (0 if first else 1) if product == "forward" else (1 if first else 0)
+        axis = int(first != (product == "forward"))
         rows = kept if product == "forward" else summed
         return rows_of_tiles(tiles, axis, math.prod(self._sizes[label] for label in rows))
 
     def _axes(self, product: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The axes that a product sums over, in pairs; of a kernel in tiles in the order of its matrix."""
-        equation, pair = self._equations[product], self._pairs[product]
+        equation = self._equations[product]
         axes = summed_axes(equation)
-        if product != "input_gradient" or pair is None or pair[1].granularity != "tile":
+        if not self._reads_tiles_across(product):
             return axes
         left, right = equation.split("->")[0].split(",")
         summed = self._tile_labels[1]
@@ -228,11 +230,14 @@ class _Products:
         """The labels of a product of two matrices: the left one's rows, then the right one's."""
         operands, result = self._equations[product].split("->")
         left, right = operands.split(",")
-        rows = [label for label in right if label in result]
-        pair = self._pairs[product]
-        if product == "input_gradient" and pair and pair[1].granularity == "tile":
-            rows = self._tile_labels[0]
+        across = self._reads_tiles_across(product)
+        rows = self._tile_labels[0] if across else [label for label in right if label in result]
         return [*(label for label in left if label in result), *rows]
+
+    def _reads_tiles_across(self, product: str) -> bool:
+        """Whether it reads a kernel in tiles in the other direction than the forward product."""
+        pair = self._pairs[product]
+        return product == "input_gradient" and pair is not None and pair[1].granularity == "tile"
 
     def _fits(self, product: str) -> bool:
         """Whether a product sums over few enough terms for INT32, or over a number that is not known yet."""
@@ -245,7 +250,7 @@ def _observed(role: str, x: Any, scalings: Scalings, history: Any) -> Any:
     """The amax of a role's tensor in this update: float32 of shape (); 0 where none is kept."""
     keeping = [scaling for scaling in scalings.of(role) if scaling.kept]
     known = known_of(history, role, scalings)
-    return observe(x, keeping[0], known) if known and keeping else keras.ops.zeros(())
+    return observe(x, keeping[0], known) if keeping and known else keras.ops.zeros(())
 
 
 def quantized_dot(

@@ -76,13 +76,14 @@ def quantize(
     along = None
     if scaling.granularity == "row":
         along = (-1,) if axes is None else axes
-    amax = _amax(x, scaling, along, known, part)
+    of_itself = not callable(scaling.source) and (known is None or scaling.source == "current")
+    now = magnitude(x, scaling, along, part) if of_itself or not scaling.format.has_nan else None
+    amax = now if of_itself else _amax(x, scaling, known, part)
     top = scaling.format.max * 2.0**-scaling.margin
     scale = formats.scale_to(top, amax, scaling.scale == "power_of_two")
     bits = rounding_bits(keras.ops.shape(x), scaling, known, variable)
     values = formats.cast(keras.ops.cast(x, "float32") * scale, scaling.format, bits)
     if not scaling.format.has_nan:
-        now = magnitude(x, scaling, along, part)
         scale = keras.ops.where(keras.ops.isfinite(now), scale, float("nan"))
     return Quantized(values, scale)
 
@@ -95,8 +96,8 @@ def rounding_bits(shape: Any, scaling: Scaling, known: Known | None, variable: i
     return random_bits(tuple(shape), scaling.seed, keras.ops.cast(steps, "int32"), variable)
 
 
-def _amax(x: Any, scaling: Scaling, axes: tuple[int, ...] | None, known: Known | None, part: Any) -> Any:
-    """The magnitude that a tensor is scaled by."""
+def _amax(x: Any, scaling: Scaling, known: Known | None, part: Any) -> Any:
+    """The magnitude that a tensor is scaled by, where that is not its own: of a function, or of what is known."""
     if callable(scaling.source):
         return keras.ops.cast(scaling.source(x, known.amaxes if known and scaling.kept else None), "float32")
 
@@ -104,8 +105,7 @@ def _amax(x: Any, scaling: Scaling, axes: tuple[int, ...] | None, known: Known |
         # The barrier: a compiler that sees the same maximum elsewhere computes it in every step, and reads x twice.
         return _finite(magnitude(backend.barrier([x], [])[0], scaling, None, part))
 
-    if known is None or scaling.source == "current":
-        return magnitude(x, scaling, axes, part)
+    assert known is not None
     if scaling.source == "static":
         before = known.amaxes[1]
         looks = keras.ops.logical_or(known.steps < scaling.history, before <= 0)
@@ -177,7 +177,7 @@ def next_history(history: Any, scalings: Scalings, amaxes: list[Any]) -> Any:
     columns = []
     if scalings.kept:
         rows = []
-        for row, role, amax in zip(range(len(ROLES)), ROLES, amaxes, strict=True):
+        for row, (role, amax) in enumerate(zip(ROLES, amaxes, strict=True)):
             before = history[row, : scalings.kept]
             if any(scaling.source == "static" for scaling in scalings.of(role)):
                 fixed = keras.ops.maximum(before[1], amax)

@@ -17,6 +17,7 @@ __all__ = [
     "Chip",
     "GpuDescription",
     "TpuSlices",
+    "target_in",
     "chip_name",
     "find_chip",
     "identify_chip",
@@ -149,14 +150,26 @@ def parse_target(text: str) -> tuple[Chip, int]:
         ValueError: If there is no such chip, the message then lists those there are, and the nearest; or no such
             number of them.
     """
-    whole = chip_name(str(text))
+    named = target_in(str(text))
+    if named is not None:
+        return named
+    rest = [str(text), *(name for name, _, _ in _split_count(str(text)) if chip_name(name) is None)][-1]
+    hint = nearest_hint(rest, CHIPS) or nearest_hint(str(text), CHIPS)
+    raise ValueError(f"target={text!r} is not a known chip.{hint} Known: {', '.join(CHIPS)}.")
+
+
+def target_in(text: str) -> tuple[Chip, int] | None:
+    """Reads a chip and how many of it, as `parse_target`; None where there is no such chip.
+
+    Raises:
+        ValueError: If there is no such number of them.
+    """
+    whole = chip_name(text)
     if whole is not None:
         return CHIPS[whole], 1
-    rest = str(text)
-    for name, number, dashed in _split_count(str(text)):
+    for name, number, dashed in _split_count(text):
         chip = CHIPS.get(chip_name(name) or "")
         if chip is None or (dashed and chip.vendor != "google"):
-            rest = name if chip is None else rest
             continue
         if isinstance(number, tuple):
             return chip, math.prod(number)
@@ -165,8 +178,7 @@ def parse_target(text: str) -> tuple[Chip, int]:
             form = f"a name ends in a multiple of {cores}, its TensorCores" if cores > 1 else "the least is 1"
             raise ValueError(f"target={text!r} names {number / cores:g} {chip.title} chips: {form}")
         return chip, number // cores
-    hint = nearest_hint(rest, CHIPS) or nearest_hint(str(text), CHIPS)
-    raise ValueError(f"target={text!r} is not a known chip.{hint} Known: {', '.join(CHIPS)}.")
+    return None
 
 
 def nearest_hint(text: str, names: Iterable[str]) -> str:

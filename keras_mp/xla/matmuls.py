@@ -82,6 +82,11 @@ def dtype_pair(dtypes: Sequence[str]) -> str:
     return " x ".join(dict.fromkeys(dtypes)) or "none"
 
 
+def in_few_bits(dtypes: Sequence[str]) -> bool:
+    """Whether there are operands, all of them floats of 8 or 4 bits."""
+    return bool(dtypes) and all(dtype.startswith(("float8", "float4")) for dtype in dtypes)
+
+
 def rate(matmul: Matmul, chip: Chip) -> float:
     """The peak of a chip for the operands of a product as compiled, in operations per second."""
     return peak_of(matmul.compiled or matmul.asked, chip)
@@ -96,9 +101,9 @@ def peak_of(dtypes: Sequence[str], chip: Chip) -> float:
     peak = chip.peak
     if dtypes and all(dtype == "int8" for dtype in dtypes):
         return peak.get("int8") or peak.get("bfloat16") or peak.get("float16") or peak["float32"]
-    if dtypes and all(dtype.startswith("float4") for dtype in dtypes) and "fp4" in peak:
-        return peak["fp4"]
-    if dtypes and all(dtype.startswith(("float8", "float4")) for dtype in dtypes):
+    if in_few_bits(dtypes):
+        if "fp4" in peak and all(dtype.startswith("float4") for dtype in dtypes):
+            return peak["fp4"]
         return peak.get("fp8") or peak.get("bfloat16") or peak["float16"]
     if "float32" in dtypes:
         return peak.get("tfloat32") or peak.get("float32") or peak["bfloat16"]

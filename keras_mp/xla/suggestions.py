@@ -12,7 +12,7 @@ from keras_mp.precision.chips import Chip
 from keras_mp.reporting import remedies
 from keras_mp.reporting.text import pattern_of, shorten_middle, without_numbers
 from keras_mp.xla.findings import Sensitive
-from keras_mp.xla.matmuls import Matmul, seconds
+from keras_mp.xla.matmuls import Matmul, in_few_bits, seconds
 from keras_mp.xla.memory import Memory
 from keras_mp.xla.targets import Target
 
@@ -177,12 +177,12 @@ def _sizes(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
 
 def asks_fp8(matmul: Matmul) -> bool:
     """Whether both operands are FP8, or NVFP4, in the lowered step."""
-    return all(dtype.startswith(("float8", "float4")) for dtype in matmul.asked)
+    return in_few_bits(matmul.asked)
 
 
 def runs_fp8(matmul: Matmul) -> bool:
     """Whether both operands are FP8, or NVFP4, as compiled."""
-    return bool(matmul.compiled) and all(dtype.startswith(("float8", "float4")) for dtype in matmul.compiled)
+    return in_few_bits(matmul.compiled)
 
 
 def named(layers: Sequence[str]) -> str:

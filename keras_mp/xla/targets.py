@@ -6,7 +6,7 @@ import importlib.util
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_mp.precision.chips import CHIPS, Chip, GpuDescription, TpuSlices, nearest_hint, parse_target
+from keras_mp.precision.chips import CHIPS, Chip, GpuDescription, TpuSlices, nearest_hint, target_in
 from keras_mp.precision.hardware import Support
 from keras_mp.system.packages import install_command
 
@@ -87,14 +87,10 @@ def find_target(name: str) -> Target:
     if text in ("host", "cpu", HOST_TITLE.lower()):
         return Target("host", "cpu")
     known = target_names()
-    try:
-        chip, chips = parse_target(str(name))
-    except ValueError as error:
-        if " names " in str(error):
-            raise
-        raise ValueError(
-            f"target={name!r} is not known.{nearest_hint(name, known)} Known: {', '.join(known)}."
-        ) from None
+    named = target_in(str(name))
+    if named is None:
+        raise ValueError(f"target={name!r} is not known.{nearest_hint(name, known)} Known: {', '.join(known)}.")
+    chip, chips = named
     if isinstance(chip.compiler, TpuSlices):
         sizes = _SLICES[chip.compiler.dimensions]
         _check_number(name, chip, chips, tuple(sizes), "the slices")
