@@ -357,13 +357,15 @@ def _is_wide(layer: keras.layers.Layer) -> bool:
 
 
 def _answer(model: keras.Model, decisions: list[Decision], scalings: Scalings) -> str:
-    """How many layers are in 8 bits, and what that gains, in a sentence."""
-    done = sum(isinstance(decision.layer, Float8Layer) for decision in decisions)
-    more = sum(decision.float8 for decision in decisions) - done
+    """How many layers are in 8 or 4 bits, what convert adds, and what that gains, in a sentence."""
+    titles = Counter(one.layer.scaling.title for one in decisions if isinstance(one.layer, Float8Layer))
+    done = " and ".join(f"{count} of {len(decisions)} layers compute in {title}" for title, count in titles.items())
+    more = sum(decision.float8 for decision in decisions) - titles.total()
+    added = f"; convert adds {more} in {scalings.title}" if more else ""
     costs = [decision.cost for decision in decisions if decision.float8 and decision.cost]
     times = sum(cost.bfloat16 for cost in costs) / sum(cost.fp8 for cost in costs) if costs else 0.0
     gain = f"; their products take 1/{times:.2f} of the time in bfloat16 (predicted)" if costs else ""
-    return f"{model.name}: {done} of {len(decisions)} layers are in {scalings.title}, and convert adds {more}{gain}."
+    return f"{model.name}: {done or f'no layer of {len(decisions)} computes in 8 bits'}{added}{gain}."
 
 
 def _verdict(decision: Decision) -> str:

@@ -200,13 +200,15 @@ def test_the_default_converts_what_gains(capsys):
         assert rows[name].reason == why
         assert name in printed
     assert rows["wide"].float8 and not rows["last"].float8
-    assert "would be" in printed
+    assert "would be" in printed and f"no layer of {len(rows)} computes in 8 bits; convert adds 2 in FP8" in printed
     fp8 = convert(twin(model))
     assert [layer.name for layer in converted(fp8)] == ["wide", "long"]
     capsys.readouterr()
     after = {each.path: each for each in explain(fp8)}
     assert after["wide"].float8 and after["wide"].reason.startswith("it computes in FP8 with Scalings.named('current')")
-    assert not after["first"].float8 and "yes" in capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert not after["first"].float8 and "yes" in printed
+    assert f"2 of {len(rows)} layers compute in FP8." in printed
     too_small = {each.path: each.reason for each in decide(keras.Sequential([keras.Input((64,)), model]))}
     assert set(too_small) >= {f"{model.name}/wide"}
 
