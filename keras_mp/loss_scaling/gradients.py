@@ -49,6 +49,11 @@ def all_finite(grads: list[Any]) -> Any:
     return backend.all_finite(values) if values else ops.convert_to_tensor(True)
 
 
+def is_finite(gradient: Any) -> Any:
+    """Tells whether every value of one gradient is finite, a boolean tensor of shape ()."""
+    return ops.all(ops.isfinite(backend.values_of(gradient)))
+
+
 def multiply(factors: tuple[list[Any], Any], variables: list[keras.Variable]) -> list[Any]:
     """Multiplies gradients by a number, in float32 or more.
 
@@ -93,8 +98,18 @@ def sum_over_replicas(grads: list[Any], variables: list[keras.Variable]) -> list
 
 def norm(grads: list[Any], variables: list[keras.Variable]) -> Any:
     """Returns the L2 norm over all gradients, a float32 tensor of shape ()."""
-    values = [ops.cast(backend.values_of(gradient), "float32") for gradient in _without_overwritten(grads, variables)]
-    return ops.sqrt(sum(ops.sum(ops.square(value)) for value in values))
+    return ops.sqrt(sum(map(sum_of_squares, _without_overwritten(grads, variables))))
+
+
+def finite_norm(grads: list[Any], variables: list[keras.Variable]) -> Any:
+    """Returns the L2 norm over the gradients that are finite, a float32 tensor of shape ()."""
+    squares = [ops.where(is_finite(g), sum_of_squares(g), 0.0) for g in _without_overwritten(grads, variables)]
+    return ops.sqrt(sum(squares))
+
+
+def sum_of_squares(gradient: Any) -> Any:
+    """Returns the squared L2 norm of one gradient, a float32 tensor of shape ()."""
+    return ops.sum(ops.square(ops.cast(backend.values_of(gradient), "float32")))
 
 
 def share_below(threshold: Any, grads: list[Any], variables: list[keras.Variable]) -> Any:

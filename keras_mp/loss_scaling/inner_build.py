@@ -13,20 +13,29 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_mp import backend
 from keras_mp.loss_scaling.gradients import at_least_float32
 from keras_mp.loss_scaling.state_slot import STORED_AS, StateSlot, encode, is_narrow
 from keras_mp.rebuild import widen
 from keras_mp.rebuild.optimizers import leaves
 
 
-def check_state_dtype_of_built(optimizer: keras.optimizers.Optimizer, state_dtype: str) -> None:
-    """Checks that the slots of an optimizer that is built are stored in a dtype.
+def check_state_dtype_of_built(
+    optimizer: keras.optimizers.Optimizer, state_dtype: str, state_memory: str = "device"
+) -> None:
+    """Checks that the slots of an optimizer that is built are stored in a dtype and a memory.
 
     Raises:
         ValueError: If they are stored in another.
     """
     for leaf in leaves(optimizer):
-        stored = state_dtype_of(leaf)
+        stored, memory = state_dtype_of(leaf), getattr(leaf, _STATE_MEMORY, "device")
+        if leaf.built and memory != state_memory:
+            raise ValueError(
+                f"state_memory={state_memory!r} needs an optimizer that is not built, and {leaf.name!r} has its slots in "
+                f"memory of the {memory} already: make a new one, for instance by type(optimizer).from_config("
+                "optimizer.get_config())"
+            )
         if leaf.built and stored != state_dtype:
             raise ValueError(
                 f"state_dtype={state_dtype!r} needs an optimizer that is not built, and {leaf.name!r} has its slots in "
@@ -46,18 +55,24 @@ def _check_slots(optimizer: keras.optimizers.Optimizer) -> None:
             )
 
 
-def build(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable], state_dtype: str = "float32") -> None:
+def build(
+    optimizer: keras.optimizers.Optimizer,
+    variables: list[keras.Variable],
+    state_dtype: str = "float32",
+    state_memory: str = "device",
+) -> None:
     """Builds an optimizer without its own sums of gradients: ours are float32, and one for each replica.
 
     Args:
         optimizer: the optimizer.
         variables: the model's trainable variables.
         state_dtype: what its slots are stored in: "float32", "bfloat16" or "float8".
+        state_memory: Where those slots lie, "device" or "host".
 
     Raises:
-        ValueError: If it is built already, with slots in another dtype.
+        ValueError: If it is built already, with slots in another dtype or memory.
     """
-    check_state_dtype_of_built(optimizer, state_dtype)
+    check_state_dtype_of_built(optimizer, state_dtype, state_memory)
     _check_slots(optimizer)
     # The weights come first: they may be rounded with words of their own.
     numbers = itertools.count(len(variables))
@@ -67,7 +82,7 @@ def build(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
         def enter(leaf: keras.optimizers.Optimizer) -> None:
             if id(leaf) not in entered:
                 entered.add(id(leaf))
-                stack.enter_context(_building(leaf, state_dtype, numbers))
+                stack.enter_context(_building(leaf, state_dtype, state_memory, numbers))
 
         for leaf in leaves(optimizer):
             enter(leaf)
@@ -78,10 +93,12 @@ def build(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
 
 
 @contextmanager
-def _building(leaf: keras.optimizers.Optimizer, state_dtype: str, numbers: Iterator[int]) -> Iterator[None]:
+def _building(
+    leaf: keras.optimizers.Optimizer, state_dtype: str, state_memory: str, numbers: Iterator[int]
+) -> Iterator[None]:
     steps, leaf.gradient_accumulation_steps = leaf.gradient_accumulation_steps, None
     try:
-        with creating(leaf, state_dtype, numbers):
+        with creating(leaf, state_dtype, numbers, state_memory):
             yield
     finally:
         leaf.gradient_accumulation_steps = steps
@@ -115,6 +132,7 @@ SMALLEST = 4096
 """A slot of fewer values stays float32: there is little to save, and biases and norms are small."""
 
 _SLOTS, _STATE_DTYPE = "_keras_mp_state_slots", "_keras_mp_state_dtype"
+_STATE_MEMORY = "_keras_mp_state_memory"
 
 # What must stay float32: averaged weights, and what a weight is computed from alone. A weight is otherwise rounded by
 # the update, here to 3 bits. RMSprop's are listed where they are made.
@@ -136,14 +154,18 @@ _SQUARES = {
 
 
 @contextmanager
-def creating(optimizer: keras.optimizers.Optimizer, state_dtype: str, numbers: Iterator[int]) -> Iterator[None]:
+def creating(
+    optimizer: keras.optimizers.Optimizer, state_dtype: str, numbers: Iterator[int], state_memory: str = "device"
+) -> Iterator[None]:
     """A scope in which an optimizer makes its slots as `StateSlot`s, and the others in float32 at least.
 
     Args:
         optimizer: one that is not built, and holds slots itself.
         state_dtype: "float8", "bfloat16" or "float32".
         numbers: the indices of slots, each of which is used once.
+        state_memory: Where those slots lie, "device" or "host".
     """
+    as_keras_does = (state_dtype, state_memory) == ("float32", "device")
     slots: dict[int, list[StateSlot]] = {}
     add_variable, original = optimizer.add_variable, optimizer.add_variable_from_reference
 
@@ -151,10 +173,10 @@ def creating(optimizer: keras.optimizers.Optimizer, state_dtype: str, numbers: I
         return add_variable(shape, initializer, dtype if dtype is None else at_least_float32(dtype), **other)
 
     def add(reference_variable: Any, name: str | None = None, initializer: Any = "zeros") -> Any:
-        if state_dtype == "float32" or not is_small(optimizer, name or "", reference_variable):
+        if as_keras_does or not is_small(optimizer, name or "", reference_variable):
             return original(reference_variable, name=name, initializer=initializer)
-        holds_root = _is_listed(_SQUARES, optimizer, name or "")
-        make = _slot_maker(add_variable, state_dtype, next(numbers), holds_root)
+        holds_root = state_dtype != "float32" and _is_listed(_SQUARES, optimizer, name or "")
+        make = _slot_maker(add_variable, state_dtype, next(numbers), holds_root, state_memory == "host")
         with _replaced(optimizer, "add_variable", make):
             slot = original(reference_variable, name=name, initializer=initializer)
         slots.setdefault(id(reference_variable), []).append(slot)
@@ -166,12 +188,13 @@ def creating(optimizer: keras.optimizers.Optimizer, state_dtype: str, numbers: I
     for variable in optimizer.variables:
         if id(variable) not in stored:
             widen(variable)  # what Keras makes otherwise, in the dtype of the first weight: Nadam's product of factors
-    if state_dtype == "float32":
+    if as_keras_does:
         return
     by_place = [slots.get(id(variable), []) for variable in optimizer._trainable_variables]
     # Past Keras's tracking of attributes: the variables are tracked already.
     object.__setattr__(optimizer, _SLOTS, tuple(map(tuple, by_place)))
     object.__setattr__(optimizer, _STATE_DTYPE, state_dtype)
+    object.__setattr__(optimizer, _STATE_MEMORY, state_memory)
 
 
 def state_dtype_of(optimizer: keras.optimizers.Optimizer) -> str:
@@ -213,7 +236,7 @@ def _is_listed(table: dict[str, set[str]], optimizer: keras.optimizers.Optimizer
 
 
 def _slot_maker(
-    add_variable: Callable[..., keras.Variable], state_dtype: str, index: int, holds_root: bool
+    add_variable: Callable[..., keras.Variable], state_dtype: str, index: int, holds_root: bool, on_host: bool
 ) -> Callable[..., StateSlot]:
     """Returns what makes a slot in place of Keras's `add_variable`."""
 
@@ -231,13 +254,15 @@ def _slot_maker(
 
         values_dtype = STORED_AS[state_dtype]
         values = add_variable(shape, stored(0, values_dtype), values_dtype, name=name, layout=layout, **other)
+        if on_host:
+            backend.keep_on_host(values)
         scale = None
         if state_dtype == "float8":
             rows = (*shape[:-1], 1)
             scale = add_variable(
                 rows, stored(1, "float32"), "float32", name=f"{name}_scale", layout=_of_rows(layout), **other
             )
-        return StateSlot(values, scale, state_dtype, holds_root, index)
+        return StateSlot(values, scale, state_dtype, holds_root, index, on_host)
 
     return add
 

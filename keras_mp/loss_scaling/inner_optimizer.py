@@ -6,7 +6,8 @@ distribution strategy refuses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,9 +15,10 @@ import keras
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.loss_scaling.gradients import is_overwritten
+from keras_mp.loss_scaling.gradients import is_finite, is_overwritten, sum_of_squares
 from keras_mp.loss_scaling.inner_build import slots_of
-from keras_mp.loss_scaling.state_slot import StateSlot, Unconstrained, WideWeight, is_narrow, updating
+from keras_mp.loss_scaling.loss_scale import AnyLossScale, NoLossScale
+from keras_mp.loss_scaling.state_slot import StateSlot, Unconstrained, WideWeight, chosen, is_narrow, updating
 from keras_mp.rebuild.optimizers import leaves
 from keras_mp.system.packages import package_of
 
@@ -73,8 +75,7 @@ def apply(
     grads: list[Any],
     variables: list[keras.Variable],
     changing: list[Any],
-    seed: int = 0,
-    weight_rounding: str = "stochastic",
+    how: Update,
 ) -> None:
     """Makes the update.
 
@@ -83,11 +84,10 @@ def apply(
         grads: the mean gradients of the micro-batches, summed over all replicas.
         variables: their variables.
         changing: all variables that a step may change.
-        seed: of the stochastic rounding of slots in 8 or 16 bits, and of weights in bfloat16.
-        weight_rounding: of weights in bfloat16, "stochastic" or "nearest".
+        how: How values are rounded, and whether gradients are released.
     """
     replacements = {
-        "_overwrite_variables_directly_with_gradients": _overwrite_with_gradients,
+        "_overwrite_variables_directly_with_gradients": partial(_overwrite_with_gradients, how.releases),
         "_all_reduce_sum_gradients": lambda grads_and_vars: grads_and_vars,
     }
     # Replicas run in threads that take turns, so the last one out takes the replacements away.
@@ -98,8 +98,8 @@ def apply(
     for leaf in leaves(optimizer):
         vars(leaf).update(
             replacements,
-            _backend_apply_gradients=partial(_apply_to_leaf, leaf, changing),
-            update_step=partial(update_step, leaf, Rounding(seed, weight_rounding, first)),
+            _backend_apply_gradients=partial(_apply_to_leaf, leaf, changing, how.releases),
+            update_step=partial(update_step, leaf, how._replace(first=first)),
             _var_key=partial(key_of, leaf),
         )
         first += len(leaf._trainable_variables)
@@ -136,20 +136,28 @@ def finalize(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variab
 
 
 def _apply_to_leaf(
-    leaf: keras.optimizers.Optimizer, changing: list[Any], grads: list[Any], variables: list[keras.Variable]
+    leaf: keras.optimizers.Optimizer,
+    changing: list[Any],
+    releases: bool,
+    grads: list[Any],
+    variables: list[keras.Variable],
 ) -> None:
     variables = [v.variable if isinstance(v, Unconstrained) else v for v in variables]
 
     def update(grads: list[Any]) -> None:
-        grads = leaf._clip_gradients(grads)
-        leaf._apply_weight_decay([variable for variable in variables if not is_narrow(variable)])
+        if not releases:  # else both are done in the update of each weight
+            grads = leaf._clip_gradients(grads)
+            leaf._apply_weight_decay([variable for variable in variables if not is_narrow(variable)])
         leaf._backend_update_step(grads, variables, leaf.learning_rate)
         if leaf.use_ema:
             leaf._update_model_variables_moving_average(
                 [WideWeight(v) if is_narrow(v) else v for v in leaf._trainable_variables]
             )
 
-    in_one_program(leaf, update, grads)
+    if releases:
+        update(grads)
+    else:
+        in_one_program(leaf, update, grads)
     if leaf.use_ema and leaf.ema_overwrite_frequency:
         is_due = ops.equal((leaf.iterations + 1) % leaf.ema_overwrite_frequency, 0)
         backend.conditional(is_due, lambda _: _overwrite_with_averages(leaf), lambda _: None, [], changing)
@@ -159,11 +167,14 @@ def _in_dtype_of(variable: keras.Variable, average: Any) -> Any:
     return ops.cast(average, variable.dtype) if is_narrow(variable) else average
 
 
-def _overwrite_with_gradients(grads: list[Any], variables: list[keras.Variable]) -> tuple[list[Any], list[Any]]:
+def _overwrite_with_gradients(
+    releases: bool, grads: list[Any], variables: list[keras.Variable]
+) -> tuple[list[Any], list[Any]]:
     pairs = list(zip(grads, variables, strict=True))
     for gradient, variable in pairs:
         if is_overwritten(variable):
-            variable.assign(gradient)
+            finite = is_finite(gradient) if releases and gradient is not None else None
+            variable.assign(chosen(finite, gradient, variable))
     rest = [(gradient, variable) for gradient, variable in pairs if not is_overwritten(variable)]
     # The constraint of a bfloat16 weight is a part of its update, which rounds but once.
     stand_in = [Unconstrained(v) if is_narrow(v) and v.constraint is not None else v for _, v in rest]
@@ -185,45 +196,138 @@ def _averages(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.Variabl
 # The update of one weight: slots in fewer bits and a bfloat16 weight are float32 in it, and rounded once.
 
 
-class Rounding(NamedTuple):
-    """Of an update: the seed, how bfloat16 weights are rounded, and the number of the optimizer's first weight."""
+class Update(NamedTuple):
+    """How an optimizer makes an update.
+
+    Attributes:
+        seed: The seed of stochastic rounding.
+        weights: How bfloat16 weights are rounded, "stochastic" or "nearest".
+        releases: Whether each weight is checked, clipped and updated by itself.
+        last_norm: The variable with the global norm of the step before, where `global_clipnorm` is to read it.
+        first: The number of the optimizer's first weight.
+    """
 
     seed: int
     weights: str
-    first: int
+    releases: bool = False
+    last_norm: Any = None
+    first: int = 0
 
 
 def update_step(
-    leaf: keras.optimizers.Optimizer, how: Rounding, gradient: Any, variable: Any, learning_rate: Any
+    leaf: keras.optimizers.Optimizer, how: Update, gradient: Any, variable: Any, learning_rate: Any
 ) -> None:
-    """What takes the place of an optimizer's own `update_step`.
+    """Takes the place of an optimizer's own `update_step`.
 
     Args:
-        leaf: the optimizer.
-        how: is rounded.
+        leaf: The optimizer.
+        how: How the update is made.
         gradient, variable, learning_rate: as Keras passes them.
     """
-    slots: list[StateSlot] = [*slots_of(leaf, variable)]
-    if not is_narrow(variable):
-        with updating(slots, how.seed, leaf._iterations):
-            type(leaf).update_step(leaf, gradient, variable, learning_rate)
-        return
-    place = leaf._get_variable_index(variable)
-    weight = WideWeight(leaf._trainable_variables[place], variable, how.first + place, how.weights)
-    with updating([*slots, weight], how.seed, leaf._iterations):
-        _decay(leaf, weight)
+    finite = None
+    if how.releases:
+        finite, gradient = is_finite(gradient), _clipped(leaf, how.last_norm, gradient)
+    open_slots: list[StateSlot] = [*slots_of(leaf, variable)]
+    weight = variable
+    if is_narrow(variable):
+        place = leaf._get_variable_index(variable)
+        weight = WideWeight(leaf._trainable_variables[place], variable, how.first + place, how.weights)
+        open_slots.append(weight)
+    with updating(open_slots, how.seed, leaf._iterations, finite), _keeping(leaf, finite):
+        if how.releases or weight is not variable:
+            _decay(leaf, weight, finite)
         type(leaf).update_step(leaf, gradient, weight, learning_rate)
-        if weight.constraint is not None:
+        if weight is not variable and weight.constraint is not None:
             weight.assign(weight.constraint(weight.value))
 
 
-def _decay(leaf: keras.optimizers.Optimizer, weight: WideWeight) -> None:
+def _clipped(leaf: keras.optimizers.Optimizer, last_norm: Any, gradient: Any) -> Any:
+    if not leaf.global_clipnorm:
+        return leaf._clip_gradients([gradient])[0]
+    limit = float(leaf.global_clipnorm)
+    norm = ops.maximum(ops.convert_to_tensor(last_norm), ops.sqrt(sum_of_squares(gradient)))
+    factor = limit / ops.maximum(norm, limit)
+    return backend.map_values(lambda values: values * ops.cast(factor, values.dtype), gradient)
+
+
+@contextmanager
+def _keeping(leaf: keras.optimizers.Optimizer, finite: Any) -> Iterator[None]:
+    """A scope in which an optimizer's assignments keep the old value where `finite` is false; None is true."""
+    if finite is None:
+        yield
+        return
+
+    def assign(variable: Any, value: Any) -> None:
+        if isinstance(variable, StateSlot):  # which is stored when it is closed
+            type(leaf).assign(leaf, variable, value)
+            return
+        rows = backend.values_of(value) is not value
+        old = ops.take(variable, value.indices, axis=0) if rows else variable
+        type(leaf).assign(leaf, variable, backend.map_values(lambda new: chosen(finite, new, old), value))
+
+    def relative(name: str) -> Callable[[Any, Any], None]:
+        def change(variable: Any, value: Any) -> None:
+            if not isinstance(variable, StateSlot):
+                value = backend.map_values(
+                    lambda new: chosen(finite, new, ops.zeros_like(backend.as_tensor(new))), value
+                )
+            getattr(type(leaf), name)(leaf, variable, value)
+
+        return change
+
+    replaced = {"assign": assign, "assign_add": relative("assign_add"), "assign_sub": relative("assign_sub")}
+    vars(leaf).update(replaced)
+    try:
+        yield
+    finally:
+        for name in replaced:
+            del vars(leaf)[name]
+
+
+def _decay(leaf: keras.optimizers.Optimizer, weight: Any, finite: Any) -> None:
     """Decays one weight: as Keras does, which on TensorFlow does so outside of an update only."""
     if type(leaf)._apply_weight_decay is not keras.optimizers.Optimizer._apply_weight_decay:
+        if not isinstance(weight, StateSlot):  # Muon asks for its path, which TensorFlow's variable has not
+            weight = leaf._trainable_variables[leaf._get_variable_index(weight)]
+        before = ops.copy(backend.as_tensor(weight))
         type(leaf)._apply_weight_decay(leaf, [weight])
+        if not isinstance(weight, StateSlot):  # which is stored when it is closed
+            weight.assign(chosen(finite, backend.as_tensor(weight), before))
     elif leaf.weight_decay is not None and leaf._use_weight_decay(weight):
         rate = ops.cast(leaf.learning_rate, "float32")
-        weight.assign(weight - weight * leaf.weight_decay * rate)
+        leaf.assign_sub(weight, weight * leaf.weight_decay * rate)
+
+
+def check_can_release(optimizer: keras.optimizers.Optimizer, loss_scale: AnyLossScale) -> None:
+    """Checks that an optimizer can update each weight by itself, where the loss scale asks for it.
+
+    Raises:
+        ValueError: If it accumulates, clips by the norm of all gradients, or its class defines the update itself.
+    """
+    if not isinstance(loss_scale, NoLossScale) or not loss_scale.release_gradients:
+        return
+    clipping = [leaf for leaf in leaves(optimizer) if leaf.global_clipnorm]
+    for leaf in leaves(optimizer):
+        name, refused = f"optimizer {leaf.name!r}", ""
+        if leaf.gradient_accumulation_steps:
+            refused = (
+                f"{name} has gradient_accumulation_steps={leaf.gradient_accumulation_steps}, and keeps the sum of each "
+                "gradient: leave out one of the two"
+            )
+        elif clipping and (not loss_scale.clip_by_last_norm or leaves(optimizer) != clipping[:1]):
+            refused = (
+                f"optimizer {clipping[0].name!r} has global_clipnorm={clipping[0].global_clipnorm:g}, which needs the "
+                "norm of all gradients before the first weight moves. Clip each gradient by clipnorm or clipvalue; or, "
+                "of one optimizer, by the norm of the step before: NoLossScale(release_gradients=True, "
+                "clip_by_last_norm=True)"
+            )
+        elif package_of(type(leaf).update_step) != "keras":
+            refused = (
+                f"{name} is a {type(leaf).__name__} with an update_step that is not Keras's, of which it is not known "
+                "what it writes: without release_gradients it can be used"
+            )
+        if refused:
+            raise ValueError(f"release_gradients=True updates each weight as soon as its gradient is there. {refused}")
 
 
 def key_of(leaf: keras.optimizers.Optimizer, variable: Any) -> Any:

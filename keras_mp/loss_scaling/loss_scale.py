@@ -187,7 +187,43 @@ class StaticLossScale(AnyLossScale):
 @keras.saving.register_keras_serializable("keras_mp")
 @dataclasses.dataclass(frozen=True)
 class NoLossScale(AnyLossScale):
-    """A scale of 1, for float32 and bfloat16: nothing is scaled, and a step that overflows is still skipped."""
+    """A scale of 1, for float32 and bfloat16: nothing is scaled, and a step that overflows is still skipped.
+
+    That check needs the gradients of all weights before the first weight moves. With `release_gradients` each weight is
+    updated as soon as its own gradient is there, and XLA frees the gradient then. Where the gradient of a weight is not
+    finite, this weight and its slots stay as they were, the others move, and `skipped_steps` counts the step.
+
+    Args:
+        release_gradients: Whether no weight waits for the gradients of others. Gradients are then not accumulated, and
+            an optimizer clips by `clipvalue` or `clipnorm`, which need one gradient at a time.
+        clip_by_last_norm: Whether, with `release_gradients`, the inner optimizer's `global_clipnorm` reads the global
+            norm of the step before. A gradient is multiplied by `global_clipnorm / max(global_clipnorm, norm of all
+            gradients in the step before, norm of this gradient now)`, so that a spike never passes the limit in one
+            weight.
+
+    Raises:
+        ValueError: If an argument is not True or False, or clip_by_last_norm comes without release_gradients.
+
+    Example:
+        >>> import keras, keras_mp
+        >>> keras_mp.LossScaleOptimizer(
+        ...     keras.optimizers.AdamW(1e-4, clipnorm=1.0), keras_mp.NoLossScale(release_gradients=True)
+        ... ).loss_scale
+        NoLossScale(release_gradients=True, clip_by_last_norm=False)
+    """
+
+    release_gradients: bool = False
+    clip_by_last_norm: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("release_gradients", "clip_by_last_norm"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
+        if self.clip_by_last_norm and not self.release_gradients:
+            raise ValueError(
+                "clip_by_last_norm=True needs release_gradients=True: without it the norm of this step's gradients is "
+                "known, and global_clipnorm uses it"
+            )
 
     def initial_state(self) -> LossScaleState:
         """Returns the state before the first step, in NumPy scalars."""

@@ -20,7 +20,12 @@ from keras_mp.loss_scaling.loss_scale import (
     StaticLossScale,
     warn_if_needless,
 )
-from keras_mp.loss_scaling.state_slot import check_state_dtype, check_weight_rounding, check_weights
+from keras_mp.loss_scaling.state_slot import (
+    check_state_dtype,
+    check_state_memory,
+    check_weight_rounding,
+    check_weights,
+)
 from keras_mp.rebuild.optimizers import leaves
 from keras_mp.system.whole_number import whole_number
 
@@ -43,6 +48,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                      accumulated = 0
     ```
 
+    With `NoLossScale(release_gradients=True)` no weight waits for the gradients of others:
+
+    ```
+    a step:  for each weight, as soon as its gradient, summed over the replicas, is there:
+                 if it is finite: clip it, decay the weight, update
+    ```
+
     Learning rate, clipping, weight decay, moving averages and accumulation are settings of the inner optimizer. A
     micro-batch that overflows leaves no trace in the accumulated gradients, and `iterations` advances only on applied
     steps.
@@ -54,6 +66,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         state_dtype: what the inner optimizer's slots, such as Adam's moments, are stored in: "float32"; "bfloat16";
             or "float8", E4M3 with a float32 scale for each row. They are computed in float32, and rounded
             stochastically once a step. Slots of fewer than 4,096 values or of one axis stay float32.
+        state_memory: Where those slots lie: "device"; or, on JAX, "host": in pinned memory of the host, whence the
+            slots of a weight are fetched when its gradient is there, and written back. Needs
+            `NoLossScale(release_gradients=True)`. Slots of fewer values stay on the device.
         weight_rounding: of weights in bfloat16, whose update is computed in float32: "stochastic" or "nearest".
             float32 weights are not rounded.
         rounding_seed: of the stochastic rounding, an int.
@@ -62,7 +77,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     Raises:
         TypeError: If inner_optimizer is not an optimizer, or loss_scale is none of the three.
         ValueError: If inner_optimizer scales the loss already; if a setting is unknown, out of range or given twice;
-            if state_dtype is unknown, or inner_optimizer is built with slots in another.
+            if state_dtype is unknown, or inner_optimizer is built with slots in another; if state_memory is unknown,
+            or the host's memory cannot be used, with the reason; if gradients are to be released and cannot be.
     """
 
     def __init__(
@@ -72,6 +88,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         *,
         name: str | None = None,
         state_dtype: str = "float32",
+        state_memory: str = "device",
         weight_rounding: str = "stochastic",
         rounding_seed: int = 0,
         **settings: Any,
@@ -79,15 +96,17 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         inner.check_unscaled("inner_optimizer", inner_optimizer)
         check_state_dtype(state_dtype)
         check_weight_rounding(weight_rounding)
-        inner_build.check_state_dtype_of_built(inner_optimizer, state_dtype)
+        inner_build.check_state_dtype_of_built(inner_optimizer, state_dtype, state_memory)
         loss_scale, unknown = _loss_scale_from(loss_scale, settings)
+        check_state_memory(state_memory, getattr(loss_scale, "release_gradients", False))
+        inner.check_can_release(inner_optimizer, loss_scale)
         start = loss_scale.initial_state()
         growth_interval = getattr(loss_scale, "growth_interval", 0)
         # Keras refuses what it does not know, and explains what belongs to the inner optimizer.
         super().__init__(inner_optimizer, float(start.scale), growth_interval, name=name, **unknown)
         self.loss_scale = loss_scale
         self.measures_gradients = False
-        self.weight_rounding = weight_rounding
+        self.weight_rounding, self.state_memory = weight_rounding, state_memory
         self.state_dtype, self.rounding_seed = state_dtype, whole_number("rounding_seed", rounding_seed, 0)
         with keras.name_scope(self.name):
             self.dynamic_scale = _scalar("dynamic_scale", start.scale, "float32")
@@ -113,7 +132,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if self.built:
             return
         check_weights(variables)
-        inner_build.build(self.inner_optimizer, variables, self.state_dtype)
+        inner_build.build(self.inner_optimizer, variables, self.state_dtype, self.state_memory)
+        inner.check_can_release(self.inner_optimizer, self.loss_scale)
         with keras.name_scope(self.name):
             self._sums = gradients.empty_sums(variables) if self._accumulation_steps > 1 else []
         # Not Keras's LossScaleOptimizer.build, which would make the state once more.
@@ -291,6 +311,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         }
         if self.state_dtype != "float32":
             config["state_dtype"] = self.state_dtype
+        if self.state_memory != "device":
+            config["state_memory"] = self.state_memory
         if self.weight_rounding != "stochastic":
             config["weight_rounding"] = self.weight_rounding
         if self.rounding_seed:
@@ -349,6 +371,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 f"no gradient for any of the {len(variables)} trainable variables: the loss does not depend on them, "
                 "or a custom gradient returned None"
             )
+        if self._releases:
+            self._release(grads, variables)
+            return
         finite = ops.logical_not(backend.any_replica(ops.logical_not(self.check_finite(grads))))
         if self.measures_gradients:
             threshold = _SMALLEST_NORMAL_FLOAT16 if scaled else _SMALLEST_NORMAL_FLOAT16 / self.dynamic_scale
@@ -363,6 +388,24 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         else:  # most micro-batches are only accumulated, and must not read and write the slots for it
             add = partial(self._accumulate_or_update, variables=variables)
             self._if(finite, add, lambda _: None, (grads, inverse), unscale)
+
+    @property
+    def _releases(self) -> bool:
+        return isinstance(self.loss_scale, NoLossScale) and self.loss_scale.release_gradients
+
+    def _release(self, grads: list[Any], variables: list[keras.Variable]) -> None:
+        """Makes a step in which no weight waits for the gradients of others."""
+        grads = gradients.sum_over_replicas(gradients.multiply((grads, None), variables), variables)
+        finite = [gradients.is_finite(gradient) for gradient in grads if gradient is not None]
+        self._move_scale(ops.all(ops.stack(finite)))
+        if self.measures_gradients:
+            self._gradient_underflow.assign(gradients.share_below(_SMALLEST_NORMAL_FLOAT16, grads, variables))
+        clips = self.loss_scale.clip_by_last_norm  # type: ignore[union-attr]
+        norm = gradients.finite_norm(grads, variables) if clips or self.measures_gradients else None
+        how = inner.Update(self.rounding_seed, self.weight_rounding, True, self._gradient_norm)
+        inner.apply(self.inner_optimizer, grads, variables, self._changing, how)
+        if norm is not None:  # the sum of the squares of finite gradients may be infinite
+            self._gradient_norm.assign(ops.where(ops.isfinite(norm), norm, ops.convert_to_tensor(self._gradient_norm)))
 
     def _inverse_scale(self) -> Any:
         """Returns 1 / scale, or None where that is 1."""
@@ -419,8 +462,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         grads = gradients.sum_over_replicas(grads, variables)
         if self.measures_gradients:
             self._gradient_norm.assign(gradients.norm(grads, variables))
-        rounding = (self.rounding_seed, self.weight_rounding)
-        inner.apply(self.inner_optimizer, grads, variables, self._changing, *rounding)
+        how = inner.Update(self.rounding_seed, self.weight_rounding)
+        inner.apply(self.inner_optimizer, grads, variables, self._changing, how)
 
 
 def _loss_scale_from(loss_scale: Any, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -25,7 +25,8 @@ from keras_mp.loss_scaling.stochastic_rounding import random_bits, round_to_bflo
 # rows and not by blocks: a row lies within a TPU's tiles.
 
 STATE_DTYPES = ("float32", "bfloat16", "float8")
-STORED_AS = {"bfloat16": "bfloat16", "float8": "float8_e4m3fn"}
+STORED_AS = {"float32": "float32", "bfloat16": "bfloat16", "float8": "float8_e4m3fn"}
+STATE_MEMORIES = ("device", "host")
 
 _LARGEST_E4M3 = 448.0  # Micikevicius et al. 2022, table 1
 _SMALLEST_E4M3 = 2.0**-9  # the smallest subnormal
@@ -43,20 +44,43 @@ def check_state_dtype(state_dtype: Any) -> None:
         raise ValueError(f"state_dtype={state_dtype!r} must be one of {choices}")
 
 
+def check_state_memory(state_memory: Any, releases: bool) -> None:
+    """Checks where slots are to lie.
+
+    Args:
+        state_memory: "device" or "host".
+        releases: Whether each weight is updated by itself.
+
+    Raises:
+        ValueError: If it is neither, or the host's memory cannot be used.
+    """
+    if state_memory not in STATE_MEMORIES:
+        raise ValueError(f"state_memory={state_memory!r} must be 'device' or 'host'")
+    if state_memory == "device":
+        return
+    if not releases:
+        raise ValueError(
+            "state_memory='host' fetches the slots of a weight when its gradient is there, and needs gradients that are "
+            "released: NoLossScale(release_gradients=True), or release_gradients=True of keras_mp.prepare"
+        )
+    backend.check_host_memory()
+
+
 def encode(x: Any, state_dtype: str, bits: Any = None, is_root: bool = False) -> tuple[Any, Any]:
     """Makes what is stored of a float32 tensor.
 
     Args:
         x: a float32 tensor of two axes or more.
-        state_dtype: "float8" or "bfloat16".
+        state_dtype: "float8", "bfloat16" or "float32", in which x stays as it is.
         bits: a uint32 tensor of its shape, for stochastic rounding; None for rounding to nearest.
         is_root: whether steps are divided by x. In E4M3 none of its values but zeros then becomes zero: the first
             moment may keep the smallest value where its root did not, and the step be hundreds of times too large.
 
     Returns:
-        (values, scale): the values in E4M3 and a float32 scale for each row, of shape (..., 1); in bfloat16 the scale
-        is None.
+        (values, scale): the values in E4M3 and a float32 scale for each row, of shape (..., 1); else the scale is None.
     """
+    if state_dtype == "float32":
+        return x, None
     if state_dtype == "bfloat16":
         return (ops.cast(x, "bfloat16") if bits is None else round_to_bfloat16(x, bits)), None
     scale = ops.maximum(ops.max(ops.abs(x), axis=-1, keepdims=True) / _LARGEST_E4M3, _SMALLEST_SCALE)
@@ -90,23 +114,31 @@ class StateSlot:
     at its end. Outside, each assignment rounds to nearest.
 
     Attributes:
-        values: the Keras variable in E4M3 or bfloat16, of the slot's shape.
-        scale: the float32 variable of shape (..., 1) with a scale for each row; None in bfloat16.
+        values: the Keras variable in E4M3, bfloat16 or float32, of the slot's shape.
+        scale: the float32 variable of shape (..., 1) with a scale for each row; None but in E4M3.
         holds_root: whether the square root is stored, of a slot that is never negative: its range is half as wide.
         index: tells the slot's random bits from those of the optimizer's other slots.
+        on_host: Whether the values lie in the host's memory, and are on the device within `updating` alone.
 
     Args:
-        values, scale, holds_root, index: these.
-        state_dtype: "float8" or "bfloat16".
+        values, scale, holds_root, index, on_host: these.
+        state_dtype: "float8", "bfloat16" or "float32".
     """
 
     dtype = "float32"
 
     def __init__(
-        self, values: keras.Variable, scale: keras.Variable | None, state_dtype: str, holds_root: bool, index: int
+        self,
+        values: keras.Variable,
+        scale: keras.Variable | None,
+        state_dtype: str,
+        holds_root: bool,
+        index: int,
+        on_host: bool = False,
     ) -> None:
         self.values, self.scale, self.holds_root, self.index = values, scale, holds_root, index
-        self.state_dtype = state_dtype
+        self.state_dtype, self.on_host = state_dtype, on_host
+        self._fetched: Any = None
         self._is_open, self._working = False, None
 
     @property
@@ -139,7 +171,7 @@ class StateSlot:
         """The float32 tensor."""
         if self._working is not None:
             return self._working
-        read = decode(self.values.value, None if self.scale is None else self.scale.value)
+        read = decode(self._stored_values(), None if self.scale is None else self.scale.value)
         read = ops.square(read) if self.holds_root else read
         if self._is_open:
             self._working = read
@@ -181,22 +213,30 @@ class StateSlot:
         """Sets some rows."""
         self.assign(ops.scatter_update(self.value, ops.expand_dims(slices.indices, -1), slices.values))
 
-    def _open(self) -> None:
+    def _stored_values(self) -> Any:
+        if self._fetched is not None:
+            return self._fetched
+        return backend.fetched(self.values.value, None) if self.on_host else self.values.value
+
+    def _open(self, after: Any) -> None:
         self._is_open, self._is_changed, self._working = True, False, None
+        if self.on_host:
+            self._fetched = backend.fetched(self.values.value, after)
 
     def _close(self) -> None:
-        self._is_open, self._working = False, None
+        self._is_open, self._working, self._fetched = False, None, None
 
-    def _round(self, seed: int, step: Any) -> None:
+    def _round(self, seed: int, step: Any, finite: Any) -> None:
         if self._is_changed:
-            self._store(self._working, random_bits(self.shape, seed, step, self.index))
+            self._store(self._working, random_bits(self.shape, seed, step, self.index), finite)
 
-    def _store(self, value: Any, bits: Any) -> None:
+    def _store(self, value: Any, bits: Any, finite: Any = None) -> None:
         root = ops.sqrt(ops.maximum(value, 0.0)) if self.holds_root else value
         values, scale = encode(root, self.state_dtype, bits, self.holds_root)
-        self.values.assign(values)
+        values = chosen(finite, values, None if finite is None else self._stored_values())
+        self.values.assign(backend.stored(values) if self.on_host else values)
         if self.scale is not None:
-            self.scale.assign(scale)
+            self.scale.assign(chosen(finite, scale, self.scale))
 
     def __jax_array__(self) -> Any:
         return self.value
@@ -216,21 +256,34 @@ class StateSlot:
     __pow__ = keras.Variable.__pow__
 
 
+def chosen(finite: Any, value: Any, variable: Any) -> Any:
+    """Returns a new value where `finite` is true or None, else that of the variable, which it is to be assigned to."""
+    if finite is None:
+        return value
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    # TensorFlow cannot choose between values in 8 bits; float32 holds them exactly.
+    wide = "float32" if dtype.startswith("float8") else dtype
+    old, new = (ops.cast(backend.as_tensor(tensor), wide) for tensor in (variable, value))
+    return ops.cast(ops.where(finite, new, old), dtype)
+
+
 @contextmanager
-def updating(slots: Sequence[StateSlot], seed: int, step: Any) -> Iterator[None]:
+def updating(slots: Sequence[StateSlot], seed: int, step: Any, finite: Any = None) -> Iterator[None]:
     """A scope in which slots hold float32; those that were assigned to are rounded stochastically at its end.
 
     Args:
-        slots: of one weight.
-        seed: of the random bits.
-        step: the count of updates, an integer tensor of shape ().
+        slots: The slots of one weight.
+        seed: The seed of the random bits.
+        step: The count of updates, an integer tensor of shape ().
+        finite: A boolean tensor of shape (); where it is false, the slots stay as they were. None is true. Slots in the
+            host's memory are fetched when it is there.
     """
     for slot in slots:
-        slot._open()
+        slot._open(finite)
     try:
         yield
         for slot in slots:
-            slot._round(seed, step)
+            slot._round(seed, step, finite)
     finally:
         for slot in slots:
             slot._close()
@@ -309,11 +362,11 @@ class WideWeight(StateSlot):
             self._working = read
         return read
 
-    def _round(self, seed: int, step: Any) -> None:
+    def _round(self, seed: int, step: Any, finite: Any) -> None:
         if self.rounding == "stochastic":
-            super()._round(seed, step)
+            super()._round(seed, step, finite)
         elif self._is_changed:
-            self._store(self._working, None)
+            self._store(self._working, None, finite)
 
     def __getattr__(self, name: str) -> Any:
         if name == "variable":

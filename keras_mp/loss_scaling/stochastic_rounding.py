@@ -50,7 +50,7 @@ def random_bits(shape: tuple[Any, ...], seed: int, step: Any, variable_index: in
     first = _mix(_mix(_mix(seed & _WORD) ^ ((seed >> 32) & _WORD)) ^ _mix((variable_index + _GOLDEN) & _WORD))
     step = ops.cast(step, "uint32")
     keys = [_mixed(step ^ _word(key)) for key in (first, _mix(first ^ _GOLDEN))]
-    words = backend.places(tuple(shape)) ^ keys[0]
+    words = backend.places(tuple(shape), keys[0])
     words = (words ^ _shifted(words, 16)) * _word(0x7FEB352D)
     words = words ^ keys[1]
     words = (words ^ _shifted(words, 15)) * _word(0x846CA68B)

@@ -17,7 +17,11 @@ from keras_mp.system.packages import LIBRARIES, package_of
 
 
 def wrap_optimizer(
-    optimizer: keras.optimizers.Optimizer, model: keras.Model, *, state_dtype: str = "float32"
+    optimizer: keras.optimizers.Optimizer,
+    model: keras.Model,
+    *,
+    state_dtype: str = "float32",
+    release_gradients: bool = False,
 ) -> keras.optimizers.Optimizer:
     """Wraps an optimizer in the loss scaling that a model needs, so that it makes the same step in every precision.
 
@@ -41,31 +45,42 @@ def wrap_optimizer(
             gradients.
         state_dtype: what the optimizer's slots are stored in: "float32", "bfloat16" or "float8", as
             `LossScaleOptimizer` says.
+        release_gradients: Whether each weight is updated as soon as its own gradient is there, as `NoLossScale` says.
 
     Returns:
         `LossScaleOptimizer(optimizer)` if a layer computes in float16, whatever the name of the model's policy or of
         the global one; `LossScaleOptimizer(optimizer, NoLossScale())`, which scales nothing, if none does and the
         optimizer by itself would make another step, or there are several replicas, or state_dtype is not "float32", or
-        a weight is stored in bfloat16, whose update it rounds stochastically; else the optimizer itself.
+        gradients are released, or a weight is stored in bfloat16, whose update it rounds stochastically; else the
+        optimizer itself.
 
     Raises:
         TypeError: If optimizer is not a Keras optimizer.
         ValueError: If optimizer scales the loss already; if state_dtype is unknown, or is not "float32" and the
-            optimizer is built; if a weight is stored in float16.
+            optimizer is built; if a weight is stored in float16; if gradients are to be released, and a layer computes
+            in float16, or `NoLossScale` refuses the optimizer.
     """
     check_unscaled("optimizer", optimizer)
     check_state_dtype(state_dtype)
     check_weights(model.trainable_variables)
     if "float16" in compute_dtypes(model):
+        if release_gradients:
+            raise ValueError(
+                "release_gradients=True updates each weight as soon as its gradient is there, and a layer of model "
+                f"{model.name!r} computes in float16, where an overflow in one gradient must skip the step of all: "
+                "build the model under 'mixed_bfloat16'"
+            )
         return LossScaleOptimizer(optimizer, state_dtype=state_dtype)
     is_needed = (
-        state_dtype != "float32"
+        release_gradients
+        or state_dtype != "float32"
         or _has_narrow_weights(model)
         or backend.replica_count() > 1
         or makes_another_step(optimizer, model)
     )
     if is_needed:
-        return LossScaleOptimizer(optimizer, NoLossScale(), state_dtype=state_dtype)
+        loss_scale = NoLossScale(release_gradients=release_gradients)
+        return LossScaleOptimizer(optimizer, loss_scale, state_dtype=state_dtype)
     for leaf in leaves(optimizer):
         leaf._backend_apply_gradients = UpdateInOneProgram(leaf)
     return optimizer

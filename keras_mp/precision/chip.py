@@ -142,6 +142,24 @@ class Chip:
     link: Link | None = None
 
     @property
+    def host_link(self) -> Link | None:
+        """What one of its devices reads and writes the host's memory over, as much in both directions at once.
+
+        PCI Express. Of a GPU without NVLink that is `link`; of one with NVLink 16 lanes of the generation that its
+        architecture brought: 3 for P100 and V100, 4 for A100, 5 from H100 on (NVIDIA's data sheets, not opened; GPUMAP
+        in the table). A GH200 has NVLink-C2C instead, and None. Of TPUs about 15 GB/s a chip (the "How to Scale Your
+        Model" book, chapter 2, exercise 3), which is what 16 lanes of generation 3 carry.
+        """
+        if self.link is not None and self.link.name.startswith("PCIe"):
+            return self.link
+        if self.vendor == "google":
+            return Link("PCIe", 15 * GIGA / self.devices, "https://jax-ml.github.io/scaling-book/tpus, exercise 3")
+        if self.vendor != "nvidia" or self.name.startswith(("gh", "gb")):
+            return None
+        generation = 3 if self.architecture < "8" else 4 if self.architecture < "9" else 5
+        return pcie(generation, "the generation of its architecture")
+
+    @property
     def device_bytes(self) -> int:
         """Memory of one device in bytes, as a program finds it: of a GPU what its driver reports, where that is known.
 

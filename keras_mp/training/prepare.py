@@ -41,6 +41,7 @@ def prepare(
     verbose: bool = False,
     state_dtype: str | None = None,
     narrow_frozen: bool = False,
+    release_gradients: bool = False,
     **compile_arguments: Any,
 ) -> keras.Model:
     """Makes a model ready for `fit` in the precision that it was built in.
@@ -78,6 +79,8 @@ def prepare(
             "bfloat16"; or "float8", as `LossScaleOptimizer` says. None leaves a `LossScaleOptimizer` as it is.
         narrow_frozen: whether weights that do not train are stored in the 16 bits in which they are read, as
             `keras_mp.narrow_frozen` does.
+        release_gradients: Whether each weight is updated as soon as its own gradient is there, so that gradients need
+            not lie in memory together, as `keras_mp.NoLossScale` says.
         **compile_arguments: of `model.compile`, also of one that the model's class defines; a `jit_compile` among them
             is used instead of the choice made here.
 
@@ -86,7 +89,8 @@ def prepare(
 
     Raises:
         ValueError: the model is not built; the optimizer is Keras's LossScaleOptimizer, a scaling or state_dtype
-            is unknown, or state_dtype is not that of a LossScaleOptimizer.
+            is unknown, state_dtype or release_gradients is not that of a LossScaleOptimizer, or gradients cannot be
+            released, with the reason.
         TypeError: fp8 is none of the above, or the dict has a name that `keras_mp.fp8.convert` does not; the model's
             class has a `compile` that does not take these arguments.
 
@@ -101,6 +105,11 @@ def prepare(
             f"state_dtype={state_dtype!r} and optimizer={optimizer.name!r}, a LossScaleOptimizer with "
             f"state_dtype={optimizer.state_dtype!r}: give it to the optimizer alone"
         )
+    if wrapped and release_gradients and not getattr(optimizer.loss_scale, "release_gradients", False):
+        raise ValueError(
+            f"release_gradients=True and optimizer={optimizer.name!r}, a LossScaleOptimizer with "
+            f"loss_scale={optimizer.loss_scale!r}: give it NoLossScale(release_gradients=True)"
+        )
     metrics = list(metrics) if isinstance(metrics, tuple) else metrics
     arguments = _arguments(model, {"optimizer": optimizer, "loss": loss, "metrics": metrics, **compile_arguments})
     told = lines_before(model) if verbose else []
@@ -110,7 +119,9 @@ def prepare(
     if narrow_frozen:
         frozen.narrow_frozen(model)
     if not wrapped:
-        optimizer = wrap_optimizer(optimizer, model, state_dtype=state_dtype or "float32")
+        optimizer = wrap_optimizer(
+            optimizer, model, state_dtype=state_dtype or "float32", release_gradients=release_gradients
+        )
     jit = _jit(model, compile_arguments)
     # Not "auto", by which Keras never jits on a CPU. Whether the layers support it, `_jit` has seen.
     jitted = {"jit_compile": jit.ok} if takes(model.compile, "jit_compile") else {}
@@ -261,15 +272,17 @@ def _optimizer(prepared: keras.Model) -> str:
     if not isinstance(optimizer, LossScaleOptimizer):
         return f"{type(optimizer).__name__}, loss not scaled: no layer computes in float16"
     name, states = type(optimizer.inner_optimizer).__name__, optimizer.state_dtype
+    released = getattr(optimizer.loss_scale, "release_gradients", False)
     if any(map(is_narrow, prepared.trainable_variables)):
         rounding = "stochastically" if optimizer.weight_rounding == "stochastic" else "to nearest"
-        step, more = f"bfloat16 weights rounded {rounding}", ", updated in float32"
+        step, more = f"bfloat16 weights rounded {rounding}", "" if released else ", updated in float32"
     elif isinstance(optimizer.loss_scale, NoLossScale):
-        step, more = "loss not scaled", "; wrapped, to step as it would in float16"
+        step, more = "loss not scaled", "" if released else "; wrapped, to step as it would in float16"
     else:
         scale = optimizer.loss_scale.initial_state().scale
         step, more = f"loss scale {scale:g}, for float16", "; an overflow changes nothing"
-    return f"{name}, {step}{more}" if states == "float32" else f"{name}, states in {states}, {step}"
+    told = f"{name}, {step}{more}" if states == "float32" else f"{name}, states in {states}, {step}"
+    return f"{told}, gradients released" if released else told
 
 
 def _jit_line(prepared: keras.Model, jit: Support) -> str:

@@ -321,6 +321,7 @@ def memory_rows(report: CompileReport) -> list[tuple[str, int]]:
         ("metrics and batch", memory.other),
         ("temporary (compiler)", memory.temporary),
         ("of it kept for the backward pass (estimate)", memory.activations),
+        ("gradients at once, at most (estimate)", memory.gradients),
         ("peak (compiler)", memory.peak),
         # TPUs keep it there; `advise` ends their compiler before it is made, and says so.
         *(

@@ -109,6 +109,11 @@ class Instruction:
         return re.findall(r"[\w.\-]+", " ".join(_CALLEES.findall(self.attributes)))
 
     @cached_property
+    def index(self) -> int:
+        """Which part of a tuple a get-tuple-element takes."""
+        return int(_first_group(r"\bindex=(\d+)", self.attributes) or 0)
+
+    @cached_property
     def target(self) -> str:
         """The library or kernel that a custom call or custom fusion names; "" for others."""
         return (

@@ -45,9 +45,13 @@ class Memory:
             which a byte holds two.
         optimizer: the optimizer's variables.
         optimizer_dtype: what most of their values are stored in: "float32", "bfloat16" or "float8".
+        host: Optimizer variables in the host's memory, which are none of the other figures. A step reads and writes
+            each once.
         other: metrics and the batch.
         activations: of `temporary`, what the forward pass keeps for the backward pass. An estimate: the arrays that
             live when memory is fullest if kernels run in the order of the compiled module.
+        gradients: The most bytes of gradients of weights that live at once, a part of `temporary` and an estimate as
+            `activations` is: arrays of the backward pass with as many values as a weight of their layer that trains.
         arguments, outputs, aliased, temporary, code: the compiler's own statistics: what goes in, what comes out, how
             much of that shares its memory with what goes in, what is needed in between, and the program.
         peak: the larger of the compiler's own figure for the most that lives at once (some give none), and arguments
@@ -68,6 +72,8 @@ class Memory:
     peak: int
     capacity: int
     largest: tuple[Buffer, ...]
+    gradients: int = 0
+    host: int = 0
     optimizer_dtype: str = "float32"
     integers: Mapping[str, int] = field(default_factory=dict)
 
@@ -84,10 +90,11 @@ def measure(step: CompiledStep) -> Memory:
     chip, statistics = step.target.chip, step.statistics
     whole = statistics["argument"] + statistics["output"] - statistics["alias"] + statistics["temp"]
     code = statistics["generated_code"]
-    buffers = _at_the_peak(step)
+    buffers, gradients = _at_the_peak(step)
     return Memory(
         **_by_shapes(step.lowered),
         activations=sum(buffer.bytes for buffer in buffers if buffer.what == "activation"),
+        gradients=gradients,
         arguments=statistics["argument"],
         outputs=statistics["output"],
         aliased=statistics["alias"],
@@ -102,7 +109,7 @@ def measure(step: CompiledStep) -> Memory:
 
 def _refused(lowered: Lowered, refusal: Refusal) -> Memory:
     """The arguments by their shapes, and all by the message."""
-    arguments = sum(map(size_of, lowered.arguments))
+    arguments = sum(size_of(argument) for argument in lowered.arguments if not argument.on_host)
     return Memory(
         **_by_shapes(lowered),
         activations=0,
@@ -127,10 +134,11 @@ def _by_shapes(lowered: Lowered) -> dict[str, Any]:
     """The fields of a `Memory` that need no compiler."""
     kinds: dict[str, int] = defaultdict(int)
     for argument in lowered.arguments:
-        kinds[argument.kind] += size_of(argument)
+        kinds["host" if argument.on_host else argument.kind] += size_of(argument)
     return {
         "parameters": kinds["parameters"] + kinds["state"],
         "optimizer": kinds["optimizer"],
+        "host": kinds["host"],
         "optimizer_dtype": _optimizer_dtype(lowered),
         "integers": _integers(lowered),
         "other": kinds["metrics"] + kinds["batch"],
@@ -149,8 +157,12 @@ def _bytes(dtype: str) -> int:
     return np.dtype(dtype).itemsize
 
 
-def _at_the_peak(step: CompiledStep) -> list[Buffer]:
-    """The arrays of the entry computation that live together when they are largest, in its order."""
+def _at_the_peak(step: CompiledStep) -> tuple[list[Buffer], int]:
+    """The arrays of the entry computation that live together when they are largest, in its order.
+
+    Returns:
+        (arrays, gradients): the arrays, and the most bytes of gradients that live together at any time.
+    """
     module = step.module
     entry = list(module.computations[module.entry].values())
     made = {instruction.name: place for place, instruction in enumerate(entry)}
@@ -163,17 +175,23 @@ def _at_the_peak(step: CompiledStep) -> list[Buffer]:
     ends: dict[int, list[str]] = defaultdict(list)
     live: dict[str, int] = {}
     total = most = 0
+    of_weights, held, most_held = _sizes_of_weights(step.lowered), 0, 0
+    gradients: dict[str, int] = {}
     fullest: list[str] = []
     moment = 0
     for place, instruction in enumerate(entry):
         if instruction.opcode not in FREE and instruction.name in last and not _is_result(instruction, last, entry):
             live[instruction.name] = instruction.size
             total += instruction.size
+            gradients[instruction.name] = _gradient_bytes(instruction, step, of_weights)
+            held += gradients[instruction.name]
+            most_held = max(most_held, held)
             ends[last[instruction.name]].append(instruction.name)
             if total > most:
                 most, fullest, moment = total, list(live), place
         for name in ends.pop(place, []):
             total -= live.pop(name)
+            held -= gradients[name]
     by_name = {instruction.name: instruction for instruction in entry}
     buffers = []
     for name in fullest:
@@ -186,7 +204,24 @@ def _at_the_peak(step: CompiledStep) -> list[Buffer]:
             for shape in instruction.shapes
             if shape.size
         ]
-    return buffers
+    return buffers, most_held
+
+
+def _sizes_of_weights(lowered: Lowered) -> set[tuple[str, int]]:
+    """Of each weight that trains the name of its layer, and its number of values on one device."""
+    return {
+        (weight.path.rpartition("/")[0].rpartition("/")[2], math.prod(weight.shape) // weight.parts)
+        for weight in lowered.arguments
+        if weight.kind == "parameters"
+    }
+
+
+def _gradient_bytes(instruction: Instruction, step: CompiledStep, of_weights: set[tuple[str, int]]) -> int:
+    """The bytes of the gradients of weights that an instruction makes."""
+    if not is_backward(step.name(instruction)):
+        return 0
+    layer = step.layer(instruction).rpartition("/")[2]
+    return sum(shape.size for shape in instruction.shapes if (layer, math.prod(shape.dimensions)) in of_weights)
 
 
 def _owner(instruction: Instruction, module: Module) -> str:
@@ -194,6 +229,10 @@ def _owner(instruction: Instruction, module: Module) -> str:
     inside = module.computations[instruction.computation]
     while instruction.opcode in ("bitcast", "get-tuple-element", "copy-done", "async-done") and instruction.operands:
         source = inside.get(instruction.operands[0])
+        if source is not None and source.opcode == "opt-barrier":  # which hands a tuple through
+            source = inside.get(source.operands[0])
+        if source is not None and source.opcode == "tuple" and instruction.opcode == "get-tuple-element":
+            source = inside.get(source.operands[instruction.index])
         if source is None:
             break
         instruction = source

@@ -146,7 +146,8 @@ def test_words_are_those_of_the_hash():
     seed, step, index, shape = 2**40 + 7, 123456, 3, (3, 5, 2)
     first = murmur(murmur(murmur(seed % 2**32) ^ seed >> 32) ^ murmur(index + 0x9E3779B1))
     second = murmur(first ^ 0x9E3779B1)
-    expected = [scramble(i ^ scramble(step ^ first), scramble(step ^ second)) for i in range(30)]
+    start = scramble(step ^ first)
+    expected = [scramble((i + start) % 2**32, scramble(step ^ second)) for i in range(30)]
     for words in (random_bits(shape, seed, step, index), jitted(lambda n: random_bits(shape, seed, n, index))(step)):
         assert ops.convert_to_numpy(words).flatten().tolist() == expected
     assert ops.convert_to_numpy(random_bits((), seed, step, index)) == expected[0]
@@ -189,6 +190,8 @@ def test_no_element_draws_more_than_its_share_over_the_steps():
 def test_places_count_across_all_axes():
     np.testing.assert_array_equal(backend.places((2, 3, 4)), np.arange(24, dtype=np.uint32).reshape(2, 3, 4))
     assert ops.convert_to_numpy(backend.places(())) == 0
+    last = ops.convert_to_tensor(2**32 - 2, "uint32")
+    assert ops.convert_to_numpy(backend.places((3,), last)).tolist() == [2**32 - 2, 2**32 - 1, 0]
 
 
 @pytest.mark.slow

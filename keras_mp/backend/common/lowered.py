@@ -36,6 +36,7 @@ class Argument:
         dtype: its element type, as Keras writes it.
         parts: over how many devices it is split.
         holds: what its elements stand for, where that is not their type: "int4" of int8 ones with two weights each.
+        on_host: Whether it lies in the host's memory.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class Argument:
     dtype: str
     parts: int = 1
     holds: str = ""
+    on_host: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from keras_mp.backend.jax.gradients import (
     values_of,
     with_derivatives_of,
 )
+from keras_mp.backend.jax.host_memory import check_host_memory, fetched, keep_on_host, stored
 from keras_mp.backend.jax.islands import (
     computed_once,
     fused,
@@ -88,12 +89,14 @@ __all__ = [
     "bitcast",
     "block_scaled_dot",
     "can_jit",
+    "check_host_memory",
     "computed_once",
     "conditional",
     "connect",
     "custom_gradient",
     "dense",
     "einsum_float32",
+    "fetched",
     "full_float32",
     "fused",
     "fused_attention",
@@ -106,6 +109,7 @@ __all__ = [
     "is_spread",
     "is_variable",
     "kept_by_dropout",
+    "keep_on_host",
     "keras_has_kernel",
     "linear_gradient",
     "local_devices",
@@ -138,6 +142,7 @@ __all__ = [
     "step_errors",
     "step_scopes",
     "steps_of",
+    "stored",
     "sum_over_replicas",
     "sum_repeated_rows",
     "timed_steps",

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from keras_mp.backend.common.device import traced_for
 from keras_mp.backend.common.lowered import Argument, Lowered, LoweringError, named_calls
+from keras_mp.backend.jax.host_memory import ON_HOST, host_sharding
 from keras_mp.backend.jax.parallel import lowering_scope
 
 
@@ -53,12 +54,14 @@ def _lower(
 
     def laid_out(variable: keras.Variable) -> jax.ShapeDtypeStruct:
         shape, dtype = tuple(variable.shape), str(variable.dtype)
-        return jax.ShapeDtypeStruct(shape, variable.dtype, sharding=lies(variable.path, shape, dtype))
+        sharding = host_sharding(variable, lies(variable.path, shape, dtype))
+        return jax.ShapeDtypeStruct(shape, variable.dtype, sharding=sharding)
 
     def argument(kind: str, path: str, leaf: jax.ShapeDtypeStruct) -> Argument:
-        split = [] if leaf.sharding is None else [axis for axis in leaf.sharding.spec if axis is not None]
+        split = [axis for axis in getattr(leaf.sharding, "spec", ()) if axis is not None]
         parts = math.prod(plan.shape[plan.axes.index(axis)] for axis in split)
-        return Argument(kind, path, leaf.shape, str(leaf.dtype), parts)
+        on_host = getattr(leaf.sharding, "memory_kind", None) == ON_HOST
+        return Argument(kind, path, leaf.shape, str(leaf.dtype), parts, on_host=on_host)
 
     by_row = None if mesh is None else NamedSharding(mesh, PartitionSpec("batch"))
     shapes = jax.tree.map(lambda leaf: _shape(leaf, by_row), batch, is_leaf=_is_tensor)

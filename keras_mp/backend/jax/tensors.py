@@ -30,9 +30,17 @@ def bitcast(x: Any, dtype: str) -> Any:
     return jax.lax.bitcast_convert_type(x, dtype)
 
 
-def places(shape: tuple[int, ...]) -> Any:
-    """Numbers the elements of an array in row-major order, across all devices: uint32 of its shape, modulo 2**32."""
+def places(shape: tuple[int, ...], start: Any = 0) -> Any:
+    """Numbers the elements of an array in row-major order, across all devices: uint32 of its shape, modulo 2**32.
+
+    Args:
+        shape: The dimensions of the whole array.
+        start: The first number, an int or a uint32 array of shape (). Of arrays that begin with different numbers XLA
+            shares no part, for whose sake it would compute and keep them together.
+    """
     # Not a reshaped range, which a TPU would lay out anew.
     iota = partial(jax.lax.broadcasted_iota, np.uint32, shape)
     strides = [math.prod(shape[axis + 1 :]) % 2**32 for axis in range(len(shape))]
-    return sum((iota(axis) * np.uint32(stride) for axis, stride in enumerate(strides)), jnp.zeros(shape, np.uint32))
+    return sum(
+        (iota(axis) * np.uint32(stride) for axis, stride in enumerate(strides)), jnp.full(shape, start, np.uint32)
+    )

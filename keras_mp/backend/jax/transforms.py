@@ -52,7 +52,40 @@ def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
     Returns:
         A function with the same results and gradients.
     """
-    return jax.checkpoint(function)
+    kept = jax.checkpoint(function)
+    return lambda *arguments: kept(*_together.bind(*arguments))
+
+
+# Its results are its operands. All gradients of a recomputed part, those of its weights among them, are there before
+# the backward pass goes on: XLA would put off what only an optimizer waits for, and keep what was recomputed for it.
+_together = Primitive("keras_mp_together")
+_together.multiple_results = True
+
+
+def _as_they_are(*operands: Any) -> list[Any]:
+    return list(operands)
+
+
+def _together_differentiated(primals: Any, tangents: Any) -> Any:
+    moving = [tangent for tangent in tangents if not isinstance(tangent, ad.Zero)]
+    moved = iter(_together.bind(*moving) if moving else ())
+    results = _together.bind(*primals)
+    return results, [x if isinstance(x, ad.Zero) else next(moved) for x in tangents]
+
+
+def _together_transposed(upstream: Any, *operands: Any) -> list[Any]:
+    del operands
+    given = [x for x in upstream if not isinstance(x, ad.Zero)]
+    waited = iter(jax.lax.optimization_barrier(given) if given else ())
+    return [x if isinstance(x, ad.Zero) else next(waited) for x in upstream]
+
+
+_together.def_impl(_as_they_are)
+_together.def_abstract_eval(_as_they_are)
+mlir.register_lowering(_together, mlir.lower_fun(_as_they_are, multiple_results=True))
+ad.primitive_jvps[_together] = _together_differentiated
+ad.primitive_transposes[_together] = _together_transposed
+batching.primitive_batchers[_together] = lambda operands, axes: (_together.bind(*operands), axes)
 
 
 def scan(

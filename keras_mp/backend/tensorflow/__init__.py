@@ -54,7 +54,17 @@ from keras_mp.backend.tensorflow.replicas import (
 )
 from keras_mp.backend.tensorflow.scaled_dot import as_float4, block_scaled_dot, scaled_dot
 from keras_mp.backend.tensorflow.steps import observed_step, step_errors, timed_steps
-from keras_mp.backend.tensorflow.tensors import as_keras_variable, as_tensor, bitcast, is_variable, places
+from keras_mp.backend.tensorflow.tensors import (
+    as_keras_variable,
+    as_tensor,
+    bitcast,
+    check_host_memory,
+    fetched,
+    is_variable,
+    keep_on_host,
+    places,
+    stored,
+)
 from keras_mp.backend.tensorflow.transforms import (
     barrier,
     gradient_scope,
@@ -90,12 +100,14 @@ __all__ = [
     "bitcast",
     "block_scaled_dot",
     "can_jit",
+    "check_host_memory",
     "computed_once",
     "conditional",
     "connect",
     "custom_gradient",
     "dense",
     "einsum_float32",
+    "fetched",
     "full_float32",
     "fused",
     "fused_attention",
@@ -108,6 +120,7 @@ __all__ = [
     "is_spread",
     "is_variable",
     "kept_by_dropout",
+    "keep_on_host",
     "keras_has_kernel",
     "linear_gradient",
     "local_devices",
@@ -140,6 +153,7 @@ __all__ = [
     "step_errors",
     "step_scopes",
     "steps_of",
+    "stored",
     "sum_over_replicas",
     "sum_repeated_rows",
     "timed_steps",

@@ -48,16 +48,37 @@ def bitcast(x: Any, dtype: str) -> Any:
     return tf.bitcast(x, dtype)
 
 
-def places(shape: tuple[Any, ...]) -> Any:
+def places(shape: tuple[Any, ...], start: Any = 0) -> Any:
     """Numbers the elements of a tensor in row-major order: uint32 of its shape, modulo 2**32.
 
     Args:
         shape: ints, and int32 tensors of shape () where a size is not known before the program runs.
+        start: The first number, an int or a uint32 tensor of shape ().
     """
-    numbers = tf.zeros(shape, tf.uint32)
+    numbers = tf.fill(shape, tf.cast(start, tf.uint32))
     stride = tf.constant(1, tf.uint32)
     for axis in reversed(range(len(shape))):
         size = shape[axis]
         numbers += tf.reshape(tf.cast(tf.range(size), tf.uint32) * stride, [-1, *[1] * (len(shape) - axis - 1)])
         stride *= tf.cast(size, tf.uint32)
     return numbers
+
+
+def check_host_memory() -> None:
+    """Refuses: XLA on TensorFlow has no names for memory of the host."""
+    raise ValueError("state_memory='host' needs JAX: set the environment variable KERAS_BACKEND to 'jax'")
+
+
+def keep_on_host(variable: keras.Variable) -> None:
+    """Leaves a variable where it is."""
+
+
+def fetched(tensor: Any, after: Any) -> Any:
+    """Returns the tensor: it is where it is used."""
+    del after
+    return tensor
+
+
+def stored(tensor: Any) -> Any:
+    """Returns the tensor: it stays where it is."""
+    return tensor
