@@ -32,8 +32,8 @@ def check_state_dtype_of_built(
         stored, memory = state_dtype_of(leaf), getattr(leaf, _STATE_MEMORY, "device")
         if leaf.built and memory != state_memory:
             raise ValueError(
-                f"state_memory={state_memory!r} needs an optimizer that is not built, and {leaf.name!r} has its slots in "
-                f"memory of the {memory} already: make a new one, for instance by type(optimizer).from_config("
+                f"state_memory={state_memory!r} needs an optimizer that is not built, and {leaf.name!r} has its slots "
+                f"in memory of the {memory} already: make a new one, for instance by type(optimizer).from_config("
                 "optimizer.get_config())"
             )
         if leaf.built and stored != state_dtype:

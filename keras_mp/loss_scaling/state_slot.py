@@ -60,8 +60,8 @@ def check_state_memory(state_memory: Any, releases: bool) -> None:
         return
     if not releases:
         raise ValueError(
-            "state_memory='host' fetches the slots of a weight when its gradient is there, and needs gradients that are "
-            "released: NoLossScale(release_gradients=True), or release_gradients=True of keras_mp.prepare"
+            "state_memory='host' fetches the slots of a weight when its gradient is there, and needs gradients that "
+            "are released: NoLossScale(release_gradients=True), or release_gradients=True of keras_mp.prepare"
         )
     backend.check_host_memory()
 

@@ -8,7 +8,7 @@ from keras_mp import backend
 from keras_mp.loss_scaling.inner_optimizer import UpdateInOneProgram, check_unscaled
 from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mp.loss_scaling.state_slot import check_state_dtype, check_weights, is_narrow
+from keras_mp.loss_scaling.state_slot import check_state_dtype, check_state_memory, check_weights, is_narrow
 from keras_mp.rebuild import layers_by_path, own_variables
 from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.optimizers import leaves
@@ -21,6 +21,7 @@ def wrap_optimizer(
     model: keras.Model,
     *,
     state_dtype: str = "float32",
+    state_memory: str = "device",
     release_gradients: bool = False,
 ) -> keras.optimizers.Optimizer:
     """Wraps an optimizer in the loss scaling that a model needs, so that it makes the same step in every precision.
@@ -45,6 +46,7 @@ def wrap_optimizer(
             gradients.
         state_dtype: what the optimizer's slots are stored in: "float32", "bfloat16" or "float8", as
             `LossScaleOptimizer` says.
+        state_memory: Where the slots lie, "device" or "host", as `LossScaleOptimizer` says.
         release_gradients: Whether each weight is updated as soon as its own gradient is there, as `NoLossScale` says.
 
     Returns:
@@ -62,6 +64,7 @@ def wrap_optimizer(
     """
     check_unscaled("optimizer", optimizer)
     check_state_dtype(state_dtype)
+    check_state_memory(state_memory, release_gradients)
     check_weights(model.trainable_variables)
     if "float16" in compute_dtypes(model):
         if release_gradients:
@@ -80,7 +83,7 @@ def wrap_optimizer(
     )
     if is_needed:
         loss_scale = NoLossScale(release_gradients=release_gradients)
-        return LossScaleOptimizer(optimizer, loss_scale, state_dtype=state_dtype)
+        return LossScaleOptimizer(optimizer, loss_scale, state_dtype=state_dtype, state_memory=state_memory)
     for leaf in leaves(optimizer):
         leaf._backend_apply_gradients = UpdateInOneProgram(leaf)
     return optimizer

@@ -42,6 +42,7 @@ def prepare(
     state_dtype: str | None = None,
     narrow_frozen: bool = False,
     release_gradients: bool = False,
+    state_memory: str | None = None,
     **compile_arguments: Any,
 ) -> keras.Model:
     """Makes a model ready for `fit` in the precision that it was built in.
@@ -81,6 +82,8 @@ def prepare(
             `keras_mp.narrow_frozen` does.
         release_gradients: Whether each weight is updated as soon as its own gradient is there, so that gradients need
             not lie in memory together, as `keras_mp.NoLossScale` says.
+        state_memory: Where the optimizer's slots lie: "device", the default; or "host", with release_gradients, as
+            `LossScaleOptimizer` says. None leaves a `LossScaleOptimizer` as it is.
         **compile_arguments: of `model.compile`, also of one that the model's class defines; a `jit_compile` among them
             is used instead of the choice made here.
 
@@ -89,8 +92,8 @@ def prepare(
 
     Raises:
         ValueError: the model is not built; the optimizer is Keras's LossScaleOptimizer, a scaling or state_dtype
-            is unknown, state_dtype or release_gradients is not that of a LossScaleOptimizer, or gradients cannot be
-            released, with the reason.
+            is unknown; state_dtype, state_memory or release_gradients is not that of a LossScaleOptimizer, or cannot be
+            had, with the reason.
         TypeError: fp8 is none of the above, or the dict has a name that `keras_mp.fp8.convert` does not; the model's
             class has a `compile` that does not take these arguments.
 
@@ -100,11 +103,13 @@ def prepare(
     convert_arguments = _convert_arguments(fp8)
     optimizer = keras.optimizers.get(optimizer)
     wrapped = isinstance(optimizer, LossScaleOptimizer)
-    if wrapped and state_dtype not in (None, optimizer.state_dtype):
-        raise ValueError(
-            f"state_dtype={state_dtype!r} and optimizer={optimizer.name!r}, a LossScaleOptimizer with "
-            f"state_dtype={optimizer.state_dtype!r}: give it to the optimizer alone"
-        )
+    for name, value in (("state_dtype", state_dtype), ("state_memory", state_memory)) if wrapped else ():
+        own = getattr(optimizer, name)
+        if value not in (None, own):
+            raise ValueError(
+                f"{name}={value!r} and optimizer={optimizer.name!r}, a LossScaleOptimizer with {name}={own!r}: give it "
+                "to the optimizer alone"
+            )
     if wrapped and release_gradients and not getattr(optimizer.loss_scale, "release_gradients", False):
         raise ValueError(
             f"release_gradients=True and optimizer={optimizer.name!r}, a LossScaleOptimizer with "
@@ -120,7 +125,11 @@ def prepare(
         frozen.narrow_frozen(model)
     if not wrapped:
         optimizer = wrap_optimizer(
-            optimizer, model, state_dtype=state_dtype or "float32", release_gradients=release_gradients
+            optimizer,
+            model,
+            state_dtype=state_dtype or "float32",
+            state_memory=state_memory or "device",
+            release_gradients=release_gradients,
         )
     jit = _jit(model, compile_arguments)
     # Not "auto", by which Keras never jits on a CPU. Whether the layers support it, `_jit` has seen.
@@ -282,7 +291,8 @@ def _optimizer(prepared: keras.Model) -> str:
         scale = optimizer.loss_scale.initial_state().scale
         step, more = f"loss scale {scale:g}, for float16", "; an overflow changes nothing"
     told = f"{name}, {step}{more}" if states == "float32" else f"{name}, states in {states}, {step}"
-    return f"{told}, gradients released" if released else told
+    told = f"{told}, gradients released" if released else told
+    return f"{told}, states on the host" if optimizer.state_memory == "host" else told
 
 
 def _jit_line(prepared: keras.Model, jit: Support) -> str:

@@ -40,6 +40,7 @@ def answer(report: CompileReport) -> list[Sentence]:
     said = [
         Sentence(shorten_middle(report.model, _LAYER), what),
         Sentence(*room(report), below=bar),
+        Sentence("On the host", on_host(report)),
         Sentence("Largest at the peak", _largest(report), rank=5),
         Sentence("Time", _answered_time(report)),
         Sentence("Precision", first),
@@ -126,6 +127,19 @@ def _largest(report: CompileReport) -> str:
     first = report.memory.largest[0]
     layer = shorten_middle(first.layer, _LAYER)
     return f"{first.dtype}{list(first.shape)} of {layer}, {byte_size(first.bytes)} (estimate)."
+
+
+def on_host(report: CompileReport) -> str:
+    """How much of the optimizer lies in the host's memory, and how long it takes there and back."""
+    size, chip = report.memory.host, CHIPS.get(report.target)
+    if not size:
+        return ""
+    crossing = f"{byte_size(size)} of the optimizer, read and written in a step"
+    link = chip.host_link if chip else None
+    if link is None:
+        return f"{crossing}."
+    each_way = _milliseconds(size / link.bandwidth)
+    return f"{crossing}: {each_way} each way at {link.name} (estimate), less as far as it runs beside products."
 
 
 def _answered_time(report: CompileReport) -> str:
@@ -318,6 +332,7 @@ def memory_rows(report: CompileReport) -> list[tuple[str, int]]:
         ("weights", memory.parameters),
         *((f"of them in {_PACKED.get(dtype, dtype)}", size) for dtype, size in memory.integers.items()),
         (optimizer_title(memory), memory.optimizer),
+        *([("optimizer in the host's memory, beside the rest", memory.host)] if memory.host else []),
         ("metrics and batch", memory.other),
         ("temporary (compiler)", memory.temporary),
         ("of it kept for the backward pass (estimate)", memory.activations),

@@ -73,12 +73,11 @@ def keep_on_host(variable: keras.Variable) -> None:
     """Leaves a variable where it is."""
 
 
-def fetched(tensor: Any, after: Any) -> Any:
+def fetched(array: Any, after: Any) -> Any:
     """Returns the tensor: it is where it is used."""
-    del after
-    return tensor
+    return array
 
 
-def stored(tensor: Any) -> Any:
+def stored(array: Any) -> Any:
     """Returns the tensor: it stays where it is."""
-    return tensor
+    return array

@@ -1,0 +1,134 @@
+"""Optimizer states in the host's memory: the same bits, where they lie, and what is refused."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_mp
+
+JAX = keras.backend.backend() == "jax"
+needs_jax = pytest.mark.skipif(not JAX, reason="TensorFlow's XLA has no names for memory of the host")
+
+
+def model_for(state_memory, state_dtype="float32", inner=None):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.layers.Input((64,)), keras.layers.Dense(128, "relu"), keras.layers.Dense(64), keras.layers.Dense(3)]
+    )
+    inner = keras.optimizers.AdamW(1e-2) if inner is None else inner
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return keras_mp.prepare(
+        model, inner, loss, state_dtype=state_dtype, state_memory=state_memory, release_gradients=True, jit_compile=True
+    )
+
+
+def data(steps, seed=0):
+    generator = np.random.default_rng(seed)
+    return generator.normal(size=(8 * steps, 64)).astype("float32"), generator.integers(0, 3, 8 * steps)
+
+
+def fit(model, steps):
+    model.fit(*data(steps), batch_size=8, verbose=0, shuffle=False)
+    return model
+
+
+def values(variables):
+    return [np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(variable, "float32"))) for variable in variables]
+
+
+def kinds(variables):
+    return [variable.value.sharding.memory_kind for variable in variables]
+
+
+def assert_same(first, second):
+    for expected, actual in zip(values(first), values(second), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+
+
+@needs_jax
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16", "float8"])
+def test_50_steps_have_the_bits_of_states_on_the_device(state_dtype):
+    device, host = (fit(model_for(memory, state_dtype), 50) for memory in ("device", "host"))
+    both = [[*model.weights, *model.optimizer.variables] for model in (device, host)]
+    if state_dtype == "float32":  # of another program on the device, where Keras's own variables hold the slots
+        for expected, actual in zip(*map(values, both), strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
+    else:
+        assert_same(*both)
+    # Two moments of the two kernels that have 4,096 values; weights, biases and scales stay.
+    assert kinds(host.optimizer.variables).count("pinned_host") == 4
+    assert "pinned_host" not in kinds(host.weights)
+    assert "pinned_host" not in kinds(device.optimizer.variables)
+
+
+@needs_jax
+def test_an_infinite_gradient_leaves_what_lies_on_the_host():
+    generator = np.random.default_rng()
+    weights = [keras.Variable(generator.normal(size=(64, 64)), dtype="float32") for _ in range(2)]
+    loss_scale = keras_mp.NoLossScale(release_gradients=True)
+    inner = keras.optimizers.Adam()
+    optimizer = keras_mp.LossScaleOptimizer(inner, loss_scale, state_dtype="float8", state_memory="host")
+    good, bad = generator.normal(size=(2, 64, 64)).astype("float32")
+    bad[3, 5] = np.inf
+    optimizer.apply([good, good], weights)
+    places = [[weight, *slots] for weight, *slots in zip(weights, inner._momentums, inner._velocities, strict=True)]
+    before = [values([weight, *(slot.values for slot in slots)]) for weight, *slots in places]
+    optimizer.apply([bad, good], weights)
+    after = [values([weight, *(slot.values for slot in slots)]) for weight, *slots in places]
+    assert all(np.array_equal(old, new) for old, new in zip(before[0], after[0], strict=True))
+    assert not any(np.array_equal(old, new) for old, new in zip(before[1][:1], after[1][:1], strict=True))
+
+
+@needs_jax
+def test_what_is_saved_loads_to_the_host_and_goes_on_to_the_same_numbers(tmp_path):
+    uninterrupted = model_for("host", "float8")
+    x, y = data(6)
+    for _ in range(2):
+        uninterrupted.fit(x, y, batch_size=8, verbose=0, shuffle=False)
+    first = model_for("host", "float8")
+    first.fit(x, y, batch_size=8, verbose=0, shuffle=False)
+    first.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.state_memory == "host"
+    assert kinds(loaded.optimizer.variables).count("pinned_host") == 4
+    loaded.fit(x, y, batch_size=8, verbose=0, shuffle=False)
+    assert_same(uninterrupted.weights, loaded.weights)
+    assert kinds(loaded.optimizer.variables).count("pinned_host") == 4
+
+
+@needs_jax
+def test_a_checkpoint_goes_on_from_the_host_to_the_same_numbers(tmp_path):
+    x, y = data(6)
+
+    def trained(model, epochs, folder):
+        checkpoint = keras_mp.TrainingCheckpoint(folder)
+        model.fit(x, y, batch_size=8, epochs=epochs, verbose=0, callbacks=[checkpoint])
+        return model
+
+    whole = trained(model_for("host"), 3, tmp_path / "whole")
+    trained(model_for("host"), 1, tmp_path / "parts")
+    resumed = trained(model_for("host"), 3, tmp_path / "parts")
+    assert_same([*whole.weights, *whole.optimizer.variables], [*resumed.weights, *resumed.optimizer.variables])
+    assert kinds(resumed.optimizer.variables).count("pinned_host") == 4
+
+
+@needs_jax
+def test_inspect_counts_them_apart_and_says_how_long_they_take():
+    x, y = data(1)
+    sizes = {memory: keras_mp.inspect(model_for(memory), (x, y)).memory for memory in ("device", "host")}
+    moments = 2 * 4 * (64 * 128 + 128 * 64)
+    assert sizes["host"].host == moments
+    assert sizes["device"].host == 0
+    assert sizes["device"].optimizer - sizes["host"].optimizer == moments
+
+
+def test_wrong_use_has_errors_that_say_what_is_right():
+    released = keras_mp.NoLossScale(release_gradients=True)
+    with pytest.raises(ValueError, match="state_memory='disk' must be 'device' or 'host'"):
+        keras_mp.LossScaleOptimizer(keras.optimizers.Adam(), released, state_memory="disk")
+    with pytest.raises(ValueError, match=r"NoLossScale\(release_gradients=True\)"):
+        keras_mp.LossScaleOptimizer(keras.optimizers.Adam(), keras_mp.NoLossScale(), state_memory="host")
+    built = keras.optimizers.Adam()
+    built.build([keras.Variable(np.ones((64, 64), "float32"))])
+    with pytest.raises(ValueError, match="needs JAX" if not JAX else "memory of the device already"):
+        keras_mp.LossScaleOptimizer(built if JAX else keras.optimizers.Adam(), released, state_memory="host")
