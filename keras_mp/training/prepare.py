@@ -75,7 +75,7 @@ def prepare(
             `{"scaling": "delayed", "target": "h100"}`. With False, layers that `keras_mp.fp8.convert` made FP8 layers
             before stay so.
         verbose: print five lines that say what was done, and why; a sixth says which layers are quantized, and how many
-            weights train.
+            weights train, and one more how many of those that do not are stored in bfloat16.
         state_dtype: what the optimizer's slots, such as Adam's moments, are stored in: "float32", the default;
             "bfloat16"; or "float8", as `LossScaleOptimizer` says. None leaves a `LossScaleOptimizer` as it is.
         narrow_frozen: whether weights that do not train are stored in the 16 bits in which they are read, as
@@ -203,7 +203,7 @@ def lines_before(model: keras.Model) -> list[str]:
 
 
 def prepared_lines(prepared: keras.Model, jit: Support) -> list[str]:
-    """Three lines, and a fourth where weights are quantized.
+    """Three lines, and one more each where weights are quantized, and where weights that do not train are narrowed.
 
     Args:
         prepared: what `prepare` returns, compiled.
@@ -214,6 +214,7 @@ def prepared_lines(prepared: keras.Model, jit: Support) -> list[str]:
         ("optimizer", _optimizer(prepared)),
         ("jit", _jit_line(prepared, jit)),
         ("quantized", _quantized(prepared)),
+        ("frozen", _frozen(prepared)),
     )
 
 
@@ -270,6 +271,13 @@ def _quantized(prepared: keras.Model) -> str:
     adapted = sum(bool(getattr(layer, "lora_enabled", False)) for layer in layers)
     weights = sum(math.prod(variable.shape) for variable in prepared.trainable_variables)
     return f"{stored}, {_layers(adapted) if adapted else 'none'} with LoRA; {weights:,} weights train"
+
+
+def _frozen(prepared: keras.Model) -> str:
+    narrowed = [variable for variable in prepared.non_trainable_variables if is_narrow(variable)]
+    if not narrowed or prepared.dtype_policy.variable_dtype == "bfloat16":
+        return ""
+    return f"{sum(math.prod(variable.shape) for variable in narrowed):,} weights that do not train, in bfloat16"
 
 
 def _layers(count: int) -> str:

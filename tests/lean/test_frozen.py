@@ -142,6 +142,56 @@ def test_it_comes_back(how, tmp_path):
     np.testing.assert_array_equal(again.predict(x, verbose=0), model.predict(x, verbose=0))
 
 
+def test_a_checkpoint_goes_on_to_the_same_bits(tmp_path):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+
+    def trained(model, epochs, folder):
+        x, y = np.random.default_rng(4).normal(size=(2, 24, 16)).astype("float32")
+        model.fit(x, y, 8, epochs=epochs, verbose=0, callbacks=[keras_mp.TrainingCheckpoint(tmp_path / folder)])
+        return model
+
+    def built():
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((16,)), layers.Dense(24, "relu"), layers.Dense(16)])
+        for layer in model.layers:
+            layer.enable_lora(2)
+        return keras_mp.prepare(model, keras.optimizers.Adam(1e-2), "mse", narrow_frozen=True)
+
+    whole = trained(built(), 2, "whole")
+    trained(built(), 1, "parts")
+    resumed = trained(built(), 2, "parts")
+    assert "bfloat16" in dtypes(resumed).values()
+    for mine, theirs in zip(bits(resumed.weights), bits(whole.weights), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.skipif(not TENSORFLOW, reason="the merged weights are the same; TensorFlow exports in this process")
+def test_a_merged_export_adds_lora_to_the_rounded_kernel(tmp_path):
+    import tensorflow as tf
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    generator = np.random.default_rng()
+    model = keras.Sequential([keras.Input((32,)), layers.Dense(12), layers.Dense(4)])
+    for layer in model.layers:
+        layer.enable_lora(2)
+        layer.lora_kernel_b.assign(generator.normal(size=layer.lora_kernel_b.shape))
+    keras_mp.narrow_frozen(model)
+    assert model.layers[0]._kernel.dtype == "bfloat16"
+    x = generator.normal(size=(5, 32)).astype("float32")
+    expected = x.astype("float64")
+    for layer in model.layers:
+        kernel, a, b, bias = (
+            keras.ops.convert_to_numpy(keras.ops.cast(v, "float32")).astype("float64")
+            for v in (layer._kernel, layer.lora_kernel_a, layer.lora_kernel_b, layer.bias)
+        )
+        expected = expected @ (kernel + layer.lora_alpha / layer.lora_rank * a @ b) + bias
+    keras_mp.export_float32(model, tmp_path / "exported", x)
+    loaded = tf.saved_model.load(str(tmp_path / "exported"))
+    served = np.asarray(loaded.serve(tf.constant(x)))
+    # Float32 sums of 32 products.
+    np.testing.assert_allclose(served, expected, rtol=0, atol=1e-5 * abs(expected).max())
+
+
 def test_an_unfrozen_layer_has_float32_weights_until_it_is_frozen_again():
     keras.config.set_dtype_policy("mixed_bfloat16")
     base = keras.Sequential([keras.Input((4,)), layers.Dense(8, activation="relu"), layers.Dense(8)])
