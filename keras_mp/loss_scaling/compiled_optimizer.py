@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 
+from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mp.loss_scaling.state_slot import check_state_dtype
+from keras_mp.loss_scaling.state_slot import check_state_dtype, check_state_memory
 from keras_mp.loss_scaling.wrap_optimizer import wrap_optimizer
 from keras_mp.rebuild.compiled import compile_again
 from keras_mp.rebuild.optimizers import fresh_optimizer
@@ -49,7 +52,9 @@ def _accumulating(optimizer: keras.optimizers.Optimizer, steps: int) -> keras.op
     return fresh_optimizer(optimizer, inner_optimizer=keras.saving.serialize_keras_object(_accumulating(inner, steps)))
 
 
-def set_state_dtype(model: keras.Model, state_dtype: str) -> keras.Model:
+def set_state_dtype(
+    model: keras.Model, state_dtype: str, *, state_memory: str = "device", release_gradients: bool = False
+) -> keras.Model:
     """Compiles a model again, with an optimizer that stores its slots, such as Adam's moments, in `state_dtype`.
 
     Args:
@@ -57,28 +62,53 @@ def set_state_dtype(model: keras.Model, state_dtype: str) -> keras.Model:
             optimizer that is no `LossScaleOptimizer` is wrapped by `wrap_optimizer`. Keras's own `LossScaleOptimizer`
             is exchanged for this package's, with the same first scale and growth interval.
         state_dtype: "float32", "bfloat16" or "float8", as `LossScaleOptimizer` says.
+        state_memory: Where the slots lie, "device" or, with release_gradients, "host", as `LossScaleOptimizer` says.
+        release_gradients: Whether each weight is updated as soon as its own gradient is there, as `NoLossScale` says.
 
     Returns:
         The same model.
 
     Raises:
-        ValueError: If state_dtype is unknown, or the model is not compiled with an optimizer, or was trained.
+        ValueError: If a setting is unknown or cannot be had, with the reason; if the model is not compiled with an
+            optimizer, or was trained.
         TypeError: If the model has a compile() of its own that keeps not every argument: give its optimizer the
             `state_dtype` there.
     """
     check_state_dtype(state_dtype)
+    check_state_memory(state_memory, release_gradients)
     optimizer = compiled_optimizer(model)
-    if state_dtype != getattr(optimizer, "state_dtype", "float32"):
+    asked = (state_dtype, state_memory, release_gradients)
+    if asked != _settings_of(optimizer):
         check_untrained(model, "set_state_dtype", "give LossScaleOptimizer the state_dtype when you compile")
-        compile_again(model, _storing_in(optimizer, state_dtype, model))
+        compile_again(model, _storing_in(optimizer, *asked, model))
     return model
 
 
+def _settings_of(optimizer: keras.optimizers.Optimizer) -> tuple[str, str, bool]:
+    scale = getattr(optimizer, "loss_scale", None)
+    stored = (getattr(optimizer, "state_dtype", "float32"), getattr(optimizer, "state_memory", "device"))
+    return (*stored, getattr(scale, "release_gradients", False))
+
+
 def _storing_in(
-    optimizer: keras.optimizers.Optimizer, state_dtype: str, model: keras.Model
+    optimizer: keras.optimizers.Optimizer,
+    state_dtype: str,
+    state_memory: str,
+    release_gradients: bool,
+    model: keras.Model,
 ) -> keras.optimizers.Optimizer:
+    settings = {"state_dtype": state_dtype, "state_memory": state_memory}
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if release_gradients and scales and not isinstance(getattr(optimizer, "loss_scale", None), NoLossScale):
+        raise ValueError(
+            f"release_gradients=True, and optimizer {optimizer.name!r} scales the loss, so that an overflow in one "
+            "gradient must skip the step of all: compile with an optimizer that does not"
+        )
     if isinstance(optimizer, LossScaleOptimizer):
-        return fresh_optimizer(optimizer, state_dtype=state_dtype)
+        if isinstance(optimizer.loss_scale, NoLossScale):
+            scale = dataclasses.replace(optimizer.loss_scale, release_gradients=release_gradients)
+            settings["loss_scale"] = keras.saving.serialize_keras_object(scale)
+        return fresh_optimizer(optimizer, **settings)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return LossScaleOptimizer(
             fresh_optimizer(optimizer.inner_optimizer),
@@ -86,7 +116,7 @@ def _storing_in(
             growth_interval=optimizer.dynamic_growth_steps,
             state_dtype=state_dtype,
         )
-    return wrap_optimizer(fresh_optimizer(optimizer), model, state_dtype=state_dtype)
+    return wrap_optimizer(fresh_optimizer(optimizer), model, release_gradients=release_gradients, **settings)
 
 
 # The optimizer of a compiled model, and whether another may take its place.

@@ -96,6 +96,20 @@ def test_what_was_left_out_of_weight_decay_stays_out(by, wrapped):
     assert moved == [False, by == "variable"]
 
 
+def test_it_releases_gradients():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile(keras.optimizers.Adam(clipnorm=1.0), "mse")
+    keras_mp.set_state_dtype(model, "float8", release_gradients=True)
+    assert model.optimizer.loss_scale == keras_mp.NoLossScale(release_gradients=True)
+    keras_mp.set_state_dtype(model, "bfloat16", release_gradients=True)
+    assert model.optimizer.loss_scale == keras_mp.NoLossScale(release_gradients=True)
+    keras_mp.set_state_dtype(model, "bfloat16")
+    assert model.optimizer.loss_scale == keras_mp.NoLossScale()
+    model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.Adam()), "mse")
+    with pytest.raises(ValueError, match="scales the loss"):
+        keras_mp.set_state_dtype(model, "float8", release_gradients=True)
+
+
 def test_wrong_use():
     untouched = model()
     optimizer = untouched.optimizer
