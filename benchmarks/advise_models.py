@@ -163,7 +163,7 @@ def ask(name: str) -> str:
     ]
     for row in report.rows:
         words = row.measures.words if row.measures else "-"
-        needs, has = row.figures.peak / 2**30, row.capacity / 2**30
+        needs, has = row.memory.peak / 2**30, row.memory.capacity / 2**30
         lines.append(
             f"| {row.title} | {row.verdict} | {words} | {needs:.2f} | {has:.0f} | {row.compiles - row.shared} "
             f"| {row.shared} |"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ import keras
 
 import keras_mp
 from keras_mp.advice.fewer_blocks import BLOCKS, takes_blocks
-from keras_mp.advice.figures import on_line
+from keras_mp.advice.figures import extrapolated, on_line
 
 SENT = ("bytes", "wire", "covered")
 
@@ -35,18 +34,12 @@ def inspect_by_blocks(
     depth = takes_blocks(build)
     few, many = (keras_mp.inspect(lambda count=count: build(count), batch, target, **options) for count in blocks)
     times = Fraction(depth - blocks[0], blocks[1] - blocks[0])
-    memory = on_line(few.memory, many.memory, times)
-    least = memory.arguments + memory.outputs - memory.aliased + memory.temporary
+    whole = extrapolated(few, many, blocks, depth)
+    kept = ("memory", "time", "roofline", "seconds", "refused", "backend", "extrapolated")
     return SimpleNamespace(
-        memory=replace(memory, peak=max(memory.peak, least)),
-        time=on_line(few.time, many.time, times),
-        roofline=on_line(few.roofline, many.roofline, times),
         flops=on_line(few.flops, many.flops, times),
         collectives=on_line(collective_bytes(few), collective_bytes(many), times),
-        seconds=few.seconds + many.seconds,
-        refused=few.refused or many.refused,
-        backend=many.backend,
-        extrapolated=f"{blocks[0]} and {blocks[1]} of {depth} blocks",
+        **{name: getattr(whole, name) for name in kept},
     )
 
 

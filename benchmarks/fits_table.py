@@ -229,11 +229,12 @@ def ask(name: str, form: str, chips: list[str]) -> list[dict[str, Any]]:
             "title": row.title,
             "verdict": row.verdict,
             "measures": row.measures.words if row.measures else "",
+            "changes": row.changes,
             "set": asdict(row.measures) if row.measures else None,
-            "weights": row.figures.weights,
-            "optimizer": row.figures.optimizer,
-            "peak": row.figures.peak,
-            "how": f"{row.how}; {row.figures.extrapolated}".rstrip("; "),
+            "weights": row.memory.parameters,
+            "optimizer": row.memory.optimizer,
+            "peak": row.memory.peak,
+            "how": f"{row.how}; {row.report.extrapolated if row.report else ''}".rstrip("; "),
             "reason": row.reason,
             "code": list(row.code),
             "compiles": row.compiles - row.shared,
@@ -248,7 +249,8 @@ def ask(name: str, form: str, chips: list[str]) -> list[dict[str, Any]]:
 
 def in_full(cell: dict[str, Any]) -> dict[str, Any]:
     """A cell, and what its step needs by a compile of all blocks."""
-    measures, source = Measures(**cell["set"]), Source(builder(cell["model"], cell["form"]))
+    measures = Measures(**cell["set"] | {"names": tuple(cell["set"]["names"])})
+    source = Source(builder(cell["model"], cell["form"]))
 
     def part(leaf: keras.KerasTensor) -> keras.KerasTensor:
         return keras.KerasTensor((leaf.shape[0] // measures.micro_batches, *leaf.shape[1:]), leaf.dtype)
@@ -258,7 +260,7 @@ def in_full(cell: dict[str, Any]) -> dict[str, Any]:
         batch = keras.tree.map_structure(part, BACKBONES[cell["model"]].batch())
         step = lower_step(source.under(measures), batch, training=True, platform=target.platform)
         # As advise does, whose figure this one is compared with.
-        report = report_of(step, target, measures.precision, until="memory")
+        report = report_of(step, target, measures.policy, until="memory")
     print(f"{cell['model']}, {cell['form']}, {cell['title']}: {cell['peak']:,} bytes extrapolated, "
           f"{report.memory.peak:,} with all blocks, compiled in {report.seconds:.0f} s", flush=True)  # fmt: skip
     return cell | {"in_full": report.memory.peak}

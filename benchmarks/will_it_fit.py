@@ -27,7 +27,7 @@ import keras_hub
 
 import keras_mp
 from benchmarks.by_blocks import inspect_by_blocks
-from keras_mp.advice.figures import state_figures
+from keras_mp.advice.figures import memory_by_shapes
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import find_place
 from keras_mp.reporting.text import byte_size
@@ -122,15 +122,15 @@ def row(case: Case) -> str:
     model, batch, place = build_without_values(build), batch_of(case), find_place(case.target)
     plan = place.plan(case.strategy)
     arguments = lower_step(model, batch, training=True, platform=place.platform).arguments
-    state = state_figures(arguments, Measures(case.precision, strategy=case.strategy), plan)
+    state = memory_by_shapes(arguments, Measures(case.precision, strategy=case.strategy), plan, place.capacity)
     cells = [case.model, case.optimizer, case.precision, place.title, case.strategy or "one device"]
-    cells += [byte_size(state.weights), byte_size(state.optimizer)]
-    if state.peak > place.capacity:
-        return _line(*cells, "not compiled", f"more than {byte_size(state.state)}", "no", "shapes")
+    cells += [byte_size(state.parameters), byte_size(state.optimizer)]
+    if not state.fits:
+        return _line(*cells, "not compiled", f"more than {byte_size(state.peak)}", "no", "shapes")
     strategy = {"strategy": case.strategy} if case.strategy else {}
     report = inspect_by_blocks(build, batch, case.target, **strategy)
     memory = report.memory
-    assert memory.parameters + memory.optimizer == state.weights + state.optimizer
+    assert memory.parameters + memory.optimizer == state.parameters + state.optimizer
     verdict = "yes" if memory.fits else "no"
     share = f"{verdict}, {memory.peak / memory.capacity:.0%}"
     print(report.memory.largest[:6], f"compiled in {report.seconds:.0f} s", flush=True)

@@ -152,7 +152,7 @@ print(f"on waves that it has not seen: accuracy {accuracy:.3f}, loss {loss:.3f}"
 from IPython.display import SVG
 
 audit = keras_mp.audit(model, [(x[start : start + 64], y[start : start + 64]) for start in range(0, 256, 64)])
-print(str(audit).splitlines()[0])
+print(audit)
 SVG(audit.to_svg("audit.svg"))
 
 # %% [markdown]
@@ -163,10 +163,7 @@ SVG(audit.to_svg("audit.svg"))
 # %%
 batch = keras.KerasTensor((64, LENGTH, 1), "float32"), keras.KerasTensor((64,), "int32")
 report = keras_mp.inspect(model, batch, target="h100", compare=["float32"])
-print(*report.asked_and_compiled, sep="\n")
-print(f"at least {1e3 * report.roofline.seconds:.4f} ms a step (estimate), bound by {report.roofline.bound}")
-for advice in report.advice:
-    print(f"- {advice.text}\n  {advice.code}")
+print(report)
 SVG(report.to_svg("report.svg"))
 
 # %% [markdown]

@@ -29,6 +29,11 @@ Imports = Annotated[
 Unsafe = Annotated[bool, typer.Option("--unsafe", help="Load Python lambdas, which can run arbitrary code.")]
 Html = Annotated[Path | None, typer.Option(help="Write the whole report, pictures inside, as one HTML file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+Strategy = Annotated[
+    str | None,
+    typer.Option(help="How several chips share the step, on JAX: data, fully_sharded or tensor."),
+]
+Compare = Annotated[str, typer.Option(help="Precisions to compare with, separated by commas.")]
 Details = Annotated[bool, typer.Option("--details", help="Print the tables behind the answer, too.")]
 
 # Options that a training recipe or a function adds of its own.
@@ -123,11 +128,8 @@ def inspect(
     target: Annotated[
         str, typer.Option(help="A chip of `keras-mp targets`, or host; with --strategy several: h100x8, v5e-16.")
     ] = "host",
-    strategy: Annotated[
-        str | None,
-        typer.Option(help="How several chips share the step, on JAX: data, fully_sharded or tensor."),
-    ] = None,
-    compare: Annotated[str, typer.Option(help="Precisions to compare with, separated by commas.")] = "",
+    strategy: Strategy = None,
+    compare: Compare = "",
     html: Html = None,
     batch_size: BatchSize = None,
     inference: Annotated[bool, typer.Option("--inference", help="Inspect the forward pass only.")] = False,
@@ -164,10 +166,18 @@ def advise(
     context: typer.Context,
     model: ModelOrFunction,
     targets: Annotated[
-        str, typer.Option(help="Chips of `keras-mp targets`, or several of one, separated by commas: rtx4090,v5e-8.")
+        str,
+        typer.Option(
+            "--target",
+            "--targets",
+            help="Chips of `keras-mp targets`, or several of one, separated by commas: rtx4090,v5e-8.",
+        ),
     ],
+    strategy: Strategy = None,
+    compare: Compare = "",
     html: Html = None,
     batch_size: BatchSize = None,
+    inference: Annotated[bool, typer.Option("--inference", hidden=True)] = False,
     imports: Imports = None,
     unsafe: Unsafe = False,
     details: Details = False,
@@ -175,8 +185,14 @@ def advise(
 ) -> None:
     """Say for each chip whether it holds the training of a model, and the cheapest measures that make it fit.
 
-    Steps are compiled, which takes minutes; results are kept. Other options are passed to the training recipe.
+    It takes the options of `inspect`, and asks of several chips. Steps are compiled, which takes minutes; results are
+    kept. Other options are passed to the training recipe.
     """
+    if inference:
+        raise ValueError(
+            "--inference: the measures of advise change a training step. `keras-mp inspect --inference --target CHIP` "
+            "says whether a chip holds the forward pass"
+        )
     _check_writable(html=html)
     _find_modules_here()
     import_keras()
@@ -185,7 +201,8 @@ def advise(
     built, batch, trains = _step(model, context, batch_size, imports, unsafe)
     _check_trains(model, trains)
     text = f"keras.saving.load_model({model!r})" if _is_file(model, context) else ""
-    _show(advise_chips(built, batch, _names(targets), text=text), html, as_json, details)
+    report = advise_chips(built, batch, _names(targets), compare=_names(compare), strategy=strategy, text=text)
+    _show(report, html, as_json, details)
 
 
 @app.command(context_settings=_RECIPE_OPTIONS)

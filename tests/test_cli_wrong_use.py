@@ -162,6 +162,11 @@ def test_data_that_is_none(command, files, file):
         (["bench", "model.keras", "--memory-limit", "-1"], "memory_limit=-1073741824 must be a whole number"),
         (["inspect", "model.keras", "--target", "h10"], "target='h10' is not known. Did you mean 'h100'"),
         (["inspect", "model.keras", "--compare", "float8"], "float8"),
+        (["advise", "model.keras", "--target", "h100", "--compare", "float8"], "compare='float8' is not a known"),
+        (["advise", "model.keras", "--target", "h100", "--inference"], "`keras-mp inspect --inference --target CHIP`"),
+        (["advise", "model.keras", "--target", "h100", "--strategy", "data"], "name them, as h100x4"),
+        (["advise", "model.keras", "--target", "h100x2", "--strategy", "dta"], "'dta' is not one of data, fully_sh"),
+        (["advise", "model.keras", "--target", "host"], "target='host': how much memory this machine leaves"),
         (
             ["audit", "model.keras", "--widht", "8"],
             "unknown after .*model.keras': --widht 8. `keras-mp audit --help` lists",
@@ -187,6 +192,7 @@ def test_wrong_options(command, files, monkeypatch, arguments, said):
 
 LISTS = {  # each option that takes several names: the function that gets them, and what it gets
     ("inspect", "compare"): ("keras_mp.xla.inspect:inspect", ["mixed_bfloat16", "fp8"]),
+    ("advise", "compare"): ("keras_mp.advice.advise:advise", ["mixed_bfloat16", "fp8"]),
     ("advise", "targets"): ("keras_mp.advice.advise:advise", ["mixed_bfloat16", "fp8"]),
     ("bench", "precisions"): ("keras_mp.bench.benchmark:measure", ["float32", "mixed_bfloat16", "fp8"]),
 }
@@ -200,8 +206,16 @@ def test_every_list_is_of_commas_with_blanks_or_without(command, files, monkeypa
     for (name, option), (function, expected) in LISTS.items():
         given = mock.Mock(side_effect=ValueError("given"))
         monkeypatch.setattr(function.replace(":", "."), given)
-        one_line(command(name, files / "model.keras", f"--{option}", " mixed_bfloat16, fp8 ,,"), "error: given")
+        more = ["--target", "h100"] if (name, option) == ("advise", "compare") else []
+        listed = command(name, files / "model.keras", *more, f"--{option}", " mixed_bfloat16, fp8 ,,")
+        one_line(listed, "error: given")
         assert expected in [*given.call_args.args, *given.call_args.kwargs.values()], name
+
+
+def test_advise_takes_every_option_of_inspect():
+    commands = typer.main.get_command(cli.app).commands
+    names = {name: {text for o in commands[name].params for text in o.opts} for name in ("inspect", "advise")}
+    assert names["advise"] - names["inspect"] == {"--targets"} and names["inspect"] <= names["advise"]
 
 
 @pytest.mark.parametrize(

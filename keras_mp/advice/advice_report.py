@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 
-from keras_mp.advice.figures import Figures
-from keras_mp.advice.measures import Measures
+from keras_mp.advice.figures import state_of
+from keras_mp.advice.measures import OTHER, PLAIN, SAME, TIME, Measures
 from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.html import document, folded, limited_bars, table
 from keras_mp.reporting.report import Report, plain_values
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import byte_size
-from keras_mp.xla.estimate import Roofline
+from keras_mp.xla.compile_report import CompileReport
+from keras_mp.xla.compile_table import answer
+from keras_mp.xla.memory import Memory
 
 COMPILED, FROM_SHAPES = "compiled", "shapes alone"
 
@@ -29,14 +32,12 @@ class ChipAdvice:
         target: the chip as it was asked for, such as "rtx4090x4".
         title: its name as people write it, with the number of chips.
         devices: how many share the step.
-        capacity: memory of one device, in bytes, of a GPU as its driver reports it.
         fits: whether it holds the step under `measures`; None where this is not known.
         measures: the cheapest set that fits; where none does, the one that comes nearest; None where nothing was
             compiled.
-        figures: of one device under these measures; from shapes alone, temporary memory is 0.
-        roofline: what the chip's rates allow, an estimate, of one micro-batch; None where nothing was compiled.
-        time: of an update, all of its micro-batches, predicted, in seconds; None where nothing was compiled for this
-            chip itself.
+        memory: of one device under these measures: the report's; from shapes alone, without temporary arrays.
+        report: what `inspect` returns for this chip and these measures, of one micro-batch; None where nothing was
+            compiled. Its `compared` has the same in other precisions.
         how: "compiled", "shapes alone", or how else the figures were found.
         reason: where it does not fit, what takes the memory; where this is not known, why.
         code: the lines that apply the measures, runnable where `build` is.
@@ -48,23 +49,37 @@ class ChipAdvice:
     target: str
     title: str
     devices: int
-    capacity: int
     fits: bool | None
     measures: Measures | None
-    figures: Figures
-    roofline: Roofline | None
+    memory: Memory
+    report: CompileReport | None
     how: str
     reason: str = ""
     code: tuple[str, ...] = ()
     compiles: int = 0
     shared: int = 0
     notes: tuple[str, ...] = ()
-    time: float | None = None
+
+    @property
+    def time(self) -> float | None:
+        """Of an update, all of its micro-batches, predicted, in seconds; None where nothing predicts it."""
+        return None if self.report is None else self.time_of(self.report)
+
+    def time_of(self, report: CompileReport) -> float | None:
+        """That of the report, or of one of those that it is compared with."""
+        if report.time is None or self.measures is None:
+            return None
+        return report.time.seconds * self.measures.micro_batches
+
+    @property
+    def changes(self) -> str:
+        """What the measures change, the most of it: one of `keras_mp.advice.measures.KINDS`; "" where none fits."""
+        return self.measures.kind if self.measures is not None and self.fits else ""
 
     @property
     def missing(self) -> int:
         """Bytes by which the step is larger than the memory; 0 where it fits, or where this is not known."""
-        return max(0, self.figures.peak - self.capacity) if self.fits is False else 0
+        return max(0, self.memory.peak - self.memory.capacity) if self.fits is False else 0
 
     @property
     def verdict(self) -> str:
@@ -113,7 +128,7 @@ class AdviceReport(Report):
         """The report as plain Python values; infinities and NaN as strings."""
         values = plain_values(self)
         for row, plain in zip(self.rows, values["rows"], strict=True):
-            plain |= {"verdict": row.verdict, "missing": row.missing}
+            plain |= {name: getattr(row, name) for name in ("verdict", "missing", "changes", "time")}
         return values
 
     def _html(self) -> str:
@@ -126,18 +141,25 @@ class AdviceReport(Report):
         return _tabled(self)
 
 
-_COLUMNS = ("chip", "fits", "needs", "has", "weights", "optimizer", "temporary", "bound (estimate)", "time (estimate)")
-_NARROW = ("chip", "fits", "needs", "has", "time (estimate)")
-_RIGHT = _COLUMNS[2:]
-_MOST_ROWS = 12
+_COLUMNS = (
+    *("chip", "fits", "training", "needs", "has", "weights", "optimizer", "temporary", "bound (estimate)"),
+    "time (estimate)",
+)
+_NARROW = ("chip", "fits", "training", "needs", "has", "time (estimate)")
+_RIGHT = _COLUMNS[3:]
+_MOST_LINES = 12  # of the table
+# What the column "training" says of a set of measures.
+_TRAINING = {PLAIN: "as it is", SAME: "the same", TIME: "slower", OTHER: "another"}
 
 
 def _answered(report: AdviceReport) -> list[Sentence]:
     """Which chips hold the step, and with what; then the lines that do it, chip by chip."""
     said = [Sentence(report.model, _headline(report)), _fitting(report)]
-    said.append(Sentence("", "", below=_chips(report.rows[:_MOST_ROWS], _NARROW)))
-    if len(report.rows) > _MOST_ROWS:
-        said.append(Sentence("", f"and {len(report.rows) - _MOST_ROWS} chips more"))
+    taken = accumulate(len(_lines(row)) for row in report.rows)
+    shown = max(1, sum(lines <= _MOST_LINES for lines in taken))
+    said.append(Sentence("", "", below=_chips(report.rows[:shown], _NARROW)))
+    if len(report.rows) > shown:
+        said.append(Sentence("", f"and {len(report.rows) - shown} chips more"))
     for place, row in enumerate(report.rows):
         said.append(Sentence("", _sentence(row), row.code, rank=1 + place))
     return said
@@ -156,7 +178,7 @@ def _fitting(report: AdviceReport) -> Sentence:
 def _chips(rows: Sequence[ChipAdvice], names: Sequence[str]) -> ColumnTable:
     """A table of chips, with some of its columns."""
     places = [_COLUMNS.index(name) for name in names]
-    cells = [[row[place] for place in places] for row in map(_cells, rows)]
+    cells = [[line[place] for place in places] for row in rows for line in _lines(row)]
     right = [name for name in names if name in _RIGHT]
     return ColumnTable("Memory of one device", names, _NARROW, right, cells)
 
@@ -165,8 +187,15 @@ def _tabled(report: AdviceReport) -> dict[str, list[RenderableType]]:
     changes: list[RenderableType] = []
     for row in report.rows:
         changes += [Sentence("", _sentence(row), row.code), *(Sentence("Note", note) for note in row.notes)]
+    steps: list[RenderableType] = [Group(*answer(row.report)) for row in report.rows if row.report is not None]
     notes = [Sentence("Note", note) for note in _notes(report)]
-    return {"chips": [_chips(report.rows, _COLUMNS)], "changes": changes, "notes": [*notes]}
+    tables: dict[str, list[RenderableType]] = {
+        "chips": [_chips(report.rows, _COLUMNS)],
+        "changes": changes,
+        "steps": steps,
+        "notes": [*notes],
+    }
+    return {name: parts for name, parts in tables.items() if parts}
 
 
 def _notes(report: AdviceReport) -> list[str]:
@@ -187,20 +216,32 @@ def _work(report: AdviceReport) -> str:
     return f"{report.compiles} steps compiled, {report.kept} of them earlier; {report.seconds:.0f} s."
 
 
-def _cells(row: ChipAdvice) -> tuple[str, ...]:
-    """A row's cells."""
-    figures, compiled = row.figures, row.measures is not None
-    mark = "over " if not compiled else "about " if figures.extrapolated else ""
+def _lines(row: ChipAdvice) -> list[tuple[str, ...]]:
+    """A row's cells, and those of the same step in other precisions."""
+    kind = _TRAINING.get(row.changes, "-")
+    lines = [_cells(row.title, row.fits, kind, row.memory, row.report, row.time)]
+    compared = row.report.compared if row.report is not None else {}
+    for name, other in compared.items():
+        lines.append(_cells(f"  in {name}", other.memory.fits, "", other.memory, other, row.time_of(other)))
+    return lines
+
+
+def _cells(
+    name: str, fits: bool | None, kind: str, memory: Memory, report: CompileReport | None, time: float | None
+) -> tuple[str, ...]:
+    mark = "over " if report is None else "about " if report.extrapolated else ""
+    roofline = report.roofline if report is not None else None
     return (
-        row.title,
-        {True: "yes", False: "no", None: "not known"}[row.fits],
-        mark + byte_size(figures.peak),
-        byte_size(row.capacity),
-        byte_size(figures.weights),
-        byte_size(figures.optimizer),
-        byte_size(figures.temporary) if compiled else "-",
-        f"{row.roofline.seconds * 1e3:.3g} ms, {row.roofline.bound}" if row.roofline else "-",
-        f"{row.time * 1e3:.3g} ms" if row.time is not None else "-",
+        name,
+        {True: "yes", False: "no", None: "not known"}[fits],
+        kind,
+        mark + byte_size(memory.peak),
+        byte_size(memory.capacity),
+        byte_size(memory.parameters),
+        byte_size(memory.optimizer),
+        byte_size(memory.temporary) if report is not None else "-",
+        f"{roofline.seconds * 1e3:.3g} ms, {roofline.bound}" if roofline else "-",
+        f"{time * 1e3:.3g} ms" if time is not None else "-",
     )
 
 
@@ -208,12 +249,13 @@ def _sentence(row: ChipAdvice) -> str:
     """The verdict of a row, and its reason."""
     if row.fits and row.measures:
         text = f"{row.title} fits with {row.measures.words}"
+        text += f" ({row.changes})" if row.changes != PLAIN else ""
     else:
         text = f"{row.title}: {row.verdict}"
     if row.missing:
         text += f", by {byte_size(row.missing)}"
     text += f". {row.reason}" if row.reason else "."
-    return text + ("" if row.how == "compiled" else f" (From {row.how}.)")
+    return text + ("" if row.how == COMPILED else f" (From {row.how}.)")
 
 
 def _page(report: AdviceReport) -> str:
@@ -222,7 +264,7 @@ def _page(report: AdviceReport) -> str:
         f"<h1>Which chip holds {escape(report.model)}</h1>",
         f"<p>{escape(_headline(report))}</p>",
         _fitting(report).html(),
-        table(_COLUMNS, map(_cells, report.rows), numbers=range(2, len(_COLUMNS))),
+        table(_COLUMNS, [line for row in report.rows for line in _lines(row)], numbers=range(3, len(_COLUMNS))),
         "<h2>Memory of one device, by the memory it has</h2>",
         _picture(report),
         "<h2>What makes it fit</h2>",
@@ -231,6 +273,8 @@ def _page(report: AdviceReport) -> str:
         code = f"<pre><code>{escape(chr(10).join(row.code))}</code></pre>" if row.code else ""
         notes = "".join(f"<p>{escape(note)}</p>" for note in row.notes)
         parts.append(f"<h3>{escape(row.title)}</h3><p>{escape(_sentence(row))}</p>{code}{notes}")
+        if row.report is not None:
+            parts.append(folded(f"The step on {row.title}", "".join(part.html() for part in answer(row.report))))
     notes = "".join(f"<p>{escape(note)}</p>" for note in _notes(report))
     parts.append(folded("Notes", notes))
     return document(f"Which chip holds {report.model}", parts)
@@ -240,16 +284,15 @@ def _picture(report: AdviceReport) -> str:
     """A bar for each chip: what takes its memory, and how much is free; a line where its memory ends."""
     bars = {}
     for row in report.rows:
-        figures = row.figures
-        rest = max(0, figures.peak - figures.state - figures.activations)
+        memory = row.memory
         parts = {
-            "weights": figures.weights,
-            "optimizer": figures.optimizer,
-            "metrics and batch": figures.other,
-            "kept for the backward pass": figures.activations,
-            "other temporary": rest,
+            "weights": memory.parameters,
+            "optimizer": memory.optimizer,
+            "metrics and batch": memory.other,
+            "kept for the backward pass": memory.activations,
+            "other temporary": max(0, memory.peak - state_of(memory) - memory.activations),
         }
-        shares = {name: size / row.capacity for name, size in parts.items()}
-        title = f"{row.title}: {_cells(row)[2]} of {byte_size(row.capacity)}"
+        shares = {name: size / memory.capacity for name, size in parts.items()}
+        title = f"{row.title}: {byte_size(memory.peak)} of {byte_size(memory.capacity)}"
         bars[title] = shares
     return limited_bars(bars, "{:.1%} of the memory".format, "free", "all of the memory") if bars else ""

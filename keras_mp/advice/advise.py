@@ -8,21 +8,26 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import keras
 
 from keras_mp.advice.advice_report import COMPILED, FROM_SHAPES, AdviceReport, ChipAdvice
 from keras_mp.advice.cheapest import Search, search
-from keras_mp.advice.figures import Figures
+from keras_mp.advice.figures import state_of
 from keras_mp.advice.measures import Measures, ladders
 from keras_mp.advice.place import Place, find_place
 from keras_mp.advice.schedule import UNCONSTRAINED, Asked, Work, run
 from keras_mp.advice.source import Source, lines
-from keras_mp.advice.step import Step
-from keras_mp.reporting.text import byte_size
+from keras_mp.advice.step import WITHOUT_CODE, Step
+from keras_mp.parallel.plan import LAYOUTS
+from keras_mp.reporting.text import byte_size, listed
 from keras_mp.system.host import available_bytes
 from keras_mp.system.packages import installed
+from keras_mp.xla.compile_report import CompileReport
+from keras_mp.xla.inspect import checked_precisions
+from keras_mp.xla.memory import Memory
 from keras_mp.xla.step_time import score
 
 _MEMORY_OF_A_COMPILER = 3 * 2**30
@@ -36,23 +41,28 @@ def advise(
     batch: Any,
     targets: Sequence[str],
     *,
+    compare: Sequence[str] = (),
+    flags: dict[str, Any] | None = None,
+    strategy: str | None = None,
     workers: int | None = None,
     progress: bool = True,
     text: str = "",
 ) -> AdviceReport:
     """Says for each chip whether it holds the training of a model, and the cheapest measures that make it fit.
 
-    The step is compiled for each chip, which need not be attached; nothing runs. Measures are tried in order of what
-    they cost:
+    It asks of several chips and changes what `inspect` asks of one, and a row has what `inspect` returns:
+    `advise(build, batch, ["h100", "v5e"])["v5e"].report`. The step is compiled for each chip, which need not be
+    attached; nothing runs. The precision is that in which training pays on the chip: bfloat16, or float16 where the
+    chip has no bfloat16. Measures are tried in order of what they change:
 
-    1. the precision in which training pays on the chip: bfloat16, or float16 where the chip has no bfloat16;
-    2. lean layers (`keras_mp.make_lean`), which compute the same in less memory;
-    3. micro-batches (`keras_mp.accumulate_gradients`): the same update of more and smaller products;
-    4. remat by block, a third more operations, alone and then with micro-batches;
-    5. of several chips, copies of the weights on each ("data") with any of these come before "fully_sharded", which
-       sends the weights in each step;
-    6. the optimizer's states in 8 bits (`keras_mp.set_state_dtype`), with any of these: no slower, and the training is
-       slightly another.
+    1. What computes the same: weights that do not train, stored in 16 bits (`keras_mp.narrow_frozen`: the same bits);
+       then lean layers (`keras_mp.make_lean`: the same but for the order of sums).
+    2. What costs time: micro-batches (`keras_mp.accumulate_gradients`), the same update of more and smaller products;
+       remat by block, a third more operations, alone and then with micro-batches. Of several chips, copies of the
+       weights on each ("data") with any of these come before "fully_sharded", which sends the weights in each step.
+    3. What trains another way, each with any of the above: the optimizer's states in 8 bits
+       (`keras_mp.set_state_dtype`); then also weights in bfloat16 without a float32 copy, whose updates are rounded
+       stochastically, where `build` is a function and the chip has bfloat16.
 
     Few sets are compiled: what is larger than the memory by its shapes alone is not, chips of one compute capability
     share a compile where the step is well below the memory of both, and numbers of micro-batches are bisected. All
@@ -70,6 +80,10 @@ def advise(
         batch: (x, y) or (x, y, sample_weight) of one update, on all devices together: arrays, or anything with a shape
             and a dtype, such as `keras.KerasTensor`.
         targets: chips, such as "h100", "RTX 4090" or "v5e", or several of one: "rtx4090x4", "v5e-8". Several need JAX.
+        compare: other precisions to compile the step that was found in, as for `inspect`; they are in the `compared` of
+            a row's report.
+        flags: further options of XLA, as for `inspect`.
+        strategy: how several chips share the step, where only one way is wanted: "data", "fully_sharded" or "tensor".
         workers: how many compilers run at once; by default as many as this machine has cores and memory for.
         progress: whether a bar on a terminal says how far it is.
         text: what stands right of `model =` in the lines that the report prints; by default the name of `build`.
@@ -80,22 +94,31 @@ def advise(
     Raises:
         TypeError: If build is neither a model nor a function that returns one, or its `blocks` has no default.
         ValueError: If a chip is not known, the message then has the nearest names; if the devices of a target do not
-            divide the batch; or if the model is not built, or not compiled with an optimizer and a loss.
+            divide the batch; if a precision or strategy is not known, or no target names several chips for it; or if
+            the model is not built, or not compiled with an optimizer and a loss.
     """
     started = time.monotonic()
-    places = _places(targets)
-    step = Step(source := Source(build, text), batch, places[0].platform)
+    places = _places(targets, strategy)
+    source = Source(build, text)
+    precisions = checked_precisions(compare, is_function=source.is_function)
+    step = Step(source, batch, places[0].platform, flags, strategy or "")
     for place in places:
         _check_rows(place, step.rows)
     obstacles = {place: _obstacle(place) for place in places}
     searched = [place for place in places if not obstacles[place]]
 
     def of(place: Place) -> Search:
-        possible = step.possible(place.policy, place.devices)
-        return search(ladders(possible, place.strategies))
+        def rows(name: str) -> int:
+            plan = place.plan(name)
+            return step.rows // (plan.replicas if plan else 1)
+
+        return search(ladders(place.policy, place.strategies, rows, step.helps))
+
+    def compared(measures: Measures) -> dict[str, Measures]:
+        return {precision: step.in_precision(measures, precision) for precision in precisions}
 
     with progress_of(len(searched), progress) as tell:
-        work = Work(of, step.state, step.compiler, tell)
+        work = Work(of, step.state, step.compiler, compared, tell)
         asked = run(searched, work, workers or _compilers())
     rows: dict[Place, ChipAdvice] = {one.place: compiled_row(one, step, source) for one in asked}
     rows |= {place: shapes_row(place, step, source, reason) for place, reason in obstacles.items() if reason}
@@ -113,15 +136,20 @@ def advise(
     )
 
 
-def _places(targets: Sequence[str]) -> list[Place]:
+def _places(targets: Sequence[str], strategy: str | None) -> list[Place]:
     names = [targets] if isinstance(targets, str) else list(targets)
     if not names:
         raise ValueError("targets names no chip: give some, such as ['rtx4090', 'v5e'] (`keras-mp targets` lists them)")
-    return list(dict.fromkeys(map(find_place, names)))
+    if strategy is not None and strategy not in LAYOUTS:
+        raise ValueError(f"strategy={strategy!r} is not one of {', '.join(LAYOUTS)}")
+    places = list(dict.fromkeys(find_place(name, strategy or "") for name in names))
+    if strategy is not None and all(place.devices == 1 for place in places):
+        raise ValueError(f"strategy={strategy!r} divides a step over several chips: name them, as {names[0]}x4")
+    return places
 
 
 def _check_rows(place: Place, rows: int) -> None:
-    if rows % place.devices:
+    if place.strategy != "tensor" and rows % place.devices:
         raise ValueError(
             f"the batch has {rows} rows, which the {place.devices} devices of {place.name!r} do not divide: give a "
             f"multiple of {place.devices}"
@@ -141,26 +169,29 @@ def compiled_row(one: Asked, step: Step, source: Source) -> ChipAdvice:
     measures = one.nearest
     if measures is None:
         return shapes_row(one.place, step, source, one.failure)
-    place, figures = one.place, one.tried[measures]
-    origin = one.origins[measures]
-    time = figures.time if origin.chip is place.chip else None
+    place, origin = one.place, one.origins[measures]
+    report = replace(one.tried[measures], compared=one.compared)
     fits = True if one.best is not None else None if one.failure else False
+    notes = [
+        *_room(report, place, fits),
+        *(note for note in report.notes if note == WITHOUT_CODE),
+        *(_notes_on(measures, step, place) if fits else ()),
+    ]
+    notes += [f"In {precision} nothing is compiled: {failure}" for precision, failure in one.failures.items()]
     return ChipAdvice(
         target=place.name,
         title=place.title,
         devices=place.devices,
-        capacity=place.capacity,
         fits=fits,
         measures=measures,
-        figures=figures,
-        roofline=figures.roofline(place.chip),
+        memory=report.memory,
+        report=report,
         how=COMPILED if origin.chip is place.chip else f"a compile for {origin.title}, of the same architecture",
-        reason=one.failure if fits is None else "" if fits else _reason(figures),
+        reason=one.failure if fits is None else "" if fits else _reason(report),
         code=lines(measures, source, place, step.rows) if fits else (),
         compiles=len(one.tried),
         shared=sum(origin.chip is not place.chip for origin in one.origins.values()),
-        notes=(*_room(figures, place, fits), *figures.notes, *(_notes_on(measures, step, place) if fits else ())),
-        time=None if time is None else time * measures.micro_batches,
+        notes=tuple(notes),
     )
 
 
@@ -171,67 +202,66 @@ def shapes_row(place: Place, step: Step, source: Source, reason: str) -> ChipAdv
         place, step, source: the chip, the model and where it comes from.
         reason: why, where it is not that the state alone is larger than the memory.
     """
-    least, state_dtype = _least(place, step, source)
-    too_large = least.peak > place.capacity
+    measures, least = _least(place, step)
     return ChipAdvice(
         target=place.name,
         title=place.title,
         devices=place.devices,
-        capacity=place.capacity,
-        fits=False if too_large else None,
+        fits=None if least.fits else False,
         measures=None,
-        figures=least,
-        roofline=None,
+        memory=least,
+        report=None,
         how=FROM_SHAPES,
-        reason=_larger_state(least, place, state_dtype) if too_large else reason,
+        reason=reason if least.fits else _larger_state(least, place, measures),
     )
 
 
-def _least(place: Place, step: Step, source: Source) -> tuple[Figures, str]:
-    """The smallest state of all strategies, and the dtype of its slots: "" where they are small enough as they are."""
+def _least(place: Place, step: Step) -> tuple[Measures, Memory]:
+    """The first state that fits, of all strategies and with more and more of what makes it smaller; or the smallest."""
+    least: list[tuple[Measures, Memory]] = []
+    for ladder in ladders(place.policy, place.strategies, lambda strategy: 1, step.helps):
+        for (measures,) in ladder:
+            least.append((measures, step.state(place, measures)))
+            if least[-1][1].fits:
+                return least[-1]
+    return min(least, key=lambda state: state[1].peak)
 
-    def least(state_dtype: str) -> Figures:
-        sets = (Measures(source.precision, strategy=name, state_dtype=state_dtype) for name in place.strategies)
-        return min((step.state(place, measures) for measures in sets), key=lambda state: state.peak)
 
-    plain = least("")
-    is_enough = plain.peak <= place.capacity or not step.has_smaller_states
-    return (plain, "") if is_enough else (least("float8"), "float8")
-
-
-def _larger_state(least: Figures, place: Place, state_dtype: str) -> str:
-    state = least.state
-    states = f", with {state_dtype} states" if state_dtype else ""
-    text = f"Weights, optimizer and batch alone take {byte_size(state)} a device{states}."
+def _larger_state(least: Memory, place: Place, measures: Measures) -> str:
+    state = state_of(least)
+    names = [measure.name for measure in measures.state.taken]
+    smaller = f", with {listed(names, 80, 'measures')}" if names else ""
+    text = f"Weights, optimizer and batch alone take {byte_size(state)} a device{smaller}."
     number = math.ceil(state * place.devices / place.capacity)
     return f"{text} Fully sharded they are smaller than the memory of {number} such devices or more."
 
 
-def _reason(figures: Figures) -> str:
+def _reason(report: CompileReport) -> str:
     """What takes the memory, the most first."""
+    memory = report.memory
     kinds = {
-        "weights": figures.weights,
-        "the optimizer": figures.optimizer,
-        "activations kept for the backward pass": figures.activations,
-        "gradients and other temporary arrays": figures.rest,
+        "weights": memory.parameters,
+        "the optimizer": memory.optimizer,
+        "activations kept for the backward pass": memory.activations,
+        "gradients and other temporary arrays": max(0, memory.peak - state_of(memory) - memory.activations),
     }
     ordered = sorted((kind for kind in kinds.items() if kind[1]), key=lambda kind: -kind[1])
     text = ", ".join(f"{name} {byte_size(size)}" for name, size in ordered)
     text = f"Memory goes to {text}."
-    if figures.largest:
-        first = figures.largest[0]
+    if memory.largest:
+        first = memory.largest[0]
         array = f"{first.dtype}{list(first.shape)} of {first.layer}"
         text += f" The largest temporary array: {array}, {byte_size(first.bytes)}."
     return text
 
 
-def _room(figures: Figures, place: Place, fits: bool | None) -> list[str]:
+def _room(report: CompileReport, place: Place, fits: bool | None) -> list[str]:
     """How far a figure is to be trusted, by how it was found and by what it leaves of the memory."""
-    share = figures.peak / place.capacity if place.platform == "cuda" else 0.0
-    notes = []
-    if figures.extrapolated:
+    share = report.memory.peak / place.capacity if place.platform == "cuda" else 0.0
+    notes = [f"The compiler refuses the step: {report.refused}."] if report.refused else []
+    if report.extrapolated:
         notes.append(
-            f"Extrapolated from {figures.extrapolated}, which were compiled: weights and optimizer are exact, "
+            f"Extrapolated from {report.extrapolated}, which were compiled: weights and optimizer are exact, "
             "temporary memory is on the line through both."
         )
         if share > UNCONSTRAINED:
@@ -255,13 +285,7 @@ def _notes_on(measures: Measures, step: Step, place: Place) -> list[str]:
         )
     if measures.micro_batches > 1:
         notes.append(f"The bound is that of one micro-batch, the time that of all {measures.micro_batches}.")
-    if measures.state_dtype:
-        notes.append(
-            f"The optimizer's states are rounded to {measures.state_dtype} after each step, stochastically: the "
-            "training is slightly another than with float32 states."
-        )
-    if measures.remat:
-        notes.append("Remat computes the forward pass of each block again: about a third more operations.")
+    notes += [measure.note for measure in measures.applied if measure.note]
     if place.devices == 1 and place.chip.devices > 1:
         notes.append(f"On one of the {place.chip.devices} devices that the runtime makes of one {place.chip.title}.")
     return notes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 from keras_mp.advice.measures import Measures, Stage
 
@@ -16,7 +16,7 @@ _Ask = Callable[[Measures], _Asked]
 HOPELESS = 4.0
 
 
-def search(ladders: Sequence[Sequence[Stage]]) -> Search:
+def search(ladders: Iterable[Sequence[Stage]]) -> Search:
     """Looks for the first set that fits in one ladder after another, and asks for as few as it can.
 
     Args:

@@ -1,9 +1,95 @@
-"""Sets of measures that save memory, in order of what they cost the user."""
+"""The measures that save memory, one entry each, and sets of them in order of what they change."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+
+from keras_mp.lean.blocks import find_blocks
+from keras_mp.lean.frozen import narrow_frozen
+from keras_mp.lean.make_lean import lean_report, make_lean
+from keras_mp.loss_scaling.compiled_optimizer import accumulate_gradients, set_state_dtype
+from keras_mp.precision.policy import PURE_BFLOAT16
+from keras_mp.reporting import remedies
+
+PLAIN, SAME, TIME, OTHER = "as it is", "computes the same", "costs time", "trains another way"
+KINDS = (PLAIN, SAME, TIME, OTHER)
+"""What a set of measures changes, the least first."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One way in which a training step takes less memory.
+
+    Args:
+        name: as reports call it.
+        kind: `SAME`, `TIME` or `OTHER`.
+        code: the line of a program that takes it.
+        apply: takes it, in place; the number is that of micro-batches.
+        helps: whether a model has anything that it makes smaller; None where it is taken of what makes the weights and
+            the optimizer's slots smaller.
+        note: what to know of it.
+        includes: another measure, which the line takes, too.
+        policy: what the model is built under instead of the chip's policy; "" where that stays.
+        divides: whether it is taken more than once, with more and more micro-batches.
+    """
+
+    name: str
+    kind: str
+    code: str
+    apply: Callable[[keras.Model, int], Any]
+    helps: Callable[[keras.Model], bool] | None = None
+    note: str = ""
+    includes: str = ""
+    policy: str = ""
+    divides: bool = False
+
+
+def _lean(model: keras.Model, *, remat: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"make_lean\(", UserWarning)  # of what cannot be lean
+        make_lean(model, remat=remat)
+
+
+def _has_lean_form(model: keras.Model) -> bool:
+    return any(not row.lean and not row.reason for row in lean_report(model).rows)
+
+
+def _has_blocks(model: keras.Model) -> bool:
+    return bool(find_blocks(model)) and not any(row.kind == "block" for row in lean_report(model).rows)
+
+
+FLOAT8 = "float8"
+_STATES = remedies.STATES.format(dtype=FLOAT8)
+MEASURES = (
+    Measure("frozen in 16 bits", SAME, remedies.NARROW_FROZEN, lambda model, _: narrow_frozen(model)),
+    Measure("lean", SAME, remedies.LEAN, lambda model, _: _lean(model, remat=False), _has_lean_form),
+    Measure(
+        *("remat", TIME, remedies.RECOMPUTE, lambda model, _: _lean(model, remat=True), _has_blocks),
+        note="Remat computes the forward pass of each block again: about a third more operations.",
+        includes="lean",
+    ),
+    Measure(
+        *(f"{FLOAT8} states", OTHER, _STATES, lambda model, _: set_state_dtype(model, FLOAT8)),
+        note=f"The optimizer's states are rounded to {FLOAT8} after each step, stochastically: the training is "
+        "slightly another than with float32 states.",
+    ),
+    Measure(
+        *(f"{PURE_BFLOAT16} weights", OTHER, _STATES, lambda model, _: set_state_dtype(model, FLOAT8)),
+        note="Weights are bfloat16, with no float32 copy, and each update is rounded stochastically: they are noisier "
+        "than float32's, and some trainings converge worse.",
+        includes=f"{FLOAT8} states",
+        policy=PURE_BFLOAT16,
+    ),
+    Measure("micro-batches", TIME, remedies.MICRO_BATCHES, accumulate_gradients, divides=True),
+)
+"""All measures, those of a kind in the order in which they are tried: each comes with those of its kind before it."""
+
+_STRATEGIES = {"": PLAIN, "data": PLAIN, "fully_sharded": TIME, "tensor": TIME}
 
 
 @dataclass(frozen=True)
@@ -11,97 +97,118 @@ class Measures:
     """What is changed of a training step so that it takes less memory.
 
     Args:
-        precision: the policy that the model is built under: "float32", "mixed_float16" or "mixed_bfloat16".
-        lean: whether `keras_mp.make_lean` exchanges its layers.
+        precision: the policy that pays on the chip: "float32", "mixed_float16" or "mixed_bfloat16".
+        names: of the measures that are taken, but for micro-batches.
         micro_batches: into how many parts a device's rows of a batch are divided; their gradients are accumulated.
-        remat: whether its blocks are recomputed in the backward pass.
-        strategy: how several devices share the step: "data" or "fully_sharded"; "" on one.
-        state_dtype: what the optimizer's slots are stored in: "float8"; "" where they stay as they are.
+        strategy: how several devices share the step: "data", "fully_sharded" or "tensor"; "" on one.
     """
 
     precision: str
-    lean: bool = False
+    names: tuple[str, ...] = ()
     micro_batches: int = 1
-    remat: bool = False
     strategy: str = ""
-    state_dtype: str = ""
+
+    @property
+    def taken(self) -> list[Measure]:
+        """The entries, in the order in which they are applied."""
+        return [one for one in MEASURES if (self.micro_batches > 1 if one.divides else one.name in self.names)]
+
+    @property
+    def applied(self) -> list[Measure]:
+        """Those whose lines a program needs."""
+        included = {one.includes for one in self.taken}
+        return [one for one in self.taken if one.name not in included]
+
+    @property
+    def policy(self) -> str:
+        """What the model is built under."""
+        return next((one.policy for one in self.taken if one.policy), self.precision)
+
+    @property
+    def kind(self) -> str:
+        """The most that it changes, one of `KINDS`."""
+        return max((_STRATEGIES[self.strategy], *(one.kind for one in self.taken)), key=KINDS.index)
 
     @property
     def words(self) -> str:
-        """The measures as a reader calls them, the precision first."""
-        named = [self.precision]
-        named += ["lean"] if self.lean else []
-        named += ["remat"] if self.remat else []
-        if self.micro_batches > 1:
-            named.append(f"{self.micro_batches} micro-batches")
-        if self.state_dtype:
-            named.append(f"{self.state_dtype} states")
+        """The measures as a reader calls them, the policy first."""
+        words = [self.policy, *(one.name for one in self.taken if one.kind != OTHER and not one.divides)]
+        words += [f"{self.micro_batches} micro-batches"] if self.micro_batches > 1 else []
+        words += [one.name for one in self.taken if one.kind == OTHER and not one.policy]
         if self.strategy:
-            named.append({"data": "data parallel", "fully_sharded": "fully sharded"}[self.strategy])
-        return ", ".join(named)
+            words.append({"data": "data parallel"}.get(self.strategy, self.strategy.replace("_", " ")))
+        return ", ".join(words)
 
+    @property
+    def state(self) -> Measures:
+        """Of these, what decides which weights and slots there are: on one device, without micro-batches."""
+        return Measures(self.precision, tuple(one.name for one in self.taken if one.helps is None and not one.divides))
 
-@dataclass(frozen=True)
-class Possible:
-    """The measures that a model, a batch and a backend allow.
+    def plus(self, measure: Measure) -> Measures:
+        """These and one more."""
+        return self.with_names((*self.names, measure.name))
 
-    Args:
-        precision: the policy.
-        rows: of one device's part of a batch.
-        lean: whether some layer has a lean form.
-        remat: whether the model has blocks.
-        states: whether the optimizer has slots that take less in 8 bits.
-    """
-
-    precision: str
-    rows: int
-    lean: bool
-    remat: bool
-    states: bool = False
+    def with_names(self, names: Sequence[str]) -> Measures:
+        """The same with other measures."""
+        return replace(self, names=tuple(one.name for one in MEASURES if one.name in names))
 
 
 # Sets over which the memory of a step falls, each at the cost of the one before it.
 Stage = tuple[Measures, ...]
+# Whether a measure makes anything smaller, beside those that are taken already.
+Helps = Callable[[Measures, Measure], bool]
 
 
-def ladders(possible: Possible, strategies: Sequence[str]) -> list[list[Stage]]:
-    """Lists the stages of all strategies, in order of what they cost.
+def ladders(
+    precision: str, strategies: Sequence[str], rows: Callable[[str], int], helps: Helps
+) -> Iterator[list[Stage]]:
+    """Yields the stages of all strategies, in order of what they change.
 
-    Every strategy comes with the states as they are first. Then each comes with states in 8 bits: these cost no time,
-    and the training is slightly another, so what computes the same is tried before. Where weights and states alone are
-    larger than the memory, shapes say so of all sets before, and none of them is compiled.
+    Every strategy comes with what trains in the same way first, and then with what trains in another. Where weights and
+    states alone are larger than the memory, shapes say so of all sets before, and none of them is compiled.
 
     Args:
-        possible: what can be taken.
+        precision: the policy that pays on the chip.
         strategies: how several devices can share the step, the simplest first; `[""]` on one.
+        rows: of one device's part of a batch, by the strategy.
+        helps: is asked as late as possible: to know it, the model is built.
     """
-    dtypes = ["", "float8"] if possible.states else [""]
-    return [stages(possible, strategy, dtype) for dtype in dtypes for strategy in strategies]
+    base = Measures(precision)
+    others: list[Measure | None] = [None, *(one for one in MEASURES if one.kind == OTHER)]
+    for other in others:
+        if other is not None:
+            if not helps(base, other):
+                continue
+            base = base.plus(other)
+        for strategy in strategies:
+            yield stages(replace(base, strategy=strategy), rows(strategy), helps)
 
 
-def stages(possible: Possible, strategy: str = "", state_dtype: str = "") -> list[Stage]:
-    """Lists all sets of measures of a strategy in order of what they cost, the cheapest first.
+def stages(base: Measures, rows: int, helps: Helps) -> list[Stage]:
+    """Lists all sets of measures of a strategy that train in the same way, in order of what they cost.
 
-    A lean model computes the same at the same speed, and costs a line. Accumulation costs the speed of small products.
-    Remat costs a third more operations. Each comes with those before it but accumulation, without which remat is tried
-    first.
+    Each measure comes with those before it but micro-batches, without which the next is tried first.
 
     Args:
-        possible: what can be taken.
-        strategy: how several devices share the step.
-        state_dtype: what the optimizer's slots are stored in.
+        base: the strategy, and what is taken besides.
+        rows: of one device's part of a batch.
+        helps: as for `ladders`.
 
     Returns:
         Stages: one set, or the same set with more and more micro-batches.
     """
-    plain = Measures(possible.precision, strategy=strategy, state_dtype=state_dtype)
-    forms = [plain, replace(plain, lean=True)] if possible.lean else [plain]
-    numbers = parts(possible.rows)
-    ladder: list[Stage] = [(form,) for form in forms]
-    ladder.append(_divided(forms[-1], numbers))
-    if possible.remat:
-        remat = replace(forms[-1], remat=True)
-        ladder += [(remat,), _divided(remat, numbers)]
+    numbers = parts(rows)
+    form = base
+    ladder: list[Stage] = [(base,)]
+    for measure in (one for one in MEASURES if one.kind == SAME):
+        if helps(form, measure):
+            form = form.plus(measure)
+            ladder.append((form,))
+    ladder.append(_divided(form, numbers))
+    for measure in (one for one in MEASURES if one.kind == TIME and not one.divides):
+        if helps(form, measure):
+            form = form.plus(measure)
+            ladder += [(form,), _divided(form, numbers)]
     return [stage for stage in ladder if stage]
 
 

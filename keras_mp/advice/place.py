@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from keras_mp.parallel.plan import Plan, plan_of
 from keras_mp.precision.chip import Chip
 from keras_mp.precision.chips import parse_target
 from keras_mp.precision.hardware import Device, Support, support
 from keras_mp.precision.policy import CHOICES, COMPUTES_IN
-from keras_mp.xla.targets import Target, availability, find_target
+from keras_mp.xla.targets import HOST_TITLE, Target, availability, find_target, is_host
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,13 @@ class Place:
         name: as it was asked for, such as "rtx4090x4".
         chip: its row in the table of chips.
         chips: how many share the step.
+        strategy: how they share it, where that was asked for.
     """
 
     name: str
     chip: Chip = field(hash=False)  # its rates are a mapping
     chips: int = 1
+    strategy: str = ""
 
     @property
     def platform(self) -> str:
@@ -54,7 +56,9 @@ class Place:
     @property
     def strategies(self) -> tuple[str, ...]:
         """How the devices can share the step, the simplest first."""
-        return ("data", "fully_sharded") if self.devices > 1 else ("",)
+        if self.devices == 1:
+            return ("",)
+        return (self.strategy,) if self.strategy else ("data", "fully_sharded")
 
     def plan(self, strategy: str) -> Plan | None:
         """The plan of a strategy; None on one device."""
@@ -73,7 +77,8 @@ class Place:
         Raises:
             ValueError: If no compiler that can be installed takes the chip, or as many of it.
         """
-        return find_target(self.chip.name if self.chips == 1 else f"{self.chip.name}x{self.chips}")
+        target = find_target(self.chip.name if self.chips == 1 else f"{self.chip.name}x{self.chips}")
+        return replace(target, chip=self.chip)
 
     @property
     def compiler(self) -> Support:
@@ -93,10 +98,19 @@ class Place:
         return next(policy for policy in CHOICES if support(COMPUTES_IN[policy], device).ok)
 
 
-def find_place(name: str) -> Place:
+def find_place(name: str, strategy: str = "") -> Place:
     """Reads a target: a chip, or with a number of chips, as `keras_mp.precision.chips.parse_target` does.
+
+    Args:
+        name: the target.
+        strategy: how several devices share the step; "" for any way.
 
     Raises:
         ValueError: If there is no such chip or no such number of it; the message has the nearest names.
     """
-    return Place(str(name).strip(), *parse_target(str(name)))
+    if is_host(str(name)):
+        raise ValueError(
+            f"target={name!r}: how much memory this machine leaves a program is not known. Name chips (`keras-mp "
+            f"targets` lists them), or ask inspect what a step takes on {HOST_TITLE}"
+        )
+    return Place(str(name).strip(), *parse_target(str(name)), strategy)

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keras_mp.advice.cheapest import Search
-from keras_mp.advice.figures import Figures
+from keras_mp.advice.figures import pressure
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import Place
+from keras_mp.advice.step import Compiled
 from keras_mp.backend.common.lowered import LoweringError
 from keras_mp.reporting.text import error_line
 from keras_mp.xla.compile import CompileError
+from keras_mp.xla.compile_report import CompileReport
+from keras_mp.xla.memory import Memory
 
 # XLA for GPUs saves memory where a step comes near to what the chip has: only well below this share is the result for
 # one chip that for another. It saves a fifth at most; what needs more than this times the room does not fit at all.
@@ -32,21 +35,23 @@ class Known:
     Args:
         place: the chip.
         measures: what was compiled.
-        figures: the result.
+        memory: what it takes.
+        whole: whether with all blocks of a deep model.
     """
 
     place: Place
     measures: Measures
-    figures: Figures
+    memory: Memory
+    whole: bool
 
     def holds_for(self, place: Place) -> bool:
         """Whether the result is that of another chip of the family, too, as far as fitting goes."""
         if place.chip.name == self.place.chip.name:
             return True
-        if self.figures.peak <= UNCONSTRAINED * min(place.capacity, self.place.capacity):
+        if self.memory.peak <= UNCONSTRAINED * min(place.capacity, self.place.capacity):
             return True
         larger = self.place.capacity > place.capacity
-        return larger and self.figures.pressure(place.capacity) > OUT_OF_REACH
+        return larger and pressure(self.memory, place.capacity) > OUT_OF_REACH
 
 
 @dataclass
@@ -55,29 +60,34 @@ class Asked:
 
     Args:
         place: the chip.
-        tried: the figures of each set of measures that was compiled.
+        tried: the report on the step under each set of measures that was compiled.
         origins: for which chip it was.
         failure: why the search was given up; "" where it ended by itself.
+        best: the set that fits.
+        compared: the report on the nearest set in other precisions.
+        failures: why there is none in a precision.
     """
 
     place: Place
-    tried: dict[Measures, Figures] = field(default_factory=dict)
+    tried: dict[Measures, CompileReport] = field(default_factory=dict)
     origins: dict[Measures, Place] = field(default_factory=dict)
     failure: str = ""
     best: Measures | None = None
+    compared: dict[str, CompileReport] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
 
     @property
     def nearest(self) -> Measures | None:
         """The set that fits, or the one that needs the least."""
         if self.best is not None or not self.tried:
             return self.best
-        return min(self.tried, key=lambda measures: self.tried[measures].peak)
+        return min(self.tried, key=lambda measures: self.tried[measures].memory.peak)
 
 
-def is_doubted(figures: Figures, place: Place) -> bool:
+def is_doubted(report: CompileReport, place: Place) -> bool:
     """Whether figures are extrapolated and miss by so little that the step may fit a GPU."""
-    extrapolated = place.platform == "cuda" and bool(figures.extrapolated)
-    return extrapolated and 1 < figures.pressure(place.capacity) <= DOUBTED
+    extrapolated = place.platform == "cuda" and bool(report.extrapolated)
+    return extrapolated and 1 < pressure(report.memory, place.capacity) <= DOUBTED
 
 
 _Waits = Generator[Future, None, Any]
@@ -90,16 +100,18 @@ class Work:
     Args:
         search: the search of a chip.
         state: the least that a step takes, from shapes.
-        compiler: lowers a step, and returns the function that compiles it; the last argument is whether with all
-            blocks.
+        compiler: lowers a step, and returns the function that compiles it; the last arguments are whether with all
+            blocks, and for which chip where not for the one itself.
+        compared: the same measures in other precisions, by their names.
         tell: is called with a sentence whenever a compiler starts, and with "" when a chip is done.
         compiled: how many steps were compiled.
         from_files: how many of these an earlier call had compiled.
     """
 
     search: Callable[[Place], Search]
-    state: Callable[[Place, Measures], Figures]
-    compiler: Callable[[Place, Measures, bool], Callable[[], Figures]]
+    state: Callable[[Place, Measures], Memory]
+    compiler: Callable[[Place, Measures, bool, Place | None], Callable[[], Compiled]]
+    compared: Callable[[Measures], dict[str, Measures]] = lambda measures: {}
     tell: Callable[[str], None] = lambda sentence: None
     compiled: int = 0
     from_files: int = 0
@@ -144,43 +156,58 @@ def _search_all(family: Sequence[Asked], work: Work, pool: ThreadPoolExecutor) -
         try:
             measures = next(search)
             while True:
-                figures = yield from _figures(one, measures, work, pool)
-                measures = search.send(figures.pressure(one.place.capacity))
+                memory = yield from _asked(one, measures, work, pool)
+                measures = search.send(pressure(memory, memory.capacity))
         except StopIteration as ended:
             one.best = ended.value
         except (CompileError, LoweringError) as error:
             one.failure = error_line(error)
+        yield from _compare(one, work, pool)
         work.tell("")
 
 
-def _figures(one: Asked, measures: Measures, work: Work, pool: ThreadPoolExecutor) -> Generator[Future, None, Figures]:
-    """The figures of a step on a chip: from shapes where they suffice, from a chip before, from a file, or compiled."""
-    place = one.place
-    state = work.state(place, measures)
-    if state.peak > place.capacity:
+def _compare(one: Asked, work: Work, pool: ThreadPoolExecutor) -> _Waits:
+    """Compiles the set of measures that was found in other precisions, where shapes do not say that it is too large."""
+    nearest = one.nearest
+    for precision, measures in work.compared(nearest).items() if nearest is not None else ():
+        others = Asked(one.place, dict(one.tried))
+        if measures not in others.tried and work.state(one.place, measures).fits:
+            try:
+                yield from _compiled(others, measures, work, pool)
+            except (CompileError, LoweringError) as error:
+                one.failures[precision] = error_line(error)
+        if measures in others.tried:
+            one.compared[precision] = others.tried[measures]
+
+
+def _asked(one: Asked, measures: Measures, work: Work, pool: ThreadPoolExecutor) -> Generator[Future, None, Memory]:
+    """What a step takes on a chip: from shapes where they suffice, else compiled."""
+    state = work.state(one.place, measures)
+    if not state.fits:
         return state
+    yield from _compiled(one, measures, work, pool)
+    return one.tried[measures].memory
+
+
+def _compiled(one: Asked, measures: Measures, work: Work, pool: ThreadPoolExecutor) -> _Waits:
+    """Compiles a step: for a chip before, for the chip itself, or with all blocks, too."""
+    place = one.place
     family = work.known[place.family]
     for known in family:
         if known.measures == measures and known.holds_for(place):
-            one.tried[measures], one.origins[measures] = known.figures, known.place
-            return known.figures
-    figures = yield from _compiled(one, measures, work, pool, whole=False)
-    if is_doubted(figures, place):
-        figures = yield from _compiled(one, measures, work, pool, whole=True)
-    family.append(Known(place, measures, figures))
-    return figures
-
-
-def _compiled(
-    one: Asked, measures: Measures, work: Work, pool: ThreadPoolExecutor, *, whole: bool
-) -> Generator[Future, None, Figures]:
-    """The figures for the chip itself, from a file or compiled."""
-    place = one.place
-    future = pool.submit(work.compiler(place, measures, whole))
-    work.tell(f"{place.title}: {measures.words}{', all blocks' if whole else ''}")
-    yield future
-    figures = future.result()
-    work.from_files += figures.kept
-    work.compiled += 1
-    one.tried[measures], one.origins[measures] = figures, place
-    return figures
+            origin = None if known.place.chip is place.chip else known.place
+            future = pool.submit(work.compiler(place, measures, known.whole, origin))
+            yield future
+            one.tried[measures], one.origins[measures] = future.result().report, known.place
+            return
+    for whole in (False, True):
+        future = pool.submit(work.compiler(place, measures, whole, None))
+        work.tell(f"{place.title}: {measures.words}{', all blocks' if whole else ''}")
+        yield future
+        report, kept = future.result()
+        work.from_files += kept
+        work.compiled += 1
+        one.tried[measures], one.origins[measures] = report, place
+        if not is_doubted(report, place):
+            break
+    family.append(Known(place, measures, report.memory, whole))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -13,11 +12,7 @@ from keras_mp import backend
 from keras_mp.advice.fewer_blocks import blocks_of, takes_blocks, with_blocks
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import Place
-from keras_mp.backend.common.lowered import Argument
 from keras_mp.conversion.in_precision import in_precision, precision_of
-from keras_mp.lean.blocks import find_blocks
-from keras_mp.lean.make_lean import lean_report, make_lean
-from keras_mp.loss_scaling.compiled_optimizer import accumulate_gradients, set_state_dtype
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild import rebuild, unchanged
 from keras_mp.reporting import remedies
@@ -71,42 +66,15 @@ class Source:
 
         Raises:
             TypeError: If the function returns no model.
-            ValueError: If the model cannot be compiled again with other blocks.
+            ValueError: If the model cannot be compiled again with other blocks, or a measure cannot be taken of it.
         """
         with restored_policy(), self.scope():
-            model = self._in(measures.precision, blocks)
-            changes = measures.lean or measures.remat or measures.state_dtype or measures.micro_batches > 1
-            if model is self._given and changes:
-                model = rebuild(model, unchanged).model  # the next three change it
-            if measures.lean or measures.remat:
-                model = lean_model(model, remat=measures.remat)
-            if measures.state_dtype:
-                model = set_state_dtype(model, measures.state_dtype)
-            if measures.micro_batches > 1:
-                model = accumulate_gradients(model, measures.micro_batches)
+            model = self._in(measures.policy, blocks)
+            if model is self._given and measures.applied:
+                model = rebuild(model, unchanged).model  # they change it
+            for measure in measures.applied:
+                measure.apply(model, measures.micro_batches)
         return model
-
-    def forms(self, precision: str) -> tuple[bool, bool]:
-        """Whether a layer of the model has a lean form, and whether it has blocks to recompute."""
-        return lean_forms(self.under(Measures(precision)))
-
-    def slots(self, state_dtype: str) -> list[Argument]:
-        """What the optimizer keeps where its slots are stored in a dtype.
-
-        Returns:
-            An argument of a step for each of its variables; none where its optimizer cannot be exchanged, because the
-            model was trained or has a compile() of its own.
-        """
-        with self.scope():
-            try:
-                model = self.under(Measures(self.precision, state_dtype=state_dtype))
-            except (TypeError, ValueError):
-                return []
-            model.optimizer.build(model.trainable_variables)
-        return [
-            Argument("optimizer", variable.path, tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype))
-            for variable in model.optimizer.variables
-        ]
 
     def check_compiled(self, model: keras.Model) -> None:
         """Checks that a model is compiled to train: whether a training step fits is what is asked.
@@ -132,20 +100,6 @@ class Source:
         return model if blocks is None or self._blocks else with_blocks(model, blocks)
 
 
-def lean_model(model: keras.Model, *, remat: bool) -> keras.Model:
-    """Makes a model lean, in place, with its blocks recomputed where `remat`."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"make_lean\(", UserWarning)  # of what cannot be lean
-        return make_lean(model, remat=remat)
-
-
-def lean_forms(model: keras.Model) -> tuple[bool, bool]:
-    """Whether a layer of the model has a lean form, and whether it has blocks to recompute."""
-    rows = lean_report(model).rows
-    rematted = any(row.kind == "block" for row in rows)
-    return any(not row.lean and not row.reason for row in rows), not rematted and bool(find_blocks(model))
-
-
 def lines(measures: Measures, source: Source, place: Place, rows: int) -> tuple[str, ...]:
     """Writes the measures as code, from the policy to `fit`.
 
@@ -155,21 +109,16 @@ def lines(measures: Measures, source: Source, place: Place, rows: int) -> tuple[
         place: the devices.
         rows: of the whole batch.
     """
-    changes = measures.precision != source.precision
+    changes = measures.policy != source.precision
     before, within = [], []
     if source.is_function:
         if changes:
-            before.append(remedies.POLICY.format(precision=measures.precision))
+            before.append(remedies.POLICY.format(precision=measures.policy))
         within.append(f"model = {source.text}")
     else:
         within += [f"model = {source.text}"] if source.text else []
-        within += [remedies.PRECISION_OF_MODEL.format(precision=measures.precision)] if changes else []
-    if measures.lean or measures.remat:
-        within.append(remedies.RECOMPUTE if measures.remat else remedies.LEAN)
-    if measures.state_dtype:
-        within.append(remedies.STATES.format(dtype=measures.state_dtype))
-    if measures.micro_batches > 1:
-        within.append(remedies.MICRO_BATCHES.format(steps=measures.micro_batches))
+        within += [remedies.PRECISION_OF_MODEL.format(precision=measures.policy)] if changes else []
+    within += [measure.code.format(steps=measures.micro_batches) for measure in measures.applied]
     within.append(f"model.fit(x, y, batch_size={rows // measures.micro_batches})")
     if measures.strategy:
         before.append(remedies.DEVICES.format(strategy=measures.strategy, devices=place.devices))

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
 from keras_mp.advice.fewer_blocks import BLOCKS, DEEP, is_on_line
-from keras_mp.advice.figures import Figures, extrapolated, state_figures, with_names
-from keras_mp.advice.measures import Measures, Possible
+from keras_mp.advice.figures import extrapolated, memory_by_shapes
+from keras_mp.advice.measures import MEASURES, Measure, Measures
 from keras_mp.advice.place import Place
 from keras_mp.advice.source import Source
 from keras_mp.backend.common.lowered import Argument, Lowered
-from keras_mp.precision.chips import Chip
+from keras_mp.parallel.plan import plan_of
+from keras_mp.parallel.tensor_rules import with_rules_of
+from keras_mp.precision.policy import COMPUTES_IN
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class
 from keras_mp.reporting.text import shorten_middle
@@ -24,16 +25,35 @@ from keras_mp.xla.compile import compile_step
 from keras_mp.xla.compile_report import CompileReport
 from keras_mp.xla.inspect import report_on
 from keras_mp.xla.lower import lower_step
+from keras_mp.xla.memory import Memory
+from keras_mp.xla.suggestions import suggest
 
 # With more of a TPU's memory the code decides whether the step fits: 44 to 562 MiB of 16 GiB, in 20 deep models' steps.
 _ROOM_FOR_CODE = 0.85
-_WITHOUT_CODE = (
+WITHOUT_CODE = (
     "The TPU's compiler was ended when it had assigned memory, before it generated code: the program itself, a few "
     "hundred MiB, is not counted."
 )
 
 
-_LARGEST = 5  # arrays
+class Compiled(NamedTuple):
+    """A step that was compiled: the report on it, and whether an earlier call had compiled it."""
+
+    report: CompileReport
+    kept: bool
+
+
+@dataclass(frozen=True)
+class _Form:
+    """The model under measures that decide its weights and slots.
+
+    Args:
+        arguments: of its step: weights and slots.
+        helping: the names of the measures that make something in it smaller, of those that look at the model.
+    """
+
+    arguments: tuple[Argument, ...]
+    helping: frozenset[str]
 
 
 class Step:
@@ -43,6 +63,8 @@ class Step:
         source: where the model comes from.
         batch: what one update is made of, on all devices: shapes.
         platform: what the step is lowered for where it is only looked at.
+        flags: further options of the compiler.
+        strategy: how several devices share it, where that was asked for.
 
     Attributes:
         model: its name.
@@ -55,16 +77,19 @@ class Step:
         ValueError: If the model is not built or not compiled, or the batch does not fit it.
     """
 
-    def __init__(self, source: Source, batch: Any, platform: str) -> None:
-        self._source, self._batch = source, batch
+    def __init__(
+        self, source: Source, batch: Any, platform: str, flags: Mapping[str, Any] | None = None, strategy: str = ""
+    ) -> None:
+        self._source, self._batch, self._flags = source, batch, flags
         self.rows = _rows(batch)
-        self._lowered: dict[tuple[Any, ...], tuple[list[Lowered], list[str]]] = {}
+        self._lowered: dict[tuple[Any, ...], list[Lowered]] = {}
         plain = Measures(source.precision)
         model = source.under(plain)
         source.check_compiled(model)
         with source.scope():
             self._plain = lower_step(model, batch, training=True, platform=platform)
         _check_trains(model)
+        self._rules = with_rules_of(plan_of(strategy, 1), model).rules if strategy else None
         self.model, self.parameters = model.name, model.count_params()
         self.depth = self._depth(model)
         layers = layers_by_path(model)
@@ -72,7 +97,7 @@ class Step:
             layer.name for layer in layers.values() if isinstance(layer, keras.layers.BatchNormalization)
         ]
         self._paths = list(layers)
-        self._slots = {"": [argument for argument in self._plain.arguments if argument.kind == "optimizer"]}
+        self._forms: dict[Measures, _Form] = {}
 
     @property
     def batch(self) -> tuple[str, ...]:
@@ -90,63 +115,104 @@ class Step:
         times = Fraction(depth - BLOCKS[0], BLOCKS[1] - BLOCKS[0])
         return depth if is_on_line(few, many, whole, times) else 0
 
-    def possible(self, precision: str, devices: int) -> Possible:
-        """What can be taken of this model on so many devices."""
-        lean, remat = self._source.forms(precision)
-        return Possible(precision, self.rows // devices, lean, remat, self.has_smaller_states)
+    def helps(self, measures: Measures, measure: Measure) -> bool:
+        """Whether a measure makes anything of the step smaller beside others, and can be taken with them."""
+        if measure.policy and COMPUTES_IN[measure.policy] != COMPUTES_IN[measures.policy]:
+            return False
+        if measure.helps is not None:
+            return measure.name in self._form(measures).helping
+        if measure.policy and not self._source.is_function:
+            return False
+        # Nothing is frozen, the model was trained; or code of the user's own is not made for another policy.
+        refused = Exception if measure.policy else (TypeError, ValueError)
+        try:
+            return self._weight(measures.plus(measure)) < self._weight(measures)
+        except refused:
+            return False
 
-    @property
-    def has_smaller_states(self) -> bool:
-        """Whether the optimizer has slots that take less memory in 8 bits."""
-        small, plain = (
-            state_figures(self._arguments(dtype), Measures(self._source.precision), None).optimizer
-            for dtype in ("float8", "")
-        )
-        return small < plain
+    def in_precision(self, measures: Measures, precision: str) -> Measures:
+        """The measures in another precision, less those that do nothing there."""
+        plain = replace(measures.with_names(()), precision=precision)
+        for measure in measures.taken:
+            if not measure.divides and not measure.policy and self.helps(plain, measure):
+                plain = plain.plus(measure)
+        return plain
 
-    def state(self, place: Place, measures: Measures) -> Figures:
+    def state(self, place: Place, measures: Measures) -> Memory:
         """What shapes alone say."""
-        return state_figures(self._arguments(measures.state_dtype), measures, place.plan(measures.strategy))
+        form, plan = self._form(measures), place.plan(measures.strategy)
+        others = (argument for argument in self._plain.arguments if argument.kind in ("metrics", "batch"))
+        plan = plan and replace(plan, rules=self._rules)
+        return memory_by_shapes([*form.arguments, *others], measures, plan, place.capacity)
 
-    def compiler(self, place: Place, measures: Measures, whole: bool = False) -> Callable[[], Figures]:
+    def compiler(
+        self, place: Place, measures: Measures, whole: bool = False, origin: Place | None = None
+    ) -> Callable[[], Compiled]:
         """Lowers the step, and returns a function that compiles it, for any thread.
 
         Args:
             place, measures: the chip, and what is changed of the step.
             whole: whether with all blocks; otherwise of a deep model few.
+            origin: another chip that it is compiled for, whose kernels are those of this one; None for this one.
 
         Raises:
             ValueError: If the backend cannot trace the step.
         """
-        lowered, paths = self._lower(place, measures, whole)
+        lowered = self._lower(place, measures, whole)
         target, plan = place.target, place.plan(measures.strategy)
 
-        def figures_until(until: str) -> Figures:
-            steps = [compile_step(step, target, until=until) for step in lowered]
-            reports = [report_on(step, measures.precision, plan=plan) for step in steps]
-            figures = [figures_of(report, place.chip) for report in reports]
-            one = figures[0] if len(figures) == 1 else extrapolated(figures[0], figures[1], BLOCKS, self.depth)
-            return replace(one, kept=all(step.kept for step in steps))
+        def compiled_until(until: str) -> Compiled:
+            steps = [compile_step(step, (origin or place).target, self._flags, until) for step in lowered]
+            reports = [report_on(replace(step, target=target), measures.policy, plan=plan) for step in steps]
+            report = reports[0]
+            if len(reports) > 1:
+                report = extrapolated(reports[0], reports[1], BLOCKS, self.depth)
+                advice = suggest(
+                    *(report.matmuls, report.sensitive, report.memory, target, report.precision),
+                    report.time.seconds if report.time else 0.0,
+                )
+                report = replace(report, advice=tuple(advice))
+            if origin is not None:
+                note = (
+                    f"Compiled for {origin.title}, of the same architecture; times are at the rates of {place.title}."
+                )
+                report = replace(report, notes=(*report.notes, note))
+            return Compiled(report, all(step.kept for step in steps))
 
-        def compiled() -> Figures:
-            figures = figures_until("memory")
-            if place.platform == "tpu" and _ROOM_FOR_CODE < figures.peak / place.capacity <= 1:
-                figures = figures_until("code")
-            elif place.platform == "tpu" and figures.flops is not None:  # not refused
-                figures = replace(figures, notes=(*figures.notes, _WITHOUT_CODE))
-            return with_names(figures, dict(zip(paths, self._paths, strict=True)) if paths else {})
+        def compiled() -> Compiled:
+            report, kept = compiled_until("memory")
+            if place.platform != "tpu" or report.refused:
+                return Compiled(report, kept)
+            if report.memory.peak > _ROOM_FOR_CODE * place.capacity and report.memory.fits:
+                return compiled_until("code")
+            without = () if report.memory.code else (WITHOUT_CODE,)
+            return Compiled(replace(report, notes=(*report.notes, *without)), kept)
 
         return compiled
 
-    def _arguments(self, state_dtype: str) -> Sequence[Argument]:
-        """The arguments of the plain step, with the optimizer's slots stored in a dtype."""
-        if state_dtype not in self._slots:
-            self._slots[state_dtype] = self._source.slots(state_dtype) or self._slots[""]
-        other = (argument for argument in self._plain.arguments if argument.kind != "optimizer")
-        return [*self._slots[state_dtype], *other]
+    def _form(self, measures: Measures) -> _Form:
+        """The model under those of the measures that decide its weights and slots, built once."""
+        key = measures.state
+        if key not in self._forms:
+            with self._source.scope():
+                model = self._source.under(key)
+                if not model.optimizer.built:
+                    model.optimizer.build(model.trainable_variables)
+            kinds = {
+                "parameters": model.trainable_variables,
+                "state": model.non_trainable_variables,
+                "optimizer": model.optimizer.variables,
+            }
+            arguments = tuple(_argument(kind, one) for kind, variables in kinds.items() for one in variables)
+            helping = frozenset(one.name for one in MEASURES if one.helps is not None and one.helps(model))
+            self._forms[key] = _Form(arguments, helping)
+        return self._forms[key]
 
-    def _lower(self, place: Place, measures: Measures, whole: bool) -> tuple[list[Lowered], list[str]]:
-        """The lowered step, or of a deep model two; and the paths of layers where they are those of the plain model."""
+    def _weight(self, measures: Measures) -> int:
+        return memory_by_shapes(self._form(measures).arguments, Measures(measures.precision), None, 0).peak
+
+    def _lower(self, place: Place, measures: Measures, whole: bool) -> list[Lowered]:
+        """The lowered step, or of a deep model two; layers have the names of the plain model, where it has as many."""
         plan = place.plan(measures.strategy)
         key = (measures, place.platform, plan, whole)
         if key not in self._lowered:
@@ -155,35 +221,22 @@ class Step:
             with self._source.scope():
                 lowered = [lower_step(m, batch, training=True, platform=place.platform, plan=plan) for m in models]
             paths = list(layers_by_path(models[0]))
-            self._lowered[key] = lowered, paths if len(paths) == len(self._paths) else []
+            names = dict(zip(paths, self._paths, strict=True)) if len(paths) == len(self._paths) else {}
+            self._lowered[key] = [_named(step, self.model, names) for step in lowered]
         return self._lowered[key]
 
 
-def figures_of(report: CompileReport, chip: Chip) -> Figures:
-    """Takes the figures from a report of a step that was compiled for this chip."""
-    flops: dict[str, float] = defaultdict(float)
-    for matmul in (matmul for matmul in report.matmuls if matmul.runs):
-        flops[" x ".join(matmul.compiled or matmul.asked)] += matmul.flops
-    memory, roofline = report.memory, report.roofline
-    peak = memory.peak
-    notes: tuple[str, ...] = ()
-    if report.refused:  # what the compiler leaves a program is less than the memory, of which the runtime has a part
-        peak = max(peak, chip.device_bytes + 1 + memory.peak - memory.capacity)
-        notes = (f"The compiler refuses the step: {report.refused}.",)
-    return Figures(
-        weights=memory.parameters,
-        optimizer=memory.optimizer,
-        other=memory.other,
-        activations=memory.activations,
-        temporary=memory.temporary,
-        peak=peak,
-        flops=None if report.refused else dict(flops),
-        moved=roofline.memory * chip.bandwidth / chip.devices if roofline else 0.0,
-        time=report.time.seconds if report.time else None,
-        largest=memory.largest[:_LARGEST],
-        seconds=report.seconds,
-        notes=notes,
-    )
+def _argument(kind: str, variable: keras.Variable) -> Argument:
+    # Private: where `keras_mp.backend.keep_on_host` notes it, on JAX.
+    on_host = getattr(getattr(variable, "_layout", None), "memory_kind", None) == "pinned_host"
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    return Argument(kind, variable.path, tuple(variable.shape), dtype, on_host=on_host)
+
+
+def _named(step: Lowered, model: str, names: Mapping[str, str]) -> Lowered:
+    """A step with other names of the model and its layers: a model that is built again has others."""
+    calls = tuple(replace(call, path=names.get(call.path, call.path)) for call in step.calls)
+    return replace(step, model=model, calls=calls)
 
 
 def _check_trains(model: keras.Model) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from keras_mp.reporting.text import shorten_middle
 
 WIDE = 120  # characters; most terminals open with 80
-_NAMES = ("layer", "layers")
+_NAMES = ("layer", "layers", "chip")
 _LEAST = 16  # characters of a name
 _WORDS = 30  # characters; a longer cell is prose
 _BETWEEN = 2  # blanks between columns
@@ -45,8 +45,8 @@ class ColumnTable:
         right: the names of those that are set to the right.
         rows: the cells of each row, one for each column.
 
-    A name in the column "layer" or "layers" loses its middle where there is no room for it. Only words are broken over
-    lines.
+    A name in the column "layer", "layers" or "chip" loses its middle where there is no room for it. Only words are
+    broken over lines.
     """
 
     def __init__(

@@ -52,7 +52,8 @@ def compile_step(
         target: the chip.
         flags: further options of the compiler, such as `{"xla_gpu_enable_triton_gemm": False}`.
         until: "memory" to end the compiler of a chip when it has assigned memory: after a twentieth of the time for
-            TPUs, and half of it for GPUs. The size of the code is then 0, and on TPUs no kernel has cycles.
+            TPUs, and half of it for GPUs. The size of the code is then 0, and on TPUs no kernel has cycles; unless the
+            step was compiled to the end before.
 
     Returns:
         What the compiler made of it.
@@ -76,12 +77,19 @@ def compile_step(
     }
     if target.devices > 1:
         request["devices"] = target.devices
-    if target.platform != "cpu":
-        request["until"] = until
-    key = json.dumps([request, versions, step_hash(lowered)], sort_keys=True)
-    folder = cache_folder() / "compiled" / hashlib.sha256(key.encode()).hexdigest()[:32]
+    program = step_hash(lowered)
+
+    def place(until: str) -> Path:
+        if target.platform != "cpu":
+            request["until"] = until
+        key = json.dumps([request, versions, program], sort_keys=True)
+        return cache_folder() / "compiled" / hashlib.sha256(key.encode()).hexdigest()[:32]
+
+    folder = place("code")
+    if until != "code" and not _is_kept(folder):  # what was compiled to the end has all that is asked for
+        folder = place(until)
     request["asked"] = _ASKED
-    kept = (folder / "memory.json").is_file() or (folder / _REFUSED).is_file()
+    kept = _is_kept(folder)
     if not kept:
         _compile_beside(lowered, request, target, folder)
     elif not (folder / _ASKED).is_file():
@@ -101,6 +109,10 @@ def compile_step(
         refused=refusal_in((folder / _REFUSED).read_text()) if refused else None,
         kept=kept,
     )
+
+
+def _is_kept(folder: Path) -> bool:
+    return (folder / "memory.json").is_file() or (folder / _REFUSED).is_file()
 
 
 def _compile_beside(lowered: Lowered, request: dict[str, Any], target: Target, kept: Path) -> None:

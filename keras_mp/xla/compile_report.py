@@ -63,6 +63,8 @@ class CompileReport(PicturedReport):
         time: a prediction of what the step takes; None for the host, for a step that the compiler divides over devices
             ("tensor"), and where it refuses the step.
         flags: how the compiler was told to compile, where not as it does by itself; of GPUs also for which cuDNN.
+        extrapolated: of `advise`, from how many of the model's blocks memory and times are, such as "4 and 8 of 48
+            blocks"; products and all else that is listed are then of the larger number. "" where all were compiled.
     """
 
     in_the_shell = True
@@ -94,6 +96,7 @@ class CompileReport(PicturedReport):
     refused: str = ""
     time: StepTime | None = None
     flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    extrapolated: str = ""
 
     @property
     def flops(self) -> int:

@@ -34,6 +34,8 @@ def answer(report: CompileReport) -> list[Sentence]:
     step = "training step" if report.training else "inference step"
     batch = [*report.batch[:_ARRAYS], *(["..."] if len(report.batch) > _ARRAYS else [])]
     what = f"a {step} on {', '.join(batch)} in {report.precision}, for {place(report)}"
+    if report.extrapolated:
+        what += f"; memory and times from {report.extrapolated}, all else of the larger number"
     parts = memory_parts(report.memory)
     bar = MemoryBar(parts, report.memory.capacity, [f"{name} {byte_size(size)}" for name, size in parts.items()])
     first, *others = report.asked_and_compiled or ["no product."]
@@ -152,8 +154,9 @@ def _answered_time(report: CompileReport) -> str:
     spread = spread_of(CHIPS[report.target])
     runs = ""
     if spread is not None:
-        least, most = (f"{time.seconds * share * 1e3:.3g}" for share in (spread.least, spread.most))
-        runs = f" ({least} to {most}, as published runs took {spread.words} of their prediction)"
+        ends = dict.fromkeys(f"{time.seconds * share * 1e3:.3g}" for share in (spread.least, spread.most))
+        those = "published runs" if spread.runs > 1 else "a published run"
+        runs = f"; {those} took {spread.words} times the prediction, which makes it {' to '.join(ends)} ms"
     return f"{_milliseconds(time.seconds)} a step, predicted{runs}; {bound}"
 
 
@@ -173,12 +176,12 @@ def _in_16_bits(report: CompileReport) -> str:
     """Exponentials and sums that are asked for in 16 bits, by kind, and where."""
     layers: dict[str, list[str]] = defaultdict(list)
     for entry in report.sensitive:
-        layers[f"{entry.kind} ({entry.dtype})"].append(entry.layer)
-    return "; ".join(f"{kind} in {_where(names)}" for kind, names in layers.items()) + "." if layers else ""
+        layers[f"{entry.kind} is asked for in {entry.dtype}"].append(entry.layer)
+    return "; ".join(f"{kind} by {_where(names)}" for kind, names in layers.items()) + "." if layers else ""
 
 
 def _where(layers: Sequence[str]) -> str:
-    names = [pattern_of(group) for group in _repeats(dict.fromkeys(layers), str)]
+    names = [repr(pattern_of(group)) for group in _repeats(dict.fromkeys(layers), str)]
     return listed(names, 2 * _LAYER, "layers")
 
 

@@ -69,11 +69,11 @@ def inspect(
     """
     chip = find_target(target)
     plan = _plan(chip, strategy)
-    precisions = [check_precision(name) for name in ([compare] if isinstance(compare, str) else compare)]
     build: Callable[[], Any] | None = None
     if not isinstance(model, keras.Model) and callable(model):
         build = model
         model = build_without_values(build)
+    precisions = checked_precisions(compare, is_function=build is not None)
     report = _report(model, batch, chip, training, flags, plan)
     compared = {}
     for precision in precisions:
@@ -98,9 +98,23 @@ def _plan(chips: Target, strategy: str | Plan | None) -> Plan | None:
     return None if strategy is None else plan_of(strategy, chips.devices, chips.topology)
 
 
-def _rebuilt(build: Callable[[], Any], precision: str) -> Any:
-    if precision == FP8:
+def checked_precisions(compare: Sequence[str], *, is_function: bool) -> list[str]:
+    """The names of precisions to compare with.
+
+    Args:
+        compare: as for `inspect`.
+        is_function: whether a function builds the model.
+
+    Raises:
+        ValueError: If a name is not known, or is "fp8" and a function builds the model.
+    """
+    precisions = [check_precision(name) for name in ([compare] if isinstance(compare, str) else compare)]
+    if FP8 in precisions and is_function:
         raise ValueError("compare='fp8' needs a model: a function that builds one in FP8 can be inspected by itself")
+    return precisions
+
+
+def _rebuilt(build: Callable[[], Any], precision: str) -> Any:
     with policy_scope(precision):
         return build_without_values(build)
 

@@ -83,8 +83,7 @@ def find_target(name: str) -> Target:
         ValueError: If there is no such target, the message then lists those there are, and the nearest; or no such
             number of chips.
     """
-    text = str(name).strip().lower()
-    if text in ("host", "cpu", HOST_TITLE.lower()):
+    if is_host(str(name)):
         return Target("host", "cpu")
     known = target_names()
     named = target_in(str(name))
@@ -107,6 +106,11 @@ def find_target(name: str) -> Target:
         f"target={name!r} is not known: no compiler that can be installed takes {chip.title}{_too_old(chip)}. "
         f"Known: {', '.join(known)}."
     )
+
+
+def is_host(name: str) -> bool:
+    """Whether a target's name is that of this machine's CPU."""
+    return name.strip().lower() in ("host", "cpu", HOST_TITLE.lower())
 
 
 def _check_number(name: str, chip: Chip, chips: int, sizes: tuple[int, ...], several: str) -> None:

@@ -6,7 +6,6 @@ from keras import layers
 
 import keras_mp
 from keras_mp.advice.measures import Measures
-from keras_mp.advice.step import figures_of
 
 ROWS, WIDTH = 2048, 32
 
@@ -48,14 +47,13 @@ def model_after(code, given, x, y):
     return program["model"]
 
 
-def check(row_figures, measures: Measures, place, model, x, y):
+def check(row_report, measures: Measures, place, model, x, y):
     """The lines made one update, and `inspect` of the model agrees with the row to the byte."""
     assert int(model.optimizer.iterations) == 1
     part = len(x) // measures.micro_batches
-    several = {"strategy": measures.strategy, "chips": place.chips} if measures.strategy else {}
+    several = {"strategy": measures.strategy} if measures.strategy else {}
     batch = tuple(keras.KerasTensor((part, *array.shape[1:]), "float32") for array in (x, y))
-    report = keras_mp.inspect(model, batch, place.chip.name, **several)
-    figures = figures_of(report, place.chip)
-    for name in ("weights", "optimizer", "other", "temporary", "peak"):
-        assert getattr(figures, name) == getattr(row_figures, name), name
-    assert figures.flops == row_figures.flops
+    report = keras_mp.inspect(model, batch, place.name, **several)
+    for name in ("parameters", "optimizer", "other", "temporary", "peak"):
+        assert getattr(report.memory, name) == getattr(row_report.memory, name), name
+    assert (report.flops, report.shares) == (row_report.flops, row_report.shares)

@@ -5,15 +5,15 @@ from types import SimpleNamespace
 import pytest
 
 from keras_mp.advice.advise import compiled_row
-from keras_mp.advice.figures import Figures
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import find_place
 from keras_mp.advice.schedule import Asked
 from keras_mp.advice.source import Source
+from tests.fitting.made_reports import report
 
 
-def row_of(place, measures, figures):
-    one = Asked(place, {measures: figures}, {measures: place}, best=measures)
+def row_of(place, measures, made):
+    one = Asked(place, {measures: made}, {measures: place}, best=measures)
     return compiled_row(one, SimpleNamespace(rows=8, sees_batch=[]), Source(lambda: None))
 
 
@@ -22,8 +22,7 @@ def row_of(place, measures, figures):
 )  # what a TPU's program may not use, its compiler keeps
 def test_a_gpu_that_is_nearly_full_has_a_note(chip, share, warned):
     place, measures = find_place(chip), Measures("mixed_bfloat16")
-    figures = Figures(weights=1, optimizer=0, peak=int(share * place.capacity), flops={})
-    row = row_of(place, measures, figures)
+    row = row_of(place, measures, report(1, peak=int(share * place.capacity)))
     assert row.fits
     assert ("It needs 98% of the memory" in " ".join(row.notes)) == warned
 
@@ -39,6 +38,5 @@ def test_a_gpu_that_is_nearly_full_has_a_note(chip, share, warned):
 )
 def test_a_compiler_for_gpus_saves_memory_that_few_blocks_do_not_show(chip, share, blocks, warned):
     place, measures = find_place(chip), Measures("mixed_bfloat16")
-    figures = Figures(weights=1, optimizer=0, peak=int(share * place.capacity), flops={}, extrapolated=blocks)
-    row = row_of(place, measures, figures)
+    row = row_of(place, measures, report(1, peak=int(share * place.capacity), extrapolated=blocks))
     assert ("may need less" in " ".join(row.notes)) == warned

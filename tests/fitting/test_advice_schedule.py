@@ -3,11 +3,12 @@
 import pytest
 
 from keras_mp.advice.cheapest import search
-from keras_mp.advice.figures import Figures
-from keras_mp.advice.measures import Possible, stages
+from keras_mp.advice.measures import Measures, stages
 from keras_mp.advice.place import find_place
 from keras_mp.advice.schedule import Work, run
+from keras_mp.advice.step import Compiled
 from keras_mp.xla.compile import CompileError
+from tests.fitting.made_reports import memory, report
 
 GIB = 2**30
 
@@ -26,10 +27,13 @@ class Compiler:
         temporary = int((self.all_blocks if whole else self.temporary) / measures.micro_batches * GIB)
         how = "4 and 8 of 48 blocks" if self.all_blocks and not whole else ""
         kept = (place.name, measures.words) in self.files
-        return Figures(GIB, 0, temporary=temporary, peak=GIB + temporary, extrapolated=how, kept=kept)
+        made = report(GIB, temporary=temporary, capacity=place.capacity, extrapolated=how)
+        return Compiled(made, kept)
 
-    def compiler(self, place, measures, whole):
+    def compiler(self, place, measures, whole, origin):
         def compiled():
+            if origin is not None:
+                return self.figures(place, measures, whole)
             if place.name + ", all blocks" * whole in self.fails:
                 raise CompileError("it crashed")
             figures = self.figures(place, measures, whole)
@@ -39,9 +43,10 @@ class Compiler:
 
         return compiled
 
-    def run(self, *names, rows=8, lean=False):
-        ladder = stages(Possible("float32", rows, lean=lean, remat=False))
-        work = Work(lambda place: search([ladder]), lambda *_: Figures(GIB, 0, peak=GIB), self.compiler)
+    def run(self, *names, rows=8, lean=False, compared=()):
+        ladder = stages(Measures("float32"), rows, lambda taken, one: lean and one.name == "lean")
+        others = {name: Measures(name) for name in compared}
+        work = Work(lambda place: search([ladder]), lambda *_: memory(GIB), self.compiler, lambda measures: others)
         return {asked.place.name: asked for asked in run([find_place(name) for name in names], work, 2)}, work
 
 
@@ -93,7 +98,7 @@ def test_what_misses_by_little_and_is_extrapolated_is_compiled_whole(all_blocks,
     assert compiler.compiled == [("h100", "float32"), ("h100", "float32, all blocks")] and work.compiled == 2
     one = asked["h100"]
     assert (one.best is not None) == fits
-    assert one.tried[one.nearest] == compiler.figures(one.place, one.nearest, True)
+    assert one.tried[one.nearest] == compiler.figures(one.place, one.nearest, True).report
 
 
 def test_what_misses_by_more_or_fits_is_not_compiled_whole_nor_is_a_step_for_a_tpu():

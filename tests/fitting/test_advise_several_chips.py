@@ -25,8 +25,8 @@ def test_each_kind_of_target_and_inspect_agrees():
     for row in report.rows:
         assert row.fits and row.measures.strategy == "data", row.reason
         assert row.code[1] == f'with keras_mp.distribute("data", devices={row.devices}):'
-        assert row.figures.weights == 4 * (64 * 128 + 128 + 128 * 8 + 8)
+        assert row.memory.parameters == 4 * (64 * 128 + 128 + 128 * 8 + 8)
         with keras_mp.policy_scope(row.measures.precision):
             there = keras_mp.inspect(build, batch, row.target, strategy="data")
         code = there.memory.code if row.target == "v5e-8" else 0  # for which advise does not wait
-        assert (there.memory.peak - code, there.memory.temporary) == (row.figures.peak, row.figures.temporary)
+        assert (there.memory.peak - code, there.memory.temporary) == (row.memory.peak, row.memory.temporary)

@@ -11,13 +11,16 @@ from keras import layers
 import keras_mp
 from keras_mp.advice import step as step_module
 from keras_mp.advice.fewer_blocks import blocks_of, is_on_line, takes_blocks, with_blocks
-from keras_mp.advice.figures import Figures, extrapolated, on_line
+from keras_mp.advice.figures import extrapolated, on_line
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import find_place
 from keras_mp.advice.source import Source
 from keras_mp.lean.make_lean import lean_report
+from keras_mp.xla.estimate import Roofline
+from keras_mp.xla.step_time import StepTime
 from models.gpt import gpt
 from models.transformer import Size
+from tests.fitting.made_reports import report
 
 FEW, MANY, DEPTH = 1, 2, 4
 TIMES = Fraction(DEPTH - FEW, MANY - FEW)
@@ -68,13 +71,25 @@ def test_a_number_is_on_its_line_and_does_not_fall():
 
 
 def test_figures_are_on_their_lines():
-    few = Figures(10, 20, temporary=9, peak=39, flops={"bfloat16": 4.0}, time=1.0, seconds=2.0)
-    many = Figures(14, 28, temporary=8, peak=50, flops={"bfloat16": 8.0}, time=1.5, seconds=3.0, notes=("many",))
+    times = {"compute": 4.0, "memory": 3.0, "cycles": 0}
+    few = report(10, 20, temporary=9, peak=39, time=StepTime(1.0, 0.0, 0.0, 1), seconds=2.0)
+    many = report(14, 28, temporary=8, peak=50, time=StepTime(1.5, 0.0, 0.0, 1), seconds=3.0, notes=("many",))
+    few = dataclasses.replace(few, roofline=Roofline(4.0, **times))
+    many = dataclasses.replace(many, roofline=Roofline(8.0, **times | {"compute": 8.0}))
     whole = extrapolated(few, many, (4, 8), 34)
-    assert (whole.weights, whole.optimizer, whole.temporary) == (40, 80, 9)
-    assert (whole.peak, whole.flops, whole.time, whole.seconds) == (40 + 80 + 9, {"bfloat16": 34.0}, 4.75, 5.0)
+    memory = whole.memory
+    assert (memory.parameters, memory.optimizer, memory.temporary, memory.peak) == (40, 80, 9, 40 + 80 + 9)
+    assert whole.roofline == Roofline(34.0, 34.0, 3.0, 0)
+    assert (whole.time.seconds, whole.seconds) == (4.75, 5.0)
     assert whole.notes == ("many",) and whole.extrapolated == "4 and 8 of 34 blocks"
-    assert extrapolated(few, Figures(14, 28, peak=50), (4, 8), 34).flops is None  # the compiler refused the larger
+    assert "memory and times from 4 and 8 of 34 blocks" in " ".join(str(whole).split())
+
+
+def test_what_the_compiler_refuses_with_more_blocks_does_not_fit_with_all():
+    few = report(10, 20, temporary=9, peak=39, capacity=64)
+    many = report(14, 28, temporary=20, peak=63, capacity=62, refused="62 are there", time=None, roofline=None)
+    whole = extrapolated(few, many, (4, 8), 12)
+    assert whole.refused and not whole.memory.fits and whole.roofline is None
 
 
 def test_a_function_says_how_many_blocks_it_builds():
@@ -132,7 +147,7 @@ def test_the_step_knows_which_models_have_a_line(deep, given, depth):
 
 
 def test_fewer_blocks_come_under_the_same_measures():
-    few = Source(causal).under(Measures("mixed_bfloat16", lean=True, remat=True, micro_batches=2), MANY)
+    few = Source(causal).under(Measures("mixed_bfloat16", ("lean", "remat"), micro_batches=2), MANY)
     assert few.optimizer.gradient_accumulation_steps == 2 and few.backbone.dtype_policy.name == "mixed_bfloat16"
     assert len([row for row in lean_report(few).rows if row.kind == "block"]) == MANY
 
@@ -147,16 +162,18 @@ def test_the_figures_of_a_deep_model_are_near_to_those_of_all_its_blocks(monkeyp
         return build(blocks)
 
     row = keras_mp.advise(build_ten, TOKENS, ["h100"], progress=False)["h100"]
-    assert row.fits and row.figures.extrapolated == "4 and 8 of 10 blocks"
+    assert row.fits and row.report.extrapolated == "4 and 8 of 10 blocks"
     place = find_place("h100")
     step = step_module.Step(Source(build_ten), TOKENS, place.platform)
-    whole = step.compiler(place, row.measures, whole=True)()
-    assert step.compiler(place, row.measures, whole=True)() == dataclasses.replace(whole, kept=True)
+    whole, kept = step.compiler(place, row.measures, whole=True)()
+    assert step.compiler(place, row.measures, whole=True)() == (whole, True) and not kept
     assert whole.extrapolated == ""
-    figures = row.figures
-    assert (figures.weights, figures.optimizer, figures.other) == (whole.weights, whole.optimizer, whole.other)
-    assert figures.flops == whole.flops and figures.time == pytest.approx(whole.time, rel=0.05)
-    assert figures.temporary == pytest.approx(whole.temporary, rel=0.05)
-    assert figures.peak == pytest.approx(whole.peak, rel=0.05)
+    memory = row.memory
+    for name in ("parameters", "optimizer", "other"):
+        assert getattr(memory, name) == getattr(whole.memory, name)
+    assert row.report.roofline.compute == pytest.approx(whole.roofline.compute)
+    assert row.time == pytest.approx(whole.time.seconds, rel=0.05)
+    assert memory.temporary == pytest.approx(whole.memory.temporary, rel=0.05)
+    assert memory.peak == pytest.approx(whole.memory.peak, rel=0.05)
     with keras_mp.policy_scope(row.measures.precision):
-        assert whole.peak == keras_mp.inspect(build_ten, TOKENS, "h100").memory.peak
+        assert whole.memory.peak == keras_mp.inspect(build_ten, TOKENS, "h100").memory.peak

@@ -114,6 +114,15 @@ def test_a_second_call_compiles_nothing(compiled):
     assert [(report.compiles, report.kept) for report in reports] == [(1, 0), (1, 1), (1, 0)]
 
 
+def test_what_inspect_compiled_is_not_compiled_again(compiled):
+    with keras_mp.policy_scope("mixed_bfloat16"):
+        model = build()
+    there = keras_mp.inspect(model, BATCH, "h100")
+    report = keras_mp.advise(model, BATCH, ["h100"], progress=False)
+    assert compiled == ["h100"] and (report.compiles, report.kept) == (1, 1)
+    assert report["h100"].report.to_dict() == there.to_dict()
+
+
 PROGRAM = """
 import json
 import test_kept_figures as shared
@@ -121,7 +130,7 @@ import keras_mp
 from keras_mp.rebuild import layers_by_path
 model = shared.build()
 report = keras_mp.advise(model, shared.BATCH, ["h100"], progress=False)
-layers = {buffer.layer for buffer in report["h100"].figures.largest} - {"unattributed"}
+layers = {buffer.layer for buffer in report["h100"].memory.largest} - {"unattributed"}
 print(json.dumps([keras_mp.__file__, report.compiles, report.kept, layers <= {*layers_by_path(model), model.name}]))
 """
 

@@ -10,7 +10,8 @@ from runs_of_lines import ROWS, build, check, data, model_after
 
 import keras_mp
 from keras_mp.advice import advise as advising
-from keras_mp.advice.measures import Measures
+from keras_mp.advice.figures import state_of
+from keras_mp.advice.measures import MEASURES, Measures
 from keras_mp.advice.place import Place, find_place
 from keras_mp.advice.source import Source, lines
 from keras_mp.advice.step import Step
@@ -21,19 +22,20 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     "measures, function",
     [
-        (Measures("mixed_bfloat16", lean=True, remat=True, micro_batches=4), True),
-        (Measures("mixed_float16", micro_batches=4, state_dtype="float8"), False),
+        (Measures("mixed_bfloat16", ("lean", "remat"), micro_batches=4), True),
+        (Measures("mixed_float16", ("float8 states",), micro_batches=4), False),
     ],
     ids=lambda value: getattr(value, "words", {True: "function", False: "model"}.get(value)),
 )
 def test_the_lines_of_sets_of_measures(measures, function):
     place, (x, y) = find_place("rtx4090"), data()
     source = Source(build) if function else Source(build(), "model")
-    assert source.forms(measures.precision) == (True, True)  # a lean form, and blocks to recompute
-    figures = Step(source, (x, y), place.platform).compiler(place, measures)()
+    step = Step(source, (x, y), place.platform)
+    assert all(step.helps(Measures(place.policy), one) for one in MEASURES if one.name in ("lean", "remat"))
+    report = step.compiler(place, measures)().report
     given = {"build": build} if function else {"model": build()}
     model = model_after(lines(measures, source, place, ROWS), given, x, y)
-    check(figures, measures, place, model, x, y)
+    check(report, measures, place, model, x, y)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="a step on several devices lowers on JAX only")
@@ -46,17 +48,17 @@ def test_the_lines_of_a_chip_that_is_too_small_for_the_plain_step(monkeypatch):
     """A chip in whose memory the plain step does not fit: what advise finds does, and its lines make it so."""
     x, y = data()
     plain = keras_mp.advise(build, (x, y), ["rtx4090"], progress=False)["rtx4090"]
-    state = plain.figures.state
-    room = state + int(0.6 * (plain.figures.peak - state))
+    state = state_of(plain.memory)
+    room = state + int(0.6 * (plain.memory.peak - state))
 
-    def smaller(name):
-        place = find_place(name)
+    def smaller(name, strategy):
+        place = find_place(name, strategy)
         return Place(place.name, dataclasses.replace(place.chip, memory_bytes=room), place.chips)
 
     monkeypatch.setattr(advising, "find_place", smaller)
     report = keras_mp.advise(build, (x, y), ["rtx4090"], progress=False)
     row = report["rtx4090"]
-    assert row.fits and row.measures != plain.measures and row.figures.peak <= room
+    assert row.fits and row.measures != plain.measures and row.memory.peak <= room
     assert all(line in str(report) for line in row.code)
     assert int(model_after(row.code, {"build": build}, x, y).optimizer.iterations) == 1
 
@@ -66,10 +68,10 @@ def test_the_lines_of_a_chip_that_is_too_small_for_float32_states(monkeypatch):
     x, y = (part[:1] for part in data())  # one row cannot be divided
     room = Step(Source(build), (x, y), place.platform).state(place, Measures(place.policy)).peak - 1
     tiny = Place(place.name, dataclasses.replace(place.chip, memory_bytes=room))
-    monkeypatch.setattr(advising, "find_place", lambda name: tiny)
+    monkeypatch.setattr(advising, "find_place", lambda name, strategy: tiny)
     report = keras_mp.advise(build, (x, y), ["rtx4090"], progress=False)
     row = report["rtx4090"]
-    assert row.fits and row.measures == Measures(place.policy, state_dtype="float8") and row.compiles == 1
+    assert row.fits and row.measures == Measures(place.policy, ("float8 states",)) and row.compiles == 1
     assert 'model = keras_mp.set_state_dtype(model, "float8")' in row.code and "float8 states" in str(report)
     model = model_after(row.code, {"build": build}, x, y)
     assert int(model.optimizer.iterations) == 1
@@ -78,9 +80,10 @@ def test_the_lines_of_a_chip_that_is_too_small_for_float32_states(monkeypatch):
 def test_a_chip_that_is_too_small_for_all_measures(monkeypatch):
     place = find_place("rtx4090")
     x, y = (part[:1] for part in data())  # more rows would be divided, and with them the memory of the batch
-    step, least = Step(Source(build), (x, y), place.platform), Measures(place.policy, state_dtype="float8")
-    state = step.state(place, least).state
+    step = Step(Source(build), (x, y), place.platform)
+    least = Measures(place.policy, ("float8 states", "bfloat16 weights"))
+    state = step.state(place, least).peak
     tiny = Place(place.name, dataclasses.replace(place.chip, memory_bytes=state + 1024))
-    monkeypatch.setattr(advising, "find_place", lambda name: tiny)
+    monkeypatch.setattr(advising, "find_place", lambda name, strategy: tiny)
     row = keras_mp.advise(build, (x, y), ["rtx4090"], progress=False)["rtx4090"]
     assert row.fits is False and row.missing > 0 and not row.code and "Memory goes to" in row.reason

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_mp
-from keras_mp.advice.measures import Measures
+from keras_mp.advice.measures import MEASURES, Measures
 from keras_mp.advice.place import find_place
 from keras_mp.advice.source import Source
 from keras_mp.advice.step import Step
@@ -16,6 +16,12 @@ def build():
     model = keras.Sequential(layers)
     model.compile(keras.optimizers.Adam(), "mse")
     return model
+
+
+def helps(step, name, taken=()):
+    """Whether a measure makes a step smaller in bfloat16, beside others."""
+    (measure,) = (one for one in MEASURES if one.name == name)
+    return step.helps(Measures("mixed_bfloat16", taken), measure)
 
 
 def nbytes(variables):
@@ -30,7 +36,7 @@ def test_state_is_that_of_the_arrays():
     place = find_place("h100")
     step = Step(Source(build), (x, y), place.platform)
     plain = step.state(place, Measures("float32"))
-    assert plain.weights == nbytes(model.weights)
+    assert plain.parameters == nbytes(model.weights)
     assert plain.optimizer == nbytes(model.optimizer.variables)
     assert plain.other == nbytes(model.metrics_variables) + x.nbytes + y.nbytes
     divided = step.state(place, Measures("float32", micro_batches=4))
@@ -47,9 +53,9 @@ def test_several_devices_hold_a_share_of_what_they_divide():
     sharded = step.state(place, Measures("float32", strategy="fully_sharded"))
     # Only the last layer's bias, of 7 numbers, is divided by 4 in no axis.
     weights = 4 * (16 * 64 + 64 + 4 * 64 + 64 * 7 + 7)
-    assert copied.weights == weights
-    assert sharded.weights == (weights - 4 * 7) // 4 + 4 * 7
-    assert copied.state - sharded.state > copied.state // 2
+    assert copied.parameters == weights
+    assert sharded.parameters == (weights - 4 * 7) // 4 + 4 * 7
+    assert copied.peak - sharded.peak > copied.peak // 2
 
 
 def test_states_in_8_bits_are_those_of_the_arrays():
@@ -62,19 +68,19 @@ def test_states_in_8_bits_are_those_of_the_arrays():
     x, y = np.ones((8, 128), "float32"), np.ones((8, 7), "float32")
     place = find_place("h100")
     step = Step(Source(wide), (x, y), place.platform)
-    assert step.possible("float32", 1).states
+    assert helps(step, "float8 states")
     trained = keras_mp.set_state_dtype(wide(), "float8")
     trained.optimizer.build(trained.trainable_variables)
-    small = step.state(place, Measures("float32", state_dtype="float8"))
+    small = step.state(place, Measures("float32", ("float8 states",)))
     assert small.optimizer == nbytes(trained.optimizer.variables)
     plain = step.state(place, Measures("float32"))
     # Both moments of the first kernel: 3 bytes a value less, and a scale a row; a few scalars of the wrapper beside.
     assert 0 <= small.optimizer - (plain.optimizer - 2 * (3 * 128 * 64 - 4 * 128)) < 64
-    assert (small.weights, small.other) == (plain.weights, plain.other)
-    sharded = Measures("float32", state_dtype="float8", strategy="fully_sharded")
+    assert (small.parameters, small.other) == (plain.parameters, plain.other)
+    sharded = Measures("float32", ("float8 states",), strategy="fully_sharded")
     four = step.state(find_place("v5e-4"), sharded)
     kept_whole = 3 * 4 * 7  # the last bias and its moments, which 4 does not divide
-    assert abs(four.state - (small.weights + small.optimizer) / 4 - 3 / 4 * kept_whole - four.other) < 256
+    assert abs(four.peak - (small.parameters + small.optimizer) / 4 - 3 / 4 * kept_whole - four.other) < 256
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "small", "trained", "float8"])
@@ -88,4 +94,24 @@ def test_which_optimizers_have_states_that_8_bits_make_smaller(optimizer):
         model.fit(x, x, verbose=0)
     elif optimizer == "float8":
         keras_mp.set_state_dtype(model, "float8")
-    assert Step(Source(model), (x, x), "cuda").possible("float32", 1).states is (optimizer == "momentum")
+    assert helps(Step(Source(model), (x, x), "cuda"), "float8 states") is (optimizer == "momentum")
+
+
+@pytest.mark.jax
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="a step reads the host's memory on JAX alone")
+def test_slots_in_the_memory_of_the_host_take_none_of_the_device():
+    def made(memory):
+        model = keras.Sequential([keras.Input((128,)), keras.layers.Dense(64)])
+        adam = keras.optimizers.Adam()
+        return keras_mp.prepare(model, adam, "mse", state_memory=memory, release_gradients=True)
+
+    batch, place = (keras.KerasTensor((8, 128)), keras.KerasTensor((8, 64))), find_place("h100")
+    figures = {}
+    for memory in ("device", "host"):
+        figures[memory] = Step(Source(lambda memory=memory: made(memory)), batch, "cuda").state(
+            place, Measures("float32")
+        )
+    on_host = figures["host"].host
+    assert on_host >= 2 * 4 * 128 * 64 and figures["device"].host == 0
+    assert figures["device"].peak - figures["host"].peak == figures["device"].optimizer - figures["host"].optimizer > 0
+    assert figures["host"].optimizer + on_host == figures["device"].optimizer

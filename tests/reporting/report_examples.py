@@ -1,5 +1,6 @@
 """A report of each class, with text that must be escaped in HTML and numbers that JSON does not have."""
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -7,7 +8,6 @@ import keras
 import numpy as np
 
 from keras_mp.advice.advice_report import AdviceReport, ChipAdvice
-from keras_mp.advice.figures import Figures
 from keras_mp.advice.measures import Measures
 from keras_mp.bench.benchmark_report import BenchmarkReport
 from keras_mp.bench.workloads import Measured
@@ -111,15 +111,15 @@ def compiled(precision: str = "mixed_bfloat16", *, compare: bool = True) -> Comp
 
 def advised() -> AdviceReport:
     """A chip that fits, one that does not, and one of which nothing was compiled."""
-    step = Figures(2**30, 2**31, 10, 2**29, 2**32, 2**33, {"bfloat16 x bfloat16": 1e12}, 1e9)
+    step = compiled()
+    measures = Measures("mixed_bfloat16", micro_batches=2, strategy="data")
     fits = ChipAdvice(
-        *("h100x4", "4 x H100", 4, 2**36, True, Measures("mixed_bfloat16", micro_batches=2, strategy="data"), step),
-        *(Roofline(1e-3, 1e-3, math.inf, 0), "compiled", "", (f"code {MARKUP}",), 3, 1, (f"a note {MARKUP}",), 0.003),
+        *("h100x4", "4 x H100", 4, True, measures, step.memory, step, "compiled", "", (f"code {MARKUP}",), 3, 1),
+        (f"a note {MARKUP}",),
     )
-    small = ChipAdvice("t4", "T4", 1, 2**32, False, Measures("mixed_float16"), step, None, "compiled", MARKUP)
-    shapes = ChipAdvice(
-        "v100", "V100", 1, 2**34, None, None, Figures(1, 2, peak=3), None, "shapes alone", "no compiler"
-    )
+    small = ChipAdvice("t4", "T4", 1, False, Measures("mixed_float16"), step.memory, step, "compiled", MARKUP)
+    state = dataclasses.replace(step.memory, temporary=0, peak=3, largest=())
+    shapes = ChipAdvice("v100", "V100", 1, None, None, state, None, "shapes alone", "no compiler")
     rows = (fits, small, shapes)
     return AdviceReport(
         f"gpt {MARKUP}", "jax", 124, ("int32[8]",), rows, 4, 1, 2.0, (f"a note {MARKUP}",), {"jax": "0"}

@@ -4,11 +4,12 @@ import dataclasses
 
 import pytest
 
+import keras_mp
 from keras_mp.reporting.answer import COLUMNS, LINES, MemoryBar, Sentence, fitting
 from keras_mp.reporting.table import ColumnTable, plain_text
 from keras_mp.reporting.text import pattern_of
 from keras_mp.xla.suggestions import Advice
-from tests.reporting.report_examples import compiled
+from tests.reporting.report_examples import advised, compiled
 
 LONG = "/".join(f"a_block_with_a_long_name_{number}" for number in range(6))
 
@@ -66,6 +67,21 @@ def test_the_answer_of_the_largest_report_has_room_for_the_verdict():
     assert len(lines) + sum(len(line) > COLUMNS for line in lines) <= LINES
     for label in ("Fits", "Time", "Precision", "Change 1", "More"):
         assert any(line.startswith(f"{label}: ") for line in lines), label
+
+
+@pytest.mark.parametrize("compared", [(), ("float32", "mixed_bfloat16")], ids=["alone", "beside others"])
+def test_advice_on_many_chips_has_room_for_the_verdict(compared):
+    report = advised()
+    row, large_memory = report.rows[0], dataclasses.replace(report.rows[0].memory, peak=2**38, capacity=2**38)
+    step = dataclasses.replace(row.report, compared=dict.fromkeys(compared, row.report), extrapolated="4 of 8 blocks")
+    rows = [
+        dataclasses.replace(row, title=f"8 x {chip.title}", memory=large_memory, report=step)
+        for chip in keras_mp.chips.CHIPS.values()
+    ]
+    lines = str(dataclasses.replace(report, rows=tuple(rows))).splitlines()
+    assert len(lines) <= LINES and max(map(len, lines)) <= COLUMNS
+    assert sum(line.startswith("8 x ") and "  yes  " in line for line in lines) == 12 // (1 + len(compared))
+    assert any(line.startswith("and ") and line.endswith(" chips more") for line in lines)
 
 
 def test_a_name_is_shortened_in_the_middle_and_repeated_blocks_are_one_row():

@@ -6,6 +6,7 @@ import keras
 import pytest
 
 import keras_mp
+from keras_mp.advice.figures import pressure
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import find_place
 from keras_mp.advice.source import Source
@@ -73,10 +74,10 @@ def test_a_step_that_the_compiler_for_tpus_refuses_is_reported():
 @pytest.mark.jax
 @JAX
 @pytest.mark.slow
-def test_advise_takes_the_figures_of_a_refusal():
+def test_advise_takes_the_report_of_a_refusal():
     place = find_place("v5e")
-    figures = Step(Source(build), batch(1_000_000), place.platform).compiler(place, Measures("float32"))()
-    assert figures.peak > place.capacity and figures.roofline(place.chip) is None
-    missing = keras_mp.inspect(build(), batch(1_000_000), "v5e").memory
-    assert figures.peak - place.capacity == missing.peak - missing.capacity + 1
-    assert "The compiler refuses the step" in figures.notes[0]
+    report = Step(Source(build), batch(1_000_000), place.platform).compiler(place, Measures("float32"))().report
+    there = keras_mp.inspect(build(), batch(1_000_000), "v5e")
+    assert report.memory == there.memory and not report.memory.fits
+    assert pressure(report.memory, report.memory.capacity) > 1
+    assert report.refused == there.refused and report.time is report.roofline is None
