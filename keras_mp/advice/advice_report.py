@@ -18,7 +18,7 @@ from keras_mp.reporting.report import Report, plain_values
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import byte_size
 from keras_mp.xla.compile_report import CompileReport
-from keras_mp.xla.compile_table import answer
+from keras_mp.xla.compile_table import answer, on_host
 from keras_mp.xla.memory import Memory
 
 COMPILED, FROM_SHAPES = "compiled", "shapes alone"
@@ -255,6 +255,7 @@ def _sentence(row: ChipAdvice) -> str:
     if row.missing:
         text += f", by {byte_size(row.missing)}"
     text += f". {row.reason}" if row.reason else "."
+    text += f" On the host: {on_host(row.report)}" if row.report is not None and row.memory.host else ""
     return text + ("" if row.how == COMPILED else f" (From {row.how}.)")
 
 

@@ -285,7 +285,7 @@ def _notes_on(measures: Measures, step: Step, place: Place) -> list[str]:
         )
     if measures.micro_batches > 1:
         notes.append(f"The bound is that of one micro-batch, the time that of all {measures.micro_batches}.")
-    notes += [measure.note for measure in measures.applied if measure.note]
+    notes += [measure.note for measure in measures.taken if measure.note]
     if place.devices == 1 and place.chip.devices > 1:
         notes.append(f"On one of the {place.chip.devices} devices that the runtime makes of one {place.chip.title}.")
     return notes

@@ -13,6 +13,9 @@ from keras_mp.lean.blocks import find_blocks
 from keras_mp.lean.frozen import narrow_frozen
 from keras_mp.lean.make_lean import lean_report, make_lean
 from keras_mp.loss_scaling.compiled_optimizer import accumulate_gradients, set_state_dtype
+from keras_mp.loss_scaling.inner_optimizer import check_can_release
+from keras_mp.loss_scaling.loss_scale import NoLossScale
+from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.precision.policy import PURE_BFLOAT16
 from keras_mp.reporting import remedies
 
@@ -33,9 +36,10 @@ class Measure:
         helps: whether a model has anything that it makes smaller; None where it is taken of what makes the weights and
             the optimizer's slots smaller.
         note: what to know of it.
-        includes: another measure, which the line takes, too.
+        includes: other measures, which the line takes, too.
         policy: what the model is built under instead of the chip's policy; "" where that stays.
         divides: whether it is taken more than once, with more and more micro-batches.
+        undivided: whether it rules out micro-batches.
     """
 
     name: str
@@ -44,9 +48,10 @@ class Measure:
     apply: Callable[[keras.Model, int], Any]
     helps: Callable[[keras.Model], bool] | None = None
     note: str = ""
-    includes: str = ""
+    includes: tuple[str, ...] = ()
     policy: str = ""
     divides: bool = False
+    undivided: bool = False
 
 
 def _lean(model: keras.Model, *, remat: bool) -> None:
@@ -63,6 +68,18 @@ def _has_blocks(model: keras.Model) -> bool:
     return bool(find_blocks(model)) and not any(row.kind == "block" for row in lean_report(model).rows)
 
 
+def _waits(model: keras.Model) -> bool:
+    """Whether the optimizer keeps all gradients until it has checked them, and need not."""
+    optimizer = model.optimizer
+    if not isinstance(optimizer, LossScaleOptimizer) or optimizer.loss_scale != NoLossScale():
+        return False
+    try:
+        check_can_release(optimizer.inner_optimizer, NoLossScale(release_gradients=True))
+    except ValueError:
+        return False
+    return True
+
+
 FLOAT8 = "float8"
 _STATES = remedies.STATES.format(dtype=FLOAT8)
 MEASURES = (
@@ -71,7 +88,7 @@ MEASURES = (
     Measure(
         *("remat", TIME, remedies.RECOMPUTE, lambda model, _: _lean(model, remat=True), _has_blocks),
         note="Remat computes the forward pass of each block again: about a third more operations.",
-        includes="lean",
+        includes=("lean",),
     ),
     Measure(
         *(f"{FLOAT8} states", OTHER, _STATES, lambda model, _: set_state_dtype(model, FLOAT8)),
@@ -82,8 +99,25 @@ MEASURES = (
         *(f"{PURE_BFLOAT16} weights", OTHER, _STATES, lambda model, _: set_state_dtype(model, FLOAT8)),
         note="Weights are bfloat16, with no float32 copy, and each update is rounded stochastically: they are noisier "
         "than float32's, and some trainings converge worse.",
-        includes=f"{FLOAT8} states",
+        includes=(f"{FLOAT8} states",),
         policy=PURE_BFLOAT16,
+    ),
+    Measure(
+        *("gradients released", OTHER, remedies.RELEASED.format(dtype=FLOAT8)),
+        lambda model, _: set_state_dtype(model, FLOAT8, release_gradients=True),
+        _waits,
+        note="Each weight is updated as soon as its own gradient is there: one that is not finite leaves its own "
+        "weight as it was, and the others move.",
+        includes=(f"{FLOAT8} states", f"{PURE_BFLOAT16} weights"),
+        undivided=True,
+    ),
+    Measure(
+        *("states on the host", OTHER, remedies.ON_HOST.format(dtype=FLOAT8)),
+        lambda model, _: set_state_dtype(model, FLOAT8, state_memory="host", release_gradients=True),
+        note="The optimizer's states lie in the host's memory, and cross to the device and back in each step. Nobody "
+        "has run this on a GPU or a TPU here.",
+        includes=(f"{FLOAT8} states", f"{PURE_BFLOAT16} weights", "gradients released"),
+        undivided=True,
     ),
     Measure("micro-batches", TIME, remedies.MICRO_BATCHES, accumulate_gradients, divides=True),
 )
@@ -116,7 +150,7 @@ class Measures:
     @property
     def applied(self) -> list[Measure]:
         """Those whose lines a program needs."""
-        included = {one.includes for one in self.taken}
+        included = {name for one in self.taken for name in one.includes}
         return [one for one in self.taken if one.name not in included]
 
     @property
@@ -197,7 +231,7 @@ def stages(base: Measures, rows: int, helps: Helps) -> list[Stage]:
     Returns:
         Stages: one set, or the same set with more and more micro-batches.
     """
-    numbers = parts(rows)
+    numbers = [] if any(one.undivided for one in base.taken) else parts(rows)
     form = base
     ladder: list[Stage] = [(base,)]
     for measure in (one for one in MEASURES if one.kind == SAME):

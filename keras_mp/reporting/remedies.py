@@ -16,6 +16,8 @@ LEAN = "model = keras_mp.make_lean(model)"
 RECOMPUTE = "model = keras_mp.make_lean(model, remat=True)"
 MICRO_BATCHES = "model = keras_mp.accumulate_gradients(model, {steps})"
 STATES = 'model = keras_mp.set_state_dtype(model, "{dtype}")'
+RELEASED = 'model = keras_mp.set_state_dtype(model, "{dtype}", release_gradients=True)'
+ON_HOST = 'model = keras_mp.set_state_dtype(model, "{dtype}", state_memory="host", release_gradients=True)'
 DEVICES = 'with keras_mp.distribute("{strategy}", devices={devices}):'
 FP8 = 'model = keras_mp.fp8.convert(model, "{recipe}")'
 NO_FP8 = "model = keras_mp.fp8.revert(model)"

@@ -79,7 +79,7 @@ def test_what_no_compiler_takes_says_so(nothing_compiles):
 @on_jax
 def test_a_state_larger_than_the_memory_is_not_compiled(nothing_compiles):
     def large():
-        layers = [keras.Input((65536,)), *(keras.layers.Dense(65536, use_bias=False) for _ in range(4))]
+        layers = [keras.Input((65536,)), *(keras.layers.Dense(65536, use_bias=False) for _ in range(12))]
         model = keras.Sequential(layers)
         model.compile("adam", "mse")
         return model
@@ -90,12 +90,17 @@ def test_a_state_larger_than_the_memory_is_not_compiled(nothing_compiles):
         assert row.fits is False and row.compiles == 0 and row.code == ()
         share = 4 if row.target == "v5e-4" else 1
         in_bfloat16 = row.target != "t4"
-        assert row.memory.parameters == (2 if in_bfloat16 else 4) * 4 * 65536**2 // share
+        assert row.memory.parameters == (2 if in_bfloat16 else 4) * 12 * 65536**2 // share
         assert row.missing == row.memory.peak - row.memory.capacity > 0
-        assert f"with float8 states{' and bfloat16 weights' * in_bfloat16}" in row.reason
-        assert 0 < row.memory.optimizer - 2 * 4 * 65536**2 // share < 2**22  # an eighth of the 16 bytes, and scales
-    # 64 GiB of weights and 32 GiB of states, in devices of 16 GiB: six, and one for what is beside them.
-    assert "of 7 such devices or more" in report["t4"].reason
+        # Float16 needs its loss scaled, so that no gradient can be released. TensorFlow has no states on the host.
+        on_host = in_bfloat16 and keras.backend.backend() == "jax"
+        both = "float8 states" + (", bfloat16 weights and states on the host" if on_host else " and bfloat16 weights")
+        assert f"with {both if in_bfloat16 else 'float8 states'}." in row.reason
+        states = 2 * 12 * 65536**2 // share  # an eighth of the 16 bytes, and scales
+        assert row.memory.host == (states if on_host else 0)
+        assert 0 < row.memory.optimizer + row.memory.host - states < 2**24
+    # 192 GiB of weights and 96 GiB of states, in devices of 14.7 GiB.
+    assert "of 20 such devices or more" in report["t4"].reason
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX lowers a step on several devices")

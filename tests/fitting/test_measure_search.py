@@ -33,6 +33,7 @@ class Chip:
         share = 0.25 if measures.strategy == "fully_sharded" else 1
         saved = self.saved_by_states if "float8 states" in measures.names else 0
         saved += 0.3 * self.saved_by_states if "bfloat16 weights" in measures.names else 0
+        saved += 0.2 * self.saved_by_states if "states on the host" in measures.names else 0
         saved += self.saved_by_freezing if "frozen in 16 bits" in measures.names else 0
         state = share * (self.state - saved + (self.accumulated if measures.micro_batches > 1 else 0))
         needed = self.fixed[form] + self.by_row[form] / measures.micro_batches
@@ -69,7 +70,7 @@ def test_the_cheapest_set_is_found_and_few_are_asked_for():
         outcomes.add(best and (best.names, best.micro_batches > 1, best.strategy))
         asked.append(len(chip.asked))
     assert None in outcomes and len(outcomes) >= 20, outcomes
-    assert np.mean(asked) < 6
+    assert np.mean(asked) < len(NAMES)
 
 
 def test_the_order_of_cost():
@@ -118,7 +119,9 @@ def test_what_a_measure_includes_is_not_applied_twice():
     measures = Measures("mixed_bfloat16", tuple(NAMES), micro_batches=2)
     assert measures.policy == "bfloat16" and measures.kind == "trains another way"
     names = [measure.name for measure in measures.applied]
-    assert names == ["frozen in 16 bits", "remat", "bfloat16 weights", "micro-batches"]
+    assert names == ["frozen in 16 bits", "remat", "states on the host", "micro-batches"]
+    small = Measures("mixed_bfloat16", ("float8 states", "bfloat16 weights"))
+    assert [measure.name for measure in small.applied] == ["bfloat16 weights"]
 
 
 def test_whether_a_measure_helps_is_asked_as_late_as_possible():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_mp
-from keras_mp.advice.measures import MEASURES, Measures
+from keras_mp.advice.measures import MEASURES, Measures, stages
 from keras_mp.advice.place import find_place
 from keras_mp.advice.source import Source, lines
 from keras_mp.advice.step import Step
@@ -14,6 +14,7 @@ pytestmark = pytest.mark.jax
 ROWS, WIDTH = 8, 64
 BATCH = keras.KerasTensor((ROWS, WIDTH)), keras.KerasTensor((ROWS, WIDTH))
 FROZEN, STATES, NARROW = "frozen in 16 bits", "float8 states", "bfloat16 weights"
+RELEASED, ON_HOST = "gradients released", "states on the host"
 KERNEL = WIDTH * WIDTH
 
 
@@ -110,6 +111,36 @@ def test_their_lines_run_and_leave_what_shapes_say(names):
         assert figure == sum(np.asarray(keras.ops.convert_to_numpy(one)).nbytes for one in variables)
     if NARROW in names:  # it rounds updates stochastically, and stores its slots in 8 bits
         assert isinstance(model.optimizer, keras_mp.LossScaleOptimizer) and model.optimizer.state_dtype == "float8"
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="memory of the host is for JAX alone")
+def test_states_on_the_host_come_last_and_their_line_runs():
+    made, place = step(build), find_place("h100")
+    names = (FROZEN, STATES, NARROW, RELEASED)
+    small, host = (Measures("mixed_bfloat16", taken) for taken in (names, (*names, ON_HOST)))
+    assert helps(made, RELEASED, "mixed_bfloat16", names[:-1])
+    assert helps(made, ON_HOST, "mixed_bfloat16", names)
+    moments = made.state(place, small).optimizer - made.state(place, host).optimizer
+    assert moments == made.state(place, host).host == 2 * KERNEL  # in 8 bits
+    assert [measure.name for measure in host.applied] == [FROZEN, ON_HOST]
+    x = np.random.default_rng().normal(size=(ROWS, WIDTH)).astype("float32")
+    program = {"keras_mp": keras_mp, "build": build, "x": x, "y": x}
+    exec("\n".join(lines(host, Source(build), place, ROWS)), program)
+    kinds = [variable.value.sharding.memory_kind for variable in program["model"].optimizer.variables]
+    assert kinds.count("pinned_host") == 2
+    assert all(len(stage) == 1 for stage in stages(host, 8, made.helps))  # no micro-batches
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="JAX has them")
+def test_states_on_the_host_are_not_for_tensorflow():
+    assert not helps(step(build), ON_HOST, "mixed_bfloat16", (STATES, NARROW, RELEASED))
+
+
+def test_gradients_are_released_only_where_they_wait_and_need_not():
+    assert not helps(step(build), RELEASED, "mixed_bfloat16")  # Keras's optimizer does not check
+    clipped = step(lambda: build(optimizer=keras.optimizers.Adam(global_clipnorm=1.0)))
+    assert not helps(clipped, RELEASED, "mixed_bfloat16", (STATES,))
+    assert not helps(clipped, ON_HOST, "mixed_bfloat16", (STATES,))
 
 
 def test_in_another_precision_what_does_nothing_there_is_left_out():
