@@ -496,14 +496,15 @@ def test_fp8_scales_agree_on_all_devices(layout):
 
 @only_jax
 @pytest.mark.parametrize(
-    "state_dtype, layouts",
+    "state_dtype, layouts, memory",
     [
-        ("float8", [("fully_sharded", 8), ("tensor", 4)]),
-        ("bfloat16", [("fully_sharded", 4)]),  # whole copies: tests/loss_scaling/on_replicas.py
+        ("float8", [("fully_sharded", 8), ("tensor", 4)], "device"),
+        ("bfloat16", [("fully_sharded", 4)], "device"),  # whole copies: tests/loss_scaling/on_replicas.py
+        ("float8", [("fully_sharded", 8)], "host"),
     ],
-    ids=["float8", "bfloat16"],
+    ids=["float8", "bfloat16", "on the host"],
 )
-def test_small_states_are_split_as_their_weight_and_have_the_same_bits(state_dtype, layouts):
+def test_small_states_are_split_as_their_weight_and_have_the_same_bits(state_dtype, layouts, memory):
     keras.config.set_dtype_policy("float32")
     # Integers, whose products and sums are exact in any order.
     x, y = np.random.default_rng().integers(-8, 9, (2, 24, 64)).astype("float32")
@@ -513,9 +514,16 @@ def test_small_states_are_split_as_their_weight_and_have_the_same_bits(state_dty
             dense = keras.layers.Dense(64, use_bias=False, kernel_initializer="ones")
             model = keras.Sequential([keras.Input((64,)), dense])
             inner = keras.optimizers.Adam(0.01)
-            optimizer = keras_mp.LossScaleOptimizer(inner, keras_mp.NoLossScale(), state_dtype=state_dtype)
+            optimizer = keras_mp.LossScaleOptimizer(
+                inner,
+                keras_mp.NoLossScale(release_gradients=memory == "host"),
+                state_dtype=state_dtype,
+                state_memory=memory if layout else "device",
+            )
             model.compile(optimizer, lambda y, out: keras.ops.sum(y * out, axis=-1), **MODE)
             model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        if layout and memory == "host":
+            assert inner._velocities[0].values.value.sharding.memory_kind == "pinned_host"
         slot = inner._velocities[0]
         for variable in slot.variables if layout in ("fully_sharded", "tensor") else ():
             assert on_each(dense.kernel)[0].size == 64 * 64 // (devices if layout == "fully_sharded" else 2)
