@@ -1,13 +1,14 @@
-"""A step of Llama 3 8B in full, with gradients that wait for all others or for none, and with states on the host.
+"""A step of Llama 3 8B: in full with gradients that wait for all others or for none, with states on the host, and LoRA.
 
     KERAS_BACKEND=jax python benchmarks/released.py --blocks 4 --vocabulary 32000 --chip rtx4090
     KERAS_BACKEND=jax python benchmarks/released.py --blocks 4 8 --rows 2 --loss logits chunked --form host
+    KERAS_BACKEND=jax python benchmarks/released.py --blocks 32 --rows 2 --loss logits --form lora
     KERAS_BACKEND=tensorflow python benchmarks/released.py --here
 
-The first two compile for a chip that is not attached, weights in bfloat16, AdamW with states in 8 bits, blocks
-recomputed, and print what the compiler assigned; of two numbers of blocks also the line through them at 32. `--here`
-trains 8 dense layers of 64 MiB in float32 on this machine, a process for each form, and prints the most memory that the
-process had.
+The first three compile for a chip that is not attached, weights in bfloat16, AdamW with states in 8 bits, blocks
+recomputed (LoRA: mixed_bfloat16, rank 8 on all Dense layers, the frozen base in 16 bits), and print what the compiler
+assigned; of two numbers of blocks also the line through them at 32. `--here` trains 8 dense layers of 64 MiB in float32
+on this machine, a process for each form, and prints the most memory that the process had.
 """
 
 import argparse
@@ -26,12 +27,20 @@ import keras
 import numpy as np
 
 import keras_mp
+from keras_mp.rebuild import layers_by_path
 from models.llama import SIZES, llama
 
 GIB = 2**30
 LENGTH = 2048
-FORMS = {"checked": {}, "released": {"release_gradients": True},
-         "host": {"release_gradients": True, "state_memory": "host"}}  # fmt: skip
+IN_8_BITS = {"state_dtype": "float8"}
+RELEASED = IN_8_BITS | {"release_gradients": True}
+FORMS = {
+    "checked": IN_8_BITS,
+    "released": RELEASED,
+    "host": RELEASED | {"state_memory": "host"},
+    "lora": {"narrow_frozen": True},
+}
+RANK = 8
 
 
 def compiled(form: str, blocks: int, vocabulary: int, rows: int, loss: str, chip: str) -> dict[str, float]:
@@ -44,11 +53,14 @@ def compiled(form: str, blocks: int, vocabulary: int, rows: int, loss: str, chip
     def build() -> keras.Model:
         size = SIZES["llama3-8b"]._replace(layers=blocks, vocabulary=vocabulary)
         model = llama(size, length=LENGTH, remat=True)
-        return keras_mp.prepare(
-            model, keras.optimizers.AdamW(1e-4), losses[loss](), state_dtype="float8", **FORMS[form]
-        )
+        for layer in layers_by_path(model).values() if form == "lora" else []:
+            if isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)):
+                layer.enable_lora(RANK)
+            elif isinstance(layer, keras.layers.Embedding):
+                layer.trainable = False
+        return keras_mp.prepare(model, keras.optimizers.AdamW(1e-4), losses[loss](), **FORMS[form])
 
-    keras_mp.set_global_policy("bfloat16")
+    keras_mp.set_global_policy("mixed_bfloat16" if form == "lora" else "bfloat16")
     tokens = keras.KerasTensor((rows, LENGTH), "int32")
     report = keras_mp.inspect(build, (tokens, tokens), target=chip)
     memory = report.memory
@@ -63,7 +75,7 @@ def trained_here(form: str) -> dict[str, float]:
     model = keras.Sequential(
         [keras.layers.Input((width,)), *(keras.layers.Dense(width, use_bias=False) for _ in "12345678")]
     )
-    release = bool(FORMS[form])
+    release = "release_gradients" in FORMS[form]
     optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1e-3), keras_mp.NoLossScale(release_gradients=release))
     model.compile(optimizer, "mse", jit_compile=os.environ.get("JIT") == "1")
     x = np.ones((8, width), "float32")
@@ -80,7 +92,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=SIZES["llama3-8b"].vocabulary)
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--loss", nargs="+", default=["chunked"], choices=("chunked", "logits"))
-    parser.add_argument("--form", nargs="+", default=[*FORMS], choices=FORMS)
+    parser.add_argument("--form", nargs="+", default=["checked", "released", "host"], choices=FORMS)
     parser.add_argument("--chip", default="rtx4090")
     parser.add_argument("--here", action="store_true", help="trains on this machine instead")
     parser.add_argument("--one", help=argparse.SUPPRESS)
