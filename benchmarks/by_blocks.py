@@ -24,8 +24,8 @@ def inspect_by_blocks(
 
     Args:
         build: `build(blocks)` builds and compiles the model; the default of `blocks` is how many it has.
-        batch, target, options: as for `keras_mp.inspect`.
-        blocks: how many are compiled, the second number larger.
+        batch, target, options: the arguments of `keras_mp.inspect`.
+        blocks: the two numbers of blocks that are compiled, the second larger.
 
     Returns:
         Of `keras_mp.inspect`'s report what a table needs. `collectives` are bytes of all layers, by kind, dtype

@@ -81,9 +81,9 @@ def fit_one(
     """The constants of one generation, not rounded, and the root mean square of the errors of its products.
 
     Args:
-        tables: those of its chips.
+        tables: the tables of its chips.
         other: the constants of the generation that gives what they do not determine.
-        chips: by the names in the tables.
+        chips: the chips, by the names in the tables.
     """
     constants = (other or START)._replace(products={})
     products = [*tables["products"], *tables["sums of products"]]

@@ -65,9 +65,9 @@ def page(
     """Writes the page.
 
     Args:
-        cells: as `fits_table.py` keeps them.
-        backbones, forms, chips: its rows and columns, in their order.
-        made: when, and with which versions.
+        cells: the cells, as `fits_table.py` keeps them.
+        backbones, forms, chips: the rows and columns, in their order.
+        made: the day, and the versions.
     """
     known = {(cell["model"], cell["form"], cell["chip"]): cell for cell in cells}
     titles = {

@@ -55,11 +55,11 @@ class Backbone(NamedTuple):
 
     Attributes:
         cls: the class in KerasHub.
-        sizes: its arguments.
-        parameters: of KerasHub's preset, or of the publication where the preset has a part more.
-        task: makes a model that trains of it.
-        batch: makes (x, y) of one update.
-        rows: of the batch, in words.
+        sizes: the arguments of the class.
+        parameters: the parameters of KerasHub's preset, or of the publication where the preset has a part more.
+        task: a function that makes a model that trains of it.
+        batch: a function that makes (x, y) of one update.
+        rows: the rows of the batch, in words.
     """
 
     cls: str

@@ -37,7 +37,7 @@ def lowered(recipe, shape: tuple[int, int, int], platform: str) -> Lowered:
     """The step for a layer of so many rows, inputs and outputs: bfloat16 inputs and gradient, float32 kernel.
 
     Args:
-        recipe: as of `step`.
+        recipe: a recipe, as of `step`.
         shape: rows, inputs, outputs.
         platform: "tpu" or "cuda".
     """

@@ -165,10 +165,10 @@ class Family(NamedTuple):
     """A model at a published width.
 
     Attributes:
-        title: of the row.
-        build: makes the model, not compiled.
-        shape: of the batch, without channels.
-        blocks: how many the model has here, and of how many.
+        title: the title of the row.
+        build: a function that makes the model, not compiled.
+        shape: the shape of the batch, without channels.
+        blocks: the number of blocks that the model has here, and the number it has as published.
     """
 
     title: str

@@ -13,9 +13,9 @@ class PeerModel(NamedTuple):
     Args:
         kind: "gpt", "llama", "resnet" or "vit".
         batch: sequences or images of a step.
-        sizes: of the model; for a GPT (layers, width, heads, vocabulary, length), for a Llama (layers, width, heads,
-            key heads, hidden, vocabulary, length), for a ResNet (depth, classes, pixels of a side), for a ViT (layers,
-            width, heads, classes, pixels of a side, pixels of a patch).
+        sizes: the sizes of the model; for a GPT (layers, width, heads, vocabulary, length), for a Llama (layers, width,
+            heads, key heads, hidden, vocabulary, length), for a ResNet (depth, classes, pixels of a side), for a ViT
+            (layers, width, heads, classes, pixels of a side, pixels of a patch).
     """
 
     kind: str

@@ -75,7 +75,7 @@ def draw(path: Path) -> Path:
     """Draws a result, and writes it beside its file.
 
     Args:
-        path: of the JSON file.
+        path: the path of the JSON file.
 
     Returns:
         The path of the SVG file.

@@ -186,7 +186,7 @@ def spreads(results: dict[str, dict[str, Any]], compiled: bool = False) -> dict[
     """By chip and by generation: how many runs, and the least and the most of published time divided by predicted.
 
     Args:
-        results: of the runs that were compiled.
+        results: the results of the runs that were compiled.
         compiled: whether to take only those whose source compiles its step.
     """
     from keras_mp.precision.chips import parse_target

@@ -30,16 +30,16 @@ class Run(NamedTuple):
 
     Args:
         step: the key in `STEPS`.
-        target: what it is compiled for, with the number of chips.
+        target: the target that it is compiled for, with the number of chips.
         policy: the dtype policy.
-        seconds: of a step, as published.
-        figure: what the source says.
-        source: where.
+        seconds: the seconds of a step, as published.
+        figure: the figure of the source.
+        source: the place of the figure.
         chips: the number of chips of the source, if it is not that of `target`.
         gigabytes: peak memory of a device, as published, in 10^9 bytes.
-        note: how the run differs from what was compiled.
-        backend: of Keras.
-        rows: of the batch, of a run whose speed-up is over one with another batch.
+        note: the difference between the run and what was compiled.
+        backend: the backend of Keras.
+        rows: the rows of the batch, of a run whose speed-up is over one with another batch.
     """
 
     step: str

@@ -104,7 +104,7 @@ def ring(summands: np.ndarray, rounded: Callable[[np.ndarray], np.ndarray]) -> n
     Args:
         summands: shape (devices, weights). Each device ends with one of as many parts of the weights; its sum begins
             with the summand of the device behind it, and goes around.
-        rounded: what is done to what is sent.
+        rounded: a function that is applied to what is sent.
     """
     devices, weights = summands.shape
     parts = np.pad(summands, ((0, 0), (0, -weights % devices))).reshape(devices, devices, -1)

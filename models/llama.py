@@ -53,7 +53,7 @@ class LlamaSize(NamedTuple):
         vocabulary: number of different tokens.
         tied: whether the output layer uses the weights of the token embedding.
         theta: the longest wavelength in tokens, divided by 2 pi, before scaling.
-        scaling: of the wavelengths.
+        scaling: the scaling of the wavelengths.
     """
 
     layers: int

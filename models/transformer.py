@@ -100,7 +100,7 @@ def add_positions(x, name: str = "positions"):
 
     Args:
         x: tokens, shape `(batch, length, width)`, with a known length.
-        name: of the layer that holds the vectors.
+        name: the name of the layer that holds the vectors.
 
     Returns:
         Tokens of the same shape.
@@ -130,7 +130,7 @@ def block(
         size: the model's size.
         name: first part of the layers' names.
         dropout: share of each branch's output that is dropped while training. Attention weights are not dropped.
-        epsilon: added to the variance by the normalizations.
+        epsilon: the number that the normalizations add to the variance.
         causal: whether a token sees only itself and those before it.
         mask: booleans, shape `(batch, 1, length)`, False for tokens that no token sees.
         remat: whether the backward pass recomputes the block from its input, which is then all that is kept. The block
@@ -151,9 +151,9 @@ def recomputed(branches, tensors: list, name: str):
     """Adds layers that the backward pass recomputes from their inputs.
 
     Args:
-        branches: adds the layers to tensors, and returns the last one's.
+        branches: a function that adds the layers to tensors, and returns the last one's.
         tensors: the inputs.
-        name: of the model that the layers become.
+        name: the name of the model that the layers become.
 
     Returns:
         What `branches` returned.

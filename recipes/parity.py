@@ -56,8 +56,8 @@ def table(metric: str, values: dict[str, list[float]]) -> str:
     """Lays out what each precision reached, a column a seed, as Markdown.
 
     Args:
-        metric: what the values are, for example `"test accuracy"`.
-        values: a seed after the other, by precision.
+        metric: the name of the values, for example `"test accuracy"`.
+        values: the values of each precision, a seed after the other.
 
     Returns:
         The table, and a line with the largest difference between two means.

@@ -9,10 +9,10 @@ def penalty_gradients(function, arrays, mode="eager", model=None):
     """The gradients of a penalty on a function's gradients, the mean of their squares: reverse mode over reverse mode.
 
     Args:
-        function: from tensors to a number.
-        arrays: its arguments, NumPy arrays.
+        function: a function from tensors to a number.
+        arrays: the arguments of the function, NumPy arrays.
         mode: one of `gradients_of.MODES`.
-        model: whose trainable variables the function reads; the penalty's gradients for them come last.
+        model: the model whose trainable variables the function reads; the penalty's gradients for them come last.
 
     Returns:
         A gradient for each argument and variable, as NumPy arrays in float32; of what has none zeros.

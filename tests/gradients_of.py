@@ -10,10 +10,10 @@ def value_and_gradients(function, arrays, mode="eager", unknown=()):
     """Calls a function and differentiates it.
 
     Args:
-        function: from tensors to a number.
-        arrays: its arguments, NumPy arrays.
+        function: a function from tensors to a number.
+        arrays: the arguments of the function, NumPy arrays.
         mode: one of MODES.
-        unknown: on TensorFlow in a graph, the axes whose size is not known there.
+        unknown: the axes whose size is not known on TensorFlow in a graph.
 
     Returns:
         The value, and a gradient for each argument, as NumPy arrays in float32.

@@ -12,7 +12,7 @@ def mocked(examples, images=False):
     """Within it, every set of tensorflow-datasets that is asked for with `download=True` has this many examples.
 
     Args:
-        examples: how many, the same in each split.
+        examples: the number of examples, the same in each split.
         images: whether the set is ImageNet.
     """
 

@@ -1,16 +1,21 @@
 """How many small faults the tests of `make test` find: mutants of the library, each judged by the tests of its room.
 
     python tests/mutants.py draw                     # tests/mutants.txt: which mutants, from a seed
-    python tests/mutants.py judge --out judged.txt   # runs each on TensorFlow, two at a time
+    python tests/mutants.py judge --out judged.txt   # runs each on TensorFlow, two at a time; --rooms fp8 for one room
 
 A mutant is one change of one expression. It is killed when a test of the folder that mirrors its room fails or hangs;
 the first failure ends its run. One run of the folder without a mutant says which files reach the expression: only
-these are run with the mutant. EQUIVALENT lists mutants that change nothing a program could see, with the reason.
+these are run with the mutant. The list says below a mutant why it changes nothing that a program could see.
+
+The list names a mutant by its function and its expression, not by a line, so that it is the same one after the code
+around it has changed. A mutant whose expression is no longer there stops the judge.
 """
 
 import argparse
 import ast
 import collections
+import functools
+import itertools
 import json
 import os
 import random
@@ -36,7 +41,7 @@ ROOMS = {  # how many of each; the three that must be found best have more
     "export": 12,
 }
 HANGS = 400  # seconds
-EQUIVALENT: dict[str, str] = {}
+SAME = "# equivalent: "
 
 COMPARED = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -92,41 +97,54 @@ def unseen(tree):
             yield from ast.walk(part)
 
 
+def scopes_of(tree):
+    """The names of the class and function that each node stands in, by the node's id; "" at the top of a module."""
+    names = {id(tree): ""}
+    for node in ast.walk(tree):
+        name = names[id(node)]
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            name = f"{name}.{node.name}".lstrip(".")
+        names |= {id(child): name for child in ast.iter_child_nodes(node)}
+    return names
+
+
+@functools.cache
 def mutants_of(file):
-    """Each mutant of a file: line, column, end line, end column, text in its place."""
-    tree = ast.parse(file.read_text())
-    left_out = set(map(id, unseen(tree)))
+    """Each mutant of a file, by its line in the list: where the expression begins and ends, and the new text."""
+    text = file.read_bytes()
+    tree = ast.parse(text)
+    left_out, scopes, mutants, alike = set(map(id, unseen(tree))), scopes_of(tree), {}, collections.Counter()
+    starts = list(itertools.accumulate(map(len, text.splitlines(keepends=True)), initial=0))
     for node in ast.walk(tree):
         if id(node) in left_out:
             continue
         place = node.test if isinstance(node, ast.If) else node
-        for text in changes(node):
-            yield place.lineno, place.col_offset, place.end_lineno, place.end_col_offset, text
+        for changed in changes(node):
+            start = starts[place.lineno - 1] + place.col_offset
+            end = starts[place.end_lineno - 1] + place.end_col_offset
+            path = file.relative_to(HERE.parent).as_posix()
+            line = f"{path} {scopes[id(node)]}: {' '.join(ast.unparse(place).split())} => {changed}"
+            alike[line] += 1
+            mutants[line if alike[line] == 1 else f"{line}  # {alike[line]}"] = start, end, changed
+    return mutants
 
 
 def draw():
-    """Writes down which mutants: one a line, `file:line:column-line:column => text`."""
+    """Writes down which mutants, one a line: `file function: expression => text`, and which of several alike."""
     rng = random.Random(SEED)
     lines = [f"# seed {SEED}"]
     for room, count in ROOMS.items():
         pattern = "checkpoint*.py" if room == "training" else "*.py"
         files = sorted((HERE.parent / "keras_mp" / room).glob(pattern))
-        all_of_room = [(file, mutant) for file in files for mutant in mutants_of(file)]
-        for file, (line, column, last, end, text) in sorted(rng.sample(all_of_room, count)):
-            place = file.relative_to(HERE.parent).as_posix()
-            lines.append(f"{place}:{line}:{column}-{last}:{end} => {text}")
+        lines += sorted(rng.sample([line for file in files for line in mutants_of(file)], count))
     LIST.write_text("\n".join(lines) + "\n")
 
 
 def place_of(mutant):
     """A mutant's file, where in its bytes the expression begins and ends, and the text in its place."""
-    place, text = mutant.split(" => ", 1)
-    name, line, middle, end = place.split(":")
-    column, last = middle.split("-")
-    starts = [0]
-    for row in (HERE.parent / name).read_bytes().splitlines(keepends=True):
-        starts.append(starts[-1] + len(row))
-    return name, starts[int(line) - 1] + int(column), starts[int(last) - 1] + int(end), text
+    name = mutant.split(" ")[0]
+    start, end, text = mutants_of(HERE.parent / name)[mutant]
+    return name, start, end, text
 
 
 def mutated(root, mutant):
@@ -234,10 +252,12 @@ def work(root, mutants, files, out, options):
 
 
 def summary(out):
-    judged = [line.split(" | ") for line in Path(out).read_text().splitlines()]
+    listed = LIST.read_text().splitlines()
+    equivalent = {mutant for mutant, below in itertools.pairwise(listed) if below.startswith(SAME)}
+    judged = [line.split(" | ", 2) for line in Path(out).read_text().splitlines()]
     counts = collections.defaultdict(lambda: [0, 0])
     for verdict, _, mutant in judged:
-        if mutant not in EQUIVALENT:
+        if mutant not in equivalent:
             room = mutant.split("/")[1]
             counts[room][0] += verdict.startswith("killed")
             counts[room][1] += 1
@@ -269,6 +289,7 @@ def main():
     parser.add_argument("do", choices=["draw", "judge", "reached", "work", "summary"])
     parser.add_argument("--out", default="judged.txt", help="a file of a line a mutant; those in it are not run again")
     parser.add_argument("--mark", default="not slow", help="which tests: pytest's -m")
+    parser.add_argument("--rooms", nargs="+", choices=ROOMS, default=list(ROOMS), help="the rooms to judge")
     for name in ("--root", "--room", "--part"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -277,9 +298,12 @@ def main():
         return draw()
     if asked.do == "summary":
         return summary(out)
-    done = out.read_text() if out.exists() else ""
+    done = {line.split(" | ", 2)[2] for line in out.read_text().splitlines()} if out.exists() else set()
     listed = [line for line in LIST.read_text().splitlines() if not line.startswith("#")]
-    todo = [mutant for mutant in listed if mutant not in done]
+    gone = [mutant for mutant in listed if mutant not in mutants_of(HERE.parent / mutant.split(" ")[0])]
+    if gone:
+        raise SystemExit("\n".join(["The code of these mutants is no longer there; draw others:", *gone]))
+    todo = [mutant for mutant in listed if mutant not in done and mutant.split("/")[1] in asked.rooms]
     if asked.do == "reached":
         of_room = [mutant for mutant in todo if mutant.split("/")[1] == asked.room]
         return reached(Path(asked.root), of_room, asked.room, out, ["-m", asked.mark])

@@ -168,3 +168,79 @@ def test_the_files_of_the_map_are_there():
     assert (
         len(files) > 20 and [file for file in files if not any((at / file).is_file() for at in (ROOT, PACKAGE))] == []
     )
+
+
+# Words that begin no noun: a description that begins with one of them reads on from the line above it.
+NO_NOUN = set(
+    """
+    of those that it its they them their theirs this these such likewise same ditto again so not also only others
+    as is are was has have what how where why which who whose when if
+    for from in into by with without at to on over along after before until instead
+    called built added counted compiled contracted written given made taken drawn kept seen
+    makes takes gets reads writes tells computes keeps runs builds lowers watches returns finds wraps says decides
+    decide leave replace stands broadcasts contracts approximate print must
+    """.split()
+)
+
+
+def described_arguments(docstring):
+    """The arguments and attributes of a docstring: the row in it, the name, and the description in one line."""
+    base, indent, rows = None, None, []
+    for number, line in enumerate(docstring.splitlines()):
+        depth = len(line) - len(line.lstrip())
+        if line.strip() in ("Args:", "Call arguments:", "Attributes:"):
+            base, indent = depth, None
+        elif base is not None and line.strip():
+            indent = depth if indent is None else indent
+            if depth <= base:
+                base = None
+            elif depth == indent:
+                name, _, text = line.strip().partition(":")
+                rows.append((number, name, text.strip()))
+            else:
+                rows[-1] = (*rows[-1][:2], f"{rows[-1][2]} {line.strip()}")
+    return rows
+
+
+def is_no_description(name, text):
+    """Whether a description cannot be read alone, or says the argument's name again and no more."""
+    words = re.findall(r"[\w'`]+", text.lower())
+    told = [word for word in words if word not in ("the", "a", "an")]
+    return not told or words[0] in NO_NOUN or told in ([name.strip("*")], name.split("_"), ["other"], ["rest"])
+
+
+def test_a_description_that_cannot_be_read_alone_is_seen():
+    docstring = """Rounds.
+
+    Args:
+        how: is rounded.
+        top_value: the top value.
+        rows: the rows of a
+            matrix, of (8, 8).
+        x, y: arrays of rows.
+        other: likewise.
+
+    Returns:
+        of: nothing.
+    """
+    rows = described_arguments(docstring)
+    assert rows[2] == (5, "rows", "the rows of a matrix, of (8, 8).")
+    assert [name for _, name, text in rows if is_no_description(name, text)] == ["how", "top_value", "other"]
+
+
+def test_the_description_of_an_argument_begins_with_a_noun_and_can_be_read_alone():
+    count, pressed = 0, []
+    folders = ("keras_mp", "models", "recipes", "benchmarks", "tests")
+    for path in [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+                rows = described_arguments(ast.get_docstring(node))
+                count += len(rows)
+                pressed += [
+                    f"{path.relative_to(ROOT)}:{node.body[0].lineno + row}: {name}: {text}"
+                    for row, name, text in rows
+                    if is_no_description(name, text)
+                ]
+    print("\n".join(pressed))
+    not_yet = ("keras_mp/loss_scaling/", "keras_mp/training/prepare.py")
+    assert count > 1000 and [line for line in pressed if not line.startswith(not_yet)] == []

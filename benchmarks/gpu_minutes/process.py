@@ -31,11 +31,11 @@ def run_part(record: Record, name: str, module: str, limit: float, tiny: bool, a
 
     Args:
         record: the JSON.
-        name: of the part.
-        module: has `main(tiny, *arguments)`.
-        limit: seconds that it may take.
+        name: the name of the part.
+        module: the module, which has `main(tiny, *arguments)`.
+        limit: the seconds that it may take.
         tiny: sizes for a CPU.
-        arguments: of its `main`.
+        arguments: the arguments of its `main`.
     """
     entry = record.begin(name, limit)
     started = time.monotonic()

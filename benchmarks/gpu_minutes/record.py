@@ -14,7 +14,7 @@ class Record:
 
     Args:
         path: the JSON file.
-        header: what holds for all parts: the command, versions, the device.
+        header: facts that hold for all parts: the command, versions, the device.
     """
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:

@@ -30,20 +30,21 @@ class ChipAdvice:
 
     Args:
         target: the chip as it was asked for, such as "rtx4090x4".
-        title: its name as people write it, with the number of chips.
-        devices: how many share the step.
+        title: the name of the chip as people write it, with the number of chips.
+        devices: the number of devices that share the step.
         fits: whether it holds the step under `measures`; None where this is not known.
         measures: the cheapest set that fits; where none does, the one that comes nearest; None where nothing was
             compiled.
-        memory: of one device under these measures: the report's; from shapes alone, without temporary arrays.
-        report: what `inspect` returns for this chip and these measures, of one micro-batch; None where nothing was
-            compiled. Its `compared` has the same in other precisions.
-        how: "compiled", "shapes alone", or how else the figures were found.
-        reason: where it does not fit, what takes the memory; where this is not known, why.
+        memory: the memory of one device under these measures: the report's; from shapes alone, without temporary
+            arrays.
+        report: the `CompileReport` for this chip and these measures, of one micro-batch, as `inspect` returns it; None
+            where nothing was compiled. Its `compared` has the same in other precisions.
+        how: the way in which the figures were found: "compiled", "shapes alone", or another.
+        reason: the thing that takes the memory, where the step does not fit; the reason, where this is not known.
         code: the lines that apply the measures, runnable where `build` is.
-        compiles: how many sets of measures were compiled for this chip.
-        shared: of these, how many were compiled for another chip of the report already.
-        notes: what to know of the measures.
+        compiles: the number of sets of measures that were compiled for this chip.
+        shared: the number of these that were compiled for another chip of the report already.
+        notes: sentences on what to know of the measures.
     """
 
     target: str
@@ -92,16 +93,16 @@ class AdviceReport(Report):
     """Which chips hold the training of a model, and what makes it fit.
 
     Args:
-        model: its name.
+        model: the name of the model.
         backend: "tensorflow" or "jax".
-        parameters: number of its weights' elements.
+        parameters: the number of elements of its weights.
         batch: shape and dtype of each array of the batch, which is that of all devices and micro-batches.
         rows: a `ChipAdvice` for each chip, in the order of the targets.
-        compiles: how many steps were compiled, or taken from what was kept.
-        kept: how many of these were taken from what an earlier call compiled.
-        seconds: that the whole took.
-        notes: what to know about the figures.
-        versions: of the packages that compiled.
+        compiles: the number of steps that were compiled, or taken from what was kept.
+        kept: the number of these that were taken from what an earlier call compiled.
+        seconds: the seconds that the whole took.
+        notes: sentences on what to know about the figures.
+        versions: the versions of the packages that compiled.
     """
 
     in_the_shell = True

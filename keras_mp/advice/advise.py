@@ -83,10 +83,11 @@ def advise(
         compare: other precisions to compile the step that was found in, as for `inspect`; they are in the `compared` of
             a row's report.
         flags: further options of XLA, as for `inspect`.
-        strategy: how several chips share the step, where only one way is wanted: "data", "fully_sharded" or "tensor".
-        workers: how many compilers run at once; by default as many as this machine has cores and memory for.
+        strategy: the way in which several chips share the step, where only one way is wanted: "data", "fully_sharded"
+            or "tensor".
+        workers: the number of compilers that run at once; by default as many as this machine has cores and memory for.
         progress: whether a bar on a terminal says how far it is.
-        text: what stands right of `model =` in the lines that the report prints; by default the name of `build`.
+        text: the text right of `model =` in the lines that the report prints; by default the name of `build`.
 
     Returns:
         The report, a row for each chip. A chip whose compiler is not installed gets a row from shapes alone.
@@ -200,7 +201,7 @@ def shapes_row(place: Place, step: Step, source: Source, reason: str) -> ChipAdv
 
     Args:
         place, step, source: the chip, the model and where it comes from.
-        reason: why, where it is not that the state alone is larger than the memory.
+        reason: the reason, where it is not that the state alone is larger than the memory.
     """
     measures, least = _least(place, step)
     return ChipAdvice(
@@ -319,10 +320,6 @@ def _compilers() -> int:
 @contextmanager
 def progress_of(chips: int, shown: bool) -> Iterator[Callable[[str], None]]:
     """Shows a bar on standard error where that is a terminal.
-
-    Args:
-        chips: how many there are.
-        shown: whether to show anything at all.
 
     Yields:
         A function that takes the name of what a compiler starts with, and "" when a chip is done.

@@ -20,7 +20,7 @@ def search(ladders: Iterable[Sequence[Stage]]) -> Search:
     """Looks for the first set that fits in one ladder after another, and asks for as few as it can.
 
     Args:
-        ladders: of the strategies, the cheapest first.
+        ladders: the ladders of the strategies, the cheapest first.
     """
     for ladder in ladders:
         measures = yield from climb(ladder)
@@ -37,7 +37,7 @@ def climb(ladder: Sequence[Stage]) -> Search:
     makes this untrue, the set that is returned fits, too, and a cheaper one may.
 
     Args:
-        ladder: as `keras_mp.advice.measures.stages` lists it.
+        ladder: the stages, as `keras_mp.advice.measures.stages` lists them.
 
     Yields:
         A set to compile.

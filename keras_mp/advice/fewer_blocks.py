@@ -76,8 +76,8 @@ def is_on_line(few: keras.Model, many: keras.Model, whole: keras.Model, times: F
     say all of it, as one with LoRA or frozen weights, is not on the line, nor is one whose blocks alternate otherwise.
 
     Args:
-        few, many, whole: built models, with few blocks, more, and all.
-        times: how often the growth from few to many is added to reach all.
+        few, many, whole: three built models: with few blocks, with more, and with all.
+        times: the number of times that the growth from few to many is added to reach all.
     """
     start, end, everything = map(_kinds, (few, many, whole))
     kinds = start | end | everything

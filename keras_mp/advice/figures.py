@@ -33,9 +33,9 @@ def extrapolated(few: CompileReport, many: CompileReport, blocks: tuple[int, int
     Memory and times are on the line through both; products and all else that is listed are those of the step with more.
 
     Args:
-        few, many: of steps with `blocks` of them.
+        few, many: the figures of steps with `blocks` of them.
         blocks: two rising numbers.
-        depth: how many the model has.
+        depth: the number of blocks that the model has.
     """
     times = Fraction(depth - blocks[0], blocks[1] - blocks[0])
     memory = on_line(few.memory, many.memory, times)
@@ -65,7 +65,7 @@ def on_line(few: Any, many: Any, times: Fraction) -> Any:
     Args:
         few, many: numbers; or dataclasses or mappings, of which each number is on its line and all else is that of
             `many`; None stays None.
-        times: how often the growth from few to many is added.
+        times: the number of times that the growth from few to many is added.
     """
     if is_dataclass(many) and few is not None:
         parts = {part.name: (getattr(few, part.name), getattr(many, part.name)) for part in fields(many)}
@@ -84,10 +84,10 @@ def memory_by_shapes(arguments: Sequence[Argument], measures: Measures, plan: Pl
     Gradients are not counted: a compiler may use each as soon as it is there.
 
     Args:
-        arguments: of the step on one device, with the weights and slots that it has under the measures.
-        measures: of these, micro-batches change the state.
-        plan: the strategy's.
-        capacity: of the device.
+        arguments: the arguments of the step on one device, with the weights and slots that it has under the measures.
+        measures: the measures, of which micro-batches change the state.
+        plan: the plan of the strategy.
+        capacity: the memory of the device.
 
     Returns:
         The memory, without temporary arrays.

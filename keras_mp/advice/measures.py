@@ -29,15 +29,15 @@ class Measure:
     """One way in which a training step takes less memory.
 
     Args:
-        name: as reports call it.
+        name: the name that reports call it by.
         kind: `SAME`, `TIME` or `OTHER`.
         code: the line of a program that takes it.
-        apply: takes it, in place; the number is that of micro-batches.
+        apply: a function that takes it, in place; the number is that of micro-batches.
         helps: whether a model has anything that it makes smaller; None where it is taken of what makes the weights and
             the optimizer's slots smaller.
-        note: what to know of it.
+        note: a sentence on what to know of it.
         includes: other measures, which the line takes, too.
-        policy: what the model is built under instead of the chip's policy; "" where that stays.
+        policy: the policy that the model is built under instead of the chip's policy; "" where that stays.
         divides: whether it is taken more than once, with more and more micro-batches.
         undivided: whether it rules out micro-batches.
     """
@@ -132,9 +132,10 @@ class Measures:
 
     Args:
         precision: the policy that pays on the chip: "float32", "mixed_float16" or "mixed_bfloat16".
-        names: of the measures that are taken, but for micro-batches.
-        micro_batches: into how many parts a device's rows of a batch are divided; their gradients are accumulated.
-        strategy: how several devices share the step: "data", "fully_sharded" or "tensor"; "" on one.
+        names: the names of the measures that are taken, but for micro-batches.
+        micro_batches: the number of parts into which a device's rows of a batch are divided; their gradients are
+            accumulated.
+        strategy: the way in which several devices share the step: "data", "fully_sharded" or "tensor"; "" on one.
     """
 
     precision: str
@@ -203,9 +204,9 @@ def ladders(
 
     Args:
         precision: the policy that pays on the chip.
-        strategies: how several devices can share the step, the simplest first; `[""]` on one.
-        rows: of one device's part of a batch, by the strategy.
-        helps: is asked as late as possible: to know it, the model is built.
+        strategies: the ways in which several devices can share the step, the simplest first; `[""]` on one.
+        rows: the rows of one device's part of a batch, by the strategy.
+        helps: a function that is called as late as possible: to know the answer, the model is built.
     """
     base = Measures(precision)
     others: list[Measure | None] = [None, *(one for one in MEASURES if one.kind == OTHER)]
@@ -225,8 +226,8 @@ def stages(base: Measures, rows: int, helps: Helps) -> list[Stage]:
 
     Args:
         base: the strategy, and what is taken besides.
-        rows: of one device's part of a batch.
-        helps: as for `ladders`.
+        rows: the rows of one device's part of a batch.
+        helps: a function, as for `ladders`.
 
     Returns:
         Stages: one set, or the same set with more and more micro-batches.

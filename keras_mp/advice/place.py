@@ -17,10 +17,10 @@ class Place:
     """Where a step is to run.
 
     Args:
-        name: as it was asked for, such as "rtx4090x4".
-        chip: its row in the table of chips.
-        chips: how many share the step.
-        strategy: how they share it, where that was asked for.
+        name: the name as it was asked for, such as "rtx4090x4".
+        chip: the row of the chip in the table of chips.
+        chips: the number of chips that share the step.
+        strategy: the way in which they share it, where that was asked for.
     """
 
     name: str
@@ -103,7 +103,7 @@ def find_place(name: str, strategy: str = "") -> Place:
 
     Args:
         name: the target.
-        strategy: how several devices share the step; "" for any way.
+        strategy: the way in which several devices share the step; "" for any.
 
     Raises:
         ValueError: If there is no such chip or no such number of it; the message has the nearest names.

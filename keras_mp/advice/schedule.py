@@ -34,8 +34,8 @@ class Known:
 
     Args:
         place: the chip.
-        measures: what was compiled.
-        memory: what it takes.
+        measures: the measures that were compiled.
+        memory: the memory that it takes.
         whole: whether with all blocks of a deep model.
     """
 
@@ -61,11 +61,11 @@ class Asked:
     Args:
         place: the chip.
         tried: the report on the step under each set of measures that was compiled.
-        origins: for which chip it was.
-        failure: why the search was given up; "" where it ended by itself.
+        origins: the chip that each set was compiled for.
+        failure: the reason why the search was given up; "" where it ended by itself.
         best: the set that fits.
         compared: the report on the nearest set in other precisions.
-        failures: why there is none in a precision.
+        failures: the reason why there is none, for each precision.
     """
 
     place: Place
@@ -100,12 +100,12 @@ class Work:
     Args:
         search: the search of a chip.
         state: the least that a step takes, from shapes.
-        compiler: lowers a step, and returns the function that compiles it; the last arguments are whether with all
-            blocks, and for which chip where not for the one itself.
+        compiler: a function that lowers a step, and returns the function that compiles it; its last arguments are
+            whether with all blocks, and for which chip where not for the one itself.
         compared: the same measures in other precisions, by their names.
-        tell: is called with a sentence whenever a compiler starts, and with "" when a chip is done.
-        compiled: how many steps were compiled.
-        from_files: how many of these an earlier call had compiled.
+        tell: a function that is called with a sentence whenever a compiler starts, and with "" when a chip is done.
+        compiled: the number of steps that were compiled.
+        from_files: the number of these that an earlier call had compiled.
     """
 
     search: Callable[[Place], Search]
@@ -123,11 +123,6 @@ def run(places: Sequence[Place], work: Work, workers: int) -> list[Asked]:
 
     Chips of one family are searched one after another, the one with the most memory first, so that each finds what was
     compiled for those before; families side by side, TPUs first, whose compiler takes the longest.
-
-    Args:
-        places: the chips.
-        work: what they need.
-        workers: how many compilers run at once.
 
     Returns:
         What each search found, in the order of the places.

@@ -23,8 +23,8 @@ class Source:
 
     Args:
         model: a built and compiled model, or a function that builds and compiles one, as for `advise`.
-        text: how a program gets it: what stands right of `model =` in the lines that apply measures; by default the
-            name of the function.
+        text: the way in which a program gets it: the text right of `model =` in the lines that apply measures; by
+            default the name of the function.
 
     Raises:
         TypeError: If it is neither, or the function's `blocks` has no number as its default.
@@ -61,8 +61,7 @@ class Source:
         """The model under the measures, but for the devices that share it; the original is not changed.
 
         Args:
-            measures: what is changed.
-            blocks: with how many blocks; None for all. For others `depth` must not be 0.
+            blocks: the number of blocks; None for all. For others `depth` must not be 0.
 
         Raises:
             TypeError: If the function returns no model.
@@ -104,10 +103,7 @@ def lines(measures: Measures, source: Source, place: Place, rows: int) -> tuple[
     """Writes the measures as code, from the policy to `fit`.
 
     Args:
-        measures: what to apply.
-        source: where the model comes from.
-        place: the devices.
-        rows: of the whole batch.
+        rows: the rows of the whole batch.
     """
     changes = measures.policy != source.precision
     before, within = [], []

@@ -48,7 +48,7 @@ class _Form:
     """The model under measures that decide its weights and slots.
 
     Args:
-        arguments: of its step: weights and slots.
+        arguments: the arguments of its step: weights and slots.
         helping: the names of the measures that make something in it smaller, of those that look at the model.
     """
 
@@ -60,17 +60,17 @@ class Step:
     """One model and batch.
 
     Args:
-        source: where the model comes from.
-        batch: what one update is made of, on all devices: shapes.
-        platform: what the step is lowered for where it is only looked at.
+        source: the model, and where it comes from.
+        batch: the shapes of the batch of one update, on all devices.
+        platform: the platform that the step is lowered for where it is only looked at.
         flags: further options of the compiler.
-        strategy: how several devices share it, where that was asked for.
+        strategy: the way in which several devices share it, where that was asked for.
 
     Attributes:
-        model: its name.
-        parameters: elements of its weights that train.
-        depth: how many blocks it has, where the figures are taken from models with fewer; 0 where not.
-        rows: of the batch.
+        model: the name of the model.
+        parameters: the elements of its weights that train.
+        depth: the number of its blocks, where the figures are taken from models with fewer; 0 where not.
+        rows: the rows of the batch.
         sees_batch: names of its layers that compute statistics of a batch.
 
     Raises:
@@ -151,8 +151,7 @@ class Step:
         """Lowers the step, and returns a function that compiles it, for any thread.
 
         Args:
-            place, measures: the chip, and what is changed of the step.
-            whole: whether with all blocks; otherwise of a deep model few.
+            whole: whether to compile with all blocks; otherwise with few of a deep model.
             origin: another chip that it is compiled for, whose kernels are those of this one; None for this one.
 
         Raises:

@@ -45,20 +45,21 @@ def benchmark(
         model: a compiled keras.Model, or the path of a .keras file with one. Custom classes live in a module that can
             be imported, not in the script or notebook that runs.
         batch: `(x, y)` or `(x, y, sample_weight)` of arrays.
-        precisions: "mixed_bfloat16", "mixed_float16", "fp8"; float32 is always measured, and ratios are relative to it.
-        rounds: how often each precision is measured.
-        seconds: approximate time that each precision runs in a round; it runs at least one step.
-        find_max_batch_size: also find the largest batch that fits into memory in each precision.
-        memory_limit: for CPUs, the bytes that a process may hold; by default the memory that is free now.
-        log: is called with a line of text when a measurement starts.
+        precisions: names of "mixed_bfloat16", "mixed_float16" and "fp8"; float32 is always measured, and ratios are
+            relative to it.
+        rounds: the number of measurements of each precision.
+        seconds: the approximate time that each precision runs in a round, in seconds; it runs at least one step.
+        find_max_batch_size: whether to find the largest batch, too, that fits into memory in each precision.
+        memory_limit: the bytes that a process may hold, for CPUs; by default the memory that is free now.
+        log: a function that is called with a line of text when a measurement starts.
 
     Returns:
         The report. A precision that this device cannot run, or that ran out of memory, is a row with the reason.
 
     Raises:
-        ValueError: nothing to compare, an unknown precision, a model without optimizer or of classes that cannot be
-            imported, or less than one round.
-        FileNotFoundError: there is no such file.
+        ValueError: If there is nothing to compare, a precision is unknown, the model has no optimizer or is of classes
+            that cannot be imported, or there is less than one round.
+        FileNotFoundError: If there is no such file.
     """
     names = check_precisions(precisions)
     if isinstance(model, keras.Model) and getattr(model, "optimizer", None) is None:
@@ -115,13 +116,11 @@ def measure(
     memory_limit: int | None = None,
     log: Callable[[str], None] = lambda text: None,
 ) -> BenchmarkReport:
-    """As `benchmark`, of what a function makes in a process of its own: see `keras_mp.bench.keras_step`.
+    """Measures as `benchmark` does, but what a function makes in a process of its own: see `keras_mp.bench.keras_step`.
 
     Args:
         function: "module:function" that takes `precision` besides the arguments, and `batch_size` to find the largest.
-        arguments: of the function.
-        precisions: float32 first.
-        title: of the report.
+        precisions: the precisions, float32 first.
     """
     environment = {"KERAS_BACKEND": keras.backend.backend()}
     tasks = [Task(name, function, {**arguments, "precision": name}, environment) for name in precisions]

@@ -26,10 +26,10 @@ class BenchmarkReport(PicturedReport):
     """What `keras_mp.benchmark` measured. The picture has the time of a step, a bar a row, with its quartiles.
 
     Attributes:
-        title: what was measured, and where.
+        title: the thing that was measured, and the machine.
         base: the name of the row that ratios are to.
-        rows: what was measured, a row a precision; one that could not run says why.
-        largest: the largest batch that fits, by row, where that was asked for.
+        rows: the measurements, a row a precision; one that could not run says why.
+        largest: the largest batch that fits, by row, where `find_max_batch_size` asked for it.
     """
 
     in_the_shell = True
@@ -41,12 +41,12 @@ class BenchmarkReport(PicturedReport):
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of the packages in the processes that ran."""
+        """The versions of the packages in the processes that ran."""
         return {name: text for row in self.rows for name, text in row.details.get("versions", {}).items()}
 
     @property
     def problems(self) -> list[str]:
-        """Why rows hold nothing, a line each."""
+        """The reasons why rows hold nothing, a line each."""
         return [f"{row.name}: {row.problem}. {row.reason}" for row in self.rows if row.problem]
 
     @property
@@ -71,7 +71,7 @@ class BenchmarkReport(PicturedReport):
         """The row of a name.
 
         Raises:
-            KeyError: there is none; the message lists those there are.
+            KeyError: If there is no row of that name; the message lists the names.
         """
         for row in self.rows:
             if row.name == name:

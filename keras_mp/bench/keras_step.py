@@ -37,7 +37,7 @@ def recipe(arguments: Sequence[str], precision: str, batch_size: int | None = No
     Args:
         arguments: the training recipe, then its options, as on the command line.
         precision: "float32", "mixed_float16", "mixed_bfloat16" or "fp8".
-        batch_size: instead of the training recipe's.
+        batch_size: the number of samples of a step, instead of the training recipe's.
     """
     check_can_run(precision)
     given, *options = arguments
@@ -60,12 +60,9 @@ def file(
     """A step of a model in a .keras file.
 
     Args:
-        path: the file; its model is compiled for training.
-        precision: as for `recipe`.
-        batch_size: samples of a step, by default those of `data`, or 8; with `data`, its rows are repeated or left out.
+        batch_size: the number of samples of a step, by default those of `data`, or 8; with `data`, its rows are
+            repeated or left out.
         data: a pickled batch `(x, y)` or `(x, y, sample_weight)` of numpy arrays; by default random numbers.
-        imports: modules that define custom layers.
-        unsafe: also load Python lambdas, which can run any code.
     """
     check_can_run(precision)
     if data is None:
@@ -90,9 +87,9 @@ def of_model(model: keras.Model, batch: tuple, precision: str) -> Workload:
     """A step of a compiled model.
 
     Args:
-        model: compiled for training, in the precision.
+        model: a model, compiled for training, in the precision.
         batch: `(x, y)` or `(x, y, sample_weight)` of numpy arrays.
-        precision: what to hold the device's peak rate against.
+        precision: the precision whose peak rate on the device the step is held against.
     """
     device = hardware.current_device()
     shape = keras.tree.flatten(batch)[0].shape

@@ -32,8 +32,8 @@ class WorkloadError(RuntimeError):
     """A workload could not be built or run.
 
     Args:
-        kind: "cannot run", "out of memory" or "failed".
-        reason: in a line.
+        kind: the kind of failure: "cannot run", "out of memory" or "failed".
+        reason: the reason, in a line.
     """
 
     def __init__(self, kind: str, reason: str):
@@ -45,8 +45,7 @@ class Process:
     """A running `keras_mp.bench.worker`.
 
     Args:
-        environment: set there, besides what is set here.
-        paths: folders that it imports from, besides this package's.
+        environment: variables to set there, besides those that are set here.
         memory_limit: the most bytes that it may hold; it is ended when it holds more. For CPUs, where a process that
             asks for too much would be ended together with others.
     """
@@ -72,8 +71,7 @@ class Process:
         """Asks a question, and waits for the answer.
 
         Args:
-            do: "load", "run", "peak" or "call", a method of the worker.
-            arguments: of that method.
+            do: the method of the worker: "load", "run", "peak" or "call".
 
         Raises:
             WorkloadError: If it fails, or the process has ended.

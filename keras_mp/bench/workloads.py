@@ -26,7 +26,7 @@ class Workload(NamedTuple):
     """Something that a benchmark runs: the function that a `Task` names returns one.
 
     Args:
-        run: runs a number of steps, waits for them, and returns the seconds that they took.
+        run: a function that runs a number of steps, waits for them, and returns the seconds that they took.
         details: further facts for its row of the report; anything that JSON has.
         peak: the most memory in use on the accelerator so far, in bytes; None on a CPU, where the process is asked.
     """
@@ -44,10 +44,10 @@ class Task(NamedTuple):
     """A workload to be measured.
 
     Args:
-        name: of its row.
-        function: "module:function", which returns a `Workload`.
-        arguments: of the function; anything that JSON has.
-        environment: of its process, such as `{"KERAS_BACKEND": "jax"}`.
+        name: the name of its row in the report.
+        function: the function, as "module:function", which returns a `Workload`.
+        arguments: the arguments of the function; anything that JSON has.
+        environment: the environment variables of its process, such as `{"KERAS_BACKEND": "jax"}`.
     """
 
     name: str
@@ -61,13 +61,10 @@ class Measured:
     """What was measured of a workload.
 
     Args:
-        name: of the task.
-        problem: why nothing was measured: "cannot run", "out of memory" or "failed"; "" otherwise.
-        reason: of the problem, in a line.
-        seconds: of one step, by round.
-        first: seconds of the first step, which compiles.
+        problem: the kind of problem if nothing was measured: "cannot run", "out of memory" or "failed"; "" otherwise.
+        seconds: the seconds of one step, by round.
+        first: the seconds of the first step, which compiles.
         peak: the most bytes in use; None where the system does not tell.
-        details: those of the workload.
     """
 
     name: str
@@ -98,12 +95,8 @@ def compare(
     that of all, is left out.
 
     Args:
-        tasks: the workloads.
-        rounds: how often each is measured.
-        seconds: that each runs in a round, about; it runs at least one step.
-        paths: folders that the processes import from.
-        memory_limit: the most bytes that one of them may hold.
-        log: is called with a line of text when a measurement starts.
+        seconds: the seconds that each runs in a round, about; it runs at least one step.
+        log: a function that is called with a line of text when a measurement starts.
 
     Returns:
         What was measured, in the order of the tasks.
@@ -128,12 +121,7 @@ def compare(
 
 
 class _Workers:
-    """The processes that workloads live in: one each, or one for all where a chip allows no second process.
-
-    Args:
-        paths: folders that the processes import from.
-        memory_limit: the most bytes that one of them may hold.
-    """
+    """The processes that workloads live in: one each, or one for all where a chip allows no second process."""
 
     def __init__(self, paths: Sequence[str], memory_limit: int | None) -> None:
         self._paths, self._memory_limit = paths, memory_limit
@@ -200,10 +188,6 @@ def _measure_peak(workers: _Workers, row: Measured) -> None:
 def answer(task: Task, paths: Sequence[str] = ()) -> Any:
     """What a task's function returns in a process of its own; nothing is measured.
 
-    Args:
-        task: its function returns anything that JSON has.
-        paths: folders that the process imports from.
-
     Raises:
         WorkloadError: If it fails.
     """
@@ -257,9 +241,7 @@ def interleave(
     """Runs each workload once a round.
 
     Args:
-        runs: by workload, a function that runs a number of steps and returns the seconds that they took.
-        steps: of each workload in a round.
-        rounds: how many there are.
+        runs: a function for each workload that runs a number of steps and returns the seconds that they took.
 
     Returns:
         The seconds of one step, for each workload and round.
@@ -292,9 +274,8 @@ def largest(fits: Callable[[int], bool], start: int, most: int = MOST) -> int:
     """Finds the largest size that fits, within a sixteenth: doubles while it fits, then halves the gap.
 
     Args:
-        fits: whether a size fits; where one does, all smaller ones do.
-        start: the first to try, at least 1.
-        most: the last to try.
+        fits: a function that says whether a size fits; where one does, all smaller ones do.
+        start: the first size to try, at least 1.
 
     Returns:
         The largest that was seen to fit; 0 where not even 1 does.
@@ -322,10 +303,7 @@ def largest_batch(task: Task, start: int, paths: Sequence[str], memory_limit: in
     """Finds the largest batch of a workload: each size is tried for two steps, in a process of its own.
 
     Args:
-        task: its function takes a `batch_size`.
-        start: the first size to try.
-        paths: folders that the process imports from.
-        memory_limit: the most bytes that it may hold, for CPUs.
+        task: a task whose function takes a `batch_size`.
 
     Raises:
         WorkloadError: If it fails for another reason than memory.

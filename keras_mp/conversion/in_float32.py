@@ -33,9 +33,6 @@ def in_float32(model: keras.Model) -> Iterator[None]:
     Dtype policies, what treated layers multiply in, 16-bit weights, and the dtypes that functional graphs and
     Sequential models cast their inputs to. FP8 layers compute as plain ones. Steps that were traced before are not
     affected.
-
-    Args:
-        model: a built Keras model in any precision.
     """
     layers = with_self(model)
     plain = not any(isinstance(layer, Float8Layer) or _low_inputs(layer) for layer in layers)

@@ -41,7 +41,7 @@ def in_precision(model: keras.Model, precision: str) -> keras.Model:
     float32 is then made so by `keras_mp.stabilize`.
 
     Args:
-        model: a built model.
+        model: a built Keras model, in any precision.
         precision: "float32", "mixed_float16", "mixed_bfloat16" or "fp8".
 
     Returns:
@@ -53,7 +53,8 @@ def in_precision(model: keras.Model, precision: str) -> keras.Model:
             it is; the message names it.
 
     Warns:
-        UserWarning: names weights, optimizer slots and compile arguments that were not carried over.
+        UserWarning: If something was not carried over; the message names the weights, optimizer slots and compile
+            arguments.
     """
     check_precision(precision, "precision")
     now = precision_of(model)

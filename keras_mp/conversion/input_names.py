@@ -13,7 +13,7 @@ def input_names(structure: Any) -> list[str]:
     """Names for the inputs of a functional or sequential model.
 
     Args:
-        structure: of its inputs: KerasTensors.
+        structure: the structure of its inputs, of KerasTensors.
 
     Returns:
         A name for each, in the order of `keras.tree.flatten`: the key of the dict that it is in, else the name of its
@@ -35,7 +35,7 @@ def _layer_name(tensor: Any) -> str:
 
 
 def _keys(structure: Any, key: str | None) -> list[str | None]:
-    """For each leaf the key of the innermost dict that it is in, or None."""
+    """The key of the innermost dict that each leaf is in, or None."""
     if isinstance(structure, Mapping):
         # As keras.tree flattens them.
         names = list(structure) if isinstance(structure, OrderedDict) else sorted(structure)

@@ -30,8 +30,8 @@ def load_model_file(
         path: a `.keras` file, written on any backend.
         modules: names of modules to import first: those that define the model's own layers and functions, registered
             or not.
-        unsafe: also load Python lambdas, which can run any code: only for files you trust.
-        compile: whether also to compile it, as it was when it was saved.
+        unsafe: whether to load Python lambdas, too, which can run any code: only for files you trust.
+        compile: whether to compile the model, too, as it was when it was saved.
 
     Returns:
         The model.
@@ -111,10 +111,7 @@ def step_of_file(
     """Loads a model, and makes the shapes of a batch for it.
 
     Args:
-        path: a .keras file.
-        batch_size: how many samples; other sizes are the model's.
-        modules: as for `load_model_file`.
-        unsafe: as for `load_model_file`.
+        batch_size: the number of samples; other sizes are the model's.
 
     Returns:
         (model, (x, y), whether the model is compiled for training), as `shapes_of_step`.
@@ -137,10 +134,8 @@ def shapes_of_step(
     """Makes the shapes of a batch for a model.
 
     Args:
-        model: a model that is built.
-        batch_size: how many samples; other sizes are the model's.
-        trains: whether it is compiled for training.
-        otherwise: what to do where the shapes are not known, for the message.
+        batch_size: the number of samples; other sizes are the model's.
+        otherwise: words for the message that say what to do where the shapes are not known.
 
     Returns:
         (x, y). Targets of a sparse loss are integers without the last axis of the outputs; others are shaped as the

@@ -85,10 +85,6 @@ def is_merged(model: keras.Model) -> bool:
 def merged_float32(model: keras.Model, sample: Any = None) -> keras.Model:
     """A new model in float32 whose layers have one matrix of floats each: dequantized, with LoRA's product added.
 
-    Args:
-        model: a built Keras model in any precision.
-        sample: as for `rebuild`.
-
     Returns:
         The new model, not compiled.
 

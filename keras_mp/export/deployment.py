@@ -40,9 +40,9 @@ class Signature(NamedTuple):
     """How a SavedModel of `export_float32` is called.
 
     Attributes:
-        structure: of its inputs: `tf.TensorSpec`s.
-        inputs: their names, in the order of `keras.tree.flatten`.
-        outputs: the names of the outputs, in that order.
+        structure: the structure of its inputs, of `tf.TensorSpec`s.
+        inputs: the names of the inputs, in the order of `keras.tree.flatten`.
+        outputs: the names of the outputs, in the order of `keras.tree.flatten`.
     """
 
     structure: Any
@@ -53,8 +53,8 @@ class Signature(NamedTuple):
         """A batch as arrays by name, in the signature's dtypes.
 
         Args:
-            batch: in the structure of the model's inputs.
-            argument: what it is called in messages.
+            batch: a batch in the structure of the model's inputs.
+            argument: the name of the argument that messages call the batch by.
 
         Raises:
             ExportError: it has another structure or shape, has no record, or is not finite.
@@ -154,12 +154,8 @@ def compared(
     """The report with the differences between the file, loaded again and run, and the model.
 
     Args:
-        report: of the file.
-        run: runs the file on arrays by name.
-        signature: of the SavedModel that it was made from.
-        model: in its own precision.
-        verify: the batch.
-        tolerance: largest difference from the model in float32; infinity for int8.
+        model: the model in its own precision.
+        tolerance: the largest difference allowed from the model in float32; infinity for int8.
 
     Raises:
         ExportError: the difference is larger, or a batch of another size gives other results.

@@ -32,13 +32,14 @@ class ExportReport(Report):
 
     Attributes:
         path: the SavedModel's folder.
-        nodes: how many graph nodes were looked at, over all functions.
-        low_precision_ops: how many of them compute, hold or pass on a 16- or 8-bit float: 0, or there is no report.
-        max_difference: largest difference between the loaded SavedModel and the model run in float32, divided by
+        nodes: the number of graph nodes that were looked at, over all functions.
+        low_precision_ops: the number of nodes that compute, hold or pass on a 16- or 8-bit float: 0, or there is no
+            report.
+        max_difference: the largest difference between the loaded SavedModel and the model run in float32, divided by
             max(1, the largest magnitude of that output); None without `verify`.
-        precision_gap: the same between the model as it was (in its own precision) and the SavedModel: what the low
-            precision cost on this batch; None without `verify`, or where the model cannot be run as it was: a CPU has
-            no float16 kernel for some layers.
+        precision_gap: the largest difference between the model as it was (in its own precision) and the SavedModel,
+            divided likewise: what the low precision cost on this batch; None without `verify`, or where the model
+            cannot be run as it was: a CPU has no float16 kernel for some layers.
         notes: sentences on what could not be run or compared, and why.
     """
 
@@ -63,13 +64,13 @@ class Int8Layer(NamedTuple):
     Attributes:
         path: the names that lead to the layer, joined with `/`.
         lowest: the lowest value on the calibration data.
-        highest: the highest one.
+        highest: the highest value on the calibration data.
         predicted: SQNR in dB that rounding this range to 8 bits alone would leave: `int8.int8_sqnr`.
         file_lowest: the lowest value that the file's tensor can hold; None where the file has no such tensor, because
             the layer was fused with the next one.
-        file_highest: the highest one.
+        file_highest: the highest value that the file's tensor can hold; None where the file has no such tensor.
         measured: SQNR in dB of the file's tensor against the layer's output in float32, all errors before it included;
-            None as above.
+            None where the file has no such tensor.
     """
 
     path: str
@@ -111,15 +112,15 @@ class DeploymentReport(Report):
         path: the file.
         format: "ONNX", "LiteRT" or "LiteRT int8".
         bytes: the size of the file.
-        operators: how many there are of each kind.
-        low_precision: how many tensors hold a 16- or 8-bit float: 0, or there is no report.
-        max_difference: largest difference between what the file gives in its runtime and the model run in float32,
+        operators: the number of operators of each kind.
+        low_precision: the number of tensors that hold a 16- or 8-bit float: 0, or there is no report.
+        max_difference: the largest difference between what the file gives in its runtime and the model run in float32,
             divided by max(1, the largest magnitude of that output); None without `verify`.
-        precision_gap: the same between the model as it was, in its own precision, and the file; None without `verify`,
-            or where the model cannot be run as it was.
-        float_operators: of an int8 file, those that compute in float32 all the same, by kind.
-        calibrated_on: of an int8 file, how many records set the ranges.
-        layers: of an int8 file, what it does to each layer's output.
+        precision_gap: the largest difference between the model as it was, in its own precision, and the file, divided
+            likewise; None without `verify`, or where the model cannot be run as it was.
+        float_operators: the number of operators of an int8 file that compute in float32 all the same, by kind.
+        calibrated_on: the number of records that set the ranges of an int8 file.
+        layers: the effect of int8 on each layer's output; empty where the file is in float32.
         notes: sentences on what could not be run or compared, and why.
     """
 

@@ -43,12 +43,13 @@ def export_file(
         format: "savedmodel", "onnx", "litert" or "litert-int8".
         verify: a `.npy` file, or a `.npz` file with the model's inputs by name, or in the order of
             `keras.tree.flatten`.
-        calibrate: for "litert-int8": such a file; or the `.npz` file of `keras-mp audit --data`, with arrays x and y.
+        calibrate: a file of inputs for "litert-int8", as for `verify`; or the `.npz` file of `keras-mp audit --data`,
+            with arrays x and y.
         modules: names of modules to import first: those that define the model's custom layers and functions.
-        unsafe: also load Python lambdas, which can run any code: only for files you trust.
+        unsafe: whether to load Python lambdas, too, which can run any code: only for files you trust.
         outputs: a `.npz` file to write, with what the SavedModel returns on the batch `verify`.
-        tolerance: as for the function of the format.
-        overwrite: as for the function of the format.
+        tolerance: the largest difference allowed, as for the function of the format.
+        overwrite: whether an existing file or SavedModel is replaced, as for the function of the format.
 
     Raises:
         ValueError: there is no such format, or an option is missing for it or of another.

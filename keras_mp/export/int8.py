@@ -45,9 +45,9 @@ class Output:
 
     Attributes:
         path: the names that lead to the layer, joined with `/`.
-        range: of all its values.
-        lowest: of each record.
-        highest: of each record.
+        range: the range of all its values.
+        lowest: the lowest value of each record.
+        highest: the highest value of each record.
     """
 
     path: str
@@ -60,8 +60,8 @@ def outputs_of(model: keras.Model, batch: Any) -> list[tuple[str, np.ndarray]]:
     """What each layer and operation below a model puts out in inference, in the order of their calls.
 
     Args:
-        model: in float32.
-        batch: its inputs, batch first.
+        model: a model in float32.
+        batch: a batch of the model's inputs, batch first.
 
     Returns:
         (path, array) pairs of the float outputs; what a layer passes on as it is appears once.
@@ -101,8 +101,8 @@ def observe(model: keras.Model, inputs: Any) -> list[Output]:
     leaves, and augmentation moves the images. A served model does none of this, so its ranges are others.
 
     Args:
-        model: in float32.
-        inputs: all calibration data, in the structure of the model's inputs, batch first.
+        model: a model in float32.
+        inputs: the whole calibration data, in the structure of the model's inputs, batch first.
 
     Returns:
         An `Output` for each float output of each call of a layer.
@@ -127,10 +127,6 @@ def observe(model: keras.Model, inputs: Any) -> list[Output]:
 def chosen(outputs: list[Output], records: int) -> list[int]:
     """The records to calibrate on: those that reach the ends of each layer's range, and `TYPICAL` others.
 
-    Args:
-        outputs: of `observe`.
-        records: how many there are.
-
     Returns:
         Their places, in order. A quantizer that looks at these alone sees the range that all of them have.
     """
@@ -140,7 +136,7 @@ def chosen(outputs: list[Output], records: int) -> list[int]:
 
 
 def spread(records: int, most: int) -> list[int]:
-    """At most so many places, evenly spread over all."""
+    """A number of places at most, evenly spread over all."""
     return sorted(set(np.linspace(0, records - 1, min(records, most)).round().astype(int).tolist()))
 
 
@@ -182,12 +178,7 @@ def _batches(inputs: Any, size: int) -> Iterator[Any]:
 
 
 def stays_float(file: LiteRTFile, feed: Mapping[str, np.ndarray]) -> list[str]:
-    """The operators of a float file that int8 would break, by the names of their outputs.
-
-    Args:
-        file: in float32.
-        feed: a batch, by name.
-    """
+    """The operators of a float file that int8 would break, by the names of their outputs."""
     floats = {place: x for place, x in file.values(feed).items() if x.dtype == np.float32 and x.size}
     huge = {place for place, x in floats.items() if np.abs(x).max() >= HUGE}
     tensors, operators = file.graphs[0]
@@ -222,13 +213,6 @@ def layers(
 
     By its values, because the converter gives fused operators names of its own. A layer whose output is not in the
     float file was fused with the next one.
-
-    Args:
-        outputs: of `observe`.
-        expected: of `outputs_of`, on the batch feed.
-        in_float: the file in float32.
-        in_int8: the file in int8.
-        feed: a batch, by name.
     """
     there, quantized = _activations(in_float, feed), _activations(in_int8, feed)
     compared = []

@@ -54,17 +54,17 @@ def export_litert(
         verify: a batch of inputs, as for `export_float32`. When given, the file is loaded again, run with LiteRT's
             interpreter, also in batches of 1 and 7, and compared with the model run in float32.
         calibrate: inputs in the structure of the model's, batch first, like those that will be served: hundreds.
-        tolerance: largest difference allowed by `verify` of a float32 file, relative to max(1, the largest magnitude of
-            each output). The difference of an int8 file is reported, whatever it is.
-        overwrite: replace an existing file after the new one was checked.
+        tolerance: the largest difference that `verify` allows of a float32 file, relative to max(1, the largest
+            magnitude of each output). The difference of an int8 file is reported, whatever it is.
+        overwrite: whether an existing file is replaced, after the new one was checked.
 
     Returns:
         A `DeploymentReport`.
 
     Raises:
-        ImportError: TensorFlow is not installed.
-        ExportError: also where LiteRT has no operator for an operation of a layer, or calibrate does not fit the model
-            or is not finite. Else as `export_float32`.
+        ImportError: If TensorFlow is not installed.
+        ExportError: As for `export_float32`; also if LiteRT has no operator for an operation of a layer, or if
+            calibrate does not fit the model or is not finite.
     """
     path = Path(path)
     check(model, path, verify, ["tensorflow"], overwrite)

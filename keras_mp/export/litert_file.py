@@ -17,12 +17,13 @@ class Tensor(NamedTuple):
     """A tensor of a file.
 
     Attributes:
-        name: as the converter called it.
+        name: the name that the converter gave it.
         type: "FLOAT32", "INT8", ...
         constant: whether the file holds its values.
         made_by: the kind of the operator that puts it out; "" for inputs and constants.
-        scales: of a quantized tensor, one or one a channel; else empty. A value is scale * (number - zero point).
-        zero_points: as many.
+        scales: the scales of a quantized tensor, one or one a channel; else empty. A value is scale * (number - zero
+            point).
+        zero_points: the zero points of a quantized tensor, as many as scales.
     """
 
     name: str
@@ -44,11 +45,8 @@ class Operator(NamedTuple):
 class LiteRTFile:
     """A LiteRT file in memory.
 
-    Args:
-        content: its bytes.
-
     Attributes:
-        content: the same.
+        content: the bytes of the file.
         graphs: the tensors and the operators of each graph, the main one first.
     """
 
@@ -97,7 +95,7 @@ class LiteRTFile:
         """The tensors that hold 16- or 8-bit floats.
 
         Args:
-            quantized: whether tensors may be quantized to integers; otherwise such ones are found, too.
+            quantized: whether tensors may be quantized to integers; otherwise such tensors are listed, too.
 
         Returns:
             A phrase for each; empty when there is none.

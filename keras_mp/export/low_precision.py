@@ -15,9 +15,9 @@ class LowPrecision(NamedTuple):
     """One place in a SavedModel that computes, holds or passes on a 16- or 8-bit float.
 
     Attributes:
-        node: the node's name, as scopes joined with `/`, or what else holds it.
-        op: the node's operation.
-        what: the dtype and where in the node it stands, or why the node cannot be looked into.
+        node: the node's name, as scopes joined with `/`, or the name of whatever else holds it.
+        op: the operation of the node.
+        what: the dtype and its place in the node, or the reason why the node cannot be looked into.
     """
 
     node: str
@@ -30,9 +30,6 @@ def low_precision(path: str | os.PathLike[str]) -> list[LowPrecision]:
 
     Looks at every field of every message in `saved_model.pb` (graph, functions and their signatures, attributes,
     constants, the object graph) and at every variable in the checkpoint.
-
-    Args:
-        path: a SavedModel's folder.
 
     Returns:
         The places, in the order of the file; empty when there is none.

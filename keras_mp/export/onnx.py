@@ -43,16 +43,17 @@ def export_onnx(
         path: a file that does not exist yet, or is replaced with `overwrite`.
         verify: a batch of inputs, as for `export_float32`. When given, the file is loaded again, run with onnxruntime,
             also in batches of 1 and 7, and compared with the model run in float32.
-        tolerance: largest difference allowed by `verify`, relative to max(1, the largest magnitude of each output).
-        overwrite: replace an existing file after the new one was checked.
+        tolerance: the largest difference that `verify` allows, relative to max(1, the largest magnitude of each
+            output).
+        overwrite: whether an existing file is replaced, after the new one was checked.
 
     Returns:
         A `DeploymentReport`.
 
     Raises:
-        ImportError: TensorFlow, tf2onnx, onnx or onnxruntime is not installed.
-        ExportError: also where ONNX has no operator for an operation of a layer; the message names both. Else as
-            `export_float32`.
+        ImportError: If TensorFlow, tf2onnx, onnx or onnxruntime is not installed.
+        ExportError: As for `export_float32`; also if ONNX has no operator for an operation of a layer: the message
+            names both.
     """
     path = Path(path)
     check(model, path, verify, ["tensorflow", "tf2onnx", "onnx", "onnxruntime"], overwrite)
@@ -73,9 +74,6 @@ def export_onnx(
 
 def low_precision(proto: Any) -> list[str]:
     """The places in an ONNX model that hold or make a 16-bit or smaller float, after inferring every tensor's type.
-
-    Args:
-        proto: an `onnx.ModelProto`.
 
     Returns:
         A phrase for each; empty when there is none.

@@ -69,20 +69,21 @@ def export_float32(
         verify: a batch of inputs (any structure of arrays, batch first, as `model(...)` takes it). When given, the
             SavedModel is compared on it, too, with the model run in float32. For a subclassed model it also tells the
             inputs' dtypes.
-        tolerance: largest difference allowed, relative to max(1, the largest magnitude of each output).
-        overwrite: replace an existing SavedModel after the new one was checked; on an error the old one stays.
+        tolerance: the largest difference allowed, relative to max(1, the largest magnitude of each output).
+        overwrite: whether an existing SavedModel is replaced, after the new one was checked; on an error the old one
+            stays.
 
     Returns:
         An `ExportReport`.
 
     Raises:
-        FileExistsError: `path` exists; with `overwrite`, it is neither a SavedModel nor an empty folder.
-        OSError: there is no room for the SavedModel.
-        ImportError: TensorFlow is not installed.
-        ExportError: the model is not built, or has a layer quantized in another mode than "int8" and "int4"; verify is
-            no batch of its inputs; low precision, or bytecode that cannot be inspected, is left in the result; the
-            results differ, or are NaN or infinite, and cannot be compared.
-        RebuildError: a layer cannot be rebuilt.
+        FileExistsError: If `path` exists; with `overwrite`, if it is neither a SavedModel nor an empty folder.
+        OSError: If there is no room for the SavedModel.
+        ImportError: If TensorFlow is not installed.
+        ExportError: If the model is not built, or has a layer quantized in another mode than "int8" and "int4"; if
+            verify is no batch of its inputs; if low precision, or bytecode that cannot be inspected, is left in the
+            result; if the results differ, or are NaN or infinite, and cannot be compared.
+        RebuildError: If a layer cannot be rebuilt.
     """
     path = Path(path)
     check_model(model)

@@ -33,7 +33,7 @@ class _Domain(NamedTuple):
 
     Attributes:
         below: whole numbers from 0 to this, exclusive.
-        words: texts that its lookups know.
+        words: texts that the model's lookups know.
     """
 
     below: int
@@ -48,11 +48,9 @@ def self_check(serve: Callable[[Any], Any], model: keras.Model, signature: Any, 
     known sizes where that gives other results, since a deep network is rounded otherwise there.
 
     Args:
-        serve: the function of the loaded SavedModel.
-        model: in float32.
-        signature: the structure of its inputs, `tf.TensorSpec`s.
-        tolerance: largest difference allowed, as `relative_difference` has it; more where two runs of the model itself
-            differ by more.
+        model: the model in float32.
+        tolerance: the largest difference allowed, as `relative_difference` has it; more where two runs of the model
+            itself differ by more.
 
     Returns:
         Sentences on what could not be run or compared.

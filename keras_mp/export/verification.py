@@ -28,9 +28,9 @@ def check_batch(batch: Any, structure: Any = None, argument: str = "verify") -> 
 
     Args:
         batch: any structure of arrays, batch first.
-        structure: of the model's inputs: what has a shape and a name, as a KerasTensor or a TensorSpec has. An
-            input whose batch has a size of its own there may have that. None where it is not known.
-        argument: what the batch is called in messages.
+        structure: the structure of the model's inputs, of things that have a shape and a name, as a KerasTensor or a
+            TensorSpec has. An input whose batch has a size of its own there may have that. None where it is not known.
+        argument: the name of the argument that messages call the batch by.
 
     Raises:
         ExportError: it has another structure or shape, no records, or not as many for each input of an open batch.
@@ -84,13 +84,9 @@ def agreement(
     """Compares the outputs of an export with those of the model in float32.
 
     Args:
-        name: how messages call the export.
-        actual: its outputs.
-        expected: those of the model.
-        batch: what they are computed from.
-        model: in float32; its weights are looked at where its outputs are not numbers.
-        tolerance: largest difference allowed, as `relative_difference` has it.
-        hint: added to the message where it is larger.
+        model: the model in float32; its weights are looked at where its outputs are not numbers.
+        tolerance: the largest difference allowed, as `relative_difference` has it.
+        hint: a text that is added to the message where the difference is larger.
 
     Returns:
         (The difference, sentences on what could not be compared.)
@@ -158,10 +154,8 @@ def differences(
     """What the report of an export says of its differences from the model in float32, and from the model as it was.
 
     Args:
-        name, actual, batch, tolerance, hint: as for `agreement`.
-        model: in its own precision.
-        float32: the same in float32.
-        before: the notes that the report has.
+        name, actual, batch, tolerance, hint: the arguments of `agreement`.
+        model: the model in its own precision.
 
     Returns:
         Its fields max_difference, precision_gap and notes.

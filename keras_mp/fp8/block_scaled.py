@@ -33,8 +33,8 @@ class Blocks(NamedTuple):
 
     Attributes:
         values: FP8 or E2M1, of shape (rows, columns), the columns a multiple of the block's size: zeros are appended.
-        scales: of shape (rows, blocks of a row): uint8, the bits of E8M0, or E4M3.
-        factor: of E2M1 the tensor's own, float32 of shape (): x = values . scale . factor. None of FP8.
+        scales: the scales of shape (rows, blocks of a row): uint8, the bits of E8M0, or E4M3.
+        factor: the tensor's own scale, of E2M1, float32 of shape (): x = values . scale . factor. None of FP8.
     """
 
     values: Any
@@ -50,8 +50,8 @@ def exponents(amax: Any, format: Format, scale: str) -> Any:
 
     Args:
         amax: float32 of any shape.
-        format: of the numbers.
-        scale: "E8M0", rounded up, as cuDNN and Transformer Engine have it, or "E8M0_floor": as `Scaling` says.
+        scale: the kind of scale: "E8M0", rounded up, as cuDNN and Transformer Engine have it, or "E8M0_floor": as
+            `Scaling` says.
 
     Returns:
         int32 of amax's shape, the bits of E8M0.
@@ -92,7 +92,7 @@ def block_scales(amax: Any, of_tensor: Any) -> Any:
 
     Args:
         amax: float32 of any shape.
-        of_tensor: float32 of shape (), the tensor's scale.
+        of_tensor: the tensor's scale, float32 of shape ().
     """
     scaled = amax * (of_tensor * (1.0 / E2M1.max))
     # A maximum may leave a NaN out; a comparison does not.
@@ -106,8 +106,7 @@ def hadamard(x: Any, axis: int, seed: int) -> Any:
 
     Args:
         x: float32 of two axes, the one a multiple of 16.
-        axis: 0 or 1.
-        seed: of the signs.
+        axis: the axis to transform, 0 or 1.
     """
     shape = _in_blocks(x, axis, _NV)
     blocks = keras.ops.reshape(x, shape)
@@ -138,8 +137,8 @@ def quantize_matrix(x: Any, scaling: Scaling, axis: int, bits: Any = None) -> Bl
 
     Args:
         x: floats of two axes, whose sizes may be unknown.
-        scaling: of the granularity "block".
-        axis: 0 or 1.
+        scaling: a scaling of the granularity "block".
+        axis: the axis along which blocks run, 0 or 1.
         bits: uint32 of x's shape, words of stochastic rounding; None to round to the nearest.
 
     Returns:
@@ -175,8 +174,7 @@ def quantize_tiles(x: Any, scaling: Scaling) -> Blocks:
     """Rounds a matrix in tiles of 16 x 16 that share a scale; `rows_of_tiles` reads it.
 
     Args:
-        x: floats of two axes.
-        scaling: of the granularity "tile".
+        scaling: a scaling of the granularity "tile".
 
     Returns:
         The codes, both axes filled up with zeros to a multiple of 16, and the tiles' scales, an axis for each of both.
@@ -195,9 +193,8 @@ def rows_of_tiles(tiles: Blocks, axis: int, rows: int) -> Blocks:
     """A matrix in tiles as one whose blocks run along rows.
 
     Args:
-        tiles: from `quantize_tiles`.
-        axis: along which blocks run: 0, and the matrix is transposed, or 1.
-        rows: their number, without those that were filled up.
+        axis: the axis along which blocks run: 0, and the matrix is transposed, or 1.
+        rows: the number of rows, without those that were filled up.
     """
     values, scales = (keras.ops.transpose(y) if axis == 0 else y for y in tiles[:2])
     # In float32: TensorFlow repeats no FP8.
@@ -209,7 +206,7 @@ def dequantize_rows(blocks: Blocks) -> Any:
     """The numbers of a matrix in blocks, without the tensor's own factor: exact down to float32's smallest normal one.
 
     Args:
-        blocks: as `quantize_matrix` returns it, with scales of at most 2^126.
+        blocks: a result of `quantize_matrix`, with scales of at most 2^126.
 
     Returns:
         float32 of shape (rows, columns), NaN in all of a block whose scale is NaN.
@@ -256,17 +253,14 @@ def _in_blocks(x: Any, axis: int, size: int) -> list[Any]:
 
 
 def block_dot(left: Blocks, right: Blocks, dtype: str, name: str, apart: bool) -> Any:
-    """Multiplies the rows of two matrices in blocks: x . w^T, of shape (rows of x, rows of w).
+    """Multiplies the rows of two matrices in blocks of one format: x . w^T, of shape (rows of x, rows of w).
 
     NVIDIA's Blackwell GPUs multiply such operands as they are, on JAX: `__cudnn$blockScaledDot` in the compiled
     program. Elsewhere the product is one of bfloat16 numbers, which hold value . scale exactly, of FP8 down to 2^-126:
     the same sums, and slower than bfloat16. `keras-mp inspect --target b200` shows which it is.
 
     Args:
-        left: an operand.
-        right: the other, in the same format of blocks.
-        dtype: of the result.
-        name: of the product in the compiled program.
+        name: the product's name in the compiled program.
         apart: whether the compiler may not fuse what follows into the product.
     """
     factor = None if left.factor is None else left.factor * right.factor

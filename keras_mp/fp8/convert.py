@@ -149,13 +149,13 @@ def is_available(dtype: str = "fp8") -> Support:
     Where it does not, FP8 layers still run, with the same results.
 
     Args:
-        dtype: "fp8", or "mxfp8" for products in blocks.
+        dtype: the kind of product: "fp8", or "mxfp8" for products in blocks.
 
     Returns:
         `(ok, reason)`.
 
     Raises:
-        ValueError: another dtype.
+        ValueError: If dtype is neither of the two.
     """
     if dtype not in ("fp8", MXFP8):
         raise ValueError(f"dtype={dtype!r} must be 'fp8' or {MXFP8!r}; keras_mp.hardware.support knows others")
@@ -194,20 +194,21 @@ def convert(
         target: a chip's name in `keras_mp.chips.CHIPS`, such as "h100": whether a product gains is then predicted from
             the chip's rates, by `keras_mp.fp8.cost.step_cost`, and not from its sizes alone. For INT8 the chip says
             from which size on: "v5e", "v6e" or "v7x", see `keras_mp.fp8.cost`.
-        batch_size: for that prediction, where the model's inputs do not say it.
+        batch_size: the batch size for that prediction, where the model's inputs do not say it; 8 by default.
 
     Returns:
         The model. Each layer that was converted is still an instance of its class.
 
     Raises:
-        ValueError: the model is not built; unknown scaling; target is no chip with FP8, or with MXFP8, or none
-            that INT8 is known of, or comes with a select; batch_size below 1.
-        TypeError: select is no function.
+        ValueError: If the model is not built; if the scaling is unknown; if target is no chip with FP8, or with MXFP8,
+            or none that INT8 is known of, or comes with a select; if batch_size is below 1.
+        TypeError: If select is no function.
 
     Warns:
-        UserWarning: names layers that had another scaling; and layers that compute in float32, where FP8
-            products save less than under "mixed_bfloat16"; and why, where no layer was converted; and static scales
-            under "mixed_float16", whose loss scale grows; and blocks on a GPU without such products.
+        UserWarning: If layers had another scaling; if layers compute in float32, where FP8 products save less than
+            under "mixed_bfloat16"; if no layer was converted, with the reason; if scales are static under
+            "mixed_float16", whose loss scale grows; if blocks are asked for on a GPU without such products. The message
+            names the layers.
     """
     check_built(model)
     changes = scaling is not None
@@ -293,17 +294,17 @@ def explain(
 
     Args:
         model: a built Keras model, before or after `convert`.
-        select: as `convert` would be given it.
+        select: a function `select(path, layer) -> bool`, as `convert` would be given it.
         target: a chip's name, such as "h100": what the layer's products take there in bfloat16 and in FP8, forward and
             backward, is predicted from the chip's rates, and `convert(model, target=...)` decides by it.
-        batch_size: for that prediction, where the model's inputs do not say it.
-        scaling: as `convert` would be given it.
+        batch_size: the batch size for that prediction, where the model's inputs do not say it; 8 by default.
+        scaling: a scaling or its name, as `convert` would be given it.
 
     Returns:
         What was printed, a `Decision` a layer.
 
     Raises:
-        ValueError: as `convert`; also if the model does not say how many rows a layer's inputs have.
+        ValueError: As for `convert`; also if the model does not say how many rows a layer's inputs have.
     """
     from rich.console import Console
     from rich.table import Table

@@ -21,8 +21,8 @@ class Cost(NamedTuple):
     """Seconds of one layer in one training step: an estimate.
 
     Attributes:
-        bfloat16: in bfloat16, the cast of the kernel included.
-        fp8: in FP8, quantization included.
+        bfloat16: the seconds in bfloat16, the cast of the kernel included.
+        fp8: the seconds in FP8, quantization included.
     """
 
     bfloat16: float
@@ -51,11 +51,8 @@ def step_cost(rows: int, inputs: int, outputs: int, chip: Chip, scalings: Scalin
     measured 1.58 and 1.69.
 
     Args:
-        rows: of the inputs: batch times positions.
-        inputs: features of a row.
-        outputs: features of a row of the result.
-        chip: one with FP8.
-        scalings: of the operands.
+        rows: the rows of the inputs: batch times positions.
+        chip: a chip with FP8.
 
     Returns:
         Seconds for one of the chip's devices.
@@ -132,9 +129,7 @@ def rows_of(layer: keras.layers.Layer, inputs: int, batch_size: int) -> int | No
     """Counts the rows of a built layer's inputs: batch times positions.
 
     Args:
-        layer: a built Dense or EinsumDense layer.
-        inputs: features of a row.
-        batch_size: what the first axis has, where it is not known.
+        batch_size: the size of the first axis, where it is not known.
 
     Returns:
         Their number, or None where another axis is not known.
@@ -157,9 +152,6 @@ GAINS_FROM: dict[str, tuple[int, int, int] | None] = {"v5e": (8192, 4096, 16384)
 
 def gains_from(target: str) -> tuple[int, int, int] | None:
     """Looks up the least rows, inputs and outputs of a layer that gains on a chip.
-
-    Args:
-        target: the chip's name.
 
     Returns:
         The three sizes; None where no layer gains.

@@ -9,7 +9,7 @@ def problem(equation: str) -> str:
     """Says why an equation is no matrix product of an input and a kernel.
 
     Args:
-        equation: as for `keras.layers.EinsumDense`, such as "abc,cd->abd" or "...x,xy->...y".
+        equation: an equation as for `keras.layers.EinsumDense`, such as "abc,cd->abd" or "...x,xy->...y".
 
     Returns:
         A phrase, or "" where it is one: each label stands in exactly two of the three terms.
@@ -31,10 +31,6 @@ def problem(equation: str) -> str:
 
 def explicit(equation: str, rank: int) -> str:
     """Writes the ellipsis of an equation out.
-
-    Args:
-        equation: as for `problem`.
-        rank: number of axes of the input.
 
     Returns:
         The same product without an ellipsis and blanks.
@@ -58,7 +54,7 @@ def summed_axes(equation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The axes that a product sums over: those of its left and those of its right operand, in pairs.
 
     Args:
-        equation: of a matrix product, without an ellipsis.
+        equation: the equation of a matrix product, without an ellipsis.
     """
     left, right = equation.split("->")[0].split(",")
     summed = [label for label in left if label in right]

@@ -41,7 +41,7 @@ class AmaxHistory(keras.layers.Layer):
     Where a step's gradients do not pass the layer, JAX overwrites the history with zeros: it starts over.
 
     Args:
-        length: number of steps whose amaxes are kept.
+        length: the number of steps whose amaxes are kept.
         counts_steps: whether the number of steps is kept as well, in a last column.
     """
 
@@ -242,13 +242,13 @@ class Float8Dense(Float8Layer, keras.layers.Dense):
     policies "mixed_bfloat16" and "mixed_float16". Under "float32" the result is not rounded to 16 bits.
 
     Args:
-        units: features of the result.
+        units: the number of features of the result.
         scaling: a `Scalings`, a `Scaling` for all operands, or the name of one of the kit's; "current" by default.
-        **arguments: those of `keras.layers.Dense`.
+        **arguments: further arguments of `keras.layers.Dense`.
 
     Raises:
-        ValueError: unknown scaling, or as Dense.
-        TypeError: called on integers.
+        ValueError: If the scaling is unknown, and where Dense raises it.
+        TypeError: If the layer is called on integers.
     """
 
     def __init__(self, units: int, activation: Any = None, *, scaling: Any = None, **arguments: Any) -> None:
@@ -263,13 +263,13 @@ class Float8EinsumDense(Float8Layer, keras.layers.EinsumDense):
     Args:
         equation: a matrix product of an input and a kernel: each label stands in two of its three terms, as in
             "abc,cde->abde".
-        output_shape: as in EinsumDense.
+        output_shape: the shape of the result without the batch, as in EinsumDense.
         scaling: a `Scalings`, a `Scaling` for all operands, or the name of one of the kit's; "current" by default.
-        **arguments: those of `keras.layers.EinsumDense`.
+        **arguments: further arguments of `keras.layers.EinsumDense`.
 
     Raises:
-        ValueError: the equation is no matrix product, unknown scaling, or as EinsumDense.
-        TypeError: called on integers.
+        ValueError: If the equation is no matrix product, if the scaling is unknown, and where EinsumDense raises it.
+        TypeError: If the layer is called on integers.
     """
 
     def __init__(

@@ -67,22 +67,24 @@ def matmul(
         inputs: floats of shape (..., features), or as the equation says; any batch size, unknown or zero as well.
         kernel: floats of shape (features, units), or as the equation says. Given in float32, it is rounded once.
         scaling: a `Scalings`, a `Scaling` for all operands, or the name of one of the kit's; "current" by default.
-        equation: of an einsum, such as "abc,cde->abde": each label stands in two of its three terms.
-        dtype: of the result; by default that of the inputs.
-        path: names the products in the compiled program: `path/keras_mp.forward`, `path/keras_mp.input_gradient`,
+        equation: the equation of an einsum, such as "abc,cde->abde": each label stands in two of its three terms. By
+            default the last axis of the inputs is multiplied with the first of the kernel.
+        dtype: the dtype of the result; by default that of the inputs.
+        path: a name for the products in the compiled program: `path/keras_mp.forward`, `path/keras_mp.input_gradient`,
             `path/keras_mp.kernel_gradient`. On JAX the name scopes around the call take its place.
-        history: what is known from the updates before, float32 of shape (3, scaling.columns), by role: the amaxes, the
-            newest first, and in a last column the number of updates, where it is counted. Without it each call is a
-            first one. Its gradient is no gradient, but the history of the next update.
-        part: how the whole kernel is made of what the devices have, from `keras_mp.fp8.quantize.read_kernel`; None
-            where `kernel` is whole. Its gradient is then this device's part of the sum over all.
+        history: the amaxes of the updates before, float32 of shape (3, scaling.columns), by role: the newest first, and
+            in a last column the number of updates, where it is counted. Without it each call is a first one. Its
+            gradient is no gradient, but the history of the next update.
+        part: the way in which the whole kernel is made of what the devices have, from
+            `keras_mp.fp8.quantize.read_kernel`; None where `kernel` is whole. Its gradient is then this device's part
+            of the sum over all.
 
     Returns:
         A tensor of shape (..., units), or as the equation says. The gradients have the dtypes of inputs and kernel.
 
     Raises:
-        TypeError: inputs or kernel are no floats.
-        ValueError: unknown scaling, the equation is no matrix product, or a history of another shape.
+        TypeError: If inputs or kernel are no floats.
+        ValueError: If the scaling is unknown, the equation is no matrix product, or the history has another shape.
     """
     scalings = get_scalings(scaling)
     inputs, kernel = backend.as_tensor(inputs), backend.as_tensor(kernel)
@@ -127,12 +129,10 @@ class _Products:
     """The three products of one call.
 
     Args:
-        equation: of the forward product, without an ellipsis.
-        scalings: of the layer.
-        shape: of inputs and kernel, one after the other.
-        compute_dtype: of operands without a scaling.
-        path: of the layer.
-        part: how the whole kernel is made of this device's part; None where it is whole.
+        equation: the equation of the forward product, without an ellipsis.
+        shape: the shapes of inputs and kernel, one after the other.
+        compute_dtype: the dtype of operands without a scaling.
+        part: the way in which the whole kernel is made of this device's part; None where it is whole.
     """
 
     def __init__(
@@ -259,11 +259,9 @@ def quantized_dot(
     """An einsum of two quantized tensors whose summed labels stand in both, divided by their scales.
 
     Args:
-        equation: of a matrix product, without an ellipsis.
-        left: with a scale of shape (), or one for each row.
-        right: likewise.
-        dtype: of the result.
-        name: of the product in the compiled program.
+        equation: the equation of a matrix product, without an ellipsis.
+        left: the left operand, with a scale of shape (), or one for each row; so has the right.
+        name: the product's name in the compiled program.
         precise: whether a GPU must add up in full float32.
         apart: whether the compiler may not fuse what follows into the product.
 
@@ -353,10 +351,7 @@ def first_order(gradients: Sequence[Any], upstream: Any, kept: Sequence[Any], pa
     or, as JAX has them, themselves rounded to 8 bits without a scale.
 
     Args:
-        gradients: of inputs and kernel.
-        upstream: the gradient of the product.
-        kept: scales that were kept.
-        path: of the layer; "" where it has none.
+        path: the path of the layer; "" where it has none.
 
     Raises:
         NotImplementedError: for second derivatives, and in forward mode.

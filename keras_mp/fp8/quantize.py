@@ -44,7 +44,6 @@ def known_of(history: Any, role: str, scalings: Scalings) -> Known | None:
     Args:
         history: float32 of shape (3, columns), by role; None where nothing is known.
         role: "input", "kernel" or "gradient".
-        scalings: of the layer.
     """
     if history is None:
         return None
@@ -64,11 +63,12 @@ def quantize(
 
     Args:
         x: floats of any shape.
-        scaling: of the granularity "tensor" or "row".
-        axes: those that the product sums over, of which a row has one scale; by default the last.
-        known: from the updates before; None for a first one.
-        variable: tells tensors apart that are rounded stochastically in one update.
-        part: how the whole is made of what the devices have (`backend.part_of`), where x is a part; else None.
+        scaling: a scaling of the granularity "tensor" or "row".
+        axes: the axes that the product sums over, of which a row has one scale; by default the last.
+        known: the amaxes and the step from the updates before; None for a first one.
+        variable: a number that tells tensors apart that are rounded stochastically in one update.
+        part: the way in which the whole is made of what the devices have (`backend.part_of`), where x is a part; else
+            None.
 
     Returns:
         The values and the scale. Where x is not finite, so are values of FP8, and the scale of INT8 is NaN.
@@ -152,8 +152,8 @@ def observe(x: Any, scaling: Scaling, known: Known) -> Any:
 
     Args:
         x: floats of any shape.
-        scaling: with a history; after the calibration of static scales it is 0, and x is not read.
-        known: from the updates before.
+        scaling: a scaling with a history; after the calibration of static scales it is 0, and x is not read.
+        known: the amaxes and the step from the updates before.
     """
     if scaling.source != "static":
         return _finite(magnitude(x, scaling))
@@ -168,7 +168,6 @@ def next_history(history: Any, scalings: Scalings, amaxes: list[Any]) -> Any:
     Args:
         history: float32 of shape (3, columns): by role, the amaxes of the updates before, the newest first; and in a
             last column, where it is counted, their number.
-        scalings: of the layer.
         amaxes: float32 of shape (), by role, from `observe`.
 
     Returns:
@@ -194,9 +193,6 @@ def next_history(history: Any, scalings: Scalings, amaxes: list[Any]) -> Any:
 def next_step(steps: Any) -> Any:
     """Counts one more.
 
-    Args:
-        steps: float32 of any shape, whole numbers of 0 or more.
-
     Returns:
         float32 of the shape: steps + 1, and 2^23 after 2^24 - 1.
     """
@@ -213,8 +209,7 @@ def read_kernel(variable: Any, scalings: Scalings) -> tuple[Any, Any]:
     """The value of a kernel and None, or this device's part of it and how the whole is made.
 
     Args:
-        variable: the kernel.
-        scalings: those that cannot scale a part get the whole, gathered as that of any layer.
+        scalings: the layer's scalings. Those that cannot scale a part get the whole, gathered as that of any layer.
     """
     return backend.part_of(variable) if scalings.takes_parts else (backend.as_tensor(variable), None)
 
@@ -224,8 +219,8 @@ def join(quantized: Quantized, part: Any, axes: tuple[int, ...] | None = None) -
 
     Args:
         quantized: the part's codes and scale.
-        part: how the whole is made; None where it is the whole.
-        axes: along which there is one scale; None for all.
+        part: the way in which the whole is made; None where it is the whole.
+        axes: the axes along which there is one scale; None for all.
     """
     if part is None:
         return quantized

@@ -83,22 +83,25 @@ class Scaling:
     appendix C, where a scale that rounds to 0 is the smallest number of E4M3 here.
 
     Args:
-        format: "E4M3", "E5M2", "INT8" or "E2M1", or a `Format`.
-        granularity: "tensor"; "row", a scale for each row of the inputs and column of the kernel, and so for each
-            product a copy of its own; "block"; or "tile", for the kernel in E2M1: both directions read the same codes.
-        scale: "float32" or "power_of_two" of a tensor or a row; "E8M0", "E8M0_floor" or "E4M3" of blocks.
-        source: "current", "delayed", "static", or a function `amax(x, known)` that
+        format: the format of the codes: "E4M3", "E5M2", "INT8" or "E2M1", or a `Format`.
+        granularity: the numbers that share a scale: "tensor"; "row", a scale for each row of the inputs and column of
+            the kernel, and so for each product a copy of its own; "block"; or "tile", for the kernel in E2M1: both
+            directions read the same codes.
+        scale: the kind of scale: "float32" or "power_of_two" of a tensor or a row; "E8M0", "E8M0_floor" or "E4M3" of
+            blocks.
+        source: the source of the amax: "current", "delayed", "static", or a function `amax(x, known)` that
             `keras.saving.register_keras_serializable` has given a name: it returns a float32 scalar, the magnitude that
             goes to the top of the format. `known` is float32 of shape (history,), the amaxes of the updates before, the
             newest first, 0 where there was none, or None without a history.
-        history: number of updates, of "delayed" and "static"; 16 by default. A function gets none by default.
-        margin: how many powers of two the amax stays below the top of the format: of a tensor or a row.
-        rounding: "nearest", ties to even, or "stochastic".
-        transform: "none" or "hadamard", of blocks of 16.
-        seed: of the words of stochastic rounding, and of the transform's signs.
+        history: the number of updates whose amaxes are kept, of "delayed" and "static"; 16 by default. A function gets
+            none by default.
+        margin: the number of powers of two that the amax stays below the top of the format: of a tensor or a row.
+        rounding: the direction of rounding: "nearest", ties to even, or "stochastic".
+        transform: the transform before rounding: "none" or "hadamard", of blocks of 16.
+        seed: the seed of the words of stochastic rounding, and of the transform's signs.
 
     Raises:
-        ValueError: an argument is none of these, or there is no such product: the message says which there is.
+        ValueError: If an argument is none of these, or if there is no such product: the message says which there is.
     """
 
     format: Format = E4M3
@@ -232,13 +235,15 @@ class Scalings:
         Scalings(forward=(narrow, narrow), input_gradient=(wide, narrow), kernel_gradient=None)
 
     Args:
-        forward: of inputs and kernel.
-        input_gradient: of the result's gradient and the kernel.
-        kernel_gradient: of inputs and the result's gradient.
+        forward: the scalings of inputs and kernel in the forward product; None leaves it in 16 bits.
+        input_gradient: the scalings of the result's gradient and of the kernel, in the product that makes the inputs'
+            gradient.
+        kernel_gradient: the scalings of inputs and of the result's gradient, in the product that makes the kernel's
+            gradient.
 
     Raises:
-        TypeError: a product's is neither None nor two `Scaling`.
-        ValueError: the operands of a product do not go together, or no product has any.
+        TypeError: If the value of a product is neither None nor two `Scaling`.
+        ValueError: If the operands of a product do not go together, or if no product has any.
     """
 
     forward: Pair = None
@@ -277,15 +282,15 @@ class Scalings:
         """The kit's scalings of a name, changed.
 
         Args:
-            name: such as "delayed".
-            **settings: arguments of `Scaling`, for all operands; `format` may be a dict from role to format. And
-                `forward`, `input_gradient` and `kernel_gradient`: False leaves the product in 16 bits, True does not.
+            name: the name of one of the kit's scalings, such as "delayed".
+            **settings: arguments of `Scaling`, for all operands; `format` may be a dict from role to format. Of
+                `forward`, `input_gradient` and `kernel_gradient`, False leaves the product in 16 bits, True does not.
 
         Returns:
             The scalings.
 
         Raises:
-            ValueError: no such name or setting, or as `Scaling`.
+            ValueError: If there is no such name or setting, and where `Scaling` raises it.
         """
         if name not in PRESETS:
             raise ValueError(f"scaling={name!r} is unknown: use {_listed(PRESETS)}, or a Scalings of your own")
@@ -318,11 +323,11 @@ class Scalings:
 
     @property
     def all(self) -> list[Scaling]:
-        """Those of all operands."""
+        """The scalings of all operands."""
         return [scaling for product in PRODUCTS for scaling in getattr(self, product) or ()]
 
     def of(self, role: str) -> list[Scaling]:
-        """Those of a role, in the order of the products."""
+        """The scalings of a role, in the order of the products."""
         pairs = [(roles, getattr(self, product)) for product, roles in PRODUCTS.items()]
         return [pair[roles.index(role)] for roles, pair in pairs if pair and role in roles]
 
@@ -338,7 +343,7 @@ class Scalings:
 
     @property
     def columns(self) -> int:
-        """Those of what a layer knows: amaxes, and the number of updates where it is counted."""
+        """The columns of what a layer knows: amaxes, and the number of updates where it is counted."""
         return self.kept + self.counts
 
     @property

@@ -36,8 +36,8 @@ class Decision(NamedTuple):
         sizes: inputs and outputs of its matrix product; None before it is built.
         float8: whether it computes in FP8.
         possible: whether it can.
-        reason: why, or why not.
-        cost: what is predicted of the target, if one was given and the layer can compute in FP8; of INT8 there is none.
+        reason: the reason for it or against it.
+        cost: the prediction for the target, if one was given and the layer can compute in FP8; of INT8 there is none.
     """
 
     path: str
@@ -54,8 +54,8 @@ class Target(NamedTuple):
 
     Attributes:
         chip: the chip's name.
-        batch_size: of a step, where the model does not say it.
-        scalings: of layers that are not in FP8 yet.
+        batch_size: the batch size of a step, where the model does not say it.
+        scalings: the scalings of layers that are not in FP8 yet.
     """
 
     chip: str
@@ -67,9 +67,8 @@ def decide(model: keras.Model, select: Select | None = None, target: Target | No
     """Decides for each Dense and EinsumDense layer of a model.
 
     Args:
-        model: a built Keras model.
-        select: `select(path, layer) -> bool`, instead of the default.
-        target: decide by what is predicted of it, instead of by sizes alone.
+        select: a function `select(path, layer) -> bool` that decides instead of the default rule.
+        target: a chip, batch and scaling; the gain that is predicted for it then decides, instead of sizes alone.
 
     Returns:
         A decision a layer, depth first.
@@ -189,9 +188,6 @@ def end_layers(model: keras.Model) -> dict[int, str]:
 
     Layers that neither multiply nor mix, such as Flatten, Dropout and normalizations, may lie between. A subclassed
     model does not say in which order it calls its layers; there the first and the last created count.
-
-    Args:
-        model: a built Keras model.
 
     Returns:
         Why each is left out, by the layer's id.

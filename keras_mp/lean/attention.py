@@ -52,19 +52,19 @@ def attention(
 
     Args:
         query: floats, shape `(batch, rows, heads, features)`; rows may be unknown, and are then one block.
-        key: of the same dtype, shape `(batch, columns, key_heads, features)`; `key_heads` divides `heads`, and each
-            key head serves `heads / key_heads` queries that stand together.
-        value: as key.
+        key: floats of the same dtype, shape `(batch, columns, key_heads, features)`; `key_heads` divides `heads`, and
+            each key head serves `heads / key_heads` queries that stand together.
+        value: floats of the same dtype and shape as key.
         mask: booleans, shape `(batch, columns)` or `(batch, rows or 1, columns)`, False for keys that are not seen.
         causal: whether row i sees only the columns 0 to i.
-        scale: of the scores; `1 / sqrt(features)` by default.
-        block: rows of a block; by default `max(128, rows / 16)`, or all where that is faster. It need not divide the
-            rows.
+        scale: the factor of the scores; `1 / sqrt(features)` by default.
+        block: the number of rows of a block; by default `max(128, rows / 16)`, or all where that is faster. It need not
+            divide the rows.
         unseen: the result of a row that sees no key: "zero", or "mean", the mean of all values, as
             `keras.ops.dot_product_attention` has it. With "mean" and a mask, `causal` must be part of the mask.
-        dropout: this share of the probabilities is dropped.
-        seed: of the dropout, as `keras.random.SeedGenerator.next` returns it; a block of rows draws from the seed and
-            its number, the first from the seed itself.
+        dropout: the share of the probabilities that is dropped.
+        seed: the seed of the dropout, as `keras.random.SeedGenerator.next` returns it; a block of rows draws from the
+            seed and its number, the first from the seed itself.
 
     Returns:
         A tensor of the shape and dtype of query. Where unseen is "zero", so is the gradient of a row that sees no key.
@@ -119,14 +119,14 @@ class _Sizes(NamedTuple):
     """The sizes of a call that all its blocks share, and how it computes.
 
     Attributes:
-        heads: of the queries.
-        key_heads: of the keys and values.
-        columns: keys; None where they are unknown.
-        scale: of the scores.
-        dtype: of query, key and value.
+        heads: the number of heads of the queries.
+        key_heads: the number of heads of the keys and values.
+        columns: the number of keys; None where it is unknown.
+        scale: the factor of the scores.
+        dtype: the dtype of query, key and value.
         mean_of_unseen: whether a row that sees no key is the mean of the values, and not 0.
-        dropout: of the probabilities.
-        over_rows: contracts two tensors of (batch, key heads, group, rows, ...) over group and rows.
+        dropout: the share of the probabilities that is dropped.
+        over_rows: a function that contracts two tensors of (batch, key heads, group, rows, ...) over group and rows.
     """
 
     heads: int
@@ -143,10 +143,10 @@ class _Rows(NamedTuple):
     """A block of queries.
 
     Attributes:
-        start, stop: its rows.
+        start, stop: the first row of the block, and the row after its last.
         seen: the columns before this one may be seen; None for all, of an unknown number.
         first: the same as start where attention is causal; -1 where it is not.
-        number: of the block.
+        number: the number of the block.
     """
 
     start: int
@@ -251,7 +251,7 @@ def _times_columns(rows: Any, columns: Any) -> Any:
 
 
 def _by_head(x: Any, key_heads: int) -> Any:
-    """From (batch, rows, heads, features) to (batch, key heads, group, rows, features)."""
+    """A tensor (batch, rows, heads, features) as (batch, key heads, group, rows, features)."""
     x = keras.ops.transpose(x, (0, 2, 1, 3))
     _, heads, _, features = x.shape
     return keras.ops.reshape(x, (-1, key_heads, heads // key_heads, keras.ops.shape(x)[2], features))

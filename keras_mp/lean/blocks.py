@@ -27,10 +27,10 @@ class Block:
         path: the names that lead to it from the model, joined by "/"; the last one is its own.
         kind: "layer" where it is a layer; "segment" where it is a stretch of a functional graph.
         layers: the layer; or the layers and operations of the stretch, in the order of their calls.
-        bytes: of its weights.
-        structure: equal for two blocks that compute the same from weights of the same shapes.
-        graph: of a segment the model whose graph holds it; None for a layer.
-        nodes: of a segment its calls in that graph; empty for a layer.
+        bytes: the bytes of its weights.
+        structure: a value that is equal for two blocks that compute the same from weights of the same shapes.
+        graph: the model whose graph holds a segment; None for a layer.
+        nodes: the calls of a segment in that graph; empty for a layer.
     """
 
     path: str
@@ -199,7 +199,7 @@ def _has_weights(structure: Structure) -> bool:
 
 
 def _crossing(graph: Any, nodes: Sequence[Any]) -> list[int]:
-    """For each place between two calls the values that are computed before it and used after it, a sample."""
+    """The number of values a sample that are computed before each place between two calls and used after it."""
     made = {id(tensor): 0 for tensor in graph.inputs}
     sizes = {id(tensor): math.prod(d or 1 for d in tensor.shape) for tensor in graph.inputs}
     last = dict.fromkeys(made, 0)
@@ -282,8 +282,8 @@ def longest_runs(items: Sequence[Any], allowed: Any) -> list[Run]:
     """Finds the runs that cover most of a sequence, without overlap, longest first.
 
     Args:
-        items: hashable; None repeats nothing.
-        allowed: tells of a period's items whether they may be a run's period.
+        items: hashable items; None repeats nothing.
+        allowed: a function that tells whether the items of a period may be a run's period.
 
     Returns:
         Runs of at least two periods, in the order of the sequence. Of several periods of one run the shortest.

@@ -67,8 +67,8 @@ class Found(NamedTuple):
 
     Attributes:
         head: the layer.
-        width: of its input.
-        shape: of the logits.
+        width: the number of features of its input.
+        shape: the shape of the logits.
     """
 
     head: keras.layers.Layer
@@ -131,7 +131,7 @@ def _traced(model: Any, heads: list[tuple[str, Any]], shapes: dict[str, Any], dt
 
 
 def why_not_called_head(model: Any) -> tuple[Any, str]:
-    """As `why_not_head`, of a subclassed model."""
+    """The answer of `why_not_head` for a subclassed model."""
     called = find_called_head(model)
     if called is None or len(called.shape) < 3 or not called.width < (called.shape[-1] or 0):
         return None, ""

@@ -95,8 +95,7 @@ class Calls:
     """The features behind the logits of the calls whose loss is to come, one a replica.
 
     Args:
-        head: the layer that makes the logits.
-        plain: whether what comes after it leaves them as they are.
+        plain: whether the layers that come after it leave the logits as they are.
     """
 
     def __init__(self, head: Any, plain: bool = True) -> None:
@@ -288,10 +287,10 @@ class LanguageModel(ChunkedHead, keras.Model):
     Args:
         *args: inputs and outputs, as for `keras.Model`; one output, made by a Dense or ReversibleEmbedding layer, with
             only layers such as Activation("linear") after it.
-        **kwargs: name and further arguments, as for `keras.Model`.
+        **kwargs: the name and further arguments, as for `keras.Model`.
 
     Raises:
-        ValueError: more than one output, or another kind of last layer.
+        ValueError: If there is more than one output, or another kind of last layer.
     """
 
     # By this signature, with these names, Keras since 3.13 sees that its own config of a functional model will do.

@@ -29,11 +29,13 @@ class ChunkedCrossEntropy(keras.losses.Loss):
     `keras_mp.lean.cross_entropy.chunked_cross_entropy`.
 
     Args:
-        label_smoothing: from 0 to 1: this share of each target is spread over the vocabulary.
-        ignore_class: targets of this number do not count.
-        rows: of a chunk; by default what makes 2^26 logits. It need not divide the number of targets.
-        reduction: "sum_over_batch_size" (the mean over the targets that count), "mean_with_sample_weight" or "sum".
-        name: of the loss.
+        label_smoothing: a number from 0 to 1: this share of each target is spread over the vocabulary.
+        ignore_class: a class whose targets do not count; None for none.
+        rows: the number of rows of a chunk; by default as many as make 2^26 logits. It need not divide the number of
+            targets.
+        reduction: the way in which the losses of the targets become one number: "sum_over_batch_size" (the mean over
+            the targets that count), "mean_with_sample_weight" or "sum".
+        name: the name of the loss.
 
     Call arguments:
         y_true: integers, shape `(...)`.
@@ -41,7 +43,7 @@ class ChunkedCrossEntropy(keras.losses.Loss):
         sample_weight: floats that broadcast to y_true from the left.
 
     Raises:
-        ValueError: an argument outside its range, or shapes that do not fit.
+        ValueError: If an argument is outside its range, or if shapes do not fit.
     """
 
     REDUCTIONS = ("sum_over_batch_size", "mean_with_sample_weight", "sum")
@@ -80,15 +82,15 @@ class ChunkedCrossEntropy(keras.losses.Loss):
     def of_features(
         self, y_true: Any, features: Any, kernel: Any, *, sample_weight: Any = None, mask: Any = None, **arguments: Any
     ) -> Any:
-        """The same of `features . kernel`, in chunks.
+        """The loss of the logits `features . kernel`, which are made in chunks.
 
         Args:
-            y_true: as for a call.
+            y_true: integers, as for a call.
             features: floats, shape `(..., width)`.
             kernel: floats, shape `(width, vocabulary)`.
-            sample_weight: as for a call.
+            sample_weight: floats, as for a call.
             mask: booleans of the shape of y_true, False for targets that do not count.
-            **arguments: bias, vocabulary_first, gradient and with_rows of `chunked_cross_entropy`.
+            **arguments: the arguments bias, vocabulary_first, gradient and with_rows of `chunked_cross_entropy`.
 
         Returns:
             A float32 number; with_rows=True as `chunked_cross_entropy`.
@@ -162,7 +164,7 @@ def measures(model: Any, y: Any, y_pred: Any) -> list[Measured]:
 
     Args:
         model: a compiled model with one output.
-        y, y_pred: targets and logits, by which Keras makes the metrics that were given as names.
+        y, y_pred: the targets and the logits, by which Keras makes the metrics that were given as names.
     """
     # Private, because a model has no public way to its metrics with and without weights.
     compiled = model._compile_metrics
@@ -186,11 +188,7 @@ def measure(metrics: list[Measured], y: Any, rows: Rows, mask: Any, sample_weigh
     """Updates metrics as `compute_metrics` does.
 
     Args:
-        metrics: what `measures` returned.
-        y: targets.
-        rows: what the loss knows of each.
-        mask: that Keras has attached to the logits; None for none.
-        sample_weight: as the model got it.
+        mask: the mask that Keras has attached to the logits; None for none.
     """
     for metric, weighted in metrics:
         weights = sample_weight if weighted else None
@@ -236,7 +234,7 @@ def is_sparse_crossentropy(loss: Any) -> bool:
     """Whether a loss is a cross-entropy of integer targets: Keras's, the kit's, or one that is named like them.
 
     Args:
-        loss: as `compile` takes it for one output: an instance, a function or a name.
+        loss: a loss as `compile` takes it for one output: an instance, a function or a name.
     """
     if isinstance(loss, (keras.losses.SparseCategoricalCrossentropy, ChunkedCrossEntropy)):
         return True

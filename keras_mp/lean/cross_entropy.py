@@ -47,11 +47,12 @@ def chunked_cross_entropy(
     Args:
         features: floats, shape `(..., width)`; the other sizes may be unknown.
         kernel: floats, shape `(width, vocabulary)`; given in float32, its gradient is not rounded.
-        targets: integers, shape `(...)`. One outside the vocabulary counts only with weight 0.
+        targets: integers, shape `(...)`. A target outside the vocabulary counts only with weight 0.
         weights: floats of the shape of targets, 1 by default; they get no gradient. A row of weight 0 is not there.
         bias: floats, shape `(vocabulary,)`.
-        label_smoothing: from 0 to 1.
-        rows: of a chunk; by default what makes 2^26 logits. It need not divide the number of rows.
+        label_smoothing: a number from 0 to 1: this share of each target is spread over the vocabulary.
+        rows: the number of rows of a chunk; by default as many as make 2^26 logits. It need not divide the number of
+            rows.
         vocabulary_first: whether the kernel has the shape `(vocabulary, width)`, as an embedding has.
         gradient: whether there is a backward pass; without one the loss alone is computed.
         with_rows: whether to return what metrics need of each row, besides the sum.
@@ -60,7 +61,7 @@ def chunked_cross_entropy(
         A float32 number. With with_rows, that number and `Rows(hits, losses)`, which have no gradients.
 
     Raises:
-        ValueError: shapes that do not fit, label_smoothing outside 0 to 1, rows below 1.
+        ValueError: If shapes do not fit, label_smoothing is outside 0 to 1, or rows is below 1.
 
     References:
         Szegedy et al., "Rethinking the Inception Architecture", 2016 (arXiv:1512.00567), section 7: label smoothing.
@@ -132,10 +133,8 @@ def chunks_save_memory(rows: int | None, width: int, vocabulary: int, itemsize: 
     Counted in the buffers of steps that XLA compiled for an H100 in mixed_bfloat16.
 
     Args:
-        rows: of features; None where they are not known.
-        width: of features.
-        vocabulary: number of words.
-        itemsize: bytes of an operand of the product.
+        rows: the number of rows of features; None where it is not known.
+        itemsize: the bytes of an operand of the product.
 
     Returns:
         True where rows is None.
@@ -166,10 +165,10 @@ class _Options(NamedTuple):
     """How a call computes.
 
     Attributes:
-        vocabulary: number of words.
+        vocabulary: the number of words.
         vocabulary_first: whether the kernel has the shape `(vocabulary, width)`.
-        smoothing: of the labels.
-        features_dtype: dtype of the features.
+        smoothing: the smoothing of the labels.
+        features_dtype: the dtype of the features.
         gradient: whether there is a backward pass.
         with_rows: whether each row's `Rows` are wanted.
     """
@@ -183,12 +182,12 @@ class _Options(NamedTuple):
 
     @property
     def labels(self) -> str:
-        """The kernel's, for an einsum."""
+        """The labels of the kernel, for an einsum."""
         return "vw" if self.vocabulary_first else "wv"
 
     @property
     def dtype(self) -> str:
-        """Of the operands of all products."""
+        """The dtype of the operands of all products."""
         return keras.backend.standardize_dtype(self.features_dtype)
 
     @property
@@ -198,12 +197,12 @@ class _Options(NamedTuple):
 
     @property
     def row_dtype(self) -> str:
-        """Of the gradients of rows, which are scaled by their upstream number later: float16 would not hold them."""
+        """The dtype of the gradients of rows: not float16, which would not hold them before the upstream number."""
         return "float32" if self.dtype == "float16" else self.dtype
 
     @property
     def results(self) -> list[tuple[int, str]]:
-        """Of a chunk: which of features, targets and weights has a result's shape, and the result's dtype."""
+        """The results of a chunk: which of features, targets and weights has a result's shape, and its dtype."""
         return [(1, "float32"), (1, "float32")] * self.with_rows + [(0, self.row_dtype)] * self.gradient
 
 

@@ -43,7 +43,7 @@ def narrow_frozen(model: keras.Model) -> keras.Model:
         weights float32 again.
 
     Raises:
-        ValueError: the model is not built, or has no weight that could be stored so; the message says why.
+        ValueError: If the model is not built, or has no weight that could be stored so; the message says why.
     """
     check_built(model)
     sensitive = {id(entry.layer) for entry in find(model, output_layers(model))}

@@ -25,7 +25,7 @@ def gelu(x: Any, approximate: bool = True) -> Any:
 
     Args:
         x: floats of any shape.
-        approximate: whether by tanh.
+        approximate: whether GELU is computed by tanh, and not by erf.
 
     Returns:
         A tensor of the same shape and dtype.

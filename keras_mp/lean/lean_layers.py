@@ -23,11 +23,11 @@ class Call(NamedTuple):
     """What a layer asks of attention, besides query, key and value.
 
     Attributes:
-        scale: of the scores.
-        mask: as the layer has it; None for none.
+        scale: the factor of the scores.
+        mask: the mask as the layer has it; None for none.
         causal: whether a row sees only the columns up to its own.
-        dropout: of the probabilities.
-        dropout_layer: that draws for it.
+        dropout: the share of the probabilities that is dropped.
+        dropout_layer: the layer that draws for the dropout.
         kernel: whether the layer's own code computes by `keras.ops.dot_product_attention`.
     """
 
@@ -59,7 +59,7 @@ class LeanAttention:
 
 
 class LeanMultiHeadAttention(LeanAttention):
-    """For `keras.layers.MultiHeadAttention` and what KerasHub derives from it."""
+    """Lean attention for `keras.layers.MultiHeadAttention` and what KerasHub derives from it."""
 
     def _attention_call(
         self,
@@ -80,7 +80,7 @@ class LeanMultiHeadAttention(LeanAttention):
 
 
 class LeanGroupedQueryAttention(LeanAttention):
-    """For `keras.layers.GroupQueryAttention`, which hands on keys and values repeated for each query head."""
+    """Lean attention for `keras.layers.GroupQueryAttention`, which repeats keys and values for each query head."""
 
     def _attention_call(
         self, query: Any, attention_mask: Any = None, training: bool | None = None, use_causal_mask: bool = False
@@ -96,7 +96,7 @@ class LeanGroupedQueryAttention(LeanAttention):
 
 
 class LeanDecoderAttention(LeanAttention):
-    """For the attention of KerasHub's Llama, and of the models that are written after it."""
+    """Lean attention for KerasHub's Llama, and of the models that are written after it."""
 
     def _attention_call(
         self, query: Any, attention_mask: Any = None, cache_update_index: Any = None, **options: Any
@@ -108,7 +108,7 @@ class LeanDecoderAttention(LeanAttention):
 
 
 class LeanNeoXAttention(LeanAttention):
-    """For the attention of KerasHub's GPT-NeoX."""
+    """Lean attention for KerasHub's GPT-NeoX."""
 
     def _attention_call(self, query: Any, attention_mask: Any = None, training: bool | None = None) -> Call | None:
         if not may_be_differentiated(training):
@@ -119,7 +119,7 @@ class LeanNeoXAttention(LeanAttention):
 
 
 class LeanGemmaAttention(LeanAttention):
-    """For the attention of KerasHub's Gemma and Gemma 3, whose windows are a part of the mask."""
+    """Lean attention for KerasHub's Gemma and Gemma 3, whose windows are a part of the mask."""
 
     def _attention_call(
         self, query: Any, attention_mask: Any, training: bool | None = False, cache_update_index: Any = 0
@@ -134,7 +134,7 @@ class LeanGemmaAttention(LeanAttention):
 
 
 class LeanJointAttention(LeanAttention):
-    """For the blocks of KerasHub's Stable Diffusion 3, which attend over image and text together."""
+    """Lean attention for the blocks of KerasHub's Stable Diffusion 3, which attend over image and text together."""
 
     def _attention_call(self, query: Any) -> Call | None:
         kernel = keras.backend.backend() == "jax"
@@ -183,8 +183,7 @@ def why_not_attention(layer: Any, cls: type) -> str:
     """Why an attention layer cannot be lean; empty where it can.
 
     Args:
-        layer: the live layer.
-        cls: its class, without treatments.
+        cls: the layer's class, without treatments.
     """
     if attention_mixin(cls) is None:
         return f"{cls.__name__} attends in code of its own"
@@ -246,11 +245,7 @@ _BY_TANH = ("keras_hub>gelu_approximate", "keras_nlp>gelu_approximate")
 
 
 def lean_gelu(activation: Any) -> Callable[[Any], Any] | None:
-    """The same GELU with less memory; None for any other activation.
-
-    Args:
-        activation: a function, such as a layer's `activation`.
-    """
+    """The same GELU with less memory; None for any other activation."""
     if activation is keras.activations.gelu:
         return _EXACT
     if activation is keras.ops.gelu or _registered_name(activation) in _BY_TANH:
@@ -288,8 +283,7 @@ def why_not_int4(layer: Any, treatments: Collection[str] = ()) -> str:
     """Why an int4 layer cannot be lean; "" where it can.
 
     Args:
-        layer: the layer.
-        treatments: those that it has, by the names of `keras_mp.stability.stabilized`.
+        treatments: the treatments that the layer has, by their names in `keras_mp.stability.stabilized`.
     """
     if "result" in treatments:
         return "it computes the model's output, which is in float32"

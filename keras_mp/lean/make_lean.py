@@ -55,9 +55,9 @@ class Candidate(NamedTuple):
         path: the names that lead to the layer, joined with `/`.
         layer: the live layer.
         kind: "attention", "gelu", "int4", "head" or "block".
-        treatment: what makes it lean, by the names in `keras_mp.lean.make_lean`; empty where nothing does.
-        lean: whether it is.
-        reason: why it cannot be; empty where it can.
+        treatment: the treatment that makes it lean, by its name in `keras_mp.lean.make_lean`; empty where nothing does.
+        lean: whether it is lean.
+        reason: the reason why it cannot be lean; empty where it can.
     """
 
     path: str
@@ -151,18 +151,18 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
 
     Args:
         model: a built Keras model, before or after training, `stabilize`, `fp8.convert` or `enable_lora`.
-        remat: whether blocks are recomputed; or patterns, as of file names, for the names or paths of the blocks that
-            are: `remat=("transformer_layer_*",)`. A pattern that matches no block names layers.
+        remat: whether blocks are recomputed; or patterns, as of file names, for the names or paths of the blocks to
+            recompute: `remat=("transformer_layer_*",)`. A pattern that matches no block names layers.
 
     Returns:
         The model. Each layer that was changed is still an instance of its class. `lean_report` lists them.
 
     Raises:
-        TypeError, ValueError: the model is not built; `remat` is neither a truth value nor patterns; nothing matches
-            one of them.
+        TypeError, ValueError: If the model is not built; if `remat` is neither a truth value nor patterns; if nothing
+            matches one of them.
 
     Warns:
-        UserWarning: says that the model has nothing that can become lean, or no blocks.
+        UserWarning: If the model has nothing that can become lean, or no blocks.
     """
     check_built(model)
     blocks = treatments_for(choose_blocks(model, remat))
@@ -190,7 +190,7 @@ def undo_lean(model: keras.Model) -> keras.Model:
     """Undoes `make_lean` and `narrow_frozen`, in place.
 
     Args:
-        model: a Keras model.
+        model: a Keras model, in which any number of layers are lean.
 
     Returns:
         The model.
@@ -238,11 +238,11 @@ class LeanRow(NamedTuple):
     """A part of a model that keeps much for the backward pass.
 
     Attributes:
-        layer: the names that lead to it, joined with `/`.
+        layer: the names that lead to the layer, joined with `/`.
         kind: "attention", "gelu", "int4" (a product of int4 weights), "head" (a layer that makes logits over a
             vocabulary) or "block" (recomputed).
         lean: whether it is lean.
-        reason: why it cannot be lean; empty where it is, or where `make_lean` would make it so.
+        reason: the reason why it cannot be lean; empty where it is, or where `make_lean` would make it so.
     """
 
     layer: str
@@ -256,7 +256,7 @@ class LeanReport(Report):
     """What is lean in a model; `lean_report` makes it.
 
     Attributes:
-        name: of the model.
+        name: the name of the model.
         rows: a `LeanRow` for each part, in the model's order.
     """
 

@@ -39,7 +39,7 @@ def remat(layer_or_function: Any) -> Any:
         the layer as it is. For a function a function, to be called inside a layer or a loss.
 
     Raises:
-        TypeError: neither a layer nor a function.
+        TypeError: If the argument is neither a layer nor a function.
 
     References:
         Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016 (arXiv:1604.06174).
@@ -70,8 +70,7 @@ class Remat(keras.layers.Wrapper):
     """A layer whose inside is recomputed in the backward pass; `keras_mp.remat` makes it.
 
     Args:
-        layer: any Keras layer or model.
-        **arguments: those of `keras.layers.Layer`; the name and the dtype are the layer's by default.
+        **arguments: arguments of `keras.layers.Layer`; the name and the dtype are the layer's by default.
 
     Raises:
         ValueError: no layer.
@@ -117,13 +116,7 @@ class _UnknownVariables(Exception):
 
 
 class _Scope(keras.StatelessScope):
-    """Variables as they were when the forward pass began; what is assigned is noted, not done.
-
-    Args:
-        variables: those that are known.
-        values: of them.
-        outer: the scope around the call; None where there is none.
-    """
+    """Variables as they were when the forward pass began; what is assigned is noted, not done."""
 
     def __init__(self, variables: tuple[Any, ...], values: Any, outer: Any) -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
@@ -153,10 +146,8 @@ def recomputed_call(
     """Calls a function so that the backward pass recomputes it.
 
     Args:
-        function: the function.
-        layers: those that it calls, and that may add losses.
-        variables: those that it is known to use; others that it uses are added to the list.
-        args, kwargs: what to call it with; tensors anywhere in them are kept.
+        layers: the layers that the function calls, and that may add losses.
+        variables: the variables that the function is known to use; others that it uses are added to the list.
 
     Returns:
         The results, and the losses that layers added.
@@ -176,11 +167,7 @@ def recomputed_call(
 
 
 class _Arguments:
-    """The arguments of a call, of which tensors anywhere in them can be replaced.
-
-    Args:
-        args, kwargs: the arguments.
-    """
+    """The arguments of a call, of which tensors anywhere in them can be replaced."""
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         self._structure = (args, kwargs)
@@ -210,7 +197,7 @@ class _Scopes(NamedTuple):
     Attributes:
         stateless: the scope that holds the values of variables; None where there is none.
         autocast: the scope in which variables are cast; None where there is none.
-        call_context: where layers find whether they train.
+        call_context: the context in which layers find whether they train.
     """
 
     stateless: Any
@@ -219,7 +206,7 @@ class _Scopes(NamedTuple):
 
     @classmethod
     def current(cls) -> _Scopes:
-        """Those of now; of the call context a copy, because layers that are called later change it."""
+        """The scopes of now, with a copy of the call context, because layers that are called later change it."""
         return cls(
             get_stateless_scope(), get_autocast_scope(), copy.copy(global_state.get_global_attribute(_CALL_CONTEXT))
         )
@@ -238,15 +225,7 @@ class _Scopes(NamedTuple):
 
 
 class _PureCall:
-    """A call as a function from tensors to tensors, which assigns nothing; it notes the structure of its outputs.
-
-    Args:
-        function: the function to call.
-        layers: those that it calls, and that may add losses.
-        variables: the variables that it may use.
-        arguments: of the call.
-        scopes: to call it in.
-    """
+    """A call as a function from tensors to tensors, which assigns nothing; it notes the structure of its outputs."""
 
     def __init__(
         self,

@@ -28,7 +28,6 @@ def choose_blocks(model: keras.Model, remat: Remats) -> list[Block]:
     """The blocks of a model that are to be recomputed.
 
     Args:
-        model: a built Keras model.
         remat: True for all that `find_blocks` finds; or patterns such as "transformer_layer_*" for paths or names of
             blocks, and where no block has such a name, of layers.
 
@@ -150,9 +149,9 @@ class Segment(NamedTuple):
     """A stretch of a graph.
 
     Attributes:
-        nodes: its calls.
+        nodes: the calls of the stretch.
         inputs: the symbolic tensors that it takes from outside.
-        outputs: those that others take from it.
+        outputs: the tensors that calls outside it take from it.
     """
 
     nodes: tuple[Any, ...]

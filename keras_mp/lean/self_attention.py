@@ -25,15 +25,16 @@ class SelfAttention(keras.layers.Layer):
     keys, then values, each head by head. The softmax is in float32 under every policy.
 
     Args:
-        heads: attention heads, each of `width / heads` features.
-        key_heads: heads of keys and values, each for `heads / key_heads` heads of queries; as many as heads by default.
+        heads: the number of attention heads, each of `width / heads` features.
+        key_heads: the number of heads of keys and values, each for `heads / key_heads` heads of queries; as many as
+            heads by default.
         causal: whether a token sees only itself and those before it.
         use_bias: whether the two Dense layers have biases.
-        kernel_initializer: of both kernels; a name, a config or an initializer.
-        block: rows that are attended to at once; see `keras_mp.lean.attention.attention`.
-        rotary: rotary positions: radians from a token to the next, by which each of the `width / heads / 2` pairs of
-            features of a query and a key is rotated (`keras_mp.lean.self_attention.rotate`); by default none.
-        **arguments: those of `keras.layers.Layer`.
+        kernel_initializer: the initializer of both kernels; a name, a config or an initializer.
+        block: the number of rows that are attended to at once; see `keras_mp.lean.attention.attention`.
+        rotary: the rotary positions: radians from a token to the next, by which each of the `width / heads / 2` pairs
+            of features of a query and a key is rotated (`keras_mp.lean.self_attention.rotate`); by default none.
+        **arguments: arguments of `keras.layers.Layer`.
 
     Call arguments:
         inputs: floats, shape `(batch, length, width)`; batch and length may be unknown.
@@ -41,8 +42,8 @@ class SelfAttention(keras.layers.Layer):
             by default the mask that Keras carries, as from `Embedding(mask_zero=True)`.
 
     Raises:
-        ValueError: heads that do not divide the width or are no multiple of key_heads, rotary that is no sequence of
-            numbers or has another number of pairs, or a mask of another shape.
+        ValueError: If heads do not divide the width or are no multiple of key_heads, if rotary is no sequence of
+            numbers or has another number of pairs, or if a mask has another shape.
 
     References:
         Vaswani et al., "Attention Is All You Need", 2017 (arXiv:1706.03762), section 3.2.
@@ -165,7 +166,7 @@ def rotate(x: Any, frequencies: Sequence[float]) -> Any:
 
     Args:
         x: floats, shape `(batch, rows, heads, features)`; rows may be unknown.
-        frequencies: radians a row, `features / 2` numbers.
+        frequencies: the radians a row, `features / 2` numbers.
 
     Returns:
         A tensor of the same shape and dtype.

@@ -32,7 +32,7 @@ def is_training(given: Any = None) -> bool:
     """Whether the layers that are called now train.
 
     Args:
-        given: what the layer was told; None where it was told nothing.
+        given: the argument `training` that the layer was called with; None where it was told nothing.
     """
     if given is None:
         context = global_state.get_global_attribute("current_call_ctx")
@@ -48,7 +48,7 @@ def may_be_differentiated(given: Any = None) -> bool:
     inference; so do layers that are called with `training=False`. Gradients flow through them all the same.
 
     Args:
-        given: what the layer was told; None where it was told nothing.
+        given: the argument `training` that the layer was called with; None where it was told nothing.
     """
     if given is not None and not isinstance(given, bool):
         return False  # a tensor, which cannot say before the step runs whether dropout is drawn

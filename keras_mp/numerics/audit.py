@@ -39,16 +39,17 @@ def audit(model: keras.Model, data: Any, steps: int = 8, *, sample: int | None =
         model: a built Keras model with a loss, from `compile(loss=...)` or a `compute_loss` of its own. A `train_step`
             of its own is not run.
         data: batches `(x, y)` or `(x, y, sample_weight)`, as `fit` takes them, or one such tuple of arrays.
-        steps: how many batches to look at; fewer are fine.
-        sample: of a tensor with more values than this, so many are rounded, spread evenly; the lowest and the highest
-            are those of all. None rounds every value, and takes longer.
+        steps: the number of batches to look at; fewer are fine.
+        sample: the largest number of values of a tensor that are rounded: of a larger tensor so many, spread evenly;
+            the lowest and the highest are those of all. None rounds every value, and takes longer.
 
     Returns:
         The report: print it, or `to_html(path)`.
 
     Raises:
-        TypeError: model is no Keras model, or data holds no batches.
-        ValueError: the model is not built or has no loss, data is empty, or does not fit the model or its loss.
+        TypeError: If model is no Keras model, or data holds no batches.
+        ValueError: If the model is not built or has no loss, or if data is empty, or does not fit the model or its
+            loss.
     """
     check_model(model)
     if sample is not None:

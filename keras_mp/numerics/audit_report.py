@@ -32,21 +32,22 @@ class LayerAudit:
     """The audit of a layer.
 
     Attributes:
-        path: the names that lead to it, joined with `/`.
-        kind: its class.
-        calls: how often a step calls it.
-        flops: of its matrix products and convolutions in a forward pass.
-        ranges: by tensor: "input", "output", "kernel" (its weights), "kernel gradient", "output gradient", and those
-            inside: "before activation", "scores".
-        damage: by format, what rounding its output and its weights changes the loss by, as a share of the loss, to
-            first order: sqrt(sum (gradient . rounding error)^2), as if the errors were independent. Infinite where a
+        path: the names that lead to the layer, joined with `/`.
+        kind: the name of the layer's class.
+        calls: the number of times that a step calls it.
+        flops: the operations of its matrix products and convolutions in a forward pass.
+        ranges: the range of each tensor: "input", "output", "kernel" (its weights), "kernel gradient", "output
+            gradient", and of the tensors inside: "before activation", "scores".
+        damage: the share of the loss, for each format, by which rounding the layer's output and its weights changes it,
+            to first order: sqrt(sum (gradient . rounding error)^2), as if the errors were independent. Infinite where a
             value overflows.
-        input_damage: by format, the same for rounding its inputs and its weights, as an FP8 product does.
-        gradient_error: by format, the size of the error of its gradients, of that of the gradients: float16 at the
-            recommended loss scale, the 8-bit formats at max / amax.
+        input_damage: the share of the loss, for each format, by which rounding the layer's inputs and its weights
+            changes it, as an FP8 product does.
+        gradient_error: the size of the error of the layer's gradients, for each format, as a share of the size of the
+            gradients: float16 at the recommended loss scale, the 8-bit formats at max / amax.
         scales: the lowest and the highest loss scale, powers of two, at which at most 1% of its gradients become zero
             in float16 and none overflows; None where it has no gradient.
-        verdicts: by precision: "mixed_float16", "mixed_bfloat16", "fp8".
+        verdicts: the verdict for each precision: "mixed_float16", "mixed_bfloat16", "fp8".
         layer: the live layer, of the float32 model.
     """
 
@@ -68,10 +69,10 @@ class Suspect:
     """A layer that a precision does not fit as it is.
 
     Attributes:
-        path: the layer's.
-        tensor: which of its tensors.
-        reason: why, a sentence.
-        remedy: what to do.
+        path: the path of the layer.
+        tensor: the name of the layer's tensor that decides.
+        reason: the reason, a sentence.
+        remedy: the thing to do about it.
         safe: whether the remedy is the loss scale alone.
     """
 
@@ -87,14 +88,14 @@ class AuditReport(PicturedReport):
     """The result of `audit`. The picture has layers down, formats across, colour by damage, forward beside backward.
 
     Attributes:
-        model: the model's name.
-        steps: how many batches were looked at.
+        model: the name of the model.
+        steps: the number of batches that were looked at.
         loss: the mean loss in float32.
         loss_scale: the recommended initial loss scale for float16: the largest power of two that leaves every gradient
             a factor of 16 below float16's largest number, within `LossScale`'s floor and ceiling.
-        layers: in the order of their first call.
-        seconds: of each step, the first with its compilation.
-        notes: what else to know.
+        layers: the audit of each layer, in the order of their first call.
+        seconds: the seconds of each step, the first with its compilation.
+        notes: sentences on what else to know.
     """
 
     in_the_shell = True
@@ -117,7 +118,7 @@ class AuditReport(PicturedReport):
             precision: "mixed_float16", "mixed_bfloat16" or "fp8".
 
         Raises:
-            ValueError: another precision.
+            ValueError: If the precision is none of the three.
         """
         if precision not in FORMAT_OF:
             raise ValueError(f"precision={precision!r} must be one of {', '.join(map(repr, FORMAT_OF))}")

@@ -31,11 +31,11 @@ class ParityReport(PicturedReport):
     step, a line a precision, beside the spread of the float32 seeds.
 
     Attributes:
-        steps: of each training.
-        seeds: the seeds.
+        steps: the number of steps of each training.
+        seeds: the seeds, in the order of the lists below.
         curves: the training loss by step, a list a seed, by precision.
         final: the loss at the end, a number a seed, by precision.
-        final_is: what that loss is: of held-out batches, or the mean of the last tenth of the steps.
+        final_is: the kind of that loss: of held-out batches, or the mean of the last tenth of the steps.
     """
 
     steps: int
@@ -153,22 +153,23 @@ def compare_training(
     ```
 
     Args:
-        build: builds and compiles the model; called under the policy of each precision. Under "fp8", which is
-            mixed_bfloat16, all Dense and EinsumDense layers that can be are then converted to FP8.
+        build: a function that builds and compiles the model; it is called under the policy of each precision. Under
+            "fp8", which is mixed_bfloat16, all Dense and EinsumDense layers that can be are then converted to FP8.
         data: batches, as for `audit`, or a function from a seed to them; they are read again from the start when they
             run out.
         precisions: names of "float32", "mixed_float16", "mixed_bfloat16", "fp8"; or for each name of your own one of
             these, or a function that builds the model, such as `lambda: search.apply(build)`. float32 is always run.
-        seeds: how many, or which.
-        steps: of each training; by default one pass over the batches.
+        seeds: the number of seeds, or the seeds.
+        steps: the number of steps of each training; by default one pass over the batches.
         held_out: batches to measure the final loss on, in the precision that was trained.
 
     Returns:
         The report: print it, or `to_svg(path)`.
 
     Raises:
-        TypeError: build is no function, or returns no compiled model.
-        ValueError: an unknown precision, no seeds, no steps, or no data; models of one seed that differ in weights.
+        TypeError: If build is no function, or returns no compiled model.
+        ValueError: If a precision is unknown, if there are no seeds, no steps or no data, or if models of one seed
+            differ in weights.
     """
     builders = _builders(build, precisions)
     numbers = _seeds(seeds)

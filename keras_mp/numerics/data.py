@@ -22,8 +22,8 @@ def batches_of(data: Any, steps: int, name: str = "data") -> list[tuple]:
     Args:
         data: an iterable of batches `(x, y)` or `(x, y, sample_weight)`: a tf.data.Dataset, a keras.utils.PyDataset, a
             generator, a list; or one such tuple of arrays, which is one batch.
-        steps: how many batches to read; fewer are fine, but one there must be.
-        name: of the argument, for messages.
+        steps: the number of batches to read; fewer are fine, but one there must be.
+        name: the name of the argument, for messages.
 
     Returns:
         A list of tuples `(x, y, sample_weight)` of numpy arrays.
@@ -97,8 +97,7 @@ def batches_of_file(path: str | os.PathLike[str], model: keras.Model, batch_size
             is called y or sample_weight); `y`, or for a model
             of several outputs an array `y:NAME` for each; and `sample_weight`, or `sample_weight:NAME` for outputs,
             which may be left out.
-        model: the model that they are for.
-        batch_size: records of a batch; the last may have fewer.
+        batch_size: the records of a batch; the last may have fewer.
 
     Returns:
         A list of `(x, y, sample_weight)` in the structure of the model's inputs and outputs.
@@ -238,7 +237,6 @@ def named_arrays(model: keras.Model, batch: tuple) -> dict[str, Any]:
     """The arrays of a batch under the names that `batches_of_file` reads.
 
     Args:
-        model: the model that the batch is for.
         batch: `(x, y, sample_weight)`; the last two may be None.
 
     Returns:
@@ -284,9 +282,7 @@ def random_batches(model: keras.Model, shapes: Any, steps: int) -> list[tuple]:
     Ranges seen on them are those of the weights and the architecture, not of real data.
 
     Args:
-        model: the model they are for.
         shapes: a batch `(x, y)` of `keras.KerasTensor`.
-        steps: how many.
 
     Raises:
         ValueError: an input takes strings.

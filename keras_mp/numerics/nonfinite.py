@@ -34,22 +34,22 @@ class NonFinite:
     """The first value of a step that is infinite or NaN.
 
     Attributes:
-        path: the layer's, the names that lead to it joined with `/`; "" where it is no layer's.
+        path: the path of the layer, the names that lead to it joined with `/`; "" where it is no layer's.
         tensor: "input", "output", "weight NAME", "output gradient", "input gradient", "gradient of weight NAME", "x",
             "y", "sample_weight" or "loss".
         kind: "Inf", "NaN", or "Inf and NaN".
-        count: how many values of the tensor are not finite.
+        count: the number of values of the tensor that are not finite.
         backward: whether it came up in the backward pass.
         given: the lowest and the highest finite value of each tensor that went in, by name.
         remedy: one of "lower the loss scale", "float32 for this layer", "a bad weight", "a bad input record", "the
             layer's own arithmetic".
-        advice: what to do, a sentence.
+        advice: a sentence that says what to do.
         records: places in the batch of the bad records.
         scale: the loss scale of the step.
         fitting_scale: the largest power of two below it at which all is finite; None where there is none.
         calibration: whether the loss scale alone causes it, so that a dynamic one gets over it.
-        operation: of the forward pass, where code outside Keras calls it: the backend's name of the operation, the
-            file, the line, and its text; "" elsewhere.
+        operation: the operation of the forward pass, where code outside Keras calls it: the backend's name of the
+            operation, the file, the line, and its text; "" elsewhere.
     """
 
     path: str
@@ -114,15 +114,16 @@ def find_nonfinite(model: keras.Model, batch: Any, loss_scale: float | None = No
     Args:
         model: a built Keras model with a loss, as for `audit`.
         batch: `(x, y)` or `(x, y, sample_weight)`.
-        loss_scale: what to multiply the loss by; the optimizer's current scale by default, 1 where it has none.
+        loss_scale: the number that the loss is multiplied by; the optimizer's current scale by default, 1 where it has
+            none.
 
     Returns:
         What was found, to print; None where the loss and every gradient are finite.
 
     Raises:
-        TypeError: model is no Keras model, or batch no tuple.
-        ValueError: the model is not built or has no loss; the batch is empty or does not fit; loss_scale is not a
-            positive finite number.
+        TypeError: If model is no Keras model, or batch no tuple.
+        ValueError: If the model is not built or has no loss; if the batch is empty or does not fit; if loss_scale is
+            not a positive finite number.
     """
     check_model(model)
     given = batches_of([batch], 1, "batch")[0]
@@ -170,13 +171,7 @@ def _explained_step(step: _Step, batch: tuple, scale: float, first: _Outcome) ->
 
 
 def first_nonfinite(model: keras.Model, batch: tuple, scale: float) -> NonFinite | None:
-    """As `find_nonfinite` for a checked batch, but for the remedy, which takes more steps to tell.
-
-    Args:
-        model: a built model with a loss.
-        batch: `(x, y, sample_weight)`.
-        scale: what to multiply the loss by.
-    """
+    """Works as `find_nonfinite` for a checked batch, but for the remedy, which takes more steps to tell."""
     outcome = _Step(model).run(batch, scale)
     return None if outcome.finite else outcome.first()
 

@@ -27,20 +27,20 @@ class NonFiniteFinder(keras.callbacks.Callback):
     is not finite: that is every optimizer but a loss-scaling one. The batches of `fit` pass through Python one by one.
 
     Args:
-        folder: where to write the batch; made when it is needed.
-        max_consecutive_skips: as for `PrecisionMonitor`.
+        folder: the folder to write the batch to; made when it is needed.
+        max_consecutive_skips: the number of skipped steps in a row that is too many, as for `PrecisionMonitor`.
         stop: whether to end training.
 
     Attributes:
         found: the `NonFinite`, or None.
-        path: of the written batch, or None; `keras-mp audit --data` and `numpy.load` read it. Its arrays are named x, y
-            and sample_weight, or after the inputs and outputs of a model that has several.
+        path: the path of the written batch, or None; `keras-mp audit --data` and `numpy.load` read it. Its arrays are
+            named x, y and sample_weight, or after the inputs and outputs of a model that has several.
 
     Raises:
         ValueError: If an argument is out of its range.
 
     Warns:
-        UserWarning: what was found.
+        UserWarning: If a value is not finite; the message says what was found.
     """
 
     def __init__(self, folder: str | Path = "nonfinite", max_consecutive_skips: int = 20, *, stop: bool = True) -> None:

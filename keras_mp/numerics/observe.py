@@ -31,11 +31,11 @@ class Call:
         path: the names that lead to the layer, joined with `/`; "" for the model itself.
         layer: the live layer.
         inputs: places in `Record.tensors` of the float tensors that went in, cast as the layer casts them.
-        outputs: those of what came out.
-        inner: those of tensors inside, by name: "before activation", "scores".
-        flops: floating-point operations of the products that it makes itself, without those of the layers inside.
-        began: when the call began, counted in begins and ends of calls.
-        ended: when it ended; a layer inside another ends before it.
+        outputs: places in `Record.tensors` of the float tensors that came out.
+        inner: places in `Record.tensors` of the tensors inside, by name: "before activation", "scores".
+        flops: the floating-point operations of the products that it makes itself, without those of the layers inside.
+        began: the time at which the call began, counted in begins and ends of calls.
+        ended: the time at which it ended; a layer inside another ends before it.
     """
 
     path: str
@@ -55,10 +55,10 @@ class Record:
     Attributes:
         calls: the calls, in the order in which they began.
         tensors: each tensor once.
-        taps: for each tensor the place of its gradient among those of the step, or None.
-        shapes: of each tensor.
-        sources: for each tensor that is a tapped copy, the place of what it was copied from, or None.
-        layout: whatever finish notes of what it returns.
+        taps: the place of each tensor's gradient among those of the step, or None.
+        shapes: the shape of each tensor.
+        sources: the place of the tensor that a tapped copy was copied from, for each tensor, or None.
+        layout: anything that finish notes of what it returns.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -121,10 +121,6 @@ class _Recorder:
 
         Keras traces the body of a recurrent or a `TimeDistributed` layer once, and runs it at each time step. The body
         of any other loop counts once.
-
-        Args:
-            flops: the count.
-            result: of the product.
         """
         if not self._open or not self._counting:
             return
@@ -212,7 +208,6 @@ class ObservedStep:
     """A training step of a model, forward and backward, that changes no variable.
 
     Args:
-        model: a built Keras model with a loss.
         finish: `finish(record, loss, tensors, tapped, gradients) -> structure of tensors`, called while the step is
             traced: what to return of it. `tensors` are those of the record, `tapped` their gradients (None where
             there is none), `gradients` those of `model.trainable_variables`.
@@ -230,10 +225,6 @@ class ObservedStep:
 
     def __call__(self, batch: tuple, scale: float = 1.0) -> Any:
         """Runs the step.
-
-        Args:
-            batch: `(x, y, sample_weight)`.
-            scale: what the loss is multiplied by.
 
         Returns:
             What finish returned, as numpy arrays.
@@ -253,9 +244,7 @@ class ObservedStep:
         """The operation of the forward pass from which a tensor that is not finite comes.
 
         Args:
-            batch: `(x, y, sample_weight)`.
-            scale: what the loss is multiplied by.
-            place: of the tensor in `Record.tensors`.
+            place: the place of the tensor in `Record.tensors`.
 
         Returns:
             The backend's name of it, and the lines of Python that led to it, as (file, line number), the innermost

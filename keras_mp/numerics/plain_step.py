@@ -31,13 +31,7 @@ def loss_of(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> Any:
 
 
 def explained(model: keras.Model, batch: tuple, error: Exception) -> ValueError:
-    """The error for an observed step that could not be run: it tells faults of the data, of Keras and of this package.
-
-    Args:
-        model: a built model with a loss.
-        batch: `(x, y, sample_weight)`.
-        error: what the observed step raised.
-    """
+    """The error for an observed step that could not be run; it tells faults of data, Keras and this package apart."""
     if _has_strings(batch) and keras.backend.backend() != "tensorflow":
         return ValueError(
             f"data holds strings, which no step on {keras.backend.backend()} takes; plain Keras fails alike. Look the "
@@ -112,7 +106,6 @@ def described(name: str, frames: Sequence[Frame]) -> str:
     """The operation in a line; "" where no code but that of libraries led to it.
 
     Args:
-        name: the backend's.
         frames: (file, line number) of the Python that led to it, the innermost first.
     """
     folders = _folders()

@@ -147,7 +147,7 @@ def _explicit(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str]:
 
 
 def _attention(result: Shape, query: Any, key: Any, *rest: Any) -> int:
-    """Of (batch, rows, heads, features) and (batch, columns, key heads, features): the scores, and their product."""
+    """The scores of (batch, rows, heads, features) and (batch, columns, key heads, features), and their product."""
     batch, rows, heads, features = _shape(query)
     return 2 * dot_flops((batch, heads, rows, _shape(key)[1]), (features,))
 

@@ -20,9 +20,9 @@ class FormatLoss:
     """The loss of some values in a format. Shares are of all values, zeros included, and exact zeros are never lost.
 
     Attributes:
-        overflow: share that rounds to more than the largest number.
-        zeroed: share that is not zero and rounds to zero.
-        subnormal: share that rounds to a subnormal number, and so keeps fewer bits.
+        overflow: the share that rounds to more than the largest number.
+        zeroed: the share that is not zero and rounds to zero.
+        subnormal: the share that rounds to a subnormal number, and so keeps fewer bits.
         sqnr: signal to quantization-noise ratio in decibels, 10 log10(sum x^2 / sum (round(x) - x)^2): infinite where
             nothing is lost, minus infinity where a value overflows to infinity, NaN where there is no signal.
     """
@@ -54,9 +54,9 @@ class Range:
     ```
 
     Attributes:
-        scales: what values are multiplied by before they are rounded, by the format's name; 1 where it is not given;
-            None stands for `current_scale` of each part, as the scaling "current" of `keras_mp.fp8` has it.
-        values: how many there were; zeros and those that are not finite among them.
+        scales: the factors that values are multiplied by before they are rounded, by the format's name; 1 where it is
+            not given; None stands for `current_scale` of each part, as the scaling "current" of `keras_mp.fp8` has it.
+        values: the number of values; zeros and those that are not finite among them.
         lowest: the lowest finite value; infinity before the first.
         highest: the highest finite value.
         smallest: the smallest magnitude above zero; infinity where there is none.
@@ -80,7 +80,7 @@ class Range:
 
         Args:
             x: floats of any shape; all values, or a sample of them.
-            size: how many there are, of which x is a sample.
+            size: the number of values of which x is a sample.
             extremes: the lowest and the highest of all of them.
 
         Returns:
@@ -157,9 +157,6 @@ class Range:
     def loss(self, format: Any) -> FormatLoss:
         """The loss of the values so far in a format.
 
-        Args:
-            format: a `Format`, or its name.
-
         Raises:
             ValueError: there is no such format.
         """
@@ -217,9 +214,9 @@ def measure(x: Any, format: Any, scale: float | None = 1.0) -> FormatLoss:
     """The loss of a tensor in a format.
 
     Args:
-        x: floats of any shape, or what numpy makes an array of; also empty.
+        x: floats of any shape, or anything that numpy makes an array of; also empty.
         format: "float16", "bfloat16", "E4M3" or "E5M2".
-        scale: x is multiplied by it before it is rounded; None for `current_scale` of x.
+        scale: the factor that x is multiplied by before it is rounded; None for `current_scale` of x.
 
     Returns:
         The shares that overflow, become zero, become subnormal, and the SQNR. Values that are infinite or NaN count
@@ -245,7 +242,6 @@ def stride_of(shape: Sequence[int], most: int | None) -> int:
     It has no divisor in common with any size of the shape, so that no channel, row or record is left out.
 
     Args:
-        shape: of the tensor.
         most: the largest sample; None takes every value.
     """
     size = math.prod(shape)
@@ -258,11 +254,5 @@ def stride_of(shape: Sequence[int], most: int | None) -> int:
 
 
 def sampled(x: Any, most: int | None, flatten: Any) -> Any:
-    """The sample, flat.
-
-    Args:
-        x: a tensor or an array.
-        most: as for `stride_of`.
-        flatten: makes it flat.
-    """
+    """The sample of a tensor or array, flat; `most` is that of `stride_of`."""
     return flatten(x)[:: stride_of(tuple(x.shape), most)]

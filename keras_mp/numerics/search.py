@@ -63,18 +63,18 @@ def search_policy(
         model: a built Keras model with a loss; it is not changed.
         data: batches, as for `audit`: the first `steps` are audited, the next `held_out` are judged on. Where there are
             fewer, the last one is held out, or, of one, used for both.
-        candidates: of "fp8", "mixed_float16", "mixed_bfloat16", "float32", the cheapest first. float32 is what is left
-            where the others fail, also when it is not named.
+        candidates: names out of "fp8", "mixed_float16", "mixed_bfloat16", "float32", the cheapest first. float32 is
+            what is left where the others fail, also when it is not named.
         tolerance: the largest relative difference of loss and gradients. A small GPT that trains as well in bfloat16 as
             in float32 has gradients 0.16 apart at its start (docs/numerics.md).
-        steps: batches to audit.
-        held_out: batches to judge on.
+        steps: the number of batches to audit.
+        held_out: the number of batches to judge on.
 
     Returns:
         The search: print it; `apply(build)` builds a model with it.
 
     Raises:
-        TypeError, ValueError: as `audit`; candidates or tolerance that make no sense.
+        TypeError, ValueError: As for `audit`; also if candidates or tolerance make no sense.
     """
     check_model(model)
     candidates = _checked(candidates)
@@ -198,8 +198,6 @@ class _Search:
 
         Args:
             order: the units, most damaged first.
-            enough: how many passed in float32.
-            level: what they are restored to.
         """
         low, high = 1, enough
         if level != "float32" and not self._passes(self._assignment(dict.fromkeys(order[:high], level), ())):
@@ -239,7 +237,7 @@ class _Search:
         return restored
 
     def _with_fp8(self, restored: dict[str, str]) -> Assignment:
-        """As many layers in FP8 as pass, the least damaged first."""
+        """Puts as many layers in FP8 as pass, the least damaged first."""
         order = sorted(self.fp8, key=self._fp8_damage)
         low, high = 0, len(order)
         while low < high:

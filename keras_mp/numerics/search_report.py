@@ -30,10 +30,11 @@ class Trial(NamedTuple):
     """A mix of precisions that was tried.
 
     Attributes:
-        fp8: how many layers were in FP8.
+        fp8: the number of layers that were in FP8.
         restored: paths of the layers above the base precision.
         loss_error: relative difference of the loss from float32, the largest of the held-out batches.
-        gradient_error: that of all gradients.
+        gradient_error: the relative difference of all gradients together from float32, the largest of the held-out
+            batches.
         passed: whether both were within the tolerance.
     """
 
@@ -58,7 +59,7 @@ class PolicySearch(Report):
         work: the share of the floating-point operations of products and convolutions in each precision.
         loss_scale: the initial loss scale to begin float16 with.
         tolerance: the largest relative difference that was allowed.
-        message: what was found, in a sentence.
+        message: a sentence that says what was found.
         audit: the report that gave the order.
         layers: paths of the layers that were searched.
         closed: classes of custom layers, as "module.Class", whose code cannot mix precisions: what is inside such a
@@ -87,16 +88,16 @@ class PolicySearch(Report):
         """Builds a model in the precisions that were found.
 
         Args:
-            build: builds the model, compiled or not, built or not yet trained, as it was given to `search_policy`.
-                Layers are found by path, and by their order where automatic names differ.
+            build: a function that builds the model, compiled or not, built or not yet trained, as it was given to
+                `search_policy`. Layers are found by path, and by their order where automatic names differ.
 
         Returns:
             The model. Where a layer computes in float16 and it is compiled, its optimizer scales the loss, from
             `loss_scale` on.
 
         Raises:
-            TypeError: build is no function, or returns no model.
-            ValueError: the model has other layers than the one that was searched.
+            TypeError: If build is no function, or returns no model.
+            ValueError: If the model has other layers than the one that was searched.
         """
         if not callable(build) or isinstance(build, keras.Model):
             raise TypeError(f"build={build!r} must be a function without arguments that returns a keras.Model")
@@ -150,7 +151,7 @@ class PolicySearch(Report):
 
 
 def _same_layers(model: keras.Model, expected: tuple[str, ...], closed: frozenset[str]) -> dict[str, str]:
-    """For each path of the searched model, the path of the same layer in another."""
+    """The path of the same layer in another model, for each path of the searched one."""
     mine = list(units_of(model, closed))
     if set(mine) == set(expected):
         return {path: path for path in expected}

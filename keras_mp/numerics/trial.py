@@ -29,7 +29,7 @@ class Assignment(NamedTuple):
     """Which precision each layer has.
 
     Attributes:
-        base: "float32", "mixed_float16" or "mixed_bfloat16": of what is not named.
+        base: the precision of what is not named: "float32", "mixed_float16" or "mixed_bfloat16".
         units: other precisions, by path of `units_of`.
         fp8: paths of the Dense and EinsumDense layers in FP8.
         closed: names of the classes of `class_name` whose layers have one precision with all that is inside.
@@ -49,9 +49,9 @@ class Errors(NamedTuple):
     """How far a mix of precisions is from float32.
 
     Attributes:
-        loss: relative difference of the loss, the largest of the batches.
-        gradients: size of the difference of all gradients, of that of the gradients; infinite where one is not finite
-            or has vanished whole.
+        loss: the relative difference of the loss, the largest of the batches.
+        gradients: the size of the difference of all gradients, as a share of the size of the gradients; infinite where
+            one is not finite or has vanished whole.
         nonfinite: path of the layer where the first value that is not finite came up, or "".
     """
 
@@ -70,7 +70,7 @@ class CannotMixError(Exception):
     """The code of a layer fails where it and the layers inside compute in different precisions.
 
     Attributes:
-        name: of its class, as `class_name` gives it.
+        name: the name of the layer's class, as `class_name` gives it.
     """
 
     def __init__(self, name: str) -> None:
@@ -90,8 +90,7 @@ def units_of(model: keras.Model, closed: frozenset[str] = frozenset()) -> dict[s
     What is inside one of Keras's own composite layers, such as MultiHeadAttention, goes with it.
 
     Args:
-        model: a built model.
-        closed: classes of custom layers, by `class_name`, for which the same holds.
+        closed: classes of custom layers, by `class_name`, whose layers have one precision with all that is inside.
     """
     units: dict[str, Any] = {}
     parents: list[str] = []
@@ -130,8 +129,7 @@ class Judge:
 
     Args:
         model: a built model with a loss, within `in_float32`.
-        batches: the held-out batches.
-        loss_scale: what to multiply the loss by where a layer computes in float16.
+        loss_scale: the number that the loss is multiplied by where a layer computes in float16.
     """
 
     def __init__(self, model: keras.Model, batches: Sequence[tuple], loss_scale: float) -> None:

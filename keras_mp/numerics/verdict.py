@@ -34,9 +34,9 @@ class Verdict(NamedTuple):
 
     Attributes:
         ok: whether it does.
-        tensor: which of its tensors decides: "input", "output", "kernel", "kernel gradient", ...
+        tensor: the name of the tensor that decides: "input", "output", "kernel", "kernel gradient", ...
         reason: a sentence.
-        remedy: what to do, or "".
+        remedy: the thing to do about it, or "".
     """
 
     ok: bool
@@ -55,9 +55,7 @@ def float16(layer: keras.Operation, ranges: Mapping[str, Range], scale: float) -
     scale, less than 20 dB are left of its output or of its gradients.
 
     Args:
-        layer: the live layer.
-        ranges: of its tensors; gradients as they are without a loss scale.
-        scale: the loss scale.
+        ranges: the ranges of its tensors; gradients as they are without a loss scale.
     """
     overflow = _overflow(layer, ranges)
     if overflow is not None:

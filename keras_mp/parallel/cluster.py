@@ -29,9 +29,9 @@ class Cluster:
     """The processes that train together.
 
     Attributes:
-        addresses: `host:port` of each; the first one's is where the others report.
-        index: which of them this process is.
-        source: where this was read.
+        addresses: the address `host:port` of each process; the first one's is where the others report.
+        index: the number of this process among them, counted from 0.
+        source: the place where this was read.
     """
 
     addresses: tuple[str, ...]
@@ -46,7 +46,7 @@ class Cluster:
         """Tells which of the GPUs of its machine this process takes, where several processes share the machine.
 
         Args:
-            visible: the variable CUDA_VISIBLE_DEVICES of this process.
+            visible: the value of this process's variable CUDA_VISIBLE_DEVICES.
 
         Returns:
             Their numbers among the visible ones; None for all of them: of a process alone on its machine, and of one
@@ -71,15 +71,16 @@ def find_cluster(
     that GKE sets for the workers of a TPU slice.
 
     Args:
-        hosts: `host0:port,host1:port`, the same on all, as `--hosts` takes it.
-        index: which of them this process is; by default the one whose name or address this machine has.
-        environment: the environment variables, those of this process by default.
+        hosts: the addresses `host0:port,host1:port`, the same on all processes, as `--hosts` takes them.
+        index: the number of this process among them; by default the number of the one whose name or address this
+            machine has.
+        environment: the environment variables; by default those of this process.
 
     Returns:
         The cluster; None for a process that trains alone.
 
     Raises:
-        ClusterError: one of them is malformed; says what is right.
+        ClusterError: If one of them is malformed; the message says what is right.
     """
     environment = os.environ if environment is None else environment
     if hosts:
@@ -239,7 +240,7 @@ def cluster_key(folder: Path, is_first: bool, deadline: float) -> bytes:
     Args:
         folder: a folder that all processes share; the file `.keras_mp_cluster_key` in it is the user's alone, mode 600.
         is_first: whether this process makes the file where it is missing; the others wait for it.
-        deadline: until when they wait, in seconds of `time.monotonic()`.
+        deadline: the time until which they wait, in seconds of `time.monotonic()`.
 
     Raises:
         ClusterError: the variable is too short, the file never appears, or others can read it.

@@ -55,11 +55,10 @@ class Coordinator:
     A process that is stopped (SIGSTOP) keeps its connections, so only a missing heartbeat tells.
 
     Args:
-        cluster: the processes.
         folder: a folder that all processes share, for the file of the key; see `cluster_key`.
-        join_seconds: how long the rendezvous waits for all.
-        silence_seconds: how long a process may send no heartbeat.
-        on_lost: called with the message when a process is lost.
+        join_seconds: the seconds that the rendezvous waits for all.
+        silence_seconds: the seconds for which a process may send no heartbeat.
+        on_lost: a function that is called with the message when a process is lost.
     """
 
     def __init__(
@@ -93,7 +92,6 @@ class Coordinator:
         """Makes sure that all processes have the same value; all must call it, in the same order.
 
         Args:
-            name: what is compared, in words.
             value: anything that JSON can hold; a dict is compared key by key.
 
         Raises:
@@ -134,7 +132,7 @@ class Coordinator:
         """Gives all processes the value that the first one has; all must call it.
 
         Args:
-            value: anything that JSON can hold; only that of the first counts.
+            value: anything that JSON can hold; only the value of the first process counts.
 
         Returns:
             The first one's value.

@@ -44,19 +44,20 @@ def distribute(
     layer over the devices, as `rules` say. The latter two are JAX's alone.
 
     Args:
-        layout: "data", "fully_sharded" or "tensor".
-        devices: how many, the first of them; or their names, as `keras.distribution.list_devices()` gives them; by
-            default all of the best kind.
-        mesh: for "tensor", the devices that share a batch times those that share a weight; by default (1, devices).
-        reduce_dtype: what the gradients are summed over the devices in: "float32" or "bfloat16", which halves the
-            bytes sent and rounds each summand to 8 bits.
-        gather_dtype: for "fully_sharded", what weights are gathered in: "compute", the dtype that their layers compute
+        layout: the way in which weights and batches lie on the devices: "data", "fully_sharded" or "tensor".
+        devices: the number of devices, of which the first are taken; or their names, as
+            `keras.distribution.list_devices()` gives them; by default all of the best kind.
+        mesh: the number of devices that share a batch, and the number of devices that share a weight, for "tensor"; by
+            default (1, devices).
+        reduce_dtype: the dtype in which the gradients are summed over the devices: "float32" or "bfloat16", which
+            halves the bytes sent and rounds each summand to 8 bits.
+        gather_dtype: the dtype in which "fully_sharded" gathers weights: "compute", the dtype that their layers compute
             in, or "float8", which halves those bytes: kernels and embeddings whose rows have 32 or more numbers are
-            rounded to E4M3, with a scale for each row. Layers that compute in FP8 or INT8 gather their own codes in
-            any case.
-        rules: for "tensor", pairs of a regular expression of a weight's path and, for each dimension, "model",
+            rounded to E4M3, with a scale for each row. Layers that compute in FP8 or INT8 gather their own codes in any
+            case.
+        rules: the rules of "tensor": pairs of a regular expression of a weight's path and, for each dimension, "model",
             "batch" or None; or the `get_layout_map` of a KerasHub backbone, `GemmaBackbone.get_layout_map`. By default
-            those of the functions that build models in the scope (`keras_mp.tensor_rules`).
+            the rules of the functions that build models in the scope (`keras_mp.tensor_rules`).
 
     Yields:
         The plan: which axis of each variable is split.
@@ -84,8 +85,7 @@ def make_plan(
     """Checks what `distribute` is given.
 
     Args:
-        layout, devices, mesh, reduce_dtype, rules, gather_dtype: as for `distribute`.
-        available: names of the devices that there are.
+        available: the names of the devices that there are.
 
     Returns:
         The plan.
@@ -169,9 +169,6 @@ def gather(model: keras.Model) -> keras.Model:
     """A copy of a model on one device of this process, to save, export and predict with; call it outside the scope.
 
     Where several processes trained the model, all of them must call it.
-
-    Args:
-        model: built in the scope of `keras_mp.distribute`, or not.
 
     Returns:
         A new model with the same weights, compiled alike, with the optimizer's state; the model itself where it lies on

@@ -41,8 +41,8 @@ class Hops(NamedTuple):
     """The numbers of devices that are summed over one after the other; empty where all are at once.
 
     Attributes:
-        first: for arrays that are split along their first axis.
-        other: for arrays that are split along another.
+        first: the hops of arrays that are split along their first axis.
+        other: the hops of arrays that are split along another.
     """
 
     first: tuple[int, ...] = ()
@@ -53,7 +53,7 @@ def hops_of(topology: str) -> Hops:
     """The hops of a slice.
 
     Args:
-        topology: as libtpu names it, such as "v5e:4x4".
+        topology: the name that libtpu has for the slice, such as "v5e:4x4".
     """
     first = HOPS.get(topology, ())
     return Hops(first, _OF_OTHER_AXES.get(topology, first))
@@ -63,9 +63,8 @@ def in_hops(names: Sequence[str], kind: str, places: Sequence[Place]) -> tuple[t
     """Puts attached devices in the order that hops need.
 
     Args:
-        names: of the devices.
-        kind: of device, as the runtime names it, such as "TPU v5 lite".
-        places: the coordinates of each in its slice.
+        kind: the kind of device, as the runtime names it, such as "TPU v5 lite".
+        places: the coordinates of each device in its slice.
 
     Returns:
         The names in the order of the coordinates, of which the first counts least, and the hops; the names as they
@@ -84,7 +83,7 @@ def groups_of(hops: Sequence[int]) -> list[list[list[int]]]:
     Device `i * hops[1] + j` of two hops gets part `j` of part `i`, as of a sum over all at once.
 
     Args:
-        hops: their numbers of devices, whose product is that of all.
+        hops: the number of devices of each hop; their product is the number of all.
     """
     made = []
     for place, size in enumerate(hops):

@@ -34,8 +34,8 @@ class Rows:
 
         Args:
             x: floats of two or more axes.
-            largest: the largest magnitude over all devices that have a part of a row, from this device's;
-                None where rows are whole.
+            largest: a function from this device's largest magnitudes to the largest over all devices that have a part
+                of a row; None where rows are whole.
 
         Returns:
             E4M3 of x's shape; and float32 of that shape without the last axis, which a TPU would pad to 128.
@@ -67,16 +67,16 @@ class Plan:
     """How a model lies on devices.
 
     Args:
-        layout: "data", "fully_sharded" or "tensor".
-        devices: their names, as the backend writes them; empty where a step is only compiled.
-        shape: of the mesh: the devices that share a batch, and with "tensor" those that share a weight.
-        reduce_dtype: what gradients are summed over the devices in.
-        rules: for "tensor", which axis of a weight is split, by patterns of its path; None for those that the models
+        layout: the way in which weights and batches lie: "data", "fully_sharded" or "tensor".
+        devices: the names of the devices, as the backend writes them; empty where a step is only compiled.
+        shape: the shape of the mesh: the devices that share a batch, and with "tensor" those that share a weight.
+        reduce_dtype: the dtype in which gradients are summed over the devices.
+        rules: the axis of a weight that "tensor" splits, by patterns of its path; None for the rules that the models
             built in its scope have.
-        declared: these, as they come.
-        hops: of "fully_sharded", over how many devices gradients are summed one after the other;
+        declared: the rules of the models built in its scope, as they come.
+        hops: the numbers of devices over which "fully_sharded" sums gradients, one after the other;
             `keras_mp.parallel.hops` says which slices need it, and in which order the devices are then.
-        gather_dtype: of "fully_sharded", what weights are gathered in: "compute", the dtype that their layers compute
+        gather_dtype: the dtype in which "fully_sharded" gathers weights: "compute", the dtype that their layers compute
             in, or "float8".
     """
 
@@ -90,12 +90,7 @@ class Plan:
     gather_dtype: str = "compute"
 
     def rows_of(self, shape: tuple[int, ...], dtype: str) -> Rows | None:
-        """How a weight that a layer may read in fewer bits is quantized to be gathered; None where it is not.
-
-        Args:
-            shape: of the whole.
-            dtype: the weight's own.
-        """
+        """How a weight that a layer may read in fewer bits is quantized to be gathered; None where it is not."""
         long = len(shape) > 1 and shape[-1] >= LEAST_LENGTH
         return Rows() if self.gather_dtype == "float8" and long and dtype in _WIDE_FLOATS else None
 
@@ -125,7 +120,7 @@ class Plan:
 
     @property
     def rules_in_force(self) -> Rules:
-        """Its own rules, or those of the models that were built in its scope."""
+        """The plan's own rules, or those of the models that were built in its scope."""
         return tuple(self.declared) if self.rules is None else self.rules
 
     def axes_of(self, path: str, shape: tuple[int, ...], dtype: str) -> tuple[str | None, ...]:
@@ -136,9 +131,8 @@ class Plan:
         of a slot in 8 bits lie with the rows, whose own axis has length 1 there and is not split.
 
         Args:
-            path: the variable's.
-            shape: its dimensions.
-            dtype: its element type; floating-point variables are split, and by "fully_sharded" quantized weights.
+            dtype: the element type of the variable; floating-point variables are split, and by "fully_sharded"
+                quantized weights.
 
         Returns:
             For each dimension the name of a mesh axis, or None.
@@ -218,8 +212,8 @@ def plan_of(strategy: str | Plan, devices: int, topology: str = "") -> Plan:
 
     Args:
         strategy: a layout, or a plan.
-        devices: how many there would be.
-        topology: of TPUs, what libtpu calls the slice.
+        devices: the number of devices that there would be.
+        topology: the name that libtpu has for a slice of TPUs.
 
     Returns:
         The plan; for "tensor" the devices all share each weight, and the rules are the model's.

@@ -46,7 +46,7 @@ def tensor_rules(rules: Rules) -> Callable[[Build], Build]:
         A decorator.
 
     Raises:
-        ValueError: a rule is no such pair.
+        ValueError: If a rule is no such pair.
     """
     check_rules(rules)
     rules = tuple((pattern, axes) for pattern, axes in rules)  # as given, a list is not hashable
@@ -115,8 +115,7 @@ def rules_of_layout_map(layout_map_of: LayoutMapOf, plan: Plan) -> Rules:
     """The rules of a backbone's own layout map, for its weights and their slots in an optimizer.
 
     Args:
-        layout_map_of: `get_layout_map` of a KerasHub backbone; it is given a mesh and the names of its axes.
-        plan: whose mesh it is.
+        layout_map_of: the method `get_layout_map` of a KerasHub backbone; it is given a mesh and the names of its axes.
 
     Raises:
         ValueError: it returns something else.

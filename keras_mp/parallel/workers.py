@@ -38,17 +38,18 @@ def join(
     itself within half a minute and names it; when this one fails, the others end, too.
 
     Args:
-        cluster: what `find_cluster` returned; None for a process that trains alone, for which this does nothing.
-        settings: what the training was asked for, the same on all.
+        cluster: the result of `find_cluster`; None for a process that trains alone, for which this does nothing.
+        settings: the settings of the training, by name, which must be the same on all.
         code: folders whose modules and packages, where they have been imported, must be the same on all, beside the
             kit's and those that lie where the program does.
-        **options: of `Coordinator`; `folder`, which all share, is where the key lies with which they know one another.
+        **options: further arguments of `Coordinator`; `folder`, which all share, is where the key lies with which they
+            know one another.
 
     Raises:
-        ClusterError: there is no key that all have; says how to give one.
-        LostWorkerError: another process did not join.
-        DisagreementError: the processes differ; names the difference.
-        OSError: the port of the first process is in use.
+        ClusterError: If there is no key that all have; the message says how to give one.
+        LostWorkerError: If another process did not join.
+        DisagreementError: If the processes differ; the message names the difference.
+        OSError: If the port of the first process is in use.
     """
     if cluster is None:
         yield

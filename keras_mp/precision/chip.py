@@ -25,7 +25,7 @@ class Link:
     """The links of one chip to other chips of its slice or host.
 
     Args:
-        name: Such as "ICI", "NVLink 4" or "PCIe 4.0 x16".
+        name: The name of the links, such as "ICI", "NVLink 4" or "PCIe 4.0 x16".
         bandwidth: Bytes per second that the chip sends over all of its links together; as much comes in meanwhile.
         source: The document that the figure is from.
     """
@@ -49,9 +49,9 @@ def pcie(generation: int, source: str, lanes: int = 16) -> Link:
     """PCI Express, over which GPUs send that have no NVLink, or only a bridge between two of them.
 
     Args:
-        generation: 3, 4 or 5.
+        generation: The generation of PCI Express: 3, 4 or 5.
         source: The document that names generation and lanes.
-        lanes: 16, or 8.
+        lanes: The number of lanes: 16, or 8.
     """
     rate = _PCIE[generation]
     source = _PCIE_SOURCE.format(generation, rate, lanes) + f"; {source}"
@@ -68,13 +68,13 @@ class GpuDescription:
 
     Args:
         device_name: The name that the driver reports, without "NVIDIA".
-        cores: Multiprocessors.
+        cores: The number of multiprocessors.
         lanes: Float32 lanes of a multiprocessor.
-        threads: Most threads of a multiprocessor.
+        threads: The most threads that a multiprocessor holds.
         shared_per_core: Shared memory of a multiprocessor, in bytes.
-        shared_per_block: Most shared memory that a block may ask for, in bytes.
+        shared_per_block: The most shared memory that a block may ask for, in bytes.
         l2: Size of the L2 cache, in bytes.
-        clock: In GHz.
+        clock: The clock in GHz.
         memory: Device memory that the driver reports, in bytes.
         bandwidth: Device memory bandwidth, in bytes per second.
     """
@@ -97,7 +97,7 @@ class TpuSlices:
 
     Args:
         family: libtpu's name of the chip, such as "tpu7x".
-        dimensions: In how many dimensions its chips are wired, 2 or 3.
+        dimensions: The number of dimensions in which its chips are wired: 2 or 3.
     """
 
     family: str
@@ -119,13 +119,14 @@ class Chip:
         memory_bytes: Device memory in bytes, by the data sheet.
         bandwidth: Device memory bandwidth in bytes per second.
         source: The document that each figure is from.
-        devices: How many devices the runtime makes of one chip; a device then has that share of every figure.
-        compiler: How the compiler is told of the chip; None where no compiler that can be installed takes it.
+        devices: The number of devices that the runtime makes of one chip; a device then has that share of every figure.
+        compiler: The description by which the compiler knows the chip; None where no compiler that can be installed
+            takes it.
         device_kinds: Names that a runtime gives the chip and that do not hold `name`, in lower case; of TPUs those of
             jax/_src/pallas/mosaic/tpu_info.py in JAX 0.10.
-        link: What it sends to other chips over; None where that is not known. A GH200 that stands alone has none: its
-            NVLink reaches others in a DGX GH200 only. For TPU v2 and v3 and AMD's GPUs no compiler is there, so that
-            no collective is timed.
+        link: The links to other chips; None where they are not known. A GH200 that stands alone has none: its NVLink
+            reaches others in a DGX GH200 only. For TPU v2 and v3 and AMD's GPUs no compiler is there, so that no
+            collective is timed.
     """
 
     name: str

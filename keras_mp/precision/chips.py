@@ -78,7 +78,7 @@ def _split_count(text: str) -> list[tuple[str, int | tuple[int, ...], bool]]:
 
 
 def _cores_in_name(chip: Chip) -> int:
-    """By how much the number in a slice's name is larger than its number of chips: 2 for "v4-8", 1 for "v5e-8"."""
+    """The factor from a slice's number of chips to the number in its name: 2 for "v4-8", 1 for "v5e-8"."""
     return _CORES_IN_NAME.get(chip.name, 1)
 
 
@@ -96,7 +96,7 @@ def chip_name(text: str) -> str | None:
     """Reads a chip's name as people and runtimes write it.
 
     Args:
-        text: Such as "H100", "NVIDIA H100 80GB HBM3", "RTX 4090", "a100-40gb", "TPU v5e" or "TPU v5 lite".
+        text: A name such as "H100", "NVIDIA H100 80GB HBM3", "RTX 4090", "a100-40gb", "TPU v5e" or "TPU v5 lite".
 
     Returns:
         The key in `CHIPS`, or None where no chip is called so, or the text names a form with other figures (a laptop's
@@ -139,9 +139,9 @@ def parse_target(text: str) -> tuple[Chip, int]:
     """Reads a chip and how many of it, as people write both.
 
     Args:
-        text: Such as "h100", "h100x8", "4x RTX 4090", "v5e-8", "v5litepod-8" or "v5e-2x4". The number after the dash is
-            Google's: it counts the chips of a v5e or v6e slice, and of the other TPUs the TensorCores, of which a chip
-            has two ("v4-8" has 4 chips).
+        text: A chip and a number, such as "h100", "h100x8", "4x RTX 4090", "v5e-8", "v5litepod-8" or "v5e-2x4". The
+            number after the dash is Google's: it counts the chips of a v5e or v6e slice, and of the other TPUs the
+            TensorCores, of which a chip has two ("v4-8" has 4 chips).
 
     Returns:
         The chip, and the number of chips; 1 where the text names none.
@@ -200,7 +200,8 @@ def identify_chip(device_name: str) -> Chip | None:
     """Finds the chip behind the name that a runtime gives a device.
 
     Args:
-        device_name: Such as "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090" or "TPU v5 lite".
+        device_name: The name that the runtime gives, such as "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090" or "TPU
+            v5 lite".
 
     Returns:
         The chip, or None where the name is not in the table or is of a form with other figures (a laptop's GPU, a

@@ -35,11 +35,7 @@ _EXTRAS = (
 
 
 def main(console: Console | None = None) -> None:
-    """Prints the page.
-
-    Args:
-        console: Where to; by default the terminal.
-    """
+    """Prints the page, by default to the terminal."""
     (console or Console()).print(doctor())
 
 

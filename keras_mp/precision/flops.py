@@ -9,7 +9,7 @@ import numpy as np
 
 
 def dot_flops(result: Sequence[int], contracted: Sequence[int]) -> int:
-    """Counts those of a dot.
+    """Counts the operations of a dot.
 
     Args:
         result: dimensions of the result, batch dimensions included.
@@ -21,13 +21,13 @@ def dot_flops(result: Sequence[int], contracted: Sequence[int]) -> int:
 def convolution_flops(
     result: Sequence[int], kernel_inputs: int, windows: Sequence[tuple[int, int, int, int, int, int, int]]
 ) -> int:
-    """Counts those of a convolution: products with padding, or with the holes of a dilated input, are not counted.
+    """Counts the operations of a convolution, without the products with padding or with the holes of a dilated input.
 
     Args:
         result: sizes of the result that are not spatial: its batch and its features.
         kernel_inputs: input features that one output feature sums over.
-        windows: for each spatial dimension (input, kernel, output, stride, padding before, dilation of the input,
-            dilation of the kernel).
+        windows: a tuple for each spatial dimension: (input, kernel, output, stride, padding before, dilation of the
+            input, dilation of the kernel).
     """
     return 2 * math.prod(result) * kernel_inputs * math.prod(_products(*window) for window in windows)
 

@@ -80,7 +80,7 @@ class Format:
         return self.round_unclipped(np.where(np.isfinite(x), clipped, np.float32(np.nan)))
 
     def round_unclipped(self, x: Any) -> np.ndarray:
-        """As `round`, but infinity or NaN past the largest number, for every format."""
+        """Rounds as `round` does, but to infinity or NaN past the largest number, for every format."""
         dtype = self.dtype if self.dtype == "float16" else getattr(ml_dtypes, self.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
             return np.asarray(x, "float32").astype(dtype).astype("float32")
@@ -119,14 +119,14 @@ def format_named(name: Any, formats: Mapping[str, Format] = FORMATS) -> Format:
     """Finds a format by its name.
 
     Args:
-        name: such as "float16" or "E4M3", in any case; a format is returned as it is.
-        formats: those to choose from.
+        name: a name such as "float16" or "E4M3", in any case; a format is returned as it is.
+        formats: the formats to choose from; by default all that the kit knows.
 
     Returns:
         The format.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: If there is none of that name.
     """
     for known, format in formats.items():
         if name == format or (isinstance(name, str) and name.lower() == known.lower()):
@@ -136,10 +136,6 @@ def format_named(name: Any, formats: Mapping[str, Format] = FORMATS) -> Format:
 
 def current_scale(amax: float, format: Format) -> float:
     """The scale that brings a magnitude to the top of a format: min(max of the format / amax, 2^126).
-
-    Args:
-        amax: the largest magnitude.
-        format: the format to scale into.
 
     Returns:
         The scale; 1 where amax is 0, infinite or NaN.
@@ -151,7 +147,7 @@ def scale_to(top: float, amax: Any, power_of_two: bool = False) -> Any:
     """The scale that brings a magnitude to a number.
 
     Args:
-        top: the number.
+        top: the number that the magnitude is brought to.
         amax: the magnitude, float32 of any shape.
         power_of_two: whether the scale is rounded down to a power of two.
 
@@ -207,7 +203,7 @@ def cast(x: Any, format: Format, bits: Any = None) -> Any:
 
 
 def _fraction(bits: Any) -> Any:
-    """Of each word a number between 0 and 1 whose mean is 1/2: added to less than 128, it leaves an integer's floor."""
+    """A number from 0 to 1 of each word, whose mean is 1/2: added to less than 128, it keeps an integer's floor."""
     high = keras.ops.right_shift(bits, keras.ops.convert_to_tensor(16, "uint32"))
     return keras.ops.cast(keras.ops.cast(high, "int32"), "float32") * 2.0**-16 + 2.0**-17
 
@@ -217,7 +213,7 @@ def quantize(x: Any, format: Format, scale: Any) -> Any:
 
     Args:
         x: floats of any shape.
-        format: as of `cast`.
+        format: a format as `cast` takes it.
         scale: float32, of a shape that broadcasts to x's.
 
     Returns:
@@ -231,7 +227,7 @@ def dequantize(values: Any, scale: Any) -> Any:
 
     Args:
         values: the result of `quantize`.
-        scale: the scale that it was given.
+        scale: the scale that `quantize` was given.
 
     Returns:
         A float32 tensor of the shape of values.

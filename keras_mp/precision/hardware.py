@@ -39,11 +39,11 @@ class Device:
 
     Args:
         kind: "cpu", "gpu" or "tpu".
-        name: What the runtime calls it.
+        name: The name that the runtime gives the device.
         architecture: Compute capability ("9.0"), LLVM target ("gfx942"), TPU generation ("v5e"), or "" if unknown.
-        chip: Its row in `keras_mp.precision.chips`, or None.
+        chip: The row of the device's chip in `keras_mp.precision.chips`, or None.
         flags: The instruction sets of a CPU, in Linux's spelling; empty for other kinds and where unknown.
-        count: How many of them this process has.
+        count: The number of such devices that this process has.
     """
 
     kind: str
@@ -109,9 +109,9 @@ def support(dtype: str, device: Device | None = None) -> Support:
     """Says whether training in a dtype pays on a device.
 
     Args:
-        dtype: "float32", "float16", "bfloat16", "fp8" or "mxfp8"; the last two mean matrix products of FP8 operands, of
-            which blocks have scales in MXFP8.
-        device: The device; by default the one that Keras computes on.
+        dtype: The dtype: "float32", "float16", "bfloat16", "fp8" or "mxfp8". The last two mean matrix products of FP8
+            operands, of which blocks have scales in MXFP8.
+        device: The device to judge; by default the one that Keras computes on.
 
     Returns:
         `Support(ok, reason)`.

@@ -37,9 +37,9 @@ class PolicyChoice(NamedTuple):
     """A dtype policy, whether to compile with it, and why.
 
     Attributes:
-        policy: "float32", "mixed_float16", "mixed_bfloat16", "fp8" or "bfloat16".
-        jit_compile: What to pass to `model.compile(jit_compile=...)`.
-        reason: Why this policy, and why with or without jit, in full sentences.
+        policy: The name of the policy: "float32", "mixed_float16", "mixed_bfloat16", "fp8" or "bfloat16".
+        jit_compile: The value to pass to `model.compile(jit_compile=...)`.
+        reason: The reasons for this policy, and for jit or against it, in full sentences.
     """
 
     policy: str
@@ -53,7 +53,7 @@ def choose_policy(device: Device | None = None) -> PolicyChoice:
     On a CPU that means mixed_bfloat16 without jit on TensorFlow, and float32 on JAX.
 
     Args:
-        device: The device; by default the one that Keras computes on.
+        device: The device to choose for; by default the one that Keras computes on.
 
     Returns:
         The choice, which `set_global_policy("auto")` would set.
@@ -76,8 +76,8 @@ def choose_jit(policy: str = "", device: Device | None = None) -> Support:
     """Says whether to compile a training step with XLA.
 
     Args:
-        policy: as `PolicyChoice` has it; of those only "fp8" makes a difference.
-        device: The device; by default the one that Keras computes on.
+        policy: The policy, as `PolicyChoice` has it; of the policies only "fp8" makes a difference.
+        device: The device to compile for; by default the one that Keras computes on.
 
     Returns:
         `Support(ok, reason)`; the reason is "Jit is on: ..." or "Jit is off: ...".
@@ -97,10 +97,11 @@ def set_global_policy(name: str = "auto") -> PolicyChoice:
     than float32's, and some runs converge badly: "mixed_bfloat16" remains the default.
 
     Args:
-        name: "auto", "float32", "mixed_float16", "mixed_bfloat16", "fp8" or "bfloat16".
+        name: The name of the policy: "auto", "float32", "mixed_float16", "mixed_bfloat16", "fp8" or "bfloat16". "auto"
+            sets what `choose_policy` chooses for this hardware.
 
     Returns:
-        What was set, whether to jit, and why.
+        The `PolicyChoice` that was set: the policy, whether to jit, and the reasons for both.
 
     Raises:
         ValueError: If the name is none of the six.
@@ -117,7 +118,7 @@ def policy_scope(name: str = "auto") -> Iterator[PolicyChoice]:
     """Sets the global dtype policy within a `with` block and then restores what was there before.
 
     Args:
-        name: As for `set_global_policy`, which also says what is raised and warned.
+        name: The name of a policy, as for `set_global_policy`, which also says what is raised and warned.
 
     Yields:
         The `PolicyChoice` that was set.

@@ -69,9 +69,6 @@ def by_arguments(node: Config, cls: type, name: str, kept: tuple[str, ...] = ())
     """Rewrites the config of a layer whose class does not take all that stands in it.
 
     Args:
-        node: as Keras serializes a layer.
-        cls: the layer's class.
-        name: of the layer.
         kept: arguments whose values were read off the layer; see `configs_of_arguments`.
 
     Returns:
@@ -184,7 +181,7 @@ def configs_of_arguments(layers: list[keras.Layer]) -> Iterator[dict[int, tuple[
     shows what it was made of, though it has no config. `ByArguments` checks that a layer made again keeps the same.
 
     Args:
-        layers: innermost first.
+        layers: the layers, innermost first.
 
     Yields:
         The names of the arguments, by the id of each layer that was so helped.

@@ -26,7 +26,7 @@ class Rewrite(NamedTuple):
     """How a config is rewritten.
 
     Attributes:
-        rule: as for `rebuild`.
+        rule: the rule, as for `rebuild`.
         layers: the live layers and operations, by id.
         kept: names of the arguments that were read off layers without a config, by the layer's id.
     """

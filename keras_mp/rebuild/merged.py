@@ -85,10 +85,6 @@ def merged_weights(layer: Any) -> dict[str, np.ndarray]:
 def int4_weights(layer: Any, name: str = "kernel") -> tuple[Any, ...]:
     """What Keras keeps of a layer's int4 weights.
 
-    Args:
-        layer: a Dense, EinsumDense, Embedding or ReversibleEmbedding layer of int4 weights.
-        name: "kernel", "embeddings" or "reverse_embeddings".
-
     Returns:
         Variables: two weights a byte, and scales; of weights in groups the zero points, too, and which group is whose.
     """
@@ -109,9 +105,9 @@ def dequantized(codes: Any, scale: Any, groups: Sequence[Any], axis: int = 0) ->
 
     Args:
         codes: floats, and so is the rest: tensors, or NumPy's arrays.
-        scale: broadcasts to the codes; of groups, one for each along the axis.
+        scale: the scales, which broadcast to the codes; of groups, one for each along the axis.
         groups: empty; or zero points, shaped as the scales, and integers: the group of each place along the axis.
-        axis: of the groups.
+        axis: the axis along which the groups lie.
     """
     if not groups:
         return codes / scale

@@ -77,7 +77,8 @@ def rebuild(
             model which cannot be built from its recorded input shapes. Made up where None.
         merge: whether weights that are quantized, or have LoRA's product beside them, become one matrix of floats each,
             in layers without; the rule takes the quantization and LoRA out of their configs.
-        carry_compile: also compile the new model with the old one's arguments and carry its optimizer's state.
+        carry_compile: whether to compile the new model, too, with the old one's arguments, and to carry its optimizer's
+            state.
 
     Returns:
         `Rebuilt(model, unreached, unshared)`.

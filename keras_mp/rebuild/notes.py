@@ -15,14 +15,14 @@ _NAME = "_keras_mp"
 
 @dataclasses.dataclass
 class Notes:
-    """Of one layer.
+    """The notes on one layer.
 
     Attributes:
-        treatments: what is done to it, by name, each with its options.
+        treatments: the options of each treatment that is applied to the layer, by the treatment's name.
         precision: the dtype that it computes in without any.
-        policy: its dtype policy without any, where its weights are of 16 bits; else None.
-        waiting: of sublayers that its own code has yet to create, what is to be done to them.
-        kept: what a treatment keeps from one step to the next, by its name.
+        policy: the dtype policy of the layer without any, where its weights are of 16 bits; else None.
+        waiting: the treatments of sublayers that the layer's own code has yet to create.
+        kept: the things that a treatment keeps from one step to the next, by its name.
     """
 
     treatments: dict[str, Any]

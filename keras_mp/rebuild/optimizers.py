@@ -15,8 +15,8 @@ class Slot(NamedTuple):
 
     Attributes:
         name: the attributes that lead to it, joined by ".".
-        weight: that it belongs to, or None.
-        variable: as the optimizer reads and assigns it.
+        weight: the weight that the slot belongs to, or None.
+        variable: the variable, as the optimizer reads and assigns it.
     """
 
     name: str
@@ -78,8 +78,7 @@ def fresh_optimizer(optimizer: keras.optimizers.Optimizer, **settings: Any) -> k
     """Makes an optimizer of the same class, also where the class is not registered with Keras.
 
     Args:
-        optimizer: the other, which may hold optimizers.
-        settings: of its config, in place of its own.
+        settings: settings of its config, in place of its own.
 
     Returns:
         One that is not built, and leaves out of weight decay the same weights of the same model.
@@ -99,8 +98,8 @@ def move_exclusions(
     """Makes an optimizer of `fresh_optimizer` leave out of weight decay the weights of another model.
 
     Args:
-        optimizer: not built.
-        weights: pairs of a weight that the optimizer may leave out, and of that which takes its place.
+        optimizer: the optimizer, which is not built yet.
+        weights: pairs of a weight that the optimizer may leave out, and of the weight which takes its place.
     """
     for held in _with_held(optimizer):
         excluded = getattr(held, "_exclude_from_weight_decay", None)
@@ -129,12 +128,10 @@ def _with_held(optimizer: keras.optimizers.Optimizer) -> Iterator[keras.optimize
 def carry_slots(
     old: keras.optimizers.Optimizer, new: keras.optimizers.Optimizer, variables: dict[int, keras.Variable]
 ) -> list[str]:
-    """Copies optimizer state; slots follow their weight, whatever its place in the new model's order.
+    """Copies the state of a built optimizer to another; slots follow their weight, wherever the new model has it.
 
     Args:
-        old: built.
-        new: built.
-        variables: of the new model, by the id of the weight of the old one.
+        variables: the weight of the new model that takes the place of each weight of the old one, by the latter's id.
 
     Returns:
         A sentence for each variable that was not carried over.

@@ -31,8 +31,6 @@ def carry_state(old: keras.Model, new: keras.Model, merge: bool = False) -> _Car
     """Gives a model the state of another.
 
     Args:
-        old: the other.
-        new: the model.
         merge: whether weights that are quantized, or have LoRA beside them, become float weights of layers without.
 
     Raises:

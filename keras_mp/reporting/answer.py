@@ -23,11 +23,12 @@ class Sentence:
     """A part of an answer: a label, words, a line of code that mends it, a table or a bar below.
 
     Args:
-        label: stands before the words, such as "Fits"; "" where nothing does.
+        label: the label before the words, such as "Fits"; "" where there is none.
         text: the words. Lines of prose are broken, code is not.
         code: lines of a program, below.
-        below: what else is shown below, in the terminal.
-        rank: where the answer has no room for all, the last sentence of the highest rank gives way; 0 stays.
+        below: the table or bar that is shown below, in the terminal.
+        rank: the rank by which sentences give way where the answer has no room for all: the last one of the highest
+            rank; 0 stays.
     """
 
     label: str
@@ -86,7 +87,7 @@ class MemoryBar:
 
     Args:
         parts: the size of each part, by name.
-        whole: of the memory; 0 where it is not known. Where the parts are larger, a line marks its end.
+        whole: the size of the memory; 0 where it is not known. Where the parts are larger, a line marks its end.
         written: the words of a part in the legend.
     """
 

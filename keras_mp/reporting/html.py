@@ -43,7 +43,7 @@ def document(title: str, parts: Iterable[str]) -> str:
     """A whole page as text.
 
     Args:
-        title: of the window.
+        title: the title of the window.
         parts: the body, in HTML.
     """
     head = (
@@ -62,7 +62,7 @@ def table(names: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collecti
     """A table, which scrolls by itself where the page is narrower.
 
     Args:
-        names: of the columns; where all are empty, the table has no header.
+        names: the names of the columns; where all are empty, the table has no header.
         rows: the cells as text.
         numbers: places of the columns to set to the right, with their names.
     """
@@ -81,7 +81,7 @@ def stacked_bar(parts: Mapping[str, float], written: Callable[[float], str]) -> 
 
     Args:
         parts: the value of each part by name, from left to right.
-        written: writes a value.
+        written: a function that writes a value.
     """
     whole = sum(parts.values()) or 1.0
     colours = colours_of(list(parts))
@@ -100,9 +100,9 @@ def limited_bars(bars: Mapping[str, Mapping[str, float]], written: Callable[[flo
     """Bars under each other, each of parts that share one limit; what is left of it is pale, and a line is at its end.
 
     Args:
-        bars: by what stands above each, the part of the limit that each thing takes: 1 is all of it.
-        written: writes such a part.
-        free, end: what the pale rest and the line are called.
+        bars: the part of the limit that each thing takes, by the text above each bar: 1 is all of it.
+        written: a function that writes such a part.
+        free, end: the names of the pale rest and of the line.
     """
     names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
     colours = colours_of(names)

@@ -18,10 +18,10 @@ class Bar(NamedTuple):
     """A bar.
 
     Attributes:
-        name: stands left of it.
-        length: in any unit; None where there is nothing to draw.
+        name: the text left of it.
+        length: the length in any unit; None where there is nothing to draw.
         low, high: the ends of a line on it.
-        words: stand right of it.
+        words: the text right of it.
         highlighted: whether it has the first of the two colours.
     """
 
@@ -37,9 +37,9 @@ def bar_chart(title: str, below: str, bars: Sequence[Bar], *, inside_html: bool 
     """Draws bars, one below the other.
 
     Args:
-        title: above them.
+        title: the text above them.
         below: a line below the title, on what the bars and their lines are.
-        bars: from top to bottom.
+        bars: the bars, from top to bottom.
         inside_html: whether the picture is an element of a page.
     """
     longest = max((bar.high for bar in bars if bar.length is not None), default=1.0)
@@ -86,8 +86,8 @@ def difference_picture(
     Args:
         curves: a curve a seed, all of one length, by precision; what is not finite ends its line.
         reference: the precision that the others are compared with.
-        x_title: what curves go over, such as "step".
-        y_title: of the differences.
+        x_title: the name of what curves go over, such as "step".
+        y_title: the name of the differences.
         first: x of the first point.
         inside_html: whether the picture is an element of a page.
     """

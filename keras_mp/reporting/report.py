@@ -31,7 +31,8 @@ class Report(ABC):
         """The tables behind the answer, to print.
 
         Args:
-            names: of the tables that are wanted; the last line of the printed report lists them. By default all.
+            names: the names of the tables that are wanted; the last line of the printed report lists them. By default
+                all.
 
         Raises:
             ValueError: the report has no such table.

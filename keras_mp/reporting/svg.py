@@ -40,7 +40,7 @@ class Axes:
     """The rectangle that data is drawn in, and the data at its edges.
 
     Args:
-        left, top, right, bottom: in pixels.
+        left, top, right, bottom: the edges in pixels.
         x: the data at the left and right edge.
         y: the data at the lower and upper edge.
     """
@@ -63,9 +63,9 @@ class Picture:
     """A picture that is being drawn.
 
     Args:
-        width: in pixels.
-        height: in pixels; may be set until `svg` is called.
-        font_size: of all text, in pixels.
+        width: the width in pixels.
+        height: the height in pixels; may be set until `svg` is called.
+        font_size: the size of all text, in pixels.
     """
 
     def __init__(self, width: float, height: float = 0.0, font_size: int = 12) -> None:
@@ -101,11 +101,11 @@ class Picture:
         """Writes words on one line.
 
         Args:
-            x, y: of the base line: its start, middle or end, as anchor says.
+            x, y: the start, middle or end of the base line, as anchor says.
             words: any text.
             anchor: "start", "middle" or "end".
-            bold: whether the letters are.
-            fill: their colour, also in dark mode; where it is not given, that of the text of the page.
+            bold: whether the letters are bold.
+            fill: the colour of the letters, also in dark mode; where it is not given, that of the text of the page.
             room: pixels to keep within. Longer words lose their end, or with the anchor "end" their beginning, and
                 are shown whole where the mouse rests on them.
         """
@@ -161,10 +161,10 @@ class Picture:
         """Draws a bar whose parts share its width in proportion.
 
         Args:
-            x, y, width, height: of the whole bar.
+            x, y, width, height: the place and size of the whole bar.
             parts: the value of each part by name, from left to right.
-            colours: by name.
-            written: writes a value, which is shown where the mouse rests on its part.
+            colours: the colours of the parts, by name.
+            written: a function that writes a value, which is shown where the mouse rests on its part.
         """
         whole = sum(parts.values()) or 1.0
         for name, value in parts.items():
@@ -175,10 +175,10 @@ class Picture:
         """Names colours, each beside a square of it.
 
         Args:
-            x, y: of the first square's lower left corner.
-            colours: by name.
-            columns: how many names stand beside each other.
-            spacing: from column to column, in pixels.
+            x, y: the lower left corner of the first square.
+            colours: the colours by name.
+            columns: the number of names that stand beside each other.
+            spacing: the pixels from column to column.
 
         Returns:
             Where the next line of text goes, in pixels from above.

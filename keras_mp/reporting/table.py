@@ -39,8 +39,8 @@ class ColumnTable:
     """A table whose columns depend on the width that there is.
 
     Args:
-        title: written above it.
-        names: of the columns.
+        title: the text above it.
+        names: the names of the columns.
         narrow: the names of those that are shown on less than `WIDE` characters; the caption names the others.
         right: the names of those that are set to the right.
         rows: the cells of each row, one for each column.

@@ -23,10 +23,10 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
     in the matrix units.
 
     Args:
-        equation: as for einsum, such as "abc,cd->abd": two operands, no ellipsis, no label that stands in one operand
-            and nowhere else.
-        left: float16 or bfloat16.
-        right: of the same dtype.
+        equation: an equation as for einsum, such as "abc,cd->abd": two operands, no ellipsis, no label that stands in
+            one operand and nowhere else.
+        left: a tensor in float16 or bfloat16.
+        right: a tensor of the same dtype.
 
     Returns:
         A float32 tensor.
@@ -61,9 +61,9 @@ def product_float32(equation: str, left: Any, right: Any) -> Any:
     """Contracts two tensors into a float32 one, for code that has a gradient of its own.
 
     Args:
-        equation: as for `einsum_float32`.
-        left: float16, bfloat16 or float32.
-        right: of the same dtype.
+        equation: an equation as for `einsum_float32`.
+        left: a tensor in float16, bfloat16 or float32.
+        right: a tensor of the same dtype.
 
     Returns:
         A float32 tensor.

@@ -293,11 +293,7 @@ class Float32GroupedQueryScores(Float32Scores):
 
 @keras.saving.register_keras_serializable("keras_mp")
 class Float32Regularizer(keras.regularizers.Regularizer):
-    """A regularizer of activations that adds them up in float32.
-
-    Args:
-        regularizer: the regularizer to apply to the activations, cast to float32.
-    """
+    """A regularizer of activations that adds them up in float32."""
 
     def __init__(self, regularizer: Any) -> None:
         self.regularizer = keras.regularizers.get(regularizer)

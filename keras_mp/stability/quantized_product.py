@@ -93,7 +93,7 @@ def dequantized_int4(layer: Any, dtype: str) -> Any:
 
     Args:
         layer: a Dense, EinsumDense, or ReversibleEmbedding layer; of the last, the weights that make logits.
-        dtype: of the result, to which each weight is rounded once.
+        dtype: the dtype of the result, to which each weight is rounded once.
 
     Returns:
         A tensor in the shape of the kernel; of a ReversibleEmbedding (features, vocabulary).

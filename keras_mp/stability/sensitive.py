@@ -126,9 +126,9 @@ class SensitiveLayer(NamedTuple):
     Attributes:
         path: the names that lead to it, joined with `/`.
         layer: the live layer.
-        reason: why, a sentence a reason.
-        treatments: what `stabilize` does about it, by the names in `keras_mp.stability.stabilized`; empty where
-            it can do nothing.
+        reason: the reasons, a sentence each.
+        treatments: the treatments that `stabilize` applies to it, by their names in `keras_mp.stability.stabilized`;
+            empty where it can do nothing.
     """
 
     path: str
@@ -160,11 +160,10 @@ def sensitive_layers(model: keras.Model) -> list[SensitiveLayer]:
 
 
 def find(layer: keras.Operation, outputs: dict[int, str]) -> list[SensitiveLayer]:
-    """As `sensitive_layers`, for any layer, and with those that nothing can be done about.
+    """Lists what `sensitive_layers` does, for any layer, and with those that nothing can be done about.
 
     Args:
-        layer: where to begin.
-        outputs: what `output_layers` found, or nothing, where the layer's result is not the model's.
+        outputs: the result of `output_layers`; empty where the layer's result is not the model's.
     """
     sensitive = list(_find(layer, layer.name, outputs, set()))
     for operation in operations_of(layer):

@@ -57,10 +57,10 @@ def stabilize(model: keras.Model) -> keras.Model:
         The model. Each layer that was changed is still an instance of its class.
 
     Raises:
-        ValueError: the model is not built.
+        ValueError: If the model is not built.
 
     Warns:
-        UserWarning: names what could not be made float32, and what to do.
+        UserWarning: If something could not be made float32; the message names it, and says what to do.
     """
     check_built(model)
     sensitive = find(model, output_layers(model))

@@ -90,7 +90,7 @@ def resident_bytes(process: int | None = None) -> int | None:
     """Measures the memory that a process holds now (its resident set).
 
     Args:
-        process: its number; by default this one.
+        process: the number of the process; by default this one.
 
     Returns:
         Bytes, or None where the system does not tell (anything but Linux).
@@ -167,7 +167,7 @@ def unseen_accelerators(backend: str, kind: str) -> list[str]:
 
     Args:
         backend: "tensorflow" or "jax".
-        kind: of the device that Keras computes on; with "gpu" or "tpu" there is nothing to say.
+        kind: the kind of the device that Keras computes on; with "gpu" or "tpu" there is nothing to say.
 
     Returns:
         A sentence for each; none where the environment hides them: `CUDA_VISIBLE_DEVICES=""`, `JAX_PLATFORMS=cpu`.

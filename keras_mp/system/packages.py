@@ -21,8 +21,8 @@ def install_command(extra: str, *packages: str) -> str:
     """The command that installs an extra of keras-mp.
 
     Args:
-        extra: such as "jax", or several, "jax,data".
-        packages: others to install with it, such as "jax[cuda13]".
+        extra: the name of the extra, such as "jax", or several, "jax,data".
+        packages: packages to install with it, such as "jax[cuda13]".
 
     Returns:
         `pip install -e ".[jax]"` in a clone, whose path stands for the point in another folder; else
@@ -46,10 +46,7 @@ def clone_folder() -> Path | None:
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
-    """Looks up versions.
-
-    Args:
-        packages: names, as pip knows them.
+    """Looks up the versions of packages by the names that pip knows.
 
     Returns:
         The version of each package that is installed, by its name.

@@ -11,9 +11,6 @@ from typing import Any
 def names_in_stub(path: Path) -> dict[str, str]:
     """Reads a stub of lines `from module import name as name`.
 
-    Args:
-        path: the .pyi file.
-
     Returns:
         The module of each name, in the order of the file.
     """

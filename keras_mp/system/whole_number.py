@@ -10,11 +10,9 @@ def whole_number(name: str, value: Any, minimum: int = 1, unit: str = "", otherw
     """Checks an argument that must be a whole number.
 
     Args:
-        name: of the argument, for the message.
-        value: what it was given: an int, also one of NumPy's. A bool or 2.0 is none.
-        minimum: the smallest number that is right.
-        unit: for the message, such as "steps".
-        otherwise: for the message, what is right besides, such as "or None for all".
+        value: the value that the argument was given: an int, also one of NumPy's. A bool or 2.0 is none.
+        unit: a unit for the message, such as "steps".
+        otherwise: words for the message that say what is right besides, such as "or None for all".
 
     Returns:
         The number.

@@ -19,12 +19,12 @@ class Batches(keras.utils.PyDataset):
     batch before it trains, as it does to build a model.
 
     Args:
-        examples: number of training examples.
-        batch_size: examples a step.
-        seed: a whole number, at least 0.
+        examples: the number of training examples.
+        batch_size: the number of examples of a step.
+        seed: the seed of the order, a whole number of at least 0.
 
     Raises:
-        ValueError: for a batch larger than the data, or an argument that is not such a number.
+        ValueError: If a batch is larger than the data, or an argument is not such a number.
     """
 
     def __init__(self, examples: int, batch_size: int, seed: int) -> None:
@@ -48,11 +48,11 @@ class Batches(keras.utils.PyDataset):
         """Sets what is read next. Call it as an epoch begins; `TrainingCheckpoint` does.
 
         Args:
-            epoch: counted from 0.
+            epoch: the number of the epoch, counted from 0.
             step: the first batch to read, counted from 0; the batches before it are left out of this epoch.
 
         Raises:
-            ValueError: the epoch or the step is below 0, or the epoch has no such step.
+            ValueError: If the epoch or the step is below 0, or the epoch has no such step.
         """
         epoch, step = whole_number("epoch", epoch, 0), whole_number("step", step, 0)
         if step >= self.steps:
@@ -73,11 +73,11 @@ class Batches(keras.utils.PyDataset):
         """Makes this process read its own rows of every batch: the `index`-th of `count` equal parts.
 
         Args:
-            index: of this process, counted from 0.
-            count: how many processes read.
+            index: the number of this process, counted from 0.
+            count: the number of processes that read.
 
         Raises:
-            ValueError: they cannot divide a batch.
+            ValueError: If the processes cannot divide a batch.
         """
         if self.batch_size % count:
             raise ValueError(
@@ -93,8 +93,8 @@ class Batches(keras.utils.PyDataset):
         """Reads a batch; the same arguments give the same batch.
 
         Args:
-            epoch: counted from 0.
-            step: counted from 0.
+            epoch: the number of the epoch, counted from 0.
+            step: the number of the batch in the epoch, counted from 0.
 
         Returns:
             What `fit` takes: `(inputs, targets)`.
@@ -124,13 +124,13 @@ class ShuffledBatches(Batches):
     backend, and the same whether the epochs before it were run or not.
 
     Args:
-        inputs: array, shape `(examples, ...)`; anything that NumPy's indices work on.
-        targets: the same, with as many examples.
-        batch_size: examples a step.
-        seed: a whole number, at least 0.
+        inputs: an array of shape `(examples, ...)`; anything that NumPy's indices work on.
+        targets: an array of as many examples.
+        batch_size: the number of examples of a step.
+        seed: the seed of the order, a whole number of at least 0.
 
     Raises:
-        ValueError: as `Batches`, and where inputs and targets differ in number.
+        ValueError: If inputs and targets differ in number, and where `Batches` raises it.
     """
 
     def __init__(self, inputs: Any, targets: Any, batch_size: int, seed: int) -> None:
@@ -156,9 +156,7 @@ def shuffled(examples: int, seed: int, epoch: int) -> np.ndarray:
     """Draws the order of an epoch.
 
     Args:
-        examples: how many there are.
-        seed: a whole number, at least 0.
-        epoch: counted from 0.
+        epoch: the number of the epoch, counted from 0.
 
     Returns:
         A permutation of `range(examples)`, int64.

@@ -59,25 +59,25 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     warning.
 
     Args:
-        folder: where the saves lie; made when missing.
+        folder: the folder of the saves; made when it is missing.
         batches: the training data given to `fit`, to save and resume within an epoch; it is told each epoch's number.
             Without it a save is made at the end of each epoch, and the data must come in the same order each time.
-        every: also save after each so many steps of an epoch; 0 for the ends of epochs alone. A training that is
-            stopped within an epoch, as by ctrl-C in a training recipe, saves as well.
-        max_to_keep: how many saves to keep, the newest.
-        settings: what the training was asked for, by name; a resumed one must be asked for the same.
+        every: the number of steps of an epoch after each of which a save is made, too; 0 for the ends of epochs alone.
+            A training that is stopped within an epoch, as by ctrl-C in a training recipe, saves as well.
+        max_to_keep: the number of saves to keep, the newest.
+        settings: the settings of the training, by name; a resumed one must be asked for the same.
         ignore_settings: names of settings that may differ.
-        force: go on with other settings, and with an optimizer that keeps other variables.
-        callbacks: other callbacks whose counters, best values and histories are saved too, such as `EarlyStopping`.
+        force: whether to go on with other settings, and with an optimizer that keeps other variables.
+        callbacks: the callbacks whose counters, best values and histories are saved too, such as `EarlyStopping`.
 
     Where several processes train together, the first one writes, and all must see the folder.
 
     Raises:
-        ValueError: an argument is out of its range; every without batches.
-        SettingsError: in `fit`, the settings or the data differ from those of the save.
-        MismatchError: in `fit`, the save is of another model or optimizer.
-        CheckpointFileError: in `fit`, none of the saves can be read.
-        OSError: in `fit`, there is no room for the saves.
+        ValueError: If an argument is out of its range, or if every is given without batches.
+        SettingsError: If, in `fit`, the settings or the data differ from those of the save.
+        MismatchError: If, in `fit`, the save is of another model or optimizer.
+        CheckpointFileError: If, in `fit`, none of the saves can be read.
+        OSError: If, in `fit`, there is no room for the saves.
     """
 
     supports_multiprocess = True
@@ -296,9 +296,6 @@ def snapshot(callback: keras.callbacks.Callback) -> dict[str, Any]:
     """Copies the attributes that are numbers, texts, arrays, or lists and dicts of such; not the settings.
 
     Settings are what has the name of an argument of `__init__`: some callbacks turn their sign as training begins.
-
-    Args:
-        callback: a Keras callback.
 
     Returns:
         Copies of their values, by name.

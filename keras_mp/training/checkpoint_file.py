@@ -56,7 +56,7 @@ def write(path: Path, arrays: Iterable[tuple[str, np.ndarray]], manifest: dict[s
     NumPy does not know, such as bfloat16, are kept as unsigned integers, and by name in the manifest.
 
     Args:
-        path: the file; one that is there is replaced.
+        path: the path of the checkpoint; a file that is there is replaced.
         arrays: names and arrays, taken one at a time.
         manifest: anything that JSON can hold.
 
@@ -85,7 +85,6 @@ class Reader:
     """A whole checkpoint, open for reading; a context manager.
 
     Args:
-        path: the file.
         check: whether to read all of it once, to compare the checksums; not needed for one that was checked before.
 
     Raises:

@@ -40,20 +40,20 @@ def fit(
     own, those of an epoch are over all, and only callbacks that are known to work are taken.
 
     Args:
-        model: built and compiled within `keras_mp.distribute`.
+        model: a model that was built and compiled within `keras_mp.distribute`.
         batches: the training data; the batch size is that of all processes together.
-        epochs: passes over them.
+        epochs: the number of passes over the batches.
         validation_data: inputs and targets, as arrays, or a `keras.utils.PyDataset`; the same on all processes.
-        validation_batch_size: rows of a test batch, of arrays.
-        callbacks: the kit's, and Keras's CSVLogger, EarlyStopping, History, LambdaCallback, ReduceLROnPlateau
-            and TensorBoard; classes of your own that define `supports_multiprocess = True`.
+        validation_batch_size: the number of rows of a test batch, where the data are arrays.
+        callbacks: callbacks of the kit, and Keras's CSVLogger, EarlyStopping, History, LambdaCallback,
+            ReduceLROnPlateau and TensorBoard; classes of your own that define `supports_multiprocess = True`.
 
     Returns:
         Keras's History.
 
     Raises:
-        ValueError: the processes cannot divide a batch, or a callback is not supported.
-        DisagreementError: the processes have different models.
+        ValueError: If the processes cannot divide a batch, or a callback is not supported.
+        DisagreementError: If the processes have different models.
     """
     steps = None
     if workers.count() > 1:

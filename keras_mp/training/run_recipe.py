@@ -28,7 +28,7 @@ def find_recipe(given: str, folder: Path | None = None) -> TrainingRecipe:
         given: the path of its file, `"mine/wide.py"`; or `"module:function"`, where `function` returns the config and
             `train` is in the same module (the path of a file may stand for the module); or a bare name, `"digits"`,
             for the file `digits.py` of `folder`.
-        folder: where bare names are looked up; by default `recipes` in the current folder.
+        folder: the folder in which bare names are looked up; by default `recipes` in the current folder.
 
     Returns:
         The training recipe.
@@ -169,10 +169,10 @@ def run_recipe(arguments: Sequence[str], program: str = "keras-mp train", folder
     """Trains as a command line says.
 
     Args:
-        arguments: the training recipe, then its options: `["digits", "--epochs", "3"]`; none, or `--help`,
+        arguments: the name of the training recipe, then its options: `["digits", "--epochs", "3"]`; none, or `--help`,
             lists them all.
-        program: what the user typed before them, for the help.
-        folder: where bare names are looked up; by default `recipes` in the current folder.
+        program: the words that the user typed before the arguments, for the help.
+        folder: the folder in which bare names are looked up; by default `recipes` in the current folder.
 
     Returns:
         The exit status: 0, 1 for a mistake of the user's (told in a line; set KERAS_MP_TRACEBACK to see where), 130

@@ -36,9 +36,8 @@ class TrainingRecipe:
     """The functions of a training recipe, each checked when it is called.
 
     Args:
-        given: what the user wrote: a name, a path, or module:function.
-        module: where its functions are.
-        function: the name of the one that returns the config.
+        given: the text that the user wrote: a name, a path, or module:function.
+        function: the name of the function that returns the config.
 
     Raises:
         ValueError: it has no such function or no `train`, or one takes other arguments; names the file, the function
@@ -68,7 +67,6 @@ class TrainingRecipe:
 
         Args:
             options: the command line after the training recipe; `--help` prints the options and exits.
-            program: what the user typed before them, for the help.
 
         Returns:
             An instance of the training recipe's dataclass.
@@ -204,8 +202,6 @@ def parse(config: ConfigT, arguments: Sequence[str], program: str, description: 
         config: a dataclass instance, whose values are the defaults; each field is a bool, int, float, str or Path, or
             one of these or None, and may be `Annotated` with its help text.
         arguments: the command line after the training recipe.
-        program: what the user typed before `arguments`, for the help.
-        description: the text above the options in the help.
 
     Returns:
         A new config.

@@ -32,10 +32,6 @@ class MismatchError(ValueError):
 def build(model: keras.Model, batch: Any = None) -> None:
     """Creates what a first training step would: the optimizer's variables and, given a batch, those of the metrics.
 
-    Args:
-        model: a compiled model.
-        batch: what `fit` takes a batch to be.
-
     Raises:
         ValueError: the model is not built, and there is no batch.
     """
@@ -50,9 +46,6 @@ def build(model: keras.Model, batch: Any = None) -> None:
 
 def describe(model: keras.Model) -> dict[str, Any]:
     """What `restore` compares: each variable of the model with its path, shape, dtype and kind; the optimizer's class.
-
-    Args:
-        model: a model that is built and compiled.
 
     Returns:
         Something that JSON can hold.
@@ -72,7 +65,6 @@ def arrays(model: keras.Model, metrics: bool) -> Iterator[tuple[str, np.ndarray]
     """Reads the variables of a training, one at a time.
 
     Args:
-        model: a model that is built and compiled.
         metrics: whether the metrics are part of it: within an epoch.
 
     Yields:
@@ -106,8 +98,7 @@ def restore(model: keras.Model, reader: Reader, force: bool = False) -> list[str
 
     Args:
         model: a model that is built and compiled, in the precision of the checkpoint or another.
-        reader: an open checkpoint.
-        force: leave out what the optimizers do not share.
+        force: whether to leave out the variables that the optimizers do not share.
 
     Returns:
         A sentence for each thing that is not carried over.
@@ -136,7 +127,6 @@ def restore_metrics(model: keras.Model, reader: Reader) -> None:
     """Gives the metrics of a model the values that they had within the epoch.
 
     Args:
-        model: a model that `build` has built with a batch.
         reader: an open checkpoint, written within an epoch.
 
     Raises:

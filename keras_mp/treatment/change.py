@@ -38,8 +38,7 @@ def change(model: keras.Model, wanted: Iterable[Wanted]) -> None:
     are dropped; an optimizer whose weights changed becomes a new one with the state of the old.
 
     Args:
-        model: a built Keras model.
-        wanted: parts of it, and the model itself, each with its treatments.
+        wanted: the parts of the model, and the model itself, each with its treatments.
     """
     before = _variables(model)
     changed = set()
@@ -56,9 +55,7 @@ def undo(model: keras.Model, names: Collection[str], also: Iterable[tuple[Any, C
     """Undoes treatments of a model and of everything in it, in place.
 
     Args:
-        model: a Keras model.
-        names: of the treatments.
-        also: layers that change in another way, and that way.
+        also: pairs of a layer that changes in another way, and of the function that changes it.
     """
     before = _variables(model)
     changed = set()
@@ -123,7 +120,7 @@ def infer_again(model: keras.Layer, changed: set[int]) -> None:
     """Gives the tensors of functional graphs, which were made before, the dtypes of now.
 
     Args:
-        model: what holds the graphs, at any depth.
+        model: the layer or model that holds the graphs, at any depth.
         changed: ids of the layers and operations that may return another dtype.
     """
     layers = with_self(model)

@@ -42,14 +42,14 @@ class Treatment:
     Attributes:
         mixin: the class that comes before the layer's own, by the latter and the names of all its treatments; None
             where there is none.
-        apply: called with the live layer before its class is changed.
-        undo: called with the live layer after its class is changed back.
-        built: called with the live layer once it is built, or at once where it is.
-        before_call: called with the live layer each time before it computes.
-        before_quantize: called with the live layer before Keras quantizes it.
-        order: where its mixin stands: those of a smaller number come first.
-        write: makes JSON of its options.
-        read: makes options of JSON.
+        apply: a function that is called with the live layer before its class is changed.
+        undo: a function that is called with the live layer after its class is changed back.
+        built: a function that is called with the live layer once it is built, or at once where it is.
+        before_call: a function that is called with the live layer each time before it computes.
+        before_quantize: a function that is called with the live layer before Keras quantizes it.
+        order: a number that says where its mixin stands: the mixin of a smaller number comes first.
+        write: a function that makes JSON of its options.
+        read: a function that makes options of JSON.
     """
 
     mixin: Callable[[type, Collection[str]], type | None] = _no_mixin
@@ -73,8 +73,8 @@ def register_treatments(treatments: Mapping[str, Treatment], older: Older | None
     """Makes treatments known by their names, which saved models contain.
 
     Args:
-        treatments: by name.
-        older: reads the names that version 0.1.0 saved, and returns None for those that it does not know.
+        older: a function that reads the names that version 0.1.0 saved, and returns None for those that it does not
+            know.
     """
     _TREATMENTS.update(treatments)
     if older is not None:
@@ -172,7 +172,6 @@ def wait_inside(layer: Any, waiting: Mapping[Place, tuple[dict[str, Any], str]])
     """Treats sublayers of a layer by their places, those that its code has yet to create once it has; returns it.
 
     Args:
-        layer: the live layer.
         waiting: treatments, with their options, and the precision of each sublayer without.
     """
     treat(layer, {INSIDE: None})
@@ -262,7 +261,7 @@ def _not_shown(layer: Any, shown: Collection[int]) -> Iterator[tuple[Place, Note
 
 
 def new_to(layer: Any, treatments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of some treatments that a layer does not have, or has with other options."""
+    """The treatments among some that a layer does not have, or has with other options."""
     has = treatments_of(layer)
     return {name: options for name, options in treatments.items() if name not in has or has[name] != options}
 
@@ -272,7 +271,8 @@ def treat(layer: Any, treatments: Mapping[str, Any], precision: str = "") -> Any
 
     Args:
         layer: a Keras layer, built or not, or an operation; no traced step holds it, or the step is dropped after.
-        treatments: by name, each with its options; one that the layer has with the same options changes nothing.
+        treatments: the options of each treatment, by its name; one that the layer has with the same options changes
+            nothing.
         precision: the dtype that the layer computed in without any; by default that which it computes in.
     """
     notes, new = notes_of(layer), new_to(layer, treatments)
@@ -419,7 +419,7 @@ def untreated_node(node: Config, treatments: Collection[str]) -> Config:
 
 
 def _without(saved: Any, names: Collection[str]) -> Any:
-    """Of what a config says of treatments what is left without some; a list of names in files of version 0.1.0."""
+    """The rest of a config's treatments without some; a list of names in files of version 0.1.0."""
     if isinstance(saved, dict):
         return {name: options for name, options in saved.items() if name not in names}
     return [name for name in saved if name.partition(":")[0] not in names]

@@ -13,9 +13,10 @@ class Asking(NamedTuple):
     """Where an operation stands, and how often a step runs it.
 
     Args:
-        op: its number, after those of the calls that lead to it: "12" or "7/31". Compiled instructions have it too.
-        repeats: how often it runs; in a loop of unknown length, once.
-        counted: False in such a loop.
+        op: the number of the operation, after the numbers of the calls that lead to it: "12" or "7/31". Compiled
+            instructions have it too.
+        repeats: the number of times it runs; in a loop of unknown length, once.
+        counted: False in a loop of unknown length.
     """
 
     op: str
@@ -35,15 +36,15 @@ class Contraction:
     """A dot or a convolution.
 
     Args:
-        at: where it stands.
+        at: the place where it stands.
         kind: "dot" or "convolution".
-        operands: what it multiplies.
+        operands: the operands that it multiplies.
         asked: dtypes of the operands, FP8 too where they were cast from FP8.
         sizes: rows, summed dimension and columns, as of `keras_mp.xla.matmuls.Matmul`.
         flops: floating-point operations each time that it runs.
-        weights: for each operand, the step's argument that it is a copy of; None where it is no copy of one.
+        weights: the step's argument that each operand is a copy of; None where it is no copy of one.
         followers: numbers of operations that only move or cast the result.
-        sources: for each operand, a number of the value that it is a copy of, equal for equal values.
+        sources: a number of the value that each operand is a copy of, equal for equal values.
     """
 
     at: Asking
@@ -87,9 +88,9 @@ class Asked:
     """A lowered step, read.
 
     Args:
-        contractions: its dots and convolutions, in the order in which they run.
-        low: its exponentials and sums in 16 bits.
-        casts: its casts.
+        contractions: the dots and convolutions, in the order in which they run.
+        low: the exponentials and sums in 16 bits.
+        casts: the casts of the step.
         names: the names that operations had before they were numbered.
     """
 

@@ -28,17 +28,17 @@ class Collective:
     """The collectives of one kind and dtype that a layer has in a step.
 
     Args:
-        kind: as XLA writes it, such as "all-gather".
-        dtype: of the elements that are sent.
-        group: how many devices take part in one together; 0 for permutes, in which each sends to one other.
+        kind: the kind as XLA writes it, such as "all-gather".
+        dtype: the dtype of the elements that are sent.
+        group: the number of devices that take part in one together; 0 for permutes, in which each sends to one other.
         layer: path of the layer whose weights, gradients or activations are sent, or "unattributed".
-        count: how many arrays a step sends so.
-        bytes: of the whole arrays, on one device: what an all-gather makes, what a reduce-scatter takes, what the
-            others take and make.
+        count: the number of arrays that a step sends so.
+        bytes: the bytes of the whole arrays, on one device: what an all-gather makes, what a reduce-scatter takes, what
+            the others take and make.
         wire: the bytes that one device sends, if the collectives run on a ring: of an array's bytes 2(n-1)/n in an
             all-reduce of n devices, (n-1)/n in an all-gather, reduce-scatter or all-to-all, and all in a permute or
             broadcast. With what the compiler pads an array by before it is sent.
-        covered: of these bytes, those of collectives beside which products run in the compiled order of kernels.
+        covered: the part of `wire` that collectives send beside which products run in the compiled order of kernels.
     """
 
     kind: str
@@ -60,9 +60,9 @@ def collectives(
     """Lists the collectives of a compiled module, those with the most bytes on the wire first.
 
     Args:
-        module: the compiled module.
-        devices: how many devices run it: the group of a collective that names none.
-        layer_of: finds the layer of each, as `CollectiveLayers.of` does; by default all are unattributed.
+        devices: the number of devices that run it: the group of a collective that names none.
+        layer_of: a function that finds the layer of each, as `CollectiveLayers.of` does; by default all are
+            unattributed.
         products: names of kernels that are products, besides those that contain a dot or a convolution.
     """
     beside = beside_products(module, products)
@@ -106,8 +106,9 @@ def group_size(attributes: str, devices: int) -> int:
     """How many devices take part in a collective together.
 
     Args:
-        attributes: of its line in the compiled text; the groups are listed, counted, or axes of a mesh there.
-        devices: how many there are; all take part where no groups are named.
+        attributes: the attributes of its line in the compiled text; the groups are listed, counted, or axes of a mesh
+            there.
+        devices: the number of all devices; all take part where no groups are named.
     """
     listed = _LISTED_GROUPS.search(attributes)
     if listed:
@@ -200,7 +201,6 @@ class CollectiveLayers:
     several, the layer is that of the instruction that makes the array; a product's is that of its row in the report.
 
     Args:
-        step: the compiled step.
         products: the layers of its dots and convolutions, in the order in which it asks for them.
     """
 
@@ -212,9 +212,8 @@ class CollectiveLayers:
         """The path of the layer of one array of a collective, or "unattributed".
 
         Args:
-            collective: the instruction.
             fusion: the fusion that it is in, if any.
-            place: the array's, among those of the collective.
+            place: the place of the array among those of the collective.
         """
         combined = len(collective.operands) > 1
         if not combined:

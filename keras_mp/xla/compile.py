@@ -48,12 +48,10 @@ def compile_step(
     What is kept is found by what the step computes, by the target and its flags, and by the compilers' versions.
 
     Args:
-        lowered: the step.
-        target: the chip.
         flags: further options of the compiler, such as `{"xla_gpu_enable_triton_gemm": False}`.
-        until: "memory" to end the compiler of a chip when it has assigned memory: after a twentieth of the time for
-            TPUs, and half of it for GPUs. The size of the code is then 0, and on TPUs no kernel has cycles; unless the
-            step was compiled to the end before.
+        until: the stage that the compiler goes to; "memory" ends the compiler of a chip when it has assigned memory:
+            after a twentieth of the time for TPUs, and half of it for GPUs. The size of the code is then 0, and on TPUs
+            no kernel has cycles; unless the step was compiled to the end before.
 
     Returns:
         What the compiler made of it.

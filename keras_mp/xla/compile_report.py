@@ -35,7 +35,7 @@ class CompileReport(PicturedReport):
     Args:
         model: the model's name.
         target: the chip's name, such as "h100".
-        title: the name that people use.
+        title: the name of the chip that people use.
         backend: "tensorflow" or "jax".
         precision: the model's precision.
         training: whether it is a training step.
@@ -43,28 +43,30 @@ class CompileReport(PicturedReport):
         matmuls: every dot and convolution.
         sensitive: exponentials and sums asked for in 16 bits.
         casts: the casts that are asked for, by dtypes.
-        cast_kernels: how many kernels only cast and move, and the bytes that they read and write.
+        cast_kernels: the number of kernels that only cast and move, and the bytes that they read and write.
         float32_work: the float32 arrays written, by layer.
-        memory: what the step needs.
-        roofline: what the chip's rates allow; None for the host.
-        advice: what to change.
-        notes: what to know about the figures.
-        versions: of the packages that compiled.
-        seconds: how long the compiler took, now or when the result that was kept was made.
+        memory: the memory that the step needs.
+        roofline: the time that the chip's rates allow; None for the host.
+        advice: the changes that are suggested.
+        notes: sentences on what to know about the figures.
+        versions: the versions of the packages that compiled.
+        seconds: the seconds that the compiler took, now or when the result that was kept was made.
         log: the file with what the compiler printed.
-        layout: how several devices share the step: "data", "fully_sharded" or "tensor"; "" on one.
-        devices: how many share it. `memory`, and with the first two layouts `matmuls`, are those of one of them.
-        collectives: what they send to each other.
+        layout: the way in which several devices share the step: "data", "fully_sharded" or "tensor"; "" on one.
+        devices: the number of devices that share the step. `memory`, and with the first two layouts `matmuls`, are
+            those of one of them.
+        collectives: the arrays that devices send to each other.
         compared: the same step in other precisions, by their names.
-        link_time: how long that takes at the rate of the chip's links; None on one device, and where the rate is not
-            known.
+        link_time: the time of the collectives at the rate of the chip's links; None on one device, and where the rate
+            is not known.
         refused: the compiler's message where it refuses the step because it is larger than the memory: then `memory` is
             from that message, no product has a compiled dtype, and there are neither times nor collectives.
         time: a prediction of what the step takes; None for the host, for a step that the compiler divides over devices
             ("tensor"), and where it refuses the step.
-        flags: how the compiler was told to compile, where not as it does by itself; of GPUs also for which cuDNN.
-        extrapolated: of `advise`, from how many of the model's blocks memory and times are, such as "4 and 8 of 48
-            blocks"; products and all else that is listed are then of the larger number. "" where all were compiled.
+        flags: the options of the compiler, where they are not its own; of GPUs also the version of cuDNN that was
+            assumed.
+        extrapolated: the numbers of the model's blocks that memory and times of `advise` are from, such as "4 and 8 of
+            48 blocks"; products and all else that is listed are then of the larger number. "" where all were compiled.
     """
 
     in_the_shell = True
@@ -166,11 +168,11 @@ class CompileReport(PicturedReport):
         """Raises unless the step is as wanted; for tests.
 
         Args:
-            fp8_share: at least this share of the operations, 0 to 1, runs with FP8 operands.
-            fp8_kept: every product asked for in FP8 runs in FP8.
-            low_precision_share: at least this share of the operations runs with operands of 16 or 8 bits.
-            no_low_precision_softmax: no softmax is asked for in 16 bits.
-            fits: the chip's memory holds the step.
+            fp8_share: the least share of the operations, 0 to 1, that must run with FP8 operands.
+            fp8_kept: whether every product asked for in FP8 must run in FP8.
+            low_precision_share: the least share of the operations, 0 to 1, that must run with operands of 16 or 8 bits.
+            no_low_precision_softmax: whether no softmax may be asked for in 16 bits.
+            fits: whether the chip's memory must hold the step.
 
         Raises:
             CheckError: If something is not so; the message lists the operations.

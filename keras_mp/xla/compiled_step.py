@@ -21,15 +21,15 @@ class CompiledStep:
 
     Args:
         lowered: the step.
-        target: what it was compiled for.
-        asked: what the lowered step asks for.
-        module: what was compiled; without an instruction where it was refused.
-        statistics: of its memory, the compiler's own, in bytes; empty where it was refused.
-        flags: how the compiler was told to compile, where not as it does by itself.
-        versions: of the packages that compiled.
-        seconds: how long the compiler took, now or when the result that was kept was made.
-        log: the file with all that the compiler printed, beside what was compiled.
-        refused: what the compiler says of a step that is larger than the chip's memory; None where it compiled.
+        target: the target that it was compiled for.
+        asked: the operations that the lowered step asks for.
+        module: the compiled module; without an instruction where it was refused.
+        statistics: the compiler's own statistics of the memory, in bytes; empty where it was refused.
+        flags: the options of the compiler, where they are not its own.
+        versions: the versions of the packages that compiled.
+        seconds: the seconds that the compiler took, now or when the result that was kept was made.
+        log: the file with all that the compiler printed, beside the compiled module.
+        refused: the compiler's refusal of a step that is larger than the chip's memory; None where it compiled.
         kept: whether an earlier call had compiled it.
     """
 

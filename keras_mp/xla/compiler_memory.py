@@ -71,7 +71,7 @@ class Refusal:
     """What the compiler says.
 
     Args:
-        message: the part of its message that names the memory.
+        message: the part of the compiler's message that names the memory.
         needed: bytes of the step on one device, rounded by the compiler to a hundredth of its unit.
         available: bytes that the compiler leaves a program on one device; the runtime has the rest.
     """

@@ -43,8 +43,8 @@ class LinkTime:
         seconds: `wire` at `rate`.
         wire: the bytes that a device sends in a step, on a ring.
         rate: bytes per second that a device sends, over all of its links together.
-        link: what they are, such as "NVLink 4".
-        covered: of `wire`, the bytes of collectives beside which products run in the compiled order of kernels.
+        link: the name of the links, such as "NVLink 4".
+        covered: the part of `wire` that collectives send beside which products run in the compiled order of kernels.
     """
 
     seconds: float
@@ -58,8 +58,6 @@ def estimate(matmuls: Sequence[Matmul], module: Module, chip: Chip) -> Roofline:
     """Adds up what the chip's rates allow.
 
     Args:
-        matmuls: the step's dots and convolutions.
-        module: the compiled step.
         chip: the chip; a device has its share of the rates.
     """
     # Of a conditional, such as a step that is skipped or not, one branch runs.

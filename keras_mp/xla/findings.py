@@ -20,7 +20,7 @@ class Sensitive:
         layer: path of the layer, or "unattributed".
         kind: "softmax", "sum", or the function, such as "exponential" or "tanh".
         dtype: the 16-bit dtype.
-        elements: how many values go in.
+        elements: the number of values that go in.
         compiled: the dtype that the compiler computes it in; "" where it is not to be found in the compiled step.
     """
 
@@ -37,8 +37,8 @@ class Casts:
 
     Args:
         source, target: the dtypes.
-        count: how many the step asks for.
-        bytes: what they read and write, if each were a pass over memory of its own.
+        count: the number of casts that the step asks for.
+        bytes: the bytes that they read and write, if each were a pass over memory of its own.
     """
 
     source: str
@@ -52,8 +52,8 @@ class Float32Work:
     """The float32 arrays that a layer's kernels write, forward and backward.
 
     Args:
-        layer: the layer's path.
-        bytes: what they write in one step.
+        layer: the path of the layer.
+        bytes: the bytes that they write in one step.
     """
 
     layer: str

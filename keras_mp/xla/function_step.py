@@ -25,12 +25,12 @@ def step_of_function(
     """Builds a model, on JAX without values, and makes the shapes of a batch for it.
 
     Args:
-        given: what the user wrote: module:function.
-        build: the function. Its arguments of a type that an option can have are the options, besides `--policy`, the
-            dtype policy, by default "auto". A `LanguageModel` that it does not compile gets AdamW and
-            `ChunkedCrossEntropy`.
+        given: the text that the user wrote: module:function.
+        build: the function that builds the model. Its arguments of a type that an option can have are the options,
+            besides `--policy`, the dtype policy, by default "auto". A `LanguageModel` that it does not compile gets
+            AdamW and `ChunkedCrossEntropy`.
         options: the command line after the function.
-        batch_size: how many samples; other sizes are the model's.
+        batch_size: the number of samples; other sizes are the model's.
 
     Returns:
         (model, (x, y), whether the model is compiled for training).

@@ -65,13 +65,13 @@ class Instruction:
     """One instruction, whose attributes are read when they are first asked for, and once.
 
     Args:
-        name: its name in the module.
-        opcode: what it does, such as "dot" or "fusion".
+        name: the name of the instruction in the module.
+        opcode: the operation, such as "dot" or "fusion".
         shapes: the arrays that it makes, more than one for a tuple.
         operands: names of the instructions that it reads, in its computation.
         attributes: the rest of its line.
         computation: the computation that it is in.
-        root: whether it is its computation's result.
+        root: whether it is the result of its computation.
     """
 
     name: str
@@ -155,7 +155,8 @@ class Module:
         """Yields what is started on the chip, with how often: the entry's instructions, and those of loops in it.
 
         Args:
-            one_branch: of a conditional, only the branch that moves the most bytes; otherwise all of them.
+            one_branch: whether of a conditional only the branch that moves the most bytes is looked at; otherwise all
+                of them.
         """
         yield from self._kernels(self.entry, 1, one_branch)
 
@@ -197,8 +198,6 @@ def is_work(instruction: Instruction, module: Module, products: Collection[str] 
     kernel which reads it counts: to count both would read the array twice.
 
     Args:
-        instruction: any of the module.
-        module: the compiled step.
         products: names of kernels that are products, which count however they are started.
     """
     if instruction.name in products:

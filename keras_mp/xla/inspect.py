@@ -45,14 +45,15 @@ def inspect(
         model: a built keras.Model, compiled where a training step is asked for; or a function without arguments that
             builds one. On JAX the function's variables get shapes and no values, so that a model larger than memory
             can be looked at.
-        batch: what `fit` takes a batch to be, (x, y) or (x, y, sample_weight); for inference x. Arrays, or anything
-            with a shape and a dtype, such as `keras.KerasTensor`.
+        batch: a batch as `fit` takes it, (x, y) or (x, y, sample_weight); for inference x. Its parts are arrays, or
+            anything with a shape and a dtype, such as `keras.KerasTensor`.
         target: a chip, such as "h100", "RTX 4090" or "v5e" (`keras-mp targets` lists them), or "host"; with `strategy`
             several: "h100x8" for 2, 4 or 8 GPUs of one host, "v5e-8" for a slice of 4, 8, 16, 32, 64, 128 or 256 TPUs.
-        training: a whole training step, with loss, backward pass and optimizer; otherwise inference.
+        training: whether a whole training step is compiled, with loss, backward pass and optimizer; otherwise
+            inference.
         compare: other precisions to compile the same step in: "float32", "mixed_float16", "mixed_bfloat16", "fp8".
         flags: further options of XLA, such as `{"xla_gpu_enable_triton_gemm": False}`.
-        strategy: how several chips share the step, on JAX: "data", "fully_sharded" or "tensor" (as for
+        strategy: the way in which several chips share the step, on JAX: "data", "fully_sharded" or "tensor" (as for
             `keras_mp.distribute`), or a `keras_mp.parallel.plan.Plan` of as many devices. The batch is then that of all
             devices. The rules of "tensor" are the Plan's, or those that the model has from `keras_mp.tensor_rules`.
 
@@ -102,7 +103,7 @@ def checked_precisions(compare: Sequence[str], *, is_function: bool) -> list[str
     """The names of precisions to compare with.
 
     Args:
-        compare: as for `inspect`.
+        compare: the names of other precisions, as for `inspect`.
         is_function: whether a function builds the model.
 
     Raises:
@@ -140,11 +141,11 @@ def report_of(
 
     Args:
         lowered: the step, of one device or of a plan's.
-        target: what to compile for.
-        precision: the model's, for the report.
+        target: the target to compile for.
+        precision: the precision of the model, for the report.
         training: whether it is a training step.
-        flags, plan: as for `inspect`, and as the step was lowered.
-        until: as for `keras_mp.xla.compile.compile_step`.
+        flags, plan: the flags and the plan, as for `inspect`, and as the step was lowered.
+        until: the stage that the compiler goes to, as for `keras_mp.xla.compile.compile_step`.
     """
     return report_on(compile_step(lowered, target, flags, until), precision, training=training, plan=plan)
 

@@ -25,11 +25,11 @@ def lower_step(model: keras.Model, batch: Any, *, training: bool, platform: str,
 
     Args:
         model: a built model, compiled if `training`.
-        batch: what `fit` takes a batch to be, (x, y) or (x, y, sample_weight); without `training`, x. Arrays, or
-            anything that has a shape and a dtype.
-        training: a training step, otherwise inference.
+        batch: a batch as `fit` takes it, (x, y) or (x, y, sample_weight); without `training`, x. Its parts are arrays,
+            or anything that has a shape and a dtype.
+        training: whether it is a training step, otherwise inference.
         platform: "cpu", "cuda" or "tpu".
-        plan: for a step on several devices; its `batch` is that of all.
+        plan: a plan for a step on several devices; its `batch` is that of all.
 
     Raises:
         ValueError: If the model is not built or not compiled, or the batch does not fit it or the devices.

@@ -30,7 +30,7 @@ class Matmul:
 
     Args:
         layer: path of the layer whose call it belongs to, or "unattributed".
-        call: which call of that layer in the step, from 1; 0 where it is not known.
+        call: the number of the call of that layer in the step, from 1; 0 where it is not known.
         role: "forward", "input gradient", "kernel gradient", "recomputed", or "unattributed".
         kind: "dot" or "convolution".
         sizes: rows, summed dimension and columns of the matrix product (of one, where there is a batch of them); of a
@@ -39,12 +39,12 @@ class Matmul:
             that into an FP8 product, or not.
         compiled: dtypes of the operands as compiled; empty where the compiler left nothing of it.
         result: dtype of the result as compiled.
-        accumulation: what the products are summed in.
+        accumulation: the dtype that the products are summed in.
         flops: floating-point operations in one step; a multiply-add is two.
-        repeats: how often a step runs it; in a loop of unknown length, once.
-        kernel: what runs it.
+        repeats: the number of times a step runs it; in a loop of unknown length, once.
+        kernel: the kernel that runs it.
         cycles: the TPU compiler's estimate for the kernel that it is part of; 0 where there is none.
-        note: what became of it, where there is something to say.
+        note: a remark on what became of it, where there is something to say.
         counted: False where a loop's length is not known, so that `flops` counts one round.
         runs: the instruction of the compiled step that runs it, or is fused with it; "" where nothing is left.
     """
@@ -187,7 +187,6 @@ def products(module: Module, platform: str) -> list[Made]:
     """Lists the dots and convolutions of a compiled module.
 
     Args:
-        module: the module.
         platform: "cuda", "tpu" or "cpu".
     """
     return [made for same_name in _made(module, platform).values() for made in same_name]

@@ -41,22 +41,23 @@ class Memory:
 
     Args:
         parameters: the weights, those that do not train included.
-        integers: of `parameters`, the weights that are quantized, by what they are quantized to: "int8", or "int4", of
+        integers: the part of `parameters` that is quantized, by the type that its numbers have: "int8", or "int4", of
             which a byte holds two.
         optimizer: the optimizer's variables.
-        optimizer_dtype: what most of their values are stored in: "float32", "bfloat16" or "float8".
+        optimizer_dtype: the dtype that most of the optimizer's values are stored in: "float32", "bfloat16" or "float8".
         host: Optimizer variables in the host's memory, which are none of the other figures. A step reads and writes
             each once.
-        other: metrics and the batch.
-        activations: of `temporary`, what the forward pass keeps for the backward pass. An estimate: the arrays that
-            live when memory is fullest if kernels run in the order of the compiled module.
+        other: the bytes of metrics and batch.
+        activations: the part of `temporary` that the forward pass keeps for the backward pass. An estimate: the arrays
+            that live when memory is fullest if kernels run in the order of the compiled module.
         gradients: The most bytes of gradients of weights that live at once, a part of `temporary` and an estimate as
             `activations` is: arrays of the backward pass with as many values as a weight of their layer that trains.
         arguments, outputs, aliased, temporary, code: the compiler's own statistics: what goes in, what comes out, how
             much of that shares its memory with what goes in, what is needed in between, and the program.
         peak: the larger of the compiler's own figure for the most that lives at once (some give none), and arguments
             + outputs - aliased + temporary; on TPUs, whose compilers count it, with the code.
-        capacity: of the chip; 0 where it is not known; of a step that the compiler refuses, what it leaves a program.
+        capacity: the memory of the chip; 0 where it is not known; of a step that the compiler refuses, what it leaves a
+            program.
         largest: the largest arrays when memory is fullest, an estimate as `activations` is.
     """
 

@@ -50,9 +50,8 @@ class _Hashing:
         """The hash of an operation and all that is in its regions.
 
         Args:
-            operation: it.
             values: the hashes of the values that it may use.
-            depth: how many regions it is in.
+            depth: the number of regions that it is in.
         """
         operation = operation.operation
         parts = [operation.name, *self.attributes(operation), *(str(result.type) for result in operation.results)]

@@ -25,12 +25,12 @@ class Efficiency(NamedTuple):
     """What kernels reach.
 
     Args:
-        products: of the peak of large products, by the bits of an operand (32: TF32 where the chip has it); of others,
-            as with 16 bits.
-        product_stream: of the memory's bandwidth in products that it limits.
-        product_start: seconds that the smallest product takes.
-        stream: of the memory's bandwidth in all other kernels.
-        start: seconds that the smallest of them takes.
+        products: the share of the peak that large products reach, by the bits of an operand (32: TF32 where the chip
+            has it); of others, as with 16 bits.
+        product_stream: the share of the memory's bandwidth in products that it limits.
+        product_start: the seconds that the smallest product takes.
+        stream: the share of the memory's bandwidth in all other kernels.
+        start: the seconds that the smallest of all other kernels takes.
         convolution: the rate of large convolutions, as a share of that of large products of the same operands. On
             NVIDIA's GPUs of those whose arrays have channels first; no table has channels last, which run as products.
     """
@@ -74,11 +74,11 @@ def computing_seconds(flops: float, peak: float, bits: int, chip: Chip, of: Effi
     """What the operations of a large product or convolution take where nothing else limits it.
 
     Args:
-        flops: its floating-point operations.
-        peak: of the chip for these operands, in operations per second.
-        bits: of an operand.
+        flops: the floating-point operations.
+        peak: the peak rate of the chip for these operands, in operations per second.
+        bits: the bits of an operand.
         chip: the chip; a device has its share of the rates.
-        of: what kernels reach of them.
+        of: the shares of these rates that kernels reach.
         kind: "dot" or "convolution".
     """
     share = of.products[bits if bits in of.products else 16] * (of.convolution if kind == "convolution" else 1)
@@ -92,7 +92,7 @@ def product_seconds(computing: float, moved: float, chip: Chip, of: Efficiency) 
         computing: the seconds that its operations take, from `computing_seconds`.
         moved: the bytes that it reads and writes.
         chip: the chip; a device has its share of the rates.
-        of: what kernels reach of them.
+        of: the shares of these rates that kernels reach.
     """
     moving = moved / (chip.bandwidth / chip.devices * of.product_stream)
     # Between the two limits, a product takes longer than either alone: the tables follow a sum of squares.
@@ -116,7 +116,7 @@ class StepTime:
         products: kernels that contain a dot or a convolution.
         other: all other kernels.
         uncovered: collectives, as far as no kernel runs beside them in the compiled order.
-        kernels: how many kernels a step starts.
+        kernels: the number of kernels that a step starts.
         cycles: the whole step, in seconds, if each kernel takes the cycles that a TPU's compiler estimates for it; 0
             where it gives none, or no table says how many pass in a second.
     """
@@ -146,8 +146,8 @@ def step_time(
         matmuls: the step's dots and convolutions, joined with what was compiled.
         module: the compiled step.
         chip: the chip; a device has its share of the rates.
-        devices: how many devices share the step.
-        efficiency: what kernels reach of the chip's rates; by default the constants of its generation.
+        devices: the number of devices that share the step.
+        efficiency: the shares of the chip's rates that kernels reach; by default the constants of its generation.
     """
     wires = wire_of_kernels(module, devices) if devices > 1 else {}
     kernels = _by_kernel(matmuls)

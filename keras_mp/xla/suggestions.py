@@ -26,10 +26,10 @@ class Advice:
     """One thing to change.
 
     Args:
-        text: what is the matter, and where.
+        text: the fault, and the place where it is.
         code: the line that changes it.
-        seconds: what a step would gain at the chip's peak rates, an estimate; 0 where it is not speed that is gained,
-            or where the chip's rates are not known.
+        seconds: the gain of a step at the chip's peak rates, an estimate; 0 where it is not speed that is gained, or
+            where the chip's rates are not known.
         at_most: the time of the products that are named, where they may gain but no rate says how much; else 0.
     """
 
@@ -50,13 +50,13 @@ def suggest(
     """Suggests changes to a compiled step: first what makes it run or makes it right, then what gains the most time.
 
     Args:
-        matmuls: its dots and convolutions.
-        sensitive: its exponentials and sums in 16 bits.
-        memory: its memory.
-        target: what it was compiled for.
+        matmuls: the dots and convolutions of the step.
+        sensitive: the exponentials and sums of the step in 16 bits.
+        memory: the memory of the step.
+        target: the target that it was compiled for.
         precision: the model's precision.
-        step_seconds: of the whole step, as predicted: what gains less than `WORTHWHILE` of it is left out, but for FP8
-            that was asked for and is not there; 0 where it is not known.
+        step_seconds: the seconds of the whole step, as predicted: what gains less than `WORTHWHILE` of it is left out,
+            but for FP8 that was asked for and is not there; 0 where it is not known.
     """
     urgent = [*_memory(memory, target), *_softmax(sensitive)]
     gains = [

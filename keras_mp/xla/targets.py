@@ -31,13 +31,14 @@ class Target:
     """A chip to compile for.
 
     Args:
-        name: its name in `keras_mp.chips.CHIPS`, or "host".
+        name: the name in `keras_mp.chips.CHIPS`, or "host".
         platform: "cuda", "tpu" or "cpu".
-        chip: its row there; None for the host.
-        topology: what libtpu calls a slice of it; of several GPUs slices x hosts x GPUs of a host, "" of one.
+        chip: the row of the chip there; None for the host.
+        topology: the name that libtpu has for a slice of it; of several GPUs slices x hosts x GPUs of a host, "" of
+            one.
         configuration: the description that XLA's compiler for GPUs wants, a text protocol buffer.
         flags: the compiler's options that differ from its defaults.
-        chips: how many, of a slice or of a host with several GPUs, share a step.
+        chips: the number of chips, of a slice or of a host with several GPUs, that share a step.
     """
 
     name: str

@@ -32,14 +32,15 @@ class TrainingResult:
     Args:
         folder: the run's folder.
         policy: the dtype policy trained in.
-        reason: why that one.
-        metric: what the training is judged by, for example `"test accuracy"`.
-        value: of the metric, after the last epoch; an accuracy is between 0 and 1.
-        step_seconds: median seconds a step, without the compilation; None after fewer than two steps.
+        reason: the reason for that policy.
+        metric: the name of the metric that the training is judged by, for example `"test accuracy"`.
+        value: the value of the metric after the last epoch; an accuracy is between 0 and 1.
+        step_seconds: the median seconds a step, without the compilation; None after fewer than two steps.
         compile_seconds: seconds of the first step, which compiles.
-        peak_memory_bytes: as `keras_mp.backend.peak_memory_bytes` says; None where it cannot be known.
+        peak_memory_bytes: the peak of memory, as `keras_mp.backend.peak_memory_bytes` says; None where it cannot be
+            known.
         saved_model: the SavedModel's folder; None when it was not written.
-        low_precision_ops: 16- and 8-bit float operations found in the SavedModel.
+        low_precision_ops: the number of 16- and 8-bit float operations in the SavedModel.
         max_difference: largest difference between the SavedModel and the model run in float32.
         interrupted: whether ctrl-C ended it early.
         evaluated: the test metrics in the precision `eval_policy`; empty without one.
@@ -77,9 +78,9 @@ def finish(
         config: the training recipe's config.
         folder: the run's folder.
         choice: the `keras_mp.PolicyChoice` it trained with.
-        training: what `fit` returned; if ctrl-C ended it, nothing is exported.
-        metric: what the training is judged by.
-        value: of the metric.
+        training: the result of `fit`; if ctrl-C ended it, nothing is exported.
+        metric: the name of the metric that the training is judged by.
+        value: the value of the metric.
         verify: a batch of inputs, to compare the SavedModel with the model on.
 
     Returns:

@@ -23,7 +23,7 @@ class Training(NamedTuple):
     """A training that has ended.
 
     Args:
-        timer: what a step took.
+        timer: the times of the steps.
         history: the metrics of each epoch.
         interrupted: whether ctrl-C ended it early.
         evaluated: the test metrics in the precision `eval_policy`; empty without one.
@@ -46,12 +46,12 @@ def fit(
     """Trains a compiled model and shows how it goes.
 
     Args:
-        model: the model.
         batches: the training data.
         config: the training recipe's config.
         folder: the run's folder, where the checkpoints go, `history.csv`, and the logs for TensorBoard. If it holds
             checkpoints, training goes on from the newest.
-        validation_data: what to test on after each epoch: arrays of inputs and targets, or a `keras.utils.PyDataset`.
+        validation_data: the data to test on after each epoch: arrays of inputs and targets, or a
+            `keras.utils.PyDataset`.
         validation_batch_size: examples a step of the test, of arrays.
 
     Returns:

@@ -12,7 +12,7 @@ def every_product(choice: PolicyChoice, scaling: str) -> dict[str, Any] | bool:
     see what FP8 does to the training.
 
     Args:
-        choice: what `keras_mp.set_global_policy` returned.
+        choice: the result of `keras_mp.set_global_policy`.
         scaling: the name of one of the kit's scalings.
 
     Returns:

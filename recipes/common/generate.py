@@ -10,11 +10,11 @@ def generate(model: keras.Model, prompt: bytes, count: int, temperature: float, 
     """Draws bytes from a model of bytes, as `generate_tokens` draws tokens.
 
     Args:
-        model: from bytes `(batch, length)` to the logits of the next byte, causal.
-        prompt: what to continue, at least one byte.
-        count: how many bytes to draw.
-        temperature: what the logits are divided by; 0 takes the likeliest byte.
-        seed: of the drawing.
+        model: a causal model from bytes `(batch, length)` to the logits of the next byte.
+        prompt: the bytes to continue, at least one.
+        count: the number of bytes to draw.
+        temperature: the number that the logits are divided by; 0 takes the likeliest byte.
+        seed: the seed of the drawing.
 
     Returns:
         The drawn bytes, without the prompt.
@@ -34,12 +34,12 @@ def generate_tokens(
     what follows it is 0, which a causal model does not see; later the model sees the last `length` tokens.
 
     Args:
-        model: from tokens `(batch, length)` to the logits of the next token, causal.
-        prompt: what to continue, at least one token.
-        count: how many tokens to draw.
-        temperature: what the logits are divided by; 0 takes the likeliest token.
-        seed: of the drawing.
-        vocabulary: how many of the logits are of tokens that occur.
+        model: a causal model from tokens `(batch, length)` to the logits of the next token.
+        prompt: the tokens to continue, at least one.
+        count: the number of tokens to draw.
+        temperature: the number that the logits are divided by; 0 takes the likeliest token.
+        seed: the seed of the drawing.
+        vocabulary: the number of logits that are of tokens that occur.
 
     Returns:
         The drawn tokens, without the prompt.

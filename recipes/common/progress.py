@@ -22,7 +22,7 @@ class ProgressBar(keras.callbacks.Callback):
     Args:
         batches: the training data of the same fit.
         timer: the timer of the same fit; put it before this callback.
-        console: where to write; the standard output by default, of the first of several processes.
+        console: the console to write to; the standard output by default, of the first of several processes.
     """
 
     supports_multiprocess = True
@@ -112,9 +112,9 @@ def fitted(parts: list[str], width: int, start: int) -> str:
     """The parts on one line, or, where that is too long, on as many as they need.
 
     Args:
-        parts: none of which is divided.
-        width: of the terminal, in characters.
-        start: how many characters are before the first part; later lines begin under it.
+        parts: parts of a line, none of which is divided.
+        width: the width of the terminal, in characters.
+        start: the number of characters before the first part; later lines begin under it.
     """
     lines = [""]
     for part in parts:

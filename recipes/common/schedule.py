@@ -8,7 +8,7 @@ def warmup_then_cosine(peak: float, steps: int) -> keras.optimizers.schedules.Le
 
     Args:
         peak: the highest learning rate.
-        steps: of the whole training.
+        steps: the steps of the whole training.
 
     Returns:
         The schedule.

@@ -17,8 +17,8 @@ def load(split: str, data_dir: str | None, download: bool) -> tuple[np.ndarray, 
 
     Args:
         split: `"train"` (50,000 examples) or `"test"` (10,000).
-        data_dir: as `prepared` takes it.
-        download: the same.
+        data_dir: the folder of the prepared files, as `prepared` takes it.
+        download: whether to download and prepare them, as `prepared` takes it.
 
     Returns:
         Images, uint8, shape `(examples, 32, 32, 3)`; and labels, int64, shape `(examples,)`.

@@ -22,8 +22,8 @@ class Corpus(NamedTuple):
 
     Attributes:
         train: unsigned integers, shape `(tokens,)`, in memory or mapped into it.
-        validation: the same, at most two million.
-        tokenizer: what they are made with.
+        validation: unsigned integers, shape `(tokens,)`, at most two million.
+        tokenizer: the tokenizer that they are made with.
     """
 
     train: np.ndarray
@@ -39,8 +39,8 @@ def read(corpus: str, vocabulary: int, data_dir: str | None, download: bool) -> 
     Args:
         corpus: `"lm1b"`, or what `recipes.datasets.text.read` takes.
         vocabulary: number of different tokens, at most.
-        data_dir: of the benchmark, as `prepared` takes it.
-        download: the same.
+        data_dir: the folder of the benchmark's prepared files, as `prepared` takes it.
+        download: whether to download and prepare them, as `prepared` takes it.
 
     Returns:
         The tokens: the last tenth of a text is for validation, of the benchmark its test set.
@@ -66,7 +66,7 @@ class TokenBatches(ShuffledBatches):
         tokens: unsigned integers, shape `(tokens,)`.
         length: tokens of a sequence.
         batch_size: sequences a step.
-        seed: of the order.
+        seed: the seed of the order.
 
     Raises:
         ValueError: the tokens do not make one sequence; and as `Batches`.

@@ -68,7 +68,7 @@ def load(split: str, data_dir: str | None = None) -> tuple[np.ndarray, np.ndarra
 
     Args:
         split: `"train"` (1442 examples) or `"test"` (355).
-        data_dir: where the prepared files lie; by default tensorflow-datasets' own folder.
+        data_dir: the folder of the prepared files; by default tensorflow-datasets' own.
 
     Returns:
         Images, float32, shape `(examples, 8, 8, 1)`, values 0 to 16; and labels, int64, shape `(examples,)`. Both

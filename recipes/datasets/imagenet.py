@@ -43,9 +43,9 @@ def training_batches(batch_size: int, size: int, seed: int, data_dir: str | None
     Args:
         batch_size: images a step.
         size: pixels of an image's side.
-        seed: of the order and of the crops.
-        data_dir: as `prepared` takes it.
-        download: the same.
+        seed: the seed of the order and of the crops.
+        data_dir: the folder of the prepared files, as `prepared` takes it.
+        download: whether to download and prepare them, as `prepared` takes it.
 
     Returns:
         Batches of images, uint8, `(batch_size, size, size, 3)`, and labels, int64, `(batch_size,)`.
@@ -66,8 +66,8 @@ def test_batches(batch_size: int, size: int, data_dir: str | None, download: boo
     Args:
         batch_size: images a step.
         size: pixels of an image's side.
-        data_dir: as `prepared` takes it.
-        download: the same.
+        data_dir: the folder of the prepared files, as `prepared` takes it.
+        download: whether to download and prepare them, as `prepared` takes it.
 
     Returns:
         What `evaluate` takes: a `tf.data.Dataset` or a `keras.utils.PyDataset`, of batches as `training_batches` has.
@@ -159,7 +159,7 @@ class RandomCrops(Batches):
         records: a sequence of examples with encoded images, as `as_data_source` gives.
         batch_size: images a step.
         size: pixels of an image's side.
-        seed: of the order and of the crops.
+        seed: the seed of the order and of the crops.
     """
 
     def __init__(self, records: Any, batch_size: int, size: int, seed: int) -> None:
@@ -187,7 +187,7 @@ class MiddleCrops(keras.utils.PyDataset):
     """Test images by random access, without TensorFlow.
 
     Args:
-        records: as `RandomCrops` takes them.
+        records: a sequence of examples, as `RandomCrops` takes them.
         batch_size: images a step.
         size: pixels of an image's side.
     """
@@ -220,7 +220,7 @@ def random_crop(encoded: bytes, size: int, generator: np.random.Generator) -> np
     Args:
         encoded: the image file.
         size: pixels of the result's side.
-        generator: what draws.
+        generator: the generator that draws.
 
     Returns:
         uint8, shape `(size, size, 3)`.
@@ -243,8 +243,8 @@ def random_box(width: int, height: int, generator: np.random.Generator) -> tuple
 
     Args:
         width: pixels of the image.
-        height: the same.
-        generator: what draws.
+        height: pixels of the image.
+        generator: the generator that draws.
 
     Returns:
         The pixels `(left, top, right, bottom)`, at least one each way; all of the image where ten draws do not fit.

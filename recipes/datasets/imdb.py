@@ -16,8 +16,8 @@ def load(split: str, data_dir: str | None, download: bool) -> tuple[list[str], n
 
     Args:
         split: `"train"` or `"test"`, 25,000 examples each.
-        data_dir: as `prepared` takes it.
-        download: the same.
+        data_dir: the folder of the prepared files, as `prepared` takes it.
+        download: whether to download and prepare them, as `prepared` takes it.
 
     Returns:
         The texts, and labels, int64, shape `(examples,)`: 0 negative, 1 positive.

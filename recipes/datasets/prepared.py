@@ -20,9 +20,9 @@ class Source(NamedTuple):
     """A data set that has to be downloaded.
 
     Attributes:
-        name: in tensorflow-datasets.
-        size: of the download, in words.
-        manual: what has to be done by hand first; empty where nothing has.
+        name: the name in tensorflow-datasets.
+        size: the size of the download, in words.
+        manual: the thing to be done by hand first; empty where there is none.
     """
 
     name: str
@@ -46,8 +46,7 @@ def prepared(source: Source, data_dir: str | None, download: bool) -> Any:
     """Finds a prepared data set, or prepares it.
 
     Args:
-        source: which.
-        data_dir: where the prepared files lie; by default tensorflow-datasets' own folder.
+        data_dir: the folder of the prepared files; by default tensorflow-datasets' own.
         download: whether to download and prepare it where it is not prepared.
 
     Returns:
@@ -99,8 +98,8 @@ def examples(builder: Any, split: str) -> Any:
     """Reads a split in the order of its files.
 
     Args:
-        builder: what `prepared` returned.
-        split: for example `"train"`.
+        builder: the result of `prepared`.
+        split: the name of the split, for example `"train"`.
 
     Returns:
         An iterable of dictionaries from each feature's name to its value, as NumPy gives it; texts are bytes.
@@ -114,9 +113,9 @@ def arrays(builder: Any, split: str, *features: str) -> list[np.ndarray]:
     """Reads features of a whole split into memory.
 
     Args:
-        builder: what `prepared` returned.
-        split: for example `"train"`.
-        features: their names; each has one shape.
+        builder: the result of `prepared`.
+        split: the name of the split, for example `"train"`.
+        features: the names of the features; each has one shape.
 
     Returns:
         An array a feature, shape `(examples, ...)`.

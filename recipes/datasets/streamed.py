@@ -16,10 +16,10 @@ class StreamedBatches(Batches):
     place that is not the next one reopens the stream, which is right for both, if slower.
 
     Args:
-        examples: number of training examples.
+        examples: the number of training examples.
         batch_size: examples a step.
         seed: a whole number, at least 0.
-        opened: from an epoch and a step to an iterator over the batches from there on.
+        opened: a function from an epoch and a step to an iterator over the batches from there on.
 
     Raises:
         ValueError: as `Batches`.
@@ -48,7 +48,7 @@ def keys(seed: int, epoch: int) -> np.ndarray:
 
     Args:
         seed: a whole number, at least 0.
-        epoch: counted from 0.
+        epoch: the number of the epoch, counted from 0.
 
     Returns:
         Four int64 numbers between 0 and 2**31, far apart for neighbouring seeds and epochs.
@@ -60,8 +60,8 @@ def in_order_of(key: int, read: Callable[[], Any]) -> Any:
     """A tf.data pipeline whose shuffling depends on its own seeds only, not on TensorFlow's global one.
 
     Args:
-        key: what stands in for the global seed.
-        read: makes the pipeline; it sets the seed of each of its random operations.
+        key: the number that stands in for the global seed.
+        read: a function that makes the pipeline; it sets the seed of each of its random operations.
 
     Returns:
         The pipeline.

@@ -74,9 +74,8 @@ def encode_padded(tokenizer: Any, texts: Iterable[str], length: int) -> np.ndarr
     """Encodes texts to one length: cut at the end, or filled up with the special token.
 
     Args:
-        tokenizer: what `learn` returned.
-        texts: the texts.
-        length: tokens of each.
+        tokenizer: the result of `learn`.
+        length: the tokens of each.
 
     Returns:
         int32, shape `(texts, length)`.
@@ -94,8 +93,8 @@ def token_file(path: Path, tokenizer: Any, texts: Callable[[], Iterable[str]]) -
 
     Args:
         path: the `.npy` file; whole, or not there.
-        tokenizer: what `learn` returned.
-        texts: opens the documents, where there is no file.
+        tokenizer: the result of `learn`.
+        texts: a function that opens the documents, where there is no file.
 
     Returns:
         The tokens, uint16 or uint32, shape `(tokens,)`, mapped into memory.

@@ -26,7 +26,7 @@ def words(shape, seed, step, variable):
     keys = [lowbias32(step ^ first), lowbias32(step ^ mix(first ^ 0x9E3779B1))]
     result = []
     for place in range(int(np.prod(shape))):
-        word = place ^ keys[0]
+        word = (place + keys[0]) & 0xFFFFFFFF
         word = ((word ^ (word >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
         word ^= keys[1]
         word = ((word ^ (word >> 15)) * 0x846CA68B) & 0xFFFFFFFF

@@ -138,14 +138,14 @@ def check_products(multiply, reference, equation, shapes, names, mode, exponents
     """Compares forward and both gradients, of operands whose rows and columns differ by orders, with a reference.
 
     Args:
-        multiply: of x and w.
+        multiply: a function of x and w.
         reference: `reference(equation, left, right, names)`, as `row_product`.
-        equation: of the product.
-        shapes: of x and w.
+        equation: the equation of the product.
+        shapes: the shapes of x and w.
         names: the formats of input, kernel and gradient.
-        mode: what makes the function that runs: itself, or `compiled`.
+        mode: a function that makes the function that runs: itself, or `compiled`.
         exponents: magnitudes go from 2^-exponents to 2^exponents along each axis.
-        scale: of the gradient.
+        scale: the scale of the gradient.
     """
     rng = np.random.default_rng()
 

@@ -11,9 +11,11 @@ from twins import twin
 
 import keras_mp
 from keras_mp.fp8 import Float8Dense, Scalings, convert, explain, is_available, revert
+from keras_mp.fp8.convert import without_float8
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.selection import decide, end_layers
 from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.notes import treatments_of
 
 # Layers that a custom layer creates take the policy from here, as ever in Keras, also when a file is loaded.
 pytestmark = pytest.mark.usefixtures("mixed_bfloat16")
@@ -267,6 +269,8 @@ def test_first_and_last_layers_of_nested_models():
 
 def test_converting_again_changes_what_select_chooses_and_a_recipe_is_given_for():
     model, batch = zoo.build("attention", "mixed_bfloat16")
+    reasons = {row.reason for row in explain(twin(model), lambda path, layer: "query" in path) if row.float8}
+    assert reasons == {"select chose it"}
     once = convert(twin(model), Scalings.named("current", format="E4M3"), select=lambda path, layer: "query" in path)
     twice = convert(twin(once), select=lambda path, layer: "query" in path)
     assert {layer.scaling for layer in converted(twice)} == {Scalings.named("current", format="E4M3")}
@@ -295,6 +299,16 @@ def test_the_layer_itself_can_be_reverted():
     back = revert(twin(model))
     assert type(back.layers[0]) is layers.Dense
     np.testing.assert_array_equal(back.get_weights()[0], model.get_weights()[0])
+
+
+def test_fp8_layers_are_plain_ones_for_a_while():
+    model = keras.Sequential([keras.Input((16,)), Float8Dense(16), layers.Dense(16)])
+    convert(model, "delayed", select=lambda path, layer: layer is model.layers[1])
+    before = [layer.get_config() for layer in model.layers]
+    with without_float8(model):
+        assert len(products(model)) == 2 and converted(model) == []
+        assert not any(treatments_of(layer) for layer in model.layers)
+    assert [layer.get_config() for layer in model.layers] == before and len(converted(model)) == 2
 
 
 def test_bad_input():

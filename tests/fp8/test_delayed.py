@@ -23,6 +23,7 @@ from twins import twin
 import keras_mp
 from keras_mp.fp8 import Float8Dense, Scalings, convert, matmul, revert
 from keras_mp.fp8.layers import CALL_SITES, AmaxHistory
+from keras_mp.fp8.quantize import next_step
 
 
 @pytest.mark.jax
@@ -206,6 +207,11 @@ class TestOnAModel:
         plain.save_weights(tmp_path / "plain.weights.h5")
         again.load_weights(tmp_path / "plain.weights.h5")
         np.testing.assert_array_equal(histories(again), before)
+
+
+def test_the_updates_are_counted_as_far_as_float32_counts_them():
+    counted = next_step(*tensors([0.0, 1.0, 2.0**24 - 2, 2.0**24 - 1, 2.0**23]))
+    np.testing.assert_array_equal(to_numpy(counted), [1, 2, 2**24 - 1, 2**23, 2**23 + 1])
 
 
 @pytest.mark.parametrize("name", ["margin", "history"])

@@ -1,6 +1,7 @@
 """Rowwise scaling: each of the three products against NumPy, each row and column with a scale of its own."""
 
 import functools
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from reference import assert_close, check_products, compiled, row_product, sqnr, tensors, to_numpy
 
 from keras_mp.fp8 import Scalings, convert, matmul
+from keras_mp.fp8.quantize import lies_in
 
 RECIPES = {
     "E4M3": (Scalings.named("rowwise"), ("E4M3",) * 3),
@@ -70,3 +72,8 @@ def test_beside_the_others():
     with pytest.warns(UserWarning, match="compute in float32"):
         model = convert(model, "rowwise", select=lambda path, layer: True)
     assert all(layer.scaling == Scalings.named("rowwise") for layer in model.layers)
+
+
+@pytest.mark.parametrize("axis, axes, lies", [(0, None, True), (0, (0,), True), (1, (0,), False), (2, (0, -1), True)])
+def test_a_scale_is_that_of_all_devices_where_its_axes_are_split(axis, axes, lies):
+    assert lies_in(SimpleNamespace(axis=axis, shape=(4, 5, 6)), axes) is lies

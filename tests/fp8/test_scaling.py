@@ -13,6 +13,7 @@ from keras_mp.fp8.scaling import PRESETS, PRODUCTS, ROLES, get_scalings
 from keras_mp.precision.formats import E4M3, E5M2
 
 BACKEND = keras.backend.backend()
+POWERS = {"scale": "power_of_two"}
 FORMAT_OF = {"input": "E4M3", "kernel": "E4M3", "gradient": "E5M2"}
 
 
@@ -122,6 +123,25 @@ def test_scalings_are_values(scalings, call):
     back = keras.saving.deserialize_keras_object(saved)
     assert back == get_scalings(saved) == scalings and hash(back) == hash(scalings) and isinstance(back, Scalings)
     assert get_scalings(scalings) is scalings
+
+
+@pytest.mark.parametrize(
+    "name, config, expected",
+    [
+        ("CurrentScaling", {"format": "E4M3", "power_of_two": True}, ("current", {"format": "E4M3", **POWERS})),
+        ("DelayedScaling", {"amax_history_length": 8, "amax_compute": "max"}, ("delayed", {"history": 8})),
+        ("DelayedScaling", {"amax_history_length": 8, "amax_compute": "most_recent"}, ("delayed", {"history": 1})),
+        ("StaticScaling", {"calibration_steps": 8, "margin": 2}, ("static", {"history": 8, "margin": 2})),
+        ("RowwiseScaling", {"power_of_two": False}, ("rowwise", {})),
+        ("MXFP8Scaling", {"scale_rounding": "floor", "power_of_two": True}, ("mxfp8", {"scale": "E8M0_floor"})),
+        ("Int8Scaling", {"scales": "current", "kernel_gradient": "int8"}, ("int8_current", {"kernel_gradient": True})),
+        ("Int8Scaling", {"scales": "static", "calibration_steps": 8}, ("int8", {"source": "static", "history": 8})),
+    ],
+)
+def test_recipes_that_version_0_1_0_saved_are_scalings(name, config, expected):
+    preset, settings = expected
+    saved = {"registered_name": f"keras_mp>{name}", "config": config}
+    assert get_scalings(saved) == Scalings.named(preset, **settings)
 
 
 def test_a_scaling_is_that_of_all_operands():

@@ -80,7 +80,7 @@ def failure(step: str, config: Task, folder: Path) -> Failure | None:
     Args:
         step: one of `LINES`.
         config: the task's.
-        folder: where lines may write.
+        folder: the folder where lines may write.
 
     Returns:
         The first line that fails, or None where all work.

@@ -215,7 +215,7 @@ def row(config: Task, done: Callable[[dict[str, Any]], None] = lambda row: None)
 
     Args:
         config: the task's.
-        done: is given the row after each step.
+        done: a function that is given the row after each step.
 
     Returns:
         `{"family": ..., "cells": {step: cell}, "seconds": {step: seconds}}`.

@@ -17,8 +17,8 @@ class Task(NamedTuple):
     """A way to build a task.
 
     Attributes:
-        family: what it does, as the table says it.
-        build: makes the task under the global policy.
+        family: the thing that it does, as the table says it.
+        build: a function that makes the task under the global policy.
         labels: `labels(rng, task)` makes y; None where the task's preprocessor makes it of x.
         inputs: `inputs(rng, task)` makes x.
         compile: arguments of the task's own compile(), beside the optimizer.

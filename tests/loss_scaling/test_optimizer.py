@@ -1,5 +1,6 @@
 import itertools
 import math
+import warnings
 
 import keras
 import numpy as np
@@ -150,6 +151,20 @@ def test_the_parts_of_a_custom_loop_make_the_same_step_as_apply():
     optimizers[1].apply_unscaled(optimizers[1].unscale([gradient], [weights[1]]), [weights[1]])
     np.testing.assert_array_equal(weights[0].numpy(), weights[1].numpy())
     assert float(optimizers[0].scale_loss(2.0)) == 2.0**16
+
+
+@pytest.mark.parametrize("scales", [True, False])
+def test_a_loop_that_scales_no_loss_is_told_so_once_and_another_is_not(scales):
+    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    optimizer.build([keras.Variable(np.ones(2, "float32"))])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            if scales:
+                optimizer.scale_loss(keras.ops.ones(()))
+            optimizer.apply([keras.ops.ones(2)])
+    told = [warning for warning in said if "never multiplied a loss" in str(warning.message)]
+    assert len(told) == (0 if scales else 1)
 
 
 @pytest.mark.parametrize("mode", MODES_OF_A_STEP)

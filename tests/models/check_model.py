@@ -15,10 +15,10 @@ def check_model(build, batch, precision, folder, export=ON_TENSORFLOW):
     """Builds, stabilizes, trains for a step, saves, loads and exports a model, and asserts what must hold throughout.
 
     Args:
-        build: makes the model, under the global policy, with `Add` layers on its residual path.
+        build: a function that makes the model, under the global policy, with `Add` layers on its residual path.
         batch: one input batch.
         precision: the dtype policy.
-        folder: where to write.
+        folder: the folder to write to.
         export: whether to export; on JAX that starts TensorFlow in a process of its own, 10 seconds.
     """
     compute = precision.removeprefix("mixed_")

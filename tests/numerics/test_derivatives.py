@@ -35,11 +35,11 @@ class Kind(NamedTuple):
     """A function with a gradient of its own.
 
     Attributes:
-        files: where the gradient is, beneath `keras_mp/`.
+        files: the files of the gradient, beneath `keras_mp/`.
         ours: the function.
         plain: the same by Keras's operations.
-        shapes: of its arguments.
-        dtypes: that it is tried in.
+        shapes: the shapes of the arguments.
+        dtypes: the dtypes that it is tried in.
     """
 
     files: tuple[str, ...]

@@ -210,7 +210,7 @@ def error(case, low, scale, stabilized=False):
     Args:
         case: a key of CASES.
         low: "float16" or "bfloat16".
-        scale: of the inputs, which are drawn from half to one and a half times as much.
+        scale: the scale of the inputs, which are drawn from half to one and a half times as much.
         stabilized: whether the layer is that of a stabilized model.
     """
     rng = zoo.rng()

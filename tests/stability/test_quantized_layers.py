@@ -171,6 +171,24 @@ def step_of(model, x, y):
     return before - keras.ops.convert_to_numpy(kernel)
 
 
+def test_a_quantized_vocabulary_in_16_bits_still_looks_rows_up():
+    model, tokens = head("mixed_bfloat16", "int4", tied=True), np.arange(8).reshape(2, 4)
+    expected = adapted_models.logits(merged_float32(model), tokens)
+    ours = adapted_models.logits(keras_mp.stabilize(model), tokens)
+    assert abs(ours - expected).max() <= 2**-5 * abs(expected).max()
+
+
+def test_lora_beside_int4_is_added_by_its_scale():
+    model = two_layers("mixed_bfloat16")
+    model.quantize("int4")
+    model.layers[1].enable_lora(2, lora_alpha=6)
+    x, b = (np.random.default_rng().normal(size=shape).astype("float32") for shape in ((5, 32), (2, 8)))
+    model.layers[1].lora_kernel_b.assign(b)
+    expected = adapted_models.logits(merged_float32(model), x)
+    ours = adapted_models.logits(keras_mp.stabilize(model), x)
+    assert abs(ours - expected).max() <= 2**-5 * abs(expected).max()
+
+
 def test_prepare_says_what_is_quantized_and_what_trains(capsys):
     """Nothing of it was said."""
     model = two_layers("mixed_bfloat16")

@@ -15,7 +15,7 @@ def wrapped_methods(
 
     Args:
         layers: (path, layer) pairs; operations that are no layers are welcome.
-        names: of the methods; a layer that has none of a name is left alone.
+        names: the names of the methods; a layer that has none of a name is left alone.
         wrap: `wrap(path, layer, name, function)` returns the function to call instead.
     """
     layers, names = list(layers), list(names)

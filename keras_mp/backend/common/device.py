@@ -29,7 +29,7 @@ class DeviceInfo(NamedTuple):
 
     Args:
         kind: "cpu", "gpu" or "tpu".
-        name: What the runtime calls it, such as "NVIDIA H200", "TPU v5 lite" or "AMD EPYC".
+        name: The name that the runtime gives it, such as "NVIDIA H200", "TPU v5 lite" or "AMD EPYC".
         architecture: Compute capability ("9.0"), LLVM target ("gfx942"), or "" where the runtime does not tell.
     """
 

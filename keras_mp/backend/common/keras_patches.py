@@ -21,9 +21,9 @@ class Patch:
 
     Attributes:
         owner: the module, or `module:class`, that has it.
-        attribute: its name.
-        backends: those whose steps need it.
-        versions: of Keras, the first and the last, that it was tried with.
+        attribute: the name of the attribute.
+        backends: the backends whose steps need it.
+        versions: the versions of Keras, the first and the last, that it was tried with.
         reason: the fault of Keras that it mends, or what Keras has no public way for.
     """
 
@@ -182,7 +182,7 @@ def patched(replacements: Mapping[str, Make]) -> Iterator[None]:
     scopes give the same function, it is applied once.
 
     Args:
-        replacements: by name of a patch, a function of what is replaced that returns the replacement. It is called
+        replacements: a function for each patch, by its name, from what is replaced to the replacement. It is called
             again when a scope that was entered earlier ends first.
 
     Raises:
@@ -203,9 +203,6 @@ def patched(replacements: Mapping[str, Make]) -> Iterator[None]:
 
 class _Replaced:
     """An attribute of Keras, and what takes its place at the moment.
-
-    Args:
-        patch: the patch.
 
     Raises:
         AttributeError: Keras does not have it.

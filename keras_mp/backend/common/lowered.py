@@ -32,10 +32,11 @@ class Argument:
     Args:
         kind: "parameters" (weights that train), "state" (weights that do not), "optimizer", "metrics" or "batch".
         path: the variable's path, or the place in the batch.
-        shape: its dimensions.
-        dtype: its element type, as Keras writes it.
-        parts: over how many devices it is split.
-        holds: what its elements stand for, where that is not their type: "int4" of int8 ones with two weights each.
+        shape: the dimensions of the argument.
+        dtype: the element type, as Keras writes it.
+        parts: the number of devices that it is split over.
+        holds: the type that its elements stand for, where that is not their own: "int4" of int8 ones with two weights
+            each.
         on_host: Whether it lies in the host's memory.
     """
 
@@ -69,7 +70,7 @@ class Lowered:
 
     Args:
         module: the module as text, with locations, or as MLIR bytecode.
-        arguments: what the arguments of its main function are, in order.
+        arguments: the arguments of its main function, in order.
         calls: the layer calls of the trace; the operations of call i have `keras_mp.call.i` in their names.
         backend: "tensorflow" or "jax".
         model: the model's name.
@@ -109,7 +110,7 @@ def named_calls(layers: Mapping[str, Any], scope: Callable[[str], AbstractContex
 
     Args:
         layers: the layers, and the operations that are no layers, by path.
-        scope: makes the backend's name scope from a name.
+        scope: a function that makes the backend's name scope from a name.
 
     Yields:
         The list of calls, which grows with the trace.

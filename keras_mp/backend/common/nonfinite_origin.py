@@ -44,7 +44,7 @@ def makes_nonfinite(inputs: Sequence[Values], output: Values, moves: bool) -> An
     not finite and the inputs are; of others it is known only if the output has infinities of another sign.
 
     Args:
-        inputs: of the operation, those that are floats.
+        inputs: the inputs of the operation that are floats.
         output: one of its outputs.
         moves: whether it only moves values.
 
@@ -76,7 +76,7 @@ def origin(
         edges: the operations, in the order of the program.
         given: keys of the inputs and weights.
         bad: keys of the tensors that an operation puts out and that are not finite.
-        made: of those, the ones whose operation itself makes a value that is not finite.
+        made: the keys of those tensors whose operation itself makes a value that is not finite.
         last: key of the tensor.
 
     Returns:

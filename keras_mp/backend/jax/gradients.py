@@ -37,9 +37,9 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a function of arrays that has a gradient of its own.
 
     Args:
-        function: from arrays to `(results, gradient)`: floats, in any structure, and `gradient(*upstream)`, which takes
-            an array for each of them and returns one for each argument, or None for 0. It is called again for each
-            order of derivatives, so it must be pure. What `gradient` computes is differentiated as usual.
+        function: a function from arrays to `(results, gradient)`: floats, in any structure, and `gradient(*upstream)`,
+            which takes an array for each of them and returns one for each argument, or None for 0. It is called again
+            for each order of derivatives, so it must be pure. What `gradient` computes is differentiated as usual.
 
     Returns:
         A function of the same arrays that returns the results.
@@ -244,7 +244,7 @@ def with_derivatives_of(formula: Callable[..., Any], values: Sequence[Any], argu
     """Returns arrays that have the derivatives of a formula for them.
 
     Args:
-        formula: from the arguments to a sequence of the same arrays; called where they are differentiated.
+        formula: a function from the arguments to a sequence of the same arrays; called where they are differentiated.
         values: arrays.
         arguments: floats.
     """
@@ -267,9 +267,9 @@ def refuse_derivatives(message: str, values: Sequence[Any], others: Sequence[Any
     """Returns the same arrays; to differentiate them is an error.
 
     Args:
-        message: of the `NotImplementedError`.
+        message: the message of the `NotImplementedError`.
         values: arrays.
-        others: what the values are made of, of which one may change where JAX cannot see that a value does.
+        others: the things that the values are made of, of which one may change where JAX cannot see that a value does.
     """
     return _refused.bind(*values, *others, message=message, count=len(values))
 
@@ -304,10 +304,10 @@ def linear_gradient(function: Callable[[Any], Any], argument: Any, upstream: Any
     """Computes the gradient of a linear function.
 
     Args:
-        function: of one tensor.
+        function: a function of one tensor.
         argument: a tensor, of which only shape and dtype are used.
         upstream: the gradient of the function's result.
-        name: of the operations in the compiled program, the last of the scopes, which `/` separates.
+        name: the name of the operations in the compiled program, the last of the scopes, which `/` separates.
 
     Returns:
         A tensor of the argument's shape.

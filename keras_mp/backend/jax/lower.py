@@ -32,8 +32,8 @@ def lower(
         model: a built Keras model, compiled where a training step is asked for.
         batch: a structure of `keras.KerasTensor`: (x, y) or (x, y, sample_weight) to train, x to infer.
         layers: the model's layers by path, to name the operations by; the model itself is "".
-        training: a whole training step, otherwise the forward pass of inference.
-        platform: what to lower for: "cpu", "cuda" or "tpu".
+        training: whether a whole training step is lowered, otherwise the forward pass of inference.
+        platform: the platform to lower for: "cpu", "cuda" or "tpu".
         plan: a `keras_mp.parallel.plan.Plan`, for a step on several devices.
 
     Returns:

@@ -33,7 +33,7 @@ def nonfinite_operation(
         model: a built Keras model; no variable of it changes.
         forward: `forward(tap, batch) -> (loss, kept)`, as for `observed_step`.
         batch: a structure of arrays.
-        place: of the tensor in `kept`.
+        place: the place of the tensor in `kept`.
 
     Returns:
         JAX's name of the operation, and the lines of Python that led to it, as (file, line number), the innermost

@@ -77,7 +77,7 @@ def tpu_coordinates(names: Sequence[str]) -> tuple[str, list[tuple[int, ...]]] |
     """The kind of TPUs, and the coordinates of each in its slice; None for other devices.
 
     Args:
-        names: of devices, as Keras writes them.
+        names: the names of devices, as Keras writes them.
     """
     devices = {f"{device.platform}:{device.id}": device for device in jax.devices()}
     coordinates = [tuple(getattr(devices.get(name), "coords", None) or ()) for name in names]
@@ -281,7 +281,7 @@ def part_of(variable: Any) -> tuple[Any, Any]:
     """Reads a variable without gathering it.
 
     Args:
-        variable: or an array.
+        variable: a variable, or an array.
 
     Returns:
         This device's part of its value, and how the whole is made of the parts; where there are no parts, the whole and

@@ -24,15 +24,15 @@ class Part(NamedTuple):
 
     Attributes:
         axis: the axis that is split; None for a variable that each device has whole.
-        dtype: what it is gathered in: what its layer computes in.
-        reduce_dtype: what its gradient is summed in.
-        groups: of devices, of each of the sums one after the other; empty for a sum over all at once. Small parts are
-            gathered over the same groups.
+        dtype: the dtype in which it is gathered: that which its layer computes in.
+        reduce_dtype: the dtype in which its gradient is summed.
+        groups: the groups of devices of each of the sums one after the other; empty for a sum over all at once. Small
+            parts are gathered over the same groups.
         overwritten: whether its gradient is its next value, of which the largest counts.
         spec: the layout, as JAX writes it.
-        shape: of the whole.
-        rows: quantizes its rows to be gathered, and makes numbers of them again, as `keras_mp.parallel.plan` does; None
-            where it is gathered in `dtype`.
+        shape: the shape of the whole.
+        rows: the object that quantizes its rows to be gathered, and makes numbers of them again, as
+            `keras_mp.parallel.plan` does; None where it is gathered in `dtype`.
     """
 
     axis: int | None
@@ -112,9 +112,10 @@ def scattered(value: Any, axis: int, groups: Sequence[Any]) -> Any:
     """This device's part of the sum over the devices.
 
     Args:
-        value: this device's summand, of the whole shape.
-        axis: that is split.
-        groups: as `keras_mp.parallel.hops.groups_of` makes them; empty for a sum over all at once.
+        value: the summand of this device, of the whole shape.
+        axis: the axis that is split.
+        groups: the groups of devices, as `keras_mp.parallel.hops.groups_of` makes them; empty for a sum over all at
+            once.
     """
     for members in groups or [None]:
         value = jax.lax.psum_scatter(value, AXIS, scatter_dimension=axis, axis_index_groups=members, tiled=True)
@@ -125,9 +126,9 @@ def put_together(value: Any, axis: int, groups: Sequence[Any]) -> Any:
     """The whole array from this device's part of it, as `scattered` makes the parts.
 
     Args:
-        value: this device's part.
-        axis: that is split.
-        groups: as for `scattered`.
+        value: the part of this device.
+        axis: the axis that is split.
+        groups: the groups of devices, as for `scattered`.
     """
     for members in groups[::-1] or [None]:
         value = jax.lax.all_gather(value, AXIS, axis=axis, axis_index_groups=members, tiled=True)

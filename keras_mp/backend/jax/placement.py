@@ -103,8 +103,8 @@ class _Described:
     """An initializer that equals another of the same class and config.
 
     Args:
-        initializer: Keras's.
-        config: without its seed.
+        initializer: an initializer of Keras.
+        config: the config without its seed.
     """
 
     def __init__(self, initializer: Any, config: dict[str, Any]) -> None:
@@ -138,8 +138,8 @@ class SavedArray(np.lib.mixins.NDArrayOperatorsMixin):
     """An array in an open file, read in the parts that a process needs; as one of NumPy, with its attributes, whole.
 
     Args:
-        dataset: of h5py, with one axis or more.
-        dtype: of the values, where the file holds their bits alone, as for bfloat16.
+        dataset: a data set of h5py, with one axis or more.
+        dtype: the dtype of the values, where the file holds their bits alone, as for bfloat16.
     """
 
     def __init__(self, dataset: Any, dtype: np.dtype) -> None:

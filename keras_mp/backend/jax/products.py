@@ -22,7 +22,7 @@ def fused_attention(query: Any, key: Any, value: Any, mask: Any, *, causal: bool
         key, value: shape `(batch, columns, key heads, features)`.
         mask: booleans, shape `(batch, columns)` or `(batch, rows or 1, columns)`, or None.
         causal: whether row i sees only the columns 0 to i.
-        scale: of the scores.
+        scale: the factor of the scores.
     """
     # With a mask cuDNN reads it whole, as 16-bit numbers of size rows x columns a head.
     if mask is not None or jax.default_backend() != "gpu" or query.dtype not in (jnp.float16, jnp.bfloat16):
@@ -62,10 +62,10 @@ def kept_by_dropout(seed: Any, number: int, shape: Any, rate: float) -> Any:
     """Draws which entries of an array dropout keeps: for number 0 those that `keras.layers.Dropout` keeps.
 
     Args:
-        seed: as `keras.random.SeedGenerator.next` returns it.
-        number: of the part of the array, each of which has its own draw.
-        shape: of the part.
-        rate: of those that are dropped.
+        seed: the seed, as `keras.random.SeedGenerator.next` returns it.
+        number: the number of the part of the array, each of which has its own draw.
+        shape: the shape of the part.
+        rate: the share that is dropped.
 
     Returns:
         Booleans.
@@ -80,7 +80,7 @@ def keras_has_kernel(query: Any, key: Any, value: Any, mask: Any) -> bool:
     Args:
         query: shape `(batch, rows, heads, features)`.
         key, value: shape `(batch, columns, key heads, features)`.
-        mask: as Keras gives it, or None.
+        mask: the mask as Keras gives it, or None.
     """
     # Private, as Keras has no public way to ask.
     from keras.src.backend.jax.nn import _can_use_flash_attention

@@ -26,14 +26,14 @@ def scaled_dot(
 
     Args:
         left: FP8, int8 or 16-bit floats, of any shape.
-        right: likewise, of any shape; of FP8, one of the two in E4M3.
+        right: an array like left, of any shape; of FP8, one of the two in E4M3.
         axes: the axes of left and of right to sum over, in pairs.
         factor: float32, of shape (), that the sums are multiplied by.
-        dtype: of the result.
+        dtype: the dtype of the result.
         precise: whether a GPU must add up in full float32.
         apart: whether the compiler may not fuse what follows into the product.
-        name: of the operation in the compiled program: the last of the scopes, which `/` separates. Keras has entered
-            the others already, in the backward pass as well.
+        name: the name of the operation in the compiled program: the last of the scopes, which `/` separates. Keras has
+            entered the others already, in the backward pass as well.
 
     Returns:
         An array: left's other axes, then right's.
@@ -68,13 +68,13 @@ def block_scaled_dot(
 
     Args:
         left: FP8 or E2M1, of shape (m, k).
-        left_scales: of shape (m, k / 32) for FP8, uint8, as E8M0; (m, k / 16) for E2M1, of E4M3.
-        right: of shape (n, k); of FP8, one of the two in E4M3.
-        right_scales: likewise, of n rows.
+        left_scales: the scales of left, of shape (m, k / 32) for FP8, uint8, as E8M0; (m, k / 16) for E2M1, of E4M3.
+        right: a matrix of the dtypes of left, of shape (n, k); of FP8, one of the two in E4M3.
+        right_scales: the scales of right, likewise, of n rows.
         factor: float32, of shape (), that the sums are multiplied by; None for 1.
-        dtype: of the result.
-        name: of the operation in the compiled program, as of `scaled_dot`.
-        emulate: computes the same from the four and the factor, for other devices.
+        dtype: the dtype of the result.
+        name: the name of the operation in the compiled program, as of `scaled_dot`.
+        emulate: a function that computes the same from the four and the factor, for other devices.
 
     Returns:
         An array of shape (m, n).

@@ -29,7 +29,7 @@ def row_major(x: Any, platforms: Sequence[str] = ("tpu",)) -> Any:
 
     Args:
         x: an array.
-        platforms: of "tpu" and "cuda".
+        platforms: names of "tpu" and "cuda".
     """
     from jax.experimental.layout import Layout, with_layout_constraint  # `import jax` does not import it
 
@@ -47,7 +47,7 @@ def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a function that keeps its arguments for the backward pass, and there computes what else is needed.
 
     Args:
-        function: from arrays to a tuple of arrays; it reads no variable and assigns to none.
+        function: a function from arrays to a tuple of arrays; it reads no variable and assigns to none.
 
     Returns:
         A function with the same results and gradients.
@@ -94,10 +94,10 @@ def scan(
     """Calls `step(carry, slices at i) -> (carry, results)` for each i of the slices' first axis, in one loop.
 
     Args:
-        step: keeps the shapes and dtypes of the carry.
-        carry: what the first step begins with.
+        step: a function that keeps the shapes and dtypes of the carry.
+        carry: the values that the first step begins with.
         slices: arrays with the same first axis.
-        results: for each result of a step the place of the slice that has its shape, and its dtype.
+        results: the place of the slice that has the shape of a result, and its dtype, for each result of a step.
 
     Returns:
         The last carry, and the results stacked.

@@ -28,12 +28,12 @@ def conditional(
 
     Args:
         condition: a boolean array of shape ().
-        then: called with the argument where the condition is true.
-        otherwise: the same, where it is false.
+        then: a function that is called with the argument where the condition is true.
+        otherwise: a function that is called with the argument where the condition is false.
         argument: a structure of arrays.
         variables: the variables that either may change.
-        prepare: what is done to the argument before `then` takes it. It is done within the branch: XLA makes it part of
-            the loops there, and before the branch it would be a loop of its own, over all of memory.
+        prepare: a function that is applied to the argument before `then` takes it. It is applied within the branch: XLA
+            makes it part of the loops there, and before the branch it would be a loop of its own, over all of memory.
     """
 
     def prepared(argument: Any) -> None:
@@ -70,10 +70,10 @@ def update_if(
 
     Args:
         condition: a boolean array of shape ().
-        update: called with the argument.
+        update: a function that is called with the argument.
         argument: a structure of arrays.
         variables: the variables that it may change.
-        prepare: what is done to the argument before.
+        prepare: a function that is applied to the argument before.
     """
     if (platform_traced_for() or jax.default_backend()) == "cpu" or not isinstance(condition, jax.core.Tracer):
         conditional(condition, update, lambda _: None, argument, variables, prepare)
@@ -106,8 +106,8 @@ def atomic_step(
         model: a compiled Keras model.
         train_step: the step, from (state, batch) to (logs, state).
         skips: the optimizer's count of skips in a row.
-        variables: what the forward pass changes.
-        results: makes the logs of the step's own, after the metrics were put back.
+        variables: the variables that the forward pass changes.
+        results: a function that makes the logs of the step's own, after the metrics were put back.
         state: the arguments of the step: (values, batch), and of the values those of the model's trainable,
             non-trainable, optimizer's and metrics' variables.
 

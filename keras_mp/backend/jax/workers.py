@@ -26,10 +26,10 @@ def connect(
 
     Args:
         addresses: `host:port` of each; on the first one JAX's coordinator is to listen.
-        index: which of them this process is.
+        index: the number of this process among them.
         gpus: the numbers of the visible GPUs that this process takes; all by default.
-        silence_seconds: after which the kit ends a training whose process sends no heartbeat; JAX does so later, so
-            that the message which names the process comes first.
+        silence_seconds: the seconds after which the kit ends a training whose process sends no heartbeat; JAX does so
+            later, so that the message which names the process comes first.
 
     Raises:
         RuntimeError: JAX has computed something already, and can no longer be connected.

@@ -21,8 +21,8 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a function of tensors that has a gradient of its own.
 
     Args:
-        function: from tensors to `(results, gradient)`: floats, in any structure, and `gradient(*upstream)`, which
-            takes a tensor for each of them and returns one for each argument, or None for 0. What it computes is
+        function: a function from tensors to `(results, gradient)`: floats, in any structure, and `gradient(*upstream)`,
+            which takes a tensor for each of them and returns one for each argument, or None for 0. What it computes is
             differentiated as usual.
 
     Returns:
@@ -49,7 +49,7 @@ def with_derivatives_of(formula: Callable[..., Any], values: Sequence[Any], argu
     """Returns tensors that have the derivatives of a formula for them.
 
     Args:
-        formula: from the arguments to a sequence of the same tensors; called where they are differentiated.
+        formula: a function from the arguments to a sequence of the same tensors; called where they are differentiated.
         values: tensors.
         arguments: floats.
     """
@@ -71,9 +71,10 @@ def refuse_derivatives(message: str, values: Sequence[Any], others: Sequence[Any
     """Returns the same tensors; to differentiate them is an error.
 
     Args:
-        message: of the `NotImplementedError`.
+        message: the message of the `NotImplementedError`.
         values: tensors.
-        others: what the values are made of, of which one may change where TensorFlow cannot see that a value does.
+        others: the things that the values are made of, of which one may change where TensorFlow cannot see that a value
+            does.
     """
 
     @tf.custom_gradient
@@ -90,10 +91,10 @@ def linear_gradient(function: Callable[[Any], Any], argument: Any, upstream: Any
     """Computes the gradient of a linear function.
 
     Args:
-        function: of one tensor.
+        function: a function of one tensor.
         argument: a tensor, of which only shape and dtype are used.
         upstream: the gradient of the function's result.
-        name: of the operations in the compiled program, after the name scopes that it is in.
+        name: the name of the operations in the compiled program, after the name scopes that it is in.
 
     Returns:
         A tensor of the argument's shape.
@@ -137,9 +138,9 @@ def register_gradient(operation: str, gradient: Callable[..., Any]) -> None:
     """Gives one of TensorFlow's operations a gradient, for second derivatives and forward mode.
 
     Args:
-        operation: its name, such as "XlaDotV2".
-        gradient: from the operation and the gradients of its results to those of its inputs. It is left as it is where
-            this version of TensorFlow, or another library, has one.
+        operation: the name of the operation, such as "XlaDotV2".
+        gradient: a function from the operation and the gradients of its results to those of its inputs. It is left as
+            it is where this version of TensorFlow, or another library, has one.
     """
     with suppress(KeyError):
         tf.RegisterGradient(operation)(gradient)

@@ -32,7 +32,7 @@ def nonfinite_operation(
         model: a built Keras model; no variable of it changes.
         forward: `forward(tap, batch) -> (loss, kept)`, as for `observed_step`.
         batch: a structure of arrays.
-        place: of the tensor in `kept`.
+        place: the place of the tensor in `kept`.
 
     Returns:
         TensorFlow's name of the operation, and the lines of Python that led to it, as (file, line number), the
@@ -63,7 +63,7 @@ class _Program:
     """The operations of a graph that lead to a tensor.
 
     Args:
-        graph: of a function.
+        graph: the graph of a function.
         last: the tensor.
         leaves: the function's arguments.
     """

@@ -92,10 +92,10 @@ def kept_by_dropout(seed: Any, number: int, shape: Any, rate: float) -> Any:
     """Draws which entries of an array dropout keeps: for number 0 those that `keras.layers.Dropout` keeps.
 
     Args:
-        seed: as `keras.random.SeedGenerator.next` returns it.
-        number: of the part of the array, each of which has its own draw.
-        shape: of the part.
-        rate: of those that are dropped.
+        seed: the seed, as `keras.random.SeedGenerator.next` returns it.
+        number: the number of the part of the array, each of which has its own draw.
+        shape: the shape of the part.
+        rate: the share that is dropped.
 
     Returns:
         Booleans.

@@ -52,7 +52,7 @@ def global_mean(count: Any) -> Any:
     """The number that a replica divides its sum by, so that the mean over the replicas is that over the global batch.
 
     Args:
-        count: of the elements that count on this replica, a float32 tensor of shape ().
+        count: the number of the elements that count on this replica, a float32 tensor of shape ().
 
     Returns:
         The mean of the counts times `share_of_batch`, which the loss is multiplied by later; the count itself outside

@@ -36,13 +36,13 @@ def scaled_dot(
 
     Args:
         left: FP8, int8 or floats, of any shape; sizes may be unknown.
-        right: likewise, of any shape; of FP8, one of the two in E4M3.
+        right: an array like left, of any shape; of FP8, one of the two in E4M3.
         axes: the axes of left and of right to sum over, in pairs.
         factor: float32, of shape (), that the sums are multiplied by.
-        dtype: of the result.
+        dtype: the dtype of the result.
         precise: whether a GPU must add up in full float32.
         apart: whether the compiler may not fuse what follows into the product.
-        name: of the operation in the compiled program, after the name scopes that it is in.
+        name: the name of the operation in the compiled program, after the name scopes that it is in.
 
     Returns:
         A tensor: left's other axes, then right's.
@@ -87,13 +87,13 @@ def block_scaled_dot(
 
     Args:
         left: FP8 or E2M1, of shape (m, k).
-        left_scales: of shape (m, k / 32) for FP8, uint8, as E8M0; (m, k / 16) for E2M1, of E4M3.
-        right: of shape (n, k).
-        right_scales: likewise, of n rows.
+        left_scales: the scales of left, of shape (m, k / 32) for FP8, uint8, as E8M0; (m, k / 16) for E2M1, of E4M3.
+        right: a matrix of the dtypes of left, of shape (n, k).
+        right_scales: the scales of right, likewise, of n rows.
         factor: float32, of shape (), that the sums are multiplied by; None for 1.
-        dtype: of the result.
-        name: of the operation in the compiled program, as of `scaled_dot`.
-        emulate: computes the same from the four and the factor.
+        dtype: the dtype of the result.
+        name: the name of the operation in the compiled program, as of `scaled_dot`.
+        emulate: a function that computes the same from the four and the factor.
 
     Returns:
         A tensor of shape (m, n).
@@ -120,13 +120,13 @@ def _scaled_sums(
 
     Args:
         left: FP8, int8 or floats, of any shape; sizes may be unknown.
-        right: likewise.
+        right: a tensor like left.
         factor: float32, of shape (), that the sums are multiplied by.
-        dtype: of the result.
-        shape: of the result.
-        operation: writes the StableHLO that makes `%sums` of `%left` and `%right`, given its type.
+        dtype: the dtype of the result.
+        shape: the shape of the result.
+        operation: a function that writes the StableHLO that makes `%sums` of `%left` and `%right`, given its type.
         apart: whether the compiler may not fuse what follows into the product.
-        name: of the operation in the compiled program, after the name scopes that it is in.
+        name: the name of the operation in the compiled program, after the name scopes that it is in.
 
     Returns:
         A tensor of that shape.

@@ -156,11 +156,11 @@ def _tap(
     A tensor's shape is open in the graph where an operation makes it from values: TextVectorization does of any batch.
 
     Args:
-        taps: gets the tensors that are watched.
-        tape: watches them.
-        shapes: of every tensor that is tapped, in order; empty where they are not known.
-        open_shapes: gets the places of those that are open.
-        weights: only what one of them comes before is watched; None for all.
+        taps: a list that gets the tensors that are watched.
+        tape: the tape that watches them.
+        shapes: the shape of every tensor that is tapped, in order; empty where they are not known.
+        open_shapes: a list that gets the places of the tensors whose shapes are open.
+        weights: weights of which only what one of them comes before is watched; None for all.
     """
     graph = tf.compat.v1.get_default_graph()
     places = itertools.count()

@@ -37,7 +37,7 @@ def normalize_batch(x: Any, gamma: Any, beta: Any, epsilon: float) -> tuple[Any,
     Args:
         x: floats, shape `(..., features)`.
         gamma, beta: float32, shape `(features,)`, or None for 1 and 0.
-        epsilon: added to the variance.
+        epsilon: the number that is added to the variance.
 
     Returns:
         (gamma * (x - mean) / sqrt(variance + epsilon) + beta in x's dtype, mean, variance), the variance that of the
@@ -69,7 +69,7 @@ def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a function that keeps its arguments for the backward pass, and there computes what else is needed.
 
     Args:
-        function: from tensors to a tuple of tensors; it reads no variable and assigns to none.
+        function: a function from tensors to a tuple of tensors; it reads no variable and assigns to none.
 
     Returns:
         A function with the same results and gradients.
@@ -106,10 +106,10 @@ def scan(
     """Calls `step(carry, slices at i) -> (carry, results)` for each i of the slices' first axis, in one loop.
 
     Args:
-        step: keeps the shapes and dtypes of the carry.
-        carry: what the first step begins with.
+        step: a function that keeps the shapes and dtypes of the carry.
+        carry: the values that the first step begins with.
         slices: tensors with the same first axis.
-        results: for each result of a step the place of the slice that has its shape, and its dtype.
+        results: the place of the slice that has the shape of a result, and its dtype, for each result of a step.
 
     Returns:
         The last carry, and the results stacked.

@@ -43,12 +43,13 @@ def conditional(
 
     Args:
         condition: a boolean tensor of shape (), the same on every replica.
-        then: called with the argument, in a replica context, where the condition is true.
-        otherwise: the same, where it is false.
+        then: a function that is called with the argument, in a replica context, where the condition is true.
+        otherwise: a function that is called with the argument, in a replica context, where the condition is false.
         argument: a structure of tensors, of this replica.
         variables: the variables that either may change; JAX needs to know them.
-        prepare: what is done to the argument before `then` takes it. It is done before the branch: within, XLA would
-            make it part of a clipping norm, whose sum would then be rounded otherwise than without it.
+        prepare: a function that is applied to the argument before `then` takes it. It is applied before the branch:
+            within, XLA would make it part of a clipping norm, whose sum would then be rounded otherwise than without
+            it.
     """
     del variables
     if prepare is not None:
@@ -84,10 +85,10 @@ def update_if(
 
     Args:
         condition: a boolean tensor of shape (), the same on every replica.
-        update: called with the argument, in a replica context.
+        update: a function that is called with the argument, in a replica context.
         argument: a structure of tensors, of this replica.
         variables: the variables that it may change.
-        prepare: what is done to the argument before.
+        prepare: a function that is applied to the argument before.
     """
     if not _is_jitted_for_an_accelerator():
         conditional(condition, update, lambda _: None, argument, variables, prepare)
@@ -103,7 +104,7 @@ def overwrite(variables: list[keras.Variable], values: list[Any]) -> None:
 
     Args:
         variables: Keras variables.
-        values: for each a tensor, or another Keras variable.
+        values: a tensor, or another Keras variable, for each.
     """
     values = [value.value if isinstance(value, keras.Variable) else value for value in values]
 
@@ -130,8 +131,8 @@ def atomic_step(
         model: a compiled Keras model.
         train_step: the step, from a batch to the logs.
         skips: the optimizer's count of skips in a row.
-        variables: what the forward pass changes.
-        results: makes the logs of the step's own, after the metrics were put back.
+        variables: the variables that the forward pass changes.
+        results: a function that makes the logs of the step's own, after the metrics were put back.
         state: the arguments of the step: (batch,).
 
     Returns:

@@ -33,9 +33,10 @@ def connect(
 
     Args:
         addresses: `host:port` of each, where TensorFlow is to listen.
-        index: which of them this process is.
+        index: the number of this process among them.
         gpus: the numbers of the visible GPUs that this process takes; all by default.
-        silence_seconds: JAX's alone: TensorFlow's collectives wait for ever, and the kit's coordinator ends them.
+        silence_seconds: an argument that is JAX's alone: TensorFlow's collectives wait for ever, and the kit's
+            coordinator ends them.
 
     Raises:
         RuntimeError: TensorFlow has computed something already, and can no longer be connected.
@@ -77,10 +78,10 @@ class Steps(NamedTuple):
     """What a loop over batches needs; all processes must call each of them together, but for `test`.
 
     Attributes:
-        train: makes a step with this process's rows of a batch, given whether it wants to stop; returns its own logs,
-            and whether any process wants to stop.
-        test: adds this process's rows of a test batch to the metrics.
-        results: the metrics over the rows of all processes.
+        train: a function that makes a step with this process's rows of a batch, given whether it wants to stop; returns
+            its own logs, and whether any process wants to stop.
+        test: a function that adds this process's rows of a test batch to the metrics.
+        results: a function that returns the metrics over the rows of all processes.
     """
 
     train: Callable[[Any, bool], tuple[dict[str, float], bool]]
@@ -92,7 +93,7 @@ def steps_of(model: keras.Model) -> Steps:
     """Makes the steps of a compiled model.
 
     Args:
-        model: built and compiled in the strategy's scope.
+        model: a model that was built and compiled in the strategy's scope.
 
     Returns:
         Its steps.

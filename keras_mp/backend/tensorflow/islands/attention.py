@@ -16,8 +16,8 @@ def rows_at_once(rows: int, block: int, *, causal: bool) -> int:
     """How many rows of queries attention takes at once: as many as a block has, or all where that is faster.
 
     Args:
-        rows: of all queries.
-        block: rows of a block.
+        rows: the number of all rows of queries.
+        block: the number of rows of a block.
         causal: whether a block leaves out the columns behind its last row.
     """
     return rows if not causal and 0 < rows <= _WHOLE and has_islands() else block
@@ -36,8 +36,8 @@ def product_over_rows(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], 
     """A product over rows whose sums are rounded next to the dtype of its operands.
 
     Args:
-        plain: contracts `(batch, heads, group, rows, n)` with `(batch, heads, group, rows, m)` over group and rows, to
-            float32 sums of shape `(batch, heads, n, m)`.
+        plain: a function that contracts `(batch, heads, group, rows, n)` with `(batch, heads, group, rows, m)` over
+            group and rows, to float32 sums of shape `(batch, heads, n, m)`.
 
     Returns:
         That function; or one by a kernel of a CPU, which sums in float32, too, and rounds the sums itself. For that

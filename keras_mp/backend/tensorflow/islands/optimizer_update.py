@@ -44,8 +44,8 @@ def update_in_one_program(
     prints, or calls Python.
 
     Args:
-        update: takes the gradients.
-        gradients: dense or sparse; on replicas summed, so the same on all.
+        update: a function that takes the gradients.
+        gradients: gradients, dense or sparse; on replicas summed, so the same on all.
         keeps_rows: whether the update from a sparse gradient changes the rows in it only, and must not see it dense.
         beside: a variable that is on the same devices as those that it assigns to.
     """

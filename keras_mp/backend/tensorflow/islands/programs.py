@@ -70,7 +70,7 @@ def in_differentiated_island(
         forward: `forward(*tensors, how=how)`, a float tensor. It reads no variable.
         backward: `backward(upstream, *tensors, how=how)`, the gradient of each tensor.
         tensors: floats.
-        how: settings.
+        how: settings of both functions.
 
     Returns:
         The result; None where there is no island. That is also in inference, which an export keeps as plain operations,
@@ -121,8 +121,8 @@ def call_program(function: Callable[..., Any], *arguments: Any, **settings: Any)
     """Calls a function of tensors as a jitted program, which all calls with the same shapes and settings share.
 
     Args:
-        function: reads no variable. It is not differentiated: the caller has a gradient of its own.
-        *arguments, **settings: its arguments; tensors are among the former alone.
+        function: a function that reads no variable. It is not differentiated: the caller has a gradient of its own.
+        *arguments, **settings: the arguments of the function; tensors are among the former alone.
     """
     condition = _condition.get()
     if condition is None:

@@ -26,12 +26,12 @@ def normalize_rows(
     """Normalizes each row: as an island, which keeps x alone for the backward pass, or by the plain function.
 
     Args:
-        plain: from x to the same result.
+        plain: a function from x to the same result.
         x: floats, shape `(..., features)`.
         gamma, beta: float32, shape `(features,)`, or None for 1 and 0.
-        epsilon: added to the variance.
+        epsilon: the number that is added to the variance.
         centered: whether the mean of a row is subtracted, as layer normalization does and RMS normalization does not.
-        dtype: of the result.
+        dtype: the dtype of the result.
 
     Returns:
         A tensor of x's shape.

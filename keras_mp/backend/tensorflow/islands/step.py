@@ -51,7 +51,8 @@ class BatchSizes:
     A batch of several inputs, such as nodes and edges of graphs, has the sizes of all of them together.
 
     Args:
-        most: for so many the islands are compiled; in a batch of another size their operations run as kernels.
+        most: the number of sizes for which the islands are compiled; in a batch of another size their operations run as
+            kernels.
     """
 
     def __init__(self, most: int = MOST) -> None:
