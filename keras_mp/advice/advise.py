@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ import keras
 from keras_mp.advice.advice_report import COMPILED, FROM_SHAPES, AdviceReport, ChipAdvice
 from keras_mp.advice.cheapest import Search, search
 from keras_mp.advice.figures import state_of
-from keras_mp.advice.measures import Measures, ladders
+from keras_mp.advice.measures import Helps, Measure, Measures, ladders
 from keras_mp.advice.place import Place, find_place
 from keras_mp.advice.schedule import UNCONSTRAINED, Asked, Work, run
 from keras_mp.advice.source import Source, lines
@@ -113,7 +114,7 @@ def advise(
             plan = place.plan(name)
             return step.rows // (plan.replicas if plan else 1)
 
-        return search(ladders(place.policy, place.strategies, rows, step.helps))
+        return search(ladders(place.policy, place.strategies, rows, _helps(step, place)))
 
     def compared(measures: Measures) -> dict[str, Measures]:
         return {precision: step.in_precision(measures, precision) for precision in precisions}
@@ -217,10 +218,22 @@ def shapes_row(place: Place, step: Step, source: Source, reason: str) -> ChipAdv
     )
 
 
+def _helps(step: Step, place: Place) -> Helps:
+    """Whether a measure helps, and the chip's compiler takes it."""
+    numbers = re.findall(r"\d+", installed(["libtpu"]).get("libtpu", ""))
+    libtpu = tuple(int(number) for number in numbers)
+
+    def helps(taken: Measures, measure: Measure) -> bool:
+        refused = place.platform == "tpu" and libtpu < measure.libtpu
+        return not refused and step.helps(taken, measure)
+
+    return helps
+
+
 def _least(place: Place, step: Step) -> tuple[Measures, Memory]:
     """The first state that fits, of all strategies and with more and more of what makes it smaller; or the smallest."""
     least: list[tuple[Measures, Memory]] = []
-    for ladder in ladders(place.policy, place.strategies, lambda strategy: 1, step.helps):
+    for ladder in ladders(place.policy, place.strategies, lambda strategy: 1, _helps(step, place)):
         for (measures,) in ladder:
             least.append((measures, step.state(place, measures)))
             if least[-1][1].fits:

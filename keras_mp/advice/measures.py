@@ -40,6 +40,7 @@ class Measure:
         policy: the policy that the model is built under instead of the chip's policy; "" where that stays.
         divides: whether it is taken more than once, with more and more micro-batches.
         undivided: whether it rules out micro-batches.
+        libtpu: the version of libtpu from which it compiles for TPUs; empty where every version does.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Measure:
     policy: str = ""
     divides: bool = False
     undivided: bool = False
+    libtpu: tuple[int, ...] = ()
 
 
 def _lean(model: keras.Model, *, remat: bool) -> None:
@@ -118,6 +120,7 @@ MEASURES = (
         "has run this on a GPU or a TPU here.",
         includes=(f"{FLOAT8} states", f"{PURE_BFLOAT16} weights", "gradients released"),
         undivided=True,
+        libtpu=(0, 0, 52),  # that of jax 0.10 lays out 8-bit arrays otherwise on the host, and refuses the copy
     ),
     Measure("micro-batches", TIME, remedies.MICRO_BATCHES, accumulate_gradients, divides=True),
 )

@@ -148,9 +148,6 @@ def changed_by_the_forward_pass(model: keras.Model) -> list[Any]:
     objects and functions that any of these, or a layer, keeps as an attribute. Not the states of random seeds: a step
     that is tried again must not draw the numbers that made it overflow.
 
-    Args:
-        model: a compiled model.
-
     Returns:
         Keras variables; on TensorFlow also stand-ins for its own, with the same `value` and `assign`.
     """

@@ -27,8 +27,8 @@ def accumulate_gradients(model: keras.Model, steps: int) -> keras.Model:
     `ignore_class`) is the mean of the micro-batches' means.
 
     Args:
-        model: compiled; its compile arguments are kept, its metrics and its optimizer start anew.
-        steps: how many micro-batches; an optimizer that accumulates already takes as many times more.
+        model: a compiled model; its compile arguments are kept, its metrics and its optimizer start anew.
+        steps: the number of micro-batches of an update; an optimizer that accumulates already takes as many times more.
 
     Returns:
         The same model.
@@ -58,11 +58,12 @@ def set_state_dtype(
     """Compiles a model again, with an optimizer that stores its slots, such as Adam's moments, in `state_dtype`.
 
     Args:
-        model: built and compiled; its compile arguments are kept, its metrics and its optimizer start anew. An
+        model: a built and compiled model; its compile arguments are kept, its metrics and its optimizer start anew. An
             optimizer that is no `LossScaleOptimizer` is wrapped by `wrap_optimizer`. Keras's own `LossScaleOptimizer`
             is exchanged for this package's, with the same first scale and growth interval.
-        state_dtype: "float32", "bfloat16" or "float8", as `LossScaleOptimizer` says.
-        state_memory: Where the slots lie, "device" or, with release_gradients, "host", as `LossScaleOptimizer` says.
+        state_dtype: the dtype that slots are stored in: "float32", "bfloat16" or "float8", as `LossScaleOptimizer`
+            says.
+        state_memory: the place of the slots, "device" or, with release_gradients, "host", as `LossScaleOptimizer` says.
         release_gradients: Whether each weight is updated as soon as its own gradient is there, as `NoLossScale` says.
 
     Returns:
@@ -138,9 +139,8 @@ def check_untrained(model: keras.Model, function: str, instead: str) -> None:
     """Checks that the optimizer of a compiled model has made no update, which a new one would forget.
 
     Args:
-        model: the model.
-        function: which function is to exchange its optimizer, for the message.
-        instead: what else to do, for the message.
+        function: the name of the function that is to exchange its optimizer, for the message.
+        instead: the other thing to do, for the message.
 
     Raises:
         ValueError: If it has made one.

@@ -39,9 +39,6 @@ def as_tensors(grads: list[Any]) -> list[Any]:
 def all_finite(grads: list[Any]) -> Any:
     """Tells whether every value is finite, on this replica.
 
-    Args:
-        grads: the gradients.
-
     Returns:
         A boolean tensor of shape ().
     """
@@ -59,7 +56,7 @@ def multiply(factors: tuple[list[Any], Any], variables: list[keras.Variable]) ->
 
     Args:
         factors: the gradients, and a tensor of shape (), or None for 1.
-        variables: their variables; the values that overwrite one are left as they are.
+        variables: the variables of the gradients; the values that overwrite one are left as they are.
 
     Returns:
         The products, 16-bit gradients in float32.
@@ -78,7 +75,7 @@ def sum_over_replicas(grads: list[Any], variables: list[keras.Variable]) -> list
 
     Args:
         grads: the gradients of this replica.
-        variables: their variables.
+        variables: the variables of the gradients.
 
     Returns:
         The gradients of all replicas.
@@ -143,9 +140,6 @@ def _multiply(factor: Any, values: Any) -> Any:
 def empty_sums(variables: list[keras.Variable]) -> list[Any]:
     """Creates the sums, in float32 or more.
 
-    Args:
-        variables: the variables whose gradients are to be summed.
-
     Returns:
         A Keras variable for each, all zero.
     """
@@ -172,7 +166,6 @@ def add_to_sums(grads: list[Any], sums: list[Any], variables: list[keras.Variabl
     Args:
         grads: a gradient for each variable, or None; dense.
         sums: the sum for each variable.
-        variables: the variables.
     """
     for total, new in zip(sums, _added(grads, sums, variables), strict=True):
         if new is not None:
@@ -185,8 +178,7 @@ def mean_and_reset(grads: list[Any], sums: list[Any], variables: list[keras.Vari
     Args:
         grads: a gradient for each variable, or None; dense.
         sums: the sum for each variable.
-        variables: the variables.
-        steps: how many micro-batches were accumulated.
+        steps: the number of micro-batches that were accumulated.
 
     Returns:
         The mean gradients of the micro-batches.

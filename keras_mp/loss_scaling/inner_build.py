@@ -64,10 +64,9 @@ def build(
     """Builds an optimizer without its own sums of gradients: ours are float32, and one for each replica.
 
     Args:
-        optimizer: the optimizer.
         variables: the model's trainable variables.
-        state_dtype: what its slots are stored in: "float32", "bfloat16" or "float8".
-        state_memory: Where those slots lie, "device" or "host".
+        state_dtype: the dtype that its slots are stored in: "float32", "bfloat16" or "float8".
+        state_memory: the place of those slots, "device" or "host".
 
     Raises:
         ValueError: If it is built already, with slots in another dtype or memory.
@@ -160,10 +159,10 @@ def creating(
     """A scope in which an optimizer makes its slots as `StateSlot`s, and the others in float32 at least.
 
     Args:
-        optimizer: one that is not built, and holds slots itself.
+        optimizer: an optimizer that is not built, and holds slots itself.
         state_dtype: "float8", "bfloat16" or "float32".
         numbers: the indices of slots, each of which is used once.
-        state_memory: Where those slots lie, "device" or "host".
+        state_memory: the place of those slots, "device" or "host".
     """
     as_keras_does = (state_dtype, state_memory) == ("float32", "device")
     slots: dict[int, list[StateSlot]] = {}
@@ -217,8 +216,8 @@ def is_small(optimizer: keras.optimizers.Optimizer, slot: str, weight: Any) -> b
     """Tells whether a slot is stored in fewer bits.
 
     Args:
-        optimizer: whose slot it is.
-        slot: what the optimizer calls it, such as "momentum".
+        optimizer: the optimizer whose slot it is.
+        slot: the optimizer's name for the slot, such as "momentum".
         weight: the variable that it belongs to.
     """
     shape = tuple(weight.shape)
@@ -298,7 +297,6 @@ def with_dtypes(store: Mapping[str, Any], variables: Sequence[keras.Variable]) -
 
     Args:
         store: arrays by the number of their variable.
-        variables: the variables.
 
     Returns:
         The arrays, by the same numbers.

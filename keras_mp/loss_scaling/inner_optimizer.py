@@ -26,10 +26,6 @@ from keras_mp.system.packages import package_of
 def check_unscaled(name: str, optimizer: keras.optimizers.Optimizer) -> None:
     """Checks that an argument is an optimizer which does not scale the loss.
 
-    Args:
-        name: the argument's name.
-        optimizer: its value.
-
     Raises:
         TypeError: If it is not a Keras optimizer.
         ValueError: If it scales the loss already.
@@ -45,9 +41,6 @@ def check_unscaled(name: str, optimizer: keras.optimizers.Optimizer) -> None:
 
 def accumulation_steps(optimizer: keras.optimizers.Optimizer) -> int:
     """Returns how many micro-batches an optimizer accumulates.
-
-    Args:
-        optimizer: a built optimizer.
 
     Returns:
         Its `gradient_accumulation_steps`, 1 for None.
@@ -80,11 +73,10 @@ def apply(
     """Makes the update.
 
     Args:
-        optimizer: the optimizer.
         grads: the mean gradients of the micro-batches, summed over all replicas.
-        variables: their variables.
+        variables: the variables of the gradients.
         changing: all variables that a step may change.
-        how: How values are rounded, and whether gradients are released.
+        how: the rounding of values, and whether gradients are released.
     """
     replacements = {
         "_overwrite_variables_directly_with_gradients": partial(_overwrite_with_gradients, how.releases),
@@ -116,7 +108,6 @@ def finalize(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variab
     """Sets variables to their moving averages, those of an optimizer that keeps some.
 
     Args:
-        optimizer: the optimizer.
         variables: the model's trainable variables.
     """
     name = "_model_variables_moving_average"
@@ -201,7 +192,7 @@ class Update(NamedTuple):
 
     Attributes:
         seed: The seed of stochastic rounding.
-        weights: How bfloat16 weights are rounded, "stochastic" or "nearest".
+        weights: the rounding of bfloat16 weights, "stochastic" or "nearest".
         releases: Whether each weight is checked, clipped and updated by itself.
         last_norm: The variable with the global norm of the step before, where `global_clipnorm` is to read it.
         first: The number of the optimizer's first weight.
@@ -221,8 +212,8 @@ def update_step(
 
     Args:
         leaf: The optimizer.
-        how: How the update is made.
-        gradient, variable, learning_rate: as Keras passes them.
+        how: the settings of the update.
+        gradient, variable, learning_rate: the three arguments that Keras passes.
     """
     finite = None
     if how.releases:
@@ -347,8 +338,8 @@ def in_one_program(
     """Calls an update with gradients, as one program where the step that is traced may have some.
 
     Args:
-        optimizer: whose update it is.
-        update: takes the gradients, and assigns to variables.
+        optimizer: the optimizer whose update it is.
+        update: a function that takes the gradients, and assigns to variables.
         grads: a tensor for each variable, which may be sparse; on several replicas summed.
     """
     backend.update_in_one_program(update, grads, _keeps_rows(optimizer), optimizer._iterations)

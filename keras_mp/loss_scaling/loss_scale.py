@@ -21,7 +21,7 @@ class LossScaleState(NamedTuple):
     """What a loss scale remembers from step to step: five scalars, of NumPy or of the backend.
 
     Attributes:
-        scale: what the loss is multiplied by, float32.
+        scale: the number that the loss is multiplied by, float32.
         clean_steps: finite steps since the scale last grew or a step overflowed, int.
         hysteresis_left: the overflow that brings this to zero, and every one after it, lowers the scale, int.
         consecutive_skips: steps skipped in a row, up to now, int; zero says that the last step was finite.
@@ -93,14 +93,14 @@ class LossScale(AnyLossScale):
 
     Args:
         initial_scale: the first scale, from min_scale to max_scale.
-        growth_factor: what the scale grows by, 1 or more.
-        backoff_factor: what the scale is multiplied by after an overflow, between 0 and 1.
-        growth_interval: finite steps in a row before the scale grows, as in PyTorch, Apex, jmp and Keras.
-        min_scale: the floor. Below 1 the loss is made smaller, for gradients that overflow unscaled.
-        max_scale: the ceiling.
-        hysteresis: how many overflows it takes to lower the scale for the first time since the last growth; as in
+        growth_factor: the factor by which the scale grows, 1 or more.
+        backoff_factor: the factor by which the scale is multiplied after an overflow, between 0 and 1.
+        growth_interval: the number of finite steps in a row before the scale grows, as in PyTorch, Apex, jmp and Keras.
+        min_scale: the least scale. Below 1 the loss is made smaller, for gradients that overflow unscaled.
+        max_scale: the largest scale.
+        hysteresis: the number of overflows that lower the scale for the first time since the last growth; as in
             Megatron-LM. 1 lowers it at once.
-        refill_on_clean: count the overflows of the hysteresis in a row, instead of since the last growth.
+        refill_on_clean: whether the overflows of the hysteresis are counted in a row, instead of since the last growth.
 
     Raises:
         ValueError: If a setting is out of its range.
@@ -167,7 +167,7 @@ class StaticLossScale(AnyLossScale):
     """A constant loss scale; a step that overflows is still skipped.
 
     Args:
-        scale: what the loss is multiplied by.
+        scale: the number that the loss is multiplied by.
 
     Raises:
         ValueError: If scale is not a positive, finite number.

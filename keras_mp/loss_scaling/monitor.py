@@ -30,13 +30,13 @@ class PrecisionMonitor(keras.callbacks.Callback):
     the loss scale is at its floor, are a failure: a warning or an error.
 
     Args:
-        max_consecutive_skips: steps skipped in a row that are too many. From its default start a scale reaches its
-            floor in 15.
-        on_limit: "warn", or "raise" to end training when they are reached.
-        measure_gradients: also log the last two, which cost two passes over the gradients each step.
-        every: read the values after so many steps, and at the end of an epoch; in between, the logs have the last ones.
-            To read them the program waits for the device, which short steps feel. Skips in a row that begin and end
-            between two reads are counted, and not judged.
+        max_consecutive_skips: the number of steps skipped in a row that is too many. From its default start a scale
+            reaches its floor in 15.
+        on_limit: the answer when that many are reached: "warn", or "raise" to end training.
+        measure_gradients: whether to log the last two, too, which cost two passes over the gradients each step.
+        every: the number of steps after which the values are read, and at the end of an epoch; in between, the logs
+            have the last ones. To read them the program waits for the device, which short steps feel. Skips in a row
+            that begin and end between two reads are counted, and not judged.
 
     Raises:
         ValueError: If an argument is out of its range, or no optimizer of the model is a `LossScaleOptimizer`.
@@ -146,8 +146,7 @@ class _Watched:
     """An optimizer, and what was read of it.
 
     Args:
-        name: that it has among several; "" where it is the only one.
-        optimizer: the optimizer.
+        name: the name that it has among several; "" where it is the only one.
     """
 
     def __init__(self, name: str, optimizer: LossScaleOptimizer) -> None:

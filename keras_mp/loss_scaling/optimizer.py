@@ -62,16 +62,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     Args:
         inner_optimizer: the Keras optimizer that makes the update.
         loss_scale: `LossScale`, `StaticLossScale` or `NoLossScale`; `LossScale(**settings)` by default.
-        name: the optimizer's name.
-        state_dtype: what the inner optimizer's slots, such as Adam's moments, are stored in: "float32"; "bfloat16";
-            or "float8", E4M3 with a float32 scale for each row. They are computed in float32, and rounded
+        name: the name of the optimizer.
+        state_dtype: the dtype that the inner optimizer's slots, such as Adam's moments, are stored in: "float32";
+            "bfloat16"; or "float8", E4M3 with a float32 scale for each row. They are computed in float32, and rounded
             stochastically once a step. Slots of fewer than 4,096 values or of one axis stay float32.
-        state_memory: Where those slots lie: "device"; or, on JAX, "host": in pinned memory of the host, whence the
+        state_memory: the place of those slots: "device"; or, on JAX, "host": in pinned memory of the host, whence the
             slots of a weight are fetched when its gradient is there, and written back. Needs
             `NoLossScale(release_gradients=True)`. Slots of fewer values stay on the device.
-        weight_rounding: of weights in bfloat16, whose update is computed in float32: "stochastic" or "nearest".
-            float32 weights are not rounded.
-        rounding_seed: of the stochastic rounding, an int.
+        weight_rounding: the rounding of weights in bfloat16, whose update is computed in float32: "stochastic" or
+            "nearest". float32 weights are not rounded.
+        rounding_seed: the seed of the stochastic rounding, an int.
         **settings: the arguments of `LossScale`; `dynamic_growth_steps` is Keras's name for `growth_interval`.
 
     Raises:

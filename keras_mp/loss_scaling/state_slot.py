@@ -94,8 +94,8 @@ def decode(values: Any, scale: Any = None) -> Any:
     """Reads what is stored.
 
     Args:
-        values: what `encode` made of a tensor.
-        scale: its scale, None in bfloat16.
+        values: the result of `encode`.
+        scale: the scale of the values, None in bfloat16.
 
     Returns:
         A float32 tensor of the shape of the values.
@@ -117,11 +117,11 @@ class StateSlot:
         values: the Keras variable in E4M3, bfloat16 or float32, of the slot's shape.
         scale: the float32 variable of shape (..., 1) with a scale for each row; None but in E4M3.
         holds_root: whether the square root is stored, of a slot that is never negative: its range is half as wide.
-        index: tells the slot's random bits from those of the optimizer's other slots.
+        index: a number that tells the slot's random bits from those of the optimizer's other slots.
         on_host: Whether the values lie in the host's memory, and are on the device within `updating` alone.
 
     Args:
-        values, scale, holds_root, index, on_host: these.
+        values, scale, holds_root, index, on_host: the arguments of the slot.
         state_dtype: "float8", "bfloat16" or "float32".
     """
 
@@ -216,7 +216,7 @@ class StateSlot:
     def _stored_values(self) -> Any:
         if self._fetched is not None:
             return self._fetched
-        return backend.fetched(self.values.value, None) if self.on_host else self.values.value
+        return backend.fetched(self.values.value, None) if self.on_host else backend.as_tensor(self.values)
 
     def _open(self, after: Any) -> None:
         self._is_open, self._is_changed, self._working = True, False, None
@@ -331,8 +331,8 @@ class WideWeight(StateSlot):
 
     Args:
         variable: the Keras variable.
-        values: what is read and assigned to: the variable, or on TensorFlow the replica's own.
-        index: tells its random bits from those of other weights and slots.
+        values: the thing that is read and assigned to: the variable, or on TensorFlow the replica's own.
+        index: a number that tells its random bits from those of other weights and slots.
         rounding: "stochastic" or "nearest".
     """
 

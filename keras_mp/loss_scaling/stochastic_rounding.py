@@ -38,7 +38,7 @@ def random_bits(shape: tuple[Any, ...], seed: int, step: Any, variable_index: in
     device the words of its part.
 
     Args:
-        shape: of the whole array; it may be (). On TensorFlow sizes may be int32 tensors.
+        shape: the shape of the whole array; it may be (). On TensorFlow sizes may be int32 tensors.
         seed: an int of any size.
         step: an int, or an integer tensor of shape (): the count of updates.
         variable_index: an int of any size; every tensor rounded in a step has another.

@@ -44,9 +44,9 @@ def wrap_optimizer(
         optimizer: a Keras optimizer that does not scale the loss yet.
         model: the model it is to train, built: of one that is not, nothing but its embeddings is known to give sparse
             gradients.
-        state_dtype: what the optimizer's slots are stored in: "float32", "bfloat16" or "float8", as
+        state_dtype: the dtype that the optimizer's slots are stored in: "float32", "bfloat16" or "float8", as
             `LossScaleOptimizer` says.
-        state_memory: Where the slots lie, "device" or "host", as `LossScaleOptimizer` says.
+        state_memory: the place of the slots, "device" or "host", as `LossScaleOptimizer` says.
         release_gradients: Whether each weight is updated as soon as its own gradient is there, as `NoLossScale` says.
 
     Returns:

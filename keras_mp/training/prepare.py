@@ -66,26 +66,26 @@ def prepare(
 
     Args:
         model: a built Keras model, made under `keras_mp.set_global_policy(...)`.
-        optimizer: as `compile` takes it; or a `keras_mp.LossScaleOptimizer` with settings of its own, which is used as
-            it is.
-        loss: as `compile` takes it.
-        metrics: as `compile` takes them.
+        optimizer: an optimizer as `compile` takes it; or a `keras_mp.LossScaleOptimizer` with settings of its own,
+            which is used as it is.
+        loss: a loss as `compile` takes it.
+        metrics: metrics as `compile` takes them.
         fp8: whether matrix products run in FP8: True for those that gain, with current scaling; a scaling or
             its name; or a dict of what `keras_mp.fp8.convert` takes, such as
             `{"scaling": "delayed", "target": "h100"}`. With False, layers that `keras_mp.fp8.convert` made FP8 layers
             before stay so.
-        verbose: print five lines that say what was done, and why; a sixth says which layers are quantized, and how many
-            weights train, and one more how many of those that do not are stored in bfloat16.
-        state_dtype: what the optimizer's slots, such as Adam's moments, are stored in: "float32", the default;
-            "bfloat16"; or "float8", as `LossScaleOptimizer` says. None leaves a `LossScaleOptimizer` as it is.
+        verbose: whether to print five lines that say what was done, and why; a sixth says which layers are quantized,
+            and how many weights train, and one more how many of those that do not are stored in bfloat16.
+        state_dtype: the dtype that the optimizer's slots, such as Adam's moments, are stored in: "float32", the
+            default; "bfloat16"; or "float8", as `LossScaleOptimizer` says. None leaves a `LossScaleOptimizer` as it is.
         narrow_frozen: whether weights that do not train are stored in the 16 bits in which they are read, as
             `keras_mp.narrow_frozen` does.
         release_gradients: Whether each weight is updated as soon as its own gradient is there, so that gradients need
             not lie in memory together, as `keras_mp.NoLossScale` says.
-        state_memory: Where the optimizer's slots lie: "device", the default; or "host", with release_gradients, as
+        state_memory: the place of the optimizer's slots: "device", the default; or "host", with release_gradients, as
             `LossScaleOptimizer` says. None leaves a `LossScaleOptimizer` as it is.
-        **compile_arguments: of `model.compile`, also of one that the model's class defines; a `jit_compile` among them
-            is used instead of the choice made here.
+        **compile_arguments: arguments of `model.compile`, also of one that the model's class defines; a `jit_compile`
+            among them is used instead of the choice made here.
 
     Returns:
         The model, compiled. Saved and loaded it is still what this made of it.
@@ -206,7 +206,7 @@ def prepared_lines(prepared: keras.Model, jit: Support) -> list[str]:
     """Three lines, and one more each where weights are quantized, and where weights that do not train are narrowed.
 
     Args:
-        prepared: what `prepare` returns, compiled.
+        prepared: the model that `prepare` returns, compiled.
         jit: whether to jit, and why.
     """
     return _lines(
