@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.loss_scaling.loss_scale import LossScale, warn_if_needless
+from keras_mp.loss_scaling.loss_scale import LossScale, NoLossScale, warn_if_needless
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.rebuild.walk import compute_dtypes
 from keras_mp.system.whole_number import whole_number
@@ -26,8 +26,8 @@ class PrecisionMonitor(keras.callbacks.Callback):
     - `gradient_underflow`: share, from 0 to 1, of the last step's nonzero gradient values that, scaled, lie below
       2**-14, where float16 begins to lose bits.
 
-    A few skipped steps at the start are calibration, and are printed once, after the epoch. Many in a row, or one while
-    the loss scale is at its floor, are a failure: a warning or an error.
+    A few skipped steps at the start are calibration, and are printed once, after the epoch. Many in a row, or one where
+    the loss scale is at its floor, constant, or none, are a failure: a warning or an error.
 
     Args:
         max_consecutive_skips: the number of steps skipped in a row that is too many. From its default start a scale
@@ -119,9 +119,8 @@ class PrecisionMonitor(keras.callbacks.Callback):
 
     def _judge(self, watched: _Watched, now: dict[str, Any]) -> None:
         skips = int(watched.optimizer.consecutive_skips.numpy())
-        floor = watched.floor
-        if skips and watched.previous["loss_scale"] == floor and not watched.failed:
-            self._fail(watched, f"a step overflowed while the loss scale was at its floor, {floor:g}", stop=False)
+        if skips and watched.is_lowest(watched.previous["loss_scale"]) and not watched.failed:
+            self._fail(watched, watched.failure, stop=False)
         too_many = skips >= self.max_consecutive_skips
         if too_many and not watched.at_limit:
             scale = now["loss_scale"]
@@ -157,10 +156,21 @@ class _Watched:
         self.previous: dict[str, Any] = {}
         self.failed = self.at_limit = False
 
-    @property
-    def floor(self) -> float | None:
+    def is_lowest(self, scale: float) -> bool:
+        """Whether an overflow does not lower a scale."""
         loss_scale = self.optimizer.loss_scale
-        return loss_scale.min_scale if isinstance(loss_scale, LossScale) else None
+        return not isinstance(loss_scale, LossScale) or scale == loss_scale.min_scale
+
+    @property
+    def failure(self) -> str:
+        """What an overflow is that does not lower the scale, in words."""
+        loss_scale = self.optimizer.loss_scale
+        if isinstance(loss_scale, LossScale):
+            return f"a step overflowed while the loss scale was at its floor, {loss_scale.min_scale:g}"
+        if isinstance(loss_scale, NoLossScale):
+            kept = "its weight stayed as it was" if loss_scale.release_gradients else "the step was skipped"
+            return f"a gradient was not finite, {kept}, and nothing scales the loss"
+        return f"a step overflowed while the loss scale was constant, {loss_scale.scale:g}"
 
     def read(self) -> dict[str, Any]:
         values = {

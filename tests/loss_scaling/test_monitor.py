@@ -141,6 +141,21 @@ def test_an_overflow_at_the_floor_is_a_failure():
         fit(build(scale), [BAD, GOOD, BAD])
 
 
+@pytest.mark.parametrize(
+    ("loss_scale", "says"),
+    [
+        (keras_mp.StaticLossScale(8.0), "a step overflowed while the loss scale was constant, 8"),
+        (keras_mp.NoLossScale(), "a gradient was not finite, the step was skipped, and nothing scales the loss"),
+        (keras_mp.NoLossScale(release_gradients=True), "not finite, its weight stayed as it was, and nothing scales"),
+    ],
+    ids=["static", "none", "released"],
+)
+def test_an_overflow_that_no_scale_answers_is_a_failure(loss_scale, says, capsys):
+    with pytest.warns(UserWarning, match=says):
+        fit(build(loss_scale), [GOOD, BAD, GOOD])
+    assert "calibration:" not in capsys.readouterr().out
+
+
 class Adversarial(keras.Model):
     """Two networks with an optimizer each, as in Keras's examples; their gradients are the mean of what they read."""
 
