@@ -122,7 +122,7 @@ def test_training_is_that_without_and_a_step_that_overflows_keeps_the_statistics
     for release in (False, True):
         keras.utils.set_random_seed(1)
         model = keras.Sequential(
-            [keras.layers.Input((5,)), keras.layers.Dense(16, "relu"), keras.layers.BatchNormalization(),
+            [keras.layers.Input((5,)), keras.layers.Dense(16, "tanh"), keras.layers.BatchNormalization(),
              keras.layers.Dense(3)]
         )  # fmt: skip
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -137,10 +137,7 @@ def test_training_is_that_without_and_a_step_that_overflows_keeps_the_statistics
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
     model.train_on_batch(np.full((8, 5), np.nan, "float32"), y[0])
     for weight, before, after in zip(model.weights, trained[1], values(model.weights), strict=True):
-        assert np.isfinite(after).all()
-        # The first layer's may move: ReLU's gradient of NaN is 0, which is finite.
-        if not weight.path.startswith(model.layers[0].path):
-            np.testing.assert_array_equal(after, before, err_msg=weight.path)
+        np.testing.assert_array_equal(after, before, err_msg=weight.path)
     assert int(model.optimizer.skipped_steps) == 1
 
 
