@@ -49,16 +49,19 @@ def data():
 def build(precision, initial_scale=2.0**22, seed=11, **settings):
     """Augmentation, dropout, moving statistics, moving averages; float16 accumulates over 3 steps and overflows.
 
-    "small" is float32 with dropout alone, which compiles fast; "float8 states" has one slot more that is large.
+    "small" is float32 with dropout alone, which compiles fast; "float8 states" has one slot more that is large,
+    and "host states" has it in the host's memory.
     """
     layers = keras.layers
-    if precision in ("small", "float8 states"):
+    if precision in ("small", "float8 states", "host states"):
         keras.utils.set_random_seed(seed)
         small = [keras.Input((8, 8, 1)), layers.Flatten(), layers.Dropout(0.3), layers.Dense(4)]
         optimizer = keras.optimizers.AdamW(0.01)
         if precision != "small":
             small[3:3] = [layers.Dense(64)]
-            optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale(), state_dtype="float8")
+            memory = "host" if precision == "host states" else "device"
+            loss_scale = keras_mp.NoLossScale(release_gradients=memory == "host")
+            optimizer = keras_mp.LossScaleOptimizer(optimizer, loss_scale, state_dtype="float8", state_memory=memory)
         model = keras.Sequential(small, name="small")
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, metrics=["accuracy"])

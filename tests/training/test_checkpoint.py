@@ -79,13 +79,20 @@ def a_random_place():
     return place
 
 
-def test_killed_at_a_random_step_it_ends_with_the_same_bits(tmp_path, small):
+only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="states lie on the host on JAX alone")
+
+
+@pytest.mark.parametrize(
+    "precision", ["small", pytest.param("host states", marks=[pytest.mark.slow, pytest.mark.jax, only_jax])]
+)
+def test_killed_at_a_random_step_it_ends_with_the_same_bits(precision, tmp_path, trainer):
+    trains = trainer(precision)
     program = Path(__file__).with_name("resumable.py")
-    command = [sys.executable, program, "small", tmp_path, *a_random_place()]
+    command = [sys.executable, program, precision, tmp_path, *a_random_place()]
     environment = os.environ | {"PYTHONPATH": str(program.parents[2]), "KERAS_BACKEND": keras.backend.backend()}
     child = subprocess.run([str(word) for word in command], stderr=subprocess.PIPE, timeout=300, env=environment)
     assert child.returncode == -signal.SIGKILL, child.stderr
-    assert_same_training(small.whole, small.trained(tmp_path))
+    assert_same_training(trains.whole, trains.trained(tmp_path))
 
 
 SLOW = [pytest.param(each, marks=pytest.mark.slow) for each in ("fp8", "bfloat16", "float8 states")]
