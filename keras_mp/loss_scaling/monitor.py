@@ -170,7 +170,7 @@ class _Watched:
         if isinstance(loss_scale, NoLossScale):
             kept = "its weight stayed as it was" if loss_scale.release_gradients else "the step was skipped"
             return f"a gradient was not finite, {kept}, and nothing scales the loss"
-        return f"a step overflowed while the loss scale was constant, {loss_scale.scale:g}"
+        return f"a step overflowed while the loss scale was constant, {float(loss_scale.initial_state().scale):g}"
 
     def read(self) -> dict[str, Any]:
         values = {
