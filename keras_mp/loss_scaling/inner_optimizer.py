@@ -87,11 +87,12 @@ def apply(
     state["_replicas_applying"] = state.get("_replicas_applying", 0) + 1
     # Numbers of weights, before which those of another leaf end.
     first = 0
+    written: list[Any] = []
     for leaf in leaves(optimizer):
         vars(leaf).update(
             replacements,
             _backend_apply_gradients=partial(_apply_to_leaf, leaf, changing, how.releases),
-            update_step=partial(update_step, leaf, how._replace(first=first)),
+            update_step=partial(update_step, leaf, how._replace(first=first, written=written)),
             _var_key=partial(key_of, leaf),
         )
         first += len(leaf._trainable_variables)
@@ -139,7 +140,9 @@ def _apply_to_leaf(
         if not releases:  # else both are done in the update of each weight
             grads = leaf._clip_gradients(grads)
             leaf._apply_weight_decay([variable for variable in variables if not is_narrow(variable)])
-        leaf._backend_update_step(grads, variables, leaf.learning_rate)
+        # The last weights first, whose gradients are there first: slots on the host are fetched weight by weight.
+        order = slice(None, None, -1 if releases else 1)
+        leaf._backend_update_step(grads[order], variables[order], leaf.learning_rate)
         if leaf.use_ema:
             leaf._update_model_variables_moving_average(
                 [WideWeight(v) if is_narrow(v) else v for v in leaf._trainable_variables]
@@ -195,7 +198,8 @@ class Update(NamedTuple):
         weights: the rounding of bfloat16 weights, "stochastic" or "nearest".
         releases: Whether each weight is checked, clipped and updated by itself.
         last_norm: The variable with the global norm of the step before, where `global_clipnorm` is to read it.
-        first: The number of the optimizer's first weight.
+        first: the number of the optimizer's first weight.
+        written: a list with values of the slots that were written to the host's memory last; empty before the first.
     """
 
     seed: int
@@ -203,6 +207,7 @@ class Update(NamedTuple):
     releases: bool = False
     last_norm: Any = None
     first: int = 0
+    written: Any = None
 
 
 def update_step(
@@ -224,7 +229,7 @@ def update_step(
         place = leaf._get_variable_index(variable)
         weight = WideWeight(leaf._trainable_variables[place], variable, how.first + place, how.weights)
         open_slots.append(weight)
-    with updating(open_slots, how.seed, leaf._iterations, finite), _keeping(leaf, finite):
+    with updating(open_slots, how.seed, leaf._iterations, finite, how.written), _keeping(leaf, finite):
         if how.releases or weight is not variable:
             _decay(leaf, weight, finite)
         type(leaf).update_step(leaf, gradient, weight, learning_rate)

@@ -216,7 +216,7 @@ class StateSlot:
     def _stored_values(self) -> Any:
         if self._fetched is not None:
             return self._fetched
-        return backend.fetched(self.values.value, None) if self.on_host else backend.as_tensor(self.values)
+        return backend.fetched(self.values.value, []) if self.on_host else backend.as_tensor(self.values)
 
     def _open(self, after: Any) -> None:
         self._is_open, self._is_changed, self._working = True, False, None
@@ -235,6 +235,7 @@ class StateSlot:
         values, scale = encode(root, self.state_dtype, bits, self.holds_root)
         values = chosen(finite, values, None if finite is None else self._stored_values())
         self.values.assign(backend.stored(values) if self.on_host else values)
+        self._last = values[(slice(0, 1),) * len(self.shape)] if self.on_host else None
         if self.scale is not None:
             self.scale.assign(chosen(finite, scale, self.scale))
 
@@ -268,7 +269,9 @@ def chosen(finite: Any, value: Any, variable: Any) -> Any:
 
 
 @contextmanager
-def updating(slots: Sequence[StateSlot], seed: int, step: Any, finite: Any = None) -> Iterator[None]:
+def updating(
+    slots: Sequence[StateSlot], seed: int, step: Any, finite: Any = None, written: list[Any] | None = None
+) -> Iterator[None]:
     """A scope in which slots hold float32; those that were assigned to are rounded stochastically at its end.
 
     Args:
@@ -278,12 +281,16 @@ def updating(slots: Sequence[StateSlot], seed: int, step: Any, finite: Any = Non
         finite: A boolean tensor of shape (); where it is false, the slots stay as they were. None is true. Slots in the
             host's memory are fetched when it is there.
     """
+    after = [] if finite is None else [finite, *(written or [])]
     for slot in slots:
-        slot._open(finite)
+        slot._open(after)
     try:
         yield
         for slot in slots:
             slot._round(seed, step, finite)
+        ends = [slot._last for slot in slots if slot.on_host and slot._is_changed]
+        if ends and written is not None:
+            written[:] = ends
     finally:
         for slot in slots:
             slot._close()

@@ -48,3 +48,7 @@ def test_states_on_the_host_are_not_the_device_s():
     moments = 2 * LAYERS * WIDTH * WIDTH  # in 8 bits
     assert host.host == moments
     assert abs(device.arguments - host.arguments - moments) < 2**12  # two more alignments
+    assert host.gradients <= 2 * KERNEL
+    # Slots are fetched one weight after another: of two weights both, old and new, of 16 that there are.
+    assert host.temporary - device.temporary < 9 * WIDTH * WIDTH < moments
+    assert host.peak < device.peak

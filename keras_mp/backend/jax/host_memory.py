@@ -48,10 +48,10 @@ def host_sharding(variable: keras.Variable, sharding: Sharding | None) -> Shardi
     return sharding.with_memory_kind(ON_HOST)
 
 
-def fetched(array: Any, after: Any) -> Any:
+def fetched(array: Any, after: list[Any]) -> Any:
     """Copies an array from the host's memory to the device, when another array is there; for that None is at once."""
-    if after is not None and isinstance(array, jax.core.Tracer):
-        array = barrier([array], [after])[0]
+    if after and isinstance(array, jax.core.Tracer):
+        array = barrier([array], after)[0]
     return jax.device_put(array, jax.memory.Space.Device)
 
 
