@@ -63,7 +63,8 @@ def advise(
        weights on each ("data") with any of these come before "fully_sharded", which sends the weights in each step.
     3. What trains another way, each with any of the above: the optimizer's states in 8 bits
        (`keras_mp.set_state_dtype`); then also weights in bfloat16 without a float32 copy, whose updates are rounded
-       stochastically, where `build` is a function and the chip has bfloat16.
+       stochastically, where `build` is a function and the chip has bfloat16; then gradients released, and at last, on
+       JAX, the states in the host's memory (`keras_mp.NoLossScale`, `keras_mp.LossScaleOptimizer`).
 
     Few sets are compiled: what is larger than the memory by its shapes alone is not, chips of one compute capability
     share a compile where the step is well below the memory of both, and numbers of micro-batches are bisected. All

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from fractions import Fraction
@@ -13,7 +12,7 @@ from keras_mp.advice.measures import Measures
 from keras_mp.backend.common.lowered import Argument
 from keras_mp.parallel.plan import Plan
 from keras_mp.xla.compile_report import CompileReport
-from keras_mp.xla.memory import Memory, size_of
+from keras_mp.xla.memory import Memory, sizes_by_kind
 
 
 def state_of(memory: Memory) -> int:
@@ -92,9 +91,7 @@ def memory_by_shapes(arguments: Sequence[Argument], measures: Measures, plan: Pl
     Returns:
         The memory, without temporary arrays.
     """
-    kinds: dict[str, int] = defaultdict(int)
-    for argument in arguments:
-        kinds["host" if argument.on_host else argument.kind] += size_of(_on_one_device(argument, plan))
+    kinds = sizes_by_kind(_on_one_device(argument, plan) for argument in arguments)
     accumulated = kinds["parameters"] if measures.micro_batches > 1 else 0
     weights, optimizer = kinds["parameters"] + kinds["state"], kinds["optimizer"] + accumulated
     other = kinds["metrics"] + kinds["batch"] // (measures.micro_batches * (plan.replicas if plan else 1))

@@ -79,16 +79,13 @@ def set_state_dtype(
     check_state_memory(state_memory, release_gradients)
     optimizer = compiled_optimizer(model)
     asked = (state_dtype, state_memory, release_gradients)
-    if asked != _settings_of(optimizer):
+    present = ("float32", "device", False)
+    if isinstance(optimizer, LossScaleOptimizer):
+        present = (optimizer.state_dtype, optimizer.state_memory, optimizer.loss_scale.release_gradients)
+    if asked != present:
         check_untrained(model, "set_state_dtype", "give LossScaleOptimizer the state_dtype when you compile")
         compile_again(model, _storing_in(optimizer, *asked, model))
     return model
-
-
-def _settings_of(optimizer: keras.optimizers.Optimizer) -> tuple[str, str, bool]:
-    scale = getattr(optimizer, "loss_scale", None)
-    stored = (getattr(optimizer, "state_dtype", "float32"), getattr(optimizer, "state_memory", "device"))
-    return (*stored, getattr(scale, "release_gradients", False))
 
 
 def _storing_in(

@@ -17,7 +17,7 @@ from keras import ops
 from keras_mp import backend
 from keras_mp.loss_scaling.gradients import is_finite, is_overwritten, sum_of_squares
 from keras_mp.loss_scaling.inner_build import slots_of
-from keras_mp.loss_scaling.loss_scale import AnyLossScale, NoLossScale
+from keras_mp.loss_scaling.loss_scale import AnyLossScale
 from keras_mp.loss_scaling.state_slot import StateSlot, Unconstrained, WideWeight, chosen, is_narrow, updating
 from keras_mp.rebuild.optimizers import leaves
 from keras_mp.system.packages import package_of
@@ -300,7 +300,7 @@ def check_can_release(optimizer: keras.optimizers.Optimizer, loss_scale: AnyLoss
     Raises:
         ValueError: If it accumulates, clips by the norm of all gradients, or its class defines the update itself.
     """
-    if not isinstance(loss_scale, NoLossScale) or not loss_scale.release_gradients:
+    if not loss_scale.release_gradients:
         return
     clipping = [leaf for leaf in leaves(optimizer) if leaf.global_clipnorm]
     for leaf in leaves(optimizer):

@@ -38,6 +38,9 @@ class LossScaleState(NamedTuple):
 class AnyLossScale(abc.ABC):
     """What `LossScale`, `StaticLossScale` and `NoLossScale` have in common: the skips are counted."""
 
+    # Of those that scale: an overflow in one gradient skips the step of all.
+    release_gradients = clip_by_last_norm = False
+
     @abc.abstractmethod
     def initial_state(self) -> LossScaleState:
         """Returns the state before the first step, in NumPy scalars."""

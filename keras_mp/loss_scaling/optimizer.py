@@ -98,7 +98,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         check_weight_rounding(weight_rounding)
         inner_build.check_state_dtype_of_built(inner_optimizer, state_dtype, state_memory)
         loss_scale, unknown = _loss_scale_from(loss_scale, settings)
-        check_state_memory(state_memory, getattr(loss_scale, "release_gradients", False))
+        check_state_memory(state_memory, loss_scale.release_gradients)
         inner.check_can_release(inner_optimizer, loss_scale)
         start = loss_scale.initial_state()
         growth_interval = getattr(loss_scale, "growth_interval", 0)
@@ -371,7 +371,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 f"no gradient for any of the {len(variables)} trainable variables: the loss does not depend on them, "
                 "or a custom gradient returned None"
             )
-        if self._releases:
+        if self.loss_scale.release_gradients:
             self._release(grads, variables)
             return
         finite = ops.logical_not(backend.any_replica(ops.logical_not(self.check_finite(grads))))
@@ -389,10 +389,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             add = partial(self._accumulate_or_update, variables=variables)
             self._if(finite, add, lambda _: None, (grads, inverse), unscale)
 
-    @property
-    def _releases(self) -> bool:
-        return isinstance(self.loss_scale, NoLossScale) and self.loss_scale.release_gradients
-
     def _release(self, grads: list[Any], variables: list[keras.Variable]) -> None:
         """Makes a step in which no weight waits for the gradients of others."""
         grads = gradients.sum_over_replicas(gradients.multiply((grads, None), variables), variables)
@@ -400,7 +396,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self._move_scale(ops.all(ops.stack(finite)))
         if self.measures_gradients:
             self._gradient_underflow.assign(gradients.share_below(_SMALLEST_NORMAL_FLOAT16, grads, variables))
-        clips = self.loss_scale.clip_by_last_norm  # type: ignore[union-attr]
+        clips = self.loss_scale.clip_by_last_norm
         norm = gradients.finite_norm(grads, variables) if clips or self.measures_gradients else None
         how = inner.Update(self.rounding_seed, self.weight_rounding, True, self._gradient_norm)
         inner.apply(self.inner_optimizer, grads, variables, self._changing, how)

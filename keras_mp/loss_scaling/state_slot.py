@@ -226,18 +226,21 @@ class StateSlot:
     def _close(self) -> None:
         self._is_open, self._working, self._fetched = False, None, None
 
-    def _round(self, seed: int, step: Any, finite: Any) -> None:
-        if self._is_changed:
-            self._store(self._working, random_bits(self.shape, seed, step, self.index), finite)
+    def _round(self, seed: int, step: Any, finite: Any) -> list[Any]:
+        """Stores the slot if it was assigned to, and returns a value of what went to the host's memory, if any did."""
+        if not self._is_changed:
+            return []
+        values = self._store(self._working, random_bits(self.shape, seed, step, self.index), finite)
+        return [values[(slice(0, 1),) * self.ndim]] if self.on_host else []
 
-    def _store(self, value: Any, bits: Any, finite: Any = None) -> None:
+    def _store(self, value: Any, bits: Any, finite: Any = None) -> Any:
         root = ops.sqrt(ops.maximum(value, 0.0)) if self.holds_root else value
         values, scale = encode(root, self.state_dtype, bits, self.holds_root)
         values = chosen(finite, values, None if finite is None else self._stored_values())
         self.values.assign(backend.stored(values) if self.on_host else values)
-        self._last = values[(slice(0, 1),) * len(self.shape)] if self.on_host else None
         if self.scale is not None:
             self.scale.assign(chosen(finite, scale, self.scale))
+        return values
 
     def __jax_array__(self) -> Any:
         return self.value
@@ -278,17 +281,16 @@ def updating(
         slots: The slots of one weight.
         seed: The seed of the random bits.
         step: The count of updates, an integer tensor of shape ().
-        finite: A boolean tensor of shape (); where it is false, the slots stay as they were. None is true. Slots in the
-            host's memory are fetched when it is there.
+        finite: a boolean tensor of shape (); where it is false, the slots stay as they were. None is true.
+        written: a list with values of the slots that were written to the host's memory last, which becomes that of
+            these. Slots there are fetched when `finite` and these values are there.
     """
     after = [] if finite is None else [finite, *(written or [])]
     for slot in slots:
         slot._open(after)
     try:
         yield
-        for slot in slots:
-            slot._round(seed, step, finite)
-        ends = [slot._last for slot in slots if slot.on_host and slot._is_changed]
+        ends = [end for slot in slots for end in slot._round(seed, step, finite)]
         if ends and written is not None:
             written[:] = ends
     finally:
@@ -369,11 +371,12 @@ class WideWeight(StateSlot):
             self._working = read
         return read
 
-    def _round(self, seed: int, step: Any, finite: Any) -> None:
+    def _round(self, seed: int, step: Any, finite: Any) -> list[Any]:
         if self.rounding == "stochastic":
-            super()._round(seed, step, finite)
-        elif self._is_changed:
+            return super()._round(seed, step, finite)
+        if self._is_changed:
             self._store(self._working, None, finite)
+        return []
 
     def __getattr__(self, name: str) -> Any:
         if name == "variable":

@@ -110,7 +110,7 @@ def prepare(
                 f"{name}={value!r} and optimizer={optimizer.name!r}, a LossScaleOptimizer with {name}={own!r}: give it "
                 "to the optimizer alone"
             )
-    if wrapped and release_gradients and not getattr(optimizer.loss_scale, "release_gradients", False):
+    if wrapped and release_gradients and not optimizer.loss_scale.release_gradients:
         raise ValueError(
             f"release_gradients=True and optimizer={optimizer.name!r}, a LossScaleOptimizer with "
             f"loss_scale={optimizer.loss_scale!r}: give it NoLossScale(release_gradients=True)"
@@ -289,7 +289,7 @@ def _optimizer(prepared: keras.Model) -> str:
     if not isinstance(optimizer, LossScaleOptimizer):
         return f"{type(optimizer).__name__}, loss not scaled: no layer computes in float16"
     name, states = type(optimizer.inner_optimizer).__name__, optimizer.state_dtype
-    released = getattr(optimizer.loss_scale, "release_gradients", False)
+    released = optimizer.loss_scale.release_gradients
     if any(map(is_narrow, prepared.trainable_variables)):
         rounding = "stochastically" if optimizer.weight_rounding == "stochastic" else "to nearest"
         step, more = f"bfloat16 weights rounded {rounding}", "" if released else ", updated in float32"

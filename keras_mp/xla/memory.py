@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,11 +131,17 @@ def size_of(argument: Argument) -> int:
     return elements * _BITS.get(argument.dtype, 8 * _bytes(argument.dtype)) // 8
 
 
+def sizes_by_kind(arguments: Iterable[Argument]) -> dict[str, int]:
+    """The bytes on one device of the arguments of each kind, 0 of others; those on the host are of kind "host"."""
+    kinds: dict[str, int] = defaultdict(int)
+    for argument in arguments:
+        kinds["host" if argument.on_host else argument.kind] += size_of(argument)
+    return kinds
+
+
 def _by_shapes(lowered: Lowered) -> dict[str, Any]:
     """The fields of a `Memory` that need no compiler."""
-    kinds: dict[str, int] = defaultdict(int)
-    for argument in lowered.arguments:
-        kinds["host" if argument.on_host else argument.kind] += size_of(argument)
+    kinds = sizes_by_kind(lowered.arguments)
     return {
         "parameters": kinds["parameters"] + kinds["state"],
         "optimizer": kinds["optimizer"],

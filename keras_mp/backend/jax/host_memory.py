@@ -49,7 +49,7 @@ def host_sharding(variable: keras.Variable, sharding: Sharding | None) -> Shardi
 
 
 def fetched(array: Any, after: list[Any]) -> Any:
-    """Copies an array from the host's memory to the device, when another array is there; for that None is at once."""
+    """Copies an array from the host's memory to the device, in a step not before others are there."""
     if after and isinstance(array, jax.core.Tracer):
         array = barrier([array], after)[0]
     return jax.device_put(array, jax.memory.Space.Device)

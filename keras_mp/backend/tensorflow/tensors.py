@@ -73,7 +73,7 @@ def keep_on_host(variable: keras.Variable) -> None:
     """Leaves a variable where it is."""
 
 
-def fetched(array: Any, after: Any) -> Any:
+def fetched(array: Any, after: list[Any]) -> Any:
     """Returns the tensor: it is where it is used."""
     return array
 
