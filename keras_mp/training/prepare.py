@@ -289,18 +289,18 @@ def _optimizer(prepared: keras.Model) -> str:
     if not isinstance(optimizer, LossScaleOptimizer):
         return f"{type(optimizer).__name__}, loss not scaled: no layer computes in float16"
     name, states = type(optimizer.inner_optimizer).__name__, optimizer.state_dtype
-    released = optimizer.loss_scale.release_gradients
+    if optimizer.loss_scale.release_gradients:
+        place = " on the host" if optimizer.state_memory == "host" else ""
+        return f"{name}, states in {states}{place}, gradients released"
     if any(map(is_narrow, prepared.trainable_variables)):
         rounding = "stochastically" if optimizer.weight_rounding == "stochastic" else "to nearest"
-        step, more = f"bfloat16 weights rounded {rounding}", "" if released else ", updated in float32"
+        step, more = f"bfloat16 weights rounded {rounding}", ", updated in float32"
     elif isinstance(optimizer.loss_scale, NoLossScale):
-        step, more = "loss not scaled", "" if released else "; wrapped, to step as it would in float16"
+        step, more = "loss not scaled", "; wrapped, to step as it would in float16"
     else:
         scale = optimizer.loss_scale.initial_state().scale
         step, more = f"loss scale {scale:g}, for float16", "; an overflow changes nothing"
-    told = f"{name}, {step}{more}" if states == "float32" else f"{name}, states in {states}, {step}"
-    told = f"{told}, gradients released" if released else told
-    return f"{told}, states on the host" if optimizer.state_memory == "host" else told
+    return f"{name}, {step}{more}" if states == "float32" else f"{name}, states in {states}, {step}"
 
 
 def _jit_line(prepared: keras.Model, jit: Support) -> str:
