@@ -68,10 +68,10 @@ def digits_step(precision: str) -> tuple[keras.Model, Any]:
 
 def gpt_step(precision: str) -> tuple[keras.Model, Any]:
     """A small GPT; in FP8 with all of its dense layers converted, small as they are."""
-    with keras_mp.policy_scope("mixed_bfloat16" if precision == "fp8" else precision):
+    with keras_mp.set_global_policy("mixed_bfloat16" if precision == "fp8" else precision):
         model = gpt(Size(2, 128, 2), 256, 32)
     if precision == "fp8":
-        model = keras_mp.fp8.convert(model, select=lambda path, layer: True)
+        model = keras_mp.convert(model, select=lambda path, layer: True)
     model.compile(keras.optimizers.AdamW(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     tokens = keras.KerasTensor((4, 32), "int32")
     return model, (tokens, tokens)

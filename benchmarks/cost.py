@@ -55,11 +55,11 @@ def model_with(workload: str, features: str) -> Any:
     if "stabilize" in features:
         model = keras_mp.stabilize(model)
     if "NoLossScale" in features:
-        optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale())
+        optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.LossScale.none())
     elif "LossScale" in features:
         optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.LossScale(2.0))
     model.compile(optimizer, peer_keras.cross_entropy(), jit_compile=keras.backend.backend() == "jax")
-    return keras_mp.atomic_skip(model) if "atomic_skip" in features else model
+    return keras_mp.loss_scaling.atomic_skip(model) if "atomic_skip" in features else model
 
 
 def step(workload: str, features: str) -> Workload:
@@ -86,7 +86,7 @@ def fit(workload: str, callback: str) -> Workload:
 
     def batches(steps: int) -> Any:
         data = [np.repeat(array, steps, 0) for array in batch]
-        return keras_mp.ShuffledBatches(*data, rows, 0)
+        return keras_mp.training.ShuffledBatches(*data, rows, 0)
 
     def callbacks() -> list:
         if "PrecisionMonitor" in callback:

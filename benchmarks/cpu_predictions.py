@@ -1,4 +1,4 @@
-"""Steps on this machine's CPU: what is predicted of them, beside what `keras_mp.benchmark` measures.
+"""Steps on this machine's CPU: what is predicted of them, beside what `keras_mp.bench.benchmark` measures.
 
     KERAS_BACKEND=jax python benchmarks/cpu_predictions.py                  # 15 minutes on 2 cores without other work
     KERAS_BACKEND=jax python benchmarks/cpu_predictions.py --rounds 3 --tables
@@ -119,7 +119,7 @@ def benchmark(name: str, rounds: int) -> dict[str, float]:
     from benchmarks.peer_keras import kit_compiled
     from benchmarks.peer_workloads import WORKLOADS, batch_of
 
-    report = keras_mp.benchmark(kit_compiled(name, "float32"), batch_of(WORKLOADS[name]), rounds=rounds)
+    report = keras_mp.bench.benchmark(kit_compiled(name, "float32"), batch_of(WORKLOADS[name]), rounds=rounds)
     step = report.step("float32")
     if step is None:
         raise RuntimeError(f"{name}: {report.problems}")

@@ -61,9 +61,9 @@ def measure(folder: Path, epochs: int, seed: int, repeats: int) -> list[dict]:
     images, labels = load("test")
     verify, calibrate = images[:64], load("train")[0]
     saved = keras_mp.export_float32(model, folder / "saved_model", verify)
-    onnx = keras_mp.export_onnx(model, folder / "digits.onnx", verify)
-    litert = keras_mp.export_litert(model, folder / "digits.tflite", verify)
-    int8 = keras_mp.export_litert(model, folder / "digits_int8.tflite", verify, calibrate=calibrate)
+    onnx = keras_mp.export.export_onnx(model, folder / "digits.onnx", verify)
+    litert = keras_mp.export.export_litert(model, folder / "digits.tflite", verify)
+    int8 = keras_mp.export.export_litert(model, folder / "digits_int8.tflite", verify, calibrate=calibrate)
     print(int8)
     runs = {
         "SavedModel": (saved, saved_model(saved.path)),

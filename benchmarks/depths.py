@@ -32,7 +32,7 @@ def build(blocks: int = DEEPER) -> Any:
     from models.llama import LlamaSize, llama
 
     model = llama(LlamaSize(blocks, 4096, 32, 8, 14336, 128256, theta=500000.0), LENGTH, remat=True)
-    model.compile(keras.optimizers.AdamW(1e-4), keras_mp.ChunkedCrossEntropy(), jit_compile=True)
+    model.compile(keras.optimizers.AdamW(1e-4), keras_mp.lean.ChunkedCrossEntropy(), jit_compile=True)
     return model
 
 
@@ -51,7 +51,7 @@ def main() -> None:
 
     tokens = keras.KerasTensor((CHIPS, LENGTH), "int32")
     shared: dict[str, Any] = {"strategy": "fully_sharded", "chips": CHIPS}
-    with keras_mp.policy_scope("mixed_bfloat16"):
+    with keras_mp.set_global_policy("mixed_bfloat16"):
         line = figures(inspect_by_blocks(build, (tokens, tokens), CHIP, blocks=BLOCKS, **shared))
         whole = figures(keras_mp.inspect(build, (tokens, tokens), CHIP, **shared))
     KEPT.write_text(json.dumps({"blocks": [*BLOCKS, DEEPER], "line": line, "compiled": whole}, indent=1) + "\n")

@@ -186,7 +186,7 @@ def quantized_paths(name: str) -> set[str]:
     heads = {"num_heads": 2, "num_query_heads": 2, "num_key_value_heads": 1}
     own = BACKBONES[name].sizes
     small |= {size: number for size, number in (widths | heads).items() if size in own}
-    with keras_mp.policy_scope("float32"):
+    with keras_mp.set_global_policy("float32"):
         backbone = getattr(hub, BACKBONES[name].cls)(**(own | small))
         backbone.quantize("int4")
     paths = [layer.path for layer in backbone._flatten_layers() if getattr(layer, "quantization_mode", None) == "int4"]

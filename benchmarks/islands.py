@@ -72,7 +72,7 @@ def sentences() -> tuple[keras.Model, Callable[[int], tuple[np.ndarray, np.ndarr
     x = tokens = keras.Input((None,), dtype="int32")
     x = keras.layers.Embedding(256, 192)(x)
     for _ in range(4):
-        x = keras.layers.LayerNormalization()(x + keras_mp.SelfAttention(3)(x))
+        x = keras.layers.LayerNormalization()(x + keras_mp.layers.SelfAttention(3)(x))
         x = keras.layers.LayerNormalization()(x + keras.layers.Dense(192, "gelu")(x))
     y = keras.layers.Dense(2, dtype="float32")(keras.layers.GlobalAveragePooling1D()(x))
     model = keras_mp.prepare(keras.Model(tokens, y), optimizer(), cross_entropy())

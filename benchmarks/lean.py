@@ -51,7 +51,7 @@ def compiled(model: str, sizes: tuple[int, int, int, int, int], remat: bool, jit
         network, loss = plain_gpt(*sizes), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     else:
         network = gpt(Size(*sizes[:3]), sizes[3], sizes[4], remat=remat)
-        loss = keras_mp.ChunkedCrossEntropy()
+        loss = keras_mp.lean.ChunkedCrossEntropy()
     network.compile(keras.optimizers.AdamW(3e-4), loss, jit_compile=jit)
     return network
 
@@ -90,7 +90,9 @@ def llama_memory(options: argparse.Namespace) -> None:
                 num_key_value_heads=size.key_heads, hidden_dim=size.width, intermediate_dim=size.hidden,
                 rope_max_wavelength=size.theta, tie_word_embeddings=size.tied,
             )  # fmt: skip
-            model = keras_mp.make_lean(hub.Llama3CausalLM(backbone=backbone, preprocessor=None), remat=options.remat)
+            model = keras_mp.lean.make_lean(
+                hub.Llama3CausalLM(backbone=backbone, preprocessor=None), remat=options.remat
+            )
         else:
             model = llama(size._replace(layers=blocks), 2048, options.remat)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -295,7 +297,7 @@ def measure(family: Family, variant: str) -> dict[str, Any]:
     def build() -> Any:
         model = family.build()
         if variant != "plain":
-            model = keras_mp.make_lean(model, remat=variant.endswith("remat"))
+            model = keras_mp.lean.make_lean(model, remat=variant.endswith("remat"))
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.AdamW(3e-4), loss, jit_compile=True)
         return model

@@ -29,7 +29,7 @@ OPTIMIZERS = {
     "none": lambda: keras.optimizers.Adam(1e-4),
     "keras": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(1e-4)),
     "ours": lambda: keras_mp.LossScaleOptimizer(keras.optimizers.Adam(1e-4)),
-    "ours, checks only": lambda: keras_mp.LossScaleOptimizer(keras.optimizers.Adam(1e-4), keras_mp.NoLossScale()),
+    "ours, checks only": lambda: keras_mp.LossScaleOptimizer(keras.optimizers.Adam(1e-4), keras_mp.LossScale.none()),
 }
 # What jit_compile=False means to Keras: on JAX each operation is made by itself.
 UNJITTED = {"tensorflow": "graph", "jax": "eager"}

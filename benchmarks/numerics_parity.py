@@ -47,11 +47,14 @@ def compare_digits(steps, seeds):
         model = digits.build(config, augment=False)
         optimizer = keras.optimizers.AdamW(warmup_then_cosine(config.learning_rate, steps))
         model.compile(
-            keras_mp.wrap_optimizer(optimizer, model), CROSS_ENTROPY, jit_compile=False, auto_scale_loss=False
+            keras_mp.loss_scaling.wrap_optimizer(optimizer, model),
+            CROSS_ENTROPY,
+            jit_compile=False,
+            auto_scale_loss=False,
         )
         return model
 
-    return keras_mp.compare_training(
+    return keras_mp.numerics.compare_training(
         build,
         lambda seed: epochs(images, labels, config.batch_size, seed, steps),
         ("float32", "mixed_bfloat16", "mixed_float16"),
@@ -79,7 +82,7 @@ def compare_language_model(steps, seeds):
     candidates = ("fp8", "mixed_bfloat16", "float32")
     search = keras_mp.search_policy(build(), data[:6], candidates, tolerance=0.1)
     print(search)
-    return keras_mp.compare_training(
+    return keras_mp.numerics.compare_training(
         build,
         lambda seed: epochs(inputs, targets, config.batch_size, seed, steps),
         {"mixed_bfloat16": "mixed_bfloat16", "searched": lambda: search.apply(build)},

@@ -19,7 +19,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import keras
 
 import keras_mp
-from keras_mp.fp8 import Scalings, convert
+from keras_mp import convert
+from keras_mp.fp8 import Scalings
 from keras_mp.system.atomic_write import write_text
 from recipes import language_model
 from recipes.datasets.text import read, sequences, split
@@ -55,7 +56,7 @@ def bits_per_byte(variant: str, seed: int) -> float:
     test = sequences(held_out, config.sequence_length)
     model = language_model.model_to_train(config, choice, EPOCHS * data.steps)
     if scalings:
-        keras_mp.fp8.revert(model)
+        keras_mp.revert(model)
         convert(model, scalings, select=lambda path, layer: True)
     for epoch in range(EPOCHS):
         if epoch == last:

@@ -40,7 +40,7 @@ def kit_compiled(workload: str, precision: str, fp8: str = "current") -> keras.M
     chosen = WORKLOADS[workload]
     keras.utils.set_random_seed(0)
     choice = keras_mp.set_global_policy(precision)
-    loss = keras_mp.ChunkedCrossEntropy() if chosen.reads_text else cross_entropy()
+    loss = keras_mp.lean.ChunkedCrossEntropy() if chosen.reads_text else cross_entropy()
     fp8_of_all = every_product(choice, fp8)
     return keras_mp.prepare(kit_model(chosen), optimizer(), loss, fp8=fp8_of_all)
 

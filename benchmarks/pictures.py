@@ -46,7 +46,7 @@ def gpt2():
 
     keras.config.set_dtype_policy("mixed_bfloat16")
     model = keras_mp.stabilize(gpt("gpt2"))
-    model.compile(keras.optimizers.AdamW(3e-4), keras_mp.ChunkedCrossEntropy(), jit_compile=True)
+    model.compile(keras.optimizers.AdamW(3e-4), keras_mp.lean.ChunkedCrossEntropy(), jit_compile=True)
     tokens = keras.KerasTensor((8, 1024), "int32")
     report = keras_mp.inspect(model, (tokens, tokens), "h100", compare=["float32"])
     report.model = "GPT-2 124M, lean (the kit's attention and chunked cross entropy), 8 x 1024 tokens"

@@ -102,8 +102,8 @@ def _steps() -> dict[str, Step]:
         return rows, tensor(8 * devices, 128), tensor(8 * devices, 128, dtype="float32")
 
     def large(model: Any, fp8: bool = False) -> Any:
-        model = keras_mp.fp8.convert(model) if fp8 else model
-        return trained(model, loss=keras_mp.ChunkedCrossEntropy())
+        model = keras_mp.convert(model) if fp8 else model
+        return trained(model, loss=keras_mp.lean.ChunkedCrossEntropy())
 
     def llama_of(*sizes: int, length: int, fp8: bool = False, **other: float) -> Callable[..., Any]:
         return lambda blocks=sizes[0]: large(llama(LlamaSize(blocks, *sizes[1:], **other), length, remat=True), fp8)
@@ -151,7 +151,7 @@ def compile_run(name: str) -> dict[str, Any]:
     chip, chips = keras_mp.chips.parse_target(run.target)
     devices = chips * chip.devices
     shared = {"strategy": "fully_sharded", "chips": chips} if devices > 1 else {}
-    with keras_mp.policy_scope(run.policy):
+    with keras_mp.set_global_policy(run.policy):
         if step.blocks:
             report = inspect_by_blocks(step.build, step.batch(devices), chip.name, blocks=step.blocks, **shared)
         else:

@@ -396,7 +396,7 @@ def depths() -> str:
 
 
 def cpu() -> str:
-    """Predictions for this machine's CPU against `keras_mp.benchmark`."""
+    """Predictions for this machine's CPU against `keras_mp.bench.benchmark`."""
     path = Path(__file__).with_name("cpu_predictions.json")
     if not path.exists():
         return "Not measured yet: `python benchmarks/cpu_predictions.py`."
@@ -412,7 +412,7 @@ def cpu() -> str:
     return (
         "The three models for a CPU of `benchmarks/peer_workloads.py`, in float32 on JAX, 2 cores. The constants are "
         "fitted to products, convolutions and sums that the command measures on the same CPU, and not to the models. "
-        "Measured with `keras_mp.benchmark`: the median of the rounds, with its quartiles. "
+        "Measured with `keras_mp.bench.benchmark`: the median of the rounds, with its quartiles. "
         "`python benchmarks/cpu_predictions.py`.\n\n"
         + table(("model", "measured", "predicted", "ratio", "products", "other"), rows)
     )

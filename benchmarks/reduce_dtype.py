@@ -43,7 +43,7 @@ def compiled_model(config: Config) -> keras.Model:
     """The model of the training recipe, small."""
     model = build(config)
     inner = keras.optimizers.AdamW(1e-3, beta_2=0.95, weight_decay=0.1, global_clipnorm=1.0)
-    model.compile(keras_mp.LossScaleOptimizer(inner, keras_mp.NoLossScale()), keras_mp.ChunkedCrossEntropy())
+    model.compile(keras_mp.LossScaleOptimizer(inner, keras_mp.LossScale.none()), keras_mp.lean.ChunkedCrossEntropy())
     return model
 
 
@@ -64,7 +64,7 @@ def last_loss(seed: int, settings: dict[str, str], steps: int) -> float:
     keras.utils.set_random_seed(seed)
     inputs, targets = text(config, steps)
     losses = StepLosses()
-    with keras_mp.distribute("fully_sharded", 8, **settings):
+    with keras_mp.parallel.distribute("fully_sharded", 8, **settings):
         model = compiled_model(config)
         model.fit(inputs, targets, batch_size=16, shuffle=False, verbose=0, callbacks=[losses])
     return losses.last(20)

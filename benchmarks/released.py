@@ -46,7 +46,7 @@ RANK = 8
 def compiled(form: str, blocks: int, vocabulary: int, rows: int, loss: str, chip: str) -> dict[str, float]:
     """What the compiler of a chip assigns, in GiB."""
     losses = {
-        "chunked": keras_mp.ChunkedCrossEntropy,
+        "chunked": keras_mp.lean.ChunkedCrossEntropy,
         "logits": lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     }
 
@@ -76,7 +76,9 @@ def trained_here(form: str) -> dict[str, float]:
         [keras.layers.Input((width,)), *(keras.layers.Dense(width, use_bias=False) for _ in "12345678")]
     )
     release = "release_gradients" in FORMS[form]
-    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1e-3), keras_mp.NoLossScale(release_gradients=release))
+    optimizer = keras_mp.LossScaleOptimizer(
+        keras.optimizers.SGD(1e-3), keras_mp.LossScale.none(release_gradients=release)
+    )
     model.compile(optimizer, "mse", jit_compile=os.environ.get("JIT") == "1")
     x = np.ones((8, width), "float32")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

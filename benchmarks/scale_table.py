@@ -168,7 +168,7 @@ def model_of(cell: Cell, layers: int) -> keras.Model:
     """The model with this many blocks, compiled to train."""
     model = MODELS[cell.model]
     built = gpt(model.size._replace(layers=layers), 50257, model.length, remat=model.remat)
-    built.compile(keras.optimizers.AdamW(1e-4, global_clipnorm=1.0), keras_mp.ChunkedCrossEntropy())
+    built.compile(keras.optimizers.AdamW(1e-4, global_clipnorm=1.0), keras_mp.lean.ChunkedCrossEntropy())
     return built
 
 
@@ -176,7 +176,7 @@ def measure(cell: Cell, layers: int, *, in_full: bool = False) -> Figures:
     """Compiles the step of a model with this many blocks, in full or with few of them."""
     model = MODELS[cell.model]
     tokens = keras.KerasTensor((model.rows * cell.chips, model.length), "int32")
-    with keras_mp.policy_scope(cell.precision):
+    with keras_mp.set_global_policy(cell.precision):
         report = (keras_mp.inspect if in_full else inspect_by_blocks)(
             lambda blocks=layers: model_of(cell, blocks), (tokens, tokens), cell.slice, strategy=cell.plan
         )

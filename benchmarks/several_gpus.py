@@ -35,7 +35,7 @@ WIDTH, HEADS, VOCABULARY, LENGTH = 2048, 16, 50257, 2048
 def build(blocks: int) -> keras.Model:
     """The model with this many blocks, compiled to train."""
     model = gpt(Size(blocks, WIDTH, HEADS), VOCABULARY, LENGTH, remat=True)
-    model.compile(keras.optimizers.AdamW(1e-4, global_clipnorm=1.0), keras_mp.ChunkedCrossEntropy())
+    model.compile(keras.optimizers.AdamW(1e-4, global_clipnorm=1.0), keras_mp.lean.ChunkedCrossEntropy())
     return model
 
 
@@ -50,7 +50,7 @@ def main() -> None:
     arguments = parser.parse_args()
     _, gpus = keras_mp.chips.parse_target(arguments.target)
     tokens = keras.KerasTensor((arguments.rows * gpus, LENGTH), "int32")
-    with keras_mp.policy_scope(arguments.precision):
+    with keras_mp.set_global_policy(arguments.precision):
         model = build_without_values(lambda: build(arguments.blocks))
         inspected = keras_mp.inspect
         if arguments.from_blocks:

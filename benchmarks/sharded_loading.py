@@ -4,12 +4,11 @@
     python benchmarks/sharded_loading.py --size 96MB --by keras
 
 A Gemma backbone with random weights is saved as a preset in a temporary folder, and loaded by
-`GemmaBackbone.from_preset` inside `keras_mp.distribute("fully_sharded")`; `--by keras` lays the weights out alike, and
-leaves their loading to Keras. The peak is the largest resident memory that Linux noted (VmHWM) while the preset was
-loaded; the memory before it is that of the interpreter with its imports and with the other processes connected. A
-backbone with as many layers of width 8 is measured, too: it takes what does not depend on the weights' size, compiled
-programs and Python's objects.
-"""
+`GemmaBackbone.from_preset` inside `keras_mp.parallel.distribute("fully_sharded")`; `--by keras` lays the weights out
+alike, and leaves their loading to Keras. The peak is the largest resident memory that Linux noted (VmHWM) while the
+preset was loaded; the memory before it is that of the interpreter with its imports and with the other processes
+connected. A backbone with as many layers of width 8 is measured, too: it takes what does not depend on the weights'
+size, compiled programs and Python's objects."""
 
 from __future__ import annotations
 
@@ -77,10 +76,10 @@ def scope(by: str) -> AbstractContextManager[Any]:
 
     import keras_mp
     from keras_mp.backend.jax.parallel import Layout
-    from keras_mp.parallel.distribute import make_plan
+    from keras_mp.parallel.distribution import make_plan
 
     if by == "keras_mp":
-        return keras_mp.distribute("fully_sharded")
+        return keras_mp.parallel.distribute("fully_sharded")
     return Layout(make_plan("fully_sharded", keras.distribution.list_devices())).scope()
 
 

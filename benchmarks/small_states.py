@@ -92,8 +92,8 @@ def model_of(cell: Cell, blocks: int) -> keras.Model:
     """The model with so many blocks, compiled to train."""
     model = gpt(MODELS[cell.model]._replace(layers=blocks), 50257, 2048, remat=True)
     inner = keras.optimizers.AdamW(1e-4, global_clipnorm=1.0)
-    optimizer = keras_mp.LossScaleOptimizer(inner, keras_mp.NoLossScale(), state_dtype=cell.state_dtype)
-    model.compile(optimizer, keras_mp.ChunkedCrossEntropy())
+    optimizer = keras_mp.LossScaleOptimizer(inner, keras_mp.LossScale.none(), state_dtype=cell.state_dtype)
+    model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy())
     return model
 
 
@@ -106,7 +106,7 @@ def row(cell: Cell) -> str:
     def build(blocks: int = MODELS[cell.model].layers) -> keras.Model:
         return model_of(cell, blocks)
 
-    with keras_mp.policy_scope(cell.policy):
+    with keras_mp.set_global_policy(cell.policy):
         report = inspect_by_blocks(build, (tokens, tokens), cell.target, strategy=plan)
     memory = report.memory
     for buffer in memory.largest[:12]:
@@ -123,7 +123,7 @@ def lowered(dtype: str, state_dtype: str | None, platform: str, checked: bool) -
         weight = keras.Variable(shape=(SIDE, SIDE), initializer="zeros", dtype=dtype)
         optimizer: Any = keras.optimizers.AdamW(1e-3)
         if state_dtype is not None:
-            optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale(), state_dtype=state_dtype)
+            optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.LossScale.none(), state_dtype=state_dtype)
         optimizer.build([weight])
 
     def shape(variable: Any) -> Any:

@@ -43,7 +43,7 @@ def task(recipe: str, seed: int) -> tuple[Any, Callable[[], keras.Model], Any, f
         return (
             language_model.batches(config),
             lambda: language_model.build(config),
-            keras_mp.ChunkedCrossEntropy(),
+            keras_mp.lean.ChunkedCrossEntropy(),
             2e-3,
         )
     config = digits.Config(batch_size=32, seed=seed)
@@ -63,7 +63,7 @@ def last_loss(recipe: str, way: str, seed: int, steps: int) -> float:
     schedule = keras.optimizers.schedules.CosineDecay(0.0, steps, warmup_target=learning_rate, warmup_steps=steps // 10)
     inner = keras.optimizers.AdamW(schedule, beta_2=0.95, weight_decay=0.1, global_clipnorm=1.0)
     optimizer = keras_mp.LossScaleOptimizer(
-        inner, keras_mp.NoLossScale(), state_dtype=state_dtype, weight_rounding=weight_rounding, rounding_seed=seed
+        inner, keras_mp.LossScale.none(), state_dtype=state_dtype, weight_rounding=weight_rounding, rounding_seed=seed
     )
     model = keras_mp.prepare(build(), optimizer, loss)
     losses = StepLosses()
@@ -137,7 +137,7 @@ def peers(steps: int) -> None:
     def ours(**settings: Any) -> tuple[Any, list[keras.Variable]]:
         own = [keras.Variable(value, name=f"weight_{index}") for index, value in enumerate(start)]
         inner = keras.optimizers.AdamW(RATE, weight_decay=0.01)
-        optimizer = keras_mp.LossScaleOptimizer(inner, keras_mp.NoLossScale(), **settings)
+        optimizer = keras_mp.LossScaleOptimizer(inner, keras_mp.LossScale.none(), **settings)
         optimizer.build(own)
         return tf.function(lambda grads: optimizer.apply(grads, own)), own
 

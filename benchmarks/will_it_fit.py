@@ -85,7 +85,7 @@ def gemma_2b(case: Case, blocks: int) -> keras.Model:
 def gpt2_xl(case: Case, blocks: int) -> keras.Model:
     """GPT-2 XL in the kit's lean layers, compiled to train."""
     model = gpt(GPT2_XL._replace(layers=blocks), length=case.batch[1], remat=case.remat)
-    model.compile(optimizer_of(case, model), keras_mp.ChunkedCrossEntropy())
+    model.compile(optimizer_of(case, model), keras_mp.lean.ChunkedCrossEntropy())
     return model
 
 
@@ -93,7 +93,7 @@ def optimizer_of(case: Case, model: keras.Model) -> keras.optimizers.Optimizer:
     """The optimizer, with the dtype of its states, and with a loss scale where the precision needs one."""
     name, _, state_dtype = case.optimizer.partition(" ")
     optimizer = getattr(keras.optimizers, name)(1e-4)
-    return keras_mp.wrap_optimizer(optimizer, model, state_dtype=state_dtype or "float32")
+    return keras_mp.loss_scaling.wrap_optimizer(optimizer, model, state_dtype=state_dtype or "float32")
 
 
 BUILDERS: dict[str, tuple[Callable[[Case, int], keras.Model], int]] = {

@@ -118,12 +118,12 @@ model = keras_mp.stabilize(model)
 # wrong. `TrainingCheckpoint` saves all that the training depends on: stop this cell and run it again, and it goes on.
 
 # %%
-batches = keras_mp.ShuffledBatches(*train, batch_size=64, seed=0)
-optimizer = keras_mp.wrap_optimizer(keras.optimizers.AdamW(3e-3), model)
+batches = keras_mp.training.ShuffledBatches(*train, batch_size=64, seed=0)
+optimizer = keras_mp.loss_scaling.wrap_optimizer(keras.optimizers.AdamW(3e-3), model)
 model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=choice.jit_compile)
 scaled = isinstance(optimizer, keras_mp.LossScaleOptimizer)
 if scaled:
-    keras_mp.atomic_skip(model)
+    keras_mp.loss_scaling.atomic_skip(model)
 model.fit(
     batches,
     epochs=6,

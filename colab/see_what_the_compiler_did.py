@@ -73,7 +73,7 @@ def step(policy="mixed_bfloat16", change=keras_mp.stabilize, remat=False):
         warnings.simplefilter("ignore")  # that this machine gains nothing by the policy
         keras_mp.set_global_policy(policy)
     model = change(gpt(SIZE, VOCABULARY, LENGTH, remat=remat))
-    model.compile(keras.optimizers.AdamW(1e-3), keras_mp.ChunkedCrossEntropy(), jit_compile=True)
+    model.compile(keras.optimizers.AdamW(1e-3), keras_mp.lean.ChunkedCrossEntropy(), jit_compile=True)
     tokens = keras.KerasTensor((BATCH, LENGTH), "int32")
     return model, (tokens, tokens)
 
@@ -158,7 +158,7 @@ def in_float8(model):
 
 def in_fp8(model):
     """The kit's, in every layer that has one."""
-    return keras_mp.fp8.convert(keras_mp.stabilize(model), select=lambda path, layer: True)
+    return keras_mp.convert(keras_mp.stabilize(model), select=lambda path, layer: True)
 
 
 def fp8_products(report):
@@ -168,7 +168,7 @@ def fp8_products(report):
     return f"{len(run)} of {len(asked)} products that ask for FP8 run in FP8"
 
 
-for title, change in (("Keras's float8", in_float8), ("fp8.convert", in_fp8)):
+for title, change in (("Keras's float8", in_float8), ("convert", in_fp8)):
     converted, _ = step(change=change)
     print(f"{title:<15} {fp8_products(keras_mp.inspect(converted, batch, target='h100'))}")
 

@@ -50,7 +50,7 @@ import keras_mp
 device = keras_mp.backend.local_devices()[0]
 on_gpu = device.kind == "gpu"
 print(f"Keras {keras.__version__} on {keras.backend.backend()} {keras_mp.backend.version()}: {device.name}")
-supported = {dtype: keras_mp.hardware.support(dtype) for dtype in ("float16", "bfloat16", "fp8")}
+supported = {dtype: keras_mp.chips.support(dtype) for dtype in ("float16", "bfloat16", "fp8")}
 for dtype, support in supported.items():
     print(f"{dtype:<9} {'yes' if support.ok else 'no '} {support.reason}")
 choice = keras_mp.set_global_policy("auto")
@@ -102,17 +102,17 @@ def train(precision):
         warnings.simplefilter("ignore")  # that this device gains nothing by a precision: here it is to be seen
         jit_compile = keras_mp.set_global_policy(precision).jit_compile
     keras.utils.set_random_seed(0)
-    batches = keras_mp.ShuffledBatches(*sequences(train_bytes, length), batch_size, seed=0)
+    batches = keras_mp.training.ShuffledBatches(*sequences(train_bytes, length), batch_size, seed=0)
     model = keras_mp.stabilize(gpt(size, VOCABULARY, length))
     if precision == "fp8":
-        model = keras_mp.fp8.convert(model)
+        model = keras_mp.convert(model)
     schedule = warmup_then_cosine(3e-3, epochs * batches.steps)
     optimizer = keras.optimizers.AdamW(schedule, beta_2=0.95, weight_decay=0.1, global_clipnorm=1.0)
-    optimizer = keras_mp.wrap_optimizer(optimizer, model)
-    model.compile(optimizer, keras_mp.ChunkedCrossEntropy(), jit_compile=jit_compile)
+    optimizer = keras_mp.loss_scaling.wrap_optimizer(optimizer, model)
+    model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy(), jit_compile=jit_compile)
     scaled = isinstance(optimizer, keras_mp.LossScaleOptimizer)
     if scaled:
-        keras_mp.atomic_skip(model)
+        keras_mp.loss_scaling.atomic_skip(model)
     timer = StepTimer()
     callbacks = [*([keras_mp.PrecisionMonitor()] if scaled else []), timer]
     logs = model.fit(batches, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks).history
@@ -162,11 +162,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     keras_mp.set_global_policy("mixed_float16")
 keras.utils.set_random_seed(0)
-batches = keras_mp.ShuffledBatches(*sequences(train_bytes, length), batch_size, seed=0)
+batches = keras_mp.training.ShuffledBatches(*sequences(train_bytes, length), batch_size, seed=0)
 model = keras_mp.stabilize(gpt(size, VOCABULARY, length))
 optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3), keras_mp.LossScale(2.0**24))
-model.compile(optimizer, keras_mp.ChunkedCrossEntropy(), jit_compile=choice.jit_compile)
-keras_mp.atomic_skip(model)
+model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy(), jit_compile=choice.jit_compile)
+keras_mp.loss_scaling.atomic_skip(model)
 seen = LossScales()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that this many skips in a row are not usual

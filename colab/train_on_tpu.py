@@ -74,7 +74,7 @@ print(f"{size}, sequences of {length} bytes, {batch_size} a step")
 from recipes.datasets.text import VOCABULARY, read, sequences, split
 
 train_bytes, test_bytes = split(read(corpus), length)
-batches = keras_mp.ShuffledBatches(*sequences(train_bytes, length), batch_size, seed=0)
+batches = keras_mp.training.ShuffledBatches(*sequences(train_bytes, length), batch_size, seed=0)
 test_inputs, test_targets = sequences(test_bytes, length)
 whole = len(test_inputs) // batch_size * batch_size
 test_inputs, test_targets = test_inputs[:whole], test_targets[:whole]
@@ -101,7 +101,7 @@ print(f"  {sensitive[0].reason}")
 model = keras_mp.stabilize(model)
 schedule = warmup_then_cosine(4e-3 if not on_tpu else 1e-3, epochs * batches.steps)
 optimizer = keras.optimizers.AdamW(schedule, beta_2=0.95, weight_decay=0.1, global_clipnorm=1.0)
-model.compile(optimizer, keras_mp.ChunkedCrossEntropy(), jit_compile=True)
+model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy(), jit_compile=True)
 print(f"{model.count_params():,} parameters")
 
 # %% [markdown]

@@ -1,11 +1,5 @@
-"""`keras_mp.precision.chips`, under its public name."""
+"""Which precision pays on which chip: the devices of this machine, and the table of chips that are not attached."""
 
-import sys
-from typing import TYPE_CHECKING
+from keras_mp.system.stub_names import door
 
-from keras_mp.precision import chips
-
-if TYPE_CHECKING:
-    from keras_mp.precision.chips import *
-
-sys.modules[__name__] = chips
+__getattr__, __dir__ = door(globals(), registers=False)

@@ -289,7 +289,7 @@ def bench(
     _check_writable(picture=picture)
     _find_modules_here()
     import_keras()
-    from keras_mp.bench.benchmark import check_precisions, measure
+    from keras_mp.bench.timing import check_precisions, measure
 
     arguments: dict[str, Any] = {} if batch_size is None else {"batch_size": whole_number("batch_size", batch_size)}
     if _is_file(model, context):

@@ -24,7 +24,7 @@ TENSOR_RULES = (*BLOCK_RULES, *EMBEDDING_RULES)
 SIZES = {"micro": Size(4, 128, 2), "mini": Size(6, 384, 6), "gpt2": Size(12, 768, 12)}
 
 
-@keras_mp.tensor_rules(TENSOR_RULES)
+@keras_mp.parallel.tensor_rules(TENSOR_RULES)
 def gpt(
     size: str | Size = "gpt2",
     vocabulary: int = 50257,
@@ -47,9 +47,9 @@ def gpt(
         remat: whether the backward pass recomputes each block, which takes a third more operations and keeps far less.
 
     Returns:
-        A `keras_mp.LanguageModel` from tokens `(batch, length)`, int32, to float32 logits `(batch, length, vocabulary)`
-        of the next token; the vocabulary as padded. Compiled with `keras_mp.ChunkedCrossEntropy()` it trains without
-        making all logits.
+        A `keras_mp.layers.LanguageModel` from tokens `(batch, length)`, int32, to float32 logits `(batch, length,
+        vocabulary)` of the next token; the vocabulary as padded. Compiled with `keras_mp.lean.ChunkedCrossEntropy()` it
+        trains without making all logits.
 
     Raises:
         ValueError: for an unknown size, or numbers that do not fit.
@@ -68,4 +68,4 @@ def gpt(
     x = layers.LayerNormalization(epsilon=1e-5, name="normalization")(x)
     logits = embedding(x, reverse=True)
     logits = layers.Activation("linear", dtype="float32", name="logits_float32")(logits)
-    return keras_mp.LanguageModel(tokens, logits, name="gpt")
+    return keras_mp.layers.LanguageModel(tokens, logits, name="gpt")

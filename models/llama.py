@@ -74,7 +74,7 @@ SIZES = {
 }
 
 
-@keras_mp.tensor_rules(TENSOR_RULES)
+@keras_mp.parallel.tensor_rules(TENSOR_RULES)
 def llama(size: str | LlamaSize = "llama3.2-1b", length: int = 2048, remat: bool = False) -> keras.Model:
     """Builds the language model. Training it on sequences of one length keeps every step's shape the same.
 
@@ -84,8 +84,9 @@ def llama(size: str | LlamaSize = "llama3.2-1b", length: int = 2048, remat: bool
         remat: whether the backward pass recomputes each block, which takes a third more operations and keeps far less.
 
     Returns:
-        A `keras_mp.LanguageModel` from tokens `(batch, length)`, int32, to float32 logits `(batch, length, vocabulary)`
-        of the next token. Compiled with `keras_mp.ChunkedCrossEntropy()` it trains without making all logits.
+        A `keras_mp.layers.LanguageModel` from tokens `(batch, length)`, int32, to float32 logits `(batch, length,
+        vocabulary)` of the next token. Compiled with `keras_mp.lean.ChunkedCrossEntropy()` it trains without making all
+        logits.
 
     Raises:
         ValueError: for an unknown size, or numbers that do not fit.
@@ -106,7 +107,7 @@ def llama(size: str | LlamaSize = "llama3.2-1b", length: int = 2048, remat: bool
         x = recomputed(lambda x, name=name: _block(x, size, name), [x], name) if remat else _block(x, size, name)
     logits = embedding(_normalize(x, "normalization"), reverse=True)
     logits = layers.Activation("linear", dtype="float32", name="logits_float32")(logits)
-    return keras_mp.LanguageModel(tokens, logits, name="llama")
+    return keras_mp.layers.LanguageModel(tokens, logits, name="llama")
 
 
 def frequencies(size: LlamaSize) -> list[float]:
@@ -145,7 +146,7 @@ def _dense(x, units, name):
 
 def _block(x, size, name):
     y = _normalize(x, f"{name}_attention_normalization")
-    y = keras_mp.SelfAttention(
+    y = keras_mp.layers.SelfAttention(
         size.heads,
         size.key_heads,
         causal=True,

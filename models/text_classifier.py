@@ -32,7 +32,7 @@ SIZES = {
 }
 
 
-@keras_mp.tensor_rules(TENSOR_RULES)
+@keras_mp.parallel.tensor_rules(TENSOR_RULES)
 def text_classifier(
     size: str | Size = "base",
     classes: int = 2,

@@ -160,21 +160,21 @@ def recomputed(branches, tensors: list, name: str):
     """
     inputs = [keras.Input(tensor.shape[1:], dtype=tensor.dtype) for tensor in tensors]
     inner = keras.Model(inputs, branches(*inputs), name=name)
-    return keras_mp.remat(inner)(tensors[0] if len(tensors) == 1 else tensors)
+    return keras_mp.lean.remat(inner)(tensors[0] if len(tensors) == 1 else tensors)
 
 
 def _branches(x, size, name, dropout, epsilon, causal, mask):
     y = layers.LayerNormalization(epsilon=epsilon, name=f"{name}_attention_normalization")(x)
-    y = keras_mp.SelfAttention(size.heads, causal=causal, kernel_initializer=initializer(), name=f"{name}_attention")(
-        y, mask=mask
-    )
+    y = keras_mp.layers.SelfAttention(
+        size.heads, causal=causal, kernel_initializer=initializer(), name=f"{name}_attention"
+    )(y, mask=mask)
     y = layers.Dropout(dropout, name=f"{name}_attention_dropout")(y)
     x = layers.Add(name=f"{name}_attention_add")([x, y])
 
     y = layers.LayerNormalization(epsilon=epsilon, name=f"{name}_dense_normalization")(x)
     y = layers.Dense(4 * size.width, kernel_initializer=initializer(), name=f"{name}_dense_1")(y)
     # By tanh, as in GPT-2: the exact one has no ONNX operation.
-    y = keras_mp.Gelu(name=f"{name}_gelu")(y)
+    y = keras_mp.layers.Gelu(name=f"{name}_gelu")(y)
     y = layers.Dense(size.width, kernel_initializer=initializer(), name=f"{name}_dense_2")(y)
     y = layers.Dropout(dropout, name=f"{name}_dense_dropout")(y)
     return layers.Add(name=f"{name}_dense_add")([x, y])

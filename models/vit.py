@@ -14,7 +14,7 @@ TENSOR_RULES = BLOCK_RULES
 SIZES = {"tiny": Size(12, 192, 3), "small": Size(12, 384, 6), "base": Size(12, 768, 12)}
 
 
-@keras_mp.tensor_rules(TENSOR_RULES)
+@keras_mp.parallel.tensor_rules(TENSOR_RULES)
 def vit(
     size: str | Size = "base",
     classes: int = 1000,

@@ -17,7 +17,7 @@ import keras
 from keras import layers
 
 import keras_mp
-from keras_mp.parallel.distribute import gather
+from keras_mp.parallel.distribution import gather
 from keras_mp.precision.policy import PolicyChoice
 from keras_mp.training.batches import ShuffledBatches
 from models.resnet import resnet_cifar

@@ -19,7 +19,7 @@ import numpy as np
 from keras import layers
 
 import keras_mp
-from keras_mp.parallel.distribute import gather
+from keras_mp.parallel.distribution import gather
 from keras_mp.precision.policy import PolicyChoice
 from keras_mp.training.batches import Batches
 from models.resnet import resnet_imagenet

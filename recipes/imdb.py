@@ -14,7 +14,7 @@ from typing import Annotated
 import keras
 
 import keras_mp
-from keras_mp.parallel.distribute import gather
+from keras_mp.parallel.distribution import gather
 from keras_mp.precision.policy import PolicyChoice
 from keras_mp.training.batches import ShuffledBatches
 from models.text_classifier import SIZES, text_classifier

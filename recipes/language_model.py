@@ -18,7 +18,7 @@ import keras
 
 import keras_mp
 from keras_mp.parallel import workers
-from keras_mp.parallel.distribute import gather
+from keras_mp.parallel.distribution import gather
 from keras_mp.precision.policy import PolicyChoice
 from keras_mp.system.atomic_write import atomic_write
 from keras_mp.training.batches import ShuffledBatches
@@ -99,7 +99,7 @@ def model_to_train(config: Config, choice: PolicyChoice, steps: int) -> keras.Mo
     )
     fp8 = every_product(choice, config.fp8)
     return keras_mp.prepare(
-        build(config), optimizer, keras_mp.ChunkedCrossEntropy(), fp8=fp8, state_dtype=config.state_dtype
+        build(config), optimizer, keras_mp.lean.ChunkedCrossEntropy(), fp8=fp8, state_dtype=config.state_dtype
     )
 
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_mp.precision.policy import policy_scope
+from keras_mp.precision.policy import set_global_policy
 
 keras_hub = pytest.importorskip("keras_hub", reason="the tiny Gemma is KerasHub's: pip install keras-hub")
 pytest.importorskip("keras", "3.14", reason="Keras packs int4 in groups from 3.14")
@@ -46,7 +46,7 @@ def adapt(layer, mode, config=None, rank=RANK, generator=None):
 
 def gemma(policy, mode="int4", rank=RANK, seed=3, **sizes):
     """A causal language model of one block, with random weights; quantized, and with LoRA."""
-    with policy_scope(policy):
+    with set_global_policy(policy):
         keras.utils.set_random_seed(seed)
         backbone = keras_hub.models.GemmaBackbone(**GEMMA | sizes)
         model = keras_hub.models.GemmaCausalLM(backbone=backbone, preprocessor=None)

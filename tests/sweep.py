@@ -35,6 +35,7 @@ import keras_mp
 from keras_mp.export.low_precision import low_precision
 from keras_mp.export.verification import relative_difference
 from keras_mp.rebuild import layers_by_path
+from keras_mp.stability.sensitive import sensitive_layers
 
 
 class Row(NamedTuple):
@@ -181,7 +182,7 @@ def row(name: str) -> Row:
         stabilized_gap = relative_difference(stabilized(batch, training=False), float32_outputs)
     return Row(
         name, model.count_params(), keras_places, report.low_precision_ops, report.nodes, report.max_difference,
-        report.precision_gap, len(keras_mp.sensitive_layers(model)), len(keras_mp.sensitive_layers(stabilized)),
+        report.precision_gap, len(sensitive_layers(model)), len(sensitive_layers(stabilized)),
         stabilized_gap, seconds,
     )  # fmt: skip
 

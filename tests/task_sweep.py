@@ -1,4 +1,4 @@
-"""Every task of KerasHub through the kit: stabilize, fit, find_nonfinite, audit, export_float32, fp8.convert, save.
+"""Every task of KerasHub through the kit: stabilize, fit, find_nonfinite, audit, export_float32, convert, save.
 
     python tests/task_sweep.py [--only NAME ...] [--markdown docs/kerashub-tasks.md]
 
@@ -182,7 +182,7 @@ def _escaped(text: str) -> str:
 
 COLUMNS = ("task", "what it is", "parameters", "stabilize: layers treated", "fit: losses of three steps",
            "find_nonfinite: where 2^60 overflows", "audit", "export_float32: low-precision nodes, difference",
-           "fp8.convert: products, output", "reloaded: difference", "CPU seconds")  # fmt: skip
+           "convert: products, output", "reloaded: difference", "CPU seconds")  # fmt: skip
 
 
 def _write(path: Path, rows: list[dict[str, Any]], states: dict[str, str]) -> None:
@@ -202,7 +202,7 @@ def _write(path: Path, rows: list[dict[str, Any]], states: dict[str, str]) -> No
         "through these steps: `stabilize`; `fit` of three steps with `wrap_optimizer` (finite losses, weights that",
         "changed);",
         "`find_nonfinite`, which must find nothing in a clean step, and the overflow at a loss scale of 2^60; `audit`;",
-        "`export_float32` with `verify`; `fp8.convert` of every product that can be converted; `save` and",
+        "`export_float32` with `verify`; `convert` of every product that can be converted; `save` and",
         "`load_model`, with the same outputs.", "",
         "Where a step fails, it is repeated in plain Keras on a fresh task. If that fails too, the note has the",
         "policy, the line of Python that was run, and its error. A step that fails where plain Keras works is a fault.",

@@ -194,7 +194,7 @@ LISTS = {  # each option that takes several names: the function that gets them, 
     ("inspect", "compare"): ("keras_mp.xla.inspect:inspect", ["mixed_bfloat16", "fp8"]),
     ("advise", "compare"): ("keras_mp.advice.advise:advise", ["mixed_bfloat16", "fp8"]),
     ("advise", "targets"): ("keras_mp.advice.advise:advise", ["mixed_bfloat16", "fp8"]),
-    ("bench", "precisions"): ("keras_mp.bench.benchmark:measure", ["float32", "mixed_bfloat16", "fp8"]),
+    ("bench", "precisions"): ("keras_mp.bench.timing:measure", ["float32", "mixed_bfloat16", "fp8"]),
 }
 
 

@@ -54,7 +54,7 @@ def test_the_python_of_the_first_page_runs(tmp_path, monkeypatch):
 
 
 def test_the_readme_prints_what_it_says(tmp_path, monkeypatch, capsys):
-    if keras.backend.backend() != "tensorflow" or keras_mp.choose_policy().policy != "mixed_bfloat16":
+    if keras.backend.backend() != "tensorflow" or keras_mp.precision.policy.choose_policy().policy != "mixed_bfloat16":
         pytest.skip("the output in README.md is that of TensorFlow on a CPU with bfloat16 instructions")
     monkeypatch.chdir(tmp_path)
     keras.backend.clear_session()  # automatic names begin anew

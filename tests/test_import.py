@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import keras
@@ -18,6 +19,11 @@ ROOT = Path(__file__).parents[1]
 BACKEND = keras.backend.backend()
 OTHER = "jax" if BACKEND == "tensorflow" else "tensorflow"
 HEAVY = {"jax", "tensorflow", "tensorflow_datasets", "matplotlib", "sklearn", "rich", "typer", "pandas", "scipy"}
+
+
+PLACES = [name for name in keras_mp.__all__ if isinstance(getattr(keras_mp, name), types.ModuleType)]
+TOP = [name for name in keras_mp.__all__ if name not in PLACES]
+PUBLIC = [*TOP, *(f"{place}.{name}" for place in PLACES for name in getattr(keras_mp, place).__all__)]
 
 
 def run(code, **environment):
@@ -35,15 +41,15 @@ def test_importing_the_package_imports_neither_backend():
 
 def test_the_package_alone_as_a_wheel_holds_it_has_every_public_name_and_imports_nothing_heavy(tmp_path):
     shutil.copytree(ROOT / "keras_mp", tmp_path / "keras_mp")
-    file, private, *loaded = run(
+    file, known, *loaded = run(
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.modules |= {{'recipes': None, 'models': None}}\n"
         "import keras; before = set(sys.modules)\n"
-        "import keras_mp; [getattr(keras_mp, name) for name in keras_mp.__all__]\n"
+        "import keras_mp; shown = [getattr(keras_mp, name) for name in keras_mp.__all__]\n"
+        "[getattr(place, name) for place in shown if isinstance(place, type(sys)) for name in place.__all__]\n"
         "loaded = {m.partition('.')[0] for m in set(sys.modules) - before}\n"
-        "from keras_mp import chips, hardware; import keras_mp.precision.hardware as private\n"
-        "print(keras_mp.__file__, hardware is private and 'h100' in chips.CHIPS, *loaded)"
+        "print(keras_mp.__file__, 'h100' in keras_mp.chips.CHIPS, *loaded)"
     )
-    assert file == str(tmp_path / "keras_mp" / "__init__.py") and private == "True"
+    assert file == str(tmp_path / "keras_mp" / "__init__.py") and known == "True"
     assert "keras_mp" in loaded and not HEAVY & set(loaded)
 
 
@@ -62,8 +68,10 @@ def test_the_library_names_neither_the_recipes_nor_the_models_of_the_repository(
 
 
 def test_every_public_name_is_there():
-    for name in keras_mp.__all__:
-        assert getattr(keras_mp, name) is not None and name in dir(keras_mp)
+    for module in (keras_mp, *(getattr(keras_mp, place) for place in PLACES)):
+        for name in module.__all__:
+            assert getattr(module, name) is not None and name in dir(module)
+    assert len(TOP) <= 16 and len(PUBLIC) <= 65
     with pytest.raises(AttributeError, match="no attribute 'stabilise'; it has .*stabilize"):
         _ = keras_mp.stabilise
 
@@ -71,12 +79,12 @@ def test_every_public_name_is_there():
 def test_type_checkers_see_the_public_names_and_no_other(tmp_path):
     pytest.importorskip("mypy", reason="mypy, of the extra test, is not installed")
     program = tmp_path / "program.py"
-    lines = [f"reveal_type(keras_mp.{name})" for name in keras_mp.__all__]
+    lines = [f"reveal_type(keras_mp.{name})" for name in PUBLIC]
     program.write_text("\n".join(["import keras_mp", *lines, "keras_mp.stabilise"]))
     command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(program)]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
     revealed = [line.partition("Revealed type is ")[2] for line in printed if "Revealed type is" in line]
-    assert len(revealed) == len(keras_mp.__all__) and '"Any"' not in revealed
+    assert len(revealed) == len(PUBLIC) and '"Any"' not in revealed
     # From its cache mypy reports an unchanged program under the path that it had in an earlier run.
     assert [line.partition("program.py")[2] for line in printed if "error" in line][:-1] == [
         f':{len(lines) + 2}: error: Module has no attribute "stabilise"; maybe "stabilize"?  [attr-defined]'
@@ -94,12 +102,12 @@ def test_every_exception_is_public():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 bases = " ".join(map(ast.unparse, node.bases))
                 defined |= {node.name} if re.search(r"(Error|Exception)\b", bases) else set()
-    assert len(defined) > 12 and defined - set(keras_mp.__all__) == NOT_RAISED_TO_USERS
-    assert all(issubclass(getattr(keras_mp, name), Exception) for name in defined - NOT_RAISED_TO_USERS)
+    assert defined - NOT_RAISED_TO_USERS == set(keras_mp.errors.__all__)
+    assert all(issubclass(getattr(keras_mp.errors, name), Exception) for name in keras_mp.errors.__all__)
 
 
-# Public names of modules of `precision`; the programs of processes of their own.
-TWICE = {"chips", "hardware", "worker"}
+# Names for users, and the rooms' own; the programs of processes of their own.
+TWICE = {"chips", "layers", "worker"}
 
 
 def test_a_file_name_means_one_thing():
@@ -128,13 +136,13 @@ def test_variables_are_called_what_they_are():
 WITHOUT = f"import sys; sys.modules['{OTHER}'] = None\n"
 TRAIN = """
 import os, keras, keras_mp, numpy as np
-choice = keras_mp.set_global_policy("float32")
-with keras_mp.policy_scope("mixed_bfloat16"):
+keras_mp.set_global_policy("float32")
+with keras_mp.set_global_policy("mixed_bfloat16"):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.LayerNormalization()])
 model = keras_mp.stabilize(model)
 model.compile("sgd", "mse")
 model.fit(np.ones((4, 4)), np.ones((4, 4)), verbose=0)
-print(len(keras_mp.sensitive_layers(model)))
+print(sum(part.change == "stabilize" and not part.done for part in keras_mp.report(model).parts))
 """
 
 

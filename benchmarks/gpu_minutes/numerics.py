@@ -14,7 +14,7 @@ from fp8_sqnr import decibels
 import keras_mp
 from benchmarks.gpu_minutes.process import emit
 from keras_mp import backend
-from keras_mp.conversion.in_precision import in_precision
+from keras_mp.conversion.other_precision import in_precision
 from keras_mp.fp8 import Scalings, matmul
 from keras_mp.lean.attention import attention
 from models.gpt import gpt

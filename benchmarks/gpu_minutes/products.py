@@ -19,7 +19,8 @@ import numpy as np
 from fp8_step import step as product_step
 
 from benchmarks.gpu_minutes.process import emit
-from keras_mp.fp8 import Float8Dense, Scalings
+from keras_mp.fp8 import Scalings
+from keras_mp.layers import Float8Dense
 from keras_mp.xla.hlo import parse
 from keras_mp.xla.matmuls import products
 

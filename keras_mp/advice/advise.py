@@ -56,15 +56,15 @@ def advise(
     attached; nothing runs. The precision is that in which training pays on the chip: bfloat16, or float16 where the
     chip has no bfloat16. Measures are tried in order of what they change:
 
-    1. What computes the same: weights that do not train, stored in 16 bits (`keras_mp.narrow_frozen`: the same bits);
-       then lean layers (`keras_mp.make_lean`: the same but for the order of sums).
-    2. What costs time: micro-batches (`keras_mp.accumulate_gradients`), the same update of more and smaller products;
-       remat by block, a third more operations, alone and then with micro-batches. Of several chips, copies of the
-       weights on each ("data") with any of these come before "fully_sharded", which sends the weights in each step.
+    1. What computes the same: weights that do not train, stored in 16 bits (`keras_mp.lean.narrow_frozen`: the same
+       bits); then lean layers (`keras_mp.lean.make_lean`: the same but for the order of sums).
+    2. What costs time: micro-batches (`keras_mp.loss_scaling.change_optimizer`), the same update of more and smaller
+       products; remat by block, a third more operations, alone and then with micro-batches. Of several chips, copies of
+       the weights on each ("data") with any of these come before "fully_sharded", which sends the weights in each step.
     3. What trains another way, each with any of the above: the optimizer's states in 8 bits
-       (`keras_mp.set_state_dtype`); then also weights in bfloat16 without a float32 copy, whose updates are rounded
-       stochastically, where `build` is a function and the chip has bfloat16; then gradients released, and at last, on
-       JAX, the states in the host's memory (`keras_mp.NoLossScale`, `keras_mp.LossScaleOptimizer`).
+       (`keras_mp.loss_scaling.change_optimizer`); then also weights in bfloat16 without a float32 copy, whose updates
+       are rounded stochastically, where `build` is a function and the chip has bfloat16; then gradients released, and
+       at last, on JAX, the states in the host's memory (`keras_mp.LossScale.none`, `keras_mp.LossScaleOptimizer`).
 
     Few sets are compiled: what is larger than the memory by its shapes alone is not, chips of one compute capability
     share a compile where the step is well below the memory of both, and numbers of micro-batches are bisected. All

@@ -11,8 +11,8 @@ import keras
 
 from keras_mp.lean.blocks import find_blocks
 from keras_mp.lean.frozen import narrow_frozen
-from keras_mp.lean.make_lean import lean_report, make_lean
-from keras_mp.loss_scaling.compiled_optimizer import accumulate_gradients, set_state_dtype
+from keras_mp.lean.lean_model import lean_rows, make_lean
+from keras_mp.loss_scaling.compiled_optimizer import change_optimizer
 from keras_mp.loss_scaling.inner_optimizer import check_can_release
 from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
@@ -63,11 +63,11 @@ def _lean(model: keras.Model, *, remat: bool) -> None:
 
 
 def _has_lean_form(model: keras.Model) -> bool:
-    return any(not row.lean and not row.reason for row in lean_report(model).rows)
+    return any(not row.lean and not row.reason for row in lean_rows(model))
 
 
 def _has_blocks(model: keras.Model) -> bool:
-    return bool(find_blocks(model)) and not any(row.kind == "block" for row in lean_report(model).rows)
+    return bool(find_blocks(model)) and not any(row.kind == "block" for row in lean_rows(model))
 
 
 def _waits(model: keras.Model) -> bool:
@@ -83,6 +83,12 @@ def _waits(model: keras.Model) -> bool:
 
 
 FLOAT8 = "float8"
+
+
+def _micro_batches(model: keras.Model, steps: int) -> keras.Model:
+    return change_optimizer(model, accumulate=steps)
+
+
 _STATES = remedies.STATES.format(dtype=FLOAT8)
 MEASURES = (
     Measure("frozen in 16 bits", SAME, remedies.NARROW_FROZEN, lambda model, _: narrow_frozen(model)),
@@ -93,12 +99,12 @@ MEASURES = (
         includes=("lean",),
     ),
     Measure(
-        *(f"{FLOAT8} states", OTHER, _STATES, lambda model, _: set_state_dtype(model, FLOAT8)),
+        *(f"{FLOAT8} states", OTHER, _STATES, lambda model, _: change_optimizer(model, state_dtype=FLOAT8)),
         note=f"The optimizer's states are rounded to {FLOAT8} after each step, stochastically: the training is "
         "slightly another than with float32 states.",
     ),
     Measure(
-        *(f"{PURE_BFLOAT16} weights", OTHER, _STATES, lambda model, _: set_state_dtype(model, FLOAT8)),
+        *(f"{PURE_BFLOAT16} weights", OTHER, _STATES, lambda model, _: change_optimizer(model, state_dtype=FLOAT8)),
         note="Weights are bfloat16, with no float32 copy, and each update is rounded stochastically: they are noisier "
         "than float32's, and some trainings converge worse.",
         includes=(f"{FLOAT8} states",),
@@ -106,7 +112,7 @@ MEASURES = (
     ),
     Measure(
         *("gradients released", OTHER, remedies.RELEASED.format(dtype=FLOAT8)),
-        lambda model, _: set_state_dtype(model, FLOAT8, release_gradients=True),
+        lambda model, _: change_optimizer(model, state_dtype=FLOAT8, release_gradients=True),
         _waits,
         note="Each weight is updated as soon as its own gradient is there: one that is not finite leaves its own "
         "weight as it was, and the others move.",
@@ -115,14 +121,14 @@ MEASURES = (
     ),
     Measure(
         *("states on the host", OTHER, remedies.ON_HOST.format(dtype=FLOAT8)),
-        lambda model, _: set_state_dtype(model, FLOAT8, state_memory="host", release_gradients=True),
+        lambda model, _: change_optimizer(model, state_dtype=FLOAT8, state_memory="host", release_gradients=True),
         note="The optimizer's states lie in the host's memory, and cross to the device and back in each step. Nobody "
         "has run this on a GPU or a TPU here.",
         includes=(f"{FLOAT8} states", f"{PURE_BFLOAT16} weights", "gradients released"),
         undivided=True,
         libtpu=(0, 0, 52),  # that of jax 0.10 lays out 8-bit arrays otherwise on the host, and refuses the copy
     ),
-    Measure("micro-batches", TIME, remedies.MICRO_BATCHES, accumulate_gradients, divides=True),
+    Measure("micro-batches", TIME, remedies.MICRO_BATCHES, _micro_batches, divides=True),
 )
 """All measures, those of a kind in the order in which they are tried: each comes with those of its kind before it."""
 

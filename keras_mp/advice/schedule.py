@@ -13,9 +13,8 @@ from keras_mp.advice.figures import pressure
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import Place
 from keras_mp.advice.step import Compiled
-from keras_mp.backend.common.lowered import LoweringError
+from keras_mp.backend.common.lowered import CompileError
 from keras_mp.reporting.text import error_line
-from keras_mp.xla.compile import CompileError
 from keras_mp.xla.compile_report import CompileReport
 from keras_mp.xla.memory import Memory
 
@@ -155,7 +154,7 @@ def _search_all(family: Sequence[Asked], work: Work, pool: ThreadPoolExecutor) -
                 measures = search.send(pressure(memory, memory.capacity))
         except StopIteration as ended:
             one.best = ended.value
-        except (CompileError, LoweringError) as error:
+        except CompileError as error:
             one.failure = error_line(error)
         yield from _compare(one, work, pool)
         work.tell("")
@@ -169,7 +168,7 @@ def _compare(one: Asked, work: Work, pool: ThreadPoolExecutor) -> _Waits:
         if measures not in others.tried and work.state(one.place, measures).fits:
             try:
                 yield from _compiled(others, measures, work, pool)
-            except (CompileError, LoweringError) as error:
+            except CompileError as error:
                 one.failures[precision] = error_line(error)
         if measures in others.tried:
             one.compared[precision] = others.tried[measures]

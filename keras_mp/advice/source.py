@@ -12,7 +12,7 @@ from keras_mp import backend
 from keras_mp.advice.fewer_blocks import blocks_of, takes_blocks, with_blocks
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import Place
-from keras_mp.conversion.in_precision import in_precision, precision_of
+from keras_mp.conversion.other_precision import in_precision, precision_of
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild import rebuild, unchanged
 from keras_mp.reporting import remedies

@@ -16,7 +16,7 @@ from keras_mp.advice.place import Place
 from keras_mp.advice.source import Source
 from keras_mp.backend.common.lowered import Argument, Lowered
 from keras_mp.parallel.plan import plan_of
-from keras_mp.parallel.tensor_rules import with_rules_of
+from keras_mp.parallel.split_rules import with_rules_of
 from keras_mp.precision.policy import COMPUTES_IN
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class

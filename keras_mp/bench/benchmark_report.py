@@ -23,7 +23,7 @@ _COLUMNS = ("", "step, ms", "time, of the base's", "a second", "compile, s", "Mi
 
 @dataclass
 class BenchmarkReport(PicturedReport):
-    """What `keras_mp.benchmark` measured. The picture has the time of a step, a bar a row, with its quartiles.
+    """What `keras_mp.bench.benchmark` measured. The picture has the time of a step, a bar a row, with its quartiles.
 
     Attributes:
         title: the thing that was measured, and the machine.

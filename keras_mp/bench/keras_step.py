@@ -8,13 +8,14 @@ from pathlib import Path
 
 import keras
 
-from keras_mp import backend, hardware
-from keras_mp.backend.common.lowered import LoweringError
+from keras_mp import backend
+from keras_mp.backend.common.lowered import CompileError
 from keras_mp.bench.workloads import CannotRunError, Workload
-from keras_mp.conversion.in_precision import in_precision
 from keras_mp.conversion.model_file import model_of_file, step_of_file
+from keras_mp.conversion.other_precision import in_precision
 from keras_mp.fp8.selection import decide
 from keras_mp.numerics.data import random_batches
+from keras_mp.precision import hardware
 from keras_mp.precision.hardware import Device
 from keras_mp.precision.policy import COMPUTES_IN, GAINS_FROM, pays, set_global_policy
 from keras_mp.rebuild import layers_by_path
@@ -157,6 +158,6 @@ def _flops(model: keras.Model, batch: tuple, device: Device) -> int | None:
 
         platform = {"gpu": "cuda"}.get(device.kind, device.kind)
         module = read_module(lower_step(model, batch, training=True, platform=platform).module)
-    except (ImportError, LoweringError):
+    except (ImportError, CompileError):
         return None
     return read(module).flops

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_mp.fp8.convert import plain_node as without_fp8
-from keras_mp.lean.make_lean import plain_node as without_lean
+from keras_mp.lean.lean_model import plain_node as without_lean
 from keras_mp.rebuild import Config, RebuildError, layers_by_path, rebuild
 from keras_mp.rebuild.arguments import REGISTERED_NAME
 from keras_mp.rebuild.merged import is_adapted

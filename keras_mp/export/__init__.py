@@ -1,1 +1,5 @@
 """Every way out of training: a float32 SavedModel, ONNX and LiteRT."""
+
+from keras_mp.system.stub_names import door
+
+__getattr__, __dir__ = door(globals())

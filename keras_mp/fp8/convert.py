@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import keras
 
-from keras_mp.fp8.cost import gains_from
 from keras_mp.fp8.layers import (
     FLOAT8,
     Config,
@@ -26,7 +25,7 @@ from keras_mp.precision.hardware import MXFP8, Support, current_device, support
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class, precision_of_layer, treatments_of
 from keras_mp.system.whole_number import whole_number
-from keras_mp.treatment.change import change, check_built, undo
+from keras_mp.treatment.change import change, check_built
 from keras_mp.treatment.treated import (
     Treatment,
     rebase,
@@ -158,7 +157,7 @@ def is_available(dtype: str = "fp8") -> Support:
         ValueError: If dtype is neither of the two.
     """
     if dtype not in ("fp8", MXFP8):
-        raise ValueError(f"dtype={dtype!r} must be 'fp8' or {MXFP8!r}; keras_mp.hardware.support knows others")
+        raise ValueError(f"dtype={dtype!r} must be 'fp8' or {MXFP8!r}; keras_mp.chips.support knows others")
     return support(dtype)
 
 
@@ -169,7 +168,7 @@ def convert(
     target: str | None = None,
     batch_size: int = 8,
 ) -> keras.Model:
-    """Lets Dense and EinsumDense layers of a model compute in 8 or 4 bits, in place; see `keras_mp.fp8.matmul`.
+    """Lets Dense and EinsumDense layers of a model compute in 8 or 4 bits, in place; see `keras_mp.fp8.scaled_product`.
 
     That includes layers inside others, such as the projections of MultiHeadAttention and GroupQueryAttention. The
     weights are the model's own, and their values stay. A compiled model stays compiled: the step that it has traced is
@@ -230,11 +229,11 @@ def convert(
     told = _told(changed, scalings) if changed else ""
     change(model, [(decision.layer, {FLOAT8: scalings}) for decision in wanted])
     if not chosen:
-        warnings.warn(f"fp8.convert({model.name!r}): {_why_none(decisions, select, scalings)}", stacklevel=2)
+        warnings.warn(f"convert({model.name!r}): {_why_none(decisions, select, scalings)}", stacklevel=2)
     half = [decision.path for decision in chosen if decision.layer.compute_dtype == "float16"]
     if half and scalings.is_static:
         warnings.warn(
-            f"fp8.convert({model.name!r}): {', '.join(half)} compute in float16, whose loss scale grows after the "
+            f"convert({model.name!r}): {', '.join(half)} compute in float16, whose loss scale grows after the "
             "static scales are calibrated: gradients would saturate. Use delayed scales",
             stacklevel=2,
         )
@@ -242,13 +241,13 @@ def convert(
         ok, reason = is_available(MXFP8)
         if not ok:  # XLA emulates it there in loops, without tensor cores
             slower = f"{reason} It will be slower than bfloat16: use 'delayed'"
-            warnings.warn(f"fp8.convert({model.name!r}): {slower}", stacklevel=2)
+            warnings.warn(f"convert({model.name!r}): {slower}", stacklevel=2)
     if changed:
-        warnings.warn(f"fp8.convert({model.name!r}): {told}", stacklevel=2)
+        warnings.warn(f"convert({model.name!r}): {told}", stacklevel=2)
     wide = [decision.path for decision in chosen if _is_wide(decision.layer)]
     if wide:
         warnings.warn(
-            f"fp8.convert({model.name!r}): {', '.join(wide)} compute in float32. Their products are in "
+            f"convert({model.name!r}): {', '.join(wide)} compute in float32. Their products are in "
             f"{scalings.title} now, but what lies between is in float32: build the model under "
             "'mixed_bfloat16' to gain more",
             stacklevel=2,
@@ -263,34 +262,22 @@ def _why_none(decisions: list[Decision], select: Select | None, scalings: Scalin
     listed = "; ".join(f"{count} of them: {reason}" for reason, count in reasons.most_common(4))
     anyway = "; select=lambda path, layer: True converts what can be, all the same" if select is None else ""
     layers = f"{len(decisions)} Dense and EinsumDense layers"
-    return f"nothing is in {scalings.title} of the {layers}. {listed}. keras_mp.fp8.explain(model) lists them{anyway}"
+    return f"nothing is in {scalings.title} of the {layers}. {listed}. keras_mp.report(model) lists them{anyway}"
 
 
-def revert(model: keras.Model) -> keras.Model:
-    """Makes every FP8 layer of this kit in a model a plain Keras layer again, in place.
-
-    The weights are the layers' own, and the amaxes of delayed scaling go; where there were some, a compiled model's
-    optimizer is a new one with the state of the old.
-
-    Args:
-        model: a Keras model.
-
-    Returns:
-        The model.
-    """
-    made = [layer for layer in layers_by_path(model).values() if original_class(layer) in PLAIN]
-    undo(model, (FLOAT8,), also=[(layer, make_plain) for layer in made])
-    return model
+def made_plain(model: keras.Model) -> list[tuple[Any, Callable[[Any], None]]]:
+    """The layers of a model that are of this kit's FP8 classes, each with the function that makes it one of Keras's."""
+    return [(layer, make_plain) for layer in layers_by_path(model).values() if original_class(layer) in PLAIN]
 
 
-def explain(
+def decisions(
     model: keras.Model,
     select: Select | None = None,
     target: str | None = None,
     batch_size: int = 8,
     scaling: Scalings | Scaling | str | None = None,
 ) -> list[Decision]:
-    """Prints how many Dense and EinsumDense layers compute in FP8, or would after `convert`, and then which, and why.
+    """Says of each Dense and EinsumDense layer whether it computes in 8 bits, or would after `convert`, and why.
 
     Args:
         model: a built Keras model, before or after `convert`.
@@ -300,37 +287,10 @@ def explain(
         batch_size: the batch size for that prediction, where the model's inputs do not say it; 8 by default.
         scaling: a scaling or its name, as `convert` would be given it.
 
-    Returns:
-        What was printed, a `Decision` a layer.
-
     Raises:
         ValueError: As for `convert`; also if the model does not say how many rows a layer's inputs have.
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    scalings = get_scalings(scaling)
-    decisions = decide(model, select, _target(target, batch_size, scalings))
-    rates = target is not None and scalings.title != "INT8"
-    predicted = ["bfloat16", f"in {scalings.title}", "gain"] if rates else []
-    table = Table("layer", "product", scalings.title, *predicted, "why", box=None, pad_edge=False)
-    for decision in decisions:
-        sizes = "" if decision.sizes is None else f"{decision.sizes[0]} x {decision.sizes[1]}"
-        cost = decision.cost
-        cells = [*(f"{seconds * 1e3:.3g} ms" for seconds in cost), f"{cost.gain:.2f}"] if cost else ["", "", ""]
-        row = (decision.path, sizes, _verdict(decision), *(cells if rates else []), decision.reason.partition(": ")[0])
-        table.add_row(*[Text(cell, overflow="fold") for cell in row])
-    console = Console(highlight=False)
-    console.print(_answer(model, decisions, scalings))
-    console.print(table)
-    if rates:
-        console.print(f"Predicted from peak rates for {target}, batches of {batch_size}, forward and backward.")
-    elif target:
-        least = gains_from(target)
-        sizes = "{} rows, {} inputs and {} outputs on".format(*least) if least else "no size on"
-        console.print(f"On {target} a layer gains from {sizes}, by its compiler's estimates.")
-    return decisions
+    return decide(model, select, _target(target, batch_size, get_scalings(scaling)))
 
 
 def _target(name: str | None, batch_size: int, scalings: Scalings) -> Target | None:
@@ -355,21 +315,3 @@ def _told(changed: list[Decision], scalings: Scalings) -> str:
 def _is_wide(layer: keras.layers.Layer) -> bool:
     """Whether a layer was built to compute in float32; what `stabilize` lets return float32 was not."""
     return precision_of_layer(layer) == "float32"
-
-
-def _answer(model: keras.Model, decisions: list[Decision], scalings: Scalings) -> str:
-    """How many layers are in 8 or 4 bits, what convert adds, and what that gains, in a sentence."""
-    titles = Counter(one.layer.scaling.title for one in decisions if isinstance(one.layer, Float8Layer))
-    done = " and ".join(f"{count} of {len(decisions)} layers compute in {title}" for title, count in titles.items())
-    more = sum(decision.float8 for decision in decisions) - titles.total()
-    added = f"; convert adds {more} in {scalings.title}" if more else ""
-    costs = [decision.cost for decision in decisions if decision.float8 and decision.cost]
-    times = sum(cost.bfloat16 for cost in costs) / sum(cost.fp8 for cost in costs) if costs else 0.0
-    gain = f"; their products take 1/{times:.2f} of the time in bfloat16 (predicted)" if costs else ""
-    return f"{model.name}: {done or f'no layer of {len(decisions)} computes in 8 bits'}{added}{gain}."
-
-
-def _verdict(decision: Decision) -> str:
-    if isinstance(decision.layer, Float8Layer):
-        return "yes"
-    return "would be" if decision.float8 else "no"

@@ -12,8 +12,8 @@ from keras.src.backend.common.variables import AutocastScope
 
 from keras_mp import backend
 from keras_mp.fp8.equations import problem
-from keras_mp.fp8.matmul import matmul
 from keras_mp.fp8.quantize import read_kernel
+from keras_mp.fp8.scaled_product import matmul
 from keras_mp.fp8.scaling import ROLES, Scalings, get_scalings
 from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.walk import Config
@@ -127,7 +127,7 @@ class AmaxHistory(keras.layers.Layer):
 
 # Keras's Dense and EinsumDense with FP8 matrix products.
 
-# The treatment of a layer that `keras_mp.fp8.convert` changed; its options are its scalings.
+# The treatment of a layer that `keras_mp.convert` changed; its options are its scalings.
 FLOAT8 = "fp8"
 
 
@@ -150,7 +150,7 @@ class Float8Layer:
 
     @property
     def scaling(self) -> Scalings:
-        """How operands are scaled. That of a built layer is changed by `keras_mp.fp8.convert(model, scaling)`."""
+        """How operands are scaled. That of a built layer is changed by `keras_mp.convert(model, scaling)`."""
         return treatments_of(self).get(FLOAT8) or self._scaling
 
     @scaling.setter
@@ -159,7 +159,7 @@ class Float8Layer:
         if self.built and _kept(scalings) != _kept(self.scaling):
             raise ValueError(
                 f"scaling={scalings} keeps {scalings.kept} amaxes of a role, and the built layer {self.path!r} "
-                f"{self.scaling.kept}: change it with keras_mp.fp8.convert(model, scaling)"
+                f"{self.scaling.kept}: change it with keras_mp.convert(model, scaling)"
             )
         give_scaling(self, scalings)
 
@@ -179,7 +179,7 @@ class Float8Layer:
         return x if self.activation is None else self.activation(x)
 
     def multiply(self, inputs: Any, kernel: Any, **arguments: Any) -> Any:
-        """The product, without bias and activation, as `keras_mp.fp8.matmul` takes its arguments."""
+        """The product, without bias and activation, as `keras_mp.fp8.scaled_product` takes its arguments."""
         return matmul(inputs, kernel, self.scaling, equation=getattr(self, "equation", ""), **arguments)
 
     def get_config(self) -> Config:
@@ -236,7 +236,7 @@ def _kept(scalings: Scalings) -> tuple[int, bool]:
 
 @keras.saving.register_keras_serializable("keras_mp")
 class Float8Dense(Float8Layer, keras.layers.Dense):
-    """`keras.layers.Dense` whose product and both gradients are FP8 products; see `keras_mp.fp8.matmul`.
+    """`keras.layers.Dense` whose product and both gradients are FP8 products; see `keras_mp.fp8.scaled_product`.
 
     Everything else is as in Dense: activation, bias, regularizers, constraints, LoRA, and float32 weights under the
     policies "mixed_bfloat16" and "mixed_float16". Under "float32" the result is not rounded to 16 bits.
@@ -258,7 +258,7 @@ class Float8Dense(Float8Layer, keras.layers.Dense):
 
 @keras.saving.register_keras_serializable("keras_mp")
 class Float8EinsumDense(Float8Layer, keras.layers.EinsumDense):
-    """`keras.layers.EinsumDense` whose product and both gradients are FP8 products; see `keras_mp.fp8.matmul`.
+    """`keras.layers.EinsumDense` whose product and both gradients are FP8 products; see `keras_mp.fp8.scaled_product`.
 
     Args:
         equation: a matrix product of an input and a kernel: each label stands in two of its three terms, as in

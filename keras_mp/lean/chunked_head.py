@@ -273,8 +273,8 @@ def own_code(cls: Any, methods: Sequence[str]) -> str:
 class LanguageModel(ChunkedHead, keras.Model):
     """A functional model that ends in logits, and trains without making all of them.
 
-        model = keras_mp.LanguageModel(tokens, logits)
-        model.compile("adamw", keras_mp.ChunkedCrossEntropy())
+        model = keras_mp.layers.LanguageModel(tokens, logits)
+        model.compile("adamw", keras_mp.lean.ChunkedCrossEntropy())
         model.fit(tokens, next_tokens)
 
     With `ChunkedCrossEntropy`, or Keras's `SparseCategoricalCrossentropy(from_logits=True)`, `fit` and `evaluate`

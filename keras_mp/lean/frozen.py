@@ -39,8 +39,8 @@ def narrow_frozen(model: keras.Model) -> keras.Model:
         model: a built Keras model, of which some weights do not train.
 
     Returns:
-        The model. It is saved and loaded as usual; files of weights fit it and the model without. `undo_lean` makes the
-        weights float32 again.
+        The model. It is saved and loaded as usual; files of weights fit it and the model without. `keras_mp.revert`
+        makes the weights float32 again.
 
     Raises:
         ValueError: If the model is not built, or has no weight that could be stored so; the message says why.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.lean.blocks import Block, find_blocks, layer_block, segment_block
-from keras_mp.lean.remat import Remat, recomputed_call
+from keras_mp.lean.recompute import Remat, recomputed_call
 from keras_mp.lean.training_step import may_be_differentiated
 from keras_mp.rebuild import layers_below, layers_by_path
 from keras_mp.rebuild.notes import Place, treatments_of

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import NamedTuple
 
 import keras
 
 from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.state_slot import check_state_dtype, check_state_memory
-from keras_mp.loss_scaling.wrap_optimizer import wrap_optimizer
+from keras_mp.loss_scaling.wrapping import wrap_optimizer
 from keras_mp.rebuild.compiled import compile_again
 from keras_mp.rebuild.optimizers import fresh_optimizer
 from keras_mp.system.whole_number import whole_number
@@ -17,32 +17,73 @@ from keras_mp.system.whole_number import whole_number
 _STEPS = "gradient_accumulation_steps"
 
 
-def accumulate_gradients(model: keras.Model, steps: int) -> keras.Model:
-    """Compiles a model again, with an optimizer that makes one update of `steps` micro-batches.
+def change_optimizer(
+    model: keras.Model,
+    *,
+    accumulate: int = 1,
+    state_dtype: str | None = None,
+    state_memory: str | None = None,
+    release_gradients: bool | None = None,
+) -> keras.Model:
+    """Compiles a model again, with an optimizer of other settings; a setting that is not given stays.
 
-    The same batch in `steps` calls of `fit` with an Nth of the rows each makes the same update, in less memory:
-    `keras_mp.accumulate_gradients(model, 4).fit(x, y, batch_size=2)` for `model.fit(x, y, batch_size=8)`. The gradients
-    that are added up take as much memory as the weights that train. Layers that compute statistics of a batch, such as
-    BatchNormalization, see the micro-batch, and a loss that is a mean over the targets that count (masks, weights,
-    `ignore_class`) is the mean of the micro-batches' means.
+        keras_mp.loss_scaling.change_optimizer(model, accumulate=4)
+        model.fit(x, y, batch_size=2)  # the updates of batch_size=8, without
+
+    With `accumulate`, the same batch in N calls with an Nth of the rows each makes the same update, in less memory. The
+    gradients that are added up take as much memory as the weights that train. Layers that compute statistics of a
+    batch, such as BatchNormalization, see the micro-batch, and a loss that is a mean over the targets that count
+    (masks, weights, `ignore_class`) is the mean of the micro-batches' means.
 
     Args:
-        model: a compiled model; its compile arguments are kept, its metrics and its optimizer start anew.
-        steps: the number of micro-batches of an update; an optimizer that accumulates already takes as many times more.
+        model: a built and compiled model; its compile arguments are kept, its metrics and its optimizer start anew. For
+            the three settings below, an optimizer that is no `LossScaleOptimizer` is wrapped by `wrap_optimizer`, and
+            Keras's own `LossScaleOptimizer` is exchanged for this package's, with the same first scale and growth
+            interval.
+        accumulate: the number of micro-batches of an update; an optimizer that accumulates already takes as many times
+            more.
+        state_dtype: the dtype that slots, such as Adam's moments, are stored in: "float32", "bfloat16" or "float8", as
+            `LossScaleOptimizer` says.
+        state_memory: the place of the slots, "device" or, with release_gradients, "host", as `LossScaleOptimizer` says.
+        release_gradients: Whether each weight is updated as soon as its own gradient is there, as `LossScale.none`
+            says.
 
     Returns:
         The same model.
 
     Raises:
-        ValueError: If the model is not compiled with an optimizer, was trained, or steps is not a whole number from 1.
-        TypeError: If the model has a compile() of its own: give its optimizer `gradient_accumulation_steps` there.
+        ValueError: If a setting is unknown or cannot be had, with the reason; if the model is not compiled with an
+            optimizer, or was trained.
+        TypeError: If the model has a compile() of its own that keeps not every argument: give its optimizer the
+            settings there.
     """
-    whole_number("steps", steps)
+    whole_number("accumulate", accumulate)
     optimizer = compiled_optimizer(model)
-    if steps > 1:
-        check_untrained(model, "accumulate_gradients", f"give the optimizer {_STEPS}")
-        compile_again(model, _accumulating(optimizer, steps))
+    present = _Settings("float32", "device", False)
+    if isinstance(optimizer, LossScaleOptimizer):
+        present = _Settings(optimizer.state_dtype, optimizer.state_memory, optimizer.loss_scale.release_gradients)
+    asked = _Settings(
+        present.state_dtype if state_dtype is None else state_dtype,
+        present.state_memory if state_memory is None else state_memory,
+        present.release_gradients if release_gradients is None else release_gradients,
+    )
+    check_state_dtype(asked.state_dtype)
+    check_state_memory(asked.state_memory, asked.release_gradients)
+    new = optimizer if asked == present else _storing(optimizer, asked, model)
+    if accumulate > 1:
+        new = _accumulating(new, accumulate)
+    if new is not optimizer:
+        check_untrained(model, "change_optimizer", "give the settings to LossScaleOptimizer when you compile")
+        compile_again(model, new)
     return model
+
+
+class _Settings(NamedTuple):
+    """How an optimizer stores its slots, and whether gradients wait for each other."""
+
+    state_dtype: str
+    state_memory: str
+    release_gradients: bool
 
 
 def _accumulating(optimizer: keras.optimizers.Optimizer, steps: int) -> keras.optimizers.Optimizer:
@@ -52,59 +93,19 @@ def _accumulating(optimizer: keras.optimizers.Optimizer, steps: int) -> keras.op
     return fresh_optimizer(optimizer, inner_optimizer=keras.saving.serialize_keras_object(_accumulating(inner, steps)))
 
 
-def set_state_dtype(
-    model: keras.Model, state_dtype: str, *, state_memory: str = "device", release_gradients: bool = False
-) -> keras.Model:
-    """Compiles a model again, with an optimizer that stores its slots, such as Adam's moments, in `state_dtype`.
-
-    Args:
-        model: a built and compiled model; its compile arguments are kept, its metrics and its optimizer start anew. An
-            optimizer that is no `LossScaleOptimizer` is wrapped by `wrap_optimizer`. Keras's own `LossScaleOptimizer`
-            is exchanged for this package's, with the same first scale and growth interval.
-        state_dtype: the dtype that slots are stored in: "float32", "bfloat16" or "float8", as `LossScaleOptimizer`
-            says.
-        state_memory: the place of the slots, "device" or, with release_gradients, "host", as `LossScaleOptimizer` says.
-        release_gradients: Whether each weight is updated as soon as its own gradient is there, as `NoLossScale` says.
-
-    Returns:
-        The same model.
-
-    Raises:
-        ValueError: If a setting is unknown or cannot be had, with the reason; if the model is not compiled with an
-            optimizer, or was trained.
-        TypeError: If the model has a compile() of its own that keeps not every argument: give its optimizer the
-            `state_dtype` there.
-    """
-    check_state_dtype(state_dtype)
-    check_state_memory(state_memory, release_gradients)
-    optimizer = compiled_optimizer(model)
-    asked = (state_dtype, state_memory, release_gradients)
-    present = ("float32", "device", False)
-    if isinstance(optimizer, LossScaleOptimizer):
-        present = (optimizer.state_dtype, optimizer.state_memory, optimizer.loss_scale.release_gradients)
-    if asked != present:
-        check_untrained(model, "set_state_dtype", "give LossScaleOptimizer the state_dtype when you compile")
-        compile_again(model, _storing_in(optimizer, *asked, model))
-    return model
-
-
-def _storing_in(
-    optimizer: keras.optimizers.Optimizer,
-    state_dtype: str,
-    state_memory: str,
-    release_gradients: bool,
-    model: keras.Model,
-) -> keras.optimizers.Optimizer:
-    settings = {"state_dtype": state_dtype, "state_memory": state_memory}
+def _storing(optimizer: keras.optimizers.Optimizer, asked: _Settings, model: keras.Model) -> keras.optimizers.Optimizer:
+    settings = {"state_dtype": asked.state_dtype, "state_memory": asked.state_memory}
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if release_gradients and scales and not isinstance(getattr(optimizer, "loss_scale", None), NoLossScale):
+    if asked.release_gradients and scales and not isinstance(getattr(optimizer, "loss_scale", None), NoLossScale):
         raise ValueError(
             f"release_gradients=True, and optimizer {optimizer.name!r} scales the loss, so that an overflow in one "
             "gradient must skip the step of all: compile with an optimizer that does not"
         )
     if isinstance(optimizer, LossScaleOptimizer):
-        if isinstance(optimizer.loss_scale, NoLossScale):
-            scale = dataclasses.replace(optimizer.loss_scale, release_gradients=release_gradients)
+        scale = optimizer.loss_scale
+        if isinstance(scale, NoLossScale) and scale.release_gradients != asked.release_gradients:
+            # Where gradients wait, the norm of this step is there to clip by.
+            scale = NoLossScale(release_gradients=asked.release_gradients)
             settings["loss_scale"] = keras.saving.serialize_keras_object(scale)
         return fresh_optimizer(optimizer, **settings)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -112,9 +113,9 @@ def _storing_in(
             fresh_optimizer(optimizer.inner_optimizer),
             initial_scale=optimizer.initial_scale,
             growth_interval=optimizer.dynamic_growth_steps,
-            state_dtype=state_dtype,
+            state_dtype=asked.state_dtype,
         )
-    return wrap_optimizer(fresh_optimizer(optimizer), model, release_gradients=release_gradients, **settings)
+    return wrap_optimizer(fresh_optimizer(optimizer), model, release_gradients=asked.release_gradients, **settings)
 
 
 # The optimizer of a compiled model, and whether another may take its place.

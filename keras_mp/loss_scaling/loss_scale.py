@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import math
 import warnings
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import keras
 import numpy as np
@@ -36,7 +36,7 @@ class LossScaleState(NamedTuple):
 
 
 class AnyLossScale(abc.ABC):
-    """What `LossScale`, `StaticLossScale` and `NoLossScale` have in common: the skips are counted."""
+    """The base of `LossScale`, `LossScale.static` and `LossScale.none`: the skips are counted."""
 
     # Of those that scale: an overflow in one gradient skips the step of all.
     release_gradients = clip_by_last_norm = False
@@ -107,7 +107,18 @@ class LossScale(AnyLossScale):
 
     Raises:
         ValueError: If a setting is out of its range.
+
+    Example:
+        >>> import keras, keras_mp
+        >>> optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.Adam(), keras_mp.LossScale(initial_scale=2.0**12))
+        >>> keras_mp.LossScale.static(1024.0)  # a constant scale
+        LossScale.static(scale=1024.0)
+        >>> keras_mp.LossScale.none()  # for float32 and bfloat16
+        LossScale.none(release_gradients=False, clip_by_last_norm=False)
     """
+
+    static: ClassVar[type[StaticLossScale]]
+    none: ClassVar[type[NoLossScale]]
 
     initial_scale: float = 2.0**15
     growth_factor: float = 2.0
@@ -210,9 +221,9 @@ class NoLossScale(AnyLossScale):
     Example:
         >>> import keras, keras_mp
         >>> keras_mp.LossScaleOptimizer(
-        ...     keras.optimizers.AdamW(1e-4, clipnorm=1.0), keras_mp.NoLossScale(release_gradients=True)
+        ...     keras.optimizers.AdamW(1e-4, clipnorm=1.0), keras_mp.LossScale.none(release_gradients=True)
         ... ).loss_scale
-        NoLossScale(release_gradients=True, clip_by_last_norm=False)
+        LossScale.none(release_gradients=True, clip_by_last_norm=False)
     """
 
     release_gradients: bool = False
@@ -231,6 +242,11 @@ class NoLossScale(AnyLossScale):
     def initial_state(self) -> LossScaleState:
         """Returns the state before the first step, in NumPy scalars."""
         return _start(1.0)
+
+
+# Two more under the public name, which their texts and pickles say.
+LossScale.static, LossScale.none = StaticLossScale, NoLossScale
+StaticLossScale.__qualname__, NoLossScale.__qualname__ = "LossScale.static", "LossScale.none"
 
 
 def _start(scale: float, hysteresis: int = 1) -> LossScaleState:
@@ -253,7 +269,7 @@ def warn_if_needless(what: str, loss_scale: AnyLossScale) -> None:
     if not isinstance(loss_scale, NoLossScale):
         warnings.warn(
             f"{what} computes in bfloat16, which has the range of float32: scaling the loss gains nothing. Use "
-            "loss_scale=keras_mp.NoLossScale(), which still checks and skips, or no LossScaleOptimizer",
+            "loss_scale=keras_mp.LossScale.none(), which still checks and skips, or no LossScaleOptimizer",
             stacklevel=3,
         )
 

@@ -133,8 +133,8 @@ class PrecisionMonitor(keras.callbacks.Callback):
         message = (
             f"{watched.says}{what}. This is not calibration: no loss scale helps where the values themselves are not "
             "finite. Look for NaN or inf in the data and the weights, for layers that need float32 (keras_mp.stabilize)"
-            " and for a learning rate that is too high. keras_mp.find_nonfinite(model, batch) names the first one, "
-            "and the callback keras_mp.NonFiniteFinder() does so during fit"
+            " and for a learning rate that is too high. keras_mp.numerics.find_nonfinite(model, batch) names the first "
+            "one, and the callback keras_mp.NonFiniteFinder() does so during fit"
         )
         if stop and self.on_limit == "raise":
             raise FloatingPointError(message)

@@ -248,7 +248,9 @@ def _notes(
     if trains_itself(model):
         notes.append("The model has a train_step of its own, which was not run: compute_loss was differentiated.")
     if not all(map(math.isfinite, losses)) or any(values.nonfinite for values in ranges.values()):
-        notes.append("Values are infinite or NaN in float32 already, and were left out: see keras_mp.find_nonfinite.")
+        notes.append(
+            "Values are infinite or NaN in float32 already, and were left out: see keras_mp.numerics.find_nonfinite."
+        )
     if sample is not None:
         notes.append(f"Of tensors with more than {sample:,} values a sample of about so many was rounded.")
     return notes

@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_mp import backend, fp8
+from keras_mp import backend
 from keras_mp.backend.common.calls import wrapped_methods
+from keras_mp.fp8.convert import convert
 from keras_mp.numerics.nonfinite import first_nonfinite
 from keras_mp.numerics.plain_step import explained, loss_of
 from keras_mp.rebuild import children_of, layers_below, layers_by_path
 from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.quantized_policies import policy_of, with_source
 from keras_mp.system.packages import package_of
+from keras_mp.training.revert import revert
 
 # A weight whose gradient is a smaller part of the whole is not missed where it vanishes: it may be rounding itself.
 _NEGLIGIBLE = 1e-6
@@ -249,8 +251,8 @@ def _in_fp8(model: keras.Model, paths: frozenset[str]) -> Any:
         return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*compute in float32.*")
-        fp8.convert(model, select=lambda path, layer: path in paths)
+        convert(model, select=lambda path, layer: path in paths)
     try:
         yield
     finally:
-        fp8.revert(model)
+        revert(model, "convert")

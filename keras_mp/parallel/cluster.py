@@ -21,7 +21,7 @@ TF_CONFIG_LOOKS = '{"cluster": {"worker": ["host0:12345", "host1:12345"]}, "task
 
 
 class ClusterError(ValueError):
-    """The settings of the processes are incomplete or malformed; the message names the problem and the correct form."""
+    """Processes cannot train together: their list is malformed, or their programs or settings differ, as is said."""
 
 
 @dataclass(frozen=True)

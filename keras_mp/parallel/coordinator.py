@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from keras_mp.parallel.cluster import Cluster, cluster_key, is_proof, proof, split_address
+from keras_mp.parallel.cluster import Cluster, ClusterError, cluster_key, is_proof, proof, split_address
 
 HEARTBEAT_SECONDS = 1.0
 SILENCE_SECONDS = 20.0
@@ -27,10 +27,6 @@ MESSAGE_BYTES = 2**26  # of a process that trains with the others; the largest a
 
 class LostWorkerError(RuntimeError):
     """A process of the training did not join or was lost; the message names it."""
-
-
-class DisagreementError(RuntimeError):
-    """The processes of a training have different programs or settings; the message shows the difference."""
 
 
 def end_process(message: str) -> None:
@@ -95,7 +91,7 @@ class Coordinator:
             value: anything that JSON can hold; a dict is compared key by key.
 
         Raises:
-            DisagreementError: on all of them, where one differs; names it and the difference.
+            ClusterError: on all of them, where one differs; names it and the difference.
         """
         own = json.loads(json.dumps(value, default=str))
         if self.cluster.index == 0:
@@ -114,7 +110,7 @@ class Coordinator:
             verdict = self._heard(first)["text"]
         if verdict:
             self.leave()
-            raise DisagreementError(verdict)
+            raise ClusterError(verdict)
 
     def any(self, flag: bool) -> bool:
         """Tells whether the flag is set on any process; all must call it, in the same order."""

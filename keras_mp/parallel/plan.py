@@ -180,8 +180,8 @@ class Plan:
             raise ValueError(
                 "layout='tensor' splits no weight of this model, because no rule says which: pass rules=((pattern of a "
                 "weight's path, (None, 'model')), ...), or rules=Backbone.get_layout_map where KerasHub's backbone has "
-                "one, or put @keras_mp.tensor_rules(rules) on the function that builds the model, and call it within "
-                "the scope"
+                "one, or put @keras_mp.parallel.tensor_rules(rules) on the function that builds the model, and call "
+                "it within the scope"
             )
         patterns = ", ".join(repr(pattern) for pattern, _ in self.rules_in_force)
         raise ValueError(

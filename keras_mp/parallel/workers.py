@@ -48,7 +48,7 @@ def join(
     Raises:
         ClusterError: If there is no key that all have; the message says how to give one.
         LostWorkerError: If another process did not join.
-        DisagreementError: If the processes differ; the message names the difference.
+        ClusterError: If the processes differ; the message names the difference.
         OSError: If the port of the first process is in use.
     """
     if cluster is None:

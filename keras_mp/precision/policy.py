@@ -1,10 +1,13 @@
 """The dtype policy for this hardware: choose it, set it, set it for a while."""
 
+from __future__ import annotations
+
+import dataclasses
 import difflib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any
 
 import keras
 
@@ -33,8 +36,9 @@ CHOICES = ("mixed_bfloat16", "mixed_float16", "float32")
 """Of which the first that pays is chosen."""
 
 
-class PolicyChoice(NamedTuple):
-    """A dtype policy, whether to compile with it, and why.
+@dataclasses.dataclass(frozen=True)
+class PolicyChoice:
+    """A dtype policy, whether to compile with it, and why; the end of a `with` block puts back the policy before it.
 
     Attributes:
         policy: The name of the policy: "float32", "mixed_float16", "mixed_bfloat16", "fp8" or "bfloat16".
@@ -45,6 +49,13 @@ class PolicyChoice(NamedTuple):
     policy: str
     jit_compile: bool
     reason: str
+    _before: Any = dataclasses.field(default=None, repr=False, compare=False)
+
+    def __enter__(self) -> PolicyChoice:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        keras.mixed_precision.set_global_policy(self._before)
 
 
 def choose_policy(device: Device | None = None) -> PolicyChoice:
@@ -86,9 +97,13 @@ def choose_jit(policy: str = "", device: Device | None = None) -> Support:
 
 
 def set_global_policy(name: str = "auto") -> PolicyChoice:
-    """Sets Keras's global dtype policy.
+    """Sets Keras's global dtype policy, or sets it for a `with` block.
 
-    "fp8" sets Keras's policy "mixed_bfloat16", in which all runs but the layers that `keras_mp.fp8.convert` selects:
+        keras_mp.set_global_policy("auto")  # from here on
+        with keras_mp.set_global_policy("mixed_bfloat16") as choice:  # for the layers that are made in the block
+            model = build()
+
+    "fp8" sets Keras's policy "mixed_bfloat16", in which all runs but the layers that `keras_mp.convert` selects:
     call it on the model that you build under the policy.
 
     "bfloat16" keeps the weights in bfloat16, too, with no float32 master copy: half their memory. Train such a model
@@ -98,7 +113,8 @@ def set_global_policy(name: str = "auto") -> PolicyChoice:
 
     Args:
         name: The name of the policy: "auto", "float32", "mixed_float16", "mixed_bfloat16", "fp8" or "bfloat16". "auto"
-            sets what `choose_policy` chooses for this hardware.
+            sets bfloat16 if the hardware supports it, else float16, else float32; on a CPU mixed_bfloat16 without jit
+            on TensorFlow, and float32 on JAX.
 
     Returns:
         The `PolicyChoice` that was set: the policy, whether to jit, and the reasons for both.
@@ -110,22 +126,20 @@ def set_global_policy(name: str = "auto") -> PolicyChoice:
         UserWarning: If this hardware does not support the policy, the message says which one to use; if the machine has
             the driver of a GPU that the backend does not see, what to install.
     """
-    return _set(name, stacklevel=3)
-
-
-@contextmanager
-def policy_scope(name: str = "auto") -> Iterator[PolicyChoice]:
-    """Sets the global dtype policy within a `with` block and then restores what was there before.
-
-    Args:
-        name: The name of a policy, as for `set_global_policy`, which also says what is raised and warned.
-
-    Yields:
-        The `PolicyChoice` that was set.
-    """
-    with restored_policy():
-        # The caller is one frame further away: contextlib's `__enter__` lies between.
-        yield _set(name, stacklevel=4)
+    _check(name)
+    device = current_device()
+    for sentence in _unseen(device):
+        warnings.warn(sentence, UserWarning, stacklevel=2)
+    choice = choose_policy()
+    if name != "auto":
+        served = _served(name, device, keras.backend.backend())
+        if not served.ok:
+            warnings.warn(f"{name}: {served.reason} Use {choice.policy!r} here.", UserWarning, stacklevel=2)
+        jit = _jit(device, keras.backend.backend(), name)
+        choice = PolicyChoice(name, jit.ok, f"{served.reason} {jit.reason}")
+    before = keras.mixed_precision.dtype_policy()
+    keras.mixed_precision.set_global_policy("mixed_bfloat16" if choice.policy == "fp8" else choice.policy)
+    return dataclasses.replace(choice, _before=before)
 
 
 @contextmanager
@@ -136,22 +150,6 @@ def restored_policy() -> Iterator[None]:
         yield
     finally:
         keras.mixed_precision.set_global_policy(previous)
-
-
-def _set(name: str, stacklevel: int) -> PolicyChoice:
-    _check(name)
-    device = current_device()
-    for sentence in _unseen(device):
-        warnings.warn(sentence, UserWarning, stacklevel=stacklevel)
-    choice = choose_policy()
-    if name != "auto":
-        served = _served(name, device, keras.backend.backend())
-        if not served.ok:
-            warnings.warn(f"{name}: {served.reason} Use {choice.policy!r} here.", UserWarning, stacklevel=stacklevel)
-        jit = _jit(device, keras.backend.backend(), name)
-        choice = PolicyChoice(name, jit.ok, f"{served.reason} {jit.reason}")
-    keras.mixed_precision.set_global_policy("mixed_bfloat16" if choice.policy == "fp8" else choice.policy)
-    return choice
 
 
 def _unseen(device: Device) -> list[str]:

@@ -6,6 +6,7 @@ from keras_mp.rebuild.model import Rebuilt as Rebuilt
 from keras_mp.rebuild.model import rebuild as rebuild
 from keras_mp.rebuild.model import unchanged as unchanged
 from keras_mp.rebuild.state import has_no_value as has_no_value
+from keras_mp.rebuild.state import narrow as narrow
 from keras_mp.rebuild.state import widen as widen
 from keras_mp.rebuild.walk import Config as Config
 from keras_mp.rebuild.walk import RebuildError as RebuildError

@@ -14,7 +14,7 @@ from keras_mp import backend
 from keras_mp.rebuild.merged import LAYERS, is_adapted, merged_weights, why_not_merged
 from keras_mp.rebuild.walk import RebuildError, children_of, has_no_call, own_variables
 
-# What `keras_mp.tensor_rules` leaves on a model, and no config holds.
+# What `keras_mp.parallel.tensor_rules` leaves on a model, and no config holds.
 RULES = "tensor_rules"
 
 

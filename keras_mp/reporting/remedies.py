@@ -5,19 +5,19 @@ those for values that are not finite. Braces stand for what a report fills in.
 """
 
 POLICY = 'keras_mp.set_global_policy("{precision}")'
-PRECISION_OF_MODEL = 'model = keras_mp.in_precision(model, "{precision}")'
+PRECISION_OF_MODEL = 'model = keras_mp.export.in_precision(model, "{precision}")'
 PRECISION_BY_LAYER = 'model = keras_mp.search_policy(model, batches, ("{precision}", "float32")).apply(build)'
 FLOAT32_LAYER = "dtype='float32'"
 STABILIZE = "model = keras_mp.stabilize(model)"
-SCALE_LOSS = "optimizer = keras_mp.wrap_optimizer(optimizer, model)"
-KEEP_STATISTICS = "keras_mp.atomic_skip(model)"
-NARROW_FROZEN = "model = keras_mp.narrow_frozen(model)"
-LEAN = "model = keras_mp.make_lean(model)"
-RECOMPUTE = "model = keras_mp.make_lean(model, remat=True)"
-MICRO_BATCHES = "model = keras_mp.accumulate_gradients(model, {steps})"
-STATES = 'model = keras_mp.set_state_dtype(model, "{dtype}")'
-RELEASED = 'model = keras_mp.set_state_dtype(model, "{dtype}", release_gradients=True)'
-ON_HOST = 'model = keras_mp.set_state_dtype(model, "{dtype}", state_memory="host", release_gradients=True)'
-DEVICES = 'with keras_mp.distribute("{strategy}", devices={devices}):'
-FP8 = 'model = keras_mp.fp8.convert(model, "{recipe}")'
-NO_FP8 = "model = keras_mp.fp8.revert(model)"
+SCALE_LOSS = "optimizer = keras_mp.loss_scaling.wrap_optimizer(optimizer, model)"
+KEEP_STATISTICS = "keras_mp.loss_scaling.atomic_skip(model)"
+NARROW_FROZEN = "model = keras_mp.lean.narrow_frozen(model)"
+LEAN = "model = keras_mp.lean.make_lean(model)"
+RECOMPUTE = "model = keras_mp.lean.make_lean(model, remat=True)"
+MICRO_BATCHES = "model = keras_mp.loss_scaling.change_optimizer(model, accumulate={steps})"
+STATES = 'model = keras_mp.loss_scaling.change_optimizer(model, state_dtype="{dtype}")'
+RELEASED = 'model = keras_mp.loss_scaling.change_optimizer(model, state_dtype="{dtype}", release_gradients=True)'
+ON_HOST = RELEASED.replace("release", 'state_memory="host", release')
+DEVICES = 'with keras_mp.parallel.distribute("{strategy}", devices={devices}):'
+FP8 = 'model = keras_mp.convert(model, "{recipe}")'
+NO_FP8 = 'model = keras_mp.revert(model, "convert")'

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from typing import Any
 
 import keras
 
-from keras_mp.rebuild import own_variables, widen
-from keras_mp.rebuild.notes import original_class, treatments_of
-from keras_mp.rebuild.quantized_policies import keep_statistics_as_computed, to_compute_in_float32
+from keras_mp.rebuild import narrow, own_variables, widen
+from keras_mp.rebuild.notes import Notes, notes_of, original_class, treatments_of
+from keras_mp.rebuild.quantized_policies import (
+    keep_statistics_as_computed,
+    policy_of,
+    to_compute_in_float32,
+    with_source,
+)
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
     FLOAT32_ACTIVATIONS,
@@ -82,6 +88,32 @@ def _stabilize_inside(layer: Any) -> None:
         infer_again(layer, {id(entry.layer) for entry in needed})
 
 
+@dataclasses.dataclass(frozen=True)
+class _Before:
+    """What a layer was before it computed in float32.
+
+    Attributes:
+        policy: its dtype policy.
+        autocast: whether it cast its inputs.
+        wide: the paths of its weights that were float32, once it was built.
+    """
+
+    policy: Any
+    autocast: bool
+    wide: frozenset[str]
+
+
+def _note(layer: Any) -> None:
+    wide = frozenset(variable.path for variable in own_variables(layer) if variable.dtype == "float32")
+    _notes(layer).kept.setdefault("stabilize", _Before(layer._dtype_policy, layer.autocast, wide))
+
+
+def _notes(layer: Any) -> Notes:
+    notes = notes_of(layer)
+    assert notes is not None, layer  # a layer has its notes before it is treated, and until it has no treatment
+    return notes
+
+
 def _to_float32(layer: Any) -> None:
     _policy_float32(layer)
     if _inside(original_class(layer)) is not Float32Inside:
@@ -90,6 +122,7 @@ def _to_float32(layer: Any) -> None:
 
 def _to_float32_result(layer: Any) -> None:
     # Its weights stay as they are: they are operands, of 16 bits.
+    _note(layer)
     to_compute_in_float32(layer)
     layer.autocast = False  # its inputs go down to 16 bits: not first up to float32
 
@@ -106,7 +139,42 @@ def _regularizer_in_float32(layer: Any) -> None:
         layer.activity_regularizer = Float32Regularizer(layer.activity_regularizer)
 
 
+def _as_before(layer: Any) -> None:
+    notes = _notes(layer)
+    before = notes.kept.pop("stabilize", None)
+    if before is None:
+        return
+    policy, now = notes.policy or before.policy, policy_of(layer)
+    if policy.compute_dtype != notes.precision or policy.quantization_mode != now.quantization_mode:
+        # It was read from a file that has its policy of now, or quantized since.
+        source = policy.name if notes.policy is not None else _mixed(notes.precision)
+        policy = with_source(now, source)
+    layer._dtype_policy, layer.autocast = policy, before.autocast  # private, as in to_compute_in_float32
+    keep_statistics_as_computed(layer)
+    for variable in own_variables(layer) if policy.variable_dtype != "float32" else ():
+        if variable.path not in before.wide:
+            narrow(variable, policy.variable_dtype)
+
+
+def _mixed(precision: str) -> str:
+    return precision if precision == "float32" else f"mixed_{precision}"
+
+
+def _activation_as_before(layer: Any) -> None:
+    plain = {wide: function for function, wide in FLOAT32_ACTIVATIONS.items()}
+    for name in ACTIVATION_ATTRIBUTES:
+        function = getattr(layer, name, None)
+        if function in plain:
+            setattr(layer, name, plain[function])
+
+
+def _regularizer_as_before(layer: Any) -> None:
+    if isinstance(layer.activity_regularizer, Float32Regularizer):
+        layer.activity_regularizer = layer.activity_regularizer.regularizer
+
+
 def _policy_float32(layer: Any) -> None:
+    _note(layer)
     to_compute_in_float32(layer)
     keep_statistics_as_computed(layer)
     for variable in own_variables(layer):
@@ -128,28 +196,28 @@ def _result(original: type, names: Any) -> type | None:
     return None if float8 else _by_base(RESULT_MIXINS, original)
 
 
-register_treatments(
-    {
-        # Inputs, weights and sums in float32, the result in the layer's precision.
-        "float32": Treatment(_inside, _to_float32),
-        # The result in float32, too.
-        "everywhere": Treatment(apply=_policy_float32),
-        # Products of 16-bit operands, everything after them in float32.
-        "result": Treatment(_result, _to_float32_result),
-        # Attention's scores in float32.
-        "scores": Treatment(lambda original, names: _by_base(SCORES_MIXINS, original)),
-        "activation": Treatment(apply=_activation_in_float32),
-        "regularizer": Treatment(apply=_regularizer_in_float32),
-        # The groups of int4 weights by numbers that are exact.
-        "groups": Treatment(lambda original, names: ExactGroups),
-        # Logits of inputs that are quantized, with a gradient for these; that of an output layer calls it.
-        "input gradient": Treatment(lambda original, names: StraightThroughLogits, order=1),
-        "operation": Treatment(lambda original, names: Float32Operation),
-        # Losses that the layer's own code adds, as float32.
-        "losses": Treatment(lambda original, names: Float32Losses),
-        # Of files of version 0.1.0: sublayers that no config shows, each as it needs.
-        "children": Treatment(before_call=_stabilize_inside),
-        # Those of them that compute the model's outputs.
-        "outputs": Treatment(),
-    }
-)
+_TREATMENTS = {
+    # Inputs, weights and sums in float32, the result in the layer's precision.
+    "float32": Treatment(_inside, _to_float32, _as_before),
+    # The result in float32, too.
+    "everywhere": Treatment(apply=_policy_float32, undo=_as_before),
+    # Products of 16-bit operands, everything after them in float32.
+    "result": Treatment(_result, _to_float32_result, _as_before),
+    # Attention's scores in float32.
+    "scores": Treatment(lambda original, names: _by_base(SCORES_MIXINS, original)),
+    "activation": Treatment(apply=_activation_in_float32, undo=_activation_as_before),
+    "regularizer": Treatment(apply=_regularizer_in_float32, undo=_regularizer_as_before),
+    # The groups of int4 weights by numbers that are exact.
+    "groups": Treatment(lambda original, names: ExactGroups),
+    # Logits of inputs that are quantized, with a gradient for these; that of an output layer calls it.
+    "input gradient": Treatment(lambda original, names: StraightThroughLogits, order=1),
+    "operation": Treatment(lambda original, names: Float32Operation),
+    # Losses that the layer's own code adds, as float32.
+    "losses": Treatment(lambda original, names: Float32Losses),
+    # Of files of version 0.1.0: sublayers that no config shows, each as it needs.
+    "children": Treatment(before_call=_stabilize_inside),
+    # Those of them that compute the model's outputs.
+    "outputs": Treatment(),
+}
+register_treatments(_TREATMENTS)
+STABILIZED = tuple(_TREATMENTS)

@@ -3,9 +3,43 @@
 from __future__ import annotations
 
 import ast
+import functools
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from keras_mp.system.registration import register_classes
+
+
+def door(space: dict[str, Any], registers: bool = True) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Makes a module show the names that the stub beside it declares, each imported when it is first used.
+
+    Args:
+        space: the `globals()` of the module, which keep a name once it is imported.
+        registers: whether the classes that saved models name are registered, too, when a name is imported.
+
+    Returns:
+        The module's `__getattr__`, which also answers for `__all__`, and its `__dir__`.
+    """
+    module = space["__name__"]
+
+    @functools.cache
+    def home() -> dict[str, str]:
+        return names_in_stub(Path(space["__file__"]).with_suffix(".pyi"))
+
+    def get(name: str) -> Any:
+        if name == "__all__":
+            return list(home())
+        if name not in home():
+            raise AttributeError(f"module {module!r} has no attribute {name!r}; it has {', '.join(home())}")
+        place = home()[name]
+        if registers and place != module:  # a module within registers for itself
+            register_classes()
+        space[name] = load(place, name)
+        return space[name]
+
+    return get, lambda: sorted({*space, *home()})
 
 
 def names_in_stub(path: Path) -> dict[str, str]:

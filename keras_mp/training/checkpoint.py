@@ -16,14 +16,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp.conversion.in_precision import precision_of
+from keras_mp.conversion.other_precision import precision_of
 from keras_mp.parallel import workers
 from keras_mp.reporting.text import byte_size
 from keras_mp.system.whole_number import whole_number
 from keras_mp.training import training_state
 from keras_mp.training.batches import Batches
 from keras_mp.training.checkpoint_file import (
-    CheckpointFileError,
+    CheckpointError,
     Place,
     Reader,
     checkpoints_in,
@@ -36,10 +36,6 @@ from keras_mp.training.checkpoint_file import (
 DAMAGED = ".damaged"
 
 
-class SettingsError(ValueError):
-    """A training would resume with other settings than it started with; the message shows the difference."""
-
-
 class TrainingCheckpoint(keras.callbacks.Callback):
     """Saves the whole state of a training, and resumes from the newest checkpoint when `fit` is called again.
 
@@ -50,7 +46,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     A save in one precision goes on in another: a message says what is left out or begins anew.
 
-        batches = keras_mp.ShuffledBatches(x, y, batch_size=64, seed=0)
+        batches = keras_mp.training.ShuffledBatches(x, y, batch_size=64, seed=0)
         checkpoint = keras_mp.TrainingCheckpoint("checkpoints", batches, every=100)
         model.fit(batches, epochs=10, shuffle=False, callbacks=[checkpoint])
 
@@ -74,9 +70,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     Raises:
         ValueError: If an argument is out of its range, or if every is given without batches.
-        SettingsError: If, in `fit`, the settings or the data differ from those of the save.
-        MismatchError: If, in `fit`, the save is of another model or optimizer.
-        CheckpointFileError: If, in `fit`, none of the saves can be read.
+        CheckpointError: If, in `fit`, the settings or the data differ from those of the save.
+        CheckpointError: If, in `fit`, the save is of another model or optimizer.
+        CheckpointError: If, in `fit`, none of the saves can be read.
         OSError: If, in `fit`, there is no room for the saves.
     """
 
@@ -98,8 +94,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         every, max_to_keep = whole_number("every", every, 0), whole_number("max_to_keep", max_to_keep)
         if batches is not None and not isinstance(batches, Batches):
             raise ValueError(
-                f"batches must be keras_mp.Batches, such as keras_mp.ShuffledBatches, got {type(batches).__name__}: of "
-                "other data the place within an epoch is not known; leave it out to save at the ends of epochs"
+                "batches must be keras_mp.training.Batches, such as keras_mp.training.ShuffledBatches, got "
+                f"{type(batches).__name__}: of other data the place within an epoch is not known; leave it out to "
+                "save at the ends of epochs"
             )
         if every and batches is None:
             raise ValueError(f"every={every} saves within an epoch, which needs batches=, the data given to fit")
@@ -186,8 +183,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             self._check_settings(path, manifest)
             try:
                 notes = training_state.restore(self.model, reader, self.force)
-            except training_state.MismatchError as error:
-                raise training_state.MismatchError(f"{path} cannot be resumed: {error}") from None
+            except CheckpointError as error:
+                raise CheckpointError(f"{path} cannot be resumed: {error}") from None
             for callback, state in zip(self.callbacks, manifest["callbacks"], strict=False):
                 vars(callback).update(from_json(state, reader))
             random.setstate((manifest["python"][0], tuple(manifest["python"][1]), manifest["python"][2]))
@@ -209,11 +206,11 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             try:
                 with Reader(path):
                     return path
-            except CheckpointFileError as error:
+            except CheckpointError as error:
                 aside = path.with_name(path.name + DAMAGED)
                 path.replace(aside)
                 print(f"{path} is damaged ({error}): set aside as {aside.name}, taking the one before it")
-        raise CheckpointFileError(
+        raise CheckpointError(
             f"none of the {len(paths)} checkpoints in {str(self.folder)!r} can be read; they are set aside with the "
             f"ending {DAMAGED}: run again to begin anew"
         )
@@ -225,7 +222,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         different = [name for name in names if was.get(name) != now.get(name)]
         if different and not self.force:
             lines = "".join(f"\n  {name}: {was.get(name)!r} then, {now.get(name)!r} now" for name in different)
-            raise SettingsError(
+            raise CheckpointError(
                 f"{path} was trained with other settings:{lines}\nto go on with those of now, pass force=True (--force)"
             )
 

@@ -77,8 +77,8 @@ def write(path: Path, arrays: Iterable[tuple[str, np.ndarray]], manifest: dict[s
     _sync_folder(path.parent)
 
 
-class CheckpointFileError(ValueError):
-    """A file is not a complete checkpoint; the message says why."""
+class CheckpointError(ValueError):
+    """A checkpoint cannot be resumed: damaged, or of another model, optimizer or settings; the message says which."""
 
 
 class Reader:
@@ -88,7 +88,7 @@ class Reader:
         check: whether to read all of it once, to compare the checksums; not needed for one that was checked before.
 
     Raises:
-        CheckpointFileError: the file is damaged, cut short, or of another format.
+        CheckpointError: the file is damaged, cut short, or of another format.
         OSError: it cannot be read.
     """
 
@@ -97,22 +97,22 @@ class Reader:
         try:
             self._archive = zipfile.ZipFile(file)
             if check and (damaged := self._archive.testzip()):
-                raise CheckpointFileError(f"its part {damaged} does not have its checksum")
+                raise CheckpointError(f"its part {damaged} does not have its checksum")
             self.manifest = json.loads(self._archive.read(_MANIFEST))
             if self.manifest["format"] != FORMAT:
-                raise CheckpointFileError(f"it has format {self.manifest['format']}, and this keras_mp reads {FORMAT}")
+                raise CheckpointError(f"it has format {self.manifest['format']}, and this keras_mp reads {FORMAT}")
             parts = {_MANIFEST, *(f"{name}.npy" for name in self.manifest["dtypes"])}
             if different := sorted(parts.symmetric_difference(self._archive.namelist())):
-                raise CheckpointFileError(f"its parts and its list of them differ in {different[0]!r}")
+                raise CheckpointError(f"its parts and its list of them differ in {different[0]!r}")
         except Exception as error:
             file.close()
-            if isinstance(error, CheckpointFileError):
+            if isinstance(error, CheckpointError):
                 raise
             # A flipped bit of the directory can look like a compression, a password or a length: zipfile raises seven
             # kinds of errors for them. A place before the file's beginning is EINVAL; others are the disk's.
             if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
                 raise
-            raise CheckpointFileError(f"{type(error).__name__}: {error}") from error
+            raise CheckpointError(f"{type(error).__name__}: {error}") from error
         self._file = file
 
     def __enter__(self) -> Reader:

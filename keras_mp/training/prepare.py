@@ -16,11 +16,11 @@ from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.scaling import Scaling, Scalings
 from keras_mp.lean import frozen
 from keras_mp.lean.training_step import STEP_ON_A_CPU
-from keras_mp.loss_scaling.atomic_skip import atomic_skip
 from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.state_slot import is_narrow
-from keras_mp.loss_scaling.wrap_optimizer import wrap_optimizer
+from keras_mp.loss_scaling.undone_step import atomic_skip
+from keras_mp.loss_scaling.wrapping import wrap_optimizer
 from keras_mp.precision.hardware import Support
 from keras_mp.precision.policy import choose_jit
 from keras_mp.rebuild import layers_by_path
@@ -49,12 +49,12 @@ def prepare(
 
     It changes the model in place, and stands for these calls, each of which can be used alone:
 
-        keras_mp.stabilize(model)                                  # in float32 what needs float32
-        keras_mp.fp8.convert(model)                                # with fp8=True
-        keras_mp.narrow_frozen(model)                              # with narrow_frozen=True
-        optimizer = keras_mp.wrap_optimizer(optimizer, model)      # scales the loss where a layer computes in float16
-        model.compile(optimizer, loss, jit_compile=keras_mp.choose_policy().jit_compile)
-        keras_mp.atomic_skip(model)                                # where the optimizer was wrapped
+        keras_mp.stabilize(model)  # in float32 what needs float32
+        keras_mp.convert(model)  # with fp8=True
+        keras_mp.lean.narrow_frozen(model)  # with narrow_frozen=True
+        optimizer = keras_mp.loss_scaling.wrap_optimizer(optimizer, model)  # scales the loss for layers in float16
+        model.compile(optimizer, loss, jit_compile=keras_mp.set_global_policy().jit_compile)
+        keras_mp.loss_scaling.atomic_skip(model)  # where the optimizer was wrapped
 
     Jit is left out, too, where a layer or the strategy of several replicas does not allow it, and used where only
     TensorFlow has no kernels for it, as of image augmentation on JAX. On TensorFlow, on a CPU, the step of the prepared
@@ -71,17 +71,17 @@ def prepare(
         loss: a loss as `compile` takes it.
         metrics: metrics as `compile` takes them.
         fp8: whether matrix products run in FP8: True for those that gain, with current scaling; a scaling or
-            its name; or a dict of what `keras_mp.fp8.convert` takes, such as
-            `{"scaling": "delayed", "target": "h100"}`. With False, layers that `keras_mp.fp8.convert` made FP8 layers
+            its name; or a dict of what `keras_mp.convert` takes, such as
+            `{"scaling": "delayed", "target": "h100"}`. With False, layers that `keras_mp.convert` made FP8 layers
             before stay so.
         verbose: whether to print five lines that say what was done, and why; a sixth says which layers are quantized,
             and how many weights train, and one more how many of those that do not are stored in bfloat16.
         state_dtype: the dtype that the optimizer's slots, such as Adam's moments, are stored in: "float32", the
             default; "bfloat16"; or "float8", as `LossScaleOptimizer` says. None leaves a `LossScaleOptimizer` as it is.
         narrow_frozen: whether weights that do not train are stored in the 16 bits in which they are read, as
-            `keras_mp.narrow_frozen` does.
+            `keras_mp.lean.narrow_frozen` does.
         release_gradients: Whether each weight is updated as soon as its own gradient is there, so that gradients need
-            not lie in memory together, as `keras_mp.NoLossScale` says.
+            not lie in memory together, as `keras_mp.LossScale.none` says.
         state_memory: the place of the optimizer's slots: "device", the default; or "host", with release_gradients, as
             `LossScaleOptimizer` says. None leaves a `LossScaleOptimizer` as it is.
         **compile_arguments: arguments of `model.compile`, also of one that the model's class defines; a `jit_compile`
@@ -94,11 +94,11 @@ def prepare(
         ValueError: the model is not built; the optimizer is Keras's LossScaleOptimizer, a scaling or state_dtype
             is unknown; state_dtype, state_memory or release_gradients is not that of a LossScaleOptimizer, or cannot be
             had, with the reason.
-        TypeError: fp8 is none of the above, or the dict has a name that `keras_mp.fp8.convert` does not; the model's
+        TypeError: fp8 is none of the above, or the dict has a name that `keras_mp.convert` does not; the model's
             class has a `compile` that does not take these arguments.
 
     Warns:
-        UserWarning: as `stabilize` and `fp8.convert`.
+        UserWarning: as `stabilize` and `convert`.
     """
     convert_arguments = _convert_arguments(fp8)
     optimizer = keras.optimizers.get(optimizer)
@@ -169,7 +169,7 @@ def _convert_arguments(fp8: Any) -> dict[str, Any] | None:
         return dict(fp8)
     if isinstance(fp8, (str, Scaling, Scalings)):
         return {"scaling": fp8}
-    raise TypeError(f"fp8={fp8!r} must be a bool, a scaling or its name, or a dict of arguments of fp8.convert")
+    raise TypeError(f"fp8={fp8!r} must be a bool, a scaling or its name, or a dict of arguments of convert")
 
 
 def _jit(model: keras.Model, compile_arguments: Mapping[str, Any]) -> Support:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from keras_mp.parallel.cluster import find_cluster
-from keras_mp.parallel.coordinator import DisagreementError, LostWorkerError
+from keras_mp.parallel.coordinator import LostWorkerError
 from keras_mp.system.quiet_import import import_keras
 from keras_mp.training.training_recipe import WHAT, TrainingRecipe, nearest
 
@@ -192,7 +192,7 @@ def run_recipe(arguments: Sequence[str], program: str = "keras-mp train", folder
     except KeyboardInterrupt:
         print("stopped at once: only the finished files of the run are kept", file=sys.stderr)
         return 130
-    except (ValueError, ImportError, OSError, LostWorkerError, DisagreementError) as error:
+    except (ValueError, ImportError, OSError, LostWorkerError) as error:
         if os.environ.get("KERAS_MP_TRACEBACK"):
             raise
         print(f"error: {error}", file=sys.stderr)

@@ -16,17 +16,13 @@ from keras_mp.loss_scaling.gradients import is_overwritten
 from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.state_slot import StateSlot
 from keras_mp.rebuild.optimizers import Slot, optimizer_slots, unwrapped
-from keras_mp.training.checkpoint_file import Reader
+from keras_mp.training.checkpoint_file import CheckpointError, Reader
 
 WEIGHT, SEED, FP8 = "weight", "seed", "fp8"
 SHOWN = 5
 REPLICA_VALUES = "|parts"
 # Of a slot that is stored in 8 or 16 bits: its values, or their square roots, and the scales of its rows.
 STORED, STORED_ROOT, SCALE = "|stored", "|stored_root", "|scale"
-
-
-class MismatchError(ValueError):
-    """A checkpoint is of another model or optimizer; the message names the difference."""
 
 
 def build(model: keras.Model, batch: Any = None) -> None:
@@ -104,12 +100,12 @@ def restore(model: keras.Model, reader: Reader, force: bool = False) -> list[str
         A sentence for each thing that is not carried over.
 
     Raises:
-        MismatchError: the checkpoint is of another model or optimizer.
+        CheckpointError: the checkpoint is of another model or optimizer.
     """
     saved = reader.manifest["state"]
     pairs, notes = _pairs(saved, list(model.variables), model.name)
     if (was := saved["optimizer"]) != (now := type(unwrapped(model.optimizer)).__name__) and not force:
-        raise MismatchError(
+        raise CheckpointError(
             f"the checkpoint was trained with {was}, and the model is compiled with {now}. Pass force=True "
             "(--force) to go on all the same"
         )
@@ -130,11 +126,11 @@ def restore_metrics(model: keras.Model, reader: Reader) -> None:
         reader: an open checkpoint, written within an epoch.
 
     Raises:
-        MismatchError: the model has other metrics.
+        CheckpointError: the model has other metrics.
     """
     was, now = reader.manifest["state"]["metrics"], [v.path for v in model.metrics_variables]
     if len(was) != len(now):
-        raise MismatchError(
+        raise CheckpointError(
             f"the checkpoint holds {len(was)} values of metrics ({_list(was)}), and the model has {len(now)} "
             f"({_list(now)}): compile it with the same metrics"
         )
@@ -164,7 +160,9 @@ def _pairs(saved: dict[str, Any], live: list[Any], name: str) -> tuple[dict[int,
         more = f"\n  and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
         there = _sizes(saved["model"], {weight["path"]: weight["shape"] for weight in old.values()})
         here = _sizes(name, {variable.path: variable.shape for variable in rest})
-        raise MismatchError(f"the checkpoint is of another model:\n  it has {there}\n  here is {here}\n  {shown}{more}")
+        raise CheckpointError(
+            f"the checkpoint is of another model:\n  it has {there}\n  here is {here}\n  {shown}{more}"
+        )
     return pairs | dict(zip(old, rest, strict=True)), notes
 
 
@@ -226,7 +224,7 @@ def _optimizer_difference(lost: list[str], fresh: list[str], force: bool) -> lis
     notes = [f"the optimizer's {name} of the checkpoint has no place here and is left out" for name in lost]
     notes += [f"the optimizer's {name} is not in the checkpoint and begins anew" for name in fresh]
     if notes and not force:
-        raise MismatchError(
+        raise CheckpointError(
             f"the checkpoint is of another optimizer, or of one with other settings: {'; '.join(notes[:SHOWN])}. "
             "Pass force=True (--force) to go on all the same"
         )

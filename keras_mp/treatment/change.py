@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras.src.models.functional import Functional
 
-from keras_mp.rebuild.notes import original_class, treatments_of
+from keras_mp.rebuild.notes import Notes, notes_of, original_class, treatments_of, write_notes
 from keras_mp.rebuild.optimizers import carry_slots, fresh_optimizer, move_exclusions, optimizers_of, unwrapped
 from keras_mp.rebuild.walk import calls_of, functional_like_constructor, graph_of, is_built, operations_of, with_self
 from keras_mp.treatment.treated import INSIDE, new_to, parts_of, treat, untreat
@@ -135,7 +135,7 @@ def infer_again(model: keras.Layer, changed: set[int]) -> None:
             for node in calls_of(graph):
                 if id(node.operation) not in holding and not moved & {id(x) for x in node.input_tensors}:
                     continue
-                again |= _widen_inputs(node, changed)
+                again |= _fit_inputs(node, changed)
                 for old, new in zip(node.output_tensors, _called_again(node), strict=True):
                     if old.dtype != new.dtype:
                         # Private, as a tensor has no public way to say that it is another than when it was made.
@@ -166,18 +166,27 @@ def _holding(layers: list[Any], changed: set[int]) -> set[int]:
     return holding
 
 
-def _widen_inputs(node: Any, changed: set[int]) -> bool:
-    """Lets a model that is called on a float32 tensor take it so, where its input was made for a 16-bit one."""
+def _fit_inputs(node: Any, changed: set[int]) -> bool:
+    """Lets a model that is called on a float32 tensor take it so, where its input was made for 16 bits; or back."""
     graph = graph_of(node.operation) if isinstance(node.operation, keras.layers.Layer) else None
     if graph is None or len(graph.inputs) != len(node.input_tensors):
         return False
-    widened = False
+    fitted = False
     for outer, inner in zip(node.input_tensors, graph.inputs, strict=True):
+        layer = inner._keras_history.operation  # private, as above
+        notes = notes_of(layer)
         if outer.dtype == "float32" and inner.dtype in ("float16", "bfloat16"):
-            inner._dtype = inner._keras_history.operation._dtype = "float32"  # private, as above
-            changed.add(id(inner))
-            widened = True
-    return widened
+            write_notes(layer, Notes({}, inner.dtype))
+            dtype = "float32"
+        elif notes is not None and inner.dtype == "float32" and outer.dtype == notes.precision:
+            write_notes(layer, None)
+            dtype = notes.precision
+        else:
+            continue
+        inner._dtype = layer._dtype = dtype
+        changed.add(id(inner))
+        fitted = True
+    return fitted
 
 
 def _renew_optimizers(model: keras.Model, before: dict[int, tuple[Any, str]]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keras_mp.backend.common.lowered import Lowered
+from keras_mp.backend.common.lowered import CompileError, Lowered
 from keras_mp.system.packages import install_command, installed
 from keras_mp.xla.asked import asked_in
 from keras_mp.xla.compiled_step import CompiledStep
@@ -28,10 +28,6 @@ _ASKED = "asked-10.json"
 _REFUSED = "refused.txt"
 _FLAGS = "flags.json"  # those that the compiler had to be given besides
 _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cuda-nvcc")
-
-
-class CompileError(RuntimeError):
-    """A compiler failed; the message names the cause, a remedy, and the file with the compiler's log."""
 
 
 def cache_folder() -> Path:

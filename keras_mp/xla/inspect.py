@@ -9,9 +9,9 @@ from typing import Any
 import keras
 
 from keras_mp.backend.common.lowered import UNATTRIBUTED, Lowered
-from keras_mp.conversion.in_precision import FP8, check_precision, in_precision, precision_of
+from keras_mp.conversion.other_precision import FP8, check_precision, in_precision, precision_of
 from keras_mp.parallel.plan import Plan, plan_of
-from keras_mp.precision.policy import policy_scope
+from keras_mp.precision.policy import set_global_policy
 from keras_mp.xla import findings
 from keras_mp.xla.collectives import Collective, CollectiveLayers, collectives
 from keras_mp.xla.compile import compile_step
@@ -54,8 +54,9 @@ def inspect(
         compare: other precisions to compile the same step in: "float32", "mixed_float16", "mixed_bfloat16", "fp8".
         flags: further options of XLA, such as `{"xla_gpu_enable_triton_gemm": False}`.
         strategy: the way in which several chips share the step, on JAX: "data", "fully_sharded" or "tensor" (as for
-            `keras_mp.distribute`), or a `keras_mp.parallel.plan.Plan` of as many devices. The batch is then that of all
-            devices. The rules of "tensor" are the Plan's, or those that the model has from `keras_mp.tensor_rules`.
+            `keras_mp.parallel.distribute`), or what that yields for as many devices. The batch is then that of all
+            devices. The rules of "tensor" are those given there, or those that the model has from
+            `keras_mp.parallel.tensor_rules`.
 
     Returns:
         The report. A step that does not fit the chip's memory is reported too; where the compiler refuses it, with the
@@ -116,7 +117,7 @@ def checked_precisions(compare: Sequence[str], *, is_function: bool) -> list[str
 
 
 def _rebuilt(build: Callable[[], Any], precision: str) -> Any:
-    with policy_scope(precision):
+    with set_global_policy(precision):
         return build_without_values(build)
 
 

@@ -12,7 +12,7 @@ import keras
 from keras_mp import backend
 from keras_mp.backend.common.lowered import Lowered
 from keras_mp.parallel.plan import FLOAT16_ON_TPU, Plan
-from keras_mp.parallel.tensor_rules import with_rules_of
+from keras_mp.parallel.split_rules import with_rules_of
 from keras_mp.rebuild import has_no_value, layers_by_path, operations_of
 from keras_mp.rebuild.merged import packed_weights
 from keras_mp.rebuild.walk import compute_dtypes

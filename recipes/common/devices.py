@@ -15,7 +15,7 @@ def over_devices(config: TrainingConfig) -> AbstractContextManager[Any]:
         config: the training recipe's config, with `layout` and `devices`.
 
     Returns:
-        `keras_mp.distribute` where several devices or processes are asked for; else a scope that does nothing.
+        `keras_mp.parallel.distribute` where several devices or processes are asked for; else a scope that does nothing.
 
     Raises:
         ValueError: there are no such devices, or something asked for does not go together.
@@ -27,4 +27,4 @@ def over_devices(config: TrainingConfig) -> AbstractContextManager[Any]:
             f"eval_policy={config.eval_policy} tests on one device: leave it out, or leave out --layout, --devices and "
             "--hosts"
         )
-    return keras_mp.distribute(config.layout or "data", config.devices)
+    return keras_mp.parallel.distribute(config.layout or "data", config.devices)

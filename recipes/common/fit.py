@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import keras
 
 import keras_mp
-from keras_mp.conversion.in_precision import in_precision
+from keras_mp.conversion.other_precision import in_precision
 from keras_mp.parallel import workers
 from keras_mp.system.packages import install_command
 from keras_mp.training.batches import Batches
-from keras_mp.training.fit import fit as fit_model
+from keras_mp.training.fit_loop import fit as fit_model
 from recipes.common.config import MAY_DIFFER, TrainingConfig
 from recipes.common.history import HistoryFile
 from recipes.common.interrupt import StopOnInterrupt

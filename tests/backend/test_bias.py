@@ -103,7 +103,7 @@ def test_sparse_and_mismatched_operands_are_keras_own():
 @pytest.mark.parametrize("islands", [True, False])
 def test_a_prepared_model_has_it(islands):
     """A step of SGD moves a bias by the sum of the gradients of 2,048 rows, which in bfloat16 stops at 256."""
-    with keras_mp.policy_scope("mixed_bfloat16"):
+    with keras_mp.set_global_policy("mixed_bfloat16"):
         layers = [keras.layers.Dense(2, kernel_initializer="zeros"), keras.layers.Activation("linear", dtype="float32")]
         model = keras.Sequential([keras.Input((2048, 4)), *layers])
         model = keras_mp.prepare(model, keras.optimizers.SGD(1.0), lambda _, y: keras.ops.sum(y, axis=(1, 2)))

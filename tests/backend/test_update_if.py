@@ -26,7 +26,7 @@ def build(name, loss_scale=None):
     optimizer = keras.optimizers.Adam(0.01, **OPTIMIZERS[name])
     model.compile(keras_mp.LossScaleOptimizer(optimizer, loss_scale), "mse", jit_compile=True)
     model.optimizer.build(model.trainable_variables)
-    return keras_mp.atomic_skip(model)
+    return keras_mp.loss_scaling.atomic_skip(model)
 
 
 def state_of(model):

@@ -10,12 +10,13 @@ import pytest
 
 import keras_mp
 import keras_mp.bench.keras_step
-from keras_mp import backend, hardware
-from keras_mp.bench.benchmark import check_precisions
+from keras_mp import backend
 from keras_mp.bench.benchmark_report import BenchmarkReport
 from keras_mp.bench.keras_step import _why_not
+from keras_mp.bench.timing import check_precisions
 from keras_mp.bench.workloads import Measured
 from keras_mp.cli import app
+from keras_mp.precision import hardware
 from keras_mp.precision.hardware import Device, Support
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
@@ -33,7 +34,7 @@ def test_a_model_in_three_precisions_with_a_row_for_what_cannot_run(tmp_path):
     model = small_model()
     before = [weight.copy() for weight in model.get_weights()]
     logged = []
-    report = keras_mp.benchmark(
+    report = keras_mp.bench.benchmark(
         model, (X, Y), ["mixed_bfloat16", "fp8"], rounds=3, seconds=0.005, find_max_batch_size=False, log=logged.append
     )
     assert [row.name for row in report.rows] == ["float32", "mixed_bfloat16", "fp8"]
@@ -83,7 +84,7 @@ def test_a_file_that_leaves_the_length_open(tmp_path):
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.save(tmp_path / "model.keras")
     batch = (np.ones((4, 7), "int32"), np.ones((4, 7), "int32"))
-    report = keras_mp.benchmark(tmp_path / "model.keras", batch, ["mixed_bfloat16"], rounds=1, seconds=0)
+    report = keras_mp.bench.benchmark(tmp_path / "model.keras", batch, ["mixed_bfloat16"], rounds=1, seconds=0)
     assert "model.keras" in report.title
     assert [row.problem for row in report.rows] == ["", ""]
     assert (report.row("float32").details["batch"], report.row("float32").details["units"]) == (4, 28)
@@ -91,7 +92,7 @@ def test_a_file_that_leaves_the_length_open(tmp_path):
 
 def test_a_model_that_is_not_compiled():
     with pytest.raises(ValueError, match="has no optimizer: compile it for training first"):
-        keras_mp.benchmark(keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)]), (X, Y))
+        keras_mp.bench.benchmark(keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)]), (X, Y))
 
 
 def test_classes_of_the_running_script_are_refused():
@@ -102,7 +103,7 @@ def test_classes_of_the_running_script_are_refused():
     model = keras.Sequential([keras.Input((8,)), Mine(3)])
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"classes of the script that runs \(Mine\)"):
-        keras_mp.benchmark(model, (X, X[:, :3]))
+        keras_mp.bench.benchmark(model, (X, X[:, :3]))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_classes_of_the_running_script_are_refused():
 )
 def test_nothing_to_compare_and_unknown_precisions(precisions, message):
     with pytest.raises(ValueError, match=message):
-        keras_mp.benchmark(small_model(), (X, Y), precisions)
+        keras_mp.bench.benchmark(small_model(), (X, Y), precisions)
 
 
 def test_float32_is_added_and_first():
@@ -125,7 +126,7 @@ def test_float32_is_added_and_first():
 
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no file"):
-        keras_mp.benchmark(tmp_path / "none.keras", (X, Y))
+        keras_mp.bench.benchmark(tmp_path / "none.keras", (X, Y))
 
 
 def measured_report():

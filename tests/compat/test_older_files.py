@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import keras_mp
+from keras_mp.stability.sensitive import sensitive_layers
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -117,18 +118,18 @@ def test_their_settings_are_those_of_the_kit(folder):
     assert isinstance(model.optimizer, keras_mp.LossScaleOptimizer)
     assert model.optimizer.loss_scale == keras_mp.LossScale(initial_scale=2.0**16, growth_interval=3)
     assert model.optimizer.inner_optimizer.gradient_accumulation_steps == 2
-    assert load(folder / "static_scaled.keras").optimizer.loss_scale == keras_mp.StaticLossScale(2.0**10)
+    assert load(folder / "static_scaled.keras").optimizer.loss_scale == keras_mp.LossScale.static(2.0**10)
     model = load(folder / "language_model.keras")
-    assert isinstance(model, keras_mp.LanguageModel)
-    assert isinstance(model.loss, keras_mp.ChunkedCrossEntropy) and model.loss.rows == 4
-    assert model.optimizer.loss_scale == keras_mp.NoLossScale()
-    assert isinstance(model.get_layer("attends"), keras_mp.SelfAttention)
+    assert isinstance(model, keras_mp.layers.LanguageModel)
+    assert isinstance(model.loss, keras_mp.lean.ChunkedCrossEntropy) and model.loss.rows == 4
+    assert model.optimizer.loss_scale == keras_mp.LossScale.none()
+    assert isinstance(model.get_layer("attends"), keras_mp.layers.SelfAttention)
     delayed = load(folder / "fp8_delayed.keras").get_layer("dense").scaling
     assert delayed == keras_mp.fp8.Scalings.named("delayed", history=4)
     model = load(folder / "fp8_current.keras")
     assert model.get_layer("dense").scaling == keras_mp.fp8.Scalings.named("current", scale="power_of_two")
     assert model.get_layer("rowwise").scaling == keras_mp.fp8.Scalings.named("rowwise")
-    assert [each.path for each in keras_mp.sensitive_layers(load(folder / "stabilized.keras"))] == []
+    assert [each.path for each in sensitive_layers(load(folder / "stabilized.keras"))] == []
 
 
 @written

@@ -83,12 +83,12 @@ def everywhere(path, layer):
 def fp8_current():
     """Converted layers, also below others and stabilized, and FP8 layers that were built as such, in a recipe each."""
     start = to_convert("fp8_current")
-    x = keras_mp.fp8.Float8Dense(16, recipe="rowwise", name="rowwise")(start.output)
-    x = keras_mp.fp8.Float8EinsumDense("abc,cd->abd", (None, 4), recipe="current", name="built")(x)
+    x = keras_mp.layers.Float8Dense(16, recipe="rowwise", name="rowwise")(start.output)
+    x = keras_mp.layers.Float8EinsumDense("abc,cd->abd", (None, 4), recipe="current", name="built")(x)
     model = keras.Model(start.input, x, name="fp8_current")
     give_weights(model)
     recipe = keras_mp.fp8.CurrentScaling(power_of_two=True)
-    return keras_mp.stabilize(keras_mp.fp8.convert(model, recipe, select=plain)), dyadic((2, 2, 16), 100)
+    return keras_mp.stabilize(keras_mp.convert(model, recipe, select=plain)), dyadic((2, 2, 16), 100)
 
 
 def fp8_delayed():
@@ -98,8 +98,8 @@ def fp8_delayed():
     x = LAYERS.Dense(16, "relu", name="dense")(inputs)
     model = keras.Model(inputs, LAYERS.Dense(8, name="last")(x), name="fp8_delayed")
     give_weights(model, step=0.4375, largest=1.75)
-    model = keras_mp.fp8.convert(model, keras_mp.fp8.DelayedScaling(amax_history_length=4), select=everywhere)
-    model.compile(keras_mp.wrap_optimizer(keras.optimizers.SGD(0.0), model), "mse", jit_compile=False)
+    model = keras_mp.convert(model, keras_mp.fp8.DelayedScaling(amax_history_length=4), select=everywhere)
+    model.compile(keras_mp.loss_scaling.wrap_optimizer(keras.optimizers.SGD(0.0), model), "mse", jit_compile=False)
     x = dyadic((4, 16), 100, step=0.4375)
     for factor in (1.0, 2.0):
         model.train_on_batch(factor * x, dyadic((4, 8), 101))
@@ -128,7 +128,7 @@ def static_scaled():
     keras.config.set_dtype_policy("mixed_float16")
     model = keras.Sequential([keras.Input((4,)), LAYERS.Dense(2, name="last")], name="static_scaled")
     give_weights(model)
-    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(0.5), keras_mp.StaticLossScale(2.0**10))
+    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(0.5), keras_mp.LossScale.static(2.0**10))
     model.compile(optimizer, "mse", auto_scale_loss=False)
     optimizer.build(model.trainable_variables)
     return model, dyadic((4, 4), 100)
@@ -137,7 +137,7 @@ def static_scaled():
 def block(width, name):
     inputs = keras.Input((None, width))
     x = LAYERS.Dense(2 * width, name="wide")(inputs)
-    return keras.Model(inputs, LAYERS.Dense(width, name="narrow")(keras_mp.Gelu(name="gelu")(x)), name=name)
+    return keras.Model(inputs, LAYERS.Dense(width, name="narrow")(keras_mp.layers.Gelu(name="gelu")(x)), name=name)
 
 
 def language_model():
@@ -146,12 +146,12 @@ def language_model():
     tokens = keras.Input((8,), dtype="int32", name="tokens")
     x = LAYERS.Embedding(16, 8, name="table")(tokens)
     x = LAYERS.LayerNormalization(name="before")(x)
-    x = keras_mp.SelfAttention(4, 2, causal=True, name="attends")(x)
-    x = keras_mp.remat(block(8, "block"))(x)
-    model = keras_mp.LanguageModel(tokens, LAYERS.Dense(16, name="head")(x), name="language_model")
+    x = keras_mp.layers.SelfAttention(4, 2, causal=True, name="attends")(x)
+    x = keras_mp.lean.remat(block(8, "block"))(x)
+    model = keras_mp.layers.LanguageModel(tokens, LAYERS.Dense(16, name="head")(x), name="language_model")
     give_weights(model)
-    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.5), keras_mp.NoLossScale())
-    model.compile(optimizer, keras_mp.ChunkedCrossEntropy(rows=4), jit_compile=False)
+    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.5), keras_mp.LossScale.none())
+    model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy(rows=4), jit_compile=False)
     optimizer.build(model.trainable_variables)
     return model, np.random.default_rng(100).integers(0, 16, (2, 8)).astype("int32")
 
@@ -172,7 +172,7 @@ def to_train():
     sgd = keras.optimizers.SGD(0.5, momentum=0.5, gradient_accumulation_steps=2)
     model.compile(keras_mp.LossScaleOptimizer(sgd, scale), "mse", jit_compile=False, auto_scale_loss=False)
     x, y = dyadic((16, 4), 1, step=1.0, largest=1.0), dyadic((16, 1), 2, step=0.5, largest=1.5)
-    return model, keras_mp.ShuffledBatches(x, y, batch_size=2, seed=3)
+    return model, keras_mp.training.ShuffledBatches(x, y, batch_size=2, seed=3)
 
 
 def train(folder, *callbacks):

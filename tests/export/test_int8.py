@@ -25,7 +25,7 @@ only_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="each export from JA
 
 
 def export(model, path, data, **options):
-    return keras_mp.export_litert(model, path, calibrate=data, **options)
+    return keras_mp.export.export_litert(model, path, calibrate=data, **options)
 
 
 @pytest.mark.jax

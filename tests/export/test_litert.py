@@ -50,7 +50,7 @@ def in_float32(model, batch):
 def test_every_kind_of_model(name, tmp_path):
     model, batch = zoo.build(name, "mixed_float16")
     batch = keras.tree.map_structure(lambda x: x.astype("int32") if x.dtype == "int64" else x, batch)
-    report = keras_mp.export_litert(model, tmp_path / "out.tflite", verify=batch)
+    report = keras_mp.export.export_litert(model, tmp_path / "out.tflite", verify=batch)
     assert report.low_precision == 0 and report.max_difference <= 1e-5 and report.operators
     assert report.bytes == (tmp_path / "out.tflite").stat().st_size and os.listdir(tmp_path) == ["out.tflite"]
     assert not report.layers and not report.float_operators
@@ -67,7 +67,7 @@ def test_the_numbers_are_those_of_float64(tmp_path):
     w1, b1, w2, b2 = (keras.ops.convert_to_numpy(w).astype("float64") for w in model.weights)
     hidden = batch.astype("float64") @ w1 + b1
     hidden *= np.vectorize(lambda x: math.erfc(-x / math.sqrt(2)) / 2)(hidden)
-    report = keras_mp.export_litert(model, tmp_path / "out.tflite", verify=batch)
+    report = keras_mp.export.export_litert(model, tmp_path / "out.tflite", verify=batch)
     np.testing.assert_allclose(run(report.path, batch)["output_0"], hidden @ w2 + b2, rtol=1e-5, atol=1e-6)
     assert report.precision_gap > 1e-4
 
@@ -77,8 +77,8 @@ def test_a_stabilized_model_in_fp8(tmp_path):
     keras.config.set_dtype_policy("mixed_bfloat16")
     model = keras.Sequential([keras.Input((32,)), layers.Dense(32, "gelu"), layers.Dense(4, "softmax")])
     batch = zoo.normal(5, 32)
-    fp8 = keras_mp.fp8.convert(keras_mp.stabilize(model), select=lambda path, layer: True)
-    report = keras_mp.export_litert(fp8, tmp_path / "out.tflite", verify=batch)
+    fp8 = keras_mp.convert(keras_mp.stabilize(model), select=lambda path, layer: True)
+    report = keras_mp.export.export_litert(fp8, tmp_path / "out.tflite", verify=batch)
     np.testing.assert_allclose(run(report.path, batch)["output_0"], np.asarray(in_float32(model, batch)[0]), atol=1e-5)
 
 
@@ -102,7 +102,7 @@ def test_recurrent_layers_are_unrolled_and_compute_the_same():
 def test_recurrent_layers_without_a_number_of_steps(tmp_path):
     model = keras.Sequential([keras.Input((None, 3)), layers.LSTM(2, name="memory")])
     with pytest.raises(ExportError, match="recurrent layers of model .* cannot be unrolled.*fixed number of steps"):
-        keras_mp.export_litert(model, tmp_path / "out.tflite")
+        keras_mp.export.export_litert(model, tmp_path / "out.tflite")
 
 
 @only_tensorflow
@@ -111,7 +111,7 @@ def test_an_operation_that_litert_lacks_is_named(tmp_path):
     inverse = layers.Lambda(lambda x: keras.ops.erfinv(x), name="inverse")
     model = keras.Model(inputs, inverse(layers.Dense(4)(inputs)), name="m")
     with pytest.raises(ExportError, match="model 'm' was not exported.*in layer 'inverse'.*no operator for tf.Erfinv"):
-        keras_mp.export_litert(model, tmp_path / "out.tflite")
+        keras_mp.export.export_litert(model, tmp_path / "out.tflite")
     assert os.listdir(tmp_path) == []
 
 
@@ -139,18 +139,18 @@ def test_the_scan_finds_low_precision():
 def test_a_file_is_overwritten_where_asked_for_and_a_folder_never(tmp_path):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     (tmp_path / "there.tflite").write_bytes(b"mine")
-    report = keras_mp.export_litert(model, tmp_path / "there.tflite", np.ones((2, 4), "float32"), overwrite=True)
+    report = keras_mp.export.export_litert(model, tmp_path / "there.tflite", np.ones((2, 4), "float32"), overwrite=True)
     assert report.max_difference <= 1e-5 and report.path.stat().st_size == report.bytes > 100
     with pytest.raises(FileExistsError, match="is a folder of something else, which is not overwritten"):
-        keras_mp.export_litert(model, tmp_path, overwrite=True)
+        keras_mp.export.export_litert(model, tmp_path, overwrite=True)
 
 
 def test_bad_input(tmp_path):
     with pytest.raises(TypeError, match="model must be a keras.Model, not Dense"):
-        keras_mp.export_litert(layers.Dense(2), tmp_path / "out.tflite")
+        keras_mp.export.export_litert(layers.Dense(2), tmp_path / "out.tflite")
     with pytest.raises(ExportError, match="model 'fresh' is not built.*call it once"):
-        keras_mp.export_litert(keras.Sequential([layers.Dense(2)], name="fresh"), tmp_path / "out.tflite")
+        keras_mp.export.export_litert(keras.Sequential([layers.Dense(2)], name="fresh"), tmp_path / "out.tflite")
     model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     with pytest.raises(FileExistsError, match="exists: give a new file"):
-        keras_mp.export_litert(model, tmp_path)
+        keras_mp.export.export_litert(model, tmp_path)
     assert os.listdir(tmp_path) == []

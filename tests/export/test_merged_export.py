@@ -9,7 +9,7 @@ from keras import layers
 import keras_mp
 from keras_mp.conversion.to_float32 import merged_float32
 from keras_mp.export.verification import ExportError
-from keras_mp.precision.policy import policy_scope
+from keras_mp.precision.policy import set_global_policy
 
 pytestmark = pytest.mark.usefixtures("float32_policy")
 
@@ -27,7 +27,7 @@ def served(path, x):
 
 def dense(mode, config, policy, generator):
     """A Dense layer of 32 by 12 whose weights, quantized and merged, are known; and these in float64."""
-    with policy_scope(policy):
+    with set_global_policy(policy):
         model = keras.Sequential([keras.Input((32,)), layers.Dense(12, name="head")])
     layer = model.get_layer("head")
     grouped = config is not None and config.block_size > 0

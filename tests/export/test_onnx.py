@@ -45,7 +45,7 @@ def in_float32(model, batch):
 def test_every_kind_of_model(name, tmp_path):
     model, batch = zoo.build(name, "mixed_float16")
     batch = keras.tree.map_structure(lambda x: x.astype("int32") if x.dtype == "int64" else x, batch)
-    report = keras_mp.export_onnx(model, tmp_path / "out.onnx", verify=batch)
+    report = keras_mp.export.export_onnx(model, tmp_path / "out.onnx", verify=batch)
     assert report.low_precision == 0 and report.max_difference <= 1e-5 and report.operators
     assert report.bytes == (tmp_path / "out.onnx").stat().st_size and os.listdir(tmp_path) == ["out.onnx"]
     for size in (1, 7):
@@ -61,7 +61,7 @@ def test_the_numbers_are_those_of_float64(tmp_path):
     batch = zoo.normal(7, 6)
     w1, b1, w2, b2 = (keras.ops.convert_to_numpy(w).astype("float64") for w in model.weights)
     expected = np.maximum(batch.astype("float64") @ w1 + b1, 0) @ w2 + b2
-    report = keras_mp.export_onnx(model, tmp_path / "out.onnx", verify=batch)
+    report = keras_mp.export.export_onnx(model, tmp_path / "out.onnx", verify=batch)
     np.testing.assert_allclose(run(report.path, batch)["output_0"], expected, rtol=1e-5, atol=1e-6)
     assert report.precision_gap > 1e-4
 
@@ -73,7 +73,7 @@ def test_recurrent_layers_of_any_number_of_steps(tmp_path):
     inputs = keras.Input((None, 3), name="steps")
     model = keras.Model(inputs, layers.GRU(4)(layers.LSTM(5, return_sequences=True)(inputs)))
     batch = zoo.normal(2, 6, 3)
-    report = keras_mp.export_onnx(model, tmp_path / "out.onnx", verify=batch)
+    report = keras_mp.export.export_onnx(model, tmp_path / "out.onnx", verify=batch)
     longer = zoo.normal(3, 9, 3)
     expected = in_float32(model, longer)
     assert relative_difference([run(report.path, longer)["output_0"]], expected) <= 1e-5
@@ -89,7 +89,7 @@ def test_jitted_functions_are_inlined(tmp_path):
     keras.config.set_dtype_policy("mixed_bfloat16")
     model = text_classifier(Size(1, 16, 2), vocabulary=50, length=8)
     batch = np.random.default_rng().integers(0, 50, (4, 8)).astype("int32")
-    report = keras_mp.export_onnx(model, tmp_path / "out.onnx", verify=batch)
+    report = keras_mp.export.export_onnx(model, tmp_path / "out.onnx", verify=batch)
     assert report.max_difference <= 1e-5
 
 
@@ -98,7 +98,7 @@ def test_exact_gelu(tmp_path):
     """tf2onnx alone leaves an Erfc there, which onnxruntime refuses."""
     model = keras.Sequential([keras.Input((9,)), layers.Activation("gelu", dtype="mixed_float16")])
     x = np.array([[0.0, 1e-3, -1e-3, 1.0, -1.0, 5.0, -5.0, 60.0, -60.0]], "float32")
-    keras_mp.export_onnx(model, tmp_path / "out.onnx")
+    keras_mp.export.export_onnx(model, tmp_path / "out.onnx")
     expected = [value / 2 * math.erfc(-value / math.sqrt(2)) for value in x[0].tolist()]
     np.testing.assert_allclose(run(tmp_path / "out.onnx", x)["output_0"][0], expected, rtol=1e-6, atol=2e-7)
 
@@ -108,7 +108,7 @@ def test_names_of_inputs_and_outputs_and_the_unknown_batch_size(tmp_path):
     import onnx
 
     model, _ = zoo.build("dict_of_inputs", "mixed_bfloat16")
-    keras_mp.export_onnx(model, tmp_path / "out.onnx")
+    keras_mp.export.export_onnx(model, tmp_path / "out.onnx")
     graph = onnx.load(tmp_path / "out.onnx").graph
     onnx.checker.check_model(str(tmp_path / "out.onnx"), full_check=True)
     shapes = {
@@ -122,7 +122,7 @@ def test_names_of_inputs_and_outputs_and_the_unknown_batch_size(tmp_path):
 def test_more_than_ten_outputs_keep_their_order(tmp_path):
     inputs = keras.Input((2,), name="x")
     model = keras.Model(inputs, [inputs * float(factor) for factor in range(12)])
-    report = keras_mp.export_onnx(model, tmp_path / "out.onnx", verify=np.ones((3, 2), "float32"))
+    report = keras_mp.export.export_onnx(model, tmp_path / "out.onnx", verify=np.ones((3, 2), "float32"))
     outputs = run(report.path, np.ones((1, 2), "float32"))
     assert [outputs[f"output_{place}"][0, 0] for place in range(12)] == list(range(12))
 
@@ -146,7 +146,7 @@ def test_more_than_ten_outputs_of_a_dict_keep_their_names(tmp_path):
 
     inputs = keras.Input((2,))
     outputs = {f"output_{index}": layers.Rescaling(float(index))(inputs) for index in range(12)}
-    keras_mp.export_onnx(keras.Model(inputs, outputs), tmp_path / "m.onnx", np.ones((1, 2), "float32"))
+    keras_mp.export.export_onnx(keras.Model(inputs, outputs), tmp_path / "m.onnx", np.ones((1, 2), "float32"))
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
     values = session.run(list(outputs), {session.get_inputs()[0].name: np.ones((1, 2), "float32")})
     assert [float(value[0, 0]) for value in values] == list(range(12))
@@ -159,7 +159,7 @@ def test_an_operation_that_onnx_lacks_is_named(tmp_path):
     with pytest.raises(
         ExportError, match="model 'm' was not exported: ONNX has no operator for Erfinv in node '.*inver"
     ):
-        keras_mp.export_onnx(model, tmp_path / "out.onnx")
+        keras_mp.export.export_onnx(model, tmp_path / "out.onnx")
     assert os.listdir(tmp_path) == []
 
 
@@ -167,7 +167,7 @@ def test_an_operation_that_onnx_lacks_is_named(tmp_path):
 def test_strings_are_named(tmp_path):
     model, _ = zoo.build("adapted_text", "mixed_float16")
     with pytest.raises(ExportError, match="ONNX has no operator for .* in node '.*text_vectorization"):
-        keras_mp.export_onnx(model, tmp_path / "out.onnx")
+        keras_mp.export.export_onnx(model, tmp_path / "out.onnx")
 
 
 def test_the_scan_finds_low_precision():
@@ -212,27 +212,27 @@ def test_the_scan_finds_low_precision():
 def test_a_file_is_overwritten_where_asked_for_and_a_folder_never(tmp_path):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     (tmp_path / "there.onnx").write_bytes(b"mine")
-    report = keras_mp.export_onnx(model, tmp_path / "there.onnx", np.ones((2, 4), "float32"), overwrite=True)
+    report = keras_mp.export.export_onnx(model, tmp_path / "there.onnx", np.ones((2, 4), "float32"), overwrite=True)
     assert report.max_difference <= 1e-5 and report.path.stat().st_size == report.bytes > 100
     with pytest.raises(FileExistsError, match="is a folder of something else, which is not overwritten"):
-        keras_mp.export_onnx(model, tmp_path, overwrite=True)
+        keras_mp.export.export_onnx(model, tmp_path, overwrite=True)
 
 
 def test_bad_input(tmp_path, monkeypatch):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(2)], name="m")
     with pytest.raises(TypeError, match="model must be a keras.Model, not Dense"):
-        keras_mp.export_onnx(layers.Dense(2), tmp_path / "out.onnx")
+        keras_mp.export.export_onnx(layers.Dense(2), tmp_path / "out.onnx")
     with pytest.raises(ExportError, match="model 'fresh' is not built.*call it once"):
-        keras_mp.export_onnx(keras.Sequential([layers.Dense(2)], name="fresh"), tmp_path / "out.onnx")
+        keras_mp.export.export_onnx(keras.Sequential([layers.Dense(2)], name="fresh"), tmp_path / "out.onnx")
     (tmp_path / "there.onnx").write_bytes(b"mine")
     with pytest.raises(FileExistsError, match="there.onnx' exists: give a new file"):
-        keras_mp.export_onnx(model, tmp_path / "there.onnx")
+        keras_mp.export.export_onnx(model, tmp_path / "there.onnx")
     assert (tmp_path / "there.onnx").read_bytes() == b"mine"
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "onnx" in name else find(name))
     command = re.escape(install_command("export"))
     with pytest.raises(ImportError, match=f"tf2onnx, onnx, onnxruntime not installed.*{command}"):
-        keras_mp.export_onnx(model, tmp_path / "out.onnx")
+        keras_mp.export.export_onnx(model, tmp_path / "out.onnx")
     assert os.listdir(tmp_path) == ["there.onnx"]
 
 
@@ -241,7 +241,7 @@ def test_a_file_too_large_for_the_format_is_refused_first(tmp_path, monkeypatch)
     monkeypatch.setattr("keras_mp.export.deployment.LARGEST_FILE", 100)
     model = keras.Sequential([keras.Input((4,)), layers.Dense(10)])
     with pytest.raises(ExportError, match="take 200 bytes, and one file holds at most 100: use export_float32"):
-        keras_mp.export_onnx(model, tmp_path / "out.onnx")
+        keras_mp.export.export_onnx(model, tmp_path / "out.onnx")
 
 
 @only_tensorflow
@@ -264,5 +264,5 @@ def test_a_result_that_differs_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_converted", other)
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
     with pytest.raises(ExportError, match="the ONNX file of model .* differs from the model run in float32 by"):
-        keras_mp.export_onnx(model, tmp_path / "out.onnx", verify=np.ones((2, 4), "float32"))
+        keras_mp.export.export_onnx(model, tmp_path / "out.onnx", verify=np.ones((2, 4), "float32"))
     assert os.listdir(tmp_path) == []

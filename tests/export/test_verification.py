@@ -41,13 +41,13 @@ def ruined():
 def export_onnx(*arguments, **options):
     if any(importlib.util.find_spec(name) is None for name in ("tf2onnx", "onnxruntime")):
         pytest.skip('pip install "keras-mp[export]"')
-    return keras_mp.export_onnx(*arguments, **options)
+    return keras_mp.export.export_onnx(*arguments, **options)
 
 
 EXPORTS = [
     keras_mp.export_float32,
     pytest.param(export_onnx, marks=only_tensorflow),
-    pytest.param(keras_mp.export_litert, marks=only_tensorflow),
+    pytest.param(keras_mp.export.export_litert, marks=only_tensorflow),
 ]
 
 

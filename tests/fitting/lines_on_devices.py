@@ -17,5 +17,5 @@ def test_the_lines_for_four_devices():
     source, measures = Source(build), Measures("float32", strategy=strategy)
     report = Step(source, (x, y), place.platform).compiler(place, measures)().report
     code = lines(measures, source, place, ROWS)
-    assert f'with keras_mp.distribute("{strategy}", devices=4):' in code
+    assert f'with keras_mp.parallel.distribute("{strategy}", devices=4):' in code
     check(report, measures, place, model_after(code, {"build": build}, x, y), x, y)

@@ -12,7 +12,7 @@ from keras_mp.advice import step as step_module
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import find_place
 from keras_mp.advice.source import Source, lines
-from keras_mp.lean.make_lean import lean_report
+from keras_mp.lean.lean_model import lean_rows
 from keras_mp.system.packages import install_command, installed
 
 BATCH = (keras.KerasTensor((8, 6, 16)), keras.KerasTensor((8, 6, 4)))
@@ -133,7 +133,7 @@ def test_the_lines_apply_the_measures_and_train(measures, given):
     assert getattr(optimizer, "state_dtype", "float32") == (
         "float8" if "float8 states" in measures.names else "float32"
     )
-    assert any(row.lean for row in lean_report(model).rows) == ("lean" in measures.names)
+    assert any(row.lean for row in lean_rows(model)) == ("lean" in measures.names)
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_the_lines_of_several_devices():
     strategy = "fully_sharded"
     measures = Measures("mixed_bfloat16", micro_batches=2, strategy=strategy)
     program = lines(measures, Source(build), find_place("h100x4"), 8)
-    assert program[1] == f'with keras_mp.distribute("{strategy}", devices=4):'
+    assert program[1] == f'with keras_mp.parallel.distribute("{strategy}", devices=4):'
     text = "\n".join(program).replace("devices=4", "devices=1")
     scope = {"keras_mp": keras_mp, "build": build}
     scope["x"], scope["y"] = (np.zeros(tensor.shape, "float32") for tensor in BATCH)

@@ -24,9 +24,9 @@ def test_each_kind_of_target_and_inspect_agrees():
     assert report.compiles == 2 and [row.devices for row in report.rows] == [4, 8]
     for row in report.rows:
         assert row.fits and row.measures.strategy == "data", row.reason
-        assert row.code[1] == f'with keras_mp.distribute("data", devices={row.devices}):'
+        assert row.code[1] == f'with keras_mp.parallel.distribute("data", devices={row.devices}):'
         assert row.memory.parameters == 4 * (64 * 128 + 128 + 128 * 8 + 8)
-        with keras_mp.policy_scope(row.measures.precision):
+        with keras_mp.set_global_policy(row.measures.precision):
             there = keras_mp.inspect(build, batch, row.target, strategy="data")
         code = there.memory.code if row.target == "v5e-8" else 0  # for which advise does not wait
         assert (there.memory.peak - code, there.memory.temporary) == (row.memory.peak, row.memory.temporary)

@@ -15,7 +15,7 @@ from keras_mp.advice.figures import extrapolated, on_line
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import find_place
 from keras_mp.advice.source import Source
-from keras_mp.lean.make_lean import lean_report
+from keras_mp.lean.lean_model import lean_rows
 from keras_mp.xla.estimate import Roofline
 from keras_mp.xla.step_time import StepTime
 from models.gpt import gpt
@@ -38,7 +38,7 @@ def deep(monkeypatch):
 
 def build(blocks=DEPTH):
     model = gpt(Size(blocks, 64, 2), 256, 32)
-    model.compile(keras.optimizers.AdamW(1e-3), keras_mp.ChunkedCrossEntropy())
+    model.compile(keras.optimizers.AdamW(1e-3), keras_mp.lean.ChunkedCrossEntropy())
     return model
 
 
@@ -121,8 +121,8 @@ def changed(change):
         (lambda: causal(DEPTH - 1), False),
         (lambda: changed(lambda model: model.backbone.enable_lora(2)), False),
         (lambda: changed(lambda model: setattr(model.backbone.token_embedding, "trainable", False)), False),
-        (lambda: keras_mp.make_lean(causal(), remat=True), False),
-        (lambda: keras_mp.in_precision(causal(), "mixed_bfloat16"), False),
+        (lambda: keras_mp.lean.make_lean(causal(), remat=True), False),
+        (lambda: keras_mp.export.in_precision(causal(), "mixed_bfloat16"), False),
     ],
     ids=["as its config says", "of another depth", "LoRA", "frozen", "treated", "another precision"],
 )
@@ -149,7 +149,7 @@ def test_the_step_knows_which_models_have_a_line(deep, given, depth):
 def test_fewer_blocks_come_under_the_same_measures():
     few = Source(causal).under(Measures("mixed_bfloat16", ("lean", "remat"), micro_batches=2), MANY)
     assert few.optimizer.gradient_accumulation_steps == 2 and few.backbone.dtype_policy.name == "mixed_bfloat16"
-    assert len([row for row in lean_report(few).rows if row.kind == "block"]) == MANY
+    assert len([row for row in lean_rows(few) if row.kind == "block"]) == MANY
 
 
 @pytest.mark.slow
@@ -175,5 +175,5 @@ def test_the_figures_of_a_deep_model_are_near_to_those_of_all_its_blocks(monkeyp
     assert row.time == pytest.approx(whole.time.seconds, rel=0.05)
     assert memory.temporary == pytest.approx(whole.memory.temporary, rel=0.05)
     assert memory.peak == pytest.approx(whole.memory.peak, rel=0.05)
-    with keras_mp.policy_scope(row.measures.precision):
+    with keras_mp.set_global_policy(row.measures.precision):
         assert whole.memory.peak == keras_mp.inspect(build_ten, TOKENS, "h100").memory.peak

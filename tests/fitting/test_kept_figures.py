@@ -60,7 +60,7 @@ BATCH = keras.KerasTensor((8, WIDTH)), keras.KerasTensor((8, 4))
 
 def hash_of(batch=BATCH, **arguments):
     """By which the compiled step of a model in bfloat16 is kept."""
-    with keras_mp.policy_scope("mixed_bfloat16"):
+    with keras_mp.set_global_policy("mixed_bfloat16"):
         return step_hash(lower_step(build(**arguments), batch, training=True, platform="cuda"))
 
 
@@ -115,7 +115,7 @@ def test_a_second_call_compiles_nothing(compiled):
 
 
 def test_what_inspect_compiled_is_not_compiled_again(compiled):
-    with keras_mp.policy_scope("mixed_bfloat16"):
+    with keras_mp.set_global_policy("mixed_bfloat16"):
         model = build()
     there = keras_mp.inspect(model, BATCH, "h100")
     report = keras_mp.advise(model, BATCH, ["h100"], progress=False)

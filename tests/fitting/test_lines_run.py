@@ -72,7 +72,10 @@ def test_the_lines_of_a_chip_that_is_too_small_for_float32_states(monkeypatch):
     report = keras_mp.advise(build, (x, y), ["rtx4090"], progress=False)
     row = report["rtx4090"]
     assert row.fits and row.measures == Measures(place.policy, ("float8 states",)) and row.compiles == 1
-    assert 'model = keras_mp.set_state_dtype(model, "float8")' in row.code and "float8 states" in str(report)
+    assert (
+        'model = keras_mp.loss_scaling.change_optimizer(model, state_dtype="float8")' in row.code
+        and "float8 states" in str(report)
+    )
     model = model_after(row.code, {"build": build}, x, y)
     assert int(model.optimizer.iterations) == 1
 

@@ -40,7 +40,7 @@ def test_state_is_that_of_the_arrays():
     assert plain.optimizer == nbytes(model.optimizer.variables)
     assert plain.other == nbytes(model.metrics_variables) + x.nbytes + y.nbytes
     divided = step.state(place, Measures("float32", micro_batches=4))
-    accumulating = keras_mp.accumulate_gradients(build(), 4)
+    accumulating = keras_mp.loss_scaling.change_optimizer(build(), accumulate=4)
     accumulating.optimizer.build(accumulating.trainable_variables)
     assert divided.optimizer == nbytes(accumulating.optimizer.variables)
     assert divided.other == nbytes(model.metrics_variables) + (x.nbytes + y.nbytes) // 4
@@ -69,7 +69,7 @@ def test_states_in_8_bits_are_those_of_the_arrays():
     place = find_place("h100")
     step = Step(Source(wide), (x, y), place.platform)
     assert helps(step, "float8 states")
-    trained = keras_mp.set_state_dtype(wide(), "float8")
+    trained = keras_mp.loss_scaling.change_optimizer(wide(), state_dtype="float8")
     trained.optimizer.build(trained.trainable_variables)
     small = step.state(place, Measures("float32", ("float8 states",)))
     assert small.optimizer == nbytes(trained.optimizer.variables)
@@ -93,7 +93,7 @@ def test_which_optimizers_have_states_that_8_bits_make_smaller(optimizer):
     if optimizer == "trained":  # whose optimizer may not start anew
         model.fit(x, x, verbose=0)
     elif optimizer == "float8":
-        keras_mp.set_state_dtype(model, "float8")
+        keras_mp.loss_scaling.change_optimizer(model, state_dtype="float8")
     assert helps(Step(Source(model), (x, x), "cuda"), "float8 states") is (optimizer == "momentum")
 
 

@@ -36,8 +36,8 @@ def helps(step, name, precision="mixed_bfloat16", taken=()):
 
 
 def stored_so():
-    with keras_mp.policy_scope("mixed_bfloat16"):
-        return keras_mp.narrow_frozen(build())
+    with keras_mp.set_global_policy("mixed_bfloat16"):
+        return keras_mp.lean.narrow_frozen(build())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import numpy as np
 from mx_reference import numbers as in_blocks
 from reference import quantize
 
-from keras_mp.fp8 import Float8Dense, Scalings
+from keras_mp.fp8 import Scalings
+from keras_mp.layers import Float8Dense
 
 RECIPES = {
     "current": Scalings.named("current", scale="power_of_two"),
@@ -32,7 +33,7 @@ def numbers(batches, batch_size=8):
 
 
 def gradients(x, t, kernels, scaling="current"):
-    """Of the mean squared error, by the equations of `keras_mp.fp8.matmul`."""
+    """Of the mean squared error, by the equations of `keras_mp.fp8.scaled_product`."""
 
     def q(x, name, axis):
         if scaling == "mxfp8":

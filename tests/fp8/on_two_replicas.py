@@ -24,7 +24,7 @@ def test_each_replica_scales_its_own_part_and_the_mean_is_applied():
     with strategy.scope():
         model = build(kernels)
         sgd = keras.optimizers.SGD(RATE, gradient_accumulation_steps=2)
-        model.compile(keras_mp.LossScaleOptimizer(sgd, keras_mp.NoLossScale()), "mse", jit_compile=False)
+        model.compile(keras_mp.LossScaleOptimizer(sgd, keras_mp.LossScale.none()), "mse", jit_compile=False)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     data = tf.data.Dataset.from_tensor_slices((x, t)).batch(8).with_options(options)

@@ -10,10 +10,12 @@ from reference import to_numpy
 from twins import twin
 
 import keras_mp
-from keras_mp.fp8 import Float8Dense, Scalings, convert, explain, is_available, revert
-from keras_mp.fp8.convert import without_float8
+from keras_mp import convert, revert
+from keras_mp.fp8 import Scalings, is_available
+from keras_mp.fp8.convert import decisions, without_float8
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.selection import decide, end_layers
+from keras_mp.layers import Float8Dense
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import treatments_of
 
@@ -190,7 +192,7 @@ def wide():
 
 def test_the_default_converts_what_gains(capsys):
     model = wide()
-    rows = {each.path: each for each in explain(model)}
+    rows = {each.path: each for each in decisions(model)}
     printed = " ".join(capsys.readouterr().out.split())
     for name, why in {
         "first": "it is the model's first layer",
@@ -206,7 +208,7 @@ def test_the_default_converts_what_gains(capsys):
     fp8 = convert(twin(model))
     assert [layer.name for layer in converted(fp8)] == ["wide", "long"]
     capsys.readouterr()
-    after = {each.path: each for each in explain(fp8)}
+    after = {each.path: each for each in decisions(fp8)}
     assert after["wide"].float8 and after["wide"].reason.startswith("it computes in FP8 with Scalings.named('current')")
     printed = " ".join(capsys.readouterr().out.split())
     assert not after["first"].float8 and "yes" in printed
@@ -236,7 +238,7 @@ def test_what_cannot_be_converted_is_left_and_explained():
     x = Gated(16, name="gated")(x)
     outputs = layers.Dense(16, name="dense")(x)
     model = keras.Model(inputs, outputs)
-    rows = {each.path: each for each in explain(model, everything)}
+    rows = {each.path: each for each in decisions(model, everything)}
     assert "the label 'b' in 3 of its 3 terms" in rows["batched"].reason
     assert "Gated has code of its own" in rows["gated"].reason
     with keras.saving.custom_object_scope({"Gated": Gated}):
@@ -269,7 +271,7 @@ def test_first_and_last_layers_of_nested_models():
 
 def test_converting_again_changes_what_select_chooses_and_a_recipe_is_given_for():
     model, batch = zoo.build("attention", "mixed_bfloat16")
-    reasons = {row.reason for row in explain(twin(model), lambda path, layer: "query" in path) if row.float8}
+    reasons = {row.reason for row in decisions(twin(model), lambda path, layer: "query" in path) if row.float8}
     assert reasons == {"select chose it"}
     once = convert(twin(model), Scalings.named("current", format="E4M3"), select=lambda path, layer: "query" in path)
     twice = convert(twin(once), select=lambda path, layer: "query" in path)
@@ -324,7 +326,7 @@ def test_bad_input():
 def test_is_available():
     ok, reason = is_available()
     assert isinstance(ok, bool) and "FP8" in reason or "fp8" in reason
-    assert is_available() == keras_mp.hardware.support("fp8")
+    assert is_available() == keras_mp.chips.support("fp8")
 
 
 def test_where_nothing_is_converted_it_says_why():

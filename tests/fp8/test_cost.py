@@ -6,7 +6,9 @@ import pytest
 from keras import layers
 from twins import twin
 
-from keras_mp.fp8 import Scalings, convert, explain
+from keras_mp import convert
+from keras_mp.fp8 import Scalings
+from keras_mp.fp8.convert import decisions
 from keras_mp.fp8.cost import chip_for, step_cost
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.precision.chips import CHIPS
@@ -65,14 +67,14 @@ def test_layers_are_chosen_by_what_is_predicted(capsys):
     model = network()
     converted = convert(twin(model), "delayed", target="h100")
     assert [layer.name for layer in converted.layers if isinstance(layer, Float8Layer)] == ["up", "down"]
-    rows = {each.path: each for each in explain(model, target="h100", scaling="delayed")}
+    rows = {each.path: each for each in decisions(model, target="h100", scaling="delayed")}
     printed = " ".join(capsys.readouterr().out.split())
     assert rows["up"].cost == step_cost(8 * 512, 2048, 8192, CHIPS["h100"], Scalings.named("delayed"))
     assert rows["narrow"].cost.gain < 1 < rows["up"].cost.gain
     assert rows["first"].reason.startswith("it is the model's first layer: ")
     assert f"{rows['up'].cost.gain:.2f}" in printed and "does not gain" in printed
     assert "Predicted from peak rates for h100, batches of 8" in printed
-    after = {each.path: each for each in explain(converted, target="h200")}
+    after = {each.path: each for each in decisions(converted, target="h200")}
     assert after["up"].reason.startswith("it computes in FP8 with Scalings.named('delayed'): ")
     assert after["up"].cost == step_cost(8 * 512, 2048, 8192, CHIPS["h200"], Scalings.named("delayed"))
 
@@ -84,14 +86,14 @@ def test_the_batch_size_counts():
     for _ in range(3):
         x = layers.Dense(4096, kernel_initializer="zeros")(x)
     model = keras.Model(inputs, x)
-    few, many = (explain(model, target="h100", batch_size=size)[1].cost.gain for size in (1, 16384))
+    few, many = (decisions(model, target="h100", batch_size=size)[1].cost.gain for size in (1, 16384))
     assert few < 1 < many
 
 
 def test_projections_of_attention():
     inputs = keras.Input((1024, 2048))
     x = layers.MultiHeadAttention(16, 128, name="attention")(inputs, inputs)
-    rows = explain(keras.Model(inputs, layers.Dense(16)(x)), target="v7x")
+    rows = decisions(keras.Model(inputs, layers.Dense(16)(x)), target="v7x")
     assert [each.path for each in rows if each.cost] == [
         *(f"attention/{name}" for name in ("query", "key", "value", "attention_output")),
         rows[-1].path,
@@ -102,9 +104,9 @@ def test_projections_of_attention():
 def test_bad_input():
     model = network()
     with pytest.raises(ValueError, match="target='a100': A100 SXM4 80GB has no FP8 units.*With: .*h100"):
-        explain(model, target="a100")
+        decisions(model, target="a100")
     with pytest.raises(ValueError, match="Did you mean 'h100'"):
-        explain(model, target="h1000")
+        decisions(model, target="h1000")
     with pytest.raises(ValueError, match="batch_size=0 must be a whole number, 1 or more"):
         convert(model, target="h100", batch_size=0)
     with pytest.raises(ValueError, match="target='h100' chooses the layers, and so does select"):
@@ -112,7 +114,7 @@ def test_bad_input():
     inputs = keras.Input((None, 64))
     unknown = keras.Model(inputs, layers.Dense(64, name="dense")(inputs))
     with pytest.raises(ValueError, match=r"layer 'dense' takes inputs of unknown length, \(None, None, 64\)"):
-        explain(unknown, target="h100")
+        decisions(unknown, target="h100")
 
 
 def test_only_chips_with_fp8():

@@ -21,9 +21,11 @@ from trajectory import (
 from twins import twin
 
 import keras_mp
-from keras_mp.fp8 import Float8Dense, Scalings, convert, matmul, revert
+from keras_mp import convert, revert
+from keras_mp.fp8 import Scalings, matmul
 from keras_mp.fp8.layers import CALL_SITES, AmaxHistory
 from keras_mp.fp8.quantize import next_step
+from keras_mp.layers import Float8Dense
 
 
 @pytest.mark.jax
@@ -151,7 +153,7 @@ def trained():
     keras.config.set_dtype_policy("mixed_bfloat16")
     model = small(Scalings.named("delayed", history=8))
     inner = keras.optimizers.Adam(1e-2, use_ema=True, ema_overwrite_frequency=2, weight_decay=0.1)
-    model.compile(keras_mp.LossScaleOptimizer(inner, keras_mp.NoLossScale()), "mse", run_eagerly=True)
+    model.compile(keras_mp.LossScaleOptimizer(inner, keras_mp.LossScale.none()), "mse", run_eagerly=True)
     rng = np.random.default_rng()
     for _ in range(4):
         model.train_on_batch(rng.normal(size=(8, 4, 16)), rng.normal(size=(8, 4, 4)))

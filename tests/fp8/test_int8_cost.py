@@ -6,7 +6,9 @@ import keras
 import pytest
 from twins import twin
 
-from keras_mp.fp8 import Scalings, convert, explain
+from keras_mp import convert
+from keras_mp.fp8 import Scalings
+from keras_mp.fp8.convert import decisions
 from keras_mp.fp8.cost import GAINS_FROM, gains_from
 from keras_mp.fp8.layers import Float8Layer
 
@@ -22,7 +24,7 @@ def test_convert_takes_what_gains_on_the_target(capsys, monkeypatch):
     dense = [keras.layers.Dense(size, use_bias=False, name=f"dense{index}") for index, size in enumerate(sizes)]
     model = keras.Sequential([keras.Input((16,)), *dense])
     monkeypatch.setitem(GAINS_FROM, "v5e", (8192, 32, 64))  # in place of the size of large layers
-    rows = {row.path: row for row in explain(model, target="v5e", batch_size=8192, scaling=Scalings.named("int8"))}
+    rows = {row.path: row for row in decisions(model, target="v5e", batch_size=8192, scaling=Scalings.named("int8"))}
     printed = capsys.readouterr().out
     assert [path for path, row in rows.items() if row.float8] == ["dense1"]
     assert rows["dense1"].reason == "its product of 32 by 64 gains"
@@ -33,7 +35,7 @@ def test_convert_takes_what_gains_on_the_target(capsys, monkeypatch):
     for target, batch_size in (("v5e", 8191), ("v6e", 8192)):
         with pytest.warns(UserWarning, match="nothing is in INT8 of the 4 .* its product of 32 by 64 does not gain"):
             convert(model, Scalings.named("int8"), target=target, batch_size=batch_size)
-    explain(model, target="v6e", batch_size=8192, scaling=Scalings.named("int8"))
+    decisions(model, target="v6e", batch_size=8192, scaling=Scalings.named("int8"))
     assert "On v6e a layer gains from no size on" in capsys.readouterr().out
     with pytest.raises(ValueError, match="TPU v5e has no FP8 units"):
         convert(model, Scalings.named("delayed"), target="v5e", batch_size=8192)

@@ -9,7 +9,7 @@ from int8_reference import TOP, amax, divided, integers, scale_of, variable, wor
 from reference import compiled, quantized_by, tensors, to_numpy, with_gradients
 
 from keras_mp.fp8 import Scalings, matmul
-from keras_mp.fp8.matmul import MOST_TERMS
+from keras_mp.fp8.scaled_product import MOST_TERMS
 
 PATH = "block/dense"
 BACKEND = keras.backend.backend()

@@ -7,7 +7,9 @@ from reference import compiled, sqnr, to_numpy
 from twins import twin
 
 import keras_mp
-from keras_mp.fp8 import Float8Dense, Float8EinsumDense, Scalings, matmul, revert
+from keras_mp import revert
+from keras_mp.fp8 import Scalings, matmul
+from keras_mp.layers import Float8Dense, Float8EinsumDense
 
 RECIPE = Scalings.named("current", format="E4M3", scale="power_of_two")
 RECIPES = {
@@ -38,7 +40,7 @@ def trained(request, tmp_path_factory):
     model = keras.Model(inputs, keras.layers.Concatenate(name="all")(results), name="recipes")
     # In TensorFlow's eager mode, a tenth of the time of the compiler's.
     eager = request.param == "mixed_bfloat16" and keras.backend.backend() == "tensorflow"
-    scale = [] if request.param == "mixed_float16" else [keras_mp.NoLossScale()]
+    scale = [] if request.param == "mixed_float16" else [keras_mp.LossScale.none()]
     model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.Adam(0.01), *scale), "mse", run_eagerly=eager)
     x, y = normal(16, 4, 40), normal(16, 4, 32 * len(RECIPES))
     losses = [float(model.train_on_batch(x, y)) for _ in range(6)]

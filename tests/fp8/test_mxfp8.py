@@ -9,9 +9,11 @@ from mx_reference import mx_product
 from reference import assert_close, check_products, compiled, sqnr, tensors, to_numpy, with_gradients
 
 import keras_mp
+from keras_mp import convert
 from keras_mp.chips import CHIPS
-from keras_mp.fp8 import Scaling, Scalings, convert, explain, is_available, matmul
+from keras_mp.fp8 import Scaling, Scalings, is_available, matmul
 from keras_mp.fp8.block_scaled import dequantize_rows, quantize_matrix
+from keras_mp.fp8.convert import decisions
 from keras_mp.precision.hardware import Device, support
 
 RECIPES = {
@@ -123,7 +125,7 @@ def test_layers_are_chosen_for_chips_that_multiply_blocks():
         with pytest.raises(ValueError, match="KERAS_BACKEND to 'jax'"):
             convert(model, "mxfp8", target="b200")
         return
-    rows = {row.path: row for row in explain(model, target="b200", scaling="mxfp8")}
+    rows = {row.path: row for row in decisions(model, target="b200", scaling="mxfp8")}
     assert rows["up"].float8 and not rows["narrow"].float8
     chip, (m, k, n) = CHIPS["b200"], (8 * 512, 2048, 8192)
     rate, bandwidth = (each / chip.devices for each in (chip.peak["fp8"], chip.bandwidth))

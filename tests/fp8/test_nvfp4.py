@@ -10,7 +10,8 @@ import pytest
 from int8_reference import words
 from reference import assert_close, compiled, sqnr, tensors, to_numpy, with_gradients
 
-from keras_mp.fp8 import Scaling, Scalings, convert, matmul
+from keras_mp import convert
+from keras_mp.fp8 import Scaling, Scalings, matmul
 from keras_mp.fp8.block_scaled import (
     block_scales,
     dequantize_rows,

@@ -8,6 +8,7 @@ import reference
 from own_scaling import CLIPPED, mean_magnitude, narrow
 from reference import compiled, tensors, with_gradients
 
+import keras_mp
 from keras_mp import fp8
 
 
@@ -57,7 +58,7 @@ def test_a_function_is_given_the_amaxes_of_the_updates_before():
 
 
 def test_a_file_with_a_scaling_of_ones_own_is_loaded(tmp_path):
-    model = fp8.convert(network(), CLIPPED, select=lambda path, layer: True)
+    model = keras_mp.convert(network(), CLIPPED, select=lambda path, layer: True)
     assert [layer.scaling for layer in model.layers] == [CLIPPED, CLIPPED]
     assert not CLIPPED.takes_parts and "source=mean_magnitude" in str(CLIPPED)
     model.save(tmp_path / "model.keras")

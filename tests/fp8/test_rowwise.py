@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from reference import assert_close, check_products, compiled, row_product, sqnr, tensors, to_numpy
 
-from keras_mp.fp8 import Scalings, convert, matmul
+from keras_mp import convert
+from keras_mp.fp8 import Scalings, matmul
 from keras_mp.fp8.quantize import lies_in
 
 RECIPES = {

@@ -43,13 +43,13 @@ def test_averaged_weights():
 def test_kernel_gradients_of_a_tiny_loss(dtype):
     """The first step with a loss of about 1e-6: the kernel moves by the reference's gradient, not by nothing."""
     scale, rng = 1e-6, np.random.default_rng()
-    layer = keras_mp.fp8.Float8Dense(16, use_bias=False, dtype=dtype)
+    layer = keras_mp.layers.Float8Dense(16, use_bias=False, dtype=dtype)
     model = keras.Sequential([keras.Input((16,)), layer])
     # Exact in both 16-bit formats, so that the reference has the same operands.
     x = rng.integers(-8, 9, (8, 16)).astype("float32")
     g = rng.integers(1, 9, (8, 16)).astype("float32") / 64
     kernel = keras.ops.convert_to_numpy(layer.kernel)
-    loss_scale = keras_mp.StaticLossScale(2.0**16)
+    loss_scale = keras_mp.LossScale.static(2.0**16)
     optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), loss_scale)
 
     def loss(g, y):

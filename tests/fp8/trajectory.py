@@ -14,8 +14,9 @@ from int8_reference import TOP, integers
 from reference import cast, compiled, quantized_by, tensors, to_numpy
 
 import keras_mp
-from keras_mp.fp8 import Float8Dense, Scalings
+from keras_mp.fp8 import Scalings
 from keras_mp.fp8.scaling import ROLES
+from keras_mp.layers import Float8Dense
 
 ROWS, WIDTH = 8, 16
 BAD = (np.inf, -np.inf, np.nan)
@@ -200,7 +201,7 @@ def build(recipes, accumulate=1, checks=True, **compile_arguments):
     model = keras.Model(inputs, results)
     optimizer = keras.optimizers.SGD(0.0, gradient_accumulation_steps=accumulate if accumulate > 1 else None)
     if checks:
-        optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale())
+        optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.LossScale.none())
     model.compile(optimizer, [dot_loss] * len(results), **compile_arguments)
     return model
 

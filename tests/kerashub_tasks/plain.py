@@ -51,7 +51,7 @@ LINES: dict[str, dict[str, tuple[str, ...]]] = {
             "keras.tree.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), served, again)",
         ),
     },
-    "fp8.convert": {"mixed_float16": (*REBUILT, "COMPILE", BEFORE, *TRAINED, MOVED)},
+    "convert": {"mixed_float16": (*REBUILT, "COMPILE", BEFORE, *TRAINED, MOVED)},
     "save": {
         "mixed_float16": (
             # As if trained.

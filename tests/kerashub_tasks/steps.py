@@ -17,6 +17,7 @@ from keras_mp.export.verification import relative_difference
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.numerics.nonfinite import LOWER_SCALE
 from keras_mp.rebuild import layers_by_path
+from keras_mp.stability.sensitive import sensitive_layers
 from kerashub_tasks.plain import failure, one_line, prepared
 from kerashub_tasks.task import BATCH, Task, under
 
@@ -67,7 +68,7 @@ class Subject:
         return self.batch[0]
 
     def compile(self, model: Any) -> None:
-        optimizer = keras_mp.wrap_optimizer(keras.optimizers.Adam(1e-3), model)
+        optimizer = keras_mp.loss_scaling.wrap_optimizer(keras.optimizers.Adam(1e-3), model)
         model.compile(optimizer=optimizer, **self.config.compile)
 
 
@@ -80,12 +81,12 @@ def build(subject: Subject) -> str:
 
 def stabilize(subject: Subject) -> str:
     """All sensitive layers are treated."""
-    count = len(keras_mp.sensitive_layers(subject.model))
+    count = len(sensitive_layers(subject.model))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         stabilized = keras_mp.stabilize(subject.model)
     subject.warning = next((str(each.message) for each in caught if "stabilize(" in str(each.message)), "")
-    left = keras_mp.sensitive_layers(stabilized)
+    left = sensitive_layers(stabilized)
     if left:
         raise Missed(f"stabilize leaves {', '.join(layer.path for layer in left[:3])} in low precision, of {len(left)}")
     subject.model = stabilized
@@ -123,14 +124,14 @@ def find_nonfinite(subject: Subject) -> str:
 
     Where the losses of fit were not finite, no step is clean: then that is what must be found.
     """
-    clean = keras_mp.find_nonfinite(subject.model, subject.batch, loss_scale=1.0)
+    clean = keras_mp.numerics.find_nonfinite(subject.model, subject.batch, loss_scale=1.0)
     if not subject.finite:
         if clean is None or clean.backward or not clean.path:
             raise Missed(f"the losses of fit are not finite, and that is taken for {clean}")
         return f"names {clean.path.rpartition('/')[2]}: {clean.kind} in the forward pass"
     if clean is not None:
         raise Missed(f"a clean step is blamed: {clean}")
-    overflow = keras_mp.find_nonfinite(subject.model, subject.batch, loss_scale=TOO_LARGE)
+    overflow = keras_mp.numerics.find_nonfinite(subject.model, subject.batch, loss_scale=TOO_LARGE)
     if overflow is None or overflow.remedy != LOWER_SCALE or not overflow.backward:
         raise Missed(f"an overflow at loss scale {TOO_LARGE:g} is taken for {overflow}")
     return f"{overflow.path.rpartition('/')[2]} at 2^60, finite at {overflow.fitting_scale:g}"
@@ -159,8 +160,8 @@ def convert(subject: Subject) -> str:
     """Products in FP8, and outputs near those before."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        converted = keras_mp.fp8.convert(subject.model, select=lambda path, layer: True)
-    texts = [str(each.message) for each in caught if "fp8.convert(" in str(each.message)]
+        converted = keras_mp.convert(subject.model, select=lambda path, layer: True)
+    texts = [str(each.message) for each in caught if "convert(" in str(each.message)]
     subject.warning = texts[0] if texts else ""
     products = [layer for layer in layers_by_path(converted).values() if isinstance(layer, Float8Layer)]
     if not products:
@@ -205,7 +206,7 @@ STEPS: dict[str, Callable[[Subject], str]] = {
     "find_nonfinite": find_nonfinite,
     "audit": audit,
     "export_float32": export_float32,
-    "fp8.convert": convert,
+    "convert": convert,
     "save": save,
 }
 

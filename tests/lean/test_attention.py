@@ -151,7 +151,7 @@ def test_a_mask_stands_behind_one_barrier_for_all_blocks():
     x = keras.Input((512, 16))
     mask = ops.matmul(x, ops.transpose(x, (0, 2, 1))) > 0
     attend = keras.layers.MultiHeadAttention(2, 8)
-    model = keras_mp.make_lean(keras.Model(x, attend(attend(x, x, attention_mask=mask), x, attention_mask=mask)))
+    model = keras_mp.lean.make_lean(keras.Model(x, attend(attend(x, x, attention_mask=mask), x, attention_mask=mask)))
     model.compile("sgd", "mse")
     batch = keras.KerasTensor((2, 512, 16), "float32")
     program = str(read_module(lower_step(model, (batch, batch), training=True, platform="cuda").module))

@@ -7,8 +7,8 @@ import pytest
 from keras import layers, ops
 from test_make_lean import assert_same_step, changes, compiled, lean_of
 
-import keras_mp
 from keras_mp.lean import chunked_head
+from keras_mp.lean.lean_model import lean_rows
 
 VOCABULARY, LENGTH = own_blocks.VOCABULARY, own_blocks.LENGTH
 
@@ -69,7 +69,7 @@ def chunks(monkeypatch):
 
 
 def head(model):
-    rows = [row for row in keras_mp.lean_report(model).rows if row.kind == "head"]
+    rows = [row for row in lean_rows(model) if row.kind == "head"]
     return rows[0] if rows else None
 
 

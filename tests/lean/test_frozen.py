@@ -84,8 +84,8 @@ def test_losses_and_updates_are_the_same_bits(family, lean):
     model = with_lora(family)
     other = twin(model)
     if lean:
-        keras_mp.make_lean(model)
-        keras_mp.make_lean(other)
+        keras_mp.lean.make_lean(model)
+        keras_mp.lean.make_lean(other)
     x, y = batch()
     # Eagerly where that takes a tenth of the time; the slow ones are traced.
     how = {"run_eagerly": True} if TENSORFLOW and (family, lean) in QUICK else {}
@@ -106,11 +106,11 @@ def test_undone_it_is_float32_without_the_low_bits():
     before = {v.path: value for v, value in zip(model.weights, bits(model.weights), strict=True)}
     dtypes_before = [v.dtype for v in model.weights]
     keras_mp.stabilize(model)
-    assert keras_mp.narrow_frozen(model) is model
+    assert keras_mp.lean.narrow_frozen(model) is model
     once = dtypes(model)
-    assert "bfloat16" in once.values() and dtypes(keras_mp.narrow_frozen(model)) == once
+    assert "bfloat16" in once.values() and dtypes(keras_mp.lean.narrow_frozen(model)) == once
     narrow = {v.path for v in model.weights if v.dtype == "bfloat16"}
-    keras_mp.undo_lean(model)
+    keras_mp.revert(model)
     assert [v.dtype for v in model.weights] == dtypes_before
     for variable, value in zip(model.weights, bits(model.weights), strict=True):
         rounded = value.astype(ml_dtypes.bfloat16) if variable.path in narrow else before[variable.path]
@@ -125,7 +125,7 @@ def test_it_comes_back(how, tmp_path):
     base = keras.Model(inputs, layers.Dense(6)(features), name="base")
     base.trainable = False
     model = keras.Model(inputs, layers.Dense(2)(base(inputs)))
-    keras_mp.narrow_frozen(keras_mp.stabilize(model))
+    keras_mp.lean.narrow_frozen(keras_mp.stabilize(model))
     x = np.random.default_rng().normal(size=(3, 8, 8, 3)).astype("float32")
     if how == "saved":
         model.save(tmp_path / "model.keras")
@@ -134,7 +134,7 @@ def test_it_comes_back(how, tmp_path):
         again = keras.models.clone_model(model)
         again.set_weights(model.get_weights())
     else:
-        again = keras.models.clone_model(keras_mp.undo_lean(keras.models.clone_model(model)))
+        again = keras.models.clone_model(keras_mp.revert(keras.models.clone_model(model)))
         model.save_weights(tmp_path / "model.weights.h5")
         again.load_weights(tmp_path / "model.weights.h5")
     assert dtypes(again) == (dict.fromkeys(dtypes(model), "float32") if how == "weights" else dtypes(model))
@@ -175,7 +175,7 @@ def test_a_merged_export_adds_lora_to_the_rounded_kernel(tmp_path):
     for layer in model.layers:
         layer.enable_lora(2)
         layer.lora_kernel_b.assign(generator.normal(size=layer.lora_kernel_b.shape))
-    keras_mp.narrow_frozen(model)
+    keras_mp.lean.narrow_frozen(model)
     assert model.layers[0]._kernel.dtype == "bfloat16"
     x = generator.normal(size=(5, 32)).astype("float32")
     expected = x.astype("float64")
@@ -225,20 +225,20 @@ def test_what_is_read_in_float32_or_trains_stays_as_it_is():
     model = keras.Model(inputs, layers.Dense(2)(layers.BatchNormalization()(layers.Dense(4, name="trains")(x))))
     for layer in model.layers:
         layer.trainable = layer.name == "trains"
-    keras_mp.narrow_frozen(keras_mp.stabilize(model))
+    keras_mp.lean.narrow_frozen(keras_mp.stabilize(model))
     output = model.layers[-1]
     assert [v for v in model.weights if v.dtype == "bfloat16"] == [output.kernel]
     with pytest.raises(ValueError, match="no weight is frozen and read in 16 bits alone. '.*dense.*' trains"):
-        keras_mp.narrow_frozen(keras.Sequential([keras.Input((4,)), layers.Dense(2)]))
+        keras_mp.lean.narrow_frozen(keras.Sequential([keras.Input((4,)), layers.Dense(2)]))
     with pytest.raises(ValueError, match="is not built"):
-        keras_mp.narrow_frozen(keras.Sequential([layers.Dense(2)]))
+        keras_mp.lean.narrow_frozen(keras.Sequential([layers.Dense(2)]))
 
 
 def test_a_frozen_weight_that_is_quantized_is_quantized_from_what_it_was_stored_as():
     keras.config.set_dtype_policy("mixed_bfloat16")
     model = keras.Sequential([keras.Input((32,)), layers.Dense(16), layers.Dense(2)])
     model.layers[0].trainable = False
-    keras_mp.narrow_frozen(keras_mp.stabilize(model))
+    keras_mp.lean.narrow_frozen(keras_mp.stabilize(model))
     other = keras.Sequential([keras.Input((32,)), layers.Dense(16), layers.Dense(2)])
     other.set_weights(bits(model.weights))
     model.layers[0].quantize("int8")

@@ -7,11 +7,12 @@ import pytest
 from keras import layers
 
 import keras_mp
+from keras_mp.lean.lean_model import lean_rows
 
 VOCABULARY, WIDTH, LENGTH = 40, 16, 6
 
 
-def build(kind=keras_mp.LanguageModel, tied=True, dense=False):
+def build(kind=keras_mp.layers.LanguageModel, tied=True, dense=False):
     keras.utils.set_random_seed(0)
     tokens = keras.Input((LENGTH,), dtype="int32")
     embedding = layers.ReversibleEmbedding(VOCABULARY, WIDTH, tie_weights=tied)
@@ -40,7 +41,7 @@ def test_it_trains_as_the_plain_model(head, weights, mode):
     given = {"none": None, "sequence": given[:, :1], "token": given}[weights]
     plain, ours = build(keras.Model, **head), build(**head)
     plain.compile(keras.optimizers.SGD(0.5), keras.losses.SparseCategoricalCrossentropy(from_logits=True), **mode)
-    ours.compile(keras.optimizers.SGD(0.5), keras_mp.ChunkedCrossEntropy(rows=7), **mode)
+    ours.compile(keras.optimizers.SGD(0.5), keras_mp.lean.ChunkedCrossEntropy(rows=7), **mode)
     for _ in range(2):
         both = [float(m.train_on_batch(tokens, targets, sample_weight=given)) for m in (ours, plain)]
         np.testing.assert_allclose(*both, rtol=1e-5)
@@ -54,7 +55,7 @@ def test_ignored_targets_and_label_smoothing(from_features):
     targets[0, :4] = 7
     arguments = {"label_smoothing": 0.2, "ignore_class": 7, "rows": 4}
     model = build()
-    model.compile("sgd", keras_mp.ChunkedCrossEntropy(**arguments))
+    model.compile("sgd", keras_mp.lean.ChunkedCrossEntropy(**arguments))
     logits = model.predict(tokens, verbose=0)
     log_softmax = logits - np.log(np.exp(logits.astype("float64")).sum(-1, keepdims=True))
     at_target = np.take_along_axis(log_softmax, targets[..., None], -1)[..., 0]
@@ -64,18 +65,18 @@ def test_ignored_targets_and_label_smoothing(from_features):
     if from_features:
         ours = model.evaluate(tokens, targets, sample_weight=weights, verbose=0)
     else:
-        ours = float(keras_mp.ChunkedCrossEntropy(**arguments)(targets, logits, weights))
+        ours = float(keras_mp.lean.ChunkedCrossEntropy(**arguments)(targets, logits, weights))
     np.testing.assert_allclose(ours, exact, rtol=1e-5)
 
 
 def test_the_loss_of_features_is_taken_and_predictions_are_logits(monkeypatch):
     tokens, targets, _ = draw()
     model = build()
-    model.compile("sgd", keras_mp.ChunkedCrossEntropy(), metrics=["accuracy"], run_eagerly=True)
+    model.compile("sgd", keras_mp.lean.ChunkedCrossEntropy(), metrics=["accuracy"], run_eagerly=True)
     called = []
-    original = keras_mp.ChunkedCrossEntropy.of_features
+    original = keras_mp.lean.ChunkedCrossEntropy.of_features
     monkeypatch.setattr(
-        keras_mp.ChunkedCrossEntropy,
+        keras_mp.lean.ChunkedCrossEntropy,
         "of_features",
         lambda *args, **kwargs: called.append(1) or original(*args, **kwargs),
     )
@@ -96,30 +97,30 @@ def test_it_is_saved_loaded_and_stabilized(tmp_path):
     tokens, targets, _ = draw()
     keras.config.set_dtype_policy("mixed_bfloat16")
     model = keras_mp.stabilize(build())
-    model.compile("adam", keras_mp.ChunkedCrossEntropy(label_smoothing=0.1, rows=4), run_eagerly=True)
+    model.compile("adam", keras_mp.lean.ChunkedCrossEntropy(label_smoothing=0.1, rows=4), run_eagerly=True)
     model.train_on_batch(tokens, targets)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert type(loaded) is keras_mp.LanguageModel and loaded.loss.get_config() == model.loss.get_config()
+    assert type(loaded) is keras_mp.layers.LanguageModel and loaded.loss.get_config() == model.loss.get_config()
     np.testing.assert_allclose(loaded.test_on_batch(tokens, targets), model.test_on_batch(tokens, targets), rtol=1e-5)
 
 
 def test_bad_arguments_are_named():
     x = keras.Input((4,))
     with pytest.raises(ValueError, match="ends in a Dense or a ReversibleEmbedding layer.*got LayerNormalization"):
-        keras_mp.LanguageModel(x, layers.LayerNormalization()(x))
+        keras_mp.layers.LanguageModel(x, layers.LayerNormalization()(x))
     with pytest.raises(ValueError, match="one output, its logits; got 2"):
-        keras_mp.LanguageModel(x, [layers.Dense(2)(x), layers.Dense(2)(x)])
+        keras_mp.layers.LanguageModel(x, [layers.Dense(2)(x), layers.Dense(2)(x)])
     with pytest.raises(ValueError, match="label_smoothing must be from 0 to 1, got -1"):
-        keras_mp.ChunkedCrossEntropy(label_smoothing=-1)
+        keras_mp.lean.ChunkedCrossEntropy(label_smoothing=-1)
     with pytest.raises(ValueError, match="rows=0 must be a whole number, 1 or more"):
-        keras_mp.ChunkedCrossEntropy(rows=0)
+        keras_mp.lean.ChunkedCrossEntropy(rows=0)
     with pytest.raises(ValueError, match="reduction is one of sum_over_batch_size.*got 'none'"):
-        keras_mp.ChunkedCrossEntropy(reduction="none")
+        keras_mp.lean.ChunkedCrossEntropy(reduction="none")
     model = build()
-    model.compile("sgd", keras_mp.ChunkedCrossEntropy())
+    model.compile("sgd", keras_mp.lean.ChunkedCrossEntropy())
     with pytest.raises(ValueError, match="sample_weight must broadcast from the left"):
-        keras_mp.ChunkedCrossEntropy()(np.zeros((5, 6), "int32"), np.zeros((5, 6, 9), "float32"), np.ones((6, 5)))
+        keras_mp.lean.ChunkedCrossEntropy()(np.zeros((5, 6), "int32"), np.zeros((5, 6, 9), "float32"), np.ones((6, 5)))
 
 
 def test_a_language_model_is_lean_by_itself_and_takes_recomputed_blocks():
@@ -127,16 +128,20 @@ def test_a_language_model_is_lean_by_itself_and_takes_recomputed_blocks():
     embedding = layers.ReversibleEmbedding(VOCABULARY, WIDTH)
     x = embedding(tokens)
     for block in range(2):
-        y = keras_mp.SelfAttention(2, causal=True, name=f"block{block}_attention")(layers.LayerNormalization()(x))
+        y = keras_mp.layers.SelfAttention(2, causal=True, name=f"block{block}_attention")(
+            layers.LayerNormalization()(x)
+        )
         x = layers.Add(name=f"block{block}_add")([x, y])
-    model = keras_mp.LanguageModel(tokens, layers.Activation("linear", dtype="float32")(embedding(x, reverse=True)))
-    model.compile(keras.optimizers.SGD(0.5), keras_mp.ChunkedCrossEntropy(rows=7), run_eagerly=own_blocks.EAGERLY)
+    model = keras_mp.layers.LanguageModel(
+        tokens, layers.Activation("linear", dtype="float32")(embedding(x, reverse=True))
+    )
+    model.compile(keras.optimizers.SGD(0.5), keras_mp.lean.ChunkedCrossEntropy(rows=7), run_eagerly=own_blocks.EAGERLY)
     tokens, targets, _ = draw()
     before = model.get_weights()
     losses = []
-    for change in (keras_mp.make_lean, lambda model: keras_mp.make_lean(model, remat=True), keras_mp.undo_lean):
+    for change in (keras_mp.lean.make_lean, lambda model: keras_mp.lean.make_lean(model, remat=True), keras_mp.revert):
         change(model)
-        report = keras_mp.lean_report(model)
+        report = lean_rows(model)
         assert all(row.lean for row in report.rows) and {"attention", "head"} <= {row.kind for row in report.rows}
         model.set_weights(before)
         losses += [[float(model.train_on_batch(tokens, targets)) for _ in range(2)]]

@@ -15,6 +15,7 @@ from twins import twin
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
+from keras_mp.lean.lean_model import lean_rows
 from keras_mp.rebuild import layers_by_path, rebuild
 
 pytestmark = pytest.mark.usefixtures("float32_policy")
@@ -90,11 +91,11 @@ def recomputing(model, remat=True):
     """The model with blocks that recompute, of which nothing must be missing."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="(?s).*could not reach.*")
-        return keras_mp.make_lean(twin(model), remat=remat)
+        return keras_mp.lean.make_lean(twin(model), remat=remat)
 
 
 def blocks(model):
-    return [row.layer for row in keras_mp.lean_report(model).rows if row.kind == "block"]
+    return [row.layer for row in lean_rows(model) if row.kind == "block"]
 
 
 def paths(model):
@@ -194,13 +195,13 @@ def test_it_saves_loads_exports_and_is_undone(name, tmp_path):
     if type(getattr(loaded, "optimizer", None)) is not keras.optimizers.SGD:
         compiled(loaded, run_eagerly=own_blocks.EAGERLY)  # KerasHub's models are loaded with a default optimizer
     give_seeds(ours, loaded)
-    leans = [[(row.kind, row.lean) for row in keras_mp.lean_report(each).rows] for each in (loaded, ours)]
+    leans = [[(row.kind, row.lean) for row in lean_rows(each)] for each in (loaded, ours)]
     assert leans[0] == leans[1]
     assert len(blocks(loaded)) > 0
     assert_same_step(step(loaded, x, y), step(ours, x, y))
     ours.save_weights(tmp_path / "model.weights.h5")
     model.load_weights(tmp_path / "model.weights.h5")
-    plain = keras_mp.undo_lean(twin(ours))
+    plain = keras_mp.revert(twin(ours))
     assert blocks(plain) == []
     assert [type(layer) for layer in layers_by_path(plain).values()] == [
         type(layer) for layer in layers_by_path(model).values()
@@ -226,9 +227,9 @@ def test_patterns_name_blocks_and_layers():
     assert blocks(recomputing(one, ("block_*",))) == ["block_0"]
     for wrong in ("block_*", 3, (1,)):
         with pytest.raises(TypeError, match="remat takes True, False, or patterns such as"):
-            keras_mp.make_lean(one, remat=wrong)
+            keras_mp.lean.make_lean(one, remat=wrong)
     with pytest.raises(ValueError, match="'gpt' matches 'blok_1'; nearest: 'block_1'"):
-        keras_mp.make_lean(model, remat=("block_0", "blok_1"))
+        keras_mp.lean.make_lean(model, remat=("block_0", "blok_1"))
 
 
 @pytest.mark.slow
@@ -246,7 +247,7 @@ def test_patterns_name_segments_and_nested_layers():
 def test_a_model_without_blocks_says_so():
     model = keras.Sequential([keras.Input((8,)), *(layers.Dense(8) for _ in range(3))], name="plain")
     with pytest.warns(UserWarning, match="'plain', remat=True.*no part of the model repeats; name the layers"):
-        keras_mp.make_lean(model, remat=True)
+        keras_mp.lean.make_lean(model, remat=True)
 
 
 @pytest.mark.slow
@@ -255,7 +256,7 @@ def test_a_model_without_blocks_says_so():
 def test_the_compiled_memory_falls():
     def memory(remat):
         model = own_blocks.vit(blocks=6)
-        model = keras_mp.make_lean(model, remat=True) if remat else model
+        model = keras_mp.lean.make_lean(model, remat=True) if remat else model
         return keras_mp.inspect(compiled(model), batch, "h100").memory.temporary
 
     batch = keras.KerasTensor((512, 8, 8, 3), "float32"), keras.KerasTensor((512,), "int32")

@@ -7,6 +7,7 @@ import pytest
 from twins import twin
 
 import keras_mp
+from keras_mp.lean.lean_model import lean_rows
 
 JAX = keras.backend.backend() == "jax"
 BATCH, ROWS, COLUMNS = 5, 24, 9
@@ -68,8 +69,8 @@ def test_trains_as_the_plain_layer(kind, policy):
     rng = np.random.default_rng()
     layer = model_of(kind, policy).layers[-1]
     plain = keras.Sequential([keras.Input(shape_of(kind)), Before(dtype=policy), layer])
-    lean = keras_mp.make_lean(twin(plain))
-    assert [(row.kind, row.lean) for row in keras_mp.lean_report(lean).rows] == [("int4", True)]
+    lean = keras_mp.lean.make_lean(twin(plain))
+    assert [(row.kind, row.lean) for row in lean_rows(lean)] == [("int4", True)]
     x = rng.normal(size=(BATCH, *shape_of(kind))).astype("float32")
     y = rng.normal(size=plain(x).shape).astype("float32")
     (expected, gradients), (loss, ours) = trained(plain, x, y), trained(lean, x, y)
@@ -88,7 +89,7 @@ def test_gradient_of_the_input_beside_float64(rows):
     layer.quantize("int4", config=group_config())
     kernel = keras.ops.convert_to_numpy(keras_mp.stability.quantized_product.dequantized_int4(layer, "float32"))
     plain = keras.Sequential([keras.Input((rows,)), Before(), layer])
-    lean = keras_mp.make_lean(twin(plain))
+    lean = keras_mp.lean.make_lean(twin(plain))
     x = rng.normal(size=(3, rows)).astype("float32")
     y = rng.normal(size=(3, kernel.shape[1])).astype("float32")
     _, (gradient,) = trained(lean, x, y)
@@ -103,12 +104,12 @@ def test_no_dequantized_kernel_is_kept():
     width, depth = 512, 3
 
     def temporary(lean):
-        with keras_mp.policy_scope("mixed_bfloat16"):
+        with keras_mp.set_global_policy("mixed_bfloat16"):
             layers = [keras.layers.Dense(width, use_bias=False) for _ in range(depth)]
             model = keras.Sequential([keras.Input((width,)), *layers, keras.layers.Dense(1)])
             for layer in layers:
                 adapted_models.adapt(layer, "int4", group_config(128), rank=2)
-            model = keras_mp.make_lean(model) if lean else model
+            model = keras_mp.lean.make_lean(model) if lean else model
             model.compile("sgd", "mse")
             batch = keras.KerasTensor((8, width), "float32"), keras.KerasTensor((8, 1), "float32")
             return keras_mp.inspect(model, batch, "h100").memory.temporary
@@ -125,19 +126,19 @@ def test_the_report_says_why_not():
         (quantized_inputs, "its inputs are quantized"),
         (keras.quantizers.Int4QuantizationConfig(block_size=-1), "no groups"),
     ):
-        (row,) = keras_mp.lean_report(model_of("dense", "mixed_bfloat16", config)).rows
+        (row,) = lean_rows(model_of("dense", "mixed_bfloat16", config))
         assert not row.lean and words in row.reason
-    (row,) = keras_mp.lean_report(keras_mp.stabilize(model_of("dense", "mixed_bfloat16"))).rows
+    (row,) = lean_rows(keras_mp.stabilize(model_of("dense", "mixed_bfloat16")))
     assert not row.lean and "output" in row.reason
 
 
 def test_it_is_saved_and_undone(tmp_path):
-    lean = keras_mp.make_lean(model_of("einsum", "mixed_bfloat16", rank=0))  # a file has LoRA merged, and rounded
+    lean = keras_mp.lean.make_lean(model_of("einsum", "mixed_bfloat16", rank=0))  # a file has LoRA merged, and rounded
     lean.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     x = np.random.default_rng().normal(size=(BATCH, 4, ROWS)).astype("float32")
-    for model, expected in ((loaded, True), (keras_mp.lean.make_lean.undo_lean(lean), False)):
-        (row,) = keras_mp.lean_report(model).rows
+    for model, expected in ((loaded, True), (keras_mp.lean.lean_model.undo_lean(lean), False)):
+        (row,) = lean_rows(model)
         assert row.lean == expected
         for training in (False, True):
             ours, right = (keras.ops.convert_to_numpy(each(x, training=training)) for each in (model, lean))

@@ -44,7 +44,7 @@ def program(policy="mixed_bfloat16", features=64, masked=False, **arguments):
     keras.config.set_dtype_policy(policy)
     x = keras.Input((16, 32))
     attended = layers.MultiHeadAttention(2, features, **arguments)(x, x, use_causal_mask=masked)
-    model = keras_mp.make_lean(keras.Model(x, attended))
+    model = keras_mp.lean.make_lean(keras.Model(x, attended))
 
     def loss(weights, state, x):
         y, _ = model.stateless_call(weights, state, x, training=True)

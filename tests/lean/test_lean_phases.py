@@ -24,7 +24,7 @@ def barriers(model, training):
 
 def test_the_program_of_a_model_without_the_argument_training_recomputes():
     model = compiled(own_blocks.nested())
-    plain, ours = keras_mp.make_lean(twin(model)), recomputing(model)
+    plain, ours = keras_mp.lean.make_lean(twin(model)), recomputing(model)
     assert barriers(ours, training=True) >= barriers(plain, training=True) + 3
     assert barriers(ours, training=False) == 0
 

@@ -11,6 +11,7 @@ from test_lean_families import recomputing
 from test_make_lean import assert_same_step, changes, kinds
 
 import keras_mp
+from keras_mp.lean.lean_model import lean_rows
 
 pytestmark = pytest.mark.slow
 WORDS, LENGTH, WIDTH = own_blocks.VOCABULARY, own_blocks.LENGTH, own_blocks.WIDTH
@@ -123,7 +124,7 @@ def test_it_makes_the_same_step(name):
     model = with_loss(build(), **arguments())
     ours = recomputing(model)
     assert kinds(ours) == lean
-    rows = keras_mp.lean_report(ours).rows
+    rows = lean_rows(ours)
     assert all(row.lean or row.reason for row in rows)
     x, y = batch(model)
     weights = np.random.default_rng().uniform(size=y.shape).astype("float32") if "weights" in name else None
@@ -151,7 +152,7 @@ def test_a_clone_of_one_that_is_lean_twice_makes_the_same_step():
     model = with_loss(language_model(), loss=SPARSE(from_logits=True))
     once = recomputing(model)
     twice = recomputing(once)
-    first, second = ([row[1:] for row in keras_mp.lean_report(each).rows] for each in (once, twice))
+    first, second = ([row[1:] for row in lean_rows(each)] for each in (once, twice))
     assert first == second
     clone = with_loss(keras.models.clone_model(twice), loss=SPARSE(from_logits=True))
     assert kinds(clone) == EVERY
@@ -160,11 +161,11 @@ def test_a_clone_of_one_that_is_lean_twice_makes_the_same_step():
     assert_same_step(changes(clone, x, y), changes(model, x, y))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="(?s).*could not reach.*")
-        assert kinds(keras_mp.undo_lean(twice)) == set()
+        assert kinds(keras_mp.revert(twice)) == set()
 
 
 @pytest.mark.parametrize("remat", [False, True])
 def test_an_unbuilt_model_is_an_error_that_says_what_to_do(remat):
     model = keras.Sequential([block(), block()], name="unbuilt")
     with pytest.raises(ValueError, match="'unbuilt' is not built.*call it once on a batch"):
-        keras_mp.make_lean(model, remat=remat)
+        keras_mp.lean.make_lean(model, remat=remat)

@@ -65,11 +65,11 @@ def lean_of(model):
     """The lean model, which nothing must be missing from."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="(?s).*could not reach.*")
-        return keras_mp.make_lean(twin(model))
+        return keras_mp.lean.make_lean(twin(model))
 
 
 def kinds(model):
-    return {row.kind for row in keras_mp.lean_report(model).rows if row.lean}
+    return {row.kind for row in keras_mp.lean.lean_model.lean_rows(model) if row.lean}
 
 
 GPT2 = "GPT2CausalLM"  # in a graph; the others eagerly, which takes less time than to trace them
@@ -88,19 +88,19 @@ def test_a_language_model_makes_the_same_step(name):
         lean.set_weights(model.get_weights())
         evaluated = [m.test_on_batch(x, y, sample_weight=weights, return_dict=True) for m in (lean, model)]
         assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-5, abs=1e-6)
-    parts = keras_mp.lean_report(lean).rows
+    parts = keras_mp.lean.lean_model.lean_rows(lean)
     assert parts and all(row.lean or row.reason for row in parts)
 
 
 def test_what_is_lean_is_listed_saved_and_undone(tmp_path):
     model = compiled(causal_models.build("GPT2CausalLM"))
-    lean = keras_mp.make_lean(twin(model))
+    lean = keras_mp.lean.make_lean(twin(model))
     assert kinds(model) == set() and kinds(lean) == {"attention", "gelu", "head"}
-    assert "5 of 5 parts are lean" in str(keras_mp.lean_report(lean))
+    assert "5 of 5 parts are lean" in str(keras_mp.lean.lean_model.lean_rows(lean))
     lean.save(tmp_path / "lean.keras")
     loaded = keras.saving.load_model(tmp_path / "lean.keras")
-    assert keras_mp.lean_report(loaded).rows == keras_mp.lean_report(lean).rows
-    plain = keras_mp.undo_lean(twin(loaded))
+    assert keras_mp.lean.lean_model.lean_rows(loaded) == keras_mp.lean.lean_model.lean_rows(lean)
+    plain = keras_mp.revert(twin(loaded))
     assert kinds(plain) == set()
     assert [type(layer) for layer in layers_by_path(plain).values()] == [
         type(layer) for layer in layers_by_path(model).values()
@@ -137,7 +137,7 @@ def test_keras_attention_with_masks_makes_the_same_step(kind, dropout):
 def test_a_model_with_nothing_to_make_lean_says_so():
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
     with pytest.warns(UserWarning, match="nothing in the model can become lean. It has no attention layer, no GELU"):
-        new = keras_mp.make_lean(twin(model))
+        new = keras_mp.lean.make_lean(twin(model))
     x = np.random.default_rng().normal(size=(2, 4)).astype("float32")
     np.testing.assert_array_equal(new.predict(x, verbose=0), model.predict(x, verbose=0))
 
@@ -154,17 +154,17 @@ def small_language_model(in_a_dict):
 def test_a_model_whose_one_output_is_in_a_dict_keeps_the_dict():
     tokens = np.random.default_rng().integers(0, 50, (4, LENGTH))
     plain = small_language_model(in_a_dict=True)
-    lean = keras_mp.make_lean(twin(plain))
+    lean = keras_mp.lean.make_lean(twin(plain))
     expected, got = plain.predict_on_batch(tokens), lean.predict_on_batch(tokens)
     assert got.keys() == expected.keys()
     np.testing.assert_allclose(got["out"], expected["out"], rtol=1e-5, atol=1e-6)
     assert_same_step(changes(lean, tokens, {"out": tokens}), changes(plain, tokens, {"out": tokens}))
-    assert "in a dict" in str(keras_mp.lean_report(lean))
+    assert "in a dict" in str(keras_mp.lean.lean_model.lean_rows(lean))
 
 
 def test_logits_of_a_call_without_a_loss_are_not_kept():
     tokens = np.random.default_rng().integers(0, 50, (4, LENGTH))
-    lean = keras_mp.make_lean(small_language_model(in_a_dict=False))
+    lean = keras_mp.lean.make_lean(small_language_model(in_a_dict=False))
     logits = weakref.ref(lean(tokens))
     gc.collect()
     assert logits() is None

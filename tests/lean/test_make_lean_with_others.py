@@ -9,9 +9,10 @@ import own_blocks
 import pytest
 
 import keras_mp
-from keras_mp import fp8
 from keras_mp.fp8.layers import Float8Layer
+from keras_mp.lean.lean_model import lean_rows
 from keras_mp.rebuild import layers_by_path
+from keras_mp.stability.sensitive import sensitive_layers
 
 pytest.importorskip("keras_hub")
 
@@ -37,10 +38,10 @@ def test_stabilize_before_and_after(lean_first):
     model = gpt2()
     x, y, weights = data(model, np.random.default_rng())
     stable = keras_mp.stabilize(twin(model))
-    both = keras_mp.stabilize(keras_mp.make_lean(model)) if lean_first else keras_mp.make_lean(twin(stable))
-    assert kinds(both) == EVERY and keras_mp.sensitive_layers(both) == []
-    plain = keras_mp.undo_lean(twin(both))
-    assert kinds(plain) == set() and keras_mp.sensitive_layers(plain) == []
+    both = keras_mp.stabilize(keras_mp.lean.make_lean(model)) if lean_first else keras_mp.lean.make_lean(twin(stable))
+    assert kinds(both) == EVERY and sensitive_layers(both) == []
+    plain = keras_mp.revert(twin(both))
+    assert kinds(plain) == set() and sensitive_layers(plain) == []
     # Both have their logits and softmax in float32.
     assert_same_step(changes(both, x, y, weights), changes(stable, x, y, weights), tolerance=2e-2)
 
@@ -53,15 +54,15 @@ def test_fp8_before_and_after(lean_first):
     def converted(model):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # float32 layers in FP8
-            return fp8.convert(model, select=lambda path, layer: "feedforward" in path)
+            return keras_mp.convert(model, select=lambda path, layer: "feedforward" in path)
 
     expected = converted(twin(model))
-    both = converted(keras_mp.make_lean(model)) if lean_first else keras_mp.make_lean(twin(expected))
+    both = converted(keras_mp.lean.make_lean(model)) if lean_first else keras_mp.lean.make_lean(twin(expected))
     assert kinds(both) == EVERY
     in_fp8 = [sum(isinstance(x, Float8Layer) for x in layers_by_path(m).values()) for m in (both, expected)]
     assert in_fp8[0] == in_fp8[1] > 0
     assert_same_step(changes(both, x, y, weights), changes(expected, x, y, weights), tolerance=1e-3)
-    reverted = fp8.revert(twin(both))
+    reverted = keras_mp.revert(twin(both))
     assert kinds(reverted) == EVERY
     assert not any(isinstance(layer, Float8Layer) for layer in layers_by_path(reverted).values())
 
@@ -71,7 +72,7 @@ def test_lora_before_and_after(lean_first):
     model = gpt2()
     x, y, weights = data(model, np.random.default_rng())
     if lean_first:
-        lean = keras_mp.make_lean(twin(model))
+        lean = keras_mp.lean.make_lean(twin(model))
         for each in (model, lean):
             each.backbone.enable_lora(2)
         for ours, theirs in zip(lean.weights, model.weights, strict=True):
@@ -79,7 +80,7 @@ def test_lora_before_and_after(lean_first):
         compiled(lean, run_eagerly=own_blocks.EAGERLY), compiled(model, run_eagerly=own_blocks.EAGERLY)
     else:
         model.backbone.enable_lora(2)
-        lean = keras_mp.make_lean(twin(compiled(model, run_eagerly=own_blocks.EAGERLY)))
+        lean = keras_mp.lean.make_lean(twin(compiled(model, run_eagerly=own_blocks.EAGERLY)))
     assert kinds(lean) == EVERY
     assert len(lean.trainable_weights) == len(model.trainable_weights) < len(model.weights)
     assert_same_step(changes(lean, x, y, weights), changes(model, x, y, weights))
@@ -91,8 +92,8 @@ def test_lora_on_int4_with_blocks_that_recompute_trains_the_same():
     for remat in (None, True):
         model = adapted_models.gemma("float32", num_layers=2)
         if remat:
-            model = keras_mp.make_lean(model, remat=True)
-            assert [row.kind for row in keras_mp.lean_report(model).rows if row.lean].count("block") == 2
+            model = keras_mp.lean.make_lean(model, remat=True)
+            assert [row.kind for row in lean_rows(model) if row.lean].count("block") == 2
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(0.5), loss, run_eagerly=own_blocks.EAGERLY)
         losses = [model.train_on_batch(x, y, return_dict=True)["loss"] for _ in range(2)]
@@ -104,7 +105,7 @@ def test_lora_on_int4_with_blocks_that_recompute_trains_the_same():
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="logits of a whole step are seen in its graph")
 def test_a_step_with_metrics_makes_no_logits():
-    model = keras_mp.make_lean(gpt2(run_eagerly=False))
+    model = keras_mp.lean.make_lean(gpt2(run_eagerly=False))
     x, y, weights = data(model, np.random.default_rng())
     called = []
     original = keras.metrics.SparseCategoricalAccuracy.update_state

@@ -24,7 +24,7 @@ def test_batches_of_several_lengths_train_as_without():
         batches.append((tokens[:, :-1], tokens[:, 1:]))
     weights = None
     losses = []
-    for treat in (lambda model: model, keras_mp.make_lean):
+    for treat in (lambda model: model, keras_mp.lean.make_lean):
         model = treat(build())
         weights = weights or model.get_weights()
         model.set_weights(weights)

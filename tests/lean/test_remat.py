@@ -34,7 +34,7 @@ class Block(layers.Layer):
         return self.narrow(self.normalization(self.dropout(self.dense(x))))
 
     def call(self, x):
-        y = keras_mp.remat(self.inside)(x) if self.recompute else self.inside(x)
+        y = keras_mp.lean.remat(self.inside)(x) if self.recompute else self.inside(x)
         self.add_loss(0.1 * ops.mean(ops.square(ops.cast(y, "float32"))))
         return x + y
 
@@ -44,7 +44,7 @@ def build(kind):
     keras.utils.set_random_seed(1)
     inputs = keras.Input((8,))
     block = Block(kind == "function", name="block")
-    x = (keras_mp.remat(block) if kind == "layer" else block)(inputs)
+    x = (keras_mp.lean.remat(block) if kind == "layer" else block)(inputs)
     return keras.Model(inputs, layers.Dense(1, dtype="float32")(x))
 
 
@@ -134,7 +134,7 @@ def test_it_saves_loads_and_computes_the_same_in_inference(tmp_path):
 def test_masks_go_in_and_come_out():
     inputs = keras.Input((5,), dtype="int32")
     x = layers.Embedding(10, 4, mask_zero=True)(inputs)
-    model = keras.Model(inputs, layers.GlobalAveragePooling1D()(keras_mp.remat(layers.Dropout(0.0))(x)))
+    model = keras.Model(inputs, layers.GlobalAveragePooling1D()(keras_mp.lean.remat(layers.Dropout(0.0))(x)))
     tokens = np.array([[1, 2, 0, 0, 0], [3, 4, 5, 6, 7]])
     table = ops.convert_to_numpy(model.layers[1].embeddings)
     for training in (False, True):
@@ -149,7 +149,7 @@ def test_a_function_that_adds_losses_is_an_error():
             self.block = Block()
 
         def call(self, x):
-            return keras_mp.remat(lambda x: self.block(x))(x)
+            return keras_mp.lean.remat(lambda x: self.block(x))(x)
 
     outer = Outer()
     outer.block.build((None, 8))
@@ -159,4 +159,4 @@ def test_a_function_that_adds_losses_is_an_error():
 
 def test_what_is_neither_layer_nor_function_is_named():
     with pytest.raises(TypeError, match="remat takes a Keras layer or a function, got 'dense'"):
-        keras_mp.remat("dense")
+        keras_mp.lean.remat("dense")

@@ -177,7 +177,7 @@ def test_which_gathers_products_run_beside(compiled, devices):
 
 def build():
     model = gpt(Size(1, 1024, 2), 1024, 128)
-    model.compile(keras.optimizers.AdamW(1e-4, global_clipnorm=1.0), keras_mp.ChunkedCrossEntropy())
+    model.compile(keras.optimizers.AdamW(1e-4, global_clipnorm=1.0), keras_mp.lean.ChunkedCrossEntropy())
     return model
 
 
@@ -243,9 +243,9 @@ def test_the_norm_and_the_finite_check_are_made_on_the_parts(target, chips, poli
 
     def clipped():
         model = gpt(Size(1, 1024, 2), 1024, 128)
-        kind = keras_mp.LossScale() if policy == "mixed_float16" else keras_mp.NoLossScale()
+        kind = keras_mp.LossScale() if policy == "mixed_float16" else keras_mp.LossScale.none()
         optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-4, global_clipnorm=1.0), kind)
-        model.compile(optimizer, keras_mp.ChunkedCrossEntropy())
+        model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy())
         return model
 
     tokens = keras.KerasTensor((chips, 128), "int32")

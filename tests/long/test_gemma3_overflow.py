@@ -136,7 +136,7 @@ def test_the_residual_sum_that_overflows_is_named_to_the_line(before_the_mend):
     assert {f"backbone/decoder_block_{index}" for index in spoiled} <= suspects.keys()
     assert not any("post_" in path for path in suspects)
 
-    nonfinite = keras_mp.find_nonfinite(model, data)
+    nonfinite = keras_mp.numerics.find_nonfinite(model, data)
     print(f"\nresidual sums in float32: {sums}\n{nonfinite}")
     assert nonfinite.path.startswith(f"backbone/decoder_block_{block}") and nonfinite.kind == "Inf"
     assert nonfinite.remedy == "float32 for this layer"
@@ -159,7 +159,7 @@ def test_activations_of_800_000_are_audited_found_and_kept_out_of_float16(before
         assert not audited.verdicts["mixed_float16"].ok and audited.verdicts["mixed_bfloat16"].ok
         assert audited.ranges["output"].largest == pytest.approx(sums[index, "x + attention_x"], rel=1e-4)
 
-    nonfinite = keras_mp.find_nonfinite(model, data)
+    nonfinite = keras_mp.numerics.find_nonfinite(model, data)
     print(nonfinite)
     assert nonfinite.path == "backbone/decoder_block_0/post_attention_norm" and nonfinite.kind == "Inf"
     operation, _, line = nonfinite.operation.partition(" in gemma3_layers.py, line ")
@@ -173,7 +173,7 @@ def test_activations_of_800_000_are_audited_found_and_kept_out_of_float16(before
     low, high = (np.asarray(keras.ops.cast(kind(data[0]), "float32")) for kind in (applied, reference))
     assert np.isfinite(low).all() and np.abs(low - high).max() <= 0.05 * np.abs(high).max()
     assert not np.isfinite(np.asarray(keras.ops.cast(model(data[0]), "float32"))).all()
-    assert keras_mp.find_nonfinite(applied, data) is None
+    assert keras_mp.numerics.find_nonfinite(applied, data) is None
 
 
 def test_kerashub_of_today_clips_what_the_audit_and_the_search_still_name():
@@ -181,7 +181,7 @@ def test_kerashub_of_today_clips_what_the_audit_and_the_search_still_name():
     reference, data = reaching_800_000()
     model = copied(reference, "mixed_float16")
     assert np.isfinite(np.asarray(keras.ops.cast(model(data[0]), "float32"))).all()
-    assert keras_mp.find_nonfinite(model, data, loss_scale=1.0) is None
+    assert keras_mp.numerics.find_nonfinite(model, data, loss_scale=1.0) is None
 
     unsafe = {suspect.path for suspect in keras_mp.audit(model, data).suspects("mixed_float16") if not suspect.safe}
     assert {"backbone/decoder_block_0", "backbone/decoder_block_1"} <= unsafe

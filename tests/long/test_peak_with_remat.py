@@ -20,7 +20,7 @@ for index in range(8):
     for _ in range(6):
         y = keras.layers.Dense(64, activation="sigmoid")(y)
     block = keras.Model(inner, y)
-    x = (keras_mp.remat(block) if sys.argv[1] == "remat" else block)(x)
+    x = (keras_mp.lean.remat(block) if sys.argv[1] == "remat" else block)(x)
 model = keras.Model(inputs, x)
 # Not jitted: XLA's compiler for CPUs drops the barriers and then merges the recomputation with the forward pass.
 model.compile("sgd", "mse", run_eagerly=keras.backend.backend() == "jax", jit_compile=False)

@@ -12,7 +12,7 @@ from keras_mp.loss_scaling.stochastic_rounding import random_bits
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 MODE = {"jit_compile": not TENSORFLOW}
-KINDS = [keras_mp.LossScale(initial_scale=32.0), keras_mp.NoLossScale()]
+KINDS = [keras_mp.LossScale(initial_scale=32.0), keras_mp.LossScale.none()]
 ROWS = [[1.0, 2.0], [3.0, 4.0], [1.0, 4.0], [3.0, 2.0]][:REPLICAS]  # a row for each; their mean is [2, 3]
 
 
@@ -208,7 +208,7 @@ def test_an_optimizer_that_was_wrapped_where_there_is_one_device_sums_over_repli
     with scope():
         weight, optimizer = keras.Variable(np.zeros(2)), keras.optimizers.SGD(1.0)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    assert keras_mp.wrap_optimizer(optimizer, model) is optimizer
+    assert keras_mp.loss_scaling.wrap_optimizer(optimizer, model) is optimizer
     with scope():
         optimizer.build([weight])
     step = tf.function(lambda rows: run(lambda row: optimizer.apply([row[0]], [weight]), rows), autograph=False)
@@ -220,8 +220,8 @@ def test_an_optimizer_that_was_wrapped_where_there_is_one_device_sums_over_repli
 def test_wrap_optimizer_checks_where_there_are_several_replicas():
     with scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        optimizer = keras_mp.wrap_optimizer(keras.optimizers.SGD(), model)
-    assert isinstance(optimizer.loss_scale, keras_mp.NoLossScale)
+        optimizer = keras_mp.loss_scaling.wrap_optimizer(keras.optimizers.SGD(), model)
+    assert isinstance(optimizer.loss_scale, keras_mp.LossScale.none)
 
 
 def test_a_skipped_step_changes_no_replica():
@@ -230,7 +230,7 @@ def test_a_skipped_step_changes_no_replica():
         batch_normalization = keras.layers.BatchNormalization()
         model = keras.Model(inputs, keras.layers.Dense(1)(batch_normalization(inputs)))
         model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.Adam(0.1)), "mse", metrics=["mae"], **MODE)
-    keras_mp.atomic_skip(model)
+    keras_mp.loss_scaling.atomic_skip(model)
     x, y = np.array(ROWS, "float32"), np.ones((REPLICAS, 1), "float32")
     fit(model, x, y)
     watched = [*model.variables, *model.optimizer.inner_optimizer.variables]

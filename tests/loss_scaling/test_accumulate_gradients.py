@@ -19,7 +19,7 @@ def test_four_micro_batches_make_the_update_of_the_whole_batch():
     x, y = rng.normal(size=(8, 5)).astype("float32"), rng.normal(size=(8, 1)).astype("float32")
     whole, divided = model(), model(metrics=["mae"])
     divided.set_weights(whole.get_weights())
-    assert keras_mp.accumulate_gradients(divided, 4) is divided
+    assert keras_mp.loss_scaling.change_optimizer(divided, accumulate=4) is divided
     # The gradients in float64: mse of two linear layers.
     (w1, b1, w2, b2), x64 = (weight.astype("float64") for weight in whole.get_weights()), x.astype("float64")
     hidden = x64 @ w1 + b1
@@ -36,24 +36,30 @@ def test_four_micro_batches_make_the_update_of_the_whole_batch():
 
 
 def test_an_optimizer_that_accumulates_or_scales_already():
-    twice = keras_mp.accumulate_gradients(model(keras.optimizers.Adam(gradient_accumulation_steps=2)), 3)
+    twice = keras_mp.loss_scaling.change_optimizer(
+        model(keras.optimizers.Adam(gradient_accumulation_steps=2)), accumulate=3
+    )
     assert twice.optimizer.gradient_accumulation_steps == 6
-    scaled = keras_mp.accumulate_gradients(model(keras_mp.LossScaleOptimizer(keras.optimizers.Adam(0.5))), 2).optimizer
+    scaled = keras_mp.loss_scaling.change_optimizer(
+        model(keras_mp.LossScaleOptimizer(keras.optimizers.Adam(0.5))), accumulate=2
+    ).optimizer
     assert type(scaled) is keras_mp.LossScaleOptimizer
     assert scaled.inner_optimizer.gradient_accumulation_steps == 2
     assert float(scaled.inner_optimizer.learning_rate) == 0.5
-    assert keras_mp.accumulate_gradients(model(), 1).optimizer.gradient_accumulation_steps is None
+    assert keras_mp.loss_scaling.change_optimizer(model(), accumulate=1).optimizer.gradient_accumulation_steps is None
 
 
 def test_what_cannot_accumulate_says_so():
     trained = model()
     trained.fit(np.ones((2, 5)), np.ones((2, 1)), verbose=0)
     with pytest.raises(ValueError, match="was trained for 1 steps"):
-        keras_mp.accumulate_gradients(trained, 2)
-    with pytest.raises(ValueError, match="steps"):
-        keras_mp.accumulate_gradients(model(), 0)
+        keras_mp.loss_scaling.change_optimizer(trained, accumulate=2)
+    with pytest.raises(ValueError, match="accumulate=0 must be a whole number"):
+        keras_mp.loss_scaling.change_optimizer(model(), accumulate=0)
     with pytest.raises(ValueError, match="not compiled with an optimizer"):
-        keras_mp.accumulate_gradients(keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)]), 2)
+        keras_mp.loss_scaling.change_optimizer(
+            keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)]), accumulate=2
+        )
 
 
 def test_a_compile_of_its_own_keeps_its_arguments():
@@ -64,7 +70,7 @@ def test_a_compile_of_its_own_keeps_its_arguments():
 
     own = Own([keras.Input((5,)), keras.layers.Dense(1)])
     own.compile("adam", weight=3.0)
-    keras_mp.accumulate_gradients(own, 2)
+    keras_mp.loss_scaling.change_optimizer(own, accumulate=2)
     assert own.weight == 3.0 and own.optimizer.gradient_accumulation_steps == 2
 
     class Lost(keras.Sequential):
@@ -74,4 +80,4 @@ def test_a_compile_of_its_own_keeps_its_arguments():
     lost = Lost([keras.Input((5,)), keras.layers.Dense(1)])
     lost.compile(True)
     with pytest.raises(TypeError, match="Lost has a compile"):
-        keras_mp.accumulate_gradients(lost, 2)
+        keras_mp.loss_scaling.change_optimizer(lost, accumulate=2)

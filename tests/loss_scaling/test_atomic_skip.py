@@ -44,14 +44,16 @@ def assert_only_the_scale_moved(model, before, after):
 
 CASES = [
     pytest.param("jit", keras_mp.LossScale(), marks=pytest.mark.jax),
-    pytest.param("graph", keras_mp.NoLossScale(), marks=pytest.mark.skipif(not TENSORFLOW, reason="JAX has no graph")),
+    pytest.param(
+        "graph", keras_mp.LossScale.none(), marks=pytest.mark.skipif(not TENSORFLOW, reason="JAX has no graph")
+    ),
     pytest.param("eager", keras_mp.LossScale(), marks=pytest.mark.slow),
 ]
 
 
 @pytest.mark.parametrize("mode, loss_scale", CASES)
 def test_a_skipped_step_changes_nothing_but_scale_and_seeds(mode, loss_scale):
-    model = keras_mp.atomic_skip(build(mode, loss_scale))
+    model = keras_mp.loss_scaling.atomic_skip(build(mode, loss_scale))
     model.train_on_batch(*batch())
     everything = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
     before = values(everything)
@@ -72,7 +74,7 @@ def test_a_skipped_step_changes_nothing_but_scale_and_seeds(mode, loss_scale):
 def test_an_epoch_with_a_skipped_batch_has_the_loss_of_the_others():
     good, bad = batch(), batch(bad=True)
     x, y = (np.concatenate([a, b, a]) for a, b in zip(good, bad, strict=True))
-    model = keras_mp.atomic_skip(build("jit"))
+    model = keras_mp.loss_scaling.atomic_skip(build("jit"))
     model.layers[3].rate = 0.0  # Dropout, so that the loss can be computed again
     model.optimizer.learning_rate = 0.0
     expected = model.train_on_batch(*good, return_dict=True)  # with the batch's own statistics
@@ -111,7 +113,7 @@ def test_a_custom_train_step_and_a_custom_loop():
 
     model = build("graph", model_class=OwnStep)
     model.train_on_batch(*batch())
-    keras_mp.atomic_skip(model)
+    keras_mp.loss_scaling.atomic_skip(model)
     before = values(model.variables)
     assert np.isnan(model.train_on_batch(*batch(bad=True), return_dict=True)["own"])
     assert_only_the_scale_moved(model, before, values(model.variables))
@@ -123,7 +125,7 @@ def test_a_custom_train_step_and_a_custom_loop():
 
 def test_twice_is_once_and_recompiling_keeps_it():
     model = build("eager")
-    assert keras_mp.atomic_skip(keras_mp.atomic_skip(model)) is model
+    assert keras_mp.loss_scaling.atomic_skip(keras_mp.loss_scaling.atomic_skip(model)) is model
     model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD()), "mse", run_eagerly=True)
     model.train_on_batch(*batch(bad=True))
     assert np.isfinite(model.layers[2].moving_mean.numpy()).all()
@@ -131,10 +133,10 @@ def test_twice_is_once_and_recompiling_keeps_it():
 
 def test_an_optimizer_that_does_not_check_is_refused():
     model = build("eager")
-    keras_mp.atomic_skip(model)
+    keras_mp.loss_scaling.atomic_skip(model)
     model.compile("sgd", "mse", run_eagerly=True)
-    for action in (lambda: keras_mp.atomic_skip(model), lambda: model.train_on_batch(*batch())):
+    for action in (lambda: keras_mp.loss_scaling.atomic_skip(model), lambda: model.train_on_batch(*batch())):
         with pytest.raises(ValueError, match="SGD, does not say whether it skipped.*NoLossScale"):
             action()
     with pytest.raises(ValueError, match="not compiled with an optimizer yet"):
-        keras_mp.atomic_skip(keras.Sequential([layers.Dense(1)]))
+        keras_mp.loss_scaling.atomic_skip(keras.Sequential([layers.Dense(1)]))

@@ -28,7 +28,7 @@ def test_three_fits_go_on_from_the_averages(every):
     model = keras.Sequential([keras.Input((3,)), layers.Dense(1, use_bias=False)])
     start = np.float64(model.get_weights()[0])
     inner = keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.75, ema_overwrite_frequency=every)
-    model.compile(keras_mp.LossScaleOptimizer(inner, keras_mp.NoLossScale()), "mse")
+    model.compile(keras_mp.LossScaleOptimizer(inner, keras_mp.LossScale.none()), "mse")
     for _ in range(3):
         model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
     batches = [(x[:8], y[:8]), (x[8:], y[8:])]  # two steps, so that an overwrite every two comes at the end, too
@@ -40,7 +40,7 @@ def test_weights_in_bfloat16_go_on_from_their_averages():
     x = np.random.default_rng().normal(size=(16, 3)).astype("float32")
     model = keras.Sequential([keras.Input((3,)), layers.Dense(1, dtype="bfloat16")])
     inner = keras.optimizers.Adam(0.01, use_ema=True)
-    model.compile(keras_mp.LossScaleOptimizer(inner, keras_mp.NoLossScale()), "mse")
+    model.compile(keras_mp.LossScaleOptimizer(inner, keras_mp.LossScale.none()), "mse")
     for _ in range(3):
         model.fit(x, x[:, :1], verbose=0)
         for weight, average in zip(model.trainable_variables, inner._model_variables_moving_average, strict=True):

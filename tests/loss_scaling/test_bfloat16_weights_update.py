@@ -9,7 +9,7 @@ from keras import ops
 from test_small_states import OPTIMIZERS
 
 import keras_mp
-from keras_mp import LossScaleOptimizer, NoLossScale
+from keras_mp import LossScale, LossScaleOptimizer
 
 SHAPE = (64, 96)
 LOSS = "sparse_categorical_crossentropy"
@@ -51,7 +51,7 @@ def after(make_inner, start, gradients, dtype="bfloat16", constraint=None, step_
     """The weight, and its optimizer, after some steps."""
     variable = weight(start, dtype)
     variable.constraint = constraint
-    optimizer = LossScaleOptimizer(make_inner(), NoLossScale(), **settings)
+    optimizer = LossScaleOptimizer(make_inner(), LossScale.none(), **settings)
     optimizer.build([variable])
     step = step_of(optimizer, variable)
     for gradient in gradients:
@@ -135,7 +135,7 @@ def test_averages_are_float32_and_go_back_rounded():
 def test_a_skipped_step_leaves_the_bits():
     rng = np.random.default_rng()
     variable = weight(rng.normal(size=SHAPE))
-    optimizer = LossScaleOptimizer(OPTIMIZERS["AdamW"](), NoLossScale())
+    optimizer = LossScaleOptimizer(OPTIMIZERS["AdamW"](), LossScale.none())
     optimizer.build([variable])
     step = eager_step(optimizer, variable)
     step(rng.normal(size=SHAPE))
@@ -148,7 +148,7 @@ def test_a_skipped_step_leaves_the_bits():
 
 def test_bytes_a_parameter():
     variable = weight(np.ones((256, 256)))
-    optimizer = LossScaleOptimizer(keras.optimizers.AdamW(), NoLossScale(), state_dtype="float8")
+    optimizer = LossScaleOptimizer(keras.optimizers.AdamW(), LossScale.none(), state_dtype="float8")
     optimizer.build([variable])
     slots = [v for v in optimizer.inner_optimizer.variables if tuple(v.shape) == (256, 256)]
     sizes = {"bfloat16": 2, "float8_e4m3fn": 1, "float32": 4}
@@ -165,8 +165,8 @@ def test_wrong_use():
     variable = weight(np.ones(SHAPE))
     built.build([variable])
     with pytest.raises(ValueError, match="is built already, with .* in bfloat16 as Keras makes it"):
-        LossScaleOptimizer(built, NoLossScale()).build([variable])
-    kept = LossScaleOptimizer(keras.optimizers.SGD(), NoLossScale(), weight_rounding="nearest")
+        LossScaleOptimizer(built, LossScale.none()).build([variable])
+    kept = LossScaleOptimizer(keras.optimizers.SGD(), LossScale.none(), weight_rounding="nearest")
     assert LossScaleOptimizer.from_config(kept.get_config()).weight_rounding == "nearest"
 
 
@@ -191,7 +191,7 @@ def test_prepare_chooses_the_wrapper_and_trains(capsys):
     labels = (ids[:, 0] % 3).astype("int32")
     before = read(model.layers[1].embeddings)
     losses = [model.train_on_batch(ids[:, :1].repeat(6, 1), labels) for _ in range(10)]
-    assert isinstance(model.optimizer, LossScaleOptimizer) and isinstance(model.optimizer.loss_scale, NoLossScale)
+    assert isinstance(model.optimizer, LossScaleOptimizer) and isinstance(model.optimizer.loss_scale, LossScale.none)
     assert {dtype_of(v) for v in model.layers[1].weights} == {"bfloat16"}
     assert {dtype_of(v) for v in model.optimizer.inner_optimizer.variables if len(v.shape)} == {"float32"}
     assert losses[-1] < 0.7 * losses[0]

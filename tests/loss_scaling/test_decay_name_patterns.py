@@ -20,7 +20,7 @@ def test_a_pattern_leaves_out_what_it_does_in_plain_keras(policy, pattern):
         weights = [*hidden.trainable_variables, *kept.trainable_variables]
         optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5)
         optimizer.exclude_from_weight_decay(var_names=[pattern])
-        optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale()) if kit else optimizer
+        optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.LossScale.none()) if kit else optimizer
         optimizer.build(weights)
         before = [
             np.linalg.norm(keras.ops.convert_to_numpy(layer.kernel).astype("float64")) for layer in (hidden, kept)

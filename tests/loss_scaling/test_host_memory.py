@@ -65,7 +65,7 @@ def test_50_steps_have_the_bits_of_states_on_the_device(state_dtype):
 def test_an_infinite_gradient_leaves_what_lies_on_the_host():
     generator = np.random.default_rng()
     weights = [keras.Variable(generator.normal(size=(64, 64)), dtype="float32") for _ in range(2)]
-    loss_scale = keras_mp.NoLossScale(release_gradients=True)
+    loss_scale = keras_mp.LossScale.none(release_gradients=True)
     inner = keras.optimizers.Adam()
     optimizer = keras_mp.LossScaleOptimizer(inner, loss_scale, state_dtype="float8", state_memory="host")
     good, bad = generator.normal(size=(2, 64, 64)).astype("float32")
@@ -123,11 +123,11 @@ def test_inspect_counts_them_apart_and_says_how_long_they_take():
 
 
 def test_wrong_use_has_errors_that_say_what_is_right():
-    released = keras_mp.NoLossScale(release_gradients=True)
+    released = keras_mp.LossScale.none(release_gradients=True)
     with pytest.raises(ValueError, match="state_memory='disk' must be 'device' or 'host'"):
         keras_mp.LossScaleOptimizer(keras.optimizers.Adam(), released, state_memory="disk")
     with pytest.raises(ValueError, match=r"NoLossScale\(release_gradients=True\)"):
-        keras_mp.LossScaleOptimizer(keras.optimizers.Adam(), keras_mp.NoLossScale(), state_memory="host")
+        keras_mp.LossScaleOptimizer(keras.optimizers.Adam(), keras_mp.LossScale.none(), state_memory="host")
     built = keras.optimizers.Adam()
     built.build([keras.Variable(np.ones((64, 64), "float32"))])
     with pytest.raises(ValueError, match="needs JAX" if not JAX else "memory of the device already"):

@@ -40,7 +40,7 @@ def test_history_has_scale_skips_norm_and_underflow():
 
 
 def test_underflow_is_the_share_of_nonzero_values_below_the_normal_range_of_float16():
-    scale = keras_mp.StaticLossScale(2.0**10)
+    scale = keras_mp.LossScale.static(2.0**10)
     assert fit(build(scale), [[2.0**-25, 2.0**-24]])["gradient_underflow"] == [0.5]
     assert fit(build(scale), [[2.0**-25, 0.0]])["gradient_underflow"] == [1.0]
     assert fit(build(scale), [[2.0**-24, 0.0]])["gradient_underflow"] == [0.0]
@@ -144,9 +144,12 @@ def test_an_overflow_at_the_floor_is_a_failure():
 @pytest.mark.parametrize(
     ("loss_scale", "says"),
     [
-        (keras_mp.StaticLossScale(8.0), "a step overflowed while the loss scale was constant, 8"),
-        (keras_mp.NoLossScale(), "a gradient was not finite, the step was skipped, and nothing scales the loss"),
-        (keras_mp.NoLossScale(release_gradients=True), "not finite, its weight stayed as it was, and nothing scales"),
+        (keras_mp.LossScale.static(8.0), "a step overflowed while the loss scale was constant, 8"),
+        (keras_mp.LossScale.none(), "a gradient was not finite, the step was skipped, and nothing scales the loss"),
+        (
+            keras_mp.LossScale.none(release_gradients=True),
+            "not finite, its weight stayed as it was, and nothing scales",
+        ),
     ],
     ids=["static", "none", "released"],
 )
@@ -238,7 +241,7 @@ def test_scaling_a_bfloat16_model_is_told_to_be_needless():
         fit(model, [GOOD])
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        fit(build(keras_mp.NoLossScale(), policy="mixed_bfloat16"), [GOOD])
+        fit(build(keras_mp.LossScale.none(), policy="mixed_bfloat16"), [GOOD])
 
 
 def test_bad_arguments_are_refused():

@@ -18,7 +18,7 @@ def model_and_data(scale=2.0**126, **options):
     optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.01), scale)
     model.compile(optimizer, "mse", metrics=["mae"], **options)
     x = rng.normal(size=(24, 4)).astype("float32")
-    return keras_mp.atomic_skip(model), x, 100 * x[:, :1]
+    return keras_mp.loss_scaling.atomic_skip(model), x, 100 * x[:, :1]
 
 
 @pytest.mark.parametrize("eager", [False, True])

@@ -65,7 +65,7 @@ def agree(one, other, tolerance):
 
 
 def no_scale(optimizer):
-    return keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale())
+    return keras_mp.LossScaleOptimizer(optimizer, keras_mp.LossScale.none())
 
 
 def scaled(optimizer):
@@ -75,7 +75,7 @@ def scaled(optimizer):
 def as_it_is(optimizer):
     """As `wrap_optimizer` returns an optimizer that needs no wrapper."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    same = keras_mp.wrap_optimizer(optimizer, model)
+    same = keras_mp.loss_scaling.wrap_optimizer(optimizer, model)
     assert same is optimizer
     return same
 
@@ -104,7 +104,7 @@ def test_every_setting(name):
 @pytest.mark.parametrize("state_dtype", [pytest.param("bfloat16", marks=pytest.mark.slow), "float8"])
 def test_slots_in_fewer_bits_and_weights_in_bfloat16(state_dtype):
     def wrap(optimizer):
-        return keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale(), state_dtype=state_dtype)
+        return keras_mp.LossScaleOptimizer(optimizer, keras_mp.LossScale.none(), state_dtype=state_dtype)
 
     results = [train(lambda: keras.optimizers.Adam(0.01), islands, wrap, 4, "bfloat16") for islands in (True, False)]
     # Stochastic rounding takes the other neighbour of few values whose last bit differs.
@@ -275,6 +275,6 @@ def test_under_a_strategy_of_one_device_it_is_a_program_too(wrapped):
             model.fit(np.ones((8, 4)), np.ones((8, 2)), batch_size=4, verbose=0)
         return model.get_weights()
 
-    ours, alone = trained(keras_mp.distribute("data", devices=1)), trained(contextlib.nullcontext())
+    ours, alone = trained(keras_mp.parallel.distribute("data", devices=1)), trained(contextlib.nullcontext())
     for one, other in zip(ours, alone, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -170,7 +170,7 @@ def test_a_loop_that_scales_no_loss_is_told_so_once_and_another_is_not(scales):
 @pytest.mark.parametrize("mode", MODES_OF_A_STEP)
 def test_finite_values_whose_sum_is_not_are_no_overflow(mode):
     weight = weight_of(1.0, 1.0)
-    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0, clipvalue=0.5), keras_mp.NoLossScale())
+    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0, clipvalue=0.5), keras_mp.LossScale.none())
     step = stepper(optimizer, weight, mode)
     step([3e38, 3e38])
     np.testing.assert_array_equal(weight.numpy(), [0.5, 0.5])
@@ -187,7 +187,7 @@ def test_what_a_scale_below_1_makes_infinite_is_an_overflow():
 
 
 def test_no_scale_and_a_static_one_stay_and_overflows_are_skipped():
-    for loss_scale, scale in ((keras_mp.NoLossScale(), 1.0), (keras_mp.StaticLossScale(8.0), 8.0)):
+    for loss_scale, scale in ((keras_mp.LossScale.none(), 1.0), (keras_mp.LossScale.static(8.0), 8.0)):
         weight = weight_of(1.0)
         optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), loss_scale)
         step = stepper(optimizer, weight, "eager")
@@ -222,7 +222,7 @@ def test_variables_marked_to_be_overwritten_are_not_unscaled(steps):
 def test_state_is_not_read_in_16_bits():
     keras.config.set_dtype_policy("mixed_bfloat16")
     weight = weight_of(1.0)
-    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
+    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), keras_mp.LossScale.none())
     step = stepper(optimizer, weight, "jit")
     for _ in range(300):
         step([math.nan])
@@ -302,8 +302,8 @@ def test_several_optimizers_under_one_scale(steps):
 LOSS_SCALES = [
     {},
     {"initial_scale": 2.0, "growth_interval": 5, "hysteresis": 2, "max_scale": 64.0},
-    {"loss_scale": keras_mp.StaticLossScale(8.0)},
-    {"loss_scale": keras_mp.NoLossScale()},
+    {"loss_scale": keras_mp.LossScale.static(8.0)},
+    {"loss_scale": keras_mp.LossScale.none()},
 ]
 
 
@@ -361,7 +361,11 @@ def test_wrapping_twice_is_refused():
     [
         ({"inner_optimizer": "adam"}, TypeError, "inner_optimizer='adam' must be a Keras optimizer"),
         ({"loss_scale": 8.0}, TypeError, "loss_scale=8.0 must be a LossScale"),
-        ({"loss_scale": keras_mp.NoLossScale(), "initial_scale": 2.0}, ValueError, "comes with {'initial_scale': 2.0}"),
+        (
+            {"loss_scale": keras_mp.LossScale.none(), "initial_scale": 2.0},
+            ValueError,
+            "comes with {'initial_scale': 2.0}",
+        ),
         ({"growth_interval": 3, "dynamic_growth_steps": 3}, ValueError, "two names of one setting"),
         ({"min_scale": 2.0, "max_scale": 1.0}, ValueError, "floor"),
         ({"clipnorm": 1.0}, ValueError, "on the `inner_optimizer`"),

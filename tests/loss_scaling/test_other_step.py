@@ -32,7 +32,9 @@ def model_of(precision, constraint=None):
 def trained(optimizer, precision, batches, start):
     model = model_of(precision, keras.constraints.MaxNorm(0.1) if optimizer.gradient_accumulation_steps else None)
     model.set_weights(start)
-    model.compile(keras_mp.wrap_optimizer(optimizer, model), linear, run_eagerly=True, auto_scale_loss=False)
+    model.compile(
+        keras_mp.loss_scaling.wrap_optimizer(optimizer, model), linear, run_eagerly=True, auto_scale_loss=False
+    )
     for x, y in batches:
         model.train_on_batch(x, y)
     return model
@@ -95,8 +97,8 @@ def test_adam_on_an_embedding_is_adam_of_the_summed_rows(precision):
 
 
 def is_wrapped(optimizer, model):
-    wrapped = keras_mp.wrap_optimizer(optimizer, model)
-    assert wrapped is optimizer or wrapped.loss_scale == keras_mp.NoLossScale()
+    wrapped = keras_mp.loss_scaling.wrap_optimizer(optimizer, model)
+    assert wrapped is optimizer or wrapped.loss_scale == keras_mp.LossScale.none()
     return wrapped is not optimizer
 
 

@@ -15,7 +15,7 @@ MODES = ["jit", pytest.param("graph", marks=pytest.mark.skipif(not TENSORFLOW, r
 
 
 def releasing(inner, release=True, last_norm=False, **settings):
-    loss_scale = keras_mp.NoLossScale(release_gradients=release, clip_by_last_norm=last_norm)
+    loss_scale = keras_mp.LossScale.none(release_gradients=release, clip_by_last_norm=last_norm)
     return keras_mp.LossScaleOptimizer(inner, loss_scale, **settings)
 
 
@@ -128,7 +128,7 @@ def test_training_is_that_without_and_a_step_that_overflows_keeps_the_statistics
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         optimizer = releasing(keras.optimizers.AdamW(1e-2, weight_decay=0.1), release)
         model.compile(optimizer, loss, jit_compile=mode == "jit")
-        keras_mp.atomic_skip(model)
+        keras_mp.loss_scaling.atomic_skip(model)
         for inputs, labels in zip(x, y, strict=True):
             model.train_on_batch(inputs, labels)
         trained.append(values(model.weights))
@@ -179,13 +179,13 @@ def test_refuses_what_needs_all_gradients_with_the_reason(inner, says):
 
 def test_wrong_use_has_errors_that_say_what_is_right():
     with pytest.raises(ValueError, match="clip_by_last_norm=True needs release_gradients=True"):
-        keras_mp.NoLossScale(clip_by_last_norm=True)
+        keras_mp.LossScale.none(clip_by_last_norm=True)
     with pytest.raises(ValueError, match="release_gradients='yes' must be True or False"):
-        keras_mp.NoLossScale(release_gradients="yes")
+        keras_mp.LossScale.none(release_gradients="yes")
     model = keras.Sequential([keras.layers.Input((4,)), *(keras.layers.Dense(2, dtype="mixed_float16") for _ in "ab")])
     with pytest.raises(ValueError, match="computes in float16"):
         keras_mp.prepare(model, "adam", "mse", release_gradients=True)
-    wrapped = keras_mp.LossScaleOptimizer(keras.optimizers.Adam(), keras_mp.NoLossScale())
+    wrapped = keras_mp.LossScaleOptimizer(keras.optimizers.Adam(), keras_mp.LossScale.none())
     with pytest.raises(ValueError, match=r"give it NoLossScale\(release_gradients=True\)"):
         keras_mp.prepare(keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)]), wrapped, "mse",
                          release_gradients=True)  # fmt: skip
@@ -198,4 +198,4 @@ def test_prepare_says_so_and_the_setting_is_saved(tmp_path, capsys):
     model.fit(np.ones((4, 4)), np.ones((4, 2)), verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert loaded.optimizer.loss_scale == keras_mp.NoLossScale(release_gradients=True)
+    assert loaded.optimizer.loss_scale == keras_mp.LossScale.none(release_gradients=True)

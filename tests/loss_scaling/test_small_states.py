@@ -37,7 +37,7 @@ OPTIMIZERS = {
 
 
 def wrapped(inner, state_dtype="float8", **settings):
-    return keras_mp.LossScaleOptimizer(inner, keras_mp.NoLossScale(), state_dtype=state_dtype, **settings)
+    return keras_mp.LossScaleOptimizer(inner, keras_mp.LossScale.none(), state_dtype=state_dtype, **settings)
 
 
 def weights_of(*shapes, seed=5):
@@ -347,7 +347,7 @@ def test_bad_arguments_are_named():
     wrapped(built, "float32")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     with pytest.raises(ValueError, match="state_dtype=16"):
-        keras_mp.wrap_optimizer(keras.optimizers.Adam(), model, state_dtype=16)
+        keras_mp.loss_scaling.wrap_optimizer(keras.optimizers.Adam(), model, state_dtype=16)
     mine = wrapped(keras.optimizers.Adam(), "bfloat16", name="own")
     with pytest.raises(ValueError, match=r"state_dtype='float8' and optimizer='own'.*state_dtype='bfloat16'"):
         keras_mp.prepare(model, mine, "mse", state_dtype="float8")
@@ -357,7 +357,7 @@ def test_a_built_optimizer_is_wrapped_again_in_its_own_state_dtype():
     optimizer = wrapped(keras.optimizers.Adam(1e-3, name="mine"))
     optimizer.build(weights_of((64, 64)))
     with pytest.raises(ValueError, match="'mine' has its slots in float8 already.*pass state_dtype='float8'"):
-        keras_mp.LossScaleOptimizer(optimizer.inner_optimizer, keras_mp.NoLossScale())
+        keras_mp.LossScaleOptimizer(optimizer.inner_optimizer, keras_mp.LossScale.none())
     again = wrapped(optimizer.inner_optimizer)
     assert again.get_config()["state_dtype"] == "float8"
 
@@ -449,7 +449,7 @@ SLOW = [pytest.param(dtypes, marks=pytest.mark.slow) for dtypes in ("float32 flo
 def test_a_checkpoint_goes_on_in_another_state_dtype(tmp_path, dtypes):
     was, now = dtypes.split()
     x, y = data_of(16)
-    batches = keras_mp.ShuffledBatches(x, y, batch_size=8, seed=0)
+    batches = keras_mp.training.ShuffledBatches(x, y, batch_size=8, seed=0)
 
     def train(state_dtype, epochs):
         model = model_of(state_dtype)

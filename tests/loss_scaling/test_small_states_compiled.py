@@ -22,7 +22,7 @@ def test_gradients_in_16_bits_get_no_float32_copy():
         dense = [keras.layers.Dense(width, "relu", False, kernel_initializer="zeros") for _ in range(layers)]
         model = keras.Sequential([keras.Input((width,)), *dense])
         optimizer = keras.optimizers.AdamW(1e-3, global_clipnorm=1.0)
-        model.compile(keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale(), state_dtype="float8"), "mse")
+        model.compile(keras_mp.LossScaleOptimizer(optimizer, keras_mp.LossScale.none(), state_dtype="float8"), "mse")
         batch = keras.KerasTensor((8, width), "float32")
         return keras_mp.inspect(model, (batch, batch), "h100").memory.temporary / (layers * width**2)
 
@@ -39,7 +39,7 @@ def test_the_update_keeps_no_float32_copy_of_a_weights_size():
         dense = keras.layers.Dense(WIDTH, use_bias=False, kernel_initializer="zeros")
         model = keras.Sequential([keras.Input((WIDTH,)), dense])
         optimizer = keras.optimizers.AdamW(1e-3, global_clipnorm=1.0)
-        model.compile(keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale(), state_dtype=state_dtype), "mse")
+        model.compile(keras_mp.LossScaleOptimizer(optimizer, keras_mp.LossScale.none(), state_dtype=state_dtype), "mse")
         batch = keras.KerasTensor((8, WIDTH), "float32")
         return keras_mp.inspect(model, (batch, batch), "v5e").memory
 

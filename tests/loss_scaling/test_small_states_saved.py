@@ -43,7 +43,7 @@ def test_an_export_holds_the_weights_alone(tmp_path, state_dtype, policy):
         assert report.low_precision_ops == 0
         exported.export(str(tmp_path / name / "saved"), format="tf_saved_model", verbose=False)
     for folder, expected, tolerance in (
-        ("float32", keras_mp.in_precision(model, "float32").predict(x, verbose=0), 1e-5),
+        ("float32", keras_mp.export.in_precision(model, "float32").predict(x, verbose=0), 1e-5),
         ("saved", model.predict(x, verbose=0), 0.02),  # bfloat16's products in another program
     ):
         loaded = tf.saved_model.load(str(tmp_path / "small" / folder))
@@ -86,7 +86,7 @@ def test_tensorflows_checkpoint_of_another_state_dtype_is_refused(tmp_path, dtyp
 
     def optimizer(state_dtype):
         inner = keras.optimizers.Adam(0.01)
-        return keras_mp.LossScaleOptimizer(inner, keras_mp.NoLossScale(), state_dtype=state_dtype)
+        return keras_mp.LossScaleOptimizer(inner, keras_mp.LossScale.none(), state_dtype=state_dtype)
 
     first, second = map(optimizer, dtypes)
     for one in (first, second):

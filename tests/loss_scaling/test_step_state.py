@@ -7,7 +7,7 @@ from keras import layers, ops
 from test_optimizer import MODES
 
 import keras_mp
-from keras_mp.loss_scaling.atomic_skip import changed_by_the_forward_pass
+from keras_mp.loss_scaling.undone_step import changed_by_the_forward_pass
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 
@@ -110,7 +110,7 @@ def model_with(kind, mode):
     # Without slots: whose creation would trace the step twice, the second time with metrics that are built.
     optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.01), keras_mp.LossScale())
     model.compile(optimizer, loss, metrics=metrics, **MODES[mode])
-    return keras_mp.atomic_skip(model), state
+    return keras_mp.loss_scaling.atomic_skip(model), state
 
 
 KINDS = ["loss", "function", "module", "regularizer", "object", "metric"]

@@ -43,7 +43,7 @@ def pair(precision):
     lean = gpt(Size(LAYERS, WIDTH, HEADS), VOCABULARY, LENGTH, remat=precision == "float32")
     plain = plain_gpt(LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH)
     cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    lean.compile(keras.optimizers.SGD(1.0), keras_mp.ChunkedCrossEntropy(rows=50), jit_compile=True)
+    lean.compile(keras.optimizers.SGD(1.0), keras_mp.lean.ChunkedCrossEntropy(rows=50), jit_compile=True)
     plain.compile(keras.optimizers.SGD(1.0), cross_entropy, jit_compile=True)
     return lean, plain
 

@@ -9,6 +9,7 @@ from shapes_alone import shapes_alone
 
 import keras_mp
 from keras_mp.fp8.selection import decide
+from keras_mp.stability.sensitive import sensitive_layers
 from keras_mp.xla.lower import build_without_values
 from models.llama import SIZES, LlamaSize, Scaling, frequencies, llama
 
@@ -26,7 +27,7 @@ def step(size, remat=False):
     weights = [array.astype("float32").astype("float64") for array in weights]
     model.set_weights(weights)
     tokens, targets = rng.integers(0, size.vocabulary, (2, 2, 5))
-    model.compile(keras.optimizers.SGD(RATE), keras_mp.ChunkedCrossEntropy(rows=4), jit_compile=True)
+    model.compile(keras.optimizers.SGD(RATE), keras_mp.lean.ChunkedCrossEntropy(rows=4), jit_compile=True)
     loss = model.train_on_batch(tokens, targets)
     ours = [(w - np.asarray(after, "float64")) / RATE for w, after in zip(weights, model.get_weights(), strict=True)]
     theirs = [reference.gradient(weights, index, tokens, targets, size) for index in range(len(weights))]
@@ -90,7 +91,7 @@ def test_a_token_sees_only_itself_and_those_before_it():
 
 def test_stabilize_knows_its_normalizations():
     keras.config.set_dtype_policy("mixed_bfloat16")
-    layers = keras_mp.sensitive_layers(llama(TINY, 8))
+    layers = sensitive_layers(llama(TINY, 8))
     normalizations = [layer.path for layer in layers if "sums squares" in layer.reason]
     assert normalizations == [f"llama/{name}normalization" for name in ("block1_attention_", "block1_swiglu_", "")]
     model = keras_mp.stabilize(llama(TINY, 8))

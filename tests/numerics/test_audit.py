@@ -21,7 +21,7 @@ from keras_mp import audit
 from keras_mp.conversion.in_float32 import in_float32
 from keras_mp.numerics.ranges import measure
 from keras_mp.precision.formats import FORMATS
-from keras_mp.precision.policy import policy_scope
+from keras_mp.precision.policy import set_global_policy
 
 
 def by_path(report):
@@ -269,7 +269,7 @@ def test_inputs_are_not_rounded_to_16_bits_on_the_way_in(built_by):
     x = np.random.default_rng().normal(size=(4, 8)).astype("float32")
     dense = layers.Dense(3, dtype="mixed_bfloat16" if built_by == "a call" else "float32")
     inputs = [] if built_by == "a call" else [keras.Input((8,), dtype="bfloat16")]
-    with policy_scope("mixed_bfloat16" if built_by == "a call" else "float32"):
+    with set_global_policy("mixed_bfloat16" if built_by == "a call" else "float32"):
         model = keras.Sequential([*inputs, dense])
     model(x)
     kernel, bias = map(keras.ops.convert_to_numpy, dense.weights)

@@ -20,7 +20,7 @@ class OwnLoss(SPARSE):
 def model_with(loss, language_model=False):
     tokens = keras.Input((4,), dtype="int32")
     logits = keras.layers.Dense(CLASSES)(keras.layers.Embedding(CLASSES, 3)(tokens))
-    model = (keras_mp.LanguageModel if language_model else keras.Model)(tokens, logits)
+    model = (keras_mp.layers.LanguageModel if language_model else keras.Model)(tokens, logits)
     model.compile("sgd", loss)
     return model
 
@@ -35,8 +35,8 @@ EVERY_LOSS = [
     pytest.param("sparse_categorical_crossentropy", False, id="name"),
     pytest.param(SPARSE(from_logits=True), False, id="Keras"),
     pytest.param(OwnLoss(from_logits=True, name="mine"), False, id="subclass"),
-    pytest.param(keras_mp.ChunkedCrossEntropy(), False, id="chunked"),
-    pytest.param(keras_mp.ChunkedCrossEntropy(), True, id="chunked in a LanguageModel"),
+    pytest.param(keras_mp.lean.ChunkedCrossEntropy(), False, id="chunked"),
+    pytest.param(keras_mp.lean.ChunkedCrossEntropy(), True, id="chunked in a LanguageModel"),
 ]
 
 
@@ -52,10 +52,10 @@ def test_labels_that_are_no_class_are_refused(loss, language_model, label):
 
 
 @pytest.mark.parametrize(
-    "loss", [SPARSE(from_logits=True, ignore_class=-1), keras_mp.ChunkedCrossEntropy(ignore_class=-1)]
+    "loss", [SPARSE(from_logits=True, ignore_class=-1), keras_mp.lean.ChunkedCrossEntropy(ignore_class=-1)]
 )
 def test_the_class_that_is_ignored_is_right_and_no_other(loss):
-    model = model_with(loss, isinstance(loss, keras_mp.ChunkedCrossEntropy))
+    model = model_with(loss, isinstance(loss, keras_mp.lean.ChunkedCrossEntropy))
     check_labels(model, labels(-1))
     check_labels(model, (None, np.full((2, 4), -1), None))
     with pytest.raises(ValueError, match="labels from .* do not fit"):
@@ -64,7 +64,7 @@ def test_the_class_that_is_ignored_is_right_and_no_other(loss):
 
 def test_a_language_model_without_labels_is_refused():
     with pytest.raises(ValueError, match="data has no labels"):
-        check_labels(model_with(keras_mp.ChunkedCrossEntropy(), True), (np.zeros((2, 4), "int32"), None, None))
+        check_labels(model_with(keras_mp.lean.ChunkedCrossEntropy(), True), (np.zeros((2, 4), "int32"), None, None))
 
 
 def test_other_losses_are_not_judged():

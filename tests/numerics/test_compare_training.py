@@ -7,7 +7,8 @@ import pytest
 from faults import normal
 from keras import layers
 
-from keras_mp import ParityReport, compare_training
+from keras_mp.numerics import compare_training
+from keras_mp.numerics.parity import ParityReport
 
 X = normal(256, 8)
 Y = (X[:, :1] * X[:, 1:2] + 0.1 * normal(256, 1)).astype("float32")

@@ -98,10 +98,10 @@ KINDS = {
         ("lean/cross_entropy.py",), lambda *a: our_loss(*a, rows=None), plain_loss, ((7, 4), (4, 11), (11,))
     ),
     "cross-entropy in chunks": Kind(("lean/cross_entropy.py",), our_loss, plain_loss, ((7, 4), (4, 11), (11,))),
-    "remat": Kind((f"backend/{BACKEND}/transforms.py",), keras_mp.remat(block), block, ((3, 4), (4, 5))),
+    "remat": Kind((f"backend/{BACKEND}/transforms.py",), keras_mp.lean.remat(block), block, ((3, 4), (4, 5))),
     "remat of gelu": Kind(
         (f"backend/{BACKEND}/transforms.py", "lean/gelu.py"),
-        keras_mp.remat(lambda x, kernel: gelu(ops.matmul(x, kernel))),
+        keras_mp.lean.remat(lambda x, kernel: gelu(ops.matmul(x, kernel))),
         lambda x, kernel: ops.gelu(ops.matmul(x, kernel), approximate=True),
         ((3, 4), (4, 5)),
         ("bfloat16",),
@@ -294,7 +294,7 @@ def test_logits_of_quantized_inputs(mode):
 def test_int4_layers():
     plain = keras.Sequential([keras.Input((16,)), layers.Dense(5, "tanh", name="dense")])
     plain.get_layer("dense").quantize("int4", config=keras.quantizers.Int4QuantizationConfig(block_size=8))
-    lean = keras_mp.make_lean(plain)
+    lean = keras_mp.lean.make_lean(plain)
     kernel = to_numpy(dequantized_int4(lean.get_layer("dense"), "float32"))
     functions = (lambda x: lean(x, training=True)), (lambda x: ops.tanh(ops.matmul(x, kernel)))
     x, direction = zoo.normal(3, 16), zoo.normal(3, 16)

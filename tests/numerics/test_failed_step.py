@@ -33,7 +33,7 @@ def search(model, data):
     return keras_mp.search_policy(model, data, ["mixed_float16", "float32"])
 
 
-@pytest.mark.parametrize("check", [keras_mp.find_nonfinite, search])
+@pytest.mark.parametrize("check", [keras_mp.numerics.find_nonfinite, search])
 def test_a_precision_that_plain_keras_cannot_train_in_is_not_called_bad_data(check):
     plain = model_with(NoFloat16())
     low = model_with(NoFloat16())
@@ -42,7 +42,7 @@ def test_a_precision_that_plain_keras_cannot_train_in_is_not_called_bad_data(che
     said = "cannot make a training step in float16.* plain Keras fails alike: .*no kernel for float16"
     with pytest.raises(ValueError, match=said):
         check(low, batch())
-    assert keras_mp.find_nonfinite(plain, batch()) is None
+    assert keras_mp.numerics.find_nonfinite(plain, batch()) is None
 
 
 def test_data_of_another_shape_is_still_called_that():

@@ -18,7 +18,7 @@ from faults import (
 from keras import layers, ops
 
 import keras_mp
-from keras_mp import find_nonfinite
+from keras_mp.numerics import find_nonfinite
 from keras_mp.numerics.observe import ObservedStep
 
 
@@ -431,4 +431,4 @@ def test_no_weight_changes():
     find_nonfinite(model, batch)
     for old, new in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
-    assert keras_mp.find_nonfinite is find_nonfinite
+    assert keras_mp.numerics.find_nonfinite is find_nonfinite

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from keras_mp import find_nonfinite
+from keras_mp.numerics import find_nonfinite
 
 MOVING = {
     "RandomPerspective": {"factor": 1.0},

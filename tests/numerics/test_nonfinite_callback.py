@@ -49,7 +49,7 @@ def test_too_many_skips_set_it_off_and_few_do_not(tmp_path):
     x, y = planted()
     optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.01))
     finder = keras_mp.NonFiniteFinder(tmp_path, max_consecutive_skips=2)
-    model = keras_mp.atomic_skip(model_of(optimizer))
+    model = keras_mp.loss_scaling.atomic_skip(model_of(optimizer))
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         fit(model, x, y, finder)
@@ -107,7 +107,7 @@ def test_bad_arguments_are_named():
 def test_the_monitor_points_to_it():
     model = model_of(keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.01)))
     x, y = np.full((64, 4), np.nan, "float32"), normal(64, 1)
-    with pytest.warns(UserWarning, match="keras_mp.find_nonfinite"):
+    with pytest.warns(UserWarning, match="keras_mp.numerics.find_nonfinite"):
         fit(model, x, y, keras_mp.PrecisionMonitor(max_consecutive_skips=2))
 
 
@@ -173,4 +173,4 @@ def test_a_batch_of_several_inputs_is_read_again_by_name(tmp_path, structure):
         keras.tree.assert_same_structure(part, expected)
         for array, whole in zip(keras.tree.flatten(part), keras.tree.flatten(expected), strict=True):
             np.testing.assert_array_equal(array, whole[32:48])
-    assert keras_mp.find_nonfinite(model, batch).records == [37 % 16]
+    assert keras_mp.numerics.find_nonfinite(model, batch).records == [37 % 16]

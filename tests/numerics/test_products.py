@@ -18,7 +18,7 @@ SIZE, VOCABULARY, LENGTH, BATCH = Size(2, 16, 2), 32, 12, 3
 
 def lean_gpt():
     model = gpt(SIZE, VOCABULARY, LENGTH, vocabulary_multiple=VOCABULARY)
-    model.compile("sgd", keras_mp.ChunkedCrossEntropy())
+    model.compile("sgd", keras_mp.lean.ChunkedCrossEntropy())
     return model
 
 
@@ -75,7 +75,7 @@ LAYERS = {
     "LSTM": (lambda: layers.LSTM(5), SEQUENCE),
     "GRU unrolled": (lambda: layers.GRU(5, unroll=True, reset_after=False), SEQUENCE),
     "TimeDistributed": (lambda: layers.TimeDistributed(layers.Dense(5)), SEQUENCE),
-    "SelfAttention": (lambda: keras_mp.SelfAttention(4, key_heads=2, causal=True, block=4), SEQUENCE),
+    "SelfAttention": (lambda: keras_mp.layers.SelfAttention(4, key_heads=2, causal=True, block=4), SEQUENCE),
     "Products": (Products, SEQUENCE),
 }
 if keras.backend.backend() == "jax":  # TensorFlow makes it a plain convolution of pieces, filled up with zeros

@@ -6,6 +6,7 @@ from keras import layers
 
 import keras_mp
 from keras_mp import search_policy
+from keras_mp.fp8.convert import decisions
 from keras_mp.numerics.search import _Search
 from keras_mp.numerics.trial import CannotMixError
 
@@ -57,7 +58,7 @@ def test_fp8_where_it_passes():
     assert search.fp8_layers == ("first", "second", "head") and search.base == "mixed_bfloat16"
     assert search.work["fp8"] == 1
     model = search.apply(lambda: healthy()[0])
-    assert [each.path for each in keras_mp.fp8.explain(model) if each.float8] == ["first", "second", "head"]
+    assert [each.path for each in decisions(model) if each.float8] == ["first", "second", "head"]
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def test_a_model_with_text_vectorization_is_audited(length, policy):
 def test_strings_come_as_a_list_or_an_array():
     model = text_classifier(4)
     for texts in (TEXTS, np.array(TEXTS), np.array(TEXTS, object), [text.encode() for text in TEXTS]):
-        assert keras_mp.find_nonfinite(model, (texts, np.array([0, 1, 1, 0]))) is None
+        assert keras_mp.numerics.find_nonfinite(model, (texts, np.array([0, 1, 1, 0]))) is None
 
 
 @only_tensorflow
@@ -60,7 +60,7 @@ def test_the_layer_behind_the_text_that_overflows_is_named():
     keras.config.set_dtype_policy("mixed_float16")
     model = text_classifier(None)
     model.get_layer("embedding").embeddings.assign(np.full((12, 4), 1e5))
-    found = keras_mp.find_nonfinite(model, (TEXTS, np.array([0, 1, 1, 0])))
+    found = keras_mp.numerics.find_nonfinite(model, (TEXTS, np.array([0, 1, 1, 0])))
     assert (found.path, found.tensor, found.remedy) == ("embedding", "output", "float32 for this layer")
 
 
@@ -80,6 +80,6 @@ def test_where_keras_cannot_train_on_strings_that_is_said():
     model, labels = text_classifier(4), np.array([0, 1, 1, 0])
     with pytest.raises(Exception, match="(?i)invalid dtype|string"):
         model.fit(np.array(TEXTS), labels, verbose=0)
-    for check in (keras_mp.audit, keras_mp.find_nonfinite, keras_mp.search_policy):
+    for check in (keras_mp.audit, keras_mp.numerics.find_nonfinite, keras_mp.search_policy):
         with pytest.raises(ValueError, match="strings, which no step on jax takes; plain Keras fails alike"):
             check(model, (TEXTS, labels))

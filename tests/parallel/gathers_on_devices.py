@@ -20,7 +20,7 @@ from resumed_on_devices import EPOCHS, STEPS, train
 import keras_mp
 from keras_mp import fp8
 from keras_mp.backend.jax.part import AXIS, Part
-from keras_mp.fp8.matmul import matmul
+from keras_mp.fp8.scaled_product import matmul
 from keras_mp.parallel.plan import Rows
 from keras_mp.xla.lower import lower_step
 from recipes.language_model import batches, build
@@ -133,12 +133,12 @@ def gathered(convert=None, **options):
     """The bytes that a step of the small language model gathers, by the dtype as StableHLO writes it."""
     keras.config.set_dtype_policy("mixed_bfloat16")
     x, y = batches(CONFIG)[0]
-    with keras_mp.distribute("fully_sharded", DEVICES, **options) as plan:
+    with keras_mp.parallel.distribute("fully_sharded", DEVICES, **options) as plan:
         model = build(CONFIG)
         if convert:
-            model = fp8.convert(model, convert, select=lambda path, layer: "dense" in path)
+            model = keras_mp.convert(model, convert, select=lambda path, layer: "dense" in path)
         optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3, global_clipnorm=1.0))
-        model.compile(optimizer, keras_mp.ChunkedCrossEntropy())
+        model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy())
         lowered = lower_step(model, (x, y), training=True, platform="cpu", plan=plan)
     found = {}
     for sizes, dtype in re.findall(r"stablehlo\.all_gather.*-> tensor<([\dx]+)x(\w+)>", lowered.module.decode()):
@@ -191,7 +191,7 @@ def test_an_overflow_on_one_device_skips_the_step_of_all(settings):
     random = np.random.default_rng()
     x = random.integers(-8, 8, (2 * DEVICES, 16)).astype("float32")
     x[random.integers(DEVICES), 3] = np.inf
-    with keras_mp.distribute("fully_sharded", DEVICES, **settings):
+    with keras_mp.parallel.distribute("fully_sharded", DEVICES, **settings):
         model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(32, use_bias=False)])
         model.compile(
             keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), keras_mp.LossScale(initial_scale=4.0)),

@@ -86,12 +86,16 @@ def trained(policy, steps, *, distributed=True, overflow=None, scale=2.0**10, **
     x, y = (random.normal(size=(steps * 32, 16)).astype("float32") for _ in range(2))
     if overflow is not None:
         x[32 * overflow + 9] = 1e30
-    with keras_mp.distribute("fully_sharded", DEVICES, **options) if distributed else contextlib.nullcontext() as plan:
+    with (
+        keras_mp.parallel.distribute("fully_sharded", DEVICES, **options)
+        if distributed
+        else contextlib.nullcontext() as plan
+    ):
         keras.utils.set_random_seed(4)
         keras.config.set_dtype_policy(policy)
         model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(64, "tanh"), keras.layers.Dense(16)])
         adam = keras.optimizers.AdamW(1e-2, global_clipnorm=1.0)
-        kind = keras_mp.LossScale(initial_scale=scale) if policy == "mixed_float16" else keras_mp.NoLossScale()
+        kind = keras_mp.LossScale(initial_scale=scale) if policy == "mixed_float16" else keras_mp.LossScale.none()
         model.compile(keras_mp.LossScaleOptimizer(adam, kind), "mse")
         model.fit(x, y, batch_size=32, shuffle=False, verbose=0)
         weights = np.concatenate([np.ravel(weight) for weight in model.get_weights()])

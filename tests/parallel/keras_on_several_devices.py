@@ -46,7 +46,7 @@ def test_every_replica_of_tensorflow_draws_the_same_numbers():
     with strategy.scope():
         one, other = drawn(strategy, keras.random.SeedGenerator(1))
     assert one == other
-    with keras_mp.distribute("data", 2):
+    with keras_mp.parallel.distribute("data", 2):
         one, other = drawn(tf.distribute.get_strategy(), keras.random.SeedGenerator(1))
     assert one != other
 
@@ -79,7 +79,7 @@ def test_every_device_of_jax_draws_the_same_numbers():
 def test_several_steps_an_execution_fail_on_replicas():
     with own_scope(), pytest.raises(Exception, match="Graph execution error"):
         fit(8, 2, steps_per_execution=2)
-    with keras_mp.distribute("data", 2):
+    with keras_mp.parallel.distribute("data", 2):
         fit(8, 2, steps_per_execution=2)
 
 
@@ -87,7 +87,7 @@ def test_several_steps_an_execution_fail_on_replicas():
 def test_a_last_batch_that_devices_cannot_divide_fails():
     with own_scope(), pytest.raises(ValueError, match="divi"):
         fit(5, 2)
-    with keras_mp.distribute("data", 2):
+    with keras_mp.parallel.distribute("data", 2):
         fit(5, 2)
 
 
@@ -102,4 +102,4 @@ def test_the_gradients_of_a_step_are_summed_by_the_compiler():
             return jax.jit(model.train_step).lower(state, (x, y)).as_text().count("stablehlo.all_reduce")
 
     assert collectives(own_scope()) == 0
-    assert collectives(keras_mp.distribute("data", 2)) > 0
+    assert collectives(keras_mp.parallel.distribute("data", 2)) > 0

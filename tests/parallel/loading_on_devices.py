@@ -64,7 +64,7 @@ def values(backbone):
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 4])
 def test_loaded_values_are_those_saved_to_the_bit(devices, preset):
-    with keras_mp.distribute("fully_sharded", devices):
+    with keras_mp.parallel.distribute("fully_sharded", devices):
         backbone = load(preset)
         embedding = backbone.token_embedding.embeddings.value
         output = np.asarray(backbone({"token_ids": np.ones((4, 8)), "padding_mask": np.ones((4, 8))}))
@@ -85,7 +85,7 @@ def test_a_preset_in_several_files_and_one_in_another_dtype(preset, tmp_path):
     whole = load(preset)
     half = load(preset, dtype="bfloat16")
     half.save_to_preset(str(tmp_path / "half"))
-    with keras_mp.distribute("fully_sharded", DEVICES):
+    with keras_mp.parallel.distribute("fully_sharded", DEVICES):
         parts = load(str(tmp_path / "parts"))
         rounded = load(preset, dtype="bfloat16")
         read_in_half = load(str(tmp_path / "half"), dtype="bfloat16")
@@ -121,7 +121,7 @@ def test_nothing_of_the_size_of_the_embedding_is_read_or_kept(preset, monkeypatc
         return get
 
     monkeypatch.setattr(placement, "SavedArray", Noted)
-    with keras_mp.distribute("fully_sharded", DEVICES), patched({READ: noted}):
+    with keras_mp.parallel.distribute("fully_sharded", DEVICES), patched({READ: noted}):
         backbone = load(preset)
     assert read == [(EMBEDDING[0] // 4, EMBEDDING[1])] * 4
     gc.collect()
@@ -145,7 +145,7 @@ def test_an_assigned_array_is_copied_in_parts_and_let_go(monkeypatch):
     )
     array = np.random.default_rng().normal(size=EMBEDDING)
     expected, gone = array.astype("float32"), weakref.ref(array)
-    with keras_mp.distribute("fully_sharded", DEVICES):
+    with keras_mp.parallel.distribute("fully_sharded", DEVICES):
         variable = keras.Variable("zeros", EMBEDDING)
         moved.clear()
         variable.assign(array)
@@ -197,7 +197,7 @@ def test_initial_values_do_not_depend_on_the_devices(name):
     alone = np.asarray(keras.Variable(make(), EMBEDDING).value)
     found = []
     for devices in (1, 4):
-        with keras_mp.distribute("fully_sharded", devices):
+        with keras_mp.parallel.distribute("fully_sharded", devices):
             value = keras.Variable(make(), EMBEDDING).value
         assert len(value.sharding.device_set) == devices
         found.append(np.asarray(value))
@@ -212,7 +212,7 @@ def test_weights_of_one_shape_with_other_seeds_are_compiled_once_and_differ():
     from keras_mp.backend.jax.placement import _program
 
     _program.cache_clear()
-    with keras_mp.distribute("fully_sharded", DEVICES):
+    with keras_mp.parallel.distribute("fully_sharded", DEVICES):
         drawn = [keras.Variable(keras.initializers.RandomNormal(0.0, 1.0), EMBEDDING).value for _ in range(3)]
         drawn.append(keras.Variable(keras.initializers.RandomNormal(0.0, 2.0), EMBEDDING).value)
     assert _program.cache_info().misses == 2
@@ -228,13 +228,13 @@ def test_a_wrong_preset_is_told(preset, tmp_path):
     config["config"]["vocabulary_size"] = 2048
     (folder / "config.json").write_text(json.dumps(config))
     told = []
-    for scope in (contextlib.nullcontext(), keras_mp.distribute("fully_sharded", DEVICES)):
+    for scope in (contextlib.nullcontext(), keras_mp.parallel.distribute("fully_sharded", DEVICES)):
         with scope, pytest.raises(ValueError, match="could not be loaded.*\n*.*token_embedding") as error:
             load(str(folder))
         told.append(str(error.value).partition("<")[0])
     assert told[0] == told[1]
     (folder / "model.weights.h5").write_bytes(b"no weights")
-    with keras_mp.distribute("fully_sharded", DEVICES):
+    with keras_mp.parallel.distribute("fully_sharded", DEVICES):
         with pytest.raises(OSError, match="file signature not found"):
             load(str(folder))
         with pytest.raises(ValueError, match="config.json"):
@@ -269,7 +269,7 @@ def test_the_layout_map_of_another_backbone():
     _, alone = build()
     weights = alone.get_weights()
     expected = losses_of(alone)
-    with keras_mp.distribute("tensor", DEVICES, mesh=(2, 2), rules=backbone_of.get_layout_map):
+    with keras_mp.parallel.distribute("tensor", DEVICES, mesh=(2, 2), rules=backbone_of.get_layout_map):
         backbone, model = build()
         model.set_weights(weights)
         losses = losses_of(model)
@@ -283,7 +283,7 @@ def test_a_backbones_own_layout_map(preset):
     get_layout_map = gemma().get_layout_map
     x = {"token_ids": np.ones((4, 8), "int32"), "padding_mask": np.ones((4, 8), "int32")}
     expected = np.asarray(load(preset)(x))
-    with keras_mp.distribute("tensor", DEVICES, mesh=(2, 2), rules=get_layout_map):
+    with keras_mp.parallel.distribute("tensor", DEVICES, mesh=(2, 2), rules=get_layout_map):
         backbone = load(preset)
         found = np.asarray(backbone(x))
         assert_laid_out(backbone, get_layout_map)

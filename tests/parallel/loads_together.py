@@ -21,7 +21,7 @@ from keras_mp.parallel.cluster import find_cluster
 folder, preset = Path(sys.argv[1]), sys.argv[2]
 with workers.join(find_cluster()):
     drawn = np.random.default_rng(os.getpid()).normal()  # nothing else about the processes is the same
-    with keras_mp.distribute("fully_sharded"):
+    with keras_mp.parallel.distribute("fully_sharded"):
         assert jax.device_count() == workers.count() == 2
         backbone = keras_hub.models.GemmaBackbone.from_preset(preset)
         dropout = keras.layers.Dropout(0.5)  # its seed must be the same on all

@@ -46,7 +46,7 @@ def scope_of(layout, devices, **arguments):
         return contextlib.nullcontext()
     if layout == "tensor":
         arguments["mesh"] = (devices // 2, 2)
-    return keras_mp.distribute(layout, devices, **arguments)
+    return keras_mp.parallel.distribute(layout, devices, **arguments)
 
 
 def language_model(policy, layout=None, devices=1, *, steps, accumulate=None, orders=(None,), scale=2.0**15, **options):
@@ -65,9 +65,9 @@ def language_model(policy, layout=None, devices=1, *, steps, accumulate=None, or
         inner = keras.optimizers.AdamW(
             1e-3, beta_2=0.95, weight_decay=0.1, global_clipnorm=1.0, gradient_accumulation_steps=accumulate
         )
-        kind = keras_mp.NoLossScale() if policy != "mixed_float16" else keras_mp.LossScale(initial_scale=scale)
+        kind = keras_mp.LossScale.none() if policy != "mixed_float16" else keras_mp.LossScale(initial_scale=scale)
         optimizer = keras_mp.LossScaleOptimizer(inner, kind)
-        model.compile(optimizer, keras_mp.ChunkedCrossEntropy(), **MODE)
+        model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy(), **MODE)
         optimizer.build(model.trainable_variables)
         start = [(v, number(v)) for v in (*model.variables, *optimizer.variables)]
         for order in orders:
@@ -140,7 +140,7 @@ def test_overflow_on_each_device_in_turn_skips_on_all(layout):
     x = rng.integers(-8, 8, ((ALL + 1) * ALL, 16)).astype("float32")
     for bad in range(ALL):
         x[bad * ALL + bad, 3] = np.inf  # a batch for each device, and a good one
-    with keras_mp.distribute(layout, ALL):
+    with keras_mp.parallel.distribute(layout, ALL):
         model, dense = vector_model(keras.optimizers.SGD(1.0), keras_mp.LossScale(initial_scale=2.0**ALL))
         model.fit(x, np.zeros((len(x), 1), "float32"), batch_size=ALL, shuffle=False, verbose=0)
         optimizer = model.optimizer
@@ -159,7 +159,7 @@ def test_clipping_accumulation_and_averages():
         rules = {"rules": ((r"kernel", ("model", None)),)} if layout == "tensor" else {}
         with scope_of(layout, ALL, **rules):
             inner = keras.optimizers.SGD(1.0, global_clipnorm=1.0, gradient_accumulation_steps=2, **settings)
-            model, dense = vector_model(inner, keras_mp.NoLossScale())
+            model, dense = vector_model(inner, keras_mp.LossScale.none())
             model.fit(rows, np.zeros((len(rows), 1), "float32"), batch_size=ALL, shuffle=False, verbose=0)
         return number(dense.kernel)[:, 0]
 
@@ -176,9 +176,9 @@ def test_a_last_ragged_batch_counts_by_its_rows(layout):
     rng = np.random.default_rng()
     rows = 2 * ALL + ALL + 1  # a batch of 2 each, and one that the devices cannot divide
     x = rng.integers(-8, 8, (rows, 16)).astype("float32")
-    with keras_mp.distribute(layout, ALL):
+    with keras_mp.parallel.distribute(layout, ALL):
         model, dense = vector_model(
-            keras.optimizers.SGD(1.0), keras_mp.NoLossScale(), metrics=[lambda _, y: keras.ops.abs(y)]
+            keras.optimizers.SGD(1.0), keras_mp.LossScale.none(), metrics=[lambda _, y: keras.ops.abs(y)]
         )
         history = model.fit(x, np.zeros((rows, 1), "float32"), batch_size=2 * ALL, shuffle=False, verbose=0).history
     first = 1 - x[: 2 * ALL].mean(0)
@@ -201,9 +201,9 @@ def test_targets_that_do_not_count_may_be_more_on_one_device():
         with scope_of(layout, ALL):
             inputs = keras.Input((8,), dtype="int32")
             logits = keras.layers.Dense(32)(keras.layers.Embedding(32, 16)(inputs))
-            model = keras_mp.LanguageModel(inputs, logits)
-            optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
-            model.compile(optimizer, keras_mp.ChunkedCrossEntropy(ignore_class=0), **MODE)
+            model = keras_mp.layers.LanguageModel(inputs, logits)
+            optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), keras_mp.LossScale.none())
+            model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy(ignore_class=0), **MODE)
             history = model.fit(tokens, targets, batch_size=2 * ALL, shuffle=False, verbose=0, epochs=2)
             found.append(([number(v) for v in model.trainable_variables], history.history["loss"]))
     for one, several in zip(found[0][0], found[1][0], strict=True):
@@ -214,10 +214,10 @@ def test_targets_that_do_not_count_may_be_more_on_one_device():
 @pytest.mark.parametrize("layout", SPLIT)
 def test_dropout_masks_differ_by_device_and_by_step(layout):
     """The gradient of w is the mean of what dropout leaves of ones: equal masks would leave only 0 and 2."""
-    with keras_mp.distribute(layout, ALL):
+    with keras_mp.parallel.distribute(layout, ALL):
         dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
         model = keras.Sequential([keras.Input((1024,)), keras.layers.Dropout(0.5), dense])
-        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
+        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), keras_mp.LossScale.none())
         model.compile(optimizer, loss=lambda _, y: y, **MODE)
         ones = np.ones((ALL, 1024), "float32")
         steps = []
@@ -235,9 +235,9 @@ def test_dropout_masks_differ_by_device_and_by_step(layout):
 def test_several_steps_per_execution():
     x = np.random.default_rng().integers(-8, 8, (14 * ALL, 16)).astype("float32")
     y = np.zeros((14 * ALL, 1), "float32")
-    with keras_mp.distribute("data", ALL):
+    with keras_mp.parallel.distribute("data", ALL):
         # 7 steps: 3, 3 and 1
-        model, dense = vector_model(keras.optimizers.SGD(1.0), keras_mp.NoLossScale(), steps_per_execution=3)
+        model, dense = vector_model(keras.optimizers.SGD(1.0), keras_mp.LossScale.none(), steps_per_execution=3)
         loss = model.fit(x, y, batch_size=2 * ALL, shuffle=False, verbose=0).history["loss"][0]
         tested = model.evaluate(x, y, batch_size=2 * ALL, verbose=0)
     assert number(model.optimizer.iterations) == 7
@@ -253,8 +253,8 @@ def test_gradients_summed_in_bfloat16():
     """1 and 2**-10 come to 1 in bfloat16, and to their sum in float32."""
     x = np.zeros((ALL, 16), "float32")
     x[0], x[1] = ALL, ALL * 2.0**-10
-    with keras_mp.distribute("data", ALL, reduce_dtype="bfloat16"):
-        model, dense = vector_model(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
+    with keras_mp.parallel.distribute("data", ALL, reduce_dtype="bfloat16"):
+        model, dense = vector_model(keras.optimizers.SGD(1.0), keras_mp.LossScale.none())
         model.fit(x, np.zeros((ALL, 1), "float32"), batch_size=ALL, verbose=0)
     np.testing.assert_array_equal(number(dense.kernel), np.zeros((16, 1)))
 
@@ -262,10 +262,10 @@ def test_gradients_summed_in_bfloat16():
 @only_jax
 def test_fully_sharded_state_is_an_eighth():
     keras.config.set_dtype_policy("mixed_bfloat16")
-    with keras_mp.distribute("fully_sharded", 8):
+    with keras_mp.parallel.distribute("fully_sharded", 8):
         layers = [keras.layers.Embedding(64, 16), keras.layers.LayerNormalization(), keras.layers.Dense(64)]
         model = keras.Sequential([keras.Input((4,), dtype="int32"), *layers])
-        model.compile(keras.optimizers.AdamW(1e-3), keras_mp.ChunkedCrossEntropy())
+        model.compile(keras.optimizers.AdamW(1e-3), keras_mp.lean.ChunkedCrossEntropy())
         model.fit(np.zeros((8, 4), "int32"), np.zeros((8, 4), "int32"), batch_size=8, verbose=0)
         variables = [*model.variables, *model.optimizer.variables]
         whole = sum(variable.value.nbytes for variable in variables)
@@ -288,7 +288,7 @@ def test_frozen_weights_moving_statistics_and_remat_when_fully_sharded():
             block = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), keras.layers.Dense(8)])
             statistics = keras.layers.BatchNormalization()
             inputs = keras.Input((8,))
-            hidden = keras_mp.remat(block)(frozen(inputs))
+            hidden = keras_mp.lean.remat(block)(frozen(inputs))
             statistics(hidden)
             model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
             observed = keras.Model(inputs, [model.output, statistics(hidden)])
@@ -312,7 +312,7 @@ def test_a_checkpoint_of_each_layout_loads_into_another(tmp_path):
     def make():
         model = build(CONFIG)
         optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3))
-        model.compile(optimizer, keras_mp.ChunkedCrossEntropy(), **MODE)
+        model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy(), **MODE)
         return model
 
     for (layout, devices), (other, count) in itertools.pairwise([*layouts, layouts[0]]):
@@ -344,8 +344,8 @@ def test_a_checkpoint_of_each_layout_loads_into_another(tmp_path):
 
 def test_a_batch_that_the_devices_cannot_divide():
     x = np.zeros((4 * ALL, 16), "float32")
-    with keras_mp.distribute("data", ALL):
-        model, _ = vector_model(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
+    with keras_mp.parallel.distribute("data", ALL):
+        model, _ = vector_model(keras.optimizers.SGD(1.0), keras_mp.LossScale.none())
         with pytest.raises(ValueError, match=f"a batch of {ALL + 1} rows cannot be divided by {ALL} devices"):
             model.fit(x, x[:, :1], batch_size=ALL + 1, verbose=0)
         with pytest.raises(ValueError, match=f"a batch of {ALL + 1} rows cannot be divided by {ALL} devices"):
@@ -356,7 +356,7 @@ def test_a_batch_that_the_devices_cannot_divide():
 def test_a_loop_of_ones_own_reduces_numbers_and_arrays_of_unknown_rank():
     import tensorflow as tf
 
-    with keras_mp.distribute("data"):
+    with keras_mp.parallel.distribute("data"):
         strategy = tf.distribute.get_strategy()
 
         @tf.function(input_signature=[tf.TensorSpec(None)])
@@ -370,8 +370,8 @@ def test_a_loop_of_ones_own_reduces_numbers_and_arrays_of_unknown_rank():
 @only_tensorflow  # on JAX each device has as many rows
 def test_predict_takes_a_batch_that_the_replicas_cannot_divide():
     x = np.random.default_rng().integers(-8, 8, (2 * ALL + 1, 16)).astype("float32")
-    with keras_mp.distribute("data", ALL):
-        model, _ = vector_model(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
+    with keras_mp.parallel.distribute("data", ALL):
+        model, _ = vector_model(keras.optimizers.SGD(1.0), keras_mp.LossScale.none())
         answers = model.predict(x, batch_size=ALL + 1, verbose=0)
     np.testing.assert_array_equal(answers[:, 0], x.sum(1))  # the kernel is of ones
 
@@ -387,11 +387,11 @@ def split_over(variable):
 def test_tensor_rules_of_a_model_hold_for_what_is_made_of_it_and_for_the_optimizer():
     keras.config.set_dtype_policy("mixed_bfloat16")
     x, y = batches(CONFIG)[0]
-    with keras_mp.distribute("tensor", 4):
+    with keras_mp.parallel.distribute("tensor", 4):
         model = keras_mp.stabilize(build(CONFIG))
-        model = keras_mp.fp8.convert(model, select=lambda path, layer: "dense" in path)
-        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3), keras_mp.NoLossScale())
-        model.compile(optimizer, keras_mp.ChunkedCrossEntropy())
+        model = keras_mp.convert(model, select=lambda path, layer: "dense" in path)
+        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3), keras_mp.LossScale.none())
+        model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy())
         model.fit(x, y, batch_size=16, verbose=0)
     split = {v.path: split_over(v) for v in (*model.variables, *model.optimizer.variables)}
     for name in ("block1_dense_1", "block1_attention/query_key_value"):
@@ -410,8 +410,8 @@ def test_a_llama_trains_by_its_tensor_rules_as_on_one_device():
         keras.utils.set_random_seed(3)
         with scope_of(layout, 8):
             model = keras_mp.stabilize(llama(LlamaSize(1, 64, 8, 4, 96, 64), 16))
-            optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.1), keras_mp.NoLossScale())
-            model.compile(optimizer, keras_mp.ChunkedCrossEntropy())
+            optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.1), keras_mp.LossScale.none())
+            model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy())
             fitted = model.fit(text[:, :-1], text[:, 1:], batch_size=8, epochs=3, shuffle=False, verbose=0)
             losses[layout] = fitted.history["loss"]
             kernels[layout] = {v.path: number(v) for v in model.trainable_variables if "kernel" in v.path}
@@ -424,9 +424,9 @@ def test_a_llama_trains_by_its_tensor_rules_as_on_one_device():
 
 @only_jax
 def test_a_strangers_dense_1_is_not_split_because_keras_called_it_so():
-    with keras_mp.distribute("tensor", 4):
+    with keras_mp.parallel.distribute("tensor", 4):
         model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(8), keras.layers.Dense(8, name="dense_1")])
-        model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD(), keras_mp.NoLossScale()), "mse")
+        model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD(), keras_mp.LossScale.none()), "mse")
         with pytest.raises(ValueError, match="splits no weight of this model, because no rule says which: pass rules="):
             model.fit(np.zeros((4, 16)), np.zeros((4, 8)), verbose=0)
     assert split_over(model.layers[1].kernel) == 1
@@ -434,7 +434,7 @@ def test_a_strangers_dense_1_is_not_split_because_keras_called_it_so():
 
 @only_jax
 def test_tensor_rules_of_a_builder_of_ones_own():
-    @keras_mp.tensor_rules(((r"hidden[/_]kernel", (None, "model")),))
+    @keras_mp.parallel.tensor_rules(((r"hidden[/_]kernel", (None, "model")),))
     def build_own():
         return keras.Sequential([keras.Input((16,)), keras.layers.Dense(8, name="hidden"), keras.layers.Dense(1)])
 
@@ -448,25 +448,25 @@ def test_tensor_rules_of_a_builder_of_ones_own():
             assert split_over(model.layers[0].kernel) == (2 if layout else 1)
     np.testing.assert_allclose(predicted["tensor"], predicted[None], rtol=1e-5, atol=1e-6)
     # What its caller gives counts instead.
-    with keras_mp.distribute("tensor", 4, rules=((r"dense\w*[/_]kernel", ("model", None)),)):
+    with keras_mp.parallel.distribute("tensor", 4, rules=((r"dense\w*[/_]kernel", ("model", None)),)):
         model = build_own()
         assert [split_over(layer.kernel) for layer in model.layers] == [1, 4]
 
 
 @only_jax
 def test_a_mesh_that_does_not_divide_a_weight_and_rules_that_match_nothing():
-    with keras_mp.distribute("tensor", 3, mesh=(1, 3)):
+    with keras_mp.parallel.distribute("tensor", 3, mesh=(1, 3)):
         with pytest.raises(ValueError, match=r"splits .*over 3 devices, which do not divide 256"):
             build(CONFIG)
-    with keras_mp.distribute("tensor", 4, rules=((r"no_such_layer", ("model",)),)):
-        model, _ = vector_model(keras.optimizers.SGD(1.0), keras_mp.NoLossScale())
+    with keras_mp.parallel.distribute("tensor", 4, rules=((r"no_such_layer", ("model",)),)):
+        model, _ = vector_model(keras.optimizers.SGD(1.0), keras_mp.LossScale.none())
         with pytest.raises(ValueError, match="splits no weight of this model: none has .* 'no_such_layer' in its path"):
             model.fit(np.zeros((4, 16)), np.zeros((4, 1)), verbose=0)
 
 
 @only_tensorflow  # on JAX every step is jitted
 def test_tensorflow_says_that_it_cannot_jit():
-    with keras_mp.distribute("data", 2):
+    with keras_mp.parallel.distribute("data", 2):
         model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(1)])
         model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD()), "mse", jit_compile=True)
         with pytest.raises(ValueError, match="compile with jit_compile=False"):
@@ -480,10 +480,10 @@ def test_fp8_scales_agree_on_all_devices(layout):
     rng = np.random.default_rng()
     x = rng.normal(size=(4 * ALL, 32)).astype("float32")
     x[0] *= 64  # the largest is on the first device
-    with keras_mp.distribute(layout, ALL):
+    with keras_mp.parallel.distribute(layout, ALL):
         model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(16, name="hidden")])
-        model = keras_mp.fp8.convert(model, "delayed", select=lambda path, layer: True)
-        model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1e-3), keras_mp.NoLossScale()), "mse", **MODE)
+        model = keras_mp.convert(model, "delayed", select=lambda path, layer: True)
+        model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1e-3), keras_mp.LossScale.none()), "mse", **MODE)
         model.fit(x, x[:, :16], batch_size=4 * ALL, verbose=0, epochs=2)
         slots = model.get_layer("hidden").amax_history.slots
     history = number(slots).max(0)
@@ -516,7 +516,7 @@ def test_small_states_are_split_as_their_weight_and_have_the_same_bits(state_dty
             inner = keras.optimizers.Adam(0.01)
             optimizer = keras_mp.LossScaleOptimizer(
                 inner,
-                keras_mp.NoLossScale(release_gradients=memory == "host"),
+                keras_mp.LossScale.none(release_gradients=memory == "host"),
                 state_dtype=state_dtype,
                 state_memory=memory if layout else "device",
             )
@@ -552,7 +552,7 @@ def test_bfloat16_weights_are_rounded_alike_on_one_and_several_devices(name, rat
             dense = keras.layers.Dense(64, use_bias=False)
             model = keras.Sequential([keras.Input((16,)), dense])
             dense.kernel.assign(start)
-            optimizer = keras_mp.LossScaleOptimizer(getattr(keras.optimizers, name)(rate), keras_mp.NoLossScale())
+            optimizer = keras_mp.LossScaleOptimizer(getattr(keras.optimizers, name)(rate), keras_mp.LossScale.none())
             model.compile(optimizer, loss=lambda _, y: keras.ops.cast(y, "float32"), **MODE)
             model.fit(x, np.zeros((len(x), 64), "float32"), batch_size=16, shuffle=False, verbose=0)
         assert number(optimizer.iterations) == 4

@@ -21,12 +21,12 @@ def trained(mode, policy, layout=None, devices=1):
     """A tiny Gemma after some steps: its loss at each, and its weights before and after."""
     random = np.random.default_rng(5)
     text = random.integers(1, 24, (STEPS * ROWS, 11))
-    scope = contextlib.nullcontext() if layout is None else keras_mp.distribute(layout, devices)
+    scope = contextlib.nullcontext() if layout is None else keras_mp.parallel.distribute(layout, devices)
     losses = []
     with scope:
         model = gemma(policy, mode)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.5), keras_mp.NoLossScale())
+        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.5), keras_mp.LossScale.none())
         model = keras_mp.prepare(model, optimizer, loss)
         before = weights_of(model)
         x = {"token_ids": text[:, :-1], "padding_mask": np.ones((len(text), 10), "int32")}

@@ -19,7 +19,7 @@ __all__ = ["EPOCHS", "STEPS", "train"]
 
 def train(precision, folder, *actions):
     """Trains, and returns all that a training changes, by name, and the logs of each epoch."""
-    with keras_mp.distribute("fully_sharded", 8, gather_dtype="float8", reduce_dtype="bfloat16"):
+    with keras_mp.parallel.distribute("fully_sharded", 8, gather_dtype="float8", reduce_dtype="bfloat16"):
         model, logs = resumable.train(precision, folder, *actions)
         return resumable.values(model), logs
 

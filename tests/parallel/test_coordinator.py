@@ -7,8 +7,8 @@ import time
 import pytest
 
 from keras_mp.parallel import coordinator as module
-from keras_mp.parallel.cluster import Cluster
-from keras_mp.parallel.coordinator import Coordinator, DisagreementError, LostWorkerError, differences
+from keras_mp.parallel.cluster import Cluster, ClusterError
+from keras_mp.parallel.coordinator import Coordinator, LostWorkerError, differences
 
 
 def free_port():
@@ -66,7 +66,7 @@ def test_a_difference_is_told_to_all():
 
     outcomes = together(3, act)
     for outcome in outcomes:
-        assert isinstance(outcome, DisagreementError)
+        assert isinstance(outcome, ClusterError)
         text = str(outcome)
         assert "the workers differ in settings" in text and "worker 2 (localhost" in text
         assert "seed: 1, and worker 0 has 0" in text and "rate" not in text and "worker 1" not in text

@@ -7,7 +7,7 @@ import pytest
 from in_own_process import QUICK, SLOW, run
 
 import keras_mp
-from keras_mp.parallel.distribute import make_plan
+from keras_mp.parallel.distribution import make_plan
 from keras_mp.parallel.plan import Plan, plan_of
 from models.gpt import TENSOR_RULES
 
@@ -83,7 +83,7 @@ def test_a_mesh_that_does_not_match_the_devices():
 @pytest.mark.parametrize("layout", ["fully_sharded", "tensor"])
 def test_tensorflow_says_what_it_cannot_do(layout):
     with pytest.raises(ValueError, match=f"layout='{layout}' needs JAX .*whole copy of the model on each device"):
-        with keras_mp.distribute(layout):
+        with keras_mp.parallel.distribute(layout):
             pass
 
 

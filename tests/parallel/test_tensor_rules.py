@@ -6,7 +6,7 @@ import pytest
 
 import keras_mp
 from keras_mp.parallel.plan import Plan
-from keras_mp.parallel.tensor_rules import check_rules, rules_of_layout_map, takes_rules, with_rules_of
+from keras_mp.parallel.split_rules import check_rules, rules_of_layout_map, takes_rules, with_rules_of
 from keras_mp.xla.lower import lower_step
 from models.gpt import gpt
 from models.llama import LlamaSize, llama
@@ -58,7 +58,7 @@ def test_rules_survive_stabilize_convert_and_a_model_around():
     keras.config.set_dtype_policy("mixed_bfloat16")
     model = BUILDS["vit"]()
     before = split(model)
-    model = keras_mp.fp8.convert(keras_mp.stabilize(model), select=lambda path, layer: "dense" in path)
+    model = keras_mp.convert(keras_mp.stabilize(model), select=lambda path, layer: "dense" in path)
     assert split(model) == before
     around = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Rescaling(0.5), model])
     assert split(around) == before
@@ -66,7 +66,7 @@ def test_rules_survive_stabilize_convert_and_a_model_around():
 
 
 def test_a_model_with_rules_is_saved_and_loaded_without_them(tmp_path):
-    @keras_mp.tensor_rules((("hidden[/_]kernel", (None, "model")),))
+    @keras_mp.parallel.tensor_rules((("hidden[/_]kernel", (None, "model")),))
     def build():
         return keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, name="hidden")])
 
@@ -75,7 +75,9 @@ def test_a_model_with_rules_is_saved_and_loaded_without_them(tmp_path):
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded.get_weights()[0], model.get_weights()[0])
     assert split(model)
-    with pytest.raises(ValueError, match=r"because no rule says which: pass rules=.* or put @keras_mp.tensor_rules"):
+    with pytest.raises(
+        ValueError, match=r"because no rule says which: pass rules=.* or put @keras_mp.parallel.tensor_rules"
+    ):
         split(loaded)
 
 
@@ -105,7 +107,7 @@ def test_a_scope_takes_the_rules_of_each_model_once_and_ends():
 
 
 def test_rules_may_be_lists():
-    build = keras_mp.tensor_rules([["hidden[/_]kernel", (None, "model")]])(
+    build = keras_mp.parallel.tensor_rules([["hidden[/_]kernel", (None, "model")]])(
         lambda: keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, name="hidden")])
     )
     assert with_rules_of(Plan("tensor", (), (1, 2)), build()).rules == (("hidden[/_]kernel", (None, "model")),)
@@ -136,7 +138,7 @@ def test_a_rule_that_is_none_is_named(rule):
         with pytest.raises(ValueError, match="rules holds .* must be a regular expression and, for each dimension"):
             check_rules(given)
     with pytest.raises(ValueError, match="rules holds"):
-        keras_mp.tensor_rules((rule,))
+        keras_mp.parallel.tensor_rules((rule,))
 
 
 def test_a_function_that_returns_no_layout_map_is_named():

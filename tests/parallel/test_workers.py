@@ -17,8 +17,7 @@ import pytest
 import together
 
 from keras_mp.parallel import workers
-from keras_mp.parallel.cluster import Cluster
-from keras_mp.parallel.coordinator import DisagreementError
+from keras_mp.parallel.cluster import Cluster, ClusterError
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("together.py")
@@ -209,7 +208,7 @@ def test_other_settings_are_refused_with_the_difference():
     told = [None, None]
 
     def act(index):
-        with pytest.raises(DisagreementError) as told[index]:
+        with pytest.raises(ClusterError) as told[index]:
             with workers.join(Cluster(addresses, index, "test"), {"rate": (0.01, 0.5)[index]}, join_seconds=20):
                 pass
 

@@ -18,7 +18,7 @@ import keras_mp
 from keras_mp import backend
 from keras_mp.parallel import workers
 from keras_mp.parallel.cluster import find_cluster
-from keras_mp.training.fit import fit
+from keras_mp.training.fit_loop import fit
 
 LENGTH, BATCH, SEQUENCES, PARTS = 8, 8, 40, 2
 
@@ -39,7 +39,7 @@ def read(arguments):
     return parser.parse_args(arguments)
 
 
-class Planted(keras_mp.ShuffledBatches):
+class Planted(keras_mp.training.ShuffledBatches):
     """Bytes, the bytes that follow, and weights, infinite in the rows of one worker at one step."""
 
     plant = (-1, -1)
@@ -79,7 +79,7 @@ def build(options, precision):
         from models.gpt import gpt
         from models.transformer import Size
 
-        model, loss = gpt(Size(1, 16, 2), 32, LENGTH, dropout=options.dropout), keras_mp.ChunkedCrossEntropy()
+        model, loss = gpt(Size(1, 16, 2), 32, LENGTH, dropout=options.dropout), keras_mp.lean.ChunkedCrossEntropy()
     else:
         layers = [keras.layers.Embedding(32, 16), keras.layers.Dropout(options.dropout), keras.layers.Dense(16, "relu")]
         layers += [keras.layers.LayerNormalization(), keras.layers.Dense(32)]
@@ -95,12 +95,12 @@ def build(options, precision):
         gradient_accumulation_steps=options.accumulate,
         use_ema=True,
     )
-    scale = None if precision == "mixed_float16" else keras_mp.NoLossScale()
+    scale = None if precision == "mixed_float16" else keras_mp.LossScale.none()
     loss_scale = {"initial_scale": 2.0**12, "growth_interval": 50} if scale is None else {}
     optimizer = keras_mp.LossScaleOptimizer(optimizer, scale, **loss_scale)
     jit = keras.backend.backend() == "jax"
     model.compile(optimizer, loss, jit_compile=jit)
-    return keras_mp.atomic_skip(model)
+    return keras_mp.loss_scaling.atomic_skip(model)
 
 
 def train(options, run):
@@ -112,7 +112,7 @@ def train(options, run):
     tokens = np.random.default_rng(4).integers(0, 32, (SEQUENCES + 6, LENGTH + 1), dtype=np.int32)
     batches = Planted(tokens[:SEQUENCES, :-1], tokens[:SEQUENCES, 1:], BATCH, seed=5)
     batches.plant, batches.reordered = tuple(map(int, plant)) or (-1, -1), options.reordered
-    with keras_mp.distribute("data") if workers.count() > 1 else nullcontext():
+    with keras_mp.parallel.distribute("data") if workers.count() > 1 else nullcontext():
         model = build(options, precision)
         history = keras.callbacks.History()
         saves = keras_mp.TrainingCheckpoint(folder / "checkpoints", batches, every=options.every, callbacks=[history])

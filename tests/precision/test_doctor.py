@@ -43,10 +43,10 @@ def test_auto_says_that_it_does_not_see_the_gpu(monkeypatch, tmp_path):
     with pytest.warns(UserWarning, match="driver of an NVIDIA GPU, which .* does not see: pip install"):
         choice = keras_mp.set_global_policy("auto")
     assert "driver of an NVIDIA GPU" in choice.reason
-    assert "driver of an NVIDIA GPU" in keras_mp.choose_policy().reason
+    assert "driver of an NVIDIA GPU" in keras_mp.precision.policy.choose_policy().reason
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert "driver" not in keras_mp.choose_policy().reason
+    assert "driver" not in keras_mp.precision.policy.choose_policy().reason
 
 
 def test_what_pays_agrees_with_what_auto_chooses(monkeypatch):

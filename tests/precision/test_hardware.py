@@ -29,8 +29,9 @@ from fake_devices import (
     V100,
 )
 
-from keras_mp import backend, hardware
+from keras_mp import backend
 from keras_mp.backend.common.device import DeviceInfo
+from keras_mp.precision import hardware
 from keras_mp.precision.chips import CHIPS
 from keras_mp.precision.hardware import DTYPES, Device, current_device, list_devices, support
 from keras_mp.precision.policy import choose_policy

@@ -25,7 +25,7 @@ from fake_devices import (
 )
 
 from keras_mp.precision import policy
-from keras_mp.precision.policy import choose_policy, policy_scope, set_global_policy
+from keras_mp.precision.policy import choose_policy, set_global_policy
 
 
 @pytest.fixture(autouse=True)
@@ -71,9 +71,11 @@ def test_auto_on_a_cpu(on):
     for device in CPUS:
         on(device, "tensorflow")
         fast = device in (AVX512_CPU, AMX_CPU)
-        assert choose_policy()[:2] == ("mixed_bfloat16" if fast else "float32", False), device.flags
+        choice = choose_policy()
+        assert choice.policy == ("mixed_bfloat16" if fast else "float32") and not choice.jit_compile, device.flags
         on(device, "jax")
-        assert choose_policy()[:2] == ("float32", True), device.flags
+        choice = choose_policy()
+        assert choice.policy == "float32" and choice.jit_compile, device.flags
 
 
 def test_the_reason_tells_the_measurement_on_a_cpu(on):
@@ -126,7 +128,7 @@ def test_an_unserved_policy_is_set_with_a_warning_at_the_caller(on, device, back
     with pytest.warns(UserWarning, match=f"{name}: {device.name}.*Use '{use}' here") as caught:
         assert set_global_policy(name).policy == name
     assert global_name() == name
-    with pytest.warns(UserWarning) as caught_in_scope, policy_scope(name):
+    with pytest.warns(UserWarning) as caught_in_scope, set_global_policy(name):
         pass
     assert {warning.filename for warning in [*caught, *caught_in_scope]} == {__file__}
 
@@ -152,7 +154,7 @@ def test_fp8_is_mixed_bfloat16_with_layers_to_convert(on):
 )
 def test_unknown_name(name, said):
     before = keras.mixed_precision.dtype_policy()
-    for call in (set_global_policy, lambda name: policy_scope(name).__enter__()):
+    for call in (set_global_policy, lambda name: set_global_policy(name).__enter__()):
         with pytest.raises(ValueError, match=said) as error:
             call(name)
         assert "Known: auto, float32, mixed_float16, mixed_bfloat16" in str(error.value)
@@ -163,7 +165,7 @@ def test_policy_scope_restores_after_an_exception(on):
     on(H100)
     keras.mixed_precision.set_global_policy("mixed_float16")
     before = keras.mixed_precision.dtype_policy()
-    with pytest.raises(KeyError), policy_scope("float32") as choice:
+    with pytest.raises(KeyError), set_global_policy("float32") as choice:
         assert choice.policy == global_name() == "float32"
         raise KeyError
     assert keras.mixed_precision.dtype_policy() is before
@@ -174,14 +176,14 @@ def test_policy_scope_restores_a_map(on):
     before = keras.dtype_policies.DTypePolicyMap(default_policy="mixed_bfloat16")
     before["dense"] = keras.dtype_policies.DTypePolicy("float32")
     keras.mixed_precision.set_global_policy(before)
-    with policy_scope("float32"):
+    with set_global_policy("float32"):
         assert global_name() == "float32"
     assert keras.mixed_precision.dtype_policy() is before
 
 
 def test_policy_scopes_nest(on):
     on(H100)
-    with policy_scope("mixed_bfloat16"):
-        with policy_scope("float32"):
+    with set_global_policy("mixed_bfloat16"):
+        with set_global_policy("float32"):
             pass
         assert global_name() == "mixed_bfloat16"

@@ -152,7 +152,7 @@ def test_whatever_rebuilds_refuses_it(name, tmp_path):
     np.testing.assert_array_equal(ops.convert_to_numpy(ops.cast(model(x), "float32")), before)
     assert report.loss == pytest.approx(np.mean((before - x[:, :1]) ** 2) + float(sum(model.losses)), rel=0.05)
     with pytest.raises(RebuildError, match="cannot be rebuilt from its config"):
-        keras_mp.in_precision(model, "float32")
+        keras_mp.export.in_precision(model, "float32")
     with pytest.raises(RebuildError, match="cannot be rebuilt from its config"):
         keras_mp.export_float32(model, tmp_path / "out", verify=x)
     assert not any(tmp_path.iterdir())

@@ -9,7 +9,7 @@ from keras import layers
 from twins import twin
 
 from keras_mp.conversion.to_float32 import to_float32
-from keras_mp.precision.policy import policy_scope
+from keras_mp.precision.policy import set_global_policy
 from keras_mp.rebuild import layers_by_path, rebuild
 from keras_mp.rebuild.quantized_policies import policy_of
 from keras_mp.stability.stabilized import stabilize
@@ -99,7 +99,7 @@ def test_a_backbone_that_was_loaded_with_quantized_weights_is_rebuilt(mode):
     backbone = adapted_models.gemma("mixed_bfloat16", None, None).backbone
     config = Int4(block_size=32) if mode == "int4" else None
     backbone.quantize(mode, config=config)
-    with policy_scope("mixed_bfloat16"):
+    with set_global_policy("mixed_bfloat16"):
         loaded = type(backbone).from_config(backbone.get_config())
         for old, new in zip(backbone.weights, loaded.weights, strict=True):
             new.assign(old)
@@ -133,7 +133,7 @@ def test_a_map_of_policies_in_which_it_is_itself():
 @pytest.mark.parametrize("mode", ["int4", "int8"])
 def test_a_stabilized_dense_head_gives_float32_of_its_quantized_weights(mode):
     generator = np.random.default_rng()
-    with policy_scope("mixed_bfloat16"):
+    with set_global_policy("mixed_bfloat16"):
         model = keras.Sequential([keras.Input((32,)), layers.Dense(8)])
     kernel = adapted_models.known_kernel((32, 8), "int8" if mode == "int8" else "int4 in groups", generator)
     model.layers[0].set_weights([kernel, np.zeros(8)])

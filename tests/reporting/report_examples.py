@@ -12,12 +12,12 @@ from keras_mp.advice.measures import Measures
 from keras_mp.bench.benchmark_report import BenchmarkReport
 from keras_mp.bench.workloads import Measured
 from keras_mp.export.export_report import DeploymentReport, ExportReport, Int8Layer
-from keras_mp.lean.make_lean import LeanReport, LeanRow
 from keras_mp.numerics.audit import audit
 from keras_mp.numerics.audit_report import AuditReport
-from keras_mp.numerics.compare_training import ParityReport
+from keras_mp.numerics.parity import ParityReport
 from keras_mp.numerics.search import search_policy
 from keras_mp.numerics.search_report import PolicySearch
+from keras_mp.training.model_report import ModelReport, Part
 from keras_mp.xla.collectives import Collective
 from keras_mp.xla.compile_report import CompileReport
 from keras_mp.xla.estimate import LinkTime, Roofline
@@ -126,13 +126,20 @@ def advised() -> AdviceReport:
     )
 
 
-def lean_listed() -> LeanReport:
-    """A part that is lean, and one that cannot be."""
-    rows = (
-        LeanRow("block/attention", "attention", True, ""),
-        LeanRow("head", "head", False, f"an activation {MARKUP}"),
+def listed() -> ModelReport:
+    """A part that is changed, one that can be and one that cannot, of each change."""
+    parts = (
+        Part("block/norm", "stabilize", "LayerNormalization", True, False, ""),
+        Part("block/softmax", "stabilize", "Softmax", False, True, "it sums in bfloat16"),
+        Part("block/own", "stabilize", "Own", False, False, f"code of its own {MARKUP}"),
+        Part("block/up", "convert", "768 x 3072", True, False, "", 1.5),
+        Part("block/down", "convert", "3072 x 768", False, True, "its product gains", 1.25),
+        Part("head", "convert", "768 x 50257", False, False, f"it computes the output {MARKUP}"),
+        Part("block/attention", "make_lean", "attention", True, False, ""),
+        Part("block/gelu", "make_lean", "gelu", False, True, ""),
+        Part("head", "make_lean", "head", False, False, f"an activation {MARKUP}"),
     )
-    return LeanReport(f"gpt {MARKUP}", rows)
+    return ModelReport(f"gpt {MARKUP}", parts, "FP8", "Predicted from peak rates for h100, batches of 8.")
 
 
 def exported() -> ExportReport:
@@ -155,7 +162,7 @@ EXAMPLES = {
     CompileReport: compiled,
     DeploymentReport: deployed,
     ExportReport: exported,
-    LeanReport: lean_listed,
+    ModelReport: listed,
     ParityReport: parity,
     PolicySearch: searched,
 }

@@ -73,9 +73,9 @@ def test_the_logits_of_a_causal_language_model_are_float32(name, precision):
     model = causal_models.build(name)
     spread(model)
     x = causal_models.batch(model)
-    assert any("token_embedding" in each.path for each in keras_mp.sensitive_layers(model))
+    assert any("token_embedding" in each.path for each in keras_mp.stability.sensitive.sensitive_layers(model))
     new = stabilized(twin(model))
-    assert keras_mp.sensitive_layers(new) == []
+    assert keras_mp.stability.sensitive.sensitive_layers(new) == []
     assert new.output.dtype == "float32"
     assert keras.backend.standardize_dtype(new(x).dtype) == "float32"
     # Eagerly, as the features of the reference: a compiled program rounds these elsewhere.
@@ -104,7 +104,7 @@ def test_it_trains_is_saved_and_generates(tmp_path):
     model = stabilized(causal_models.build("GPT2CausalLM"))
     x = causal_models.batch(model)
     model.compile(
-        optimizer=keras_mp.wrap_optimizer(keras.optimizers.Adam(1e-2), model),
+        optimizer=keras_mp.loss_scaling.wrap_optimizer(keras.optimizers.Adam(1e-2), model),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         sampler="greedy",
         run_eagerly=TENSORFLOW,
@@ -119,7 +119,7 @@ def test_it_trains_is_saved_and_generates(tmp_path):
     assert ranks.max() <= 1, "largest, but for a tie in the cached path's 16-bit attention"
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert keras_mp.sensitive_layers(loaded) == [] and loaded.output.dtype == "float32"
+    assert keras_mp.stability.sensitive.sensitive_layers(loaded) == [] and loaded.output.dtype == "float32"
     np.testing.assert_array_equal(numpy(loaded(x)), numpy(model(x)))
 
 
@@ -128,14 +128,14 @@ def test_converted_to_fp8_after_it_was_stabilized(tmp_path):
     keras.config.set_dtype_policy("mixed_bfloat16")
     plain = stabilized(causal_models.build("LlamaCausalLM"))
     x = causal_models.batch(plain)
-    model = keras_mp.fp8.convert(twin(plain), select=lambda path, layer: True)
+    model = keras_mp.convert(twin(plain), select=lambda path, layer: True)
     assert sum(isinstance(layer, Float8Layer) for layer in layers_by_path(model).values()) == 14
-    assert keras_mp.sensitive_layers(model) == [] and model.output.dtype == "float32"
+    assert keras_mp.stability.sensitive.sensitive_layers(model) == [] and model.output.dtype == "float32"
     before, after = numpy(plain(x)), numpy(model(x))
     assert 0 < np.linalg.norm(after - before) <= 0.2 * np.linalg.norm(before)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert keras_mp.sensitive_layers(loaded) == []
+    assert keras_mp.stability.sensitive.sensitive_layers(loaded) == []
     np.testing.assert_array_equal(numpy(loaded(x)), after)
 
 
@@ -147,7 +147,7 @@ def test_every_language_model_of_kerashub(name):
     model = causal_models.build(name)
     x = causal_models.batch(model)
     new = stabilized(model)
-    assert keras_mp.sensitive_layers(new) == []
+    assert keras_mp.stability.sensitive.sensitive_layers(new) == []
     logits = keras.ops.convert_to_numpy(new(x))
     assert logits.dtype == "float32" and np.mean(logits == rounded(logits, precision)) < 0.1
     np.testing.assert_allclose(logits, numpy(model(x)), rtol=2e-2, atol=2e-2 if TENSORFLOW else 5e-2)

@@ -17,6 +17,7 @@ import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.verification import relative_difference
 from keras_mp.rebuild import rebuild
+from keras_mp.stability.sensitive import sensitive_layers
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 TOLERANCE = {"mixed_float16": 5e-3, "mixed_bfloat16": 4e-2}
@@ -218,7 +219,7 @@ def test_forward_and_fit_against_float32(name):
     in_float16 = TENSORFLOW and ("Pooling3D" not in name or "Global" in name)
     policy = "mixed_float16" if in_float16 else "mixed_bfloat16"
     _, float32, stabilized = models(name, policy)
-    assert keras_mp.sensitive_layers(stabilized) == []
+    assert sensitive_layers(stabilized) == []
     tolerance = TOLERANCE[policy]
     batch = batch_of(BUILT[name][1])
     if name in ON_INTEGERS:

@@ -9,6 +9,7 @@ from keras import layers
 from long_sums import ALLOWED, CASES, LARGEST, NUMPY, OUTSIDE, ROUNDING, SCALES
 
 import keras_mp
+from keras_mp.stability.sensitive import sensitive_layers
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 # Of the cases that lose, those whose sum is a product's. Accelerators add it up in float32; TensorFlow's kernels for a
@@ -68,9 +69,9 @@ def middle(layer, inputs, low, **keywords):
     keras.config.set_dtype_policy("float32")
     result = layer(symbols if len(symbols) > 1 else symbols[0], **keywords)
     model = keras.Model(symbols, layers.Dense(1, dtype="float32")(layers.Flatten(dtype="float32")(result)))
-    assert layer in [entry.layer for entry in keras_mp.sensitive_layers(model)]
+    assert layer in [entry.layer for entry in sensitive_layers(model)]
     stable = keras_mp.stabilize(model)
-    assert keras_mp.sensitive_layers(stable) == []
+    assert sensitive_layers(stable) == []
     (treated,) = (each for each in stable.layers if isinstance(each, type(layer)) and each.name == layer.name)
     part = keras.Model(stable.inputs, treated.output)
     assert keras.backend.standardize_dtype(treated.output.dtype) == low
@@ -215,4 +216,4 @@ def test_small_windows_and_few_inputs_stay_in_16_bits(low):
     x = layers.AveragePooling2D(4)(layers.Add()([inputs, inputs]))
     x = layers.Multiply()([x, layers.Reshape((2, 2, 1))(layers.Dense(4)(layers.Flatten()(x)))])
     model = keras.Model(inputs, layers.Dense(1, dtype="float32")(layers.GlobalAveragePooling2D()(x)))
-    assert keras_mp.sensitive_layers(model) == []
+    assert sensitive_layers(model) == []

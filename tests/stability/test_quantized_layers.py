@@ -9,7 +9,7 @@ from twins import twin
 
 import keras_mp
 from keras_mp.conversion.to_float32 import merged_float32
-from keras_mp.precision.policy import policy_scope
+from keras_mp.precision.policy import set_global_policy
 from keras_mp.rebuild import rebuild
 
 Int4 = keras.quantizers.Int4QuantizationConfig
@@ -29,7 +29,7 @@ def grouped(kind, kernel, policy):
     The grouped layer is not the last, which computes in float32 anyway.
     """
     rows, columns = kernel.shape
-    with policy_scope(policy):
+    with set_global_policy(policy):
         if kind == "dense":
             layer = layers.Dense(columns, use_bias=False, name="grouped")
         else:
@@ -65,8 +65,8 @@ def test_more_groups_than_16_bits_can_count(kind, policy, groups, tmp_path):
     model, x = grouped(kind, expected, policy)
     assert not (abs(of_keras(model, x) - expected) <= 2**-7 * abs(expected)).all()
     stable = keras_mp.stabilize(twin(model))
-    assert "groups of int4" in "".join(layer.reason for layer in keras_mp.sensitive_layers(model))
-    assert not keras_mp.sensitive_layers(stable)
+    assert "groups of int4" in "".join(layer.reason for layer in keras_mp.stability.sensitive.sensitive_layers(model))
+    assert not keras_mp.stability.sensitive.sensitive_layers(stable)
     stable.save(tmp_path / "stable.keras")
     for new in (stable, keras.saving.load_model(tmp_path / "stable.keras")):
         np.testing.assert_allclose(adapted_models.logits(new, x), expected, rtol=2**-7)
@@ -75,12 +75,12 @@ def test_more_groups_than_16_bits_can_count(kind, policy, groups, tmp_path):
 def test_groups_that_16_bits_can_count_are_left_to_keras():
     expected = scaled((2 * 256, 4), 2, np.random.default_rng())
     model, x = grouped("dense", expected, "mixed_bfloat16")
-    assert [layer.path for layer in keras_mp.sensitive_layers(model)] == [f"{model.name}/end"]
+    assert [layer.path for layer in keras_mp.stability.sensitive.sensitive_layers(model)] == [f"{model.name}/end"]
     np.testing.assert_allclose(adapted_models.logits(keras_mp.stabilize(model), x), expected, rtol=2**-7)
 
 
 def two_layers(policy):
-    with policy_scope(policy):
+    with set_global_policy(policy):
         return keras.Sequential([keras.Input((32,)), layers.Dense(32, activation="gelu"), layers.Dense(8, name="head")])
 
 
@@ -119,7 +119,7 @@ def test_quantized_after_training_prepare_makes_it_ready_again():
 
 
 def head(policy, mode, tied, soft_cap=None, config=None):
-    with policy_scope(policy):
+    with set_global_policy(policy):
         layer = layers.ReversibleEmbedding(10, 8, tie_weights=tied, logit_soft_cap=soft_cap)
         inputs = keras.Input((4,), dtype="int32")
         hidden = layers.Dense(8, use_bias=False, name="before")(layer(inputs))
@@ -204,7 +204,7 @@ def test_prepare_says_what_is_quantized_and_what_trains(capsys):
 
 @pytest.mark.slow
 def test_an_audit_offers_quantized_layers_no_fp8():
-    """It said that both layers fit, of the ranges of biases alone; fp8.convert leaves them out."""
+    """It said that both layers fit, of the ranges of biases alone; convert leaves them out."""
     model = two_layers("mixed_bfloat16")
     model.layers[0].quantize("int4")
     model.compile("sgd", "mse")
@@ -225,6 +225,6 @@ def test_onnx_and_litert_files_hold_the_merged_weights(tmp_path):
     adapted_models.adapt(model.layers[0], None, generator=generator)
     model = keras_mp.stabilize(model)
     x = generator.normal(size=(5, 32)).astype("float32")
-    for name, export in (("model.onnx", keras_mp.export_onnx), ("model.tflite", keras_mp.export_litert)):
+    for name, export in (("model.onnx", keras_mp.export.export_onnx), ("model.tflite", keras_mp.export.export_litert)):
         report = export(model, tmp_path / name, x)
         assert report.max_difference <= 1e-5

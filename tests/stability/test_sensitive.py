@@ -16,7 +16,7 @@ def found(layer, shape=(8,), last=False):
     inputs = keras.Input(shape)
     x = layer(inputs)
     model = keras.Model(inputs, x if last else layers.Dense(2, dtype="float32", name="end")(x))
-    return {each.path.split("/")[-1]: each.reason for each in keras_mp.sensitive_layers(model)}
+    return {each.path.split("/")[-1]: each.reason for each in keras_mp.stability.sensitive.sensitive_layers(model)}
 
 
 @pytest.mark.parametrize(
@@ -54,12 +54,12 @@ def test_several_reasons_for_one_layer():
 
 def test_a_float32_model_has_nothing_sensitive():
     model, _ = zoo.build("attention", "float32")
-    assert keras_mp.sensitive_layers(model) == []
+    assert keras_mp.stability.sensitive.sensitive_layers(model) == []
 
 
 def test_paths_and_reasons():
     model, _ = zoo.build("subclass_inside_functional", "mixed_float16")
-    found = {each.path.split("/", 1)[1]: each.reason for each in keras_mp.sensitive_layers(model)}
+    found = {each.path.split("/", 1)[1]: each.reason for each in keras_mp.stability.sensitive.sensitive_layers(model)}
     norm = next(path for path in found if "batch_normalization" in path)
     assert norm.startswith("subclassed") and "sums squares over many values in float16" in found[norm]
     assert any("computes the model's output and rounds it to float16" in reason for reason in found.values())

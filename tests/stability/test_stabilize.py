@@ -43,7 +43,10 @@ def test_every_kind_of_model(name, tmp_path):
     before = [numpy(w) for w in model.weights]
     float32 = rebuild(model, to_float32, policy="float32").model(batch, training=False)
     new = stabilize(twin(model))
-    assert keras_mp.sensitive_layers(model) and keras_mp.sensitive_layers(new) == []
+    assert (
+        keras_mp.stability.sensitive.sensitive_layers(model)
+        and keras_mp.stability.sensitive.sensitive_layers(new) == []
+    )
     again = stabilize(twin(new))
     assert relative_difference(again(batch, training=False), new(batch, training=False)) == 0.0
     assert relative_difference(new(batch, training=False), float32) < 1e-2
@@ -61,7 +64,7 @@ def test_every_kind_of_model(name, tmp_path):
         keras.config.set_dtype_policy("mixed_float16")  # as when it was built: custom layers take the global policy
         loaded = reloaded(new, tmp_path)
         assert relative_difference(loaded(batch, training=False), new(batch, training=False)) == 0.0
-        assert keras_mp.sensitive_layers(loaded) == []
+        assert keras_mp.stability.sensitive.sensitive_layers(loaded) == []
 
 
 def test_weights_files_of_the_plain_model_load(tmp_path):
@@ -260,7 +263,7 @@ def test_losses_that_a_layer_or_a_model_adds(how, policy, tmp_path):
     model(x)
     model.compile(keras.optimizers.SGD(1e-3), "mse")
     new = stabilize(twin(model))
-    assert not keras_mp.sensitive_layers(new)
+    assert not keras_mp.stability.sensitive.sensitive_layers(new)
     dense = model.layers[0] if how == "layer" else model.dense
     activation = x.astype("float64") @ np.asarray(dense.kernel, "float64")  # its bias is zero
     error = np.square(numpy(new(x)).astype("float64") - y).mean()
@@ -283,9 +286,9 @@ def test_softmax_as_an_operation_of_the_graph(tmp_path):
     keras.config.set_dtype_policy("mixed_bfloat16")
     inputs = keras.Input((16,))
     model = keras.Model(inputs, layers.Dense(2)(keras.ops.softmax(layers.Dense(64)(inputs), axis=-1)))
-    assert any("exponentiates" in each.reason for each in keras_mp.sensitive_layers(model))
+    assert any("exponentiates" in each.reason for each in keras_mp.stability.sensitive.sensitive_layers(model))
     new = stabilize(twin(model))
-    assert keras_mp.sensitive_layers(new) == []
+    assert keras_mp.stability.sensitive.sensitive_layers(new) == []
     batch = zoo.normal(4, 16)
     assert relative_difference(reloaded(new, tmp_path)(batch), new(batch)) == 0.0
     assert relative_difference(new(batch), rebuild(model, to_float32, policy="float32").model(batch)) < 1e-2
@@ -340,7 +343,7 @@ def test_an_output_layer_with_a_call_of_its_own_still_computes_it():
     keras.config.set_dtype_policy("mixed_bfloat16")
     model = keras.Sequential([keras.Input((8,)), Doubled(4)])
     new, batch = stabilize(twin(model)), zoo.normal(3, 8)
-    assert keras_mp.sensitive_layers(new) == []
+    assert keras_mp.stability.sensitive.sensitive_layers(new) == []
     np.testing.assert_allclose(numpy(new(batch)), 2.0 * batch @ numpy(model.layers[0].kernel), rtol=2e-2, atol=2e-2)
     assert keras.backend.standardize_dtype(new(batch).dtype) == "float32"
 
@@ -373,7 +376,7 @@ def test_a_jax_layer_with_params_and_no_init_fn():
     model = keras.Model(inputs, layers.Dense(2)(x))
     next(w for w in model.weights if w.shape == (6, 4)).assign(zoo.normal(6, 4))  # trained since
     new, batch = stabilize(twin(model)), zoo.normal(5, 6)
-    assert keras_mp.sensitive_layers(new) == []
+    assert keras_mp.stability.sensitive.sensitive_layers(new) == []
     for old, weight in zip(model.weights, new.weights, strict=True):
         np.testing.assert_array_equal(numpy(old), numpy(weight))
     assert relative_difference(new(batch), model(batch)) < 1e-2
@@ -392,7 +395,7 @@ def test_a_model_around_the_tensors_of_a_kerashub_backbone(name):
     backbone = getattr(hub.models, name)(**sizes, **own[name])
     model = keras.Model(backbone.input, layers.Dense(3)(backbone.output))
     new = stabilize(twin(model))
-    assert keras_mp.sensitive_layers(new) == []
+    assert keras_mp.stability.sensitive.sensitive_layers(new) == []
     for old, weight in zip(model.weights, new.weights, strict=True):
         assert old.path == weight.path
         np.testing.assert_array_equal(numpy(old), numpy(weight))

@@ -9,6 +9,7 @@ import tutorials
 from keras import layers
 
 import keras_mp
+from keras_mp.stability.sensitive import sensitive_layers
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +39,11 @@ def test_a_tutorials_model_is_stabilized_and_trained(name):
     if not tutorials.TENSORFLOW and name in tutorials.ONLY_ON_TENSORFLOW:
         pytest.skip("its train_step takes TensorFlow's tape")
     model, x, y = tutorials.MODELS[name]()
-    assert keras_mp.sensitive_layers(model)
+    assert sensitive_layers(model)
     before = [numpy(weight) for weight in model.weights]
     new = stabilized(model)
     new.run_eagerly = tutorials.TENSORFLOW
-    assert keras_mp.sensitive_layers(new) == [] and new.compiled
+    assert sensitive_layers(new) == [] and new.compiled
     for weight, value in zip(new.weights, before, strict=True):
         np.testing.assert_array_equal(numpy(weight), value)
     # Long enough for a loss scale that begins too high: each step that overflows halves it and changes nothing else.

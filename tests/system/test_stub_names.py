@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from keras_mp.system.stub_names import load, names_in_stub
+from keras_mp.system.stub_names import door, load, names_in_stub
 
 
 def test_a_stub_s_names_are_imported_when_they_are_used(tmp_path, monkeypatch):
@@ -18,3 +18,13 @@ def test_a_stub_s_names_are_imported_when_they_are_used(tmp_path, monkeypatch):
     assert load("made", "inner").VALUE == load("made.inner", "VALUE") == 5
     with pytest.raises(ImportError, match="made.inner.missing"):
         load("made.inner", "missing")
+
+
+def test_a_module_shows_the_names_of_its_stub(tmp_path):
+    (tmp_path / "shown.pyi").write_text("from math import pi as pi\n")
+    space = {"__name__": "shown", "__file__": str(tmp_path / "shown.py")}
+    get, names = door(space, registers=False)
+    assert get("__all__") == ["pi"] and get("pi") == space["pi"] == 3.141592653589793
+    assert {"pi", "__name__"} <= set(names())
+    with pytest.raises(AttributeError, match="module 'shown' has no attribute 'tau'; it has pi"):
+        get("tau")

@@ -11,7 +11,7 @@ from keras_mp.system.whole_number import whole_number
 
 PACKAGE = Path(__file__).parents[2] / "keras_mp"
 # Each has a message of its own: a list of seeds or their number, and the index in TF_CONFIG.
-OTHER_CHECKS = {"compare_training.py", "cluster.py", "arguments.py"}
+OTHER_CHECKS = {"parity.py", "cluster.py", "arguments.py"}
 
 
 def test_whole_numbers_pass_as_python_s_own():

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 import keras_mp
-from keras_mp.precision.policy import policy_scope
+from keras_mp.precision.policy import set_global_policy
 
 EPOCHS, STEPS, BATCH = 3, 7, 8
 RECIPES = {
@@ -43,7 +43,7 @@ class Crash(Exception):
 def data():
     generator = np.random.default_rng(7)
     x = generator.normal(size=(STEPS * BATCH + 3, 8, 8, 1)).astype("float32")
-    return keras_mp.ShuffledBatches(x, generator.integers(0, 4, len(x)), BATCH, seed=5)
+    return keras_mp.training.ShuffledBatches(x, generator.integers(0, 4, len(x)), BATCH, seed=5)
 
 
 def build(precision, initial_scale=2.0**22, seed=11, **settings):
@@ -60,13 +60,13 @@ def build(precision, initial_scale=2.0**22, seed=11, **settings):
         if precision != "small":
             small[3:3] = [layers.Dense(64)]
             memory = "host" if precision == "host states" else "device"
-            loss_scale = keras_mp.NoLossScale(release_gradients=memory == "host")
+            loss_scale = keras_mp.LossScale.none(release_gradients=memory == "host")
             optimizer = keras_mp.LossScaleOptimizer(optimizer, loss_scale, state_dtype="float8", state_memory=memory)
         model = keras.Sequential(small, name="small")
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, metrics=["accuracy"])
         return model
-    with policy_scope("mixed_bfloat16" if precision in RECIPES else precision):
+    with set_global_policy("mixed_bfloat16" if precision in RECIPES else precision):
         keras.utils.set_random_seed(seed)
         model = keras.Sequential(
             [
@@ -83,7 +83,7 @@ def build(precision, initial_scale=2.0**22, seed=11, **settings):
             name="named",  # INT8 gradients are rounded by the paths of layers
         )
         if precision in RECIPES:
-            model = keras_mp.fp8.convert(model, RECIPES[precision], select=lambda path, layer: True)
+            model = keras_mp.convert(model, RECIPES[precision], select=lambda path, layer: True)
         model = keras_mp.stabilize(model)
         optimizer = keras.optimizers.AdamW(
             keras.optimizers.schedules.CosineDecay(0.01, EPOCHS * STEPS),
@@ -96,14 +96,14 @@ def build(precision, initial_scale=2.0**22, seed=11, **settings):
         if precision in (*RECIPES, "bfloat16"):
             # It rounds bfloat16 weights stochastically. Keras's own fails to average weights that gradients
             # overwrite, as FP8's amax histories are.
-            optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.NoLossScale())
+            optimizer = keras_mp.LossScaleOptimizer(optimizer, keras_mp.LossScale.none())
         if keras.backend.backend() == "jax":
             for layer in model.layers:
                 layer.supports_jit = True  # Keras rules it out for augmentation because of TensorFlow's kernels
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, metrics=["accuracy"], auto_scale_loss=False)
         if precision == "mixed_float16":
-            keras_mp.atomic_skip(model)
+            keras_mp.loss_scaling.atomic_skip(model)
     return model
 
 

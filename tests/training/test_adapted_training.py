@@ -9,13 +9,14 @@ from twins import twin
 
 import keras_mp
 from keras_mp.conversion.to_float32 import merged_float32
+from keras_mp.fp8.convert import decisions
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("float32_policy")]
 
 STEPS, EPOCHS = 4, 3
 
 
-class Planted(keras_mp.Batches):
+class Planted(keras_mp.training.Batches):
     """The same text in each step."""
 
     def __init__(self):
@@ -121,8 +122,8 @@ def test_fp8_leaves_quantized_layers_out_and_says_why():
         [keras.Input((32,)), keras.layers.Dense(32, name="first"), keras.layers.Dense(32, name="last")]
     )
     model.layers[0].quantize("int4")
-    new = keras_mp.fp8.convert(twin(model), select=lambda path, layer: True)
-    reasons = {decision.path: (decision.float8, decision.reason) for decision in keras_mp.fp8.explain(new)}
+    new = keras_mp.convert(twin(model), select=lambda path, layer: True)
+    reasons = {decision.path: (decision.float8, decision.reason) for decision in decisions(new)}
     assert reasons["first"] == (False, "it is quantized to int4") and reasons["last"][0] is True
     assert new.layers[0].quantization_mode == "int4"
 
@@ -131,7 +132,7 @@ def test_int4_with_lora_and_an_fp8_layer_train_together():
     layers = [keras.layers.Dense(32, name="first"), keras.layers.Dense(32, name="last")]
     model = keras.Sequential([keras.Input((32,)), *layers])
     adapted_models.adapt(model.layers[0], "int4")
-    model = keras_mp.fp8.convert(model, select=lambda path, layer: True)
+    model = keras_mp.convert(model, select=lambda path, layer: True)
     model = keras_mp.prepare(model, keras.optimizers.Adam(0.01), "mse")
     first, last = model.layers
     codes, kernel = (keras.ops.convert_to_numpy(weight) for weight in (first._kernel, last.kernel))
@@ -140,7 +141,7 @@ def test_int4_with_lora_and_an_fp8_layer_train_together():
     assert losses[-1] < 0.8 * losses[0]
     np.testing.assert_array_equal(keras.ops.convert_to_numpy(first._kernel), codes)
     assert np.any(keras.ops.convert_to_numpy(last.kernel) != kernel)
-    (path,) = [d.path for d in keras_mp.fp8.explain(model) if d.float8]
+    (path,) = [d.path for d in decisions(model) if d.float8]
     assert path == "last" and first.lora_enabled
 
 

@@ -5,7 +5,7 @@ import warnings
 import keras
 import pytest
 
-from keras_mp.training.fit import check_callbacks
+from keras_mp.training.fit_loop import check_callbacks
 
 
 def callback_with(**attributes):

@@ -15,9 +15,7 @@ from resumable import EPOCHS, STEPS, Act, Crash, build, data, train, values
 
 import keras_mp
 from keras_mp.training import checkpoint
-from keras_mp.training.checkpoint import SettingsError
-from keras_mp.training.checkpoint_file import CheckpointFileError, checkpoints_in
-from keras_mp.training.training_state import MismatchError
+from keras_mp.training.checkpoint_file import CheckpointError, checkpoints_in
 
 
 class Trainer:
@@ -246,7 +244,7 @@ def test_where_every_save_is_damaged_it_says_so(tmp_path, small):
     small.crashed(tmp_path, (1, 5))
     for path in checkpoints_in(tmp_path):
         path.write_bytes(b"PK")
-    with pytest.raises(CheckpointFileError, match="none of the 3 checkpoints in .* can be read"):
+    with pytest.raises(CheckpointError, match="none of the 3 checkpoints in .* can be read"):
         small.trained(tmp_path)
 
 
@@ -289,7 +287,7 @@ def test_a_save_of_another_model_is_refused_by_name(tmp_path, small):
         r"of another model:\n  it has 'small' with [\d,]+ values in [^\n]*"
         r"\n  here is 'wider' with 260 values in 2 weights of [^\n]*dense[^\n]*\n  it has .* of shape"
     )
-    with pytest.raises(MismatchError, match=described):
+    with pytest.raises(CheckpointError, match=described):
         train("small", tmp_path, model=wider, force=True)
     for name, value in before.items():
         np.testing.assert_array_equal(values(wider)[name], value)
@@ -300,7 +298,7 @@ def test_a_save_of_another_model_of_the_same_name_tells_them_apart(tmp_path, sma
     small.crashed(tmp_path, (1, 0))
     other = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(5)], name="small")
     other.compile("adamw", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-    with pytest.raises(MismatchError) as caught:
+    with pytest.raises(CheckpointError) as caught:
         train("small", tmp_path, model=other)
     there, here = str(caught.value).splitlines()[1:3]
     assert "262 values in 3 weights of " in there and "325 values in 2 weights of " in here
@@ -315,7 +313,7 @@ def test_a_save_of_another_optimizer_is_refused_without_force(tmp_path, capsys, 
         model.compile(keras.optimizers.SGD(0.01, momentum=0.9), model.loss, metrics=["accuracy"])
         return model
 
-    with pytest.raises(MismatchError, match="was trained with AdamW, and the model is compiled with SGD"):
+    with pytest.raises(CheckpointError, match="was trained with AdamW, and the model is compiled with SGD"):
         train("small", tmp_path, model=other())
     train("small", tmp_path, model=other(), force=True, epochs=1)
     assert "_velocities of the checkpoint has no place here" in capsys.readouterr().out
@@ -323,15 +321,15 @@ def test_a_save_of_another_optimizer_is_refused_without_force(tmp_path, capsys, 
 
 def test_other_settings_are_shown_and_need_force(tmp_path, small):
     small.crashed(tmp_path, (1, 0), settings={"rate": 0.1, "name": "one"}, ignore_settings=["name"])
-    with pytest.raises(SettingsError, match=r"other settings:\n  rate: 0.1 then, 0.2 now\nto go on .*force=True"):
+    with pytest.raises(CheckpointError, match=r"other settings:\n  rate: 0.1 then, 0.2 now\nto go on .*force=True"):
         small.trained(tmp_path, settings={"rate": 0.2, "name": "two"}, ignore_settings=["name"])
     small.trained(tmp_path, settings={"rate": 0.2, "name": "two"}, ignore_settings=["name"], force=True)
 
 
 def test_other_data_is_shown(tmp_path, small):
     small.crashed(tmp_path, (1, 0))
-    batches = keras_mp.ShuffledBatches(data().inputs, data().targets, batch_size=4, seed=5)
-    with pytest.raises(SettingsError, match="data: batch_size: 8 then, 4 now"):
+    batches = keras_mp.training.ShuffledBatches(data().inputs, data().targets, batch_size=4, seed=5)
+    with pytest.raises(CheckpointError, match="data: batch_size: 8 then, 4 now"):
         small.model.fit(batches, verbose=0, callbacks=[keras_mp.TrainingCheckpoint(tmp_path, batches)])
 
 
@@ -341,7 +339,10 @@ def test_other_data_is_shown(tmp_path, small):
         ({"max_to_keep": 0}, "max_to_keep=0 must be a whole number, 1 or more"),
         ({"every": -1}, "every=-1 must be a whole number, 0 or more"),
         ({"every": 5}, "every=5 saves within an epoch, which needs batches="),
-        ({"batches": [1]}, "batches must be keras_mp.Batches, such as keras_mp.ShuffledBatches, got list"),
+        (
+            {"batches": [1]},
+            "batches must be keras_mp.training.Batches, such as keras_mp.training.ShuffledBatches, got list",
+        ),
     ],
 )
 def test_a_bad_argument_is_named(arguments, message, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from keras_mp.training import checkpoint_file
 from keras_mp.training.checkpoint_file import (
-    CheckpointFileError,
+    CheckpointError,
     Place,
     Reader,
     checkpoints_in,
@@ -57,11 +57,11 @@ def test_a_file_that_ends_too_early_or_has_another_format_says_so(tmp_path):
     content = path.read_bytes()
     for damaged in (content[:-1], content[:100], b"", content.replace(b"\x05", b"\x06", 1)):
         path.write_bytes(damaged)
-        with pytest.raises(CheckpointFileError):
+        with pytest.raises(CheckpointError):
             Reader(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("manifest.json", json.dumps({"format": 99, "dtypes": {}}))
-    with pytest.raises(CheckpointFileError, match="it has format 99, and this keras_mp reads 1"):
+    with pytest.raises(CheckpointError, match="it has format 99, and this keras_mp reads 1"):
         Reader(path)
 
 

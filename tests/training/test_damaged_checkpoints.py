@@ -6,7 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from keras_mp.training.checkpoint_file import CheckpointFileError, Place, Reader, checkpoints_in, path_of, write
+from keras_mp.training.checkpoint_file import CheckpointError, Place, Reader, checkpoints_in, path_of, write
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def outcome(path, arrays):
             for name, array in arrays.items():
                 np.testing.assert_array_equal(reader[name], array)
             return "whole"
-    except CheckpointFileError as error:
+    except CheckpointError as error:
         assert str(error)
         return "damaged"
 

@@ -9,7 +9,7 @@ import keras_mp
 pytestmark = pytest.mark.jax
 
 
-class Read(keras_mp.ShuffledBatches):
+class Read(keras_mp.training.ShuffledBatches):
     """Notes what was read of which epoch."""
 
     def rows(self, epoch, step, first, last):

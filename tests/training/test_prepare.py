@@ -10,6 +10,7 @@ from twins import twin
 import keras_mp
 from keras_mp.precision.policy import choose_policy
 from keras_mp.rebuild import layers_by_path
+from keras_mp.stability.sensitive import sensitive_layers
 
 JAX = keras.backend.backend() == "jax"
 LOSS = "sparse_categorical_crossentropy"
@@ -43,10 +44,10 @@ def by_hand(precision):
     choice = set_policy(precision)
     model = keras_mp.stabilize(build())
     if precision == "fp8":
-        model = keras_mp.fp8.convert(model, **EVERYTHING)
-    optimizer = keras_mp.wrap_optimizer(keras.optimizers.Adam(0.01), model)
+        model = keras_mp.convert(model, **EVERYTHING)
+    optimizer = keras_mp.loss_scaling.wrap_optimizer(keras.optimizers.Adam(0.01), model)
     model.compile(optimizer, LOSS, metrics=["accuracy"], jit_compile=choice.jit_compile)
-    return keras_mp.atomic_skip(model) if isinstance(optimizer, keras_mp.LossScaleOptimizer) else model
+    return keras_mp.loss_scaling.atomic_skip(model) if isinstance(optimizer, keras_mp.LossScaleOptimizer) else model
 
 
 def by_prepare(precision):
@@ -83,7 +84,7 @@ def test_the_model_that_is_given_stays_as_it_was():
     before = [keras.ops.convert_to_numpy(weight) for weight in model.weights]
     prepared = keras_mp.prepare(twin(model), "sgd", LOSS, run_eagerly=True)
     prepared.train_on_batch(*data())
-    assert prepared is not model and not model.compiled and len(keras_mp.sensitive_layers(model)) == 2
+    assert prepared is not model and not model.compiled and len(sensitive_layers(model)) == 2
     for weight, value in zip(model.weights, before, strict=True):
         np.testing.assert_array_equal(weight, value)
 
@@ -103,7 +104,7 @@ def test_a_step_that_overflows_changes_nothing():
 
 def test_an_optimizer_with_a_loss_scale_of_its_own_is_used_as_it_is():
     set_policy("mixed_float16")
-    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(), keras_mp.StaticLossScale(4.0))
+    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(), keras_mp.LossScale.static(4.0))
     assert keras_mp.prepare(build(), optimizer, LOSS).optimizer is optimizer
 
 
@@ -118,7 +119,7 @@ def test_the_arguments_of_compile_are_passed_on_and_win():
 
 def test_fp8_of_a_model_that_computes_in_fp8_already_stays():
     set_policy("fp8")
-    model = keras_mp.fp8.convert(build(), "delayed", select=lambda path, layer: layer.name == "first")
+    model = keras_mp.convert(build(), "delayed", select=lambda path, layer: layer.name == "first")
     prepared = keras_mp.prepare(twin(model), "sgd", LOSS)
     assert [str(layer.scaling) for layer in layers_by_path(prepared).values() if hasattr(layer, "scaling")] == [
         "Scalings.named('delayed')"

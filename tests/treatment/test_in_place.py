@@ -66,8 +66,8 @@ def compiled(model):
 
 CHANGES = {
     "stabilize": (keras_mp.stabilize, None),
-    "fp8": (lambda model: keras_mp.fp8.convert(model, "delayed", select=lambda path, layer: True), keras_mp.fp8.revert),
-    "lean": (lambda model: keras_mp.make_lean(model, remat=("block",)), keras_mp.undo_lean),
+    "fp8": (lambda model: keras_mp.convert(model, "delayed", select=lambda path, layer: True), keras_mp.revert),
+    "lean": (lambda model: keras_mp.lean.make_lean(model, remat=("block",)), keras_mp.revert),
 }
 
 
@@ -76,7 +76,7 @@ def classes(model):
 
 
 @pytest.mark.jax
-@pytest.mark.filterwarnings("ignore:fp8.convert")
+@pytest.mark.filterwarnings("ignore:convert")
 @pytest.mark.parametrize("name", CHANGES)
 def test_it_is_the_same_model_with_the_same_weights_and_twice_is_as_once(name):
     change, _ = CHANGES[name]
@@ -93,7 +93,7 @@ def test_it_is_the_same_model_with_the_same_weights_and_twice_is_as_once(name):
     assert (classes(model), [id(weight) for weight in model.weights]) == once
 
 
-@pytest.mark.filterwarnings("ignore:fp8.convert")
+@pytest.mark.filterwarnings("ignore:convert")
 @pytest.mark.parametrize("name", ["fp8", "lean"])
 def test_trained_changed_and_undone_it_goes_on_as_if_nothing_had_been(name):
     """Bit for bit: weights, optimizer state, and the step after."""
@@ -132,7 +132,7 @@ def test_a_compiled_model_drops_the_step_that_it_has_traced():
     assert model.predict(x, verbose=0).dtype == np.float32
 
 
-@pytest.mark.filterwarnings("ignore:fp8.convert")
+@pytest.mark.filterwarnings("ignore:convert")
 def test_an_optimizer_keeps_its_state_where_weights_are_added():
     x, y = batch()
     keras.config.set_dtype_policy("mixed_bfloat16")
@@ -140,7 +140,7 @@ def test_an_optimizer_keeps_its_state_where_weights_are_added():
     model.train_on_batch(x, y)
     old = model.optimizer
     slots = {weight.path: numpy(old._momentums[i]) for i, weight in enumerate(old._trainable_variables)}
-    keras_mp.fp8.convert(model, "delayed", select=lambda path, layer: True)
+    keras_mp.convert(model, "delayed", select=lambda path, layer: True)
     new = model.optimizer
     assert new is not old and int(new.iterations) == 1
     assert {weight.path for weight in new._trainable_variables} > slots.keys()
@@ -191,7 +191,7 @@ def changed():
     return model, x, numpy(model(x))
 
 
-@pytest.mark.filterwarnings("ignore:fp8.convert")
+@pytest.mark.filterwarnings("ignore:convert")
 @pytest.mark.parametrize("way", ["saved", "copied", "pickled", "cloned"])
 def test_it_comes_back(way, changed, tmp_path):
     """What the block's code makes is shown by no config, and is written by its place."""
@@ -248,11 +248,13 @@ def test_a_layer_that_two_models_share_is_changed_in_both():
     inputs = keras.Input((4,))
     one, two = (keras.Model(inputs, layers.Dense(2)(shared(inputs))) for _ in range(2))
     keras_mp.stabilize(one)
-    assert keras_mp.sensitive_layers(one) == []
-    assert [each.path.split("/")[-1] for each in keras_mp.sensitive_layers(two)] == [two.layers[-1].name]
+    assert keras_mp.stability.sensitive.sensitive_layers(one) == []
+    assert [each.path.split("/")[-1] for each in keras_mp.stability.sensitive.sensitive_layers(two)] == [
+        two.layers[-1].name
+    ]
 
 
-@pytest.mark.parametrize("function", [keras_mp.stabilize, keras_mp.fp8.convert, keras_mp.make_lean])
+@pytest.mark.parametrize("function", [keras_mp.stabilize, keras_mp.convert, keras_mp.lean.make_lean])
 def test_a_model_that_is_not_built_is_refused(function):
     with pytest.raises(ValueError, match="is not built.*call it once on a batch"):
         function(keras.Sequential([layers.Dense(2)]))

@@ -208,5 +208,5 @@ def test_activations_that_are_lambdas_come_into_another_precision():
     """Keras writes a lambda as bytecode, which it does not read as an activation."""
     keras.config.set_dtype_policy("mixed_bfloat16")
     model, x, *_ = strangers.MODELS["lambdas"](np.random.default_rng())
-    new = keras_mp.in_precision(keras_mp.stabilize(model), "float32")
+    new = keras_mp.export.in_precision(keras_mp.stabilize(model), "float32")
     np.testing.assert_allclose(predicted(new, x)[0], predicted(model, x)[0], atol=0.05)

@@ -22,7 +22,7 @@ on_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow
 def inspected(chip, recipe="mxfp8", **options):
     keras.utils.clear_session()
     keras.config.set_dtype_policy("mixed_bfloat16")
-    model = keras_mp.fp8.convert(gpt(Size(BLOCKS, 128, 2), 256, 64), recipe, select=lambda path, layer: True)
+    model = keras_mp.convert(gpt(Size(BLOCKS, 128, 2), 256, 64), recipe, select=lambda path, layer: True)
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     tokens = tensor((8, 64), "int32")
     report = keras_mp.inspect(model, (tokens, tokens), chip, **options)
@@ -70,7 +70,7 @@ def test_on_a_gpu_without_such_units_the_report_says_what_became_of_them():
     }
     assert {matmul.kernel for matmul in asked} == {"loop, no tensor cores"}
     assert f"{PRODUCTS} products asked for in FP8 run in bfloat16" in str(report)
-    with pytest.raises(keras_mp.CheckError, match=f"{PRODUCTS} products asked for in FP8 do not run in FP8"):
+    with pytest.raises(keras_mp.errors.CheckError, match=f"{PRODUCTS} products asked for in FP8 do not run in FP8"):
         report.check(fp8_kept=True)
 
 

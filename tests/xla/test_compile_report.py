@@ -59,7 +59,7 @@ def untied():
     """A lean model whose head has weights of its own."""
     tokens = keras.Input((LENGTH,), dtype="int32")
     logits = keras.layers.Dense(64, name="head")(keras.layers.Embedding(64, 32)(tokens))
-    return keras_mp.make_lean(keras.Model(tokens, logits)), (tensor((BATCH, LENGTH), "int32"),) * 2
+    return keras_mp.lean.make_lean(keras.Model(tokens, logits)), (tensor((BATCH, LENGTH), "int32"),) * 2
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def untied():
 )
 def test_a_loss_in_chunks_is_of_the_layer_that_makes_the_logits(build, head):
     model, batch = build()
-    model.compile("sgd", keras_mp.ChunkedCrossEntropy(rows=BATCH * LENGTH // 4))
+    model.compile("sgd", keras_mp.lean.ChunkedCrossEntropy(rows=BATCH * LENGTH // 4))
     matmuls = keras_mp.inspect(model, batch, "host").matmuls
     assert all(matmul.layer != "unattributed" for matmul in matmuls)
     products = Counter((matmul.role, matmul.repeats) for matmul in matmuls if matmul.layer == head)
@@ -231,7 +231,7 @@ def test_scaling_accumulation_and_atomic_skips():
     model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(16), keras.layers.Dense(8)])
     inner = keras.optimizers.Adam(gradient_accumulation_steps=2, global_clipnorm=1.0)
     model.compile(keras_mp.LossScaleOptimizer(inner), "mse")
-    keras_mp.atomic_skip(model)
+    keras_mp.loss_scaling.atomic_skip(model)
     report = keras_mp.inspect(model, (tensor((8, 16)), tensor((8, 8))), "v5e")
     assert Counter(matmul.role for matmul in report.matmuls) == {
         "forward": 2, "kernel gradient": 2, "input gradient": 1,

@@ -31,7 +31,7 @@ def transformer():
 def test_every_product_of_a_converted_layer_runs_in_fp8(build, chip):
     keras.utils.clear_session()
     model, batch = build()
-    model = keras_mp.fp8.convert(keras_mp.stabilize(model), select=lambda path, layer: True)
+    model = keras_mp.convert(keras_mp.stabilize(model), select=lambda path, layer: True)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True) if build is transformer else "mse"
     model.compile("adam", loss)
     report = keras_mp.inspect(model, batch, chip)
@@ -54,7 +54,7 @@ def test_what_is_kept_for_the_backward_pass_is_fp8():
     keras.config.set_dtype_policy("mixed_bfloat16")
     dense = [keras.layers.Dense(512, name=f"dense{index}") for index in range(1, 4)]
     plain = keras.Sequential([keras.Input((512,)), *dense], name="linear")
-    model = keras_mp.fp8.convert(twin(plain), select=lambda path, layer: True)
+    model = keras_mp.convert(twin(plain), select=lambda path, layer: True)
     reports = []
     for network in (plain, model):
         network.compile("sgd", "mse")

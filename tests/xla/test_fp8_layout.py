@@ -7,7 +7,7 @@ import keras
 import pytest
 from steps import tensor
 
-from keras_mp.fp8 import Float8Dense
+from keras_mp.layers import Float8Dense
 from keras_mp.system.packages import installed
 from keras_mp.xla.compile import compile_step
 from keras_mp.xla.lower import lower_step

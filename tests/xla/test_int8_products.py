@@ -23,7 +23,7 @@ def test_every_product_of_a_converted_layer_runs_in_int8(chip, kernel_gradient):
     ]
     model = keras.Sequential([keras.Input((256,)), *dense], name="mlp")
     recipe = keras_mp.fp8.Scalings.named("int8", kernel_gradient=kernel_gradient == "int8")
-    model = keras_mp.fp8.convert(model, recipe, select=lambda path, layer: True)
+    model = keras_mp.convert(model, recipe, select=lambda path, layer: True)
     model.compile("adam", "mse")
     report = keras_mp.inspect(model, (tensor((128, 256)), tensor((128, 256))), chip)
     integer = [matmul for matmul in report.matmuls if matmul.compiled == ("int8", "int8")]

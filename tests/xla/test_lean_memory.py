@@ -23,5 +23,5 @@ def test_a_mixed_precision_gpt_takes_half_of_kerass_memory():
     keras.config.set_dtype_policy("mixed_bfloat16")
     of_logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     plain = temporary(plain_gpt(LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH), of_logits)
-    lean = temporary(gpt(Size(LAYERS, WIDTH, HEADS), VOCABULARY, LENGTH), keras_mp.ChunkedCrossEntropy())
+    lean = temporary(gpt(Size(LAYERS, WIDTH, HEADS), VOCABULARY, LENGTH), keras_mp.lean.ChunkedCrossEntropy())
     assert lean < plain / 2

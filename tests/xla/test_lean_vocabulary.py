@@ -33,7 +33,7 @@ def test_lean_is_never_larger():
         def build():
             inputs = keras.Input((None,), dtype="int32")
             model = keras.Model(inputs, keras.layers.Dense(VOCABULARY)(keras.layers.Embedding(64, WIDTH)(inputs)))
-            model = keras_mp.make_lean(model) if lean else model
+            model = keras_mp.lean.make_lean(model) if lean else model
             model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=True)
             return model
 

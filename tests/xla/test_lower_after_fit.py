@@ -13,7 +13,7 @@ from keras_mp.xla.program_hash import program_hash
 def test_the_program_is_the_same_before_and_after_fit():
     rows = 4
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(0.1), keras_mp.NoLossScale())
+    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(0.1), keras_mp.LossScale.none())
     model.compile(optimizer, "mse", jit_compile=True)
     x, y = np.ones((rows, 3), "float32"), np.ones((rows, 2), "float32")
 

@@ -22,7 +22,7 @@ def memory(**settings):
         optimizer = keras.optimizers.AdamW(1e-3)
         return keras_mp.prepare(model, optimizer, "mse", state_dtype="float8", **{"jit_compile": True} | settings)
 
-    with keras_mp.policy_scope("bfloat16"):
+    with keras_mp.set_global_policy("bfloat16"):
         # Few rows: XLA orders a step by its peak, and where activations make that, gradients may wait.
         batch = keras.KerasTensor((8, WIDTH))
         return keras_mp.inspect(build, (batch, batch), target="h100").memory

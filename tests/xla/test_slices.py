@@ -17,7 +17,7 @@ only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="a step o
 
 def build():
     model = gpt(Size(1, 256, 2), 1024, 128)
-    model.compile(keras.optimizers.AdamW(1e-4, global_clipnorm=1.0), keras_mp.ChunkedCrossEntropy())
+    model.compile(keras.optimizers.AdamW(1e-4, global_clipnorm=1.0), keras_mp.lean.ChunkedCrossEntropy())
     return model
 
 

@@ -21,8 +21,8 @@ _CALL = re.compile(r"keras_mp\.call\.(\d+)")
 _SCOPES: ContextVar[Callable[[Any], AbstractContextManager] | None] = ContextVar("scopes", default=None)
 
 
-class LoweringError(ValueError):
-    """A step cannot be lowered; the message says which model, why, and what to do."""
+class CompileError(RuntimeError):
+    """A step cannot be lowered, or a compiler failed; the message names the cause, a remedy, and a compiler's log."""
 
 
 @dataclass(frozen=True)

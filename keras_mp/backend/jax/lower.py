@@ -12,7 +12,7 @@ import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
 from keras_mp.backend.common.device import traced_for
-from keras_mp.backend.common.lowered import Argument, Lowered, LoweringError, named_calls
+from keras_mp.backend.common.lowered import Argument, CompileError, Lowered, named_calls
 from keras_mp.backend.jax.host_memory import ON_HOST, host_sharding
 from keras_mp.backend.jax.parallel import lowering_scope
 
@@ -40,7 +40,7 @@ def lower(
         The lowered step.
 
     Raises:
-        LoweringError: If JAX cannot trace the step.
+        CompileError: If JAX cannot trace the step.
     """
     with nullcontext() if plan is None else lowering_scope(plan) as mesh:
         return _lower(model, batch, layers, training, platform, plan, mesh)
@@ -98,7 +98,7 @@ def _lower(
             compiled = jax.jit(step, donate_argnums=0 if training else (), keep_unused=True, out_shardings=out)
             lowered = compiled.trace(tuple(state), shapes).lower(lowering_platforms=(platform,))
     except (TypeError, ValueError, NotImplementedError) as error:
-        raise LoweringError(f"JAX cannot trace the step of model {model.name!r}: {error}") from error
+        raise CompileError(f"JAX cannot trace the step of model {model.name!r}: {error}") from error
     module = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
     return Lowered(module.encode(), tuple(arguments), tuple(calls), "jax", model.name)
 

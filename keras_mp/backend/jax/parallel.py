@@ -327,7 +327,7 @@ def _scaled_by(optimizer: keras.optimizers.Optimizer, factor: Any) -> Iterator[N
 def _one_of_several(split: dict[int, Part]) -> Iterator[None]:
     """A scope for one device's part of a step.
 
-    Variables that are split are gathered where they are read: a block that `keras_mp.remat` recomputes gathers its
+    Variables that are split are gathered where they are read: a block that `keras_mp.lean.remat` recomputes gathers its
     weights anew, and they are not kept. Random numbers are this device's own, from seeds that are the same on all.
 
     Args:

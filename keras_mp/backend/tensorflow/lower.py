@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_mp.backend.common.device import traced_for
-from keras_mp.backend.common.lowered import Argument, LayerCall, Lowered, LoweringError, call_of, named_calls
+from keras_mp.backend.common.lowered import Argument, CompileError, LayerCall, Lowered, call_of, named_calls
 
 _HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 
@@ -39,10 +39,10 @@ def lower(
         The lowered step.
 
     Raises:
-        LoweringError: If TensorFlow cannot trace the step for XLA, or there is a plan.
+        CompileError: If TensorFlow cannot trace the step for XLA, or there is a plan.
     """
     if plan is not None:
-        raise LoweringError(
+        raise CompileError(
             f"strategy={plan.layout!r} needs JAX (KERAS_BACKEND=jax): on TensorFlow a step on several devices is not "
             "one program that XLA could compile"
         )
@@ -63,7 +63,7 @@ def lower(
                 warnings.filterwarnings("ignore", "device_name is being deprecated")
                 module = function.experimental_get_compiler_ir(*specs)(stage="stablehlo_serialized", device_name=_HOST)
     except (TypeError, ValueError, NotImplementedError, tf.errors.OpError) as error:
-        raise LoweringError(_explain(model, str(error), calls)) from error
+        raise CompileError(_explain(model, str(error), calls)) from error
     return Lowered(module, tuple(_arguments(model, concrete, leaves)), tuple(calls), "tensorflow", model.name)
 
 

@@ -24,7 +24,7 @@ def without_islands() -> Iterator[None]:
     """Within it, what is traced has no islands, in every thread: each replica is traced in one of its own.
 
     What was traced before stays as it is, and so does what keeps only its input for the backward pass, as
-    `keras_mp.Gelu` does.
+    `keras_mp.layers.Gelu` does.
     """
     _count_scopes(1)
     try:

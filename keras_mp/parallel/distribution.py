@@ -12,7 +12,7 @@ import keras
 from keras_mp import backend
 from keras_mp.parallel.hops import Hops, in_hops
 from keras_mp.parallel.plan import GATHER_DTYPES, LAYOUTS, REDUCE_DTYPES, Plan, Rules
-from keras_mp.parallel.tensor_rules import LayoutMapOf, check_rules, rules_of_layout_map, takes_rules
+from keras_mp.parallel.split_rules import LayoutMapOf, check_rules, rules_of_layout_map, takes_rules
 from keras_mp.rebuild import rebuild, unchanged
 
 
@@ -29,9 +29,9 @@ def distribute(
     """Makes a scope in which a model is built, compiled and trained over several devices of this host.
 
     ```
-    with keras_mp.distribute("fully_sharded"):
+    with keras_mp.parallel.distribute("fully_sharded"):
         model = build()
-        model.compile(keras_mp.wrap_optimizer(optimizer, model), loss)
+        model.compile(keras_mp.loss_scaling.wrap_optimizer(optimizer, model), loss)
         model.fit(x, y, batch_size=256)      # rows of all devices together
     ```
 
@@ -57,7 +57,7 @@ def distribute(
             case.
         rules: the rules of "tensor": pairs of a regular expression of a weight's path and, for each dimension, "model",
             "batch" or None; or the `get_layout_map` of a KerasHub backbone, `GemmaBackbone.get_layout_map`. By default
-            the rules of the functions that build models in the scope (`keras_mp.tensor_rules`).
+            the rules of the functions that build models in the scope (`keras_mp.parallel.tensor_rules`).
 
     Yields:
         The plan: which axis of each variable is split.

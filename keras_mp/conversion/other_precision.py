@@ -65,9 +65,9 @@ def in_precision(model: keras.Model, precision: str) -> keras.Model:
     if old == "float32":
         stabilize(rebuilt)
     if precision == FP8:
-        from keras_mp import fp8
+        from keras_mp.fp8.convert import convert
 
-        fp8.convert(rebuilt)
+        convert(rebuilt)
     return rebuilt
 
 

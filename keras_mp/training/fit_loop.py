@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_mp import backend
-from keras_mp.conversion.in_precision import precision_of
+from keras_mp.conversion.other_precision import precision_of
 from keras_mp.parallel import workers
 from keras_mp.training.batches import Batches
 from keras_mp.training.training_state import build, describe
@@ -40,7 +40,7 @@ def fit(
     own, those of an epoch are over all, and only callbacks that are known to work are taken.
 
     Args:
-        model: a model that was built and compiled within `keras_mp.distribute`.
+        model: a model that was built and compiled within `keras_mp.parallel.distribute`.
         batches: the training data; the batch size is that of all processes together.
         epochs: the number of passes over the batches.
         validation_data: inputs and targets, as arrays, or a `keras.utils.PyDataset`; the same on all processes.
@@ -53,7 +53,7 @@ def fit(
 
     Raises:
         ValueError: If the processes cannot divide a batch, or a callback is not supported.
-        DisagreementError: If the processes have different models.
+        ClusterError: If the processes have different models.
     """
     steps = None
     if workers.count() > 1:

@@ -3,15 +3,15 @@
 from importlib import import_module
 
 _ROOMS_WITH_CLASSES = (
-    "fp8",
+    "fp8.convert",
     "lean.chunked_head",
     "lean.chunked_loss",
     "lean.gelu",
-    "lean.make_lean",
-    "lean.remat",
+    "lean.lean_model",
+    "lean.recompute",
     "lean.self_attention",
     "lean.training_step",
-    "loss_scaling.atomic_skip",
+    "loss_scaling.undone_step",
     "loss_scaling.optimizer",
     "stability.stabilized",
 )

@@ -28,12 +28,12 @@ def tensor_rules(rules: Rules) -> Callable[[Build], Build]:
     """Gives the function that builds a model the rules by which `distribute("tensor")` splits the model's weights.
 
     ```
-    @keras_mp.tensor_rules(((r"hidden[/_]kernel", (None, "model")), (r"logits[/_]kernel", ("model", None))))
+    @keras_mp.parallel.tensor_rules(((r"hidden[/_]kernel", (None, "model")), (r"logits[/_]kernel", ("model", None))))
     def build(): ...
     ```
 
     Within the scope of `distribute("tensor")` they hold from the call of the function to the end of the scope, so also
-    for what `stabilize` and `fp8.convert` make of the model, and for the optimizer. The model has them as its attribute
+    for what `stabilize` and `convert` make of the model, and for the optimizer. The model has them as its attribute
     `tensor_rules`, and so have the models that are made of it: there `inspect(..., strategy="tensor")` reads them. A
     model that is loaded from a file has none.
 

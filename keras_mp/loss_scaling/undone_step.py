@@ -119,8 +119,8 @@ def _optimizer_of(model: keras.Model) -> LossScaleOptimizer:
         )
     raise ValueError(
         f"the optimizer of model {model.name!r}, {type(optimizer).__name__}, does not say whether it skipped a step: "
-        "compile with keras_mp.LossScaleOptimizer(optimizer), or with loss_scale=keras_mp.NoLossScale() for bfloat16 "
-        "and float32"
+        "compile with keras_mp.LossScaleOptimizer(optimizer), or with loss_scale=keras_mp.LossScale.none() for "
+        "bfloat16 and float32"
     )
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from html import escape
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
-from rich.console import RenderableType
 
 from keras_mp.lean import remat_blocks
 from keras_mp.lean.called_head import CALLED_HEAD, NOTED_HEAD, why_not_called_head
@@ -26,18 +23,12 @@ from keras_mp.lean.lean_layers import (
     why_not_attention,
     why_not_int4,
 )
-from keras_mp.lean.remat import Remat
+from keras_mp.lean.recompute import Remat
 from keras_mp.lean.remat_blocks import choose_blocks, recomputed_blocks, treatments_for
 from keras_mp.lean.self_attention import SelfAttention
 from keras_mp.lean.training_step import STEP, LeanStep
 from keras_mp.rebuild import Config, layers_by_path
 from keras_mp.rebuild.notes import original_class, treatments_of
-from keras_mp.reporting import remedies
-from keras_mp.reporting.answer import Sentence
-from keras_mp.reporting.html import document, folded, table
-from keras_mp.reporting.report import Report
-from keras_mp.reporting.table import ColumnTable
-from keras_mp.reporting.text import listed, pattern_of, without_numbers
 from keras_mp.stability.sensitive import names_in
 from keras_mp.system.packages import LIBRARIES, package_of
 from keras_mp.treatment.change import change, check_built, undo
@@ -55,7 +46,7 @@ class Candidate(NamedTuple):
         path: the names that lead to the layer, joined with `/`.
         layer: the live layer.
         kind: "attention", "gelu", "int4", "head" or "block".
-        treatment: the treatment that makes it lean, by its name in `keras_mp.lean.make_lean`; empty where nothing does.
+        treatment: the treatment that makes it lean, by its name in this module; empty where nothing does.
         lean: whether it is lean.
         reason: the reason why it cannot be lean; empty where it can.
     """
@@ -137,9 +128,9 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
     - Dense and EinsumDense layers of int4 weights keep these, and dequantize them again in the backward pass.
     - A model that ends in a vocabulary computes its loss, accuracy and perplexity a chunk of rows at a time, where it
       is compiled with `SparseCategoricalCrossentropy(from_logits=True)`.
-    - With `remat`, blocks keep only what enters them and are recomputed in the backward pass, as by `keras_mp.remat`,
-      under their own names: layers that repeat, such as those of a transformer, and stretches of a functional graph
-      that repeat, such as the residual blocks of a ResNet. It takes the place of an earlier choice of blocks.
+    - With `remat`, blocks keep only what enters them and are recomputed in the backward pass, as by the function
+      `remat`, under their own names: layers that repeat, such as those of a transformer, and stretches of a functional
+      graph that repeat, such as the residual blocks of a ResNet. It takes the place of an earlier choice of blocks.
 
     Layers are lean in a training step of the model (`fit`, `train_on_batch`), and in any call with `training=True`.
     Losses and gradients stay the same. Inference, such as `generate`, runs the layers' own code. Where Keras has a
@@ -150,12 +141,12 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
     plain model. `undo_lean` undoes it.
 
     Args:
-        model: a built Keras model, before or after training, `stabilize`, `fp8.convert` or `enable_lora`.
+        model: a built Keras model, before or after training, `stabilize`, `convert` or `enable_lora`.
         remat: whether blocks are recomputed; or patterns, as of file names, for the names or paths of the blocks to
             recompute: `remat=("transformer_layer_*",)`. A pattern that matches no block names layers.
 
     Returns:
-        The model. Each layer that was changed is still an instance of its class. `lean_report` lists them.
+        The model. Each layer that was changed is still an instance of its class. `keras_mp.report` lists them.
 
     Raises:
         TypeError, ValueError: If the model is not built; if `remat` is neither a truth value nor patterns; if nothing
@@ -183,19 +174,6 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
         warnings.warn(
             f"make_lean({model.name!r}): nothing in the model can become lean. {_why_none(parts)}", stacklevel=2
         )
-    return model
-
-
-def undo_lean(model: keras.Model) -> keras.Model:
-    """Undoes `make_lean` and `narrow_frozen`, in place.
-
-    Args:
-        model: a Keras model, in which any number of layers are lean.
-
-    Returns:
-        The model.
-    """
-    undo(model, LEAN)
     return model
 
 
@@ -228,12 +206,6 @@ register_treatments(
 )
 
 
-# The report of what is lean in a model, and why the rest is not.
-
-_COLUMNS = ("layer", "kind", "lean", "reason")
-_NAMED = 100  # characters of the names of layers in a sentence
-
-
 class LeanRow(NamedTuple):
     """A part of a model that keeps much for the backward pass.
 
@@ -251,67 +223,10 @@ class LeanRow(NamedTuple):
     reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class LeanReport(Report):
-    """What is lean in a model; `lean_report` makes it.
-
-    Attributes:
-        name: the name of the model.
-        rows: a `LeanRow` for each part, in the model's order.
-    """
-
-    name: str
-    rows: tuple[LeanRow, ...]
-
-    def _answer(self) -> list[Sentence]:
-        lean, others = ([row for row in self.rows if row.lean is wanted] for wanted in (True, False))
-        said = [Sentence(self.name, f"{len(lean)} of {len(self.rows)} parts are lean.")]
-        said += [Sentence(f"Lean {kind}", where, rank=1) for kind, where in _grouped((r.kind, r.layer) for r in lean)]
-        if could := [(row.kind, row.layer) for row in others if not row.reason]:
-            said.append(Sentence("Change", f"{len(could)} parts can be lean.", (remedies.LEAN,)))
-            said += [Sentence(f"Can be lean, {kind}", where, rank=1) for kind, where in _grouped(could)]
-        never = _grouped((row.reason, row.layer) for row in others if row.reason)
-        return said + [Sentence("Stays", f"{where}: {reason}", rank=2) for reason, where in never]
-
-    def _tables(self) -> dict[str, list[RenderableType]]:
-        return {"parts": [ColumnTable("Parts", _COLUMNS, narrow=_COLUMNS, rows=map(_cells, self.rows))]}
-
-    def _html(self) -> str:
-        said = (sentence.html() for sentence in self._answer())
-        parts = folded("Parts", table(_COLUMNS, [_cells(row) for row in self.rows]))
-        return document(self.name, [f"<h1>{escape(self.name)}</h1>", *said, parts])
-
-
-def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Where each thing is: how many layers, and their names, those of repeated blocks as one."""
-    layers: dict[str, dict[str, list[str]]] = {}
-    for name, layer in pairs:
-        layers.setdefault(name, {}).setdefault(without_numbers(layer), []).append(layer)
-    return [
-        (
-            name,
-            listed(
-                [f"{pattern_of(same)} ({len(same)})" if len(same) > 1 else same[0] for same in groups.values()],
-                _NAMED,
-                "kinds",
-            ),
-        )
-        for name, groups in layers.items()
-    ]
-
-
-def lean_report(model: keras.Model) -> LeanReport:
+def lean_rows(model: keras.Model) -> list[LeanRow]:
     """Lists attention layers, GELUs, int4 products, vocabulary head and recomputed blocks: lean or not, and why.
 
     Args:
         model: a built Keras model, before or after `make_lean`, or loaded from a file.
-
-    Returns:
-        The report.
     """
-    rows = tuple(LeanRow(part.path, part.kind, part.lean, part.reason) for part in candidates(model))
-    return LeanReport(model.name, rows)
-
-
-def _cells(row: LeanRow) -> tuple[str, ...]:
-    return row.layer, row.kind, "yes" if row.lean else "no", row.reason
+    return [LeanRow(part.path, part.kind, part.lean, part.reason) for part in candidates(model)]

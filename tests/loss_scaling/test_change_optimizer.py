@@ -29,12 +29,12 @@ def stored(optimizer):
 def test_it_trains_as_a_model_compiled_with_such_an_optimizer():
     x, y = data()
     by_hand = model(
-        keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(0.01), keras_mp.NoLossScale(), state_dtype="float8")
+        keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(0.01), keras_mp.LossScale.none(), state_dtype="float8")
     )
     ours = model(metrics=["mae"])
     ours.set_weights(by_hand.get_weights())
     before = ours.optimizer
-    assert keras_mp.set_state_dtype(ours, "float8") is ours
+    assert keras_mp.loss_scaling.change_optimizer(ours, state_dtype="float8") is ours
     assert not before.built
     for trained in (by_hand, ours):
         for _ in range(3):
@@ -45,21 +45,24 @@ def test_it_trains_as_a_model_compiled_with_such_an_optimizer():
 
 
 def test_an_optimizer_that_scales_the_loss_keeps_its_settings():
-    scaled = keras_mp.LossScaleOptimizer(keras.optimizers.Lion(0.5), keras_mp.StaticLossScale(8.0), rounding_seed=3)
-    ours = keras_mp.set_state_dtype(model(scaled), "bfloat16").optimizer
+    scaled = keras_mp.LossScaleOptimizer(keras.optimizers.Lion(0.5), keras_mp.LossScale.static(8.0), rounding_seed=3)
+    ours = keras_mp.loss_scaling.change_optimizer(model(scaled), state_dtype="bfloat16").optimizer
     assert (ours.state_dtype, ours.rounding_seed, float(ours.inner_optimizer.learning_rate)) == ("bfloat16", 3, 0.5)
-    assert ours.loss_scale == keras_mp.StaticLossScale(8.0) and type(ours.inner_optimizer) is keras.optimizers.Lion
+    assert ours.loss_scale == keras_mp.LossScale.static(8.0) and type(ours.inner_optimizer) is keras.optimizers.Lion
     kerass = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.5), 4.0, dynamic_growth_steps=7)
-    ours = keras_mp.set_state_dtype(model(kerass), "float8").optimizer
+    ours = keras_mp.loss_scaling.change_optimizer(model(kerass), state_dtype="float8").optimizer
     assert ours.loss_scale == keras_mp.LossScale(initial_scale=4.0, growth_interval=7)
     assert ours.state_dtype == "float8" and float(ours.inner_optimizer.learning_rate) == 0.5
-    again = keras_mp.set_state_dtype(model(ours), "float32").optimizer
+    again = keras_mp.loss_scaling.change_optimizer(model(ours), state_dtype="float32").optimizer
     assert again.state_dtype == "float32" and again.loss_scale == ours.loss_scale
 
 
 @pytest.mark.parametrize("first", ["states", "sums"])
 def test_with_accumulated_gradients_in_either_order(first):
-    changes = [lambda one: keras_mp.set_state_dtype(one, "float8"), lambda one: keras_mp.accumulate_gradients(one, 2)]
+    changes = [
+        lambda one: keras_mp.loss_scaling.change_optimizer(one, state_dtype="float8"),
+        lambda one: keras_mp.loss_scaling.change_optimizer(one, accumulate=2),
+    ]
     ours = model()
     for change in changes if first == "states" else changes[::-1]:
         change(ours)
@@ -87,7 +90,9 @@ def test_what_was_left_out_of_weight_decay_stays_out(by, wrapped):
     wrapper = keras_mp.LossScaleOptimizer(optimizer) if wrapped else optimizer
     ours.compile(wrapper, "mse")
     before = [np.asarray(kernel) for kernel in kernels]
-    keras_mp.accumulate_gradients(keras_mp.set_state_dtype(ours, "bfloat16"), 2)
+    keras_mp.loss_scaling.change_optimizer(
+        keras_mp.loss_scaling.change_optimizer(ours, state_dtype="bfloat16"), accumulate=2
+    )
     for _ in range(2):
         ours.optimizer.apply(
             [keras.ops.zeros_like(v.value) for v in ours.trainable_variables], ours.trainable_variables
@@ -99,27 +104,37 @@ def test_what_was_left_out_of_weight_decay_stays_out(by, wrapped):
 def test_it_releases_gradients():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     model.compile(keras.optimizers.Adam(clipnorm=1.0), "mse")
-    keras_mp.set_state_dtype(model, "float8", release_gradients=True)
-    assert model.optimizer.loss_scale == keras_mp.NoLossScale(release_gradients=True)
-    keras_mp.set_state_dtype(model, "bfloat16", release_gradients=True)
-    assert model.optimizer.loss_scale == keras_mp.NoLossScale(release_gradients=True)
-    keras_mp.set_state_dtype(model, "bfloat16")
-    assert model.optimizer.loss_scale == keras_mp.NoLossScale()
+    keras_mp.loss_scaling.change_optimizer(model, state_dtype="float8", release_gradients=True)
+    assert model.optimizer.loss_scale == keras_mp.LossScale.none(release_gradients=True)
+    keras_mp.loss_scaling.change_optimizer(model, state_dtype="bfloat16", release_gradients=True)
+    assert model.optimizer.loss_scale == keras_mp.LossScale.none(release_gradients=True)
+    keras_mp.loss_scaling.change_optimizer(model, state_dtype="float32")  # leaves what it does not name
+    assert model.optimizer.loss_scale == keras_mp.LossScale.none(release_gradients=True)
+    keras_mp.loss_scaling.change_optimizer(model, release_gradients=False)
+    assert model.optimizer.loss_scale == keras_mp.LossScale.none()
+    last = keras_mp.LossScale.none(release_gradients=True, clip_by_last_norm=True)
+    model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.Adam(global_clipnorm=1.0), last), "mse")
+    keras_mp.loss_scaling.change_optimizer(model, state_dtype="bfloat16")
+    assert (model.optimizer.loss_scale, model.optimizer.state_dtype) == (last, "bfloat16")
+    keras_mp.loss_scaling.change_optimizer(model, release_gradients=False)
+    assert (model.optimizer.loss_scale, model.optimizer.state_dtype) == (keras_mp.LossScale.none(), "bfloat16")
     model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.Adam()), "mse")
     with pytest.raises(ValueError, match="scales the loss"):
-        keras_mp.set_state_dtype(model, "float8", release_gradients=True)
+        keras_mp.loss_scaling.change_optimizer(model, state_dtype="float8", release_gradients=True)
 
 
 def test_wrong_use():
     untouched = model()
     optimizer = untouched.optimizer
-    assert keras_mp.set_state_dtype(untouched, "float32").optimizer is optimizer
+    assert keras_mp.loss_scaling.change_optimizer(untouched, state_dtype="float32").optimizer is optimizer
     with pytest.raises(ValueError, match="state_dtype='int8' must be one of 'float32', 'bfloat16', 'float8'"):
-        keras_mp.set_state_dtype(model(), "int8")
+        keras_mp.loss_scaling.change_optimizer(model(), state_dtype="int8")
     with pytest.raises(ValueError, match="not compiled with an optimizer"):
-        keras_mp.set_state_dtype(keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)]), "float8")
+        keras_mp.loss_scaling.change_optimizer(
+            keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)]), state_dtype="float8"
+        )
     trained = model()
     trained.train_on_batch(*data())
-    with pytest.raises(ValueError, match="was trained for 1 steps.*call set_state_dtype before fit"):
-        keras_mp.set_state_dtype(trained, "float8")
-    assert keras_mp.set_state_dtype(trained, "float32") is trained
+    with pytest.raises(ValueError, match="was trained for 1 steps.*call change_optimizer before fit"):
+        keras_mp.loss_scaling.change_optimizer(trained, state_dtype="float8")
+    assert keras_mp.loss_scaling.change_optimizer(trained, state_dtype="float32") is trained

@@ -35,8 +35,8 @@ def remat(layer_or_function: Any) -> Any:
             tensors, in any structure, that calls layers and operations.
 
     Returns:
-        For a layer a `keras_mp.lean.remat.Remat`, which is a layer, saved and loaded as others; in inference it calls
-        the layer as it is. For a function a function, to be called inside a layer or a loss.
+        For a layer a `Remat`, which is a layer, saved and loaded as others; in inference it calls the layer as it is.
+        For a function a function, to be called inside a layer or a loss.
 
     Raises:
         TypeError: If the argument is neither a layer nor a function.
@@ -58,7 +58,7 @@ def remat(layer_or_function: Any) -> Any:
             name = getattr(layer_or_function, "__name__", repr(layer_or_function))
             raise ValueError(
                 f"remat({name}): a layer in the function adds {len(losses)} losses, which would belong to no layer "
-                "here: use keras_mp.remat(layer) for that layer, or call it outside the function"
+                "here: use keras_mp.lean.remat(layer) for that layer, or call it outside the function"
             )
         return results
 
@@ -67,7 +67,7 @@ def remat(layer_or_function: Any) -> Any:
 
 @keras.saving.register_keras_serializable("keras_mp")
 class Remat(keras.layers.Wrapper):
-    """A layer whose inside is recomputed in the backward pass; `keras_mp.remat` makes it.
+    """A layer whose inside is recomputed in the backward pass; `keras_mp.lean.remat` makes it.
 
     Args:
         **arguments: arguments of `keras.layers.Layer`; the name and the dtype are the layer's by default.

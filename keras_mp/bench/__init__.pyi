@@ -1,0 +1,1 @@
+from keras_mp.bench.timing import benchmark as benchmark

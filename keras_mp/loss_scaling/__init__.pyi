@@ -1,0 +1,3 @@
+from keras_mp.loss_scaling.compiled_optimizer import change_optimizer as change_optimizer
+from keras_mp.loss_scaling.undone_step import atomic_skip as atomic_skip
+from keras_mp.loss_scaling.wrapping import wrap_optimizer as wrap_optimizer

@@ -1,0 +1,217 @@
+"""The report of a model: what of it is stable, in 8 bits, and lean, what could be, and why the rest cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from html import escape
+from typing import Any, NamedTuple
+
+import keras
+from rich.console import RenderableType
+
+from keras_mp.fp8.convert import decisions
+from keras_mp.fp8.cost import gains_from
+from keras_mp.fp8.layers import Float8Layer
+from keras_mp.fp8.scaling import Scaling, Scalings, get_scalings
+from keras_mp.fp8.selection import Decision
+from keras_mp.lean.lean_model import lean_rows
+from keras_mp.rebuild import layers_by_path, operations_of
+from keras_mp.rebuild.notes import treatments_of
+from keras_mp.reporting import remedies
+from keras_mp.reporting.answer import Sentence
+from keras_mp.reporting.html import document, folded, table
+from keras_mp.reporting.report import Report
+from keras_mp.reporting.table import ColumnTable
+from keras_mp.reporting.text import listed, pattern_of, without_numbers
+from keras_mp.stability.sensitive import find, output_layers
+from keras_mp.stability.stabilized import STABILIZED
+from keras_mp.treatment.change import check_built
+
+_COLUMNS = ("layer", "change", "part", "done", "reason")
+_NAMED = 100  # characters of the names of layers in a sentence
+
+
+class Part(NamedTuple):
+    """A part of a model that one of the three changes is for.
+
+    Attributes:
+        layer: the names that lead to the layer, joined with `/`.
+        change: the name of the change: "stabilize", "convert" or "make_lean".
+        kind: the kind of part: the layer's class for "stabilize"; inputs and outputs of its product, "768 x 3072", for
+            "convert"; "attention", "gelu", "int4", "head" or "block" for "make_lean".
+        done: whether the part is changed.
+        possible: whether the change would do it, where it is not done.
+        reason: the reason for the change or against it; empty where there is nothing to say.
+        gain: the time of its products in bfloat16 over that in 8 bits, forward and backward, predicted for the target;
+            None where none was given.
+    """
+
+    layer: str
+    change: str
+    kind: str
+    done: bool
+    possible: bool
+    reason: str
+    gain: float | None = None
+
+
+@dataclass(frozen=True)
+class ModelReport(Report):
+    """What of a model is stable, in 8 bits, and lean; `keras_mp.report` makes it.
+
+    Attributes:
+        name: the name of the model.
+        parts: a `Part` for each layer that a change is for, in the model's order, one change after another.
+        scaling: the name of the format of products: "FP8", "INT8", "MXFP8" or "NVFP4".
+        prediction: the sentence that says what the gains are predicted for; empty without a target.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    scaling: str
+    prediction: str
+
+    def _answer(self) -> list[Sentence]:
+        stable, products, lean = ([part for part in self.parts if part.change == name] for name in _LINES)
+        verdict = [
+            f"{_count(stable)} of {len(stable)} layers that need float32 compute in it",
+            f"{_count(products)} of {len(products)} products are in {self.scaling}",
+            f"{_count(lean)} of {len(lean)} parts are lean",
+        ]
+        said = [Sentence(self.name, f"{'; '.join(verdict)}.")]
+        for name, line in _LINES.items():
+            parts = [part for part in self.parts if part.change == name]
+            could = [part for part in parts if part.possible and not part.done]
+            if could:
+                more = self.prediction if name == "convert" else ""
+                said.append(Sentence("Change", f"{len(could)} more{_gained(could)}. {more}".rstrip(), (line,)))
+                said += [Sentence(why or kind, where, rank=1) for (why, kind), where in _grouped(could, _why_and_kind)]
+            done = _grouped((part for part in parts if part.done), _kind)
+            said += [Sentence(_DONE[name].format(kind=kind).strip(), where, rank=2) for kind, where in done]
+            never = _grouped((part for part in parts if not (part.done or part.possible)), lambda part: part.reason)
+            said += [Sentence("Stays", f"{where}: {reason}", rank=3) for reason, where in never]
+        return said
+
+    def _tables(self) -> dict[str, list[RenderableType]]:
+        return {"parts": [ColumnTable("Parts", _COLUMNS, narrow=_COLUMNS, rows=map(_cells, self.parts))]}
+
+    def _html(self) -> str:
+        said = (sentence.html() for sentence in self._answer())
+        parts = folded("Parts", table(_COLUMNS, [_cells(part) for part in self.parts]))
+        return document(self.name, [f"<h1>{escape(self.name)}</h1>", *said, parts])
+
+
+_LINES = {"stabilize": remedies.STABILIZE, "convert": "model = keras_mp.convert(model)", "make_lean": remedies.LEAN}
+_DONE = {"stabilize": "In float32, {kind}", "convert": "In few bits", "make_lean": "Lean {kind}"}
+
+
+def report(
+    model: keras.Model,
+    *,
+    scaling: Scalings | Scaling | str | None = None,
+    select: Callable[[str, Any], bool] | None = None,
+    target: str | None = None,
+    batch_size: int = 8,
+) -> ModelReport:
+    """Says which layers `stabilize`, `convert` and `make_lean` have changed or would change, and why not the others.
+
+        print(keras_mp.report(model))
+
+    Layers that need float32 and compute in 16 bits are normalizations, softmax as a layer, as an activation and inside
+    attention, regularizers of activations, losses that a layer's own code adds, the layers that compute the model's
+    outputs, and those that add up more than 16 numbers in the dtype of their inputs; operations in a layer's own
+    `call()` are not seen. Products are those of Dense and EinsumDense layers. Parts that can be lean are attention,
+    GELUs, products of int4 weights, layers that make logits over a vocabulary, and recomputed blocks.
+
+    Args:
+        model: a built Keras model, before or after any of the three, or loaded from a file.
+        scaling: a scaling or its name, as `convert` would be given it.
+        select: a function `select(path, layer) -> bool`, as `convert` would be given it.
+        target: a chip's name, such as "h100", for which the gain of each product is predicted from the chip's rates;
+            `convert(model, target=...)` chooses by it.
+        batch_size: the batch size for that prediction, where the model's inputs do not say it.
+
+    Returns:
+        A `ModelReport`: `print` it, or read its `parts`.
+
+    Raises:
+        ValueError: If the model is not built, or the target is no chip with such products; also, with a target, if the
+            model does not say how many rows a layer's inputs have.
+    """
+    check_built(model)
+    scalings = get_scalings(scaling)
+    parts = [
+        *_stable(model),
+        *(_product(decision) for decision in decisions(model, select, target, batch_size, scalings)),
+        *(Part(row.layer, "make_lean", row.kind, row.lean, not row.reason, row.reason) for row in lean_rows(model)),
+    ]
+    return ModelReport(model.name, tuple(parts), scalings.title, _prediction(target, batch_size, scalings))
+
+
+def _stable(model: keras.Model) -> Iterator[Part]:
+    for sensitive in find(model, output_layers(model)):
+        kind = type(sensitive.layer).__name__
+        yield Part(sensitive.path, "stabilize", kind, False, bool(sensitive.treatments), sensitive.reason)
+    layers = layers_by_path(model)
+    operations = {f"{model.name}/{operation.name}": operation for operation in operations_of(model)}
+    for path, layer in (layers | operations).items():
+        if any(name in STABILIZED for name in treatments_of(layer)):
+            yield Part(path, "stabilize", type(layer).__name__, True, False, "")
+
+
+def _product(decision: Decision) -> Part:
+    sizes = "" if decision.sizes is None else f"{decision.sizes[0]} x {decision.sizes[1]}"
+    gain = None if decision.cost is None else decision.cost.gain
+    done = isinstance(decision.layer, Float8Layer)
+    return Part(decision.path, "convert", sizes, done, decision.float8 and not done, decision.reason, gain)
+
+
+def _prediction(target: str | None, batch_size: int, scalings: Scalings) -> str:
+    if target is None:
+        return ""
+    if scalings.title != "INT8":
+        return f"Predicted from peak rates for {target}, batches of {batch_size}, forward and backward."
+    least = gains_from(target)
+    sizes = "{} rows, {} inputs and {} outputs on".format(*least) if least else "no size on"
+    return f"On {target} a layer gains from {sizes}, by its compiler's estimates."
+
+
+def _count(parts: Iterable[Part]) -> int:
+    return sum(part.done for part in parts)
+
+
+def _gained(parts: list[Part]) -> str:
+    gains = [part.gain for part in parts if part.gain]
+    return f", whose products are {min(gains):.2f} to {max(gains):.2f} times as fast as in bfloat16" if gains else ""
+
+
+def _kind(part: Part) -> str:
+    return "" if part.change == "convert" else part.kind
+
+
+def _why_and_kind(part: Part) -> tuple[str, str]:
+    return part.reason.partition(": ")[0], part.kind if not part.reason else ""
+
+
+def _grouped(parts: Iterable[Part], key: Callable[[Part], Any]) -> list[tuple[Any, str]]:
+    """Where each thing is: how many layers, and their names, those of repeated blocks as one."""
+    layers: dict[Any, dict[str, list[str]]] = {}
+    for part in parts:
+        layers.setdefault(key(part), {}).setdefault(without_numbers(part.layer), []).append(part.layer)
+    return [
+        (
+            name,
+            listed(
+                [f"{pattern_of(same)} ({len(same)})" if len(same) > 1 else same[0] for same in groups.values()],
+                _NAMED,
+                "kinds",
+            ),
+        )
+        for name, groups in layers.items()
+    ]
+
+
+def _cells(part: Part) -> tuple[str, ...]:
+    gain = f" (gain {part.gain:.2f})" if part.gain else ""
+    return part.layer, part.change, part.kind, "yes" if part.done else "no", f"{part.reason}{gain}"
