@@ -1,0 +1,175 @@
+"""revert gives back the model that was there before stabilize, convert and make_lean: of every kind, also loaded."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import zoo
+from keras import layers
+from twins import twin
+
+import keras_mp
+from keras_mp.rebuild import layers_by_path, operations_of
+from keras_mp.rebuild.notes import notes_of, original_class
+
+POLICIES = ["mixed_bfloat16", "mixed_float16", "bfloat16"]
+everything = {"select": lambda path, layer: True}
+
+
+def numpy(value):
+    return np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(value, "float32")))
+
+
+def outputs(model, batch):
+    return [numpy(value) for value in keras.tree.flatten(model(batch, training=False))]
+
+
+def config_of(model):
+    """The config, without the bytes of lambdas, which depend on what else points to their code."""
+    return re.sub(r'"code": "[^"]*"', "", model.to_json())
+
+
+def said(model):
+    """All that a model says of its dtypes: layers, weights, and the tensors of its graphs."""
+    layers_ = {
+        path: (type(layer), layer.compute_dtype, layer.variable_dtype, layer.autocast)
+        for path, layer in layers_by_path(model).items()
+    }
+    tensors = [keras.tree.map_structure(lambda tensor: tensor.dtype, one.output) for one in operations_of(model)]
+    return layers_, [(weight.path, weight.dtype) for weight in model.weights], tensors
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_stabilized_and_reverted_it_is_what_it_was(name, policy):
+    model, batch = zoo.build(name, policy)
+    before, config, expected = said(model), config_of(model), outputs(model, batch)
+    keras_mp.stabilize(model)
+    assert said(model) != before or not any(notes_of(layer) for layer in layers_by_path(model).values())
+    assert keras_mp.revert(model) is model
+    assert said(model) == before and config_of(model) == config
+    assert not any(notes_of(part) for part in [*layers_by_path(model).values(), *operations_of(model)])
+    for value, right in zip(outputs(model, batch), expected, strict=True):
+        np.testing.assert_array_equal(value, right)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16"])
+@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_loaded_model_is_reverted_too(name, policy, tmp_path):
+    model, batch = zoo.build(name, policy)
+    keras.config.set_dtype_policy(policy)  # of the layers that a custom class makes, as ever in Keras
+    expected = outputs(model, batch)
+    custom = {"Subclassed": zoo.Subclassed}
+    for change in (lambda model: model, keras_mp.stabilize):
+        change(model).save(tmp_path / "model.keras")
+        try:
+            loaded = keras.saving.load_model(tmp_path / "model.keras", custom, safe_mode=False)
+        except (ValueError, TypeError) as error:
+            if change is not keras_mp.stabilize:
+                pytest.skip(f"Keras {keras.__version__} cannot load the plain model either: {error}")
+            raise
+    keras_mp.revert(loaded)
+    assert not any(notes_of(part) for part in layers_by_path(loaded).values())
+    for value, right in zip(outputs(loaded, batch), expected, strict=True):
+        np.testing.assert_array_equal(value, right)
+
+
+def small():
+    x = inputs = keras.Input((8, 16))
+    x = layers.MultiHeadAttention(2, 8, name="attention")(x, x)
+    x = layers.Dense(32, "gelu", name="up")(layers.LayerNormalization(name="norm")(x))
+    return keras.Model(inputs, layers.Dense(16, "softmax", name="head")(x))
+
+
+def done(model):
+    return {part.change for part in keras_mp.report(model).parts if part.done}
+
+
+@pytest.mark.jax
+@pytest.mark.filterwarnings("ignore:convert")
+@pytest.mark.parametrize("first", ["stabilize", "convert", "make_lean"])
+def test_each_change_is_undone_alone(first):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = small()
+    plain = said(model)
+    changes = {
+        "stabilize": keras_mp.stabilize,
+        "convert": lambda one: keras_mp.convert(one, **everything),
+        "make_lean": keras_mp.lean.make_lean,
+    }
+    others = {name: change for name, change in changes.items() if name != first}
+    wanted = small()
+    wanted.set_weights(model.get_weights())
+    for change in others.values():
+        change(wanted)
+    for change in (changes[first], *others.values()):
+        change(model)
+    assert done(model) == set(changes)
+    keras_mp.revert(model, first)
+    assert done(model) == set(others)
+    batch = np.random.default_rng().normal(size=(2, 8, 16)).astype("float32")
+    np.testing.assert_array_equal(*(outputs(one, batch)[0] for one in (model, wanted)))
+    keras_mp.revert(model, *others)
+    assert done(model) == set() and said(model) == plain
+
+
+def test_an_inner_model_that_is_fed_float32_takes_16_bits_again():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    inner_input = keras.Input((4,), dtype="bfloat16")
+    inner = keras.Model(inner_input, inner_input * 2)
+    inputs = keras.Input((4,))
+    head = layers.Dense(4, "softmax")(inputs)
+    model = keras.Model(inputs, [head, inner(head)])
+    before = (said(model), [tensor.dtype for tensor in inner.inputs])
+    keras_mp.stabilize(model)
+    assert inner.inputs[0].dtype == "float32"
+    keras_mp.revert(model)
+    assert (said(model), [tensor.dtype for tensor in inner.inputs]) == before
+
+
+def test_quantized_after_stabilize_it_stays_quantized():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = keras.Sequential([keras.Input((16,)), layers.Dense(16), layers.LayerNormalization(), layers.Dense(4)])
+    plain = twin(model)
+    keras_mp.stabilize(model).quantize("int8")
+    keras_mp.revert(model)
+    plain.quantize("int8")
+    for one, other in zip(model.layers, plain.layers, strict=True):
+        assert one.dtype_policy == other.dtype_policy
+        assert [weight.dtype for weight in one.weights] == [weight.dtype for weight in other.weights]
+    batch = np.random.default_rng().normal(size=(3, 16)).astype("float32")
+    np.testing.assert_array_equal(outputs(model, batch)[0], outputs(plain, batch)[0])
+
+
+@pytest.mark.jax
+def test_a_regularizer_is_the_old_one():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            layers.Dense(8, activity_regularizer="l2"),
+            layers.BatchNormalization(),
+            layers.Dense(3, "softmax"),
+        ]
+    )
+    regularizer = model.layers[0].activity_regularizer
+    keras_mp.stabilize(model)
+    assert model.layers[0].activity_regularizer is not regularizer
+    keras_mp.revert(model)
+    assert model.layers[0].activity_regularizer is regularizer
+
+
+def test_wrong_use():
+    keras.config.set_dtype_policy("float32")
+    model = small()
+    with pytest.raises(
+        ValueError, match=r"changes='stabilise' must be one of .* Did you mean 'stabilize'\?"
+    ):
+        keras_mp.revert(model, "stabilise")
+    with pytest.raises(ValueError, match="is not built"):
+        keras_mp.revert(keras.Sequential([layers.Dense(2)]))
+    assert original_class(model) is type(keras_mp.revert(model))
