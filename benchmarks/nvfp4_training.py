@@ -56,7 +56,7 @@ def bits_per_byte(variant: str, seed: int) -> float:
     test = sequences(held_out, config.sequence_length)
     model = language_model.model_to_train(config, choice, EPOCHS * data.steps)
     if scalings:
-        keras_mp.revert(model)
+        keras_mp.revert(model, "convert")
         convert(model, scalings, select=lambda path, layer: True)
     for epoch in range(EPOCHS):
         if epoch == last:

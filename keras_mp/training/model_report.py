@@ -65,32 +65,34 @@ class ModelReport(Report):
         parts: a `Part` for each layer that a change is for, in the model's order, one change after another.
         scaling: the name of the format of products: "FP8", "INT8", "MXFP8" or "NVFP4".
         prediction: the sentence that says what the gains are predicted for; empty without a target.
+        convert: the line of code that converts what can be in few bits.
     """
 
     name: str
     parts: tuple[Part, ...]
     scaling: str
     prediction: str
+    convert: str
 
     def _answer(self) -> list[Sentence]:
-        stable, products, lean = ([part for part in self.parts if part.change == name] for name in _LINES)
+        stable, products, lean = ([part for part in self.parts if part.change == name] for name in _DONE)
         verdict = [
             f"{_count(stable)} of {len(stable)} layers that need float32 compute in it",
             f"{_count(products)} of {len(products)} products are in {self.scaling}",
             f"{_count(lean)} of {len(lean)} parts are lean",
         ]
         said = [Sentence(self.name, f"{'; '.join(verdict)}.")]
-        for name, line in _LINES.items():
-            parts = [part for part in self.parts if part.change == name]
+        lines = {"stabilize": remedies.STABILIZE, "convert": self.convert, "make_lean": remedies.LEAN}
+        for name, parts in (("stabilize", stable), ("convert", products), ("make_lean", lean)):
             could = [part for part in parts if part.possible and not part.done]
             if could:
-                more = self.prediction if name == "convert" else ""
-                said.append(Sentence("Change", f"{len(could)} more{_gained(could)}. {more}".rstrip(), (line,)))
-                said += [Sentence(why or kind, where, rank=1) for (why, kind), where in _grouped(could, _why_and_kind)]
-            done = _grouped((part for part in parts if part.done), _kind)
-            said += [Sentence(_DONE[name].format(kind=kind).strip(), where, rank=2) for kind, where in done]
-            never = _grouped((part for part in parts if not (part.done or part.possible)), lambda part: part.reason)
-            said += [Sentence("Stays", f"{where}: {reason}", rank=3) for reason, where in never]
+                words = _COULD[name].format(count=len(could), scaling=self.scaling) + _gained(could)
+                more = f" {self.prediction}" if name == "convert" else ""
+                said.append(Sentence("Change", f"{words}.{more}".rstrip(), (lines[name],)))
+            never = [part for part in parts if not (part.done or part.possible)]
+            for some, rank in ((could, 1), ([part for part in parts if part.done], 2), (never, 3)):
+                label = {1: "", 2: _DONE[name], 3: "Stays"}[rank]
+                said += [Sentence(label, f"{where}{why and f': {why}'}", rank=rank) for why, where in _grouped(some)]
         return said
 
     def _tables(self) -> dict[str, list[RenderableType]]:
@@ -102,8 +104,12 @@ class ModelReport(Report):
         return document(self.name, [f"<h1>{escape(self.name)}</h1>", *said, parts])
 
 
-_LINES = {"stabilize": remedies.STABILIZE, "convert": "model = keras_mp.convert(model)", "make_lean": remedies.LEAN}
-_DONE = {"stabilize": "In float32, {kind}", "convert": "In few bits", "make_lean": "Lean {kind}"}
+_DONE = {"stabilize": "In float32", "convert": "In few bits", "make_lean": "Lean"}
+_COULD = {
+    "stabilize": "{count} layers can compute in float32",
+    "convert": "{count} products can be in {scaling}",
+    "make_lean": "{count} parts can be lean",
+}
 
 
 def report(
@@ -146,15 +152,24 @@ def report(
         *(_product(decision) for decision in decisions(model, select, target, batch_size, scalings)),
         *(Part(row.layer, "make_lean", row.kind, row.lean, not row.reason, row.reason) for row in lean_rows(model)),
     ]
-    return ModelReport(model.name, tuple(parts), scalings.title, _prediction(target, batch_size, scalings))
+    options = {
+        "scaling": repr(scaling) if isinstance(scaling, str) else scaling and scalings,
+        "select": None if select is None else getattr(select, "__name__", "select"),
+        "target": target and repr(target),
+        "batch_size": batch_size if target and batch_size != 8 else None,
+    }
+    given = "".join(f", {name}={value}" for name, value in options.items() if value is not None)
+    convert = f"model = keras_mp.convert(model{given})"
+    return ModelReport(model.name, tuple(parts), scalings.title, _prediction(target, batch_size, scalings), convert)
 
 
 def _stable(model: keras.Model) -> Iterator[Part]:
     for sensitive in find(model, output_layers(model)):
         kind = type(sensitive.layer).__name__
-        yield Part(sensitive.path, "stabilize", kind, False, bool(sensitive.treatments), sensitive.reason)
+        path = sensitive.path.removeprefix(f"{model.name}/")
+        yield Part(path, "stabilize", kind, False, bool(sensitive.treatments), sensitive.reason)
     layers = layers_by_path(model)
-    operations = {f"{model.name}/{operation.name}": operation for operation in operations_of(model)}
+    operations = {operation.name: operation for operation in operations_of(model)}
     for path, layer in (layers | operations).items():
         if any(name in STABILIZED for name in treatments_of(layer)):
             yield Part(path, "stabilize", type(layer).__name__, True, False, "")
@@ -183,32 +198,25 @@ def _count(parts: Iterable[Part]) -> int:
 
 def _gained(parts: list[Part]) -> str:
     gains = [part.gain for part in parts if part.gain]
-    return f", whose products are {min(gains):.2f} to {max(gains):.2f} times as fast as in bfloat16" if gains else ""
+    return f", {min(gains):.2f} to {max(gains):.2f} times as fast as in bfloat16" if gains else ""
 
 
-def _kind(part: Part) -> str:
-    return "" if part.change == "convert" else part.kind
-
-
-def _why_and_kind(part: Part) -> tuple[str, str]:
-    return part.reason.partition(": ")[0], part.kind if not part.reason else ""
-
-
-def _grouped(parts: Iterable[Part], key: Callable[[Part], Any]) -> list[tuple[Any, str]]:
-    """Where each thing is: how many layers, and their names, those of repeated blocks as one."""
-    layers: dict[Any, dict[str, list[str]]] = {}
+def _grouped(parts: Iterable[Part]) -> list[tuple[str, str]]:
+    """Where each thing is, by what is said of it: how many layers, and their names, those of repeated blocks as one."""
+    layers: dict[str, dict[str, list[str]]] = {}
     for part in parts:
-        layers.setdefault(key(part), {}).setdefault(without_numbers(part.layer), []).append(part.layer)
+        said = "" if part.done else part.reason.partition(": ")[0] or part.kind
+        layers.setdefault(said, {}).setdefault(without_numbers(part.layer), []).append(part.layer)
     return [
         (
-            name,
+            said,
             listed(
                 [f"{pattern_of(same)} ({len(same)})" if len(same) > 1 else same[0] for same in groups.values()],
                 _NAMED,
                 "kinds",
             ),
         )
-        for name, groups in layers.items()
+        for said, groups in layers.items()
     ]
 
 

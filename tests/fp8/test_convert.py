@@ -100,7 +100,7 @@ def test_with_stabilize_in_either_order(name, no_warnings):
         warnings.filterwarnings("ignore", message="stabilize")
         expected = outputs(keras_mp.stabilize(model), batch)
         assert_near(outputs(first, batch), expected)
-        assert_equal(outputs(revert(first), batch), expected)
+        assert_equal(outputs(revert(first, "convert"), batch), expected)
 
 
 def test_a_stabilized_output_layer_returns_float32():
@@ -190,10 +190,11 @@ def wide():
     return keras.Model(inputs, layers.Softmax(dtype="float32")(x))
 
 
-def test_the_default_converts_what_gains(capsys):
+def test_the_default_converts_what_gains():
     model = wide()
     rows = {each.path: each for each in decisions(model)}
-    printed = " ".join(capsys.readouterr().out.split())
+    report = keras_mp.report(model)
+    printed = " ".join(f"{report} {report.details()}".split())
     for name, why in {
         "first": "it is the model's first layer",
         "wide": "its product of 1200 by 1040 gains",
@@ -204,15 +205,14 @@ def test_the_default_converts_what_gains(capsys):
         assert rows[name].reason == why
         assert name in printed
     assert rows["wide"].float8 and not rows["last"].float8
-    assert "would be" in printed and f"no layer of {len(rows)} computes in 8 bits; convert adds 2 in FP8" in printed
+    assert f"0 of {len(rows)} products are in FP8" in printed and "Change: 2 products can be in FP8" in printed
     fp8 = convert(twin(model))
     assert [layer.name for layer in converted(fp8)] == ["wide", "long"]
-    capsys.readouterr()
     after = {each.path: each for each in decisions(fp8)}
     assert after["wide"].float8 and after["wide"].reason.startswith("it computes in FP8 with Scalings.named('current')")
-    printed = " ".join(capsys.readouterr().out.split())
-    assert not after["first"].float8 and "yes" in printed
-    assert f"2 of {len(rows)} layers compute in FP8." in printed
+    printed = " ".join(str(keras_mp.report(fp8)).split())
+    assert not after["first"].float8 and "In few bits: wide and long" in printed
+    assert f"2 of {len(rows)} products are in FP8" in printed
     too_small = {each.path: each.reason for each in decide(keras.Sequential([keras.Input((64,)), model]))}
     assert set(too_small) >= {f"{model.name}/wide"}
 

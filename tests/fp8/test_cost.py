@@ -6,6 +6,7 @@ import pytest
 from keras import layers
 from twins import twin
 
+import keras_mp
 from keras_mp import convert
 from keras_mp.fp8 import Scalings
 from keras_mp.fp8.convert import decisions
@@ -63,17 +64,19 @@ def network():
     return keras.Model(inputs, x)
 
 
-def test_layers_are_chosen_by_what_is_predicted(capsys):
+def test_layers_are_chosen_by_what_is_predicted():
     model = network()
     converted = convert(twin(model), "delayed", target="h100")
     assert [layer.name for layer in converted.layers if isinstance(layer, Float8Layer)] == ["up", "down"]
     rows = {each.path: each for each in decisions(model, target="h100", scaling="delayed")}
-    printed = " ".join(capsys.readouterr().out.split())
+    report = keras_mp.report(model, target="h100", scaling="delayed")
+    printed = " ".join(f"{report} {report.details()}".split())
     assert rows["up"].cost == step_cost(8 * 512, 2048, 8192, CHIPS["h100"], Scalings.named("delayed"))
     assert rows["narrow"].cost.gain < 1 < rows["up"].cost.gain
     assert rows["first"].reason.startswith("it is the model's first layer: ")
     assert f"{rows['up'].cost.gain:.2f}" in printed and "does not gain" in printed
     assert "Predicted from peak rates for h100, batches of 8" in printed
+    assert "keras_mp.convert(model, scaling='delayed', target='h100')" in printed
     after = {each.path: each for each in decisions(converted, target="h200")}
     assert after["up"].reason.startswith("it computes in FP8 with Scalings.named('delayed'): ")
     assert after["up"].cost == step_cost(8 * 512, 2048, 8192, CHIPS["h200"], Scalings.named("delayed"))

@@ -110,7 +110,7 @@ def test_undone_it_is_float32_without_the_low_bits():
     once = dtypes(model)
     assert "bfloat16" in once.values() and dtypes(keras_mp.lean.narrow_frozen(model)) == once
     narrow = {v.path for v in model.weights if v.dtype == "bfloat16"}
-    keras_mp.revert(model)
+    keras_mp.revert(model, "make_lean")
     assert [v.dtype for v in model.weights] == dtypes_before
     for variable, value in zip(model.weights, bits(model.weights), strict=True):
         rounded = value.astype(ml_dtypes.bfloat16) if variable.path in narrow else before[variable.path]
@@ -134,7 +134,7 @@ def test_it_comes_back(how, tmp_path):
         again = keras.models.clone_model(model)
         again.set_weights(model.get_weights())
     else:
-        again = keras.models.clone_model(keras_mp.revert(keras.models.clone_model(model)))
+        again = keras.models.clone_model(keras_mp.revert(keras.models.clone_model(model), "make_lean"))
         model.save_weights(tmp_path / "model.weights.h5")
         again.load_weights(tmp_path / "model.weights.h5")
     assert dtypes(again) == (dict.fromkeys(dtypes(model), "float32") if how == "weights" else dtypes(model))

@@ -141,8 +141,8 @@ def test_a_language_model_is_lean_by_itself_and_takes_recomputed_blocks():
     losses = []
     for change in (keras_mp.lean.make_lean, lambda model: keras_mp.lean.make_lean(model, remat=True), keras_mp.revert):
         change(model)
-        report = lean_rows(model)
-        assert all(row.lean for row in report.rows) and {"attention", "head"} <= {row.kind for row in report.rows}
+        rows = lean_rows(model)
+        assert all(row.lean for row in rows) and {"attention", "head"} <= {row.kind for row in rows}
         model.set_weights(before)
         losses += [[float(model.train_on_batch(tokens, targets)) for _ in range(2)]]
     np.testing.assert_allclose(losses[1:], losses[:1] * 2, rtol=1e-5)

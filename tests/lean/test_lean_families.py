@@ -201,7 +201,7 @@ def test_it_saves_loads_exports_and_is_undone(name, tmp_path):
     assert_same_step(step(loaded, x, y), step(ours, x, y))
     ours.save_weights(tmp_path / "model.weights.h5")
     model.load_weights(tmp_path / "model.weights.h5")
-    plain = keras_mp.revert(twin(ours))
+    plain = keras_mp.revert(twin(ours), "make_lean")
     assert blocks(plain) == []
     assert [type(layer) for layer in layers_by_path(plain).values()] == [
         type(layer) for layer in layers_by_path(model).values()

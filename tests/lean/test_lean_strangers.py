@@ -161,7 +161,7 @@ def test_a_clone_of_one_that_is_lean_twice_makes_the_same_step():
     assert_same_step(changes(clone, x, y), changes(model, x, y))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="(?s).*could not reach.*")
-        assert kinds(keras_mp.revert(twice)) == set()
+        assert kinds(keras_mp.revert(twice, "make_lean")) == set()
 
 
 @pytest.mark.parametrize("remat", [False, True])

@@ -100,7 +100,7 @@ def test_what_is_lean_is_listed_saved_and_undone(tmp_path):
     lean.save(tmp_path / "lean.keras")
     loaded = keras.saving.load_model(tmp_path / "lean.keras")
     assert keras_mp.lean.lean_model.lean_rows(loaded) == keras_mp.lean.lean_model.lean_rows(lean)
-    plain = keras_mp.revert(twin(loaded))
+    plain = keras_mp.revert(twin(loaded), "make_lean")
     assert kinds(plain) == set()
     assert [type(layer) for layer in layers_by_path(plain).values()] == [
         type(layer) for layer in layers_by_path(model).values()

@@ -40,7 +40,7 @@ def test_stabilize_before_and_after(lean_first):
     stable = keras_mp.stabilize(twin(model))
     both = keras_mp.stabilize(keras_mp.lean.make_lean(model)) if lean_first else keras_mp.lean.make_lean(twin(stable))
     assert kinds(both) == EVERY and sensitive_layers(both) == []
-    plain = keras_mp.revert(twin(both))
+    plain = keras_mp.revert(twin(both), "make_lean")
     assert kinds(plain) == set() and sensitive_layers(plain) == []
     # Both have their logits and softmax in float32.
     assert_same_step(changes(both, x, y, weights), changes(stable, x, y, weights), tolerance=2e-2)
@@ -62,7 +62,7 @@ def test_fp8_before_and_after(lean_first):
     in_fp8 = [sum(isinstance(x, Float8Layer) for x in layers_by_path(m).values()) for m in (both, expected)]
     assert in_fp8[0] == in_fp8[1] > 0
     assert_same_step(changes(both, x, y, weights), changes(expected, x, y, weights), tolerance=1e-3)
-    reverted = keras_mp.revert(twin(both))
+    reverted = keras_mp.revert(twin(both), "convert")
     assert kinds(reverted) == EVERY
     assert not any(isinstance(layer, Float8Layer) for layer in layers_by_path(reverted).values())
 

@@ -166,9 +166,7 @@ def test_a_regularizer_is_the_old_one():
 def test_wrong_use():
     keras.config.set_dtype_policy("float32")
     model = small()
-    with pytest.raises(
-        ValueError, match=r"changes='stabilise' must be one of .* Did you mean 'stabilize'\?"
-    ):
+    with pytest.raises(ValueError, match=r"changes='stabilise' must be one of .* Did you mean 'stabilize'\?"):
         keras_mp.revert(model, "stabilise")
     with pytest.raises(ValueError, match="is not built"):
         keras_mp.revert(keras.Sequential([layers.Dense(2)]))
