@@ -20,7 +20,7 @@ SLOW_ON_JAX := fp8 lean loss_scaling stability rebuild training backend export m
 .PHONY: train test test-slow bench test-all test-tensorflow test-jax test-long test-oldest test-newest test-newest-tensorflow test-newest-jax newest test-colab test-notebook bundle docs notebooks lint sweep tasks parity clean
 
 train: .venv/train  ## Train the digits recipe and export it as a float32 SavedModel.
-	$(BIN)/python -m recipes digits
+	$(BIN)/python -m keras_mp.cli train digits
 
 test: lint test-tensorflow test-jax  ## The tests that are not slow; of these JAX runs those marked `jax`.
 
@@ -56,7 +56,7 @@ tasks: .venv/test  ## Every task of KerasHub through the kit; rows that are ther
 	$(BIN)/python tests/task_sweep.py --markdown docs/kerashub-tasks.md
 
 parity: .venv/train  ## The digits recipe in three precisions, three seeds each.
-	$(BIN)/python -m recipes.parity digits --seeds 3 --out docs/digits-parity.md
+	$(BIN)/python benchmarks/recipe_parity.py digits --seeds 3 --out docs/digits-parity.md
 
 test-oldest: .venv-oldest/test  ## The same tests on the oldest Keras, TensorFlow and JAX supported.
 	KERAS_BACKEND=tensorflow .venv-oldest/bin/python -m pytest $(XDIST) --ignore tests/long

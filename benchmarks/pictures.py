@@ -57,10 +57,12 @@ def gpt2():
 
 
 def audit():
-    from recipes.run import batches, step
+    from keras_mp.training.run_recipe import find_recipe
 
-    model, _ = step(["language_model"])
-    keras_mp.audit(model, batches(["language_model"]), 8).to_svg(DOCS / "numerics-audit.svg")
+    recipe = find_recipe("language_model", DOCS.parent / "recipes")
+    config = recipe.config([], "pictures")
+    model, _ = recipe.step(config)
+    keras_mp.audit(model, recipe.batches(config), 8).to_svg(DOCS / "numerics-audit.svg")
 
 
 def peers():

@@ -56,9 +56,7 @@ if importlib.util.find_spec("keras_hub") is None:
     importlib.invalidate_caches()
 
 # %%
-from keras_mp.system.quiet_import import import_keras
-
-import_keras()
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else TensorFlow writes pages before its first line
 
 # %% [markdown]
 # ## The precision of this device
@@ -76,7 +74,7 @@ import keras_hub
 
 import keras_mp
 
-device = keras_mp.backend.local_devices()[0]
+device = keras_mp.chips.list_devices()[0]
 on_cpu = device.kind == "cpu"
 precision = {"tensorflow": "mixed_float16", "jax": "mixed_bfloat16"}[backend] if on_cpu else "auto"
 with warnings.catch_warnings():

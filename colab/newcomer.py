@@ -38,9 +38,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from keras_mp.system.quiet_import import import_keras
-
-import_keras()
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else TensorFlow writes pages before its first line
 
 
 def shell(command):
@@ -92,8 +90,8 @@ print(f"{choice.policy}, jit_compile={choice.jit_compile}\n{choice.reason}")
 # %% [markdown]
 # ## Model
 #
-# Any Keras model. `sensitive_layers` says what of it would compute in 16 bits and must not; `stabilize` gives that back
-# to float32.
+# Any Keras model. `report` says what of it would compute in 16 bits and must not, what 8 bits would gain, and what can
+# take less memory; `stabilize` gives the first back to float32.
 
 # %%
 keras.utils.set_random_seed(0)
@@ -107,8 +105,7 @@ features = keras.layers.Dropout(0.1, name="dropout")(features)
 outputs = keras.layers.Dense(len(SHAPES), activation="softmax", name="shape")(features)
 model = keras.Model(inputs, outputs, name="waves_model")
 
-for layer in keras_mp.sensitive_layers(model):
-    print(f"{layer.path}: {layer.reason}")
+print(keras_mp.report(model))
 model = keras_mp.stabilize(model)
 
 # %% [markdown]

@@ -35,9 +35,7 @@ from first_cell import install
 install("tensorflow", needed=["tensorflow"])
 
 # %%
-from keras_mp.system.quiet_import import import_keras
-
-import_keras()
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else TensorFlow writes pages before its first line
 
 # %% [markdown]
 # ## What this device can do
@@ -47,9 +45,9 @@ import keras
 
 import keras_mp
 
-device = keras_mp.backend.local_devices()[0]
+device = keras_mp.chips.list_devices()[0]
 on_gpu = device.kind == "gpu"
-print(f"Keras {keras.__version__} on {keras.backend.backend()} {keras_mp.backend.version()}: {device.name}")
+print(f"Keras {keras.__version__} on {keras.backend.backend()}: {device.name}")
 supported = {dtype: keras_mp.chips.support(dtype) for dtype in ("float16", "bfloat16", "fp8")}
 for dtype, support in supported.items():
     print(f"{dtype:<9} {'yes' if support.ok else 'no '} {support.reason}")

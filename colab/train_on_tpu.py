@@ -37,9 +37,7 @@ from first_cell import install
 install("jax", needed=["jax"])
 
 # %%
-from keras_mp.system.quiet_import import import_keras
-
-import_keras()
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else TensorFlow writes pages before its first line
 
 # %% [markdown]
 # ## What is there, and a size that fits it
@@ -53,7 +51,7 @@ import keras
 import keras_mp
 from models.transformer import Size
 
-device = keras_mp.backend.local_devices()[0]
+device = keras_mp.chips.list_devices()[0]
 on_tpu = device.kind == "tpu"
 print(f"Keras {keras.__version__} on JAX {jax.__version__}: {len(jax.local_devices())} {device.kind} ({device.name})")
 
@@ -95,9 +93,7 @@ with warnings.catch_warnings():
     keras_mp.set_global_policy("mixed_bfloat16")
 keras.utils.set_random_seed(0)
 model = gpt(size, VOCABULARY, length)
-sensitive = keras_mp.sensitive_layers(model)
-print(f"{len(sensitive)} layers would compute in 16 bits what needs float32, such as {sensitive[0].path}:")
-print(f"  {sensitive[0].reason}")
+print(keras_mp.report(model))
 model = keras_mp.stabilize(model)
 schedule = warmup_then_cosine(4e-3 if not on_tpu else 1e-3, epochs * batches.steps)
 optimizer = keras.optimizers.AdamW(schedule, beta_2=0.95, weight_decay=0.1, global_clipnorm=1.0)

@@ -66,31 +66,21 @@ def options(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    chips: Annotated[
+        bool, typer.Option("--chips", help="List the chips that inspect and advise compile for, instead.")
+    ] = False,
+) -> None:
     """Print which precisions this machine supports, what `auto` chooses and why, and which packages are missing."""
+    if chips:
+        _print_chips()
+        return
     from keras_mp.precision.doctor import main as print_doctor
 
     print_doctor()
 
 
-@app.command(
-    context_settings={**_RECIPE_OPTIONS, "help_option_names": []},
-    add_help_option=False,
-)
-def train(context: typer.Context) -> None:
-    """Run a training recipe: `keras-mp train digits --epochs 3`.
-
-    A recipe is given as the path of a file, as module:function, or as the name of a file in the folder ./recipes.
-    """
-    _find_modules_here()
-    from keras_mp.training.run_recipe import run_recipe
-
-    raise typer.Exit(run_recipe(context.args))
-
-
-@app.command()
-def targets() -> None:
-    """List the chips that `inspect` compiles for, and which packages are missing."""
+def _print_chips() -> None:
     import_keras()
     from rich.console import Console
     from rich.table import Table
@@ -121,12 +111,27 @@ def targets() -> None:
         )
 
 
+@app.command(
+    context_settings={**_RECIPE_OPTIONS, "help_option_names": []},
+    add_help_option=False,
+)
+def train(context: typer.Context) -> None:
+    """Run a training recipe: `keras-mp train digits --epochs 3`.
+
+    A recipe is given as the path of a file, as module:function, or as the name of a file in the folder ./recipes.
+    """
+    _find_modules_here()
+    from keras_mp.training.run_recipe import run_recipe
+
+    raise typer.Exit(run_recipe(context.args))
+
+
 @app.command(context_settings=_RECIPE_OPTIONS)
 def inspect(
     context: typer.Context,
     model: ModelOrFunction,
     target: Annotated[
-        str, typer.Option(help="A chip of `keras-mp targets`, or host; with --strategy several: h100x8, v5e-16.")
+        str, typer.Option(help="A chip of `keras-mp doctor --chips`, or host; with --strategy several: h100x8, v5e-16.")
     ] = "host",
     strategy: Strategy = None,
     compare: Compare = "",
@@ -165,12 +170,10 @@ def inspect(
 def advise(
     context: typer.Context,
     model: ModelOrFunction,
-    targets: Annotated[
+    target: Annotated[
         str,
         typer.Option(
-            "--target",
-            "--targets",
-            help="Chips of `keras-mp targets`, or several of one, separated by commas: rtx4090,v5e-8.",
+            help="Chips of `keras-mp doctor --chips`, or several of one, separated by commas: rtx4090,v5e-8.",
         ),
     ],
     strategy: Strategy = None,
@@ -201,7 +204,7 @@ def advise(
     built, batch, trains = _step(model, context, batch_size, imports, unsafe)
     _check_trains(model, trains)
     text = f"keras.saving.load_model({model!r})" if _is_file(model, context) else ""
-    report = advise_chips(built, batch, _names(targets), compare=_names(compare), strategy=strategy, text=text)
+    report = advise_chips(built, batch, _names(target), compare=_names(compare), strategy=strategy, text=text)
     _show(report, html, as_json, details)
 
 
@@ -266,9 +269,10 @@ def audit(
 def bench(
     context: typer.Context,
     model: Model,
-    precisions: Annotated[str, typer.Option(help="Separated by commas; float32 is always measured.")] = (
-        "float32,mixed_bfloat16"
+    compare: Annotated[str, typer.Option(help="Precisions to compare with float32, separated by commas.")] = (
+        "mixed_bfloat16"
     ),
+    html: Html = None,
     batch_size: BatchSize = None,
     rounds: Annotated[int, typer.Option(help="Number of measurements of each precision.")] = 20,
     seconds: Annotated[float, typer.Option(help="Approximate length of a measurement; at least one step.")] = 0.5,
@@ -278,7 +282,6 @@ def bench(
     memory_limit: Annotated[float | None, typer.Option(help="Memory limit of a process on a CPU, in GiB.")] = None,
     imports: Imports = None,
     unsafe: Unsafe = False,
-    picture: Annotated[Path | None, typer.Option(help="Write the picture to this .svg file.")] = None,
     details: Details = False,
     as_json: AsJson = False,
 ) -> None:
@@ -286,7 +289,7 @@ def bench(
 
     Other options are passed to the training recipe: `keras-mp bench digits --width 64`.
     """
-    _check_writable(picture=picture)
+    _check_writable(html=html)
     _find_modules_here()
     import_keras()
     from keras_mp.bench.timing import check_precisions, measure
@@ -308,7 +311,7 @@ def bench(
     report = measure(
         function,
         arguments,
-        check_precisions(_names(precisions)),
+        check_precisions(_names(compare)),
         f"{model}: a training step",
         rounds=rounds,
         seconds=seconds,
@@ -318,9 +321,7 @@ def bench(
     )
     if not any(row.seconds for row in report.rows):
         raise RuntimeError("; ".join(dict.fromkeys(row.reason for row in report.rows)))
-    if picture is not None:
-        report.to_svg(picture)
-    _show(report, None, as_json, details)
+    _show(report, html, as_json, details)
 
 
 @app.command()
@@ -343,9 +344,12 @@ def export(
         bool, typer.Option("--overwrite", help="Replace an existing export, after the new one was checked.")
     ] = False,
     unsafe: Unsafe = False,
+    html: Html = None,
+    details: Details = False,
     as_json: AsJson = False,
 ) -> None:
     """Export a model as a SavedModel, an ONNX or a LiteRT file in float32 throughout, or as a LiteRT file in int8."""
+    _check_writable(html=html)
     os.environ["KERAS_BACKEND"] = "tensorflow"  # each is made by TensorFlow, whatever the model was trained on
     _find_modules_here()
     if importlib.util.find_spec("tensorflow") is None:
@@ -367,7 +371,7 @@ def export(
         tolerance=tolerance,
         overwrite=overwrite,
     )
-    _show(report, None, as_json)
+    _show(report, html, as_json, details)
 
 
 def _names(text: str) -> list[str]:

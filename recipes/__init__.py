@@ -1,1 +1,1 @@
-"""Training recipes: one file a training, read top to bottom. Run one with `python -m recipes NAME`."""
+"""Training recipes: one file a training, read top to bottom. Run one with `keras-mp train NAME`."""

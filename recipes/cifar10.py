@@ -1,7 +1,7 @@
 """CIFAR-10: a residual network for small photographs.
 
-    python -m recipes cifar10 --download
-    python -m recipes cifar10 --depth 56 --policy mixed_float16
+    keras-mp train cifar10 --download
+    keras-mp train cifar10 --depth 56 --policy mixed_float16
 
 Hardware: one GPU or TPU chip. Nothing here was measured yet: CIFAR-10 is in no package, and has to be downloaded
 (162 MiB).
@@ -17,9 +17,8 @@ import keras
 from keras import layers
 
 import keras_mp
-from keras_mp.parallel.distribution import gather
-from keras_mp.precision.policy import PolicyChoice
-from keras_mp.training.batches import ShuffledBatches
+from keras_mp.parallel import gather
+from keras_mp.training import PolicyChoice, ShuffledBatches
 from models.resnet import resnet_cifar
 from recipes.common.config import TrainingConfig, above_zero
 from recipes.common.devices import over_devices

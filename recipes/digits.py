@@ -1,6 +1,6 @@
 """Handwritten digits: a small residual network, from nothing to a float32 SavedModel.
 
-    python -m recipes digits
+    keras-mp train digits
 
 Hardware: 2 cores of a CPU. Time: half a minute on TensorFlow, under a minute on JAX, with the export.
 Expect, on the 355 test images, the mean of three seeds (docs/digits-parity.md): 98.9% in float32, 99.0% in
@@ -15,9 +15,8 @@ import keras
 from keras import layers
 
 import keras_mp
-from keras_mp.parallel.distribution import gather
-from keras_mp.precision.policy import PolicyChoice
-from keras_mp.training.batches import ShuffledBatches
+from keras_mp.parallel import gather
+from keras_mp.training import PolicyChoice, ShuffledBatches
 from models.resnet import resnet_cifar
 from recipes.common.config import TrainingConfig, above_zero
 from recipes.common.devices import over_devices

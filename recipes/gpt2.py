@@ -1,8 +1,8 @@
 r"""GPT-2: a language model of subwords, at the size of the paper or at one for a laptop.
 
-    python -m recipes gpt2 --corpus pydoc --size micro --vocabulary 1024 --sequence-length 64 --batch-size 16 \
+    keras-mp train gpt2 --corpus pydoc --size micro --vocabulary 1024 --sequence-length 64 --batch-size 16 \
         --learning-rate 4e-3 --epochs 8
-    python -m recipes gpt2 --download --remat --accumulate 16
+    keras-mp train gpt2 --download --remat --accumulate 16
 
 The first trains on Python's own documentation. Hardware: 2 cores of a CPU. Time: 2 minutes on TensorFlow, on a machine
 that others used, too.
@@ -22,10 +22,8 @@ import keras
 import numpy as np
 
 import keras_mp
-from keras_mp.parallel import workers
-from keras_mp.parallel.distribution import gather
-from keras_mp.precision.policy import PolicyChoice
-from keras_mp.system.atomic_write import atomic_write
+from keras_mp.parallel import gather, workers
+from keras_mp.training import PolicyChoice, atomic_write
 from models.gpt import SIZES, gpt
 from recipes.common.config import TransformerConfig, above_zero, at_least_zero
 from recipes.common.devices import over_devices

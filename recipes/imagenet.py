@@ -1,7 +1,7 @@
 """ImageNet: ResNet-50 or a vision transformer, from photographs of any size.
 
-    python -m recipes imagenet --data-dir /data/tensorflow_datasets
-    python -m recipes imagenet --data-dir /data/tensorflow_datasets --model vit --batch-size 256 --accumulate 4
+    keras-mp train imagenet --data-dir /data/tensorflow_datasets
+    keras-mp train imagenet --data-dir /data/tensorflow_datasets --model vit --batch-size 256 --accumulate 4
 
 Hardware: a GPU or a TPU chip, and the cores that decode its images. The data set has to be fetched by hand (144 GiB):
 without it the training recipe says how. Nothing here was measured yet.
@@ -19,9 +19,8 @@ import numpy as np
 from keras import layers
 
 import keras_mp
-from keras_mp.parallel.distribution import gather
-from keras_mp.precision.policy import PolicyChoice
-from keras_mp.training.batches import Batches
+from keras_mp.parallel import gather
+from keras_mp.training import Batches, PolicyChoice
 from models.resnet import resnet_imagenet
 from models.vit import SIZES, vit
 from recipes.common.config import TransformerConfig, above_zero

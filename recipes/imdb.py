@@ -1,7 +1,7 @@
 """IMDB: a transformer that tells good movie reviews from bad ones, trained from nothing.
 
-    python -m recipes imdb --download
-    python -m recipes imdb --size small --remat --accumulate 4 --batch-size 16
+    keras-mp train imdb --download
+    keras-mp train imdb --size small --remat --accumulate 4 --batch-size 16
 
 Hardware: one GPU or TPU chip. Nothing here was measured yet: IMDB is in no package, and has to be downloaded (80 MiB).
 Expect, on the 25,000 test reviews, an estimate: 85% to 89%. The data set's paper reached 88.89% with a linear
@@ -14,9 +14,8 @@ from typing import Annotated
 import keras
 
 import keras_mp
-from keras_mp.parallel.distribution import gather
-from keras_mp.precision.policy import PolicyChoice
-from keras_mp.training.batches import ShuffledBatches
+from keras_mp.parallel import gather
+from keras_mp.training import PolicyChoice, ShuffledBatches
 from models.text_classifier import SIZES, text_classifier
 from recipes.common.config import TransformerConfig, above_zero
 from recipes.common.devices import over_devices

@@ -1,4 +1,4 @@
-"""`keras-mp inspect` and `keras-mp targets`, as a user types them."""
+"""`keras-mp inspect` and `keras-mp doctor --chips`, as a user types them."""
 
 import importlib.util
 import json
@@ -24,18 +24,18 @@ def model_file(tmp_path):
     return tmp_path / "small.keras"
 
 
-def test_targets():
-    done = command_line.run("targets")
+def test_doctor_lists_the_chips():
+    done = command_line.run("doctor", "--chips")
     assert done.returncode == 0 and done.stderr == ""
     assert "h100" in done.stdout and "TPU v5e" in done.stdout
     assert re.search(r"v7x .* 96.0 GiB a device, 2\s", done.stdout)
     assert re.search(r"t4 .* 14.7 GiB", done.stdout)  # as `inspect` says
 
 
-def test_targets_print_the_whole_command_that_installs_a_compiler(monkeypatch, capsys):
+def test_the_chips_come_with_the_whole_command_that_installs_a_compiler(monkeypatch, capsys):
     installed = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "libtpu" else installed(name))
-    cli.targets()
+    cli.doctor(chips=True)
     out = capsys.readouterr().out
     assert f"To get the compilers that are missing: {install_command('inspect')}\n" in out
     assert '[inspect]"' in out and "JAX_PLATFORMS=cpu" in out
@@ -70,7 +70,7 @@ def test_several_chips(model_file):
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert (report["layout"], report["devices"], report["target"]) == ("fully_sharded", 8, "h100")
+    assert (report["strategy"], report["devices"], report["target"]) == ("fully_sharded", 8, "h100")
     assert {collective["group"] for collective in report["collectives"]} == {8}
 
 

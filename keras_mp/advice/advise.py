@@ -22,9 +22,10 @@ from keras_mp.advice.place import Place, find_place
 from keras_mp.advice.schedule import UNCONSTRAINED, Asked, Work, run
 from keras_mp.advice.source import Source, lines
 from keras_mp.advice.step import WITHOUT_CODE, Step
-from keras_mp.parallel.plan import LAYOUTS
+from keras_mp.parallel.plan import STRATEGIES
 from keras_mp.reporting.text import byte_size, listed
 from keras_mp.system.host import available_bytes
+from keras_mp.system.one_of import one_of
 from keras_mp.system.packages import installed
 from keras_mp.xla.compile_report import CompileReport
 from keras_mp.xla.inspect import checked_precisions
@@ -40,13 +41,13 @@ NEARLY_FULL = 0.9
 def advise(
     build: keras.Model | Callable[[], keras.Model],
     batch: Any,
-    targets: Sequence[str],
+    target: str | Sequence[str],
     *,
     compare: Sequence[str] = (),
     flags: dict[str, Any] | None = None,
     strategy: str | None = None,
     workers: int | None = None,
-    progress: bool = True,
+    verbose: bool = True,
     text: str = "",
 ) -> AdviceReport:
     """Says for each chip whether it holds the training of a model, and the cheapest measures that make it fit.
@@ -81,14 +82,14 @@ def advise(
             `blocks`, whose default is how many blocks the model has, also with fewer. Or a built and compiled model.
         batch: (x, y) or (x, y, sample_weight) of one update, on all devices together: arrays, or anything with a shape
             and a dtype, such as `keras.KerasTensor`.
-        targets: chips, such as "h100", "RTX 4090" or "v5e", or several of one: "rtx4090x4", "v5e-8". Several need JAX.
+        target: chips, such as "h100", "RTX 4090" or "v5e", or several of one: "rtx4090x4", "v5e-8". Several need JAX.
         compare: other precisions to compile the step that was found in, as for `inspect`; they are in the `compared` of
             a row's report.
         flags: further options of XLA, as for `inspect`.
         strategy: the way in which several chips share the step, where only one way is wanted: "data", "fully_sharded"
             or "tensor".
         workers: the number of compilers that run at once; by default as many as this machine has cores and memory for.
-        progress: whether a bar on a terminal says how far it is.
+        verbose: whether a bar on a terminal says how far it is.
         text: the text right of `model =` in the lines that the report prints; by default the name of `build`.
 
     Returns:
@@ -99,9 +100,19 @@ def advise(
         ValueError: If a chip is not known, the message then has the nearest names; if the devices of a target do not
             divide the batch; if a precision or strategy is not known, or no target names several chips for it; or if
             the model is not built, or not compiled with an optimizer and a loss.
+
+    Example:
+        >>> import keras, keras_mp
+        >>> def build():
+        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        ...     model.compile("adam", "mse")
+        ...     return model
+        >>> batch = keras.KerasTensor((16, 8), "float32"), keras.KerasTensor((16, 4), "float32")
+        >>> keras_mp.advise(build, batch, "t4", verbose=False)["t4"].fits
+        True
     """
     started = time.monotonic()
-    places = _places(targets, strategy)
+    places = _places(target, strategy)
     source = Source(build, text)
     precisions = checked_precisions(compare, is_function=source.is_function)
     step = Step(source, batch, places[0].platform, flags, strategy or "")
@@ -120,7 +131,7 @@ def advise(
     def compared(measures: Measures) -> dict[str, Measures]:
         return {precision: step.in_precision(measures, precision) for precision in precisions}
 
-    with progress_of(len(searched), progress) as tell:
+    with progress_of(len(searched), verbose) as tell:
         work = Work(of, step.state, step.compiler, compared, tell)
         asked = run(searched, work, workers or _compilers())
     rows: dict[Place, ChipAdvice] = {one.place: compiled_row(one, step, source) for one in asked}
@@ -139,12 +150,14 @@ def advise(
     )
 
 
-def _places(targets: Sequence[str], strategy: str | None) -> list[Place]:
-    names = [targets] if isinstance(targets, str) else list(targets)
+def _places(target: str | Sequence[str], strategy: str | None) -> list[Place]:
+    names = [target] if isinstance(target, str) else list(target)
     if not names:
-        raise ValueError("targets names no chip: give some, such as ['rtx4090', 'v5e'] (`keras-mp targets` lists them)")
-    if strategy is not None and strategy not in LAYOUTS:
-        raise ValueError(f"strategy={strategy!r} is not one of {', '.join(LAYOUTS)}")
+        raise ValueError(
+            "target names no chip: give some, such as ['rtx4090', 'v5e'] (`keras-mp doctor --chips` lists them)"
+        )
+    if strategy is not None:
+        one_of("strategy", strategy, STRATEGIES)
     places = list(dict.fromkeys(find_place(name, strategy or "") for name in names))
     if strategy is not None and all(place.devices == 1 for place in places):
         raise ValueError(f"strategy={strategy!r} divides a step over several chips: name them, as {names[0]}x4")

@@ -19,6 +19,7 @@ from keras_mp.numerics.data import batches_of
 from keras_mp.precision.policy import PRECISIONS
 from keras_mp.rebuild import layers_by_path
 from keras_mp.system.host import available_bytes
+from keras_mp.system.one_of import one_of
 from keras_mp.system.whole_number import whole_number
 
 BASE = "float32"
@@ -27,13 +28,13 @@ BASE = "float32"
 def benchmark(
     model: keras.Model | str | os.PathLike[str],
     batch: Any,
-    precisions: Sequence[str] = (BASE, "mixed_bfloat16"),
+    compare: Sequence[str] = ("mixed_bfloat16",),
     *,
     rounds: int = 20,
     seconds: float = 0.5,
     find_max_batch_size: bool = False,
     memory_limit: int | None = None,
-    log: Callable[[str], None] = lambda text: None,
+    verbose: bool = False,
 ) -> BenchmarkReport:
     """Measures a training step of a model in several precisions, side by side on this machine.
 
@@ -45,13 +46,13 @@ def benchmark(
         model: a compiled keras.Model, or the path of a .keras file with one. Custom classes live in a module that can
             be imported, not in the script or notebook that runs.
         batch: `(x, y)` or `(x, y, sample_weight)` of arrays.
-        precisions: names of "mixed_bfloat16", "mixed_float16" and "fp8"; float32 is always measured, and ratios are
+        compare: names of "mixed_bfloat16", "mixed_float16" and "fp8"; float32 is always measured, and ratios are
             relative to it.
         rounds: the number of measurements of each precision.
         seconds: the approximate time that each precision runs in a round, in seconds; it runs at least one step.
         find_max_batch_size: whether to find the largest batch, too, that fits into memory in each precision.
         memory_limit: the bytes that a process may hold, for CPUs; by default the memory that is free now.
-        log: a function that is called with a line of text when a measurement starts.
+        verbose: whether a line on the standard error says which measurement begins.
 
     Returns:
         The report. A precision that this device cannot run, or that ran out of memory, is a row with the reason.
@@ -61,7 +62,7 @@ def benchmark(
             that cannot be imported, or there is less than one round.
         FileNotFoundError: If there is no such file.
     """
-    names = check_precisions(precisions)
+    names = check_precisions(compare)
     if isinstance(model, keras.Model) and getattr(model, "optimizer", None) is None:
         raise ValueError(f"model {model.name!r} has no optimizer: compile it for training first")
     with tempfile.TemporaryDirectory() as folder:
@@ -85,22 +86,25 @@ def benchmark(
             seconds=seconds,
             find_max_batch_size=find_max_batch_size,
             memory_limit=memory_limit,
-            log=log,
+            log=_tell if verbose else lambda text: None,
         )
 
 
-def check_precisions(precisions: Sequence[str]) -> list[str]:
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def check_precisions(compare: Sequence[str]) -> list[str]:
     """The precisions to measure, float32 first.
 
     Raises:
         ValueError: one is not known, or there is none to compare with float32.
     """
-    wanted = [precisions] if isinstance(precisions, str) else list(precisions)
-    unknown = [name for name in wanted if name not in PRECISIONS]
-    if unknown:
-        raise ValueError(f"precisions={wanted!r}: {unknown[0]!r} is not one of {', '.join(PRECISIONS)}")
+    wanted = [compare] if isinstance(compare, str) else list(compare)
+    for name in wanted:
+        one_of("compare", name, PRECISIONS)
     if not set(wanted) - {BASE}:
-        raise ValueError(f"precisions={wanted!r} leaves nothing to compare with {BASE}: name another")
+        raise ValueError(f"compare={wanted!r} leaves nothing to compare with {BASE}: name another")
     return [BASE, *dict.fromkeys(name for name in wanted if name != BASE)]
 
 

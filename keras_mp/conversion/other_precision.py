@@ -14,6 +14,7 @@ from keras_mp.rebuild import Config, layers_by_path, rebuild
 from keras_mp.rebuild.quantized_policies import source_of
 from keras_mp.rebuild.walk import Rule
 from keras_mp.stability.stabilized import stabilize
+from keras_mp.system.one_of import one_of
 
 FP8 = "fp8"
 
@@ -29,9 +30,7 @@ def precision_of(model: keras.Model) -> str:
 
 def check_precision(name: str, argument: str = "compare") -> str:
     """Returns the name of a precision, or raises a ValueError that names the argument and lists those there are."""
-    if name not in PRECISIONS:
-        raise ValueError(f"{argument}={name!r} is not a known precision. Known: {', '.join(PRECISIONS)}.")
-    return name
+    return str(one_of(argument, name, PRECISIONS))
 
 
 def in_precision(model: keras.Model, precision: str) -> keras.Model:

@@ -18,6 +18,7 @@ from keras_mp.export.onnx import export_onnx
 from keras_mp.export.saved_model import export_float32, served
 from keras_mp.export.verification import ExportError, inputs_of
 from keras_mp.numerics.data import read_arrays
+from keras_mp.system.one_of import one_of
 
 FORMATS = ("savedmodel", "onnx", "litert", "litert-int8")
 
@@ -55,8 +56,7 @@ def export_file(
         ValueError: there is no such format, or an option is missing for it or of another.
         FileNotFoundError: there is no such file. Else as the function of the format.
     """
-    if format not in FORMATS:
-        raise ValueError(f"--format {format!r} must be one of {', '.join(map(repr, FORMATS))}")
+    one_of("--format", format, FORMATS)
     if outputs is not None and verify is None:
         raise ValueError("--outputs needs --verify, the batch to compute them on")
     if outputs is not None and format != "savedmodel":

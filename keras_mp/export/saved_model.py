@@ -84,6 +84,14 @@ def export_float32(
             verify is no batch of its inputs; if low precision, or bytecode that cannot be inspected, is left in the
             result; if the results differ, or are NaN or infinite, and cannot be compared.
         RebuildError: If a layer cannot be rebuilt.
+
+    Example:
+        >>> import keras, keras_mp, numpy as np, tempfile
+        >>> choice = keras_mp.set_global_policy("mixed_bfloat16")
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        >>> path = tempfile.mkdtemp() + "/saved_model"
+        >>> keras_mp.export_float32(model, path, verify=np.ones((2, 8), "float32")).low_precision_ops
+        0
     """
     path = Path(path)
     check_model(model)

@@ -165,6 +165,7 @@ def convert(
     model: keras.Model,
     scaling: Scalings | Scaling | str | None = None,
     select: Select | None = None,
+    *,
     target: str | None = None,
     batch_size: int = 8,
 ) -> keras.Model:
@@ -208,6 +209,15 @@ def convert(
             under "mixed_bfloat16"; if no layer was converted, with the reason; if scales are static under
             "mixed_float16", whose loss scale grows; if blocks are asked for on a GPU without such products. The message
             names the layers.
+
+    Example:
+        >>> import keras, keras_mp
+        >>> choice = keras_mp.set_global_policy("mixed_bfloat16")
+        >>> layers = [keras.layers.Dense(32, name=name) for name in ("first", "inner", "head")]
+        >>> model = keras.Sequential([keras.Input((32,)), *layers])
+        >>> model = keras_mp.convert(model, "delayed", select=lambda path, layer: layer.name == "inner")
+        >>> model.get_layer("inner").scaling
+        Scalings.named('delayed')
     """
     check_built(model)
     changes = scaling is not None

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_mp.precision.formats import E2M1, E4M3, E5M2, INT8, SCALED_FORMATS, Format, format_named
+from keras_mp.system.one_of import did_you_mean, one_of
 from keras_mp.system.whole_number import whole_number
 
 ROLES = ("input", "kernel", "gradient")
@@ -117,8 +118,7 @@ class Scaling:
     def __post_init__(self) -> None:
         object.__setattr__(self, "format", format_named(self.format, SCALED_FORMATS))
         for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use {_listed(known)}")
+            one_of(name, getattr(self, name), known)
         if not callable(self.source) and self.source not in SOURCES:
             raise ValueError(f"source={self.source!r} is unknown: use {_listed(SOURCES)}, or a function of x and known")
         for name in ("margin", "seed"):
@@ -244,6 +244,13 @@ class Scalings:
     Raises:
         TypeError: If the value of a product is neither None nor two `Scaling`.
         ValueError: If the operands of a product do not go together, or if no product has any.
+
+    Example:
+        >>> import keras_mp
+        >>> keras_mp.fp8.Scalings.named("delayed", history=1024)
+        Scalings.named('delayed', history=1024)
+        >>> keras_mp.fp8.Scalings.names()
+        ('current', 'delayed', ...)
     """
 
     forward: Pair = None
@@ -277,6 +284,11 @@ class Scalings:
         by_role = dict(zip(ROLES, (input, kernel, gradient), strict=True))
         return cls(*[(by_role[left], by_role[right]) for left, right in PRODUCTS.values()])
 
+    @staticmethod
+    def names() -> tuple[str, ...]:
+        """The names of the kit's scalings, which `named` takes."""
+        return tuple(PRESETS)
+
     @classmethod
     def named(cls, name: str, **settings: Any) -> Scalings:
         """The kit's scalings of a name, changed.
@@ -293,7 +305,7 @@ class Scalings:
             ValueError: If there is no such name or setting, and where `Scaling` raises it.
         """
         if name not in PRESETS:
-            raise ValueError(f"scaling={name!r} is unknown: use {_listed(PRESETS)}, or a Scalings of your own")
+            raise _unknown(name)
         known = {field.name for field in dataclasses.fields(Scaling)} | PRODUCTS.keys()
         unknown = [setting for setting in settings if setting not in known]
         if unknown:
@@ -487,7 +499,12 @@ def get_scalings(scaling: Any = None) -> Scalings:
         return scaling
     if isinstance(scaling, str):
         return Scalings.named(scaling)
-    raise ValueError(f"scaling={scaling!r} is unknown: use {_listed(PRESETS)}, or a Scalings of your own")
+    raise _unknown(scaling)
+
+
+def _unknown(scaling: Any) -> ValueError:
+    near = did_you_mean(scaling, PRESETS)
+    return ValueError(f"scaling={scaling!r} is unknown: use {_listed(PRESETS)}, or a Scalings of your own.{near}")
 
 
 # Recipes that version 0.1.0 saved.

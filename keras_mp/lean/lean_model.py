@@ -138,7 +138,7 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
 
     The weights are the model's own. A compiled model stays compiled, with its optimizer; the step that it has traced is
     dropped. The model is saved and loaded as usual, wherever `keras_mp` is imported; files of weights fit it and the
-    plain model. `undo_lean` undoes it.
+    plain model. `keras_mp.revert` undoes it.
 
     Args:
         model: a built Keras model, before or after training, `stabilize`, `convert` or `enable_lora`.
@@ -154,6 +154,14 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
 
     Warns:
         UserWarning: If the model has nothing that can become lean, or no blocks.
+
+    Example:
+        >>> import keras, keras_mp
+        >>> x = inputs = keras.Input((16, 32))
+        >>> x = keras.layers.MultiHeadAttention(2, 16)(x, x, use_causal_mask=True)
+        >>> model = keras.Model(inputs, keras.layers.Dense(32, "gelu")(x))
+        >>> print(keras_mp.report(keras_mp.lean.make_lean(model)))
+        functional...; 2 of 2 parts are lean...
     """
     check_built(model)
     blocks = treatments_for(choose_blocks(model, remat))

@@ -56,6 +56,16 @@ def change_optimizer(
             optimizer, or was trained.
         TypeError: If the model has a compile() of its own that keeps not every argument: give its optimizer the
             settings there.
+
+    Example:
+        >>> import keras, keras_mp
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        >>> model.compile("adam", "mse")
+        >>> keras_mp.loss_scaling.change_optimizer(model, state_dtype="float8").optimizer.state_dtype
+        'float8'
+        >>> model = keras_mp.loss_scaling.change_optimizer(model, accumulate=4)
+        >>> model.optimizer.state_dtype, model.optimizer.inner_optimizer.gradient_accumulation_steps
+        ('float8', 4)
     """
     whole_number("accumulate", accumulate)
     optimizer = compiled_optimizer(model)

@@ -314,7 +314,7 @@ def check_can_release(optimizer: keras.optimizers.Optimizer, loss_scale: AnyLoss
             refused = (
                 f"optimizer {clipping[0].name!r} has global_clipnorm={clipping[0].global_clipnorm:g}, which needs the "
                 "norm of all gradients before the first weight moves. Clip each gradient by clipnorm or clipvalue; or, "
-                "of one optimizer, by the norm of the step before: NoLossScale(release_gradients=True, "
+                "of one optimizer, by the norm of the step before: LossScale.none(release_gradients=True, "
                 "clip_by_last_norm=True)"
             )
         elif package_of(type(leaf).update_step) != "keras":

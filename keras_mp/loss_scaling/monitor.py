@@ -10,6 +10,7 @@ import keras
 from keras_mp.loss_scaling.loss_scale import LossScale, NoLossScale, warn_if_needless
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.rebuild.walk import compute_dtypes
+from keras_mp.system.one_of import one_of
 from keras_mp.system.whole_number import whole_number
 
 
@@ -41,6 +42,15 @@ class PrecisionMonitor(keras.callbacks.Callback):
     Raises:
         ValueError: If an argument is out of its range, or no optimizer of the model is a `LossScaleOptimizer`.
         FloatingPointError: During training, with on_limit="raise".
+
+    Example:
+        >>> import keras, keras_mp, numpy as np
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, dtype="mixed_float16")])
+        >>> model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.Adam(), initial_scale=2.0**10), "mse")
+        >>> monitor = keras_mp.PrecisionMonitor()
+        >>> logs = model.fit(np.zeros((8, 4)), np.ones((8, 1)), verbose=0, callbacks=[monitor]).history
+        >>> logs["loss_scale"], logs["skipped_steps"]
+        ([1024.0], [0])
     """
 
     supports_multiprocess = True
@@ -54,8 +64,7 @@ class PrecisionMonitor(keras.callbacks.Callback):
         every: int = 1,
     ) -> None:
         super().__init__()
-        if on_limit not in ("warn", "raise"):
-            raise ValueError(f"on_limit={on_limit!r} must be 'warn' or 'raise'")
+        one_of("on_limit", on_limit, ("warn", "raise"))
         self.max_consecutive_skips = whole_number("max_consecutive_skips", max_consecutive_skips, unit="steps")
         self.on_limit = on_limit
         self.measure_gradients = measure_gradients

@@ -48,7 +48,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                      accumulated = 0
     ```
 
-    With `NoLossScale(release_gradients=True)` no weight waits for the gradients of others:
+    With `LossScale.none(release_gradients=True)` no weight waits for the gradients of others:
 
     ```
     a step:  for each weight, as soon as its gradient, summed over the replicas, is there:
@@ -61,14 +61,14 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     Args:
         inner_optimizer: the Keras optimizer that makes the update.
-        loss_scale: `LossScale`, `StaticLossScale` or `NoLossScale`; `LossScale(**settings)` by default.
+        loss_scale: `LossScale`, `LossScale.static` or `LossScale.none`; `LossScale(**settings)` by default.
         name: the name of the optimizer.
         state_dtype: the dtype that the inner optimizer's slots, such as Adam's moments, are stored in: "float32";
             "bfloat16"; or "float8", E4M3 with a float32 scale for each row. They are computed in float32, and rounded
             stochastically once a step. Slots of fewer than 4,096 values or of one axis stay float32.
         state_memory: the place of those slots: "device"; or, on JAX, "host": in pinned memory of the host, whence the
             slots of a weight are fetched when its gradient is there, and written back. Needs
-            `NoLossScale(release_gradients=True)`. Slots of fewer values stay on the device.
+            `LossScale.none(release_gradients=True)`. Slots of fewer values stay on the device.
         weight_rounding: the rounding of weights in bfloat16, whose update is computed in float32: "stochastic" or
             "nearest". float32 weights are not rounded.
         rounding_seed: the seed of the stochastic rounding, an int.
@@ -79,6 +79,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         ValueError: If inner_optimizer scales the loss already; if a setting is unknown, out of range or given twice;
             if state_dtype is unknown, or inner_optimizer is built with slots in another; if state_memory is unknown,
             or the host's memory cannot be used, with the reason; if gradients are to be released and cannot be.
+
+    Example:
+        >>> import keras, keras_mp, numpy as np
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, dtype="mixed_float16")])
+        >>> optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.Adam(1e-3), initial_scale=2.0**12)
+        >>> model.compile(optimizer, "mse")
+        >>> history = model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
+        >>> int(optimizer.skipped_steps)
+        0
+        >>> half = keras_mp.LossScaleOptimizer(keras.optimizers.Adam(1e-3), state_dtype="bfloat16")  # of Adam's moments
     """
 
     def __init__(
@@ -477,8 +487,8 @@ def _loss_scale_from(loss_scale: Any, settings: dict[str, Any]) -> tuple[Any, di
         return LossScale(**own), settings
     if not isinstance(loss_scale, (LossScale, StaticLossScale, NoLossScale)):
         raise TypeError(
-            f"loss_scale={loss_scale!r} must be a LossScale, a StaticLossScale or NoLossScale(); a first scale alone "
-            "is initial_scale="
+            f"loss_scale={loss_scale!r} must be LossScale(), LossScale.static(scale) or LossScale.none(); a first "
+            "scale alone is initial_scale="
         )
     if own:
         raise ValueError(

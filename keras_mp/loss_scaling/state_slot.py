@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_mp import backend
 from keras_mp.loss_scaling.stochastic_rounding import random_bits, round_to_bfloat16, round_to_float8
+from keras_mp.system.one_of import one_of
 
 # How an optimizer's state is stored: in E4M3 with a float32 scale a row, or in bfloat16.
 #
@@ -39,9 +40,7 @@ def check_state_dtype(state_dtype: Any) -> None:
     Raises:
         ValueError: If it is not one of the three.
     """
-    if state_dtype not in STATE_DTYPES:
-        choices = ", ".join(repr(name) for name in STATE_DTYPES)
-        raise ValueError(f"state_dtype={state_dtype!r} must be one of {choices}")
+    one_of("state_dtype", state_dtype, STATE_DTYPES)
 
 
 def check_state_memory(state_memory: Any, releases: bool) -> None:
@@ -54,14 +53,13 @@ def check_state_memory(state_memory: Any, releases: bool) -> None:
     Raises:
         ValueError: If it is neither, or the host's memory cannot be used.
     """
-    if state_memory not in STATE_MEMORIES:
-        raise ValueError(f"state_memory={state_memory!r} must be 'device' or 'host'")
+    one_of("state_memory", state_memory, STATE_MEMORIES)
     if state_memory == "device":
         return
     if not releases:
         raise ValueError(
             "state_memory='host' fetches the slots of a weight when its gradient is there, and needs gradients that "
-            "are released: NoLossScale(release_gradients=True), or release_gradients=True of keras_mp.prepare"
+            "are released: LossScale.none(release_gradients=True), or release_gradients=True of keras_mp.prepare"
         )
     backend.check_host_memory()
 
@@ -309,8 +307,7 @@ def check_weight_rounding(weight_rounding: Any) -> None:
     Raises:
         ValueError: If it is not one of the two.
     """
-    if weight_rounding not in WEIGHT_ROUNDINGS:
-        raise ValueError(f"weight_rounding={weight_rounding!r} must be 'stochastic' or 'nearest'")
+    one_of("weight_rounding", weight_rounding, WEIGHT_ROUNDINGS)
 
 
 def check_weights(variables: Iterable[keras.Variable]) -> None:

@@ -47,11 +47,12 @@ def wrap_optimizer(
         state_dtype: the dtype that the optimizer's slots are stored in: "float32", "bfloat16" or "float8", as
             `LossScaleOptimizer` says.
         state_memory: the place of the slots, "device" or "host", as `LossScaleOptimizer` says.
-        release_gradients: Whether each weight is updated as soon as its own gradient is there, as `NoLossScale` says.
+        release_gradients: Whether each weight is updated as soon as its own gradient is there, as `LossScale.none`
+            says.
 
     Returns:
         `LossScaleOptimizer(optimizer)` if a layer computes in float16, whatever the name of the model's policy or of
-        the global one; `LossScaleOptimizer(optimizer, NoLossScale())`, which scales nothing, if none does and the
+        the global one; `LossScaleOptimizer(optimizer, LossScale.none())`, which scales nothing, if none does and the
         optimizer by itself would make another step, or there are several replicas, or state_dtype is not "float32", or
         gradients are released, or a weight is stored in bfloat16, whose update it rounds stochastically; else the
         optimizer itself.
@@ -60,7 +61,7 @@ def wrap_optimizer(
         TypeError: If optimizer is not a Keras optimizer.
         ValueError: If optimizer scales the loss already; if state_dtype is unknown, or is not "float32" and the
             optimizer is built; if a weight is stored in float16; if gradients are to be released, and a layer computes
-            in float16, or `NoLossScale` refuses the optimizer.
+            in float16, or `LossScale.none` refuses the optimizer.
     """
     check_unscaled("optimizer", optimizer)
     check_state_dtype(state_dtype)

@@ -30,7 +30,7 @@ HEADROOM = 16.0
 _GRADIENTS = ("output gradient", "kernel gradient")
 
 
-def audit(model: keras.Model, data: Any, steps: int = 8, *, sample: int | None = SAMPLE) -> AuditReport:
+def audit(model: keras.Model, batches: Any, steps: int = 8, *, sample: int | None = SAMPLE) -> AuditReport:
     """Runs a model forward and backward in float32 and predicts what lower precisions would lose, layer by layer.
 
     No weight changes. A model in another precision computes in float32 meanwhile; afterwards it is what it was.
@@ -38,7 +38,7 @@ def audit(model: keras.Model, data: Any, steps: int = 8, *, sample: int | None =
     Args:
         model: a built Keras model with a loss, from `compile(loss=...)` or a `compute_loss` of its own. A `train_step`
             of its own is not run.
-        data: batches `(x, y)` or `(x, y, sample_weight)`, as `fit` takes them, or one such tuple of arrays.
+        batches: batches `(x, y)` or `(x, y, sample_weight)`, as `fit` takes them, or one such tuple of arrays.
         steps: the number of batches to look at; fewer are fine.
         sample: the largest number of values of a tensor that are rounded: of a larger tensor so many, spread evenly;
             the lowest and the highest are those of all. None rounds every value, and takes longer.
@@ -47,14 +47,24 @@ def audit(model: keras.Model, data: Any, steps: int = 8, *, sample: int | None =
         The report: print it, or `to_html(path)`.
 
     Raises:
-        TypeError: If model is no Keras model, or data holds no batches.
-        ValueError: If the model is not built or has no loss, or if data is empty, or does not fit the model or its
+        TypeError: If model is no Keras model, or batches holds none.
+        ValueError: If the model is not built or has no loss, or if batches is empty, or does not fit the model or its
             loss.
+
+    Example:
+        >>> import keras, keras_mp, numpy as np
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="dense")])
+        >>> model.compile("adam", "mse")
+        >>> report = keras_mp.audit(model, [(1e6 * np.ones((16, 8)), np.ones((16, 4)))])  # past float16's 65504
+        >>> [layer.path for layer in report.suspects("mixed_float16")]
+        ['dense']
+        >>> report.suspects("mixed_bfloat16")
+        []
     """
     check_model(model)
     if sample is not None:
         sample = whole_number("sample", sample, unit="values", otherwise="or None for all")
-    batches = batches_of(data, steps)
+    batches = batches_of(batches, steps)
     for batch in batches:
         check_labels(model, batch)
     with in_float32(model):

@@ -19,6 +19,7 @@ from keras_mp.reporting.report import PicturedReport, plain_values
 from keras_mp.reporting.svg import INK, Picture
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import shorten_middle
+from keras_mp.system.one_of import one_of
 
 # What each precision rounds a layer's tensors to; FP8 rounds what goes into a product.
 FORMAT_OF = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "E4M3"}
@@ -120,8 +121,7 @@ class AuditReport(PicturedReport):
         Raises:
             ValueError: If the precision is none of the three.
         """
-        if precision not in FORMAT_OF:
-            raise ValueError(f"precision={precision!r} must be one of {', '.join(map(repr, FORMAT_OF))}")
+        one_of("precision", precision, FORMAT_OF)
         ranked = []
         for place, layer in enumerate(self.layers):
             judged = layer.verdicts[precision]

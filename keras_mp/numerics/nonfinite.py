@@ -124,6 +124,14 @@ def find_nonfinite(model: keras.Model, batch: Any, loss_scale: float | None = No
         TypeError: If model is no Keras model, or batch no tuple.
         ValueError: If the model is not built or has no loss; if the batch is empty or does not fit; if loss_scale is
             not a positive finite number.
+
+    Example:
+        >>> import keras, keras_mp, numpy as np
+        >>> inputs = keras.Input((4,))
+        >>> model = keras.Model(inputs, keras.ops.log(keras.layers.Dense(2, kernel_initializer="zeros")(inputs)))
+        >>> model.compile("sgd", "mse")
+        >>> keras_mp.numerics.find_nonfinite(model, (np.ones((2, 4)), np.ones((2, 2)))).kind
+        'Inf'
     """
     check_model(model)
     given = batches_of([batch], 1, "batch")[0]

@@ -41,6 +41,13 @@ class NonFiniteFinder(keras.callbacks.Callback):
 
     Warns:
         UserWarning: If a value is not finite; the message says what was found.
+
+    Example:
+        >>> import keras, keras_mp, numpy as np
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> finder = keras_mp.NonFiniteFinder("nonfinite")  # writes there what it finds, and ends the training
+        >>> history = model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0, callbacks=[finder])
     """
 
     def __init__(self, folder: str | Path = "nonfinite", max_consecutive_skips: int = 20, *, stop: bool = True) -> None:

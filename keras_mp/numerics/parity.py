@@ -134,11 +134,11 @@ class ParityReport(PicturedReport):
 
 def compare_training(
     build: Callable[[], keras.Model],
-    data: Any,
+    batches: Any,
     precisions: Sequence[str] | Mapping[str, Any] = (REFERENCE, "mixed_bfloat16"),
+    *,
     seeds: int | Sequence[int] = 3,
     steps: int | None = None,
-    *,
     held_out: Any = None,
 ) -> ParityReport:
     """Trains a model in several precisions, each with the same seeds, data and initial weights.
@@ -155,8 +155,8 @@ def compare_training(
     Args:
         build: a function that builds and compiles the model; it is called under the policy of each precision. Under
             "fp8", which is mixed_bfloat16, all Dense and EinsumDense layers that can be are then converted to FP8.
-        data: batches, as for `audit`, or a function from a seed to them; they are read again from the start when they
-            run out.
+        batches: batches, as for `audit`, or a function from a seed to them; they are read again from the start when
+            they run out.
         precisions: names of "float32", "mixed_float16", "mixed_bfloat16", "fp8"; or for each name of your own one of
             these, or a function that builds the model, such as `lambda: search.apply(build)`. float32 is always run.
         seeds: the number of seeds, or the seeds.
@@ -170,6 +170,17 @@ def compare_training(
         TypeError: If build is no function, or returns no compiled model.
         ValueError: If a precision is unknown, if there are no seeds, no steps or no data, or if models of one seed
             differ in weights.
+
+    Example:
+        >>> import keras, keras_mp, numpy as np
+        >>> def build():
+        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        ...     model.compile("adam", "mse")
+        ...     return model
+        >>> batches = [(np.ones((16, 8)), np.ones((16, 4)))] * 4
+        >>> report = keras_mp.numerics.compare_training(build, batches, ["float32", "mixed_bfloat16"], seeds=2)
+        >>> sorted(report.final)
+        ['float32', 'mixed_bfloat16']
     """
     builders = _builders(build, precisions)
     numbers = _seeds(seeds)
@@ -178,17 +189,17 @@ def compare_training(
     tests = None if held_out is None else batches_of(held_out, 2**31, "held_out")
     curves: dict[str, list[list[float]]] = {name: [] for name in builders}
     final: dict[str, list[float]] = {name: [] for name in builders}
-    shared = None if callable(data) else batches_of(data, steps or 2**31)
+    shared = None if callable(batches) else batches_of(batches, steps or 2**31)
     taken = steps or 0
     for seed in numbers:
-        batches = batches_of(data(seed), steps or 2**31) if shared is None else shared
-        taken = steps or len(batches)
+        drawn = batches_of(batches(seed), steps or 2**31) if shared is None else shared
+        taken = steps or len(drawn)
         weights: list[np.ndarray] = []
         for name, make in builders.items():
             model = _built(make, seed)
             weights = weights or [np.copy(weight) for weight in model.get_weights()]
             _set_weights(model, weights, name)
-            losses = _train(model, batches, taken)
+            losses = _train(model, drawn, taken)
             curves[name].append(losses)
             final[name].append(_final(model, losses, tests))
     final_is = "of the held-out batches" if tests is not None else "the mean of the last tenth of the steps"

@@ -34,10 +34,10 @@ _MOST_LOWERED_AGAIN = 16
 
 def search_policy(
     model: keras.Model,
-    data: Any,
-    candidates: Sequence[str] = CANDIDATES,
-    tolerance: float = 0.2,
+    batches: Any,
+    precisions: Sequence[str] = CANDIDATES,
     *,
+    tolerance: float = 0.2,
     steps: int = 4,
     held_out: int = 2,
 ) -> PolicySearch:
@@ -61,9 +61,9 @@ def search_policy(
 
     Args:
         model: a built Keras model with a loss; it is not changed.
-        data: batches, as for `audit`: the first `steps` are audited, the next `held_out` are judged on. Where there are
-            fewer, the last one is held out, or, of one, used for both.
-        candidates: names out of "fp8", "mixed_float16", "mixed_bfloat16", "float32", the cheapest first. float32 is
+        batches: batches, as for `audit`: the first `steps` are audited, the next `held_out` are judged on. Where there
+            are fewer, the last one is held out, or, of one, used for both.
+        precisions: names out of "fp8", "mixed_float16", "mixed_bfloat16", "float32", the cheapest first. float32 is
             what is left where the others fail, also when it is not named.
         tolerance: the largest relative difference of loss and gradients. A small GPT that trains as well in bfloat16 as
             in float32 has gradients 0.16 apart at its start (docs/numerics.md).
@@ -74,14 +74,25 @@ def search_policy(
         The search: print it; `apply(build)` builds a model with it.
 
     Raises:
-        TypeError, ValueError: As for `audit`; also if candidates or tolerance make no sense.
+        TypeError, ValueError: As for `audit`; also if precisions or tolerance make no sense.
+
+    Example:
+        >>> import keras, keras_mp, numpy as np
+        >>> def build():
+        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        ...     model.compile("adam", "mse")
+        ...     return model
+        >>> random = np.random.default_rng(0)
+        >>> batches = [(random.normal(size=(16, 8)), random.normal(size=(16, 4))) for _ in range(6)]
+        >>> search = keras_mp.search_policy(build(), batches, ("mixed_bfloat16", "float32"))
+        >>> model = search.apply(build)
     """
     check_model(model)
-    candidates = _checked(candidates)
+    candidates = _checked(precisions)
     if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < math.inf:
         raise ValueError(f"tolerance={tolerance!r} must be a finite number, 0 or more")
     steps, held_out = whole_number("steps", steps, unit="batches"), whole_number("held_out", held_out, unit="batches")
-    batches = batches_of(data, steps + held_out)
+    batches = batches_of(batches, steps + held_out)
     judged = batches[-min(held_out, max(1, len(batches) - 1)) :]
     audited = batches[: max(1, len(batches) - len(judged))]
     report = audit(model, audited, steps)
@@ -92,10 +103,10 @@ def search_policy(
 def _checked(candidates: Any) -> list[str]:
     if isinstance(candidates, str) or not all(name in CANDIDATES for name in candidates) or not candidates:
         raise ValueError(
-            f"candidates={candidates!r} must be some of {', '.join(map(repr, CANDIDATES))}, cheapest first"
+            f"precisions={candidates!r} must be some of {', '.join(map(repr, CANDIDATES))}, cheapest first"
         )
     if len(set(candidates)) < len(list(candidates)):
-        raise ValueError(f"candidates={candidates!r} names one twice")
+        raise ValueError(f"precisions={candidates!r} names one twice")
     return list(candidates)
 
 

@@ -11,14 +11,15 @@ import keras
 
 from keras_mp import backend
 from keras_mp.parallel.hops import Hops, in_hops
-from keras_mp.parallel.plan import GATHER_DTYPES, LAYOUTS, REDUCE_DTYPES, Plan, Rules
+from keras_mp.parallel.plan import GATHER_DTYPES, REDUCE_DTYPES, STRATEGIES, Plan, Rules
 from keras_mp.parallel.split_rules import LayoutMapOf, check_rules, rules_of_layout_map, takes_rules
 from keras_mp.rebuild import rebuild, unchanged
+from keras_mp.system.one_of import one_of
 
 
 @contextmanager
 def distribute(
-    layout: str = "data",
+    strategy: str = "data",
     devices: int | Sequence[str] | None = None,
     *,
     mesh: tuple[int, int] | None = None,
@@ -44,7 +45,7 @@ def distribute(
     layer over the devices, as `rules` say. The latter two are JAX's alone.
 
     Args:
-        layout: the way in which weights and batches lie on the devices: "data", "fully_sharded" or "tensor".
+        strategy: the way in which weights and batches lie on the devices: "data", "fully_sharded" or "tensor".
         devices: the number of devices, of which the first are taken; or their names, as
             `keras.distribution.list_devices()` gives them; by default all of the best kind.
         mesh: the number of devices that share a batch, and the number of devices that share a weight, for "tensor"; by
@@ -64,17 +65,17 @@ def distribute(
 
     Raises:
         ValueError: If a name is unknown, the devices are not there, the mesh does not match them, the backend has no
-            such layout, a rule is none, or the global policy computes in float16 on a TPU. In `fit`: if the devices
+            such strategy, a rule is none, or the global policy computes in float16 on a TPU. In `fit`: if the devices
             do not divide a batch, or "tensor" splits no weight of the model.
     """
-    plan = make_plan(layout, keras.distribution.list_devices(), devices, mesh, reduce_dtype, rules, gather_dtype)
+    plan = make_plan(strategy, keras.distribution.list_devices(), devices, mesh, reduce_dtype, rules, gather_dtype)
     plan.check_dtypes([keras.config.dtype_policy().compute_dtype])
     with takes_rules(plan), backend.parallel_scope(plan):
         yield plan
 
 
 def make_plan(
-    layout: str,
+    strategy: str,
     available: Sequence[str],
     devices: int | Sequence[str] | None = None,
     mesh: tuple[int, int] | None = None,
@@ -93,28 +94,28 @@ def make_plan(
     Raises:
         ValueError: As `distribute`.
     """
-    check_layout(layout, reduce_dtype, gather_dtype)
-    if layout != "data" and keras.backend.backend() == "tensorflow":
+    check_strategy(strategy, reduce_dtype, gather_dtype)
+    if strategy != "data" and keras.backend.backend() == "tensorflow":
         raise ValueError(
-            f"layout={layout!r} needs JAX (KERAS_BACKEND=jax): on TensorFlow, tf.distribute keeps a whole copy of the "
-            "model on each device, and Keras has no layout for it; layout='data' works"
+            f"strategy={strategy!r} needs JAX (KERAS_BACKEND=jax): on TensorFlow, tf.distribute keeps a whole copy of "
+            "the model on each device, and Keras has no layout for it; strategy='data' works"
         )
     names = _names(devices, available)
-    if mesh is not None and layout != "tensor":
-        raise ValueError(f"mesh={mesh!r} is for layout='tensor'; {layout!r} splits every batch over all devices")
-    if layout != "tensor":
+    if mesh is not None and strategy != "tensor":
+        raise ValueError(f"mesh={mesh!r} is for strategy='tensor'; {strategy!r} splits every batch over all devices")
+    if strategy != "tensor":
         hops = Hops()
-        tpus = backend.tpu_coordinates(names) if layout == "fully_sharded" else None
+        tpus = backend.tpu_coordinates(names) if strategy == "fully_sharded" else None
         if tpus is not None:
             names, hops = in_hops(names, *tpus)
-        return Plan(layout, names, (len(names),), reduce_dtype, hops=hops, gather_dtype=gather_dtype)
+        return Plan(strategy, names, (len(names),), reduce_dtype, hops=hops, gather_dtype=gather_dtype)
     shape = (1, len(names)) if mesh is None else tuple(mesh)
     if len(shape) != 2 or any(size < 1 for size in shape) or math.prod(shape) != len(names):
         raise ValueError(
             f"mesh={mesh!r} must be two numbers whose product is the number of devices, {len(names)}: those that share "
             "a batch times those that share a weight"
         )
-    plan = Plan(layout, names, shape, reduce_dtype)
+    plan = Plan(strategy, names, shape, reduce_dtype)
     if callable(rules):
         rules = rules_of_layout_map(rules, plan)
     elif rules is not None:
@@ -122,27 +123,25 @@ def make_plan(
     return dataclasses.replace(plan, rules=rules)
 
 
-def check_layout(layout: str, reduce_dtype: str, gather_dtype: str = "compute") -> None:
+def check_strategy(strategy: str, reduce_dtype: str, gather_dtype: str = "compute") -> None:
     """Checks names.
 
     Raises:
-        ValueError: If the layout or a dtype is unknown, the layout leaves the sums to the compiler, or gathers no
+        ValueError: If the strategy or a dtype is unknown, the strategy leaves the sums to the compiler, or gathers no
             weights.
     """
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout={layout!r} is not one of {', '.join(LAYOUTS)}")
-    if reduce_dtype not in REDUCE_DTYPES:
-        raise ValueError(f"reduce_dtype={reduce_dtype!r} is not one of {', '.join(REDUCE_DTYPES)}")
-    if layout == "tensor" and reduce_dtype != "float32":
+    one_of("strategy", strategy, STRATEGIES)
+    one_of("reduce_dtype", reduce_dtype, REDUCE_DTYPES)
+    if strategy == "tensor" and reduce_dtype != "float32":
         raise ValueError(
-            f"reduce_dtype={reduce_dtype!r} does not go with layout='tensor', where the compiler places the sums and "
+            f"reduce_dtype={reduce_dtype!r} does not go with strategy='tensor', where the compiler places the sums and "
             "chooses their dtype: that of the product, bfloat16 under mixed_bfloat16"
         )
-    if gather_dtype not in GATHER_DTYPES:
-        raise ValueError(f"gather_dtype={gather_dtype!r} is not one of {', '.join(GATHER_DTYPES)}")
-    if layout != "fully_sharded" and gather_dtype != "compute":
+    one_of("gather_dtype", gather_dtype, GATHER_DTYPES)
+    if strategy != "fully_sharded" and gather_dtype != "compute":
         raise ValueError(
-            f"gather_dtype={gather_dtype!r} is for layout='fully_sharded'; {layout!r} leaves the weights where they are"
+            f"gather_dtype={gather_dtype!r} is for strategy='fully_sharded'; {strategy!r} leaves the weights where "
+            "they are"
         )
 
 

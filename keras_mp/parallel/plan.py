@@ -12,6 +12,7 @@ import keras
 
 from keras_mp.parallel.hops import Hops, groups_of, hops_of
 from keras_mp.precision.formats import E4M3, quantize, scale_to
+from keras_mp.system.one_of import one_of
 
 # Weights that are gathered in one byte: E4M3 with a scale for each row.
 
@@ -52,7 +53,7 @@ class Rows:
 
 Rules = tuple[tuple[str, tuple[str | None, ...]], ...]
 
-LAYOUTS = ("data", "fully_sharded", "tensor")
+STRATEGIES = ("data", "fully_sharded", "tensor")
 REDUCE_DTYPES = ("float32", "bfloat16")
 GATHER_DTYPES = ("compute", "float8")
 AXES = ("batch", "model")
@@ -67,7 +68,7 @@ class Plan:
     """How a model lies on devices.
 
     Args:
-        layout: the way in which weights and batches lie: "data", "fully_sharded" or "tensor".
+        strategy: the way in which weights and batches lie: "data", "fully_sharded" or "tensor".
         devices: the names of the devices, as the backend writes them; empty where a step is only compiled.
         shape: the shape of the mesh: the devices that share a batch, and with "tensor" those that share a weight.
         reduce_dtype: the dtype in which gradients are summed over the devices.
@@ -80,7 +81,7 @@ class Plan:
             in, or "float8".
     """
 
-    layout: str
+    strategy: str
     devices: tuple[str, ...]
     shape: tuple[int, ...]
     reduce_dtype: str = "float32"
@@ -116,7 +117,7 @@ class Plan:
     @property
     def by_compiler(self) -> bool:
         """Whether XLA places the collectives, and not the kit."""
-        return self.layout == "tensor"
+        return self.strategy == "tensor"
 
     @property
     def rules_in_force(self) -> Rules:
@@ -141,13 +142,13 @@ class Plan:
             ValueError: If a rule splits an axis that the devices do not divide.
         """
         axes: list[str | None] = [None] * len(shape)
-        if dtype not in (*_FLOATS, *(_CODES if self.layout == "fully_sharded" else ())):
+        if dtype not in (*_FLOATS, *(_CODES if self.strategy == "fully_sharded" else ())):
             return tuple(axes)
-        if self.layout == "fully_sharded":
+        if self.strategy == "fully_sharded":
             divisible = [place for place, size in enumerate(shape) if size and size % self.replicas == 0]
             if divisible and self.replicas > 1:
                 axes[divisible[0]] = "batch"
-        for pattern, split in self.rules_in_force if self.layout == "tensor" else ():
+        for pattern, split in self.rules_in_force if self.strategy == "tensor" else ():
             if len(split) == len(shape) and re.search(pattern, path):
                 if path.endswith("_scale"):
                     split = tuple(None if size == 1 else axis for size, axis in zip(shape, split, strict=True))
@@ -174,19 +175,19 @@ class Plan:
         Raises:
             ValueError: If there is none.
         """
-        if self.layout != "tensor" or matched:
+        if self.strategy != "tensor" or matched:
             return
         if not self.rules_in_force:
             raise ValueError(
-                "layout='tensor' splits no weight of this model, because no rule says which: pass rules=((pattern of a "
-                "weight's path, (None, 'model')), ...), or rules=Backbone.get_layout_map where KerasHub's backbone has "
-                "one, or put @keras_mp.parallel.tensor_rules(rules) on the function that builds the model, and call "
-                "it within the scope"
+                "strategy='tensor' splits no weight of this model, because no rule says which: pass rules=((pattern of "
+                "a weight's path, (None, 'model')), ...), or rules=Backbone.get_layout_map where KerasHub's backbone "
+                "has one, or put @keras_mp.parallel.tensor_rules(rules) on the function that builds the model, and "
+                "call it within the scope"
             )
         patterns = ", ".join(repr(pattern) for pattern, _ in self.rules_in_force)
         raise ValueError(
-            f"layout='tensor' splits no weight of this model: none has one of the patterns {patterns} in its path, and "
-            "as many dimensions as the rule has axes"
+            f"strategy='tensor' splits no weight of this model: none has one of the patterns {patterns} in its path, "
+            "and as many dimensions as the rule has axes"
         )
 
     def check_dtypes(self, dtypes: Iterable[str]) -> None:
@@ -211,7 +212,7 @@ def plan_of(strategy: str | Plan, devices: int, topology: str = "") -> Plan:
     """Makes a plan for devices that are not there.
 
     Args:
-        strategy: a layout, or a plan.
+        strategy: a strategy, or a plan.
         devices: the number of devices that there would be.
         topology: the name that libtpu has for a slice of TPUs.
 
@@ -219,7 +220,7 @@ def plan_of(strategy: str | Plan, devices: int, topology: str = "") -> Plan:
         The plan; for "tensor" the devices all share each weight, and the rules are the model's.
 
     Raises:
-        ValueError: If the layout is unknown, or the plan is for another number of devices.
+        ValueError: If the strategy is unknown, or the plan is for another number of devices.
     """
     if isinstance(strategy, Plan):
         if strategy.size != devices:
@@ -227,8 +228,7 @@ def plan_of(strategy: str | Plan, devices: int, topology: str = "") -> Plan:
                 f"strategy has a mesh of {strategy.shape}, {strategy.size} devices, and there are {devices}"
             )
         return strategy
-    if strategy not in LAYOUTS:
-        raise ValueError(f"strategy={strategy!r} is not one of {', '.join(LAYOUTS)}, or a keras_mp.parallel.plan.Plan")
+    one_of("strategy", strategy, STRATEGIES)
     if strategy == "tensor":
         return Plan(strategy, (), (1, devices))
     return Plan(strategy, (), (devices,), hops=hops_of(topology if strategy == "fully_sharded" else ""))

@@ -82,7 +82,7 @@ def with_rules_of(plan: Plan, model: keras.Model) -> Plan:
     Raises:
         ValueError: no weight of the model would be split.
     """
-    if plan.layout != "tensor":
+    if plan.strategy != "tensor":
         return plan
     if plan.rules is None:
         layers = [model, *layers_by_path(model).values()]

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from keras_mp import backend
+from keras_mp.system.one_of import one_of
 
 MAX_SCALE = 2.0**126
 """The largest power of two whose reciprocal is a normal float32: a smaller reciprocal would be flushed to zero."""
@@ -131,7 +132,7 @@ def format_named(name: Any, formats: Mapping[str, Format] = FORMATS) -> Format:
     for known, format in formats.items():
         if name == format or (isinstance(name, str) and name.lower() == known.lower()):
             return format
-    raise ValueError(f"format={name!r} must be one of {', '.join(map(repr, formats))}")
+    return formats[one_of("format", name, formats)]
 
 
 def current_scale(amax: float, format: Format) -> float:

@@ -10,6 +10,7 @@ import keras
 from keras_mp import backend
 from keras_mp.precision.chips import Chip, identify_chip
 from keras_mp.system.host import cpu_flags
+from keras_mp.system.one_of import one_of
 
 DTYPES = ("float32", "float16", "bfloat16", "fp8")
 MXFP8 = "mxfp8"
@@ -119,9 +120,7 @@ def support(dtype: str, device: Device | None = None) -> Support:
     Raises:
         ValueError: If the dtype is none of these.
     """
-    known = (*DTYPES, MXFP8)
-    if dtype not in known:
-        raise ValueError(f"dtype={dtype!r} is not one of {', '.join(known)}.")
+    one_of("dtype", dtype, (*DTYPES, MXFP8))
     device = device or current_device()
     if dtype == MXFP8:
         return _mxfp8(device)

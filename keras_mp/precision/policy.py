@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import keras
 
 from keras_mp.precision.hardware import Device, Support, current_device, support
 from keras_mp.system.host import unseen_accelerators
+from keras_mp.system.one_of import one_of
 
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "fp8")
 POLICIES = ("auto", *PRECISIONS)
@@ -125,6 +125,17 @@ def set_global_policy(name: str = "auto") -> PolicyChoice:
     Warns:
         UserWarning: If this hardware does not support the policy, the message says which one to use; if the machine has
             the driver of a GPU that the backend does not see, what to install.
+
+    Example:
+        >>> import keras, keras_mp
+        >>> choice = keras_mp.set_global_policy("mixed_bfloat16")
+        >>> keras.layers.Dense(4).compute_dtype
+        'bfloat16'
+        >>> with keras_mp.set_global_policy("float32"):
+        ...     keras.layers.Dense(4).compute_dtype
+        'float32'
+        >>> keras.mixed_precision.dtype_policy().name
+        'mixed_bfloat16'
     """
     _check(name)
     device = current_device()
@@ -166,9 +177,7 @@ def _check(name: str) -> None:
             "name='float16' would keep the weights in float16 too, whose smallest step is 6e-8: small updates would be "
             f"lost or mostly noise. Use 'mixed_float16', or 'bfloat16'. {known}"
         )
-    nearest = difflib.get_close_matches(str(name), policies, n=1)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    raise ValueError(f"name={name!r} is not a known policy.{hint} {known}")
+    one_of("name", name, policies)
 
 
 def pays(policy: str, device: Device | None = None) -> Support:

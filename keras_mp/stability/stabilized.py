@@ -67,6 +67,15 @@ def stabilize(model: keras.Model) -> keras.Model:
 
     Warns:
         UserWarning: If something could not be made float32; the message names it, and says what to do.
+
+    Example:
+        >>> import keras, keras_mp
+        >>> choice = keras_mp.set_global_policy("mixed_bfloat16")
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), keras.layers.LayerNormalization()])
+        >>> [layer.compute_dtype for layer in keras_mp.stabilize(model).layers]
+        ['bfloat16', 'float32']
+        >>> [layer.compute_dtype for layer in keras_mp.revert(model).layers]
+        ['bfloat16', 'bfloat16']
     """
     check_built(model)
     sensitive = find(model, output_layers(model))
@@ -93,9 +102,9 @@ class _Before:
     """What a layer was before it computed in float32.
 
     Attributes:
-        policy: its dtype policy.
-        autocast: whether it cast its inputs.
-        wide: the paths of its weights that were float32, once it was built.
+        policy: the dtype policy of the layer.
+        autocast: whether the layer cast its inputs.
+        wide: the paths of the weights that were float32, once the layer was built.
     """
 
     policy: Any

@@ -74,6 +74,17 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         CheckpointError: If, in `fit`, the save is of another model or optimizer.
         CheckpointError: If, in `fit`, none of the saves can be read.
         OSError: If, in `fit`, there is no room for the saves.
+
+    Example:
+        >>> import keras, keras_mp, numpy as np, tempfile
+        >>> x, y, folder = np.ones((32, 4)), np.ones((32, 1)), tempfile.mkdtemp()
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> model.compile("adam", "mse")
+        >>> for epochs in (1, 3):  # the second call goes on where the first ended
+        ...     batches = keras_mp.training.ShuffledBatches(x, y, batch_size=8, seed=0)
+        ...     checkpoint = keras_mp.TrainingCheckpoint(folder, batches, every=2)
+        ...     history = model.fit(batches, epochs=epochs, shuffle=False, verbose=0, callbacks=[checkpoint])
+        resumed from ...
     """
 
     supports_multiprocess = True

@@ -144,6 +144,16 @@ def report(
     Raises:
         ValueError: If the model is not built, or the target is no chip with such products; also, with a target, if the
             model does not say how many rows a layer's inputs have.
+
+    Example:
+        >>> import keras, keras_mp
+        >>> choice = keras_mp.set_global_policy("mixed_bfloat16")
+        >>> layers = keras.layers.Dense(8, "gelu"), keras.layers.Dense(4, "softmax")
+        >>> model = keras.Sequential([keras.Input((8,)), *layers])
+        >>> [(part.change, part.layer.split("_")[0], part.done) for part in keras_mp.report(model).parts]
+        [('stabilize', 'dense', False), ('convert', 'dense', False), ('convert', 'dense', False), ('make_lean', ...)]
+        >>> print(keras_mp.report(model))
+        sequential...: 0 of 1 layers that need float32 compute in it; ...
     """
     check_built(model)
     scalings = get_scalings(scaling)

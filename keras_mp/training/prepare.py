@@ -36,6 +36,7 @@ def prepare(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer | str,
     loss: Any = None,
+    *,
     metrics: Sequence[Any] | Mapping[str, Any] | None = None,
     fp8: bool | str | Scaling | Scalings | Mapping[str, Any] = False,
     verbose: bool = False,
@@ -99,6 +100,15 @@ def prepare(
 
     Warns:
         UserWarning: as `stabilize` and `convert`.
+
+    Example:
+        >>> import keras, keras_mp, numpy as np
+        >>> choice = keras_mp.set_global_policy("mixed_float16")
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(4, "softmax")])
+        >>> model = keras_mp.prepare(model, "adam", "sparse_categorical_crossentropy")
+        >>> type(model.optimizer).__name__, model.layers[-1].compute_dtype
+        ('LossScaleOptimizer', 'float32')
+        >>> history = model.fit(np.ones((32, 8)), np.zeros(32), verbose=0)
     """
     convert_arguments = _convert_arguments(fp8)
     optimizer = keras.optimizers.get(optimizer)
@@ -113,7 +123,7 @@ def prepare(
     if wrapped and release_gradients and not optimizer.loss_scale.release_gradients:
         raise ValueError(
             f"release_gradients=True and optimizer={optimizer.name!r}, a LossScaleOptimizer with "
-            f"loss_scale={optimizer.loss_scale!r}: give it NoLossScale(release_gradients=True)"
+            f"loss_scale={optimizer.loss_scale!r}: give it LossScale.none(release_gradients=True)"
         )
     metrics = list(metrics) if isinstance(metrics, tuple) else metrics
     arguments = _arguments(model, {"optimizer": optimizer, "loss": loss, "metrics": metrics, **compile_arguments})

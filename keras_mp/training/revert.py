@@ -34,6 +34,14 @@ def revert(model: keras.Model, *changes: str) -> keras.Model:
 
     Raises:
         ValueError: If the model is not built, or a name is none of the three.
+
+    Example:
+        >>> import keras, keras_mp
+        >>> choice = keras_mp.set_global_policy("mixed_bfloat16")
+        >>> model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(32), keras.layers.Dense(4, "softmax")])
+        >>> model = keras_mp.convert(keras_mp.stabilize(model), select=lambda path, layer: True)
+        >>> print(keras_mp.report(keras_mp.revert(model, "convert")))
+        sequential...: 1 of 1 layers that need float32 compute in it; 0 of 2 products...
     """
     check_built(model)
     for name in changes:

@@ -18,6 +18,7 @@ from keras_mp.system.quiet_import import import_keras
 from keras_mp.training.training_recipe import WHAT, TrainingRecipe, nearest
 
 FOLDER = Path("recipes")
+PROGRAM = "keras-mp train"
 WHERE = "keras-mp's own are in the folder recipes/ of its repository, and are run from a clone of it"
 
 
@@ -165,13 +166,12 @@ def _unknown(given: str, folder: Path) -> str:
 # Runs a training recipe with the command line it is given.
 
 
-def run_recipe(arguments: Sequence[str], program: str = "keras-mp train", folder: Path | None = None) -> int:
+def run_recipe(arguments: Sequence[str], folder: Path | None = None) -> int:
     """Trains as a command line says.
 
     Args:
         arguments: the name of the training recipe, then its options: `["digits", "--epochs", "3"]`; none, or `--help`,
             lists them all.
-        program: the words that the user typed before the arguments, for the help.
         folder: the folder in which bare names are looked up; by default `recipes` in the current folder.
 
     Returns:
@@ -181,12 +181,12 @@ def run_recipe(arguments: Sequence[str], program: str = "keras-mp train", folder
     # absl writes pages about folders before the first line of ours.
     logging.getLogger("absl").setLevel(logging.ERROR)
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_help(program, folder))
+        print(_help(folder))
         return 0
     try:
         import_keras()
         recipe = find_recipe(arguments[0], folder)
-        config = recipe.config(arguments[1:], f"{program} {arguments[0]}")
+        config = recipe.config(arguments[1:], f"{PROGRAM} {arguments[0]}")
         with _together(config, recipe):
             return 130 if recipe.train(config) else 0
     except KeyboardInterrupt:
@@ -199,9 +199,9 @@ def run_recipe(arguments: Sequence[str], program: str = "keras-mp train", folder
         return 1
 
 
-def _help(program: str, folder: Path | None) -> str:
+def _help(folder: Path | None) -> str:
     recipes = recipes_in(folder)
-    lines = [f"usage: {program} TRAINING_RECIPE [--help] [--option value ...]", "", "training recipes:"]
+    lines = [f"usage: {PROGRAM} TRAINING_RECIPE [--help] [--option value ...]", "", "training recipes:"]
     lines += [f"  {name:<20} {text}" for name, text in recipes.items()]
     if not recipes:
         lines.append(f"  none in {str(Path('recipes').absolute())!r}: {WHERE}")

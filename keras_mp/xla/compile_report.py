@@ -52,7 +52,7 @@ class CompileReport(PicturedReport):
         versions: the versions of the packages that compiled.
         seconds: the seconds that the compiler took, now or when the result that was kept was made.
         log: the file with what the compiler printed.
-        layout: the way in which several devices share the step: "data", "fully_sharded" or "tensor"; "" on one.
+        strategy: the way in which several devices share the step: "data", "fully_sharded" or "tensor"; "" on one.
         devices: the number of devices that share the step. `memory`, and with the first two layouts `matmuls`, are
             those of one of them.
         collectives: the arrays that devices send to each other.
@@ -90,7 +90,7 @@ class CompileReport(PicturedReport):
     versions: dict[str, str]
     seconds: float
     log: str
-    layout: str = ""
+    strategy: str = ""
     devices: int = 1
     collectives: tuple[Collective, ...] = ()
     compared: Mapping[str, CompileReport] = dataclasses.field(default_factory=dict)

@@ -75,7 +75,7 @@ def tables(report: CompileReport) -> dict[str, list[RenderableType]]:
 
 def place(report: CompileReport) -> str:
     """The chip, or how many devices of it and how they share the step."""
-    return f"{report.devices} devices of {report.title}, {report.layout}" if report.layout else report.title
+    return f"{report.devices} devices of {report.title}, {report.strategy}" if report.strategy else report.title
 
 
 def headline(report: CompileReport) -> str:
@@ -163,7 +163,7 @@ def _answered_time(report: CompileReport) -> str:
 def _why_no_time(report: CompileReport) -> str:
     if report.refused:
         return f"the compiler refuses the step ({report.refused})"
-    if report.layout == "tensor":
+    if report.strategy == "tensor":
         return "the compiler divides the products over the devices"
     return "the rates of this machine are not known"
 
@@ -322,7 +322,7 @@ def precision(report: CompileReport) -> ColumnTable:
 
 def _memory(report: CompileReport) -> ColumnTable:
     names = ("what", "size")
-    table = ColumnTable("Memory of one device" if report.layout else "Memory", names, names, ("size",))
+    table = ColumnTable("Memory of one device" if report.strategy else "Memory", names, names, ("size",))
     for what, size in memory_rows(report):
         table.add_row(what, byte_size(size))
     return table

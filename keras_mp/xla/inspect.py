@@ -47,8 +47,9 @@ def inspect(
             can be looked at.
         batch: a batch as `fit` takes it, (x, y) or (x, y, sample_weight); for inference x. Its parts are arrays, or
             anything with a shape and a dtype, such as `keras.KerasTensor`.
-        target: a chip, such as "h100", "RTX 4090" or "v5e" (`keras-mp targets` lists them), or "host"; with `strategy`
-            several: "h100x8" for 2, 4 or 8 GPUs of one host, "v5e-8" for a slice of 4, 8, 16, 32, 64, 128 or 256 TPUs.
+        target: a chip, such as "h100", "RTX 4090" or "v5e" (`keras-mp doctor --chips` lists them), or "host"; with
+            `strategy` several: "h100x8" for 2, 4 or 8 GPUs of one host, "v5e-8" for a slice of 4, 8, 16, 32, 64, 128 or
+            256 TPUs.
         training: whether a whole training step is compiled, with loss, backward pass and optimizer; otherwise
             inference.
         compare: other precisions to compile the same step in: "float32", "mixed_float16", "mixed_bfloat16", "fp8".
@@ -68,6 +69,16 @@ def inspect(
             on TPUs.
         ImportError: If the target's compiler is not installed; the message is the command that installs it.
         keras_mp.xla.compile.CompileError: If the compiler fails; the message says at what.
+
+    Example:
+        >>> import keras, keras_mp
+        >>> choice = keras_mp.set_global_policy("mixed_bfloat16")
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        >>> model.compile("adam", "mse")
+        >>> batch = keras.KerasTensor((16, 8), "float32"), keras.KerasTensor((16, 4), "float32")
+        >>> report = keras_mp.inspect(model, batch)  # for this machine; or "h100", "v5e", which need not be attached
+        >>> report.matmuls[0].asked
+        ('bfloat16', 'bfloat16')
     """
     chip = find_target(target)
     plan = _plan(chip, strategy)
@@ -186,7 +197,7 @@ def report_on(step: CompiledStep, precision: str, *, training: bool = True, plan
         versions=dict(step.versions),
         seconds=step.seconds,
         log=step.log,
-        layout=plan.layout if plan else "",
+        strategy=plan.strategy if plan else "",
         devices=devices,
         collectives=tuple(sent),
         link_time=link_time(sent, chip) if chip else None,

@@ -1,17 +1,15 @@
 """What can be set in every training recipe, with the checks."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import keras_mp
-from keras_mp.fp8.scaling import PRESETS
-from keras_mp.loss_scaling.state_slot import check_state_dtype
-from keras_mp.precision.policy import POLICIES
 
 # What a resumed run may be asked for differently: it changes nothing, or TrainingCheckpoint says what it changes.
 MAY_DIFFER = frozenset(
     "policy eval_policy state_dtype fp8 name output resume force checkpoint_every tensorboard export data_dir download "
-    "layout devices hosts host_index prompt generate temperature".split()
+    "strategy devices hosts host_index prompt generate temperature".split()
 )
 
 
@@ -35,18 +33,16 @@ class TrainingConfig:
     checkpoint_every: Annotated[int, "steps between checkpoints; 0 for one at the end of each epoch"] = 0
     tensorboard: Annotated[bool, "write logs for TensorBoard into the folder of the run"] = False
     export: Annotated[bool, "write and verify a float32 SavedModel"] = True
-    layout: Annotated[str | None, "over several devices: data, fully_sharded or tensor"] = None
-    devices: Annotated[int | None, "how many devices of this machine; by default all, where a layout is given"] = None
+    strategy: Annotated[str | None, "over several devices: data, fully_sharded or tensor"] = None
+    devices: Annotated[int | None, "how many devices of this machine; by default all, where a strategy is given"] = None
     hosts: Annotated[str | None, "host0:port,host1:port: train together; TF_CONFIG and SLURM are read, too"] = None
     host_index: Annotated[int | None, "which of the hosts this is, from 0, where its name does not tell"] = None
 
     def __post_init__(self) -> None:
         above_zero(self, "epochs", "batch_size", "accumulate", "learning_rate")
         at_least_zero(self, "seed", "weight_decay", "checkpoint_every")
-        check_state_dtype(self.state_dtype)
-        known = [policy for policy in POLICIES if policy != "auto"]
-        if self.eval_policy not in (None, *known):
-            raise ValueError(f"eval_policy must be one of {', '.join(known)}, got {self.eval_policy!r}")
+        one_of(self, "state_dtype", ("float32", "bfloat16", "float8"))
+        one_of(self, "eval_policy", (None, "float32", "mixed_float16", "mixed_bfloat16", "fp8"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +50,7 @@ class TransformerConfig(TrainingConfig):
     """What can be set in every training recipe of a transformer, too."""
 
     policy: Annotated[str, "auto, float32, mixed_bfloat16, mixed_float16 or fp8"] = "auto"
-    fp8: Annotated[str, f"for the policy fp8: {', '.join(PRESETS)}"] = "current"
+    fp8: Annotated[str, f"for the policy fp8: {', '.join(keras_mp.fp8.Scalings.names())}"] = "current"
     remat: Annotated[bool, "recompute each block in the backward pass: less memory, more time"] = False
     dropout: Annotated[float, "share dropped while training"] = 0.0
 
@@ -63,6 +59,13 @@ class TransformerConfig(TrainingConfig):
         keras_mp.fp8.Scalings.named(self.fp8)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+
+
+def one_of(config: Any, field: str, known: Sequence[Any]) -> None:
+    """Raises a ValueError that names the field if its value is none of those that are known."""
+    if getattr(config, field) not in known:
+        listed = ", ".join(str(value) for value in known if value is not None)
+        raise ValueError(f"{field} must be one of {listed}, got {getattr(config, field)!r}")
 
 
 def above_zero(config: Any, *fields: str) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from keras_mp.system.atomic_write import atomic_write
+from keras_mp.training import atomic_write
 from recipes.common.metric import written
 from recipes.common.require import require
 

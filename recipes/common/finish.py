@@ -1,6 +1,8 @@
 """The end of every training recipe: save the model, export it in float32, write the summary and show it."""
 
+import contextlib
 import dataclasses
+import importlib.metadata
 import json
 import platform
 from pathlib import Path
@@ -12,15 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 import keras_mp
-from keras_mp.export.verification import ExportError
+from keras_mp.errors import ExportError
 from keras_mp.parallel import workers
-from keras_mp.precision.policy import PolicyChoice
-from keras_mp.system.atomic_write import atomic_write
-from keras_mp.system.packages import install_command, installed
+from keras_mp.training import PolicyChoice, atomic_write
 from recipes.common.config import TrainingConfig
 from recipes.common.curves import draw_curves
 from recipes.common.fit import Training
 from recipes.common.metric import written
+from recipes.common.require import install_command
 
 PACKAGES = ("keras-mp", "keras", "tensorflow", "jax", "numpy", "tensorflow-datasets", "scikit-learn")
 
@@ -123,7 +124,10 @@ def finish(
 def versions() -> dict[str, str]:
     """The versions that a result depends on: Python, the machine, the backend, and each package that is installed."""
     here = {"python": platform.python_version(), "machine": platform.machine(), "backend": keras.backend.backend()}
-    return {**here, **installed(PACKAGES)}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            here[package] = importlib.metadata.version(package)
+    return here
 
 
 def summary_table(result: TrainingResult, config: TrainingConfig) -> Table:

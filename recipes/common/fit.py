@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 import keras
 
 import keras_mp
-from keras_mp.conversion.other_precision import in_precision
+from keras_mp.export import in_precision
 from keras_mp.parallel import workers
-from keras_mp.system.packages import install_command
-from keras_mp.training.batches import Batches
-from keras_mp.training.fit_loop import fit as fit_model
+from keras_mp.training import Batches
+from keras_mp.training import fit as fit_model
 from recipes.common.config import MAY_DIFFER, TrainingConfig
 from recipes.common.history import HistoryFile
 from recipes.common.interrupt import StopOnInterrupt
 from recipes.common.progress import ProgressBar
+from recipes.common.require import install_command
 from recipes.common.step_timer import StepTimer
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from keras_mp.precision.policy import PolicyChoice
+from keras_mp.training import PolicyChoice
 
 
 def every_product(choice: PolicyChoice, scaling: str) -> dict[str, Any] | bool:

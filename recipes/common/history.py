@@ -6,7 +6,7 @@ from pathlib import Path
 
 import keras
 
-from keras_mp.system.atomic_write import atomic_write
+from keras_mp.training import atomic_write
 
 
 class HistoryFile(keras.callbacks.Callback):

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from keras_mp.parallel import workers
-from keras_mp.training.batches import Batches
+from keras_mp.training import Batches
 from recipes.common.step_timer import StepTimer
 
 # Numbers that are counts or powers of two, whatever their type.

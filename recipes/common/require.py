@@ -2,9 +2,10 @@
 
 import importlib
 import importlib.util
+from pathlib import Path
 from types import ModuleType
 
-from keras_mp.system.packages import install_command
+CLONE = "." if Path.cwd() == Path(__file__).parents[2] else Path(__file__).parents[2]
 
 
 class MissingPackageError(ImportError):
@@ -30,6 +31,11 @@ def require(module: str, extra: str) -> ModuleType:
         raise MissingPackageError(
             f"{module} needs the package {error.name}, which is not installed. Run: {install_command(_all_of(extra))}"
         ) from error
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra of keras-mp, in a clone, where the recipes are."""
+    return f'pip install -e "{CLONE}[{extra}]"'
 
 
 def _all_of(extra: str) -> str:

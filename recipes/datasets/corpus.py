@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_mp.system.atomic_write import atomic_write
-from keras_mp.training.batches import ShuffledBatches
+from keras_mp.training import ShuffledBatches, atomic_write
 from recipes.common.require import require
 from recipes.datasets import lm1b, text
 from recipes.datasets.tokens import encode, learn, token_file

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp.training.batches import Batches, shuffled
+from keras_mp.training import Batches
 from recipes.common.require import require
 from recipes.datasets.prepared import Source, prepared, reads_with_tf_data, tfds
 from recipes.datasets.streamed import StreamedBatches, in_order_of, keys
@@ -166,12 +166,15 @@ class RandomCrops(Batches):
         super().__init__(len(records), batch_size, seed)
         self.records, self.size = records, size
         self._threads = ThreadPoolExecutor(DECODING_THREADS)
-        self._order = (0, shuffled(self.examples, seed, 0))
+        self._order = (0, self._shuffled(0))
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng((self.seed, epoch)).permutation(self.examples)
 
     def batch(self, epoch: int, step: int) -> tuple[np.ndarray, np.ndarray]:
         drawn, order = self._order
         if drawn != epoch:
-            order = shuffled(self.examples, self.seed, epoch)
+            order = self._shuffled(epoch)
             self._order = (epoch, order)
         places = range(step * self.batch_size, (step + 1) * self.batch_size)
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_mp.system.packages import install_command
-from recipes.common.require import MissingPackageError, require
+from recipes.common.require import MissingPackageError, install_command, require
 
 tfds: Any = require("tensorflow_datasets", extra="data")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_mp.training.batches import Batches
+from keras_mp.training import Batches
 
 
 class StreamedBatches(Batches):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_mp.system.atomic_write import atomic_write
+from keras_mp.training import atomic_write
 from recipes.common.require import require
 
 # The one token that is no text: it ends a document, or fills a sequence up.

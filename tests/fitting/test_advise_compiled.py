@@ -71,7 +71,7 @@ def test_each_kind_of_chip_and_inspect_agrees():
 
 
 def test_other_precisions_are_beside_it():
-    report = keras_mp.advise(build, batch(16), ["h100"], compare=("float32", "mixed_bfloat16"), progress=False)
+    report = keras_mp.advise(build, batch(16), ["h100"], compare=("float32", "mixed_bfloat16"), verbose=False)
     (row,) = report.rows
     assert report.compiles == 2 and row.compiles == 1
     compared = row.report.compared

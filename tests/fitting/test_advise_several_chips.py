@@ -20,7 +20,7 @@ def build():
 
 def test_each_kind_of_target_and_inspect_agrees():
     batch = keras.KerasTensor((64, 64)), keras.KerasTensor((64, 8))
-    report = keras_mp.advise(build, batch, ["rtx4090x4", "v5e-8"], progress=False)
+    report = keras_mp.advise(build, batch, ["rtx4090x4", "v5e-8"], verbose=False)
     assert report.compiles == 2 and [row.devices for row in report.rows] == [4, 8]
     for row in report.rows:
         assert row.fits and row.measures.strategy == "data", row.reason

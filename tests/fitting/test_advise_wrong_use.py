@@ -16,12 +16,12 @@ def compiled(loss="mse", **arguments):
     return model
 
 
-def advise(build=compiled, batch=BATCH, targets=("h100",)):
-    return keras_mp.advise(build, batch, targets, progress=False)
+def advise(build=compiled, batch=BATCH, target=("h100",)):
+    return keras_mp.advise(build, batch, target, verbose=False)
 
 
 def test_a_model_without_a_loss():
-    with pytest.raises(ValueError, match="model 'small'.*[Nn]o loss.*compile"):
+    with pytest.raises(keras_mp.errors.CompileError, match="model 'small'.*[Nn]o loss.*compile"):
         advise(lambda: compiled(None))
 
 
@@ -55,6 +55,6 @@ def test_batches_that_are_none():
 
 def test_chips_that_are_not():
     with pytest.raises(ValueError, match="rtx4091.* is not a known chip. Did you mean 'rtx4090'"):
-        advise(targets=["rtx4091"])
+        advise(target=["rtx4091"])
     with pytest.raises(ValueError, match="8 rows, which the 16 devices of 'v5e-16' do not divide"):
-        advise(targets=["v5e-16"])
+        advise(target=["v5e-16"])

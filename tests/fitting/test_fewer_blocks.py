@@ -161,7 +161,7 @@ def test_the_figures_of_a_deep_model_are_near_to_those_of_all_its_blocks(monkeyp
     def build_ten(blocks=10):
         return build(blocks)
 
-    row = keras_mp.advise(build_ten, TOKENS, ["h100"], progress=False)["h100"]
+    row = keras_mp.advise(build_ten, TOKENS, ["h100"], verbose=False)["h100"]
     assert row.fits and row.report.extrapolated == "4 and 8 of 10 blocks"
     place = find_place("h100")
     step = step_module.Step(Source(build_ten), TOKENS, place.platform)

@@ -109,7 +109,7 @@ def compiled(monkeypatch, tmp_path):
 
 def test_a_second_call_compiles_nothing(compiled):
     models = build(), build(), build(epsilon=1e-5)
-    reports = [keras_mp.advise(model, BATCH, ["h100"], progress=False) for model in models]
+    reports = [keras_mp.advise(model, BATCH, ["h100"], verbose=False) for model in models]
     assert compiled == ["h100", "h100"]
     assert [(report.compiles, report.kept) for report in reports] == [(1, 0), (1, 1), (1, 0)]
 
@@ -118,7 +118,7 @@ def test_what_inspect_compiled_is_not_compiled_again(compiled):
     with keras_mp.set_global_policy("mixed_bfloat16"):
         model = build()
     there = keras_mp.inspect(model, BATCH, "h100")
-    report = keras_mp.advise(model, BATCH, ["h100"], progress=False)
+    report = keras_mp.advise(model, BATCH, ["h100"], verbose=False)
     assert compiled == ["h100"] and (report.compiles, report.kept) == (1, 1)
     assert report["h100"].report.to_dict() == there.to_dict()
 
@@ -129,7 +129,7 @@ import test_kept_figures as shared
 import keras_mp
 from keras_mp.rebuild import layers_by_path
 model = shared.build()
-report = keras_mp.advise(model, shared.BATCH, ["h100"], progress=False)
+report = keras_mp.advise(model, shared.BATCH, ["h100"], verbose=False)
 layers = {buffer.layer for buffer in report["h100"].memory.largest} - {"unattributed"}
 print(json.dumps([keras_mp.__file__, report.compiles, report.kept, layers <= {*layers_by_path(model), model.name}]))
 """
@@ -146,7 +146,7 @@ def test_an_edit_of_the_kit_compiles_nothing_again(tmp_path, monkeypatch):
     environment = os.environ | {"KERAS_MP_CACHE": str(tmp_path / "cache"), "PYTHONPATH": paths}
     monkeypatch.setenv("KERAS_MP_CACHE", str(tmp_path / "cache"))
     build()  # automatic names go on from here, and begin again in the new process
-    first = keras_mp.advise(build(), BATCH, ["h100"], progress=False)
+    first = keras_mp.advise(build(), BATCH, ["h100"], verbose=False)
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -47,7 +47,7 @@ def test_the_lines_for_several_devices(part):
 def test_the_lines_of_a_chip_that_is_too_small_for_the_plain_step(monkeypatch):
     """A chip in whose memory the plain step does not fit: what advise finds does, and its lines make it so."""
     x, y = data()
-    plain = keras_mp.advise(build, (x, y), ["rtx4090"], progress=False)["rtx4090"]
+    plain = keras_mp.advise(build, (x, y), ["rtx4090"], verbose=False)["rtx4090"]
     state = state_of(plain.memory)
     room = state + int(0.6 * (plain.memory.peak - state))
 
@@ -56,7 +56,7 @@ def test_the_lines_of_a_chip_that_is_too_small_for_the_plain_step(monkeypatch):
         return Place(place.name, dataclasses.replace(place.chip, memory_bytes=room), place.chips)
 
     monkeypatch.setattr(advising, "find_place", smaller)
-    report = keras_mp.advise(build, (x, y), ["rtx4090"], progress=False)
+    report = keras_mp.advise(build, (x, y), ["rtx4090"], verbose=False)
     row = report["rtx4090"]
     assert row.fits and row.measures != plain.measures and row.memory.peak <= room
     assert all(line in str(report) for line in row.code)
@@ -69,7 +69,7 @@ def test_the_lines_of_a_chip_that_is_too_small_for_float32_states(monkeypatch):
     room = Step(Source(build), (x, y), place.platform).state(place, Measures(place.policy)).peak - 1
     tiny = Place(place.name, dataclasses.replace(place.chip, memory_bytes=room))
     monkeypatch.setattr(advising, "find_place", lambda name, strategy: tiny)
-    report = keras_mp.advise(build, (x, y), ["rtx4090"], progress=False)
+    report = keras_mp.advise(build, (x, y), ["rtx4090"], verbose=False)
     row = report["rtx4090"]
     assert row.fits and row.measures == Measures(place.policy, ("float8 states",)) and row.compiles == 1
     assert (
@@ -88,5 +88,5 @@ def test_a_chip_that_is_too_small_for_all_measures(monkeypatch):
     state = step.state(place, least).peak
     tiny = Place(place.name, dataclasses.replace(place.chip, memory_bytes=state + 1024))
     monkeypatch.setattr(advising, "find_place", lambda name, strategy: tiny)
-    row = keras_mp.advise(build, (x, y), ["rtx4090"], progress=False)["rtx4090"]
+    row = keras_mp.advise(build, (x, y), ["rtx4090"], verbose=False)["rtx4090"]
     assert row.fits is False and row.missing > 0 and not row.code and "Memory goes to" in row.reason

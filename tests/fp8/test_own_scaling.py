@@ -47,7 +47,7 @@ def test_a_function_is_given_the_amaxes_of_the_updates_before():
     y = compiled(lambda x, w, h: fp8.matmul(x, w, own, history=h))(*tensors(x, w, history))
     reference.assert_close(y, reference.product("ab,bc->ac", quantized(x, "E4M3", 100), quantized(w, "E4M3")))
     # Its magnitudes of this update come first, as of delayed scales.
-    layer = fp8.Float8Dense(8, use_bias=False, scaling=own)
+    layer = keras_mp.layers.Float8Dense(8, use_bias=False, scaling=own)
     layer.build((None, 16))
     model = keras.Sequential([keras.Input((16,)), layer])
     model.compile("sgd", "mse", run_eagerly=keras.backend.backend() == "tensorflow")

@@ -137,7 +137,7 @@ def test_it_is_saved_and_undone(tmp_path):
     lean.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     x = np.random.default_rng().normal(size=(BATCH, 4, ROWS)).astype("float32")
-    for model, expected in ((loaded, True), (keras_mp.lean.lean_model.undo_lean(lean), False)):
+    for model, expected in ((loaded, True), (keras_mp.revert(lean, "make_lean"), False)):
         (row,) = lean_rows(model)
         assert row.lean == expected
         for training in (False, True):

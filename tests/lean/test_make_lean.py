@@ -96,7 +96,7 @@ def test_what_is_lean_is_listed_saved_and_undone(tmp_path):
     model = compiled(causal_models.build("GPT2CausalLM"))
     lean = keras_mp.lean.make_lean(twin(model))
     assert kinds(model) == set() and kinds(lean) == {"attention", "gelu", "head"}
-    assert "5 of 5 parts are lean" in str(keras_mp.lean.lean_model.lean_rows(lean))
+    assert "5 of 5 parts are lean" in str(keras_mp.report(lean))
     lean.save(tmp_path / "lean.keras")
     loaded = keras.saving.load_model(tmp_path / "lean.keras")
     assert keras_mp.lean.lean_model.lean_rows(loaded) == keras_mp.lean.lean_model.lean_rows(lean)
@@ -159,7 +159,7 @@ def test_a_model_whose_one_output_is_in_a_dict_keeps_the_dict():
     assert got.keys() == expected.keys()
     np.testing.assert_allclose(got["out"], expected["out"], rtol=1e-5, atol=1e-6)
     assert_same_step(changes(lean, tokens, {"out": tokens}), changes(plain, tokens, {"out": tokens}))
-    assert "in a dict" in str(keras_mp.lean.lean_model.lean_rows(lean))
+    assert "in a dict" in str(keras_mp.report(lean))
 
 
 def test_logits_of_a_call_without_a_loss_are_not_kept():

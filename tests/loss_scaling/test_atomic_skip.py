@@ -136,7 +136,7 @@ def test_an_optimizer_that_does_not_check_is_refused():
     keras_mp.loss_scaling.atomic_skip(model)
     model.compile("sgd", "mse", run_eagerly=True)
     for action in (lambda: keras_mp.loss_scaling.atomic_skip(model), lambda: model.train_on_batch(*batch())):
-        with pytest.raises(ValueError, match="SGD, does not say whether it skipped.*NoLossScale"):
+        with pytest.raises(ValueError, match="SGD, does not say whether it skipped.*LossScale.none"):
             action()
     with pytest.raises(ValueError, match="not compiled with an optimizer yet"):
         keras_mp.loss_scaling.atomic_skip(keras.Sequential([layers.Dense(1)]))

@@ -126,7 +126,7 @@ def test_wrong_use_has_errors_that_say_what_is_right():
     released = keras_mp.LossScale.none(release_gradients=True)
     with pytest.raises(ValueError, match="state_memory='disk' must be 'device' or 'host'"):
         keras_mp.LossScaleOptimizer(keras.optimizers.Adam(), released, state_memory="disk")
-    with pytest.raises(ValueError, match=r"NoLossScale\(release_gradients=True\)"):
+    with pytest.raises(ValueError, match=r"LossScale.none\(release_gradients=True\)"):
         keras_mp.LossScaleOptimizer(keras.optimizers.Adam(), keras_mp.LossScale.none(), state_memory="host")
     built = keras.optimizers.Adam()
     built.build([keras.Variable(np.ones((64, 64), "float32"))])

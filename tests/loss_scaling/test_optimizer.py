@@ -360,7 +360,7 @@ def test_wrapping_twice_is_refused():
     "arguments, error, message",
     [
         ({"inner_optimizer": "adam"}, TypeError, "inner_optimizer='adam' must be a Keras optimizer"),
-        ({"loss_scale": 8.0}, TypeError, "loss_scale=8.0 must be a LossScale"),
+        ({"loss_scale": 8.0}, TypeError, "loss_scale=8.0 must be LossScale"),
         (
             {"loss_scale": keras_mp.LossScale.none(), "initial_scale": 2.0},
             ValueError,

@@ -186,7 +186,7 @@ def test_wrong_use_has_errors_that_say_what_is_right():
     with pytest.raises(ValueError, match="computes in float16"):
         keras_mp.prepare(model, "adam", "mse", release_gradients=True)
     wrapped = keras_mp.LossScaleOptimizer(keras.optimizers.Adam(), keras_mp.LossScale.none())
-    with pytest.raises(ValueError, match=r"give it NoLossScale\(release_gradients=True\)"):
+    with pytest.raises(ValueError, match=r"give it LossScale.none\(release_gradients=True\)"):
         keras_mp.prepare(keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)]), wrapped, "mse",
                          release_gradients=True)  # fmt: skip
 

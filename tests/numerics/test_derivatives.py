@@ -110,7 +110,7 @@ KINDS = {
 # What has no second derivatives, and says so; what makes the gradients of others; what the step of a sharded model has.
 ELSEWHERE = {
     "fp8/layers.py": "test_eight_bits_name_the_layer_and_the_way_out",
-    "fp8/matmul.py": "test_eight_bits_name_the_layer_and_the_way_out",
+    "fp8/scaled_product.py": "test_eight_bits_name_the_layer_and_the_way_out",
     "lean/lean_layers.py": "test_int4_layers",
     "stability/quantized_product.py": "test_logits_of_quantized_inputs",
     "backend/tensorflow/islands/programs.py": "test_models",
@@ -255,7 +255,7 @@ def test_models(name, how, policy, mode):
 )
 def test_eight_bits_name_the_layer_and_the_way_out(recipe, order):
     arrays = [zoo.normal(4, 32), zoo.normal(32, 16)]
-    named = r"the layer 'one/dense' .* keras_mp\.fp8\.revert\(model\)"
+    named = r"the layer 'one/dense' .* keras_mp\.revert\(model, 'convert'\)"
 
     def multiply(x, kernel):
         return ops.sin(ops.cast(fp8.matmul(ops.cast(x, "bfloat16"), kernel, recipe, path="one/dense"), "float32"))

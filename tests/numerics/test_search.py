@@ -163,9 +163,9 @@ def test_a_layer_whose_code_cannot_mix_precisions_is_searched_as_one():
 
 def test_bad_input_is_named():
     model, (x, y) = healthy()
-    with pytest.raises(ValueError, match="candidates="):
+    with pytest.raises(ValueError, match="precisions="):
         search_policy(model, (x, y), ("float8",))
-    with pytest.raises(ValueError, match="candidates="):
+    with pytest.raises(ValueError, match="precisions="):
         search_policy(model, (x, y), "float32")
     with pytest.raises(ValueError, match="names one twice"):
         search_policy(model, (x, y), ("float32", "float32"))

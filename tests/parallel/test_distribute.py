@@ -57,18 +57,21 @@ def test_tensor_rules_hold_for_a_weight_and_its_slots():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"layout": "sharded"}, "layout='sharded' is not one of data, fully_sharded, tensor"),
-        ({"reduce_dtype": "float16"}, "reduce_dtype='float16' is not one of float32, bfloat16"),
+        (
+            {"strategy": "sharded"},
+            "strategy='sharded' must be one of .*Did you mean 'fully_sharded'",
+        ),
+        ({"reduce_dtype": "float16"}, "reduce_dtype='float16' must be one of 'float32', 'bfloat16'"),
         ({"devices": 9}, "devices=9 must be from 1 to 8"),
         ({"devices": ["cpu:0", "cpu:9"]}, "must be different names among cpu:0"),
-        ({"mesh": (2, 4)}, "mesh=.2, 4. is for layout='tensor'"),
-        ({"gather_dtype": "bfloat16"}, "gather_dtype='bfloat16' is not one of compute, float8"),
-        ({"gather_dtype": "float8"}, "gather_dtype='float8' is for layout='fully_sharded'; 'data' leaves"),
+        ({"mesh": (2, 4)}, "mesh=.2, 4. is for strategy='tensor'"),
+        ({"gather_dtype": "bfloat16"}, "gather_dtype='bfloat16' must be one of 'compute', 'float8'"),
+        ({"gather_dtype": "float8"}, "gather_dtype='float8' is for strategy='fully_sharded'; 'data' leaves"),
     ],
 )
 def test_bad_input(arguments, message):
     with pytest.raises(ValueError, match=message):
-        make_plan(**({"layout": "data", "available": EIGHT} | arguments))
+        make_plan(**({"strategy": "data", "available": EIGHT} | arguments))
 
 
 @only_jax
@@ -82,7 +85,7 @@ def test_a_mesh_that_does_not_match_the_devices():
 @pytest.mark.skipif(not TENSORFLOW, reason="JAX has all layouts")
 @pytest.mark.parametrize("layout", ["fully_sharded", "tensor"])
 def test_tensorflow_says_what_it_cannot_do(layout):
-    with pytest.raises(ValueError, match=f"layout='{layout}' needs JAX .*whole copy of the model on each device"):
+    with pytest.raises(ValueError, match=f"strategy='{layout}' needs JAX .*whole copy of the model on each device"):
         with keras_mp.parallel.distribute(layout):
             pass
 
@@ -97,7 +100,7 @@ def test_float16_on_a_tpu():
 def test_a_plan_for_devices_that_are_not_there():
     assert plan_of("tensor", 16).shape == (1, 16)
     assert plan_of("data", 16).shape == (16,)
-    with pytest.raises(ValueError, match="strategy='fsdp' is not one of"):
+    with pytest.raises(ValueError, match="strategy='fsdp' must be one of"):
         plan_of("fsdp", 16)
     with pytest.raises(ValueError, match="8 devices, and there are 16"):
         plan_of(Plan("data", (), (8,)), 16)

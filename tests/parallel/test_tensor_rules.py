@@ -82,7 +82,7 @@ def test_a_model_with_rules_is_saved_and_loaded_without_them(tmp_path):
 
 
 def test_a_model_without_rules_is_told_what_to_give():
-    with pytest.raises(ValueError, match="layout='tensor' splits no weight of this model, because no rule says which"):
+    with pytest.raises(ValueError, match="strategy='tensor' splits no weight of this model, because no rule says"):
         split(resnet_cifar(8, 10, (8, 8, 3), 4))
     model = BUILDS["vit"]()
     with pytest.raises(ValueError, match="none has one of the patterns 'hidden' in its path"):

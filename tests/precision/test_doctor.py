@@ -73,7 +73,7 @@ def test_the_page_of_this_environment_fits_80_columns():
     assert f"{keras.backend.backend()} " in text and "(the backend)" in text
     choice = keras_mp.precision.policy.choose_policy()
     assert f"policy {choice.policy} jit_compile {choice.jit_compile} because {choice.reason}" in text
-    for dtype in keras_mp.hardware.DTYPES:
+    for dtype in keras_mp.precision.hardware.DTYPES:
         policy = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}.get(dtype, dtype)
         assert f"{dtype} {'yes' if keras_mp.precision.policy.pays(policy).ok else 'no'} " in text
 

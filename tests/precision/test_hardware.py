@@ -125,7 +125,7 @@ def test_rocm_may_append_features_to_the_target():
 
 def test_unknown_dtype():
     for dtype in ("float8", "mixed_bfloat16", ""):
-        with pytest.raises(ValueError, match=f"dtype='{dtype}' is not one of float32, float16, bfloat16, fp8"):
+        with pytest.raises(ValueError, match=f"dtype='{dtype}' must be one of 'float32', 'float16', 'bfloat16', 'fp8'"):
             support(dtype, H100)
 
 

@@ -148,8 +148,8 @@ def test_fp8_is_mixed_bfloat16_with_layers_to_convert(on):
     [
         ("mixed_bfloat", "Did you mean 'mixed_bfloat16'"),
         ("float16", "would keep the weights in float16.*Use 'mixed_float16', or 'bfloat16'"),
-        ("fastest", "is not a known policy. Known"),
-        (None, "name=None is not a known policy"),
+        ("fastest", "must be one of 'auto'"),
+        (None, "name=None must be one of"),
     ],
 )
 def test_unknown_name(name, said):
@@ -157,7 +157,7 @@ def test_unknown_name(name, said):
     for call in (set_global_policy, lambda name: set_global_policy(name).__enter__()):
         with pytest.raises(ValueError, match=said) as error:
             call(name)
-        assert "Known: auto, float32, mixed_float16, mixed_bfloat16" in str(error.value)
+        assert "mixed_bfloat16" in str(error.value)
         assert keras.mixed_precision.dtype_policy() is before
 
 

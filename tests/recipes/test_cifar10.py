@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from mocked_data import mocked
 
+from keras_mp.training.run_recipe import run_recipe as main
 from recipes import cifar10 as recipe
-from recipes.run import main
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 QUICK = dataclasses.replace(recipe.cifar10(), download=True, epochs=2, width=4, depth=8, batch_size=8)

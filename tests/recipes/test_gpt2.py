@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from mocked_data import mocked
 
+from keras_mp.training.run_recipe import run_recipe as main
 from models.transformer import Size
 from recipes import gpt2 as recipe
 from recipes.datasets import corpus, lm1b
-from recipes.run import main
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers, which learns the vocabulary, is not installed")
 QUICK = dataclasses.replace(

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from mocked_data import mocked
 
+from keras_mp.training.run_recipe import run_recipe as main
 from models.transformer import Size
 from recipes import imagenet as recipe
-from recipes.run import main
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 QUICK = dataclasses.replace(recipe.imagenet(), download=True, epochs=1, batch_size=4, image_size=32, resnet_width=4)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from mocked_data import mocked
 
+from keras_mp.training.run_recipe import run_recipe as main
 from models.transformer import Size
 from recipes import imdb as recipe
 from recipes.datasets import imdb as dataset
-from recipes.run import main
 
 pytest.importorskip("tokenizers", reason="tokenizers, which learns the vocabulary, is not installed")
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from keras_mp.training.batches import ShuffledBatches
-from recipes.run import main
+from keras_mp.training.run_recipe import run_recipe as main
 
 QUICK = (
     "--epochs 3 --batch-size 8 --sequence-length 16 --layers 1 --width 32 --dropout 0.2 --generate 3 --no-export "

@@ -1,21 +1,25 @@
+from pathlib import Path
+
 import pytest
 
-from keras_mp.training.run_recipe import recipes_in
-from recipes import digits, run
+from keras_mp.training.run_recipe import recipes_in, run_recipe
+from recipes import digits
+
+FOLDER = Path(digits.__file__).parent
 
 
 def test_training_recipes_are_the_files_with_a_function_of_their_own_name():
-    found = recipes_in(run.FOLDER)
+    found = recipes_in(FOLDER)
     assert found["digits"].startswith("Handwritten digits")
-    assert not {"run", "parity", "__init__", "__main__"} & set(found)
+    assert "__init__" not in found
 
 
 def test_a_name_is_found_from_any_folder_and_imported_once(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     trained = []
     monkeypatch.setattr(digits, "train", trained.append)
-    assert run.main(["digits", "--epochs", "3"]) == 0
-    assert run.main([str(run.FOLDER / "digits.py"), "--epochs", "4"]) == 0
+    assert run_recipe(["digits", "--epochs", "3"], FOLDER) == 0
+    assert run_recipe([str(FOLDER / "digits.py"), "--epochs", "4"]) == 0
     assert [config.epochs for config in trained] == [3, 4]
 
 
@@ -23,7 +27,7 @@ def test_a_name_is_found_from_any_folder_and_imported_once(monkeypatch, tmp_path
     "arguments, message",
     [
         (["digit"], "unknown training recipe 'digit': did you mean digits"),
-        (["run"], "run.py is no training recipe: it defines no function run and no function train"),
+        (["__init__"], "__init__.py is no training recipe: it defines no function train"),
         (["no/such/file.py"], "there is no training recipe 'no/such/file.py': no such file"),
         (["digits", "--epoch", "3"], "unknown option --epoch: did you mean --epochs"),
         (["digits", "--epochs", "0"], "epochs must be above 0, got 0"),
@@ -32,11 +36,11 @@ def test_a_name_is_found_from_any_folder_and_imported_once(monkeypatch, tmp_path
 )
 def test_a_mistake_is_one_line(arguments, message, capsys, monkeypatch):
     monkeypatch.delenv("KERAS_MP_TRACEBACK", raising=False)
-    assert run.main(arguments) == 1
+    assert run_recipe(arguments) == 1
     error = capsys.readouterr().err
     assert message in error and len(error.splitlines()) == 1
 
 
 def test_help_lists_the_training_recipes(capsys):
-    assert run.main([]) == run.main(["--help"]) == 0
+    assert run_recipe([]) == run_recipe(["--help"]) == 0
     assert "digits" in capsys.readouterr().out

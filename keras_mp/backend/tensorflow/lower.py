@@ -39,11 +39,12 @@ def lower(
         The lowered step.
 
     Raises:
-        CompileError: If TensorFlow cannot trace the step for XLA, or there is a plan.
+        CompileError: If TensorFlow cannot trace the step for XLA.
+        ValueError: If there is a plan.
     """
     if plan is not None:
-        raise CompileError(
-            f"strategy={plan.layout!r} needs JAX (KERAS_BACKEND=jax): on TensorFlow a step on several devices is not "
+        raise ValueError(
+            f"strategy={plan.strategy!r} needs JAX (KERAS_BACKEND=jax): on TensorFlow a step on several devices is not "
             "one program that XLA could compile"
         )
     # Not tf.nest, which takes a KerasTensor for a structure of its own.

@@ -1,8 +1,8 @@
 """Trains a training recipe in several precisions and several seeds, and compares what they reach.
 
-    python -m recipes.parity digits --seeds 3 --out docs/digits-parity.md
-    python -m recipes.parity language_model --precisions float32,mixed_bfloat16 --out docs/language-model-parity.md
-    python -m recipes.parity language_model --precisions mixed_bfloat16,fp8,fp8:delayed --curves fp8-curves.svg
+    python benchmarks/recipe_parity.py digits --seeds 3 --out docs/digits-parity.md
+    python benchmarks/recipe_parity.py language_model --precisions float32,mixed_bfloat16 --seeds 3
+    python benchmarks/recipe_parity.py language_model --precisions mixed_bfloat16,fp8,fp8:delayed --curves fp8.svg
 
 Options after these go to the training recipe: `--epochs 5`. Each training is a process of its own, so that none
 inherits the policy, the compiled functions or the random state of the one before.
@@ -19,6 +19,9 @@ import tempfile
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
 
 from keras_mp.fp8.scaling import PRESETS
 from keras_mp.precision.policy import PRECISIONS
@@ -43,8 +46,8 @@ def run(recipe: str, precision: str, seed: int, options: Sequence[str]) -> dict:
         policy, _, scaling = precision.partition(":")
         ours = ["--policy", policy, "--seed", str(seed), "--output", folder, "--name", "run", "--no-export"]
         ours += ["--fp8", scaling] if scaling else []
-        command = [sys.executable, "-m", "recipes", recipe, *options, *ours]
-        process = subprocess.run(command, capture_output=True, text=True)
+        command = [sys.executable, "-m", "keras_mp.cli", "train", recipe, *options, *ours]
+        process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
         if process.returncode:
             raise RuntimeError(f"{shlex.join(command)} failed: {(process.stderr or process.stdout)[-2000:]}")
         with (Path(folder) / "run" / "history.csv").open(newline="") as file:
@@ -91,7 +94,9 @@ def curves(histories: dict[str, list[list[float]]]) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs all trainings, prints the table, and writes it with the command that reproduces it."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.parity", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks/recipe_parity.py", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("recipe", help="name or path of a training recipe")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, counted from 0 (default: 3)")
     parser.add_argument("--out", type=Path, help="Markdown file to write")
@@ -121,7 +126,7 @@ def main(arguments: Sequence[str]) -> int:
         write_text(difference_picture(histories, reference, x_title="epoch", y_title=title), known.curves)
     if known.out:
         versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
-        command = shlex.join(["python", "-m", "recipes.parity", *arguments])
+        command = shlex.join(["python", "benchmarks/recipe_parity.py", *arguments])
         text = (
             f"# {known.recipe}: {metric} by precision\n\n"
             f"The training recipe `{known.recipe}`, trained once with each seed in each precision.\n\n"

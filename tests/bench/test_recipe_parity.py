@@ -2,7 +2,7 @@ import importlib.util
 
 import pytest
 
-from recipes import parity
+from benchmarks import recipe_parity as parity
 
 
 def test_the_table_has_the_means_and_their_largest_difference():
@@ -29,7 +29,7 @@ def test_every_precision_and_seed_runs_and_the_report_says_how_to_repeat_it(tmp_
     options = ["--seeds", "2", "--out", str(out), "--curves", str(picture), "--epochs", "5"]
     assert parity.main(["digits", *options]) == 0
     assert runs == [("digits", p, s, ["--epochs", "5"]) for s in range(2) for p in parity.COMPARED]
-    assert "keras 3.15.1" in out.read_text() and "recipes.parity digits --seeds 2" in out.read_text()
+    assert "keras 3.15.1" in out.read_text() and "benchmarks/recipe_parity.py digits --seeds 2" in out.read_text()
     assert "| 2 | 1.5000 | 1.5000 | 1.5000 |" in out.read_text()
     assert "loss on the test data less float32" in picture.read_text()
     assert "90.00%" in capsys.readouterr().out
