@@ -50,13 +50,13 @@ lint: .venv/test
 	$(BIN)/lint-imports
 
 sweep: .venv/test  ## export_float32 on every architecture of keras.applications and on KerasHub backbones.
-	$(BIN)/python tests/sweep.py --markdown docs/export-sweep.md
+	$(BIN)/python tests/sweep.py --markdown docs/tables/export-sweep.md
 
 tasks: .venv/test  ## Every task of KerasHub through the kit; rows that are there already are kept.
-	$(BIN)/python tests/task_sweep.py --markdown docs/kerashub-tasks.md
+	$(BIN)/python tests/task_sweep.py --markdown docs/tables/kerashub-tasks.md
 
 parity: .venv/train  ## The digits recipe in three precisions, three seeds each.
-	$(BIN)/python benchmarks/recipe_parity.py digits --seeds 3 --out docs/digits-parity.md
+	$(BIN)/python -m recipes.parity digits --seeds 3 --out docs/tables/digits-parity.md
 
 test-oldest: .venv-oldest/test  ## The same tests on the oldest Keras, TensorFlow and JAX supported.
 	KERAS_BACKEND=tensorflow .venv-oldest/bin/python -m pytest $(XDIST) --ignore tests/long

@@ -1,6 +1,6 @@
 """What `advise` says of four models, how many compiles it took, and how long: the first time, and the second.
 
-    python benchmarks/advise_models.py --markdown docs/advise-models.md
+    python benchmarks/advise_models.py --markdown docs/tables/advise-models.md
     python benchmarks/advise_models.py --only resnet50
 
 Each model is asked about in a process of its own, twice. The first time holds only where nothing is kept yet: with
@@ -137,7 +137,7 @@ NOTE = """# What `advise` says of four models
 
 Which chip holds a training step, and under which measures; how many steps were compiled for it, and how long the whole
 took on a machine of 2 cores, the first time and the second.
-`KERAS_MP_CACHE=$(mktemp -d) python benchmarks/advise_models.py --markdown docs/advise-models.md`, {made}.
+`KERAS_MP_CACHE=$(mktemp -d) python benchmarks/advise_models.py --markdown docs/tables/advise-models.md`, {made}.
 
 """
 

@@ -1,6 +1,6 @@
 """Compiles a training step for every NVIDIA GPU of the table of chips: does each product stay in its precision?
 
-    python benchmarks/chips_table.py --markdown docs/chips-table.md
+    python benchmarks/chips_table.py --markdown docs/tables/chips-table.md
 
 The digits network of recipes/digits.py, on 64 images, and a GPT of 2 blocks of width 128, on 4 sequences of 32 tokens,
 each with its loss, backward pass and AdamW. A cell counts the products that are asked for in the dtype of the
@@ -49,7 +49,7 @@ A training step of the digits network (`recipes/digits.py`, 64 images; convoluti
 blocks of width 128, 4 sequences of 32 tokens), with AdamW, compiled for GPUs that are not attached. "29 of 29" means
 that 29 products are asked for in the precision's dtype and all 29 run in it in the compiled program. A cell is empty
 where the GPU has no hardware for the precision. In float32, GPUs from Ampere on run the products as TensorFloat-32.
-`python benchmarks/chips_table.py --markdown docs/chips-table.md`, {made}.
+`python benchmarks/chips_table.py --markdown docs/tables/chips-table.md`, {made}.
 
 """
 

@@ -21,13 +21,13 @@ least need that was found. Nothing was run. A base that does not train is float3
 - **s**: decided by shapes, nothing was compiled: weights, optimizer and batch alone are larger than the memory, with
   the optimizer's states in 8 bits, too. The figure is without temporary arrays.
 - **c**: compiled with all blocks. **e**: extrapolated from compiles with 4 and with 8 blocks, in which the others were
-  passed over; a cell that is asked again is extrapolated from models that have 4 and 8 ([how](will-it-fit.md)).
+  passed over; a cell that is asked again is extrapolated from models that have 4 and 8 ([how](../will-it-fit.md)).
   **=**: compiled for another chip of the same architecture.
 - **!**, not bold: more than nine tenths of a GPU's memory, of which the runtime takes a part. Compiled (c!): expect
   that it does not fit, and take the next measure. Extrapolated (e!): not decided, because there the compiler saves
   memory (below).
 
-`python benchmarks/fits_table.py --in-full --markdown docs/fits-table.md`, {made}.
+`python benchmarks/fits_table.py --in-full --markdown docs/tables/fits-table.md`, {made}.
 A cell is asked once and kept, so the cells are of several days in November 2026; to ask one again, take it out of
 benchmarks/fits_table.json. {count}
 
@@ -43,11 +43,11 @@ FOOTER = """
 - For TPUs the compiler is ended when it has assigned memory, before it generates code. So where a step takes at most
   85% of a TPU, the figure is without the program itself, a few hundred MiB.
 - int4 makes the base an eighth as large as in float32. Without lean layers a step keeps each dequantized kernel from
-  the forward pass to the backward pass ([LoRA](lora.md)): so int4 needs more than LoRA in some cells without "lean".
+  the forward pass to the backward pass ([LoRA](../lora.md)): so int4 needs more than LoRA in some cells without "lean".
   Activations and logits stay as they are, and so does the batch.
 - The memory is that of training. To quantize, Keras first needs the backbone in float32 on the host: four bytes a
   parameter. Quantize once on a machine that has them, `save_to_preset`, and load that preset where you train.
-- [Will it fit?](will-it-fit.md) says what a verdict rests on, and where not to trust it.
+- [Will it fit?](../will-it-fit.md) says what a verdict rests on, and where not to trust it.
 
 ## The lines
 

@@ -1,6 +1,6 @@
 """Which backbones of KerasHub train on which chips: in full, with LoRA, and with LoRA on a base in int4.
 
-    python benchmarks/fits_table.py --markdown docs/fits-table.md      # all of it: hours on 2 cores
+    python benchmarks/fits_table.py --markdown docs/tables/fits-table.md      # all of it: hours on 2 cores
     python benchmarks/fits_table.py --only "GPT-2 XL" --forms int4 --chips t4 v5e
     python benchmarks/fits_table.py --in-full                          # three cells, compiled with all blocks as well
 

@@ -1,6 +1,6 @@
 """What the compilers make of ResNet-50 and GPT-2 124M, for four chips, two precisions and both backends.
 
-    python benchmarks/inspect_models.py --markdown docs/inspect-models.md
+    python benchmarks/inspect_models.py --markdown docs/tables/inspect-models.md
 
 Each backend, model and precision is lowered in a process of its own. The seconds are of the whole report; the
 compiler's part is kept with its result (in keras_mp.xla.compile.cache_folder()), and so stays what it was.
@@ -125,7 +125,7 @@ Seconds are for the whole report, including lowering, on 2 cores.
 
 {chr(10).join(lines)}
 
-{date.today()}. To reproduce: `python benchmarks/inspect_models.py --markdown docs/inspect-models.md`
+{date.today()}. To reproduce: `python benchmarks/inspect_models.py --markdown docs/tables/inspect-models.md`
 """
 
 

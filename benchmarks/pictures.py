@@ -2,8 +2,8 @@
 
 start: docs/start-*.svg, by running the Python of docs/index.md. gpt2: docs/gpt2-h100.svg, GPT-2 124M on 8 x 1024
 tokens, compiled for an H100; minutes on 2 cores. audit: docs/numerics-audit.svg, of the training recipe language_model.
-From figures that are in docs already: peers: docs/results/peers-*.svg. fp8: docs/fp8-parity.svg, of the table in
-docs/fp8-parity.md.
+From figures that are in docs already: peers: docs/results/peers-*.svg. fp8: docs/tables/fp8-parity.svg, of the table
+in docs/tables/fp8-parity.md.
 """
 
 import os
@@ -76,7 +76,7 @@ def fp8():
     """Final bits per byte less mixed_bfloat16's of the same seed: a dot a seed, a line for the mean."""
     rows = re.findall(
         r"^\| (mixed_bfloat16|fp8:\w+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|",
-        (DOCS / "fp8-parity.md").read_text(),
+        (DOCS / "tables" / "fp8-parity.md").read_text(),
         re.M,
     )
     final = {name: [float(value) for value in values] for name, *values in rows}
@@ -102,7 +102,7 @@ def fp8():
             drawing.dot(across + 24 * (index - 1), down, COLOURS[0], f"seed {index}: {value:+.4f}")
         drawing.text(x, 290, name, anchor="middle")
     drawing.text(70, 318, "0 is mixed_bfloat16; grey: how far its own 3 seeds lie from their mean")
-    write_text(drawing.svg(), DOCS / "fp8-parity.svg")
+    write_text(drawing.svg(), DOCS / "tables" / "fp8-parity.svg")
 
 
 PICTURES = {picture.__name__: picture for picture in (start, gpt2, audit, peers, fp8)}

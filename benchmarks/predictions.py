@@ -2,7 +2,7 @@
 
     python benchmarks/predictions.py                       # the runs that are not in predictions.json
     python benchmarks/predictions.py --only gpt2 --again
-    python benchmarks/predictions.py --markdown docs/predictions.md
+    python benchmarks/predictions.py --markdown docs/tables/predictions.md
 
 benchmarks/published_runs.py says which runs are taken. Each is compiled in a process of its own, and its result is
 written to predictions.json as soon as it is known.

@@ -162,8 +162,8 @@ before v6e take the constants of v6e.
 
 {sources}
 
-`python benchmarks/predictions.py --markdown docs/predictions.md`, compiled {dates} with jax {jax}. One run is one
-entry of `benchmarks/predictions.json`.
+`python benchmarks/predictions.py --markdown docs/tables/predictions.md`, compiled {dates} with jax {jax}.
+One run is one entry of `benchmarks/predictions.json`.
 """
 
 # What depths.json compares, and how the page writes it.

@@ -1,7 +1,8 @@
 """Trains a training recipe in several precisions and several seeds, and compares what they reach.
 
-    python benchmarks/recipe_parity.py digits --seeds 3 --out docs/digits-parity.md
-    python benchmarks/recipe_parity.py language_model --precisions float32,mixed_bfloat16 --seeds 3
+    python benchmarks/recipe_parity.py digits --seeds 3 --out docs/tables/digits-parity.md
+    python benchmarks/recipe_parity.py language_model --precisions float32,mixed_bfloat16 \\
+        --out docs/tables/language-model-parity.md
     python benchmarks/recipe_parity.py language_model --precisions mixed_bfloat16,fp8,fp8:delayed --curves fp8.svg
 
 Options after these go to the training recipe: `--epochs 5`. Each training is a process of its own, so that none

@@ -1,5 +1,6 @@
-"""Writes tables into pages: `python benchmarks/results.py`. docs/results.md gets those of docs/results/*.json,
-docs/which-precision.md the chips of keras_mp.precision.chips, docs/fp8.md what keras_mp.fp8.cost predicts.
+"""Writes tables into pages: `python benchmarks/results.py`. docs/tables/results.md gets those of
+docs/results/*.json, docs/tables/chip-rates.md the chips of keras_mp.precision.chips,
+docs/tables/narrow-products.md what keras_mp.fp8.cost predicts.
 
 Each JSON file is one measurement: `title`, `command`, `date`, `machine`, `versions` (a package's name to its version),
 `columns` and `rows`, and `note` where something must be said about it.
@@ -126,7 +127,7 @@ def put_table(path: Path, script: str, lines: list[str]) -> None:
     )
 
 
-TABLES = {"results.md": measurements, "which-precision.md": chips, "fp8.md": gains}
+TABLES = {"tables/results.md": measurements, "tables/chip-rates.md": chips, "tables/narrow-products.md": gains}
 
 
 def page(name: str) -> str:

@@ -1,7 +1,7 @@
 """Which slice of TPUs holds which GPT, in float32 and mixed_bfloat16: compiled here, for chips that are not attached.
 
-    python benchmarks/scale_table.py --markdown docs/scale-table.md
-    python benchmarks/scale_table.py --only 124M --markdown docs/scale-table.md     # leaves the other rows as they are
+    python benchmarks/scale_table.py --markdown docs/tables/scale-table.md
+    python benchmarks/scale_table.py --only 124M --markdown docs/tables/scale-table.md  # leaves the other rows
     python benchmarks/scale_table.py --only "one block"     # all of a small model, on slices of 16 and of 256 chips
 
 Nothing is allocated and nothing runs. State is exact: the bytes of each variable and slot by the devices that share
@@ -141,8 +141,8 @@ because the compiler chooses them by the slice. On the wire is what one chip sen
 brackets is an estimate, at the rate of all of the chip's links. The share there is that of collectives beside which
 products run in the compiled order; rows made before 2026-11-23, and one of that day, have none. Temporary memory of
 rows made before 2026-11-25 has the gaps between arrays twice on TPUs. Whether a step fits was not tried.
-`python benchmarks/scale_table.py --markdown docs/scale-table.md`, on the day in the last column; the last rows made
-with {made}.
+`python benchmarks/scale_table.py --markdown docs/tables/scale-table.md`, on the day in the last column; the last rows
+made with {made}.
 
 """
 COLUMNS = (

@@ -1,6 +1,6 @@
 """Peak memory of each process while several load one KerasHub preset, fully sharded, with a CPU device each.
 
-    python benchmarks/sharded_loading.py --markdown docs/scale.md
+    python benchmarks/sharded_loading.py --markdown docs/tables/devices-table.md
     python benchmarks/sharded_loading.py --size 96MB --by keras
 
 A Gemma backbone with random weights is saved as a preset in a temporary folder, and loaded by

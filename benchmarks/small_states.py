@@ -1,6 +1,6 @@
 """Small optimizer states: which chip holds which GPT, and what AdamW's update costs. Compiled here, nothing attached.
 
-    python benchmarks/small_states.py --markdown docs/optimizer-states.md
+    python benchmarks/small_states.py --markdown docs/tables/states-table.md
     python benchmarks/small_states.py --only h100
     python benchmarks/small_states.py --update
 

@@ -3,7 +3,7 @@
     keras-mp train digits
 
 Hardware: 2 cores of a CPU. Time: half a minute on TensorFlow, under a minute on JAX, with the export.
-Expect, on the 355 test images, the mean of three seeds (docs/digits-parity.md): 98.9% in float32, 99.0% in
+Expect, on the 355 test images, the mean of three seeds (docs/tables/digits-parity.md): 98.9% in float32, 99.0% in
 mixed_bfloat16, 98.9% in mixed_float16; one image is 0.28%. On a CPU a mixed_float16 step takes two to five times as
 long.
 """

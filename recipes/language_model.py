@@ -7,7 +7,7 @@
 
 Hardware: 2 cores of a CPU. Time: 3 minutes on TensorFlow in either precision (six runs in 17 minutes).
 Expect, on the last tenth of the text, the mean of three seeds: 1.77 bits per byte in float32 (1.7795, 1.7673, 1.7626),
-1.78 in mixed_bfloat16 (1.7831, 1.7663, 1.7802); docs/language-model-parity.md.
+1.78 in mixed_bfloat16 (1.7831, 1.7663, 1.7802); docs/tables/language-model-parity.md.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """export_float32 and stabilize on every architecture of keras.applications and on KerasHub backbones.
 
-    python tests/sweep.py [--only NAME ...] [--markdown docs/export-sweep.md]
+    python tests/sweep.py [--only NAME ...] [--markdown docs/tables/export-sweep.md]
 
 Models are built under mixed_float16 without pretrained weights, at the smallest inputs they take. A row counts the
 low-precision places that Keras's own model.export() leaves beside what export_float32 leaves, and compares the

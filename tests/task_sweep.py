@@ -1,6 +1,6 @@
 """Every task of KerasHub through the kit: stabilize, fit, find_nonfinite, audit, export_float32, convert, save.
 
-    python tests/task_sweep.py [--only NAME ...] [--markdown docs/kerashub-tasks.md]
+    python tests/task_sweep.py [--only NAME ...] [--markdown docs/tables/kerashub-tasks.md]
 
 Tasks are built under mixed_float16 without pretrained weights, at tiny sizes. Where a step of the kit fails, plain
 Keras is run on a fresh task, and what it fails at is shown; a step that fails where plain Keras works is a fault. Each

@@ -28,7 +28,7 @@ from keras_mp.stability.sensitive import find, output_layers
 from keras_mp.stability.stabilized import STABILIZED
 from keras_mp.treatment.change import check_built
 
-_COLUMNS = ("layer", "change", "part", "done", "reason")
+_COLUMNS = ("layer", "change", "part", "done", "gain", "reason")
 _NAMED = 100  # characters of the names of layers in a sentence
 
 
@@ -77,16 +77,20 @@ class ModelReport(Report):
     def _answer(self) -> list[Sentence]:
         stable, products, lean = ([part for part in self.parts if part.change == name] for name in _DONE)
         verdict = [
-            f"{_count(stable)} of {len(stable)} layers that need float32 compute in it",
-            f"{_count(products)} of {len(products)} products are in {self.scaling}",
-            f"{_count(lean)} of {len(lean)} parts are lean",
+            f"{_count(parts)} of {len(parts)} {words}"
+            for parts, words in (
+                (stable, "layers that need float32 compute in it"),
+                (products, f"products are in {self.scaling}"),
+                (lean, "parts are lean"),
+            )
+            if parts
         ]
-        said = [Sentence(self.name, f"{'; '.join(verdict)}.")]
+        said = [Sentence(self.name, f"{'; '.join(verdict) or 'no layer that a change is for'}.")]
         lines = {"stabilize": remedies.STABILIZE, "convert": self.convert, "make_lean": remedies.LEAN}
         for name, parts in (("stabilize", stable), ("convert", products), ("make_lean", lean)):
             could = [part for part in parts if part.possible and not part.done]
             if could:
-                words = _COULD[name].format(count=len(could), scaling=self.scaling) + _gained(could)
+                words = _COULD[name].format(count=_counted(len(could), name), scaling=self.scaling) + _gained(could)
                 more = f" {self.prediction}" if name == "convert" else ""
                 said.append(Sentence("Change", f"{words}.{more}".rstrip(), (lines[name],)))
             never = [part for part in parts if not (part.done or part.possible)]
@@ -106,9 +110,9 @@ class ModelReport(Report):
 
 _DONE = {"stabilize": "In float32", "convert": "In few bits", "make_lean": "Lean"}
 _COULD = {
-    "stabilize": "{count} layers can compute in float32",
-    "convert": "{count} products can be in {scaling}",
-    "make_lean": "{count} parts can be lean",
+    "stabilize": "{count} can compute in float32",
+    "convert": "{count} can be in {scaling}",
+    "make_lean": "{count} can be lean",
 }
 
 
@@ -202,6 +206,11 @@ def _prediction(target: str | None, batch_size: int, scalings: Scalings) -> str:
     return f"On {target} a layer gains from {sizes}, by its compiler's estimates."
 
 
+def _counted(number: int, change: str) -> str:
+    word = {"stabilize": "layer", "convert": "product", "make_lean": "part"}[change]
+    return f"{number} {word}{'s' * (number != 1)}"
+
+
 def _count(parts: Iterable[Part]) -> int:
     return sum(part.done for part in parts)
 
@@ -231,5 +240,5 @@ def _grouped(parts: Iterable[Part]) -> list[tuple[str, str]]:
 
 
 def _cells(part: Part) -> tuple[str, ...]:
-    gain = f" (gain {part.gain:.2f})" if part.gain else ""
-    return part.layer, part.change, part.kind, "yes" if part.done else "no", f"{part.reason}{gain}"
+    gain, reason = (f"{part.gain:.2f}", part.reason.partition(": ")[0]) if part.gain else ("", part.reason)
+    return part.layer, part.change, part.kind, "yes" if part.done else "no", gain, reason

@@ -110,7 +110,7 @@ _BITS = {"float8": 8, "int8": 8, "float16": 16, "bfloat16": 16}
 
 @dataclass(frozen=True)
 class StepTime:
-    """A prediction of what a step takes, in seconds; `docs/predictions.md` compares such with published runs.
+    """A prediction of what a step takes, in seconds; `docs/tables/predictions.md` compares such with published runs.
 
     Args:
         products: kernels that contain a dot or a convolution.

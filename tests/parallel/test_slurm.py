@@ -1,4 +1,4 @@
-"""The script of docs/clusters.md on a machine without SLURM: a stand-in for srun sets a job step's variables."""
+"""The script of docs/processes.md on a machine without SLURM: a stand-in for srun sets a job step's variables."""
 
 import os
 import re
@@ -41,7 +41,7 @@ OPTIONS = (
 
 def script():
     """The sbatch script of the page."""
-    (text,) = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", (ROOT / "docs" / "clusters.md").read_text(), re.DOTALL)
+    (text,) = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", (ROOT / "docs" / "processes.md").read_text(), re.DOTALL)
     return text
 
 

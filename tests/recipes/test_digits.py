@@ -1,4 +1,4 @@
-"""The digits recipe from its config to the files it leaves; what a full run reaches is in docs/digits-parity.md."""
+"""The digits recipe from its config to its files; what a full run reaches is in docs/tables/digits-parity.md."""
 
 import csv
 import dataclasses

@@ -70,7 +70,7 @@ def test_no_constant_changes_when_a_scored_run_is_taken_out(tables, monkeypatch)
     monkeypatch.setattr(published_runs, "RUNS", {})
     monkeypatch.setattr(predictions, "KEPT", Path("not there"))
     assert fit_efficiency.fit(fit_efficiency.read()) == before
-    source = Path(fit_efficiency.__file__).read_text().replace("docs/predictions.md", "")
+    source = Path(fit_efficiency.__file__).read_text().replace("docs/tables/predictions.md", "")
     assert "predictions" not in source and "published_runs" not in source
 
 
@@ -97,7 +97,7 @@ def test_a_report_says_the_chips_own_spread_or_that_of_its_generation(chip, begi
 def test_the_page_is_made_from_the_results():
     from benchmarks.predictions_page import page
 
-    assert page(predictions.kept()) == (ROOT / "docs" / "predictions.md").read_text()
+    assert page(predictions.kept()) == (ROOT / "docs" / "tables" / "predictions.md").read_text()
 
 
 def test_an_error_is_as_large_for_half_of_the_time_as_for_twice_of_it():
