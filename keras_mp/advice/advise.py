@@ -101,7 +101,7 @@ def advise(
             divide the batch; if a precision or strategy is not known, or no target names several chips for it; or if
             the model is not built, or not compiled with an optimizer and a loss.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp
         >>> def build():
         ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])

@@ -85,7 +85,7 @@ def export_float32(
             result; if the results differ, or are NaN or infinite, and cannot be compared.
         RebuildError: If a layer cannot be rebuilt.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp, numpy as np, tempfile
         >>> choice = keras_mp.set_global_policy("mixed_bfloat16")
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])

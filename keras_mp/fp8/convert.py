@@ -210,7 +210,7 @@ def convert(
             "mixed_float16", whose loss scale grows; if blocks are asked for on a GPU without such products. The message
             names the layers.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp
         >>> choice = keras_mp.set_global_policy("mixed_bfloat16")
         >>> layers = [keras.layers.Dense(32, name=name) for name in ("first", "inner", "head")]

@@ -245,7 +245,7 @@ class Scalings:
         TypeError: If the value of a product is neither None nor two `Scaling`.
         ValueError: If the operands of a product do not go together, or if no product has any.
 
-    Example:
+    Examples:
         >>> import keras_mp
         >>> keras_mp.fp8.Scalings.named("delayed", history=1024)
         Scalings.named('delayed', history=1024)

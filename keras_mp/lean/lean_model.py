@@ -155,7 +155,7 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
     Warns:
         UserWarning: If the model has nothing that can become lean, or no blocks.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp
         >>> x = inputs = keras.Input((16, 32))
         >>> x = keras.layers.MultiHeadAttention(2, 16)(x, x, use_causal_mask=True)

@@ -57,7 +57,7 @@ def change_optimizer(
         TypeError: If the model has a compile() of its own that keeps not every argument: give its optimizer the
             settings there.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
         >>> model.compile("adam", "mse")

@@ -108,7 +108,7 @@ class LossScale(AnyLossScale):
     Raises:
         ValueError: If a setting is out of its range.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp
         >>> optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.Adam(), keras_mp.LossScale(initial_scale=2.0**12))
         >>> keras_mp.LossScale.static(1024.0)  # a constant scale
@@ -218,7 +218,7 @@ class NoLossScale(AnyLossScale):
     Raises:
         ValueError: If an argument is not True or False, or clip_by_last_norm comes without release_gradients.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp
         >>> keras_mp.LossScaleOptimizer(
         ...     keras.optimizers.AdamW(1e-4, clipnorm=1.0), keras_mp.LossScale.none(release_gradients=True)

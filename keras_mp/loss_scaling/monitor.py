@@ -43,7 +43,7 @@ class PrecisionMonitor(keras.callbacks.Callback):
         ValueError: If an argument is out of its range, or no optimizer of the model is a `LossScaleOptimizer`.
         FloatingPointError: During training, with on_limit="raise".
 
-    Example:
+    Examples:
         >>> import keras, keras_mp, numpy as np
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, dtype="mixed_float16")])
         >>> model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.Adam(), initial_scale=2.0**10), "mse")

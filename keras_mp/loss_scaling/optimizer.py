@@ -80,7 +80,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             if state_dtype is unknown, or inner_optimizer is built with slots in another; if state_memory is unknown,
             or the host's memory cannot be used, with the reason; if gradients are to be released and cannot be.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp, numpy as np
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, dtype="mixed_float16")])
         >>> optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.Adam(1e-3), initial_scale=2.0**12)

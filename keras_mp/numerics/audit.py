@@ -51,7 +51,7 @@ def audit(model: keras.Model, batches: Any, steps: int = 8, *, sample: int | Non
         ValueError: If the model is not built or has no loss, or if batches is empty, or does not fit the model or its
             loss.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp, numpy as np
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="dense")])
         >>> model.compile("adam", "mse")

@@ -125,7 +125,7 @@ def find_nonfinite(model: keras.Model, batch: Any, loss_scale: float | None = No
         ValueError: If the model is not built or has no loss; if the batch is empty or does not fit; if loss_scale is
             not a positive finite number.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp, numpy as np
         >>> inputs = keras.Input((4,))
         >>> model = keras.Model(inputs, keras.ops.log(keras.layers.Dense(2, kernel_initializer="zeros")(inputs)))

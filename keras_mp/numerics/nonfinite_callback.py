@@ -42,7 +42,7 @@ class NonFiniteFinder(keras.callbacks.Callback):
     Warns:
         UserWarning: If a value is not finite; the message says what was found.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp, numpy as np
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         >>> model.compile("sgd", "mse")

@@ -171,7 +171,7 @@ def compare_training(
         ValueError: If a precision is unknown, if there are no seeds, no steps or no data, or if models of one seed
             differ in weights.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp, numpy as np
         >>> def build():
         ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])

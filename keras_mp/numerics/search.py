@@ -76,7 +76,7 @@ def search_policy(
     Raises:
         TypeError, ValueError: As for `audit`; also if precisions or tolerance make no sense.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp, numpy as np
         >>> def build():
         ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])

@@ -126,7 +126,7 @@ def set_global_policy(name: str = "auto") -> PolicyChoice:
         UserWarning: If this hardware does not support the policy, the message says which one to use; if the machine has
             the driver of a GPU that the backend does not see, what to install.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp
         >>> choice = keras_mp.set_global_policy("mixed_bfloat16")
         >>> keras.layers.Dense(4).compute_dtype

@@ -68,7 +68,7 @@ def stabilize(model: keras.Model) -> keras.Model:
     Warns:
         UserWarning: If something could not be made float32; the message names it, and says what to do.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp
         >>> choice = keras_mp.set_global_policy("mixed_bfloat16")
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), keras.layers.LayerNormalization()])

@@ -75,7 +75,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         CheckpointError: If, in `fit`, none of the saves can be read.
         OSError: If, in `fit`, there is no room for the saves.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp, numpy as np, tempfile
         >>> x, y, folder = np.ones((32, 4)), np.ones((32, 1)), tempfile.mkdtemp()
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])

@@ -149,7 +149,7 @@ def report(
         ValueError: If the model is not built, or the target is no chip with such products; also, with a target, if the
             model does not say how many rows a layer's inputs have.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp
         >>> choice = keras_mp.set_global_policy("mixed_bfloat16")
         >>> layers = keras.layers.Dense(8, "gelu"), keras.layers.Dense(4, "softmax")

@@ -101,7 +101,7 @@ def prepare(
     Warns:
         UserWarning: as `stabilize` and `convert`.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp, numpy as np
         >>> choice = keras_mp.set_global_policy("mixed_float16")
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(4, "softmax")])

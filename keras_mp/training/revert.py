@@ -35,7 +35,7 @@ def revert(model: keras.Model, *changes: str) -> keras.Model:
     Raises:
         ValueError: If the model is not built, or a name is none of the three.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp
         >>> choice = keras_mp.set_global_policy("mixed_bfloat16")
         >>> model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(32), keras.layers.Dense(4, "softmax")])

@@ -70,7 +70,7 @@ def inspect(
         ImportError: If the target's compiler is not installed; the message is the command that installs it.
         keras_mp.xla.compile.CompileError: If the compiler fails; the message says at what.
 
-    Example:
+    Examples:
         >>> import keras, keras_mp
         >>> choice = keras_mp.set_global_policy("mixed_bfloat16")
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
