@@ -173,8 +173,8 @@ def convert(
 
     That includes layers inside others, such as the projections of MultiHeadAttention and GroupQueryAttention. The
     weights are the model's own, and their values stay. A compiled model stays compiled: the step that it has traced is
-    dropped, and where amaxes are kept its optimizer is a new one with the state of the old. The model is
-    saved and loaded as usual, wherever `keras_mp` is imported, and exported by `keras_mp.export_float32` as plain
+    dropped, and where amaxes are kept its optimizer is a new one with the state of the old. The model is saved and
+    loaded as usual, wherever `keras_mp` is imported after Keras, and exported by `keras_mp.export_float32` as plain
     layers. `revert` undoes it.
 
     Layers that compute in 8 bits already take the scaling that is given, where select chooses them, and a warning says

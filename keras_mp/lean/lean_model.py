@@ -137,8 +137,8 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
     kernel on the device that keeps no scores, such as flash attention, that is used.
 
     The weights are the model's own. A compiled model stays compiled, with its optimizer; the step that it has traced is
-    dropped. The model is saved and loaded as usual, wherever `keras_mp` is imported; files of weights fit it and the
-    plain model. `keras_mp.revert` undoes it.
+    dropped. The model is saved and loaded as usual, wherever `keras_mp` is imported after Keras; files of weights fit
+    it and the plain model. `keras_mp.revert` undoes it.
 
     Args:
         model: a built Keras model, before or after training, `stabilize`, `convert` or `enable_lora`.

@@ -55,7 +55,7 @@ def wrap_optimizer(
         the global one; `LossScaleOptimizer(optimizer, LossScale.none())`, which scales nothing, if none does and the
         optimizer by itself would make another step, or there are several replicas, or state_dtype is not "float32", or
         gradients are released, or a weight is stored in bfloat16, whose update it rounds stochastically; else the
-        optimizer itself.
+        optimizer itself, whose updates are then one jitted program where they run on a CPU outside one.
 
     Raises:
         TypeError: If optimizer is not a Keras optimizer.

@@ -49,8 +49,8 @@ def stabilize(model: keras.Model) -> keras.Model:
 
     The weights are the model's own, and their values stay. A compiled model stays compiled: the step that it has traced
     is dropped, and where weights became float32 its optimizer is a new one with the state of the old. Twice is as once.
-    The model is saved and loaded as usual, wherever `keras_mp` is imported. To have the old model beside it, build it
-    twice:
+    The model is saved and loaded as usual, wherever `keras_mp` is imported after Keras. To have the old model beside
+    it, build it twice:
 
         model, reference = build(), build()
         reference.set_weights(model.get_weights())
