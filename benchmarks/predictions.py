@@ -148,7 +148,9 @@ def compile_run(name: str) -> dict[str, Any]:
 
     run = RUNS[name]
     step = _steps()[run.step]
-    chip, chips = keras_mp.chips.parse_target(run.target)
+    from keras_mp.precision.chips import parse_target
+
+    chip, chips = parse_target(run.target)
     devices = chips * chip.devices
     shared = {"strategy": "fully_sharded", "chips": chips} if devices > 1 else {}
     with keras_mp.set_global_policy(run.policy):

@@ -25,6 +25,7 @@ import keras
 
 import keras_mp
 from benchmarks.by_blocks import inspect_by_blocks
+from keras_mp.precision.chips import parse_target
 from keras_mp.xla.lower import build_without_values
 from models.gpt import gpt
 from models.transformer import Size
@@ -48,7 +49,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4, help="sequences of 2048 tokens a GPU")
     parser.add_argument("--from-blocks", type=int, nargs=2, help="extrapolate from steps with so many blocks")
     arguments = parser.parse_args()
-    _, gpus = keras_mp.chips.parse_target(arguments.target)
+    _, gpus = parse_target(arguments.target)
     tokens = keras.KerasTensor((arguments.rows * gpus, LENGTH), "int32")
     with keras_mp.set_global_policy(arguments.precision):
         model = build_without_values(lambda: build(arguments.blocks))

@@ -38,6 +38,7 @@ from keras_mp import backend
 from keras_mp.backend.common.device import traced_for
 from keras_mp.backend.common.lowered import Lowered
 from keras_mp.parallel.plan import Plan
+from keras_mp.precision.chips import parse_target
 from keras_mp.system.packages import installed
 from keras_mp.xla.compile import compile_step
 from keras_mp.xla.targets import find_target
@@ -99,7 +100,7 @@ def model_of(cell: Cell, blocks: int) -> keras.Model:
 
 def row(cell: Cell) -> str:
     """Compiles the steps of a row."""
-    _, chips = keras_mp.chips.parse_target(cell.target)
+    _, chips = parse_target(cell.target)
     tokens = keras.KerasTensor((chips, 2048), "int32")
     plan = Plan("fully_sharded", (), (chips,), cell.reduce_dtype) if chips > 1 else None
 
