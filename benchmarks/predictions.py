@@ -144,20 +144,19 @@ def compile_run(name: str) -> dict[str, Any]:
     """Predicts a run: seconds by part, bytes, and how it was compiled."""
     import keras_mp
     from benchmarks.by_blocks import inspect_by_blocks
+    from keras_mp.precision.chips import parse_target
     from keras_mp.system.packages import installed
 
     run = RUNS[name]
     step = _steps()[run.step]
-    from keras_mp.precision.chips import parse_target
-
     chip, chips = parse_target(run.target)
     devices = chips * chip.devices
-    shared = {"strategy": "fully_sharded", "chips": chips} if devices > 1 else {}
+    shared = {"strategy": "fully_sharded"} if devices > 1 else {}
     with keras_mp.set_global_policy(run.policy):
         if step.blocks:
-            report = inspect_by_blocks(step.build, step.batch(devices), chip.name, blocks=step.blocks, **shared)
+            report = inspect_by_blocks(step.build, step.batch(devices), run.target, blocks=step.blocks, **shared)
         else:
-            report = keras_mp.inspect(step.build, step.batch(devices), chip.name, **shared)
+            report = keras_mp.inspect(step.build, step.batch(devices), run.target, **shared)
     time, bound = report.time, report.roofline
     if time is None or bound is None:
         raise RuntimeError(f"{name}: {report.refused or 'no time'}")
