@@ -84,7 +84,9 @@ def model_to_train(config: Config, choice: PolicyChoice, steps: int, augment: bo
         gradient_accumulation_steps=config.accumulate if config.accumulate > 1 else None,
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return keras_mp.prepare(build(config, augment), optimizer, loss, ["accuracy"], state_dtype=config.state_dtype)
+    return keras_mp.prepare(
+        build(config, augment), optimizer, loss, metrics=["accuracy"], state_dtype=config.state_dtype
+    )
 
 
 def step(config: Config) -> tuple[keras.Model, tuple]:

@@ -76,7 +76,9 @@ def model_to_train(config: Config, choice: PolicyChoice, steps: int) -> keras.Mo
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     fp8 = every_product(choice, config.fp8)
-    return keras_mp.prepare(build(config), optimizer, loss, ["accuracy"], fp8, state_dtype=config.state_dtype)
+    return keras_mp.prepare(
+        build(config), optimizer, loss, metrics=["accuracy"], fp8=fp8, state_dtype=config.state_dtype
+    )
 
 
 def step(config: Config) -> tuple[keras.Model, tuple]:

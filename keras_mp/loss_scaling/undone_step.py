@@ -82,11 +82,13 @@ def _results_or_nan(model: keras.Model, results: dict[str, Any]) -> dict[str, An
             stacklevel=2,
         )
     return {
-        name: ops.where(nothing, float("nan"), value)
-        if keras.backend.is_float_dtype(keras.backend.standardize_dtype(value.dtype))
-        else value
-        for name, value in results.items()
+        name: ops.where(nothing, float("nan"), value) if _is_float(value) else value for name, value in results.items()
     }
+
+
+def _is_float(value: Any) -> bool:
+    # A metric may return a number of Python's.
+    return keras.backend.is_float_dtype(keras.backend.standardize_dtype(backend.as_tensor(value).dtype))
 
 
 def _nothing_counted(model: keras.Model) -> Any:

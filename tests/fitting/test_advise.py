@@ -42,7 +42,7 @@ def test_bad_input():
         (["rtx4080ti"], "target='rtx4080ti' is not a known chip. Did you mean"),
         (["h1000"], "Did you mean 'h100'"),
         (["h100x3"], "8 rows, which the 3 devices of 'h100x3' do not divide: give a multiple of 3"),
-        ([], "targets names no chip"),
+        ([], "target names no chip"),
     ):
         with pytest.raises(ValueError) as error:
             keras_mp.advise(build, BATCH, targets)
@@ -153,9 +153,9 @@ def test_the_lines_of_several_devices():
 
 def test_the_command(tmp_path):
     build().save(tmp_path / "mine.keras")
-    done = command_line.run("advise", tmp_path / "mine.keras", "--targets", "v100,h1000")
+    done = command_line.run("advise", tmp_path / "mine.keras", "--target", "v100,h1000")
     assert done.returncode == 1 and "Did you mean 'h100'" in done.stderr and done.stderr.count("\n") == 1
     page = tmp_path / "advice.html"
-    done = command_line.run("advise", tmp_path / "mine.keras", "--targets", "v100", "--html", page)
+    done = command_line.run("advise", tmp_path / "mine.keras", "--target", "v100", "--html", page)
     assert (done.returncode, done.stderr) == (0, "")
     assert "not known" in done.stdout and "small" in page.read_text()

@@ -140,3 +140,19 @@ def test_an_optimizer_that_does_not_check_is_refused():
             action()
     with pytest.raises(ValueError, match="not compiled with an optimizer yet"):
         keras_mp.loss_scaling.atomic_skip(keras.Sequential([layers.Dense(1)]))
+
+
+@pytest.mark.jax
+def test_a_metric_may_return_a_number_of_pythons():
+    class Steps(keras.metrics.Metric):
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            pass
+
+        def result(self):
+            return 0.5
+
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+    model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0), "mse", metrics=[Steps()])
+    keras_mp.loss_scaling.atomic_skip(model)
+    history = model.fit(np.ones((4, 4)), np.ones((4, 1)), verbose=0).history
+    assert history["steps"] == [0.5] and np.isfinite(history["loss"][0])

@@ -159,7 +159,7 @@ def test_wrong_use():
     half = weight(np.ones(SHAPE), "float16")
     with pytest.raises(ValueError, match="'.*kernel' is stored in float16.*'mixed_float16'"):
         LossScaleOptimizer(keras.optimizers.SGD()).build([half])
-    with pytest.raises(ValueError, match="weight_rounding='up' must be 'stochastic' or 'nearest'"):
+    with pytest.raises(ValueError, match="weight_rounding='up' must be one of 'stochastic', 'nearest'"):
         LossScaleOptimizer(keras.optimizers.SGD(), weight_rounding="up")
     built = keras.optimizers.Adam()
     variable = weight(np.ones(SHAPE))

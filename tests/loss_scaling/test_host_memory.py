@@ -124,7 +124,7 @@ def test_inspect_counts_them_apart_and_says_how_long_they_take():
 
 def test_wrong_use_has_errors_that_say_what_is_right():
     released = keras_mp.LossScale.none(release_gradients=True)
-    with pytest.raises(ValueError, match="state_memory='disk' must be 'device' or 'host'"):
+    with pytest.raises(ValueError, match="state_memory='disk' must be one of 'device', 'host'"):
         keras_mp.LossScaleOptimizer(keras.optimizers.Adam(), released, state_memory="disk")
     with pytest.raises(ValueError, match=r"LossScale.none\(release_gradients=True\)"):
         keras_mp.LossScaleOptimizer(keras.optimizers.Adam(), keras_mp.LossScale.none(), state_memory="host")
