@@ -224,12 +224,12 @@ def resnet50() -> Any:
 
 FAMILIES = {
     "gpt2": Family(
-        "GPT-2 124M",
-        causal("GPT2", vocabulary_size=50257, num_layers=4, num_heads=12, hidden_dim=768, intermediate_dim=3072),
+        "GPT-2 124M, dropout 0.1",
+        causal("GPT2", vocabulary_size=50257, num_layers=12, num_heads=12, hidden_dim=768, intermediate_dim=3072),
         (8, 1024),
-        "4 of 12",
+        "12 of 12",
     ),
-    "gpt2-whole": Family(
+    "gpt2-no-dropout": Family(
         "GPT-2 124M, no dropout",
         causal(
             "GPT2", vocabulary_size=50257, num_layers=12, num_heads=12, hidden_dim=768, intermediate_dim=3072,

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp import backend
+from keras_mp.lean.dropped import kept, keys_of
 from keras_mp.stability.accumulate import MASKED_SCORE, product_float32
+from keras_mp.system.one_of import one_of
 from keras_mp.system.whole_number import whole_number
 
 # Rows of queries that are attended to at once: at least as many, so that matrix units are kept busy.
@@ -47,8 +49,8 @@ def attention(
         gradient of query = scale (gradient of S) . key
         gradient of key = scale (gradient of S)^T . query
 
-    Queries are taken in blocks; a causal block is multiplied with no key behind its last row. Kept for the backward
-    pass are the arguments and the output.
+    Queries are taken in blocks, one after the other; a causal block is multiplied with no key behind its last row. Kept
+    for the backward pass are the arguments and the output; dropout draws again.
 
     Args:
         query: floats, shape `(batch, rows, heads, features)`; rows may be unknown, and are then one block.
@@ -63,8 +65,8 @@ def attention(
         unseen: the result of a row that sees no key: "zero", or "mean", the mean of all values, as
             `keras.ops.dot_product_attention` has it. With "mean" and a mask, `causal` must be part of the mask.
         dropout: the share of the probabilities that is dropped.
-        seed: the seed of the dropout, as `keras.random.SeedGenerator.next` returns it; a block of rows draws from the
-            seed and its number, the first from the seed itself.
+        seed: the seed of the dropout, as `keras.random.SeedGenerator.next` returns it. Whether a probability is kept is
+            a hash of the seed and of its place, whatever the block; see `keras_mp.lean.dropped`.
 
     Returns:
         A tensor of the shape and dtype of query. Where unseen is "zero", so is the gradient of a row that sees no key.
@@ -79,6 +81,7 @@ def attention(
     query, key, value = map(backend.as_tensor, (query, key, value))
     mask = None if mask is None else keras.ops.cast(backend.as_tensor(mask), "bool")
     _check(query, key, value, mask, block)
+    one_of("unseen", unseen, ("zero", "mean"))
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     if not dropout:
         fused = backend.fused_attention(query, key, value, mask, causal=causal, scale=scale)
@@ -92,27 +95,26 @@ def attention(
     alone = len(blocks) == 1 and None not in (query.shape[1], key.shape[1])
     over_rows = backend.product_over_rows(_over_rows) if alone else _over_rows
     sizes = _Sizes(query.shape[2], key.shape[2], key.shape[1], scale, dtype, unseen == "mean", dropout, over_rows)
-    given = [mask is not None, bool(dropout)]
+    masks = [] if mask is None else [mask]
 
     # Mask and seed as arguments: JAX cannot recompute a function with a gradient that finds them around it.
     @backend.custom_gradient
     def attend(query: Any, key: Any, value: Any, *others: Any) -> Any:
-        remaining = iter(others)
-        mask, seed = (next(remaining) if there else None for there in given)
+        mask, seeds = (others[0] if masks else None), list(others[len(masks) :])
         scope = backend.gradient_scope()
         if mask is not None and len(blocks) > 1:
             mask = backend.computed_once(mask)
         operands = [_by_head(query, sizes.key_heads), _by_key_head(key), _by_key_head(value)]
-        output = _forward(operands, mask, seed, blocks, sizes)
+        output = _forward(operands, mask, seeds, blocks, sizes)
 
         def gradient(upstream: Any) -> Any:
             with scope():
-                gradients = _backward(operands, output, upstream, mask, seed, blocks, sizes)
+                gradients = _backward(operands, output, upstream, mask, seeds, blocks, sizes)
                 return (*gradients, *(None for _ in others))
 
         return output, gradient
 
-    return attend(query, key, value, *(other for other, there in zip((mask, seed), given, strict=True) if there))
+    return attend(query, key, value, *masks, *([seed] if dropout else []))
 
 
 class _Sizes(NamedTuple):
@@ -146,14 +148,12 @@ class _Rows(NamedTuple):
         start, stop: the first row of the block, and the row after its last.
         seen: the columns before this one may be seen; None for all, of an unknown number.
         first: the same as start where attention is causal; -1 where it is not.
-        number: the number of the block.
     """
 
     start: int
     stop: int | None
     seen: int | None
     first: int
-    number: int = 0
 
     def cut(self, x: Any) -> Any:
         """The part of a tensor of shape (batch, key heads, group, rows, features) that is this block's."""
@@ -171,49 +171,58 @@ def _blocks(rows: int | None, columns: int | None, causal: bool, block: int | No
         return [_Rows(0, None, None, 0 if causal else -1)]
     block = block or backend.rows_at_once(rows, max(BLOCK, -(-rows // BLOCKS)), causal=causal)
     blocks = []
-    for number, start in enumerate(range(0, rows, block)):
+    for start in range(0, rows, block):
         stop = min(start + block, rows)
         if causal:
-            blocks.append(_Rows(start, stop, seen=min(stop, columns), first=start, number=number))
+            blocks.append(_Rows(start, stop, seen=min(stop, columns), first=start))
         else:
-            blocks.append(_Rows(start, stop, seen=columns, first=-1, number=number))
+            blocks.append(_Rows(start, stop, seen=columns, first=-1))
     return blocks
 
 
-def _forward(operands: list[Any], mask: Any, seed: Any, blocks: list[_Rows], sizes: _Sizes) -> Any:
+def _forward(operands: list[Any], mask: Any, seeds: list[Any], blocks: list[_Rows], sizes: _Sizes) -> Any:
     """The output of `(batch, rows, heads, features)`, from queries, keys and values by head."""
     q, k, v = operands
+    keys = _keys_of_rows(q, seeds)
     outputs: list[Any] = []
     for rows in blocks:
-        q_rows = rows.cut(q)
-        if outputs and rows.first < 0:
-            # One block after the other: all have the same keys, and the compiler would merge their products into one.
-            (q_rows,) = backend.barrier([q_rows], outputs[-1:])
+        q_rows, *drawn = _in_turn([q], keys, rows, outputs[-1:], len(blocks))
         scores = product_float32("bkgtd,bksd->bkgts", q_rows, k[:, :, : rows.seen])
         probabilities = _probabilities(scores, rows.of(mask), rows.first, sizes)
-        probabilities = _times(probabilities, _kept(keras.ops.shape(scores), seed, rows.number, sizes))
+        probabilities = _dropped(probabilities, _kept(drawn, scores, sizes), sizes.dropout)
         outputs.append(_times_columns(keras.ops.cast(probabilities, sizes.dtype), v[:, :, : rows.seen]))
     return keras.ops.cast(_by_row(_joined(outputs), sizes.heads), sizes.dtype)
 
 
+def _in_turn(tensors: list[Any], keys: list[Any], rows: _Rows, before: list[Any], count: int) -> list[Any]:
+    """A block's parts of tensors and of the keys of its rows, once the block before is done.
+
+    Else the compiler may hold the scores of all, and where all have the same columns, it merges their products into
+    one. Keys of rows it would compute anew for each score.
+    """
+    parts = [rows.cut(x) for x in (*tensors, *keys)]
+    # The first of several, too: else the compiler may merge its products with those of the others.
+    return backend.barrier(parts, before) if keys or count > 1 else parts
+
+
 def _backward(
-    operands: list[Any], output: Any, upstream: Any, mask: Any, seed: Any, blocks: list[_Rows], sizes: _Sizes
+    operands: list[Any], output: Any, upstream: Any, mask: Any, seeds: list[Any], blocks: list[_Rows], sizes: _Sizes
 ) -> list[Any]:
     """The gradients of query, key and value, in their shapes."""
-    # Without the barrier the compiler takes the scores of the forward pass, and the parts of keys and values that each
-    # block saw, and keeps them until here.
-    q, k, v = backend.barrier(operands, [upstream])
+    # Without the barrier the compiler takes the scores and the random numbers of the forward pass, and the parts of
+    # keys and values that each block saw, and keeps them until here.
+    q, k, v, *seeds = backend.barrier([*operands, *seeds], [upstream])
+    keys = _keys_of_rows(q, seeds)
     up = _by_head(upstream, sizes.key_heads)
     means = _by_head(_row_products(upstream, output), sizes.key_heads)
-    gradients: list[tuple[Any, Any, Any]] = []
-    for rows in blocks:
-        q_rows, up_rows = rows.cut(q), rows.cut(up)
-        if gradients:
-            # One block after the other: else the compiler may hold the scores of all.
-            q_rows, up_rows = backend.barrier([q_rows, up_rows], list(gradients[-1]))
-        gradients.append(_block_gradients(rows, q_rows, k, v, up_rows, rows.cut(means), rows.of(mask), seed, sizes))
-    to_q, to_k, to_v = (list(blockwise) for blockwise in zip(*gradients, strict=True))
-    to_query, to_key, to_value = _by_row(_joined(to_q), sizes.heads), _summed(to_k), _summed(to_v)
+    to_q: list[Any] = []
+    sums: list[Any] = []
+    for rows in reversed(blocks):  # the longest first, as later rows see more
+        q_rows, up_rows, *drawn = _in_turn([q, up], keys, rows, to_q[-1:] + sums, len(blocks))
+        to_rows, *shares = _block_gradients(rows, q_rows, k, v, up_rows, rows.cut(means), rows.of(mask), drawn, sizes)
+        to_q.append(to_rows)
+        sums = list(map(_plus, sums, shares)) if sums else shares
+    to_query, (to_key, to_value) = _by_row(_joined(to_q[::-1]), sizes.heads), sums
     # A key that no row can see is in no block.
     seen = blocks[-1].seen
     missing = 0 if seen is None or sizes.columns is None else sizes.columns - seen
@@ -222,19 +231,20 @@ def _backward(
 
 
 def _block_gradients(
-    rows: _Rows, q: Any, k: Any, v: Any, upstream: Any, means: Any, mask: Any, seed: Any, sizes: _Sizes
+    rows: _Rows, q: Any, k: Any, v: Any, upstream: Any, means: Any, mask: Any, drawn: list[Any], sizes: _Sizes
 ) -> tuple[Any, Any, Any]:
     """The gradients of one block's queries, and its share of those of the keys and values that it sees."""
     keys, values = k[:, :, : rows.seen], v[:, :, : rows.seen]
     scores = product_float32("bkgtd,bksd->bkgts", q, keys)
     to_probabilities = product_float32("bkgtd,bksd->bkgts", upstream, values)
     probabilities = _probabilities(scores, mask, rows.first, sizes)
-    kept = _kept(keras.ops.shape(scores), seed, rows.number, sizes)
-    to_scores = _to_scores(probabilities, _times(to_probabilities, kept), means, sizes.scale, sizes.dtype)
+    there = _kept(drawn, scores, sizes)
+    to_probabilities = _dropped(to_probabilities, there, sizes.dropout)
+    to_scores = _to_scores(probabilities, to_probabilities, means, sizes.scale, sizes.dtype)
     if sizes.mean_of_unseen and mask is not None:
         # The same number stands in the place of each score that is not seen.
         to_scores = keras.ops.where(_seen(keras.ops.shape(scores), mask, rows.first), to_scores, 0)
-    probabilities = keras.ops.cast(_times(probabilities, kept), sizes.dtype)
+    probabilities = keras.ops.cast(_dropped(probabilities, there, sizes.dropout), sizes.dtype)
     return (
         _times_columns(to_scores, keys),
         sizes.over_rows(to_scores, q),
@@ -271,11 +281,8 @@ def _joined(blocks: list[Any]) -> Any:
     return blocks[0] if len(blocks) == 1 else keras.ops.concatenate(blocks, axis=3)
 
 
-def _summed(blocks: list[Any]) -> Any:
-    total = blocks[-1]  # the longest, as later rows see more
-    for block in reversed(blocks[:-1]):
-        total = total + _longer(block, total.shape[2] - block.shape[2])
-    return total
+def _plus(total: Any, share: Any) -> Any:
+    return total + _longer(share, total.shape[2] - share.shape[2])
 
 
 def _longer(x: Any, missing: int) -> Any:
@@ -290,16 +297,18 @@ def _seen(shape: Any, mask: Any, first: int) -> Any:
     return causal if mask is None else keras.ops.logical_and(mask, causal)
 
 
-def _kept(shape: Any, seed: Any, number: int, sizes: _Sizes) -> Any:
-    """What each probability is multiplied by: 0 where it is dropped; None without dropout."""
-    if not sizes.dropout:
-        return None
-    kept = backend.kept_by_dropout(seed, number, shape, sizes.dropout)
-    return keras.ops.where(kept, 1.0 / (1.0 - sizes.dropout), 0.0)
+def _keys_of_rows(q: Any, seeds: list[Any]) -> list[Any]:
+    """The keys by which dropout draws for the scores of each row, with an axis for its columns; none without a seed."""
+    return [key for seed in seeds for key in keys_of(seed, keras.ops.shape(q)[:4])]
 
 
-def _times(x: Any, factors: Any) -> Any:
-    return x if factors is None else x * factors
+def _kept(drawn: list[Any], scores: Any, sizes: _Sizes) -> Any:
+    """Which probabilities are not dropped; None for all."""
+    return kept(*drawn, keras.ops.shape(scores)[4], sizes.dropout) if drawn else None
+
+
+def _dropped(x: Any, there: Any, rate: float) -> Any:
+    return x if there is None else keras.ops.where(there, x / (1.0 - rate), 0.0)
 
 
 def _probabilities(scores: Any, mask: Any, first: int, sizes: _Sizes) -> Any:

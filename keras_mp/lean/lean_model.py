@@ -133,8 +133,9 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
       graph that repeat, such as the residual blocks of a ResNet. It takes the place of an earlier choice of blocks.
 
     Layers are lean in a training step of the model (`fit`, `train_on_batch`), and in any call with `training=True`.
-    Losses and gradients stay the same. Inference, such as `generate`, runs the layers' own code. Where Keras has a
-    kernel on the device that keeps no scores, such as flash attention, that is used.
+    Losses and gradients stay the same, but for attention's dropout: from the same seeds it draws other masks than
+    Keras, a new one each step, and none is kept. Inference, such as `generate`, runs the layers' own code. Where Keras
+    has a kernel on the device that keeps no scores, such as flash attention, that is used.
 
     The weights are the model's own. A compiled model stays compiled, with its optimizer; the step that it has traced is
     dropped. The model is saved and loaded as usual, wherever `keras_mp` is imported after Keras; files of weights fit

@@ -49,12 +49,22 @@ def random_bits(shape: tuple[Any, ...], seed: int, step: Any, variable_index: in
     # Two keys: with one, the words of two steps would be the same ones in another order.
     first = _mix(_mix(_mix(seed & _WORD) ^ ((seed >> 32) & _WORD)) ^ _mix((variable_index + _GOLDEN) & _WORD))
     step = ops.cast(step, "uint32")
-    keys = [_mixed(step ^ _word(key)) for key in (first, _mix(first ^ _GOLDEN))]
-    words = backend.places(tuple(shape), keys[0])
-    words = (words ^ _shifted(words, 16)) * _word(0x7FEB352D)
-    words = words ^ keys[1]
-    words = (words ^ _shifted(words, 15)) * _word(0x846CA68B)
-    return words ^ _shifted(words, 16)
+    keys = [mixed(step ^ _word(key)) for key in (first, _mix(first ^ _GOLDEN))]
+    return mixed(backend.places(tuple(shape), keys[0]), keys[1])
+
+
+def mixed(word: Any, key: Any = None) -> Any:
+    """Wellons's `lowbias32`, of each word of a uint32 tensor.
+
+    Args:
+        word: a uint32 tensor.
+        key: a uint32 tensor that broadcasts with it, and that is mixed in half way; None for none. Words that follow
+            one another then give with two keys two sequences that share no stretch.
+    """
+    word = (word ^ _shifted(word, 16)) * _word(0x7FEB352D)
+    word = word if key is None else word ^ key
+    word = (word ^ _shifted(word, 15)) * _word(0x846CA68B)
+    return word ^ _shifted(word, 16)
 
 
 def round_to_bfloat16(x: Any, bits: Any) -> Any:
@@ -111,13 +121,6 @@ def _mix(word: int) -> int:
     word = ((word ^ (word >> 16)) * 0x85EBCA6B) & _WORD
     word = ((word ^ (word >> 13)) * 0xC2B2AE35) & _WORD
     return word ^ (word >> 16)
-
-
-def _mixed(word: Any) -> Any:
-    """Wellons's `lowbias32`, of each word of a uint32 tensor."""
-    word = (word ^ _shifted(word, 16)) * _word(0x7FEB352D)
-    word = (word ^ _shifted(word, 15)) * _word(0x846CA68B)
-    return word ^ _shifted(word, 16)
 
 
 def _shifted(word: Any, places: int) -> Any:

@@ -8,6 +8,23 @@ def vocabulary_in_chunks(monkeypatch):
 
 
 @pytest.fixture
+def one_mask(monkeypatch):
+    """Keras's Dropout layers draw as lean attention does, so that a plain model drops the same probabilities."""
+    import keras
+
+    from keras_mp.lean.dropped import kept, keys_of
+
+    def call(self, inputs, training=False):
+        if not training or not self.rate:
+            return inputs
+        *leading, columns = keras.ops.shape(inputs)
+        there = kept(*keys_of(self.seed_generator.next(), tuple(leading)), columns, self.rate)
+        return keras.ops.where(there, inputs / (1 - self.rate), 0)
+
+    monkeypatch.setattr(keras.layers.Dropout, "call", call)
+
+
+@pytest.fixture
 def recomputed(monkeypatch):
     """The calls that are made so that the backward pass makes them again."""
     from keras_mp.lean import remat_blocks

@@ -6,6 +6,7 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
+from drawn import kept_in_numpy, seed_state
 from gradients_of import MODES, value_and_gradients
 from keras import ops
 
@@ -24,8 +25,11 @@ def on_both(*case):
     return pytest.param(*case, marks=pytest.mark.jax)
 
 
-def expected(query, key, value, upstream, seen):
-    """The output and the gradients, each with the size of its terms; `seen` is of (batch, heads, rows, columns)."""
+def expected(query, key, value, upstream, seen, factors=1.0):
+    """The output and the gradients, each with the size of its terms.
+
+    Of (batch, heads, rows, columns) are `seen` and the factors of the probabilities, 0 where dropout drops.
+    """
     group = query.shape[2] // key.shape[2]
     q, k, v, g = (each.astype("float64").transpose(0, 2, 1, 3) for each in (query, key, value, upstream))
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
@@ -35,18 +39,18 @@ def expected(query, key, value, upstream, seen):
     p = np.exp(scores - np.where(np.isfinite(largest), largest, 0.0))
     total = p.sum(-1, keepdims=True)
     p /= np.where(total == 0, 1, total)
-    output = p @ v
-    to_scores = p * (g @ v.swapaxes(-1, -2) - (g * output).sum(-1, keepdims=True)) * scale
-    to_key, to_value = to_scores.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ g
+    output = p * factors @ v
+    to_scores = p * (factors * (g @ v.swapaxes(-1, -2)) - (g * output).sum(-1, keepdims=True)) * scale
+    to_key, to_value = to_scores.swapaxes(-1, -2) @ q, (p * factors).swapaxes(-1, -2) @ g
 
     def by_key_head(x):
         return x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(2)
 
     parts = (output, to_scores @ k, by_key_head(to_key), by_key_head(to_value))
     # The terms that the sums are of: where they cancel, rounding is of their size, not of the result's.
-    change = np.abs(g @ v.swapaxes(-1, -2)).max() * scale
+    change, largest = np.abs(g @ v.swapaxes(-1, -2)).max() * scale, np.max(factors)
     terms = np.abs(v).max(), change * np.abs(k).max(), change * np.abs(q).max(), np.abs(g).max()
-    return [(each.transpose(0, 2, 1, 3), size) for each, size in zip(parts, terms, strict=True)]
+    return [(each.transpose(0, 2, 1, 3), size * largest) for each, size in zip(parts, terms, strict=True)]
 
 
 def draw(rows, columns, heads, key_heads, features=8, batch=2, size=1.0):
@@ -59,7 +63,7 @@ def draw(rows, columns, heads, key_heads, features=8, batch=2, size=1.0):
     return [(size * generator.normal(size=shape)).astype("float32") for shape in shapes]
 
 
-def check(arrays, seen, mode, tolerance=1e-5, unknown=(), **arguments):
+def check(arrays, seen, mode, tolerance=1e-5, unknown=(), factors=1.0, **arguments):
     query, key, value, upstream = arrays
 
     def function(query, key, value):
@@ -72,7 +76,9 @@ def check(arrays, seen, mode, tolerance=1e-5, unknown=(), **arguments):
 
         attend = jax.jit(attend)
     output = ops.convert_to_numpy(ops.cast(attend(*map(ops.convert_to_tensor, (query, key, value))), "float32"))
-    for ours, (right, terms) in zip([output, *found[1:]], expected(query, key, value, upstream, seen), strict=True):
+    for ours, (right, terms) in zip(
+        [output, *found[1:]], expected(query, key, value, upstream, seen, factors), strict=True
+    ):
         np.testing.assert_allclose(ours, right, rtol=0, atol=tolerance * terms)
 
 
@@ -114,6 +120,32 @@ def test_a_mask_of_pairs():
     pairs = np.random.default_rng().random((2, 7, 7)) > 0.5
     pairs[1, 3] = False
     check(draw(7, 7, 4, 2), pairs[:, None] & causal_mask(7, 7), FAST, mask=pairs, causal=True, block=3)
+
+
+@pytest.mark.parametrize(
+    "mode, block, causal, unknown",
+    [
+        ("eager", None, True, ()),
+        on_both("jit", 4, True, ()),
+        on_both("jit", 3, False, ()),
+        pytest.param("graph", None, True, (0, 1), marks=pytest.mark.skipif(JAX, reason="JAX knows all sizes")),
+    ],
+)
+def test_dropout_drops_the_same_forward_and_backward_whatever_the_block(mode, block, causal, unknown):
+    seed, rate = [int(word) for word in np.random.default_rng().integers(2**31, size=2)], 0.4
+    factors = kept_in_numpy(seed, (2, 4, 10, 10), rate) / (1 - rate)
+    seen = causal_mask(10, 10) if causal else np.ones((10, 10), bool)
+    dropout = {"dropout": rate, "seed": seed_state(seed)}
+    check(draw(10, 10, 4, 2), seen, mode, unknown=unknown, factors=factors, causal=causal, block=block, **dropout)
+
+
+@pytest.mark.jax
+def test_dropout_with_masks_and_a_row_that_sees_nothing():
+    pairs = np.random.default_rng().random((2, 7, 7)) > 0.5
+    pairs[1, 3] = False
+    factors = kept_in_numpy((5, 2**31 - 1), (2, 4, 7, 7), 0.2) / 0.8
+    dropout = {"dropout": 0.2, "seed": seed_state((5, 2**31 - 1))}
+    check(draw(7, 7, 4, 2), pairs[:, None], FAST, factors=factors, mask=pairs, block=3, **dropout)
 
 
 @pytest.mark.parametrize("size", [0.0, 60.0])

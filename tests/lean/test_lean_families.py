@@ -153,7 +153,7 @@ IN_A_GRAPH = ("own blocks in a layer", "own vit, a loop")  # the others eagerly,
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == IN_A_GRAPH[0] else pytest.mark.slow) for name in FAMILIES]
 )
-def test_a_step_with_recomputed_blocks_is_the_same(name, recomputed):
+def test_a_step_with_recomputed_blocks_is_the_same(name, recomputed, one_mask):
     build, count = FAMILIES[name]
     keras.utils.set_random_seed(int(np.random.default_rng().integers(1000)))
     model = compiled(build(), run_eagerly=own_blocks.EAGERLY and name not in IN_A_GRAPH)

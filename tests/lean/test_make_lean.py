@@ -78,11 +78,10 @@ GPT2 = "GPT2CausalLM"  # in a graph; the others eagerly, which takes less time t
 @pytest.mark.parametrize(
     "name", [GPT2, *(pytest.param(each, marks=pytest.mark.slow) for each in MODELS if each != GPT2)]
 )
-def test_a_language_model_makes_the_same_step(name):
+def test_a_language_model_makes_the_same_step(name, one_mask):
     model = compiled(causal_models.build(name), run_eagerly=own_blocks.EAGERLY and name != GPT2)
     lean = lean_of(model)
     x, y, weights = data(model, np.random.default_rng())
-    # A dropped probability is the same one: a sequence of one block draws as Keras does.
     assert_same_step(changes(lean, x, y, weights), changes(model, x, y, weights))
     if name == GPT2:
         lean.set_weights(model.get_weights())
@@ -115,7 +114,7 @@ def test_what_is_lean_is_listed_saved_and_undone(tmp_path):
 @pytest.mark.parametrize(
     "kind, dropout", [pytest.param("multi-head", 0.3, marks=pytest.mark.jax), ("grouped", 0.0), ("grouped", 0.3)]
 )
-def test_keras_attention_with_masks_makes_the_same_step(kind, dropout):
+def test_keras_attention_with_masks_makes_the_same_step(kind, dropout, one_mask):
     generator = np.random.default_rng()
     tokens = keras.Input((LENGTH,), dtype="int32")
     x = layers.Embedding(20, 12, mask_zero=True)(tokens)

@@ -48,7 +48,6 @@ from keras_mp.backend.jax.products import (
     full_float32,
     fused_attention,
     fused_attention_in_float32,
-    kept_by_dropout,
     keras_has_kernel,
 )
 from keras_mp.backend.jax.scaled_dot import as_float4, block_scaled_dot, scaled_dot
@@ -108,7 +107,6 @@ __all__ = [
     "is_concrete",
     "is_spread",
     "is_variable",
-    "kept_by_dropout",
     "keep_on_host",
     "keras_has_kernel",
     "linear_gradient",

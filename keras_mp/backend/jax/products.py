@@ -58,22 +58,6 @@ def full_float32() -> Any:
     return jax.default_matmul_precision("highest")
 
 
-def kept_by_dropout(seed: Any, number: int, shape: Any, rate: float) -> Any:
-    """Draws which entries of an array dropout keeps: for number 0 those that `keras.layers.Dropout` keeps.
-
-    Args:
-        seed: the seed, as `keras.random.SeedGenerator.next` returns it.
-        number: the number of the part of the array, each of which has its own draw.
-        shape: the shape of the part.
-        rate: the share that is dropped.
-
-    Returns:
-        Booleans.
-    """
-    key = jax.random.fold_in(seed, number) if number else seed
-    return jax.random.bernoulli(key, p=1.0 - rate, shape=shape)
-
-
 def keras_has_kernel(query: Any, key: Any, value: Any, mask: Any) -> bool:
     """Whether `keras.ops.dot_product_attention` takes a kernel on this device that keeps no scores.
 

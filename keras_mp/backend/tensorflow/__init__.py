@@ -41,7 +41,6 @@ from keras_mp.backend.tensorflow.products import (
     full_float32,
     fused_attention,
     fused_attention_in_float32,
-    kept_by_dropout,
     keras_has_kernel,
 )
 from keras_mp.backend.tensorflow.replicas import (
@@ -119,7 +118,6 @@ __all__ = [
     "is_concrete",
     "is_spread",
     "is_variable",
-    "kept_by_dropout",
     "keep_on_host",
     "keras_has_kernel",
     "linear_gradient",

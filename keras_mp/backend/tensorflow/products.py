@@ -88,24 +88,6 @@ def full_float32() -> Iterator[None]:
         tf.config.experimental.enable_tensor_float_32_execution(before)
 
 
-def kept_by_dropout(seed: Any, number: int, shape: Any, rate: float) -> Any:
-    """Draws which entries of an array dropout keeps: for number 0 those that `keras.layers.Dropout` keeps.
-
-    Args:
-        seed: the seed, as `keras.random.SeedGenerator.next` returns it.
-        number: the number of the part of the array, each of which has its own draw.
-        shape: the shape of the part.
-        rate: the share that is dropped.
-
-    Returns:
-        Booleans.
-    """
-    low = seed if seed.dtype == tf.int32 else tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)  # as Keras
-    if number:
-        low = tf.random.experimental.stateless_fold_in(low, number)
-    return tf.random.stateless_uniform(shape, low) >= rate
-
-
 def keras_has_kernel(query: Any, key: Any, value: Any, mask: Any) -> bool:
     """Returns False: TensorFlow has no fused attention."""
     return False
