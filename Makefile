@@ -56,7 +56,7 @@ tasks: .venv/test  ## Every task of KerasHub through the kit; rows that are ther
 	$(BIN)/python tests/task_sweep.py --markdown docs/tables/kerashub-tasks.md
 
 parity: .venv/train  ## The digits recipe in three precisions, three seeds each.
-	$(BIN)/python -m recipes.parity digits --seeds 3 --out docs/tables/digits-parity.md
+	$(BIN)/python benchmarks/recipe_parity.py digits --seeds 3 --out docs/tables/digits-parity.md
 
 test-oldest: .venv-oldest/test  ## The same tests on the oldest Keras, TensorFlow and JAX supported.
 	KERAS_BACKEND=tensorflow .venv-oldest/bin/python -m pytest $(XDIST) --ignore tests/long
