@@ -169,7 +169,7 @@ def convert(
     target: str | None = None,
     batch_size: int = 8,
 ) -> keras.Model:
-    """Lets Dense and EinsumDense layers of a model compute in 8 or 4 bits, in place; see `keras_mp.fp8.scaled_product`.
+    """Lets Dense and EinsumDense layers of a model compute in 8 or 4 bits, in place; see `keras_mp.fp8.matmul`.
 
     That includes layers inside others, such as the projections of MultiHeadAttention and GroupQueryAttention. The
     weights are the model's own, and their values stay. A compiled model stays compiled: the step that it has traced is

@@ -179,7 +179,7 @@ class Float8Layer:
         return x if self.activation is None else self.activation(x)
 
     def multiply(self, inputs: Any, kernel: Any, **arguments: Any) -> Any:
-        """The product, without bias and activation, as `keras_mp.fp8.scaled_product` takes its arguments."""
+        """The product, without bias and activation, as `keras_mp.fp8.matmul` takes its arguments."""
         return matmul(inputs, kernel, self.scaling, equation=getattr(self, "equation", ""), **arguments)
 
     def get_config(self) -> Config:
@@ -236,7 +236,7 @@ def _kept(scalings: Scalings) -> tuple[int, bool]:
 
 @keras.saving.register_keras_serializable("keras_mp")
 class Float8Dense(Float8Layer, keras.layers.Dense):
-    """`keras.layers.Dense` whose product and both gradients are FP8 products; see `keras_mp.fp8.scaled_product`.
+    """`keras.layers.Dense` whose product and both gradients are FP8 products; see `keras_mp.fp8.matmul`.
 
     Everything else is as in Dense: activation, bias, regularizers, constraints, LoRA, and float32 weights under the
     policies "mixed_bfloat16" and "mixed_float16". Under "float32" the result is not rounded to 16 bits.
@@ -258,7 +258,7 @@ class Float8Dense(Float8Layer, keras.layers.Dense):
 
 @keras.saving.register_keras_serializable("keras_mp")
 class Float8EinsumDense(Float8Layer, keras.layers.EinsumDense):
-    """`keras.layers.EinsumDense` whose product and both gradients are FP8 products; see `keras_mp.fp8.scaled_product`.
+    """`keras.layers.EinsumDense` whose product and both gradients are FP8 products; see `keras_mp.fp8.matmul`.
 
     Args:
         equation: a matrix product of an input and a kernel: each label stands in two of its three terms, as in
