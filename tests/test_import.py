@@ -71,6 +71,8 @@ def test_every_public_name_is_there():
     for module in (keras_mp, *(getattr(keras_mp, place) for place in PLACES)):
         for name in module.__all__:
             assert getattr(module, name) is not None and name in dir(module)
+    with pytest.raises(AttributeError, match="no attribute 'make_lean'; it is keras_mp.lean.make_lean"):
+        _ = keras_mp.make_lean
     assert len(TOP) <= 16 and len(PUBLIC) <= 65
     with pytest.raises(AttributeError, match="no attribute 'stabilise'; it has .*stabilize"):
         _ = keras_mp.stabilise

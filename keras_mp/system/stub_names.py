@@ -32,7 +32,9 @@ def door(space: dict[str, Any], registers: bool = True) -> tuple[Callable[[str],
         if name == "__all__":
             return list(home())
         if name not in home():
-            raise AttributeError(f"module {module!r} has no attribute {name!r}; it has {', '.join(home())}")
+            inside = _place_of(name, Path(space["__file__"]).parent, home(), module)
+            known = f"it is {module}.{inside}.{name}" if inside else f"it has {', '.join(home())}"
+            raise AttributeError(f"module {module!r} has no attribute {name!r}; {known}")
         place = home()[name]
         if registers and place != module:  # a module within registers for itself
             register_classes()
@@ -40,6 +42,15 @@ def door(space: dict[str, Any], registers: bool = True) -> tuple[Callable[[str],
         return space[name]
 
     return get, lambda: sorted({*space, *home()})
+
+
+def _place_of(name: str, folder: Path, home: dict[str, str], module: str) -> str:
+    """The module within, of those that a stub names, whose own stub has a name; "" where none has it."""
+    for place in (place for place, owner in home.items() if owner == module):
+        stubs = (folder / place / "__init__.pyi", folder / f"{place}.pyi")
+        if any(name in names_in_stub(stub) for stub in stubs if stub.is_file()):
+            return place
+    return ""
 
 
 def names_in_stub(path: Path) -> dict[str, str]:
