@@ -12,6 +12,8 @@ import keras
 import numpy as np
 import pytest
 
+import keras_mp  # noqa: F401  (the saved model names its classes)
+
 if keras.backend.backend() != "jax":
     pytest.skip("fully_sharded needs JAX", allow_module_level=True)
 
