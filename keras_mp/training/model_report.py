@@ -63,13 +63,15 @@ class ModelReport(Report):
     Attributes:
         name: the name of the model.
         parts: a `Part` for each layer that a change is for, in the model's order, one change after another.
-        scaling: the name of the format of products: "FP8", "INT8", "MXFP8" or "NVFP4".
+        formats: the formats that products are in, such as "FP8 and INT8"; empty where none is converted.
+        scaling: the format that `convert` would use: "FP8", "INT8", "MXFP8" or "NVFP4".
         prediction: the sentence that says what the gains are predicted for; empty without a target.
         convert: the line of code that converts what can be in few bits.
     """
 
     name: str
     parts: tuple[Part, ...]
+    formats: str
     scaling: str
     prediction: str
     convert: str
@@ -80,7 +82,7 @@ class ModelReport(Report):
             f"{_count(parts)} of {len(parts)} {words}"
             for parts, words in (
                 (stable, "layers that need float32 compute in it"),
-                (products, f"products are in {self.scaling}"),
+                (products, f"products are in {self.formats or self.scaling}"),
                 (lean, "parts are lean"),
             )
             if parts
@@ -161,9 +163,11 @@ def report(
     """
     check_built(model)
     scalings = get_scalings(scaling)
+    products = decisions(model, select, target, batch_size, scalings)
+    formats = dict.fromkeys(one.layer.scaling.title for one in products if isinstance(one.layer, Float8Layer))
     parts = [
         *_stable(model),
-        *(_product(decision) for decision in decisions(model, select, target, batch_size, scalings)),
+        *map(_product, products),
         *(Part(row.layer, "make_lean", row.kind, row.lean, not row.reason, row.reason) for row in lean_rows(model)),
     ]
     options = {
@@ -174,7 +178,8 @@ def report(
     }
     given = "".join(f", {name}={value}" for name, value in options.items() if value is not None)
     convert = f"model = keras_mp.convert(model{given})"
-    return ModelReport(model.name, tuple(parts), scalings.title, _prediction(target, batch_size, scalings), convert)
+    said = _prediction(target, batch_size, scalings)
+    return ModelReport(model.name, tuple(parts), " and ".join(formats), scalings.title, said, convert)
 
 
 def _stable(model: keras.Model) -> Iterator[Part]:

@@ -32,6 +32,7 @@ def test_convert_takes_what_gains_on_the_target(monkeypatch):
     assert rows["dense2"].reason == "its product of 64 by 32 does not gain"
     assert "INT8" in printed and "On v5e a layer gains from 8192 rows, 32 inputs and 64 outputs on" in printed
     int8 = convert(twin(model), Scalings.named("int8"), target="v5e", batch_size=8192)
+    assert "1 of 4 products are in INT8" in str(keras_mp.report(int8))  # whatever convert would use
     assert [layer.name for layer in int8.layers if isinstance(layer, Float8Layer)] == ["dense1"]
     for target, batch_size in (("v5e", 8191), ("v6e", 8192)):
         with pytest.warns(UserWarning, match="nothing is in INT8 of the 4 .* its product of 32 by 64 does not gain"):

@@ -139,7 +139,7 @@ def listed() -> ModelReport:
         Part("block/gelu", "make_lean", "gelu", False, True, ""),
         Part("head", "make_lean", "head", False, False, f"an activation {MARKUP}"),
     )
-    return ModelReport(f"gpt {MARKUP}", parts, "FP8", "Predicted from peak rates for h100.", "convert(model)")
+    return ModelReport(f"gpt {MARKUP}", parts, "FP8", "FP8", "Predicted from peak rates for h100.", "convert(model)")
 
 
 def exported() -> ExportReport:
