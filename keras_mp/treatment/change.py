@@ -135,7 +135,7 @@ def infer_again(model: keras.Layer, changed: set[int]) -> None:
             for node in calls_of(graph):
                 if id(node.operation) not in holding and not moved & {id(x) for x in node.input_tensors}:
                     continue
-                again |= _fit_inputs(node, changed)
+                again |= _fit_inputs(node, moved, changed)
                 for old, new in zip(node.output_tensors, _called_again(node), strict=True):
                     if old.dtype != new.dtype:
                         # Private, as a tensor has no public way to say that it is another than when it was made.
@@ -166,13 +166,21 @@ def _holding(layers: list[Any], changed: set[int]) -> set[int]:
     return holding
 
 
-def _fit_inputs(node: Any, changed: set[int]) -> bool:
-    """Lets a model that is called on a float32 tensor take it so, where its input was made for 16 bits; or back."""
+def _fit_inputs(node: Any, moved: set[int], changed: set[int]) -> bool:
+    """Lets a model that is called on a tensor that became float32 take it so, where its input has 16 bits; or back.
+
+    Args:
+        node: the call of the model.
+        moved: ids of the tensors around it whose dtype is another now. One that was float32 before is cast by Keras.
+        changed: ids of layers, operations and inputs that may return another dtype; the inner inputs are added.
+    """
     graph = graph_of(node.operation) if isinstance(node.operation, keras.layers.Layer) else None
     if graph is None or len(graph.inputs) != len(node.input_tensors):
         return False
     fitted = False
     for outer, inner in zip(node.input_tensors, graph.inputs, strict=True):
+        if id(outer) not in moved:
+            continue
         layer = inner._keras_history.operation  # private, as above
         notes = notes_of(layer)
         if outer.dtype == "float32" and inner.dtype in ("float16", "bfloat16"):

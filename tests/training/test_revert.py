@@ -171,3 +171,16 @@ def test_wrong_use():
     with pytest.raises(ValueError, match="is not built"):
         keras_mp.revert(keras.Sequential([layers.Dense(2)]))
     assert original_class(model) is type(keras_mp.revert(model))
+
+
+@pytest.mark.parametrize("change", [keras_mp.stabilize, lambda model: keras_mp.convert(model, **everything)])
+@pytest.mark.filterwarnings("ignore:convert")
+def test_an_inner_model_that_was_fed_float32_before_is_left_to_keras(change):
+    """Keras casts what it is called on to its 16-bit input, and an operation there computes in 16 bits."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    inner_input = keras.Input((16,), dtype="bfloat16")
+    inner = keras.Model(inner_input, layers.Dense(16)(layers.LayerNormalization()(inner_input * 3)))
+    inputs = keras.Input((16,))
+    model = keras.Model(inputs, layers.Dense(4)(inner(inputs)))
+    change(model)
+    assert inner.inputs[0].dtype == "bfloat16" and notes_of(inner.layers[0]) is None
