@@ -68,7 +68,7 @@ def called(model):
 
 
 def tuned():
-    """A base that is called with `training=False`, as in Keras's guide to fine-tuning: its dropout is off."""
+    """A base that is called with `training=False`, as in Keras's guide to fine-tuning; in a step Keras says True."""
     base = own_blocks.vit(blocks=2, rate=0.5)
     images = keras.Input(base.input_shape[1:])
     return keras.Model(images, layers.Dense(4)(base(images, training=False)))
@@ -76,7 +76,7 @@ def tuned():
 
 @pytest.mark.jax
 @pytest.mark.parametrize("build", [lambda: called(Quiet()), lambda: called(OwnStep(2)), tuned])
-def test_layers_that_are_not_told_to_train_recompute_in_a_training_step(build, recomputed):
+def test_layers_that_are_not_told_to_train_recompute_in_a_training_step(build, recomputed, one_mask):
     model = compiled(build(), run_eagerly=own_blocks.EAGERLY)
     ours = recomputing(model)
     x, y = data(model, np.random.default_rng())
