@@ -83,12 +83,6 @@ def _waits(model: keras.Model) -> bool:
 
 
 FLOAT8 = "float8"
-
-
-def _micro_batches(model: keras.Model, steps: int) -> keras.Model:
-    return change_optimizer(model, accumulate=steps)
-
-
 _STATES = remedies.STATES.format(dtype=FLOAT8)
 MEASURES = (
     Measure("frozen in 16 bits", SAME, remedies.NARROW_FROZEN, lambda model, _: narrow_frozen(model)),
@@ -128,7 +122,11 @@ MEASURES = (
         undivided=True,
         libtpu=(0, 0, 52),  # that of jax 0.10 lays out 8-bit arrays otherwise on the host, and refuses the copy
     ),
-    Measure("micro-batches", TIME, remedies.MICRO_BATCHES, _micro_batches, divides=True),
+    Measure(
+        *("micro-batches", TIME, remedies.MICRO_BATCHES),
+        lambda model, steps: change_optimizer(model, accumulate=steps),
+        divides=True,
+    ),
 )
 """All measures, those of a kind in the order in which they are tried: each comes with those of its kind before it."""
 

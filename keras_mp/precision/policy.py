@@ -169,13 +169,10 @@ def _unseen(device: Device) -> list[str]:
 
 def _check(name: str) -> None:
     policies = (*POLICIES, PURE_BFLOAT16)
-    if name in policies:
-        return
-    known = f"Known: {', '.join(policies)}."
     if name == "float16":
         raise ValueError(
             "name='float16' would keep the weights in float16 too, whose smallest step is 6e-8: small updates would be "
-            f"lost or mostly noise. Use 'mixed_float16', or 'bfloat16'. {known}"
+            f"lost or mostly noise. Use 'mixed_float16', or 'bfloat16'. Known: {', '.join(policies)}."
         )
     one_of("name", name, policies)
 

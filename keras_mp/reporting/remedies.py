@@ -17,7 +17,10 @@ RECOMPUTE = "model = keras_mp.lean.make_lean(model, remat=True)"
 MICRO_BATCHES = "model = keras_mp.loss_scaling.change_optimizer(model, accumulate={steps})"
 STATES = 'model = keras_mp.loss_scaling.change_optimizer(model, state_dtype="{dtype}")'
 RELEASED = 'model = keras_mp.loss_scaling.change_optimizer(model, state_dtype="{dtype}", release_gradients=True)'
-ON_HOST = RELEASED.replace("release", 'state_memory="host", release')
+ON_HOST = (
+    'model = keras_mp.loss_scaling.change_optimizer(model, state_dtype="{dtype}", state_memory="host", '
+    "release_gradients=True)"
+)
 DEVICES = 'with keras_mp.parallel.distribute("{strategy}", devices={devices}):'
 FP8 = 'model = keras_mp.convert(model, "{recipe}")'
 NO_FP8 = 'model = keras_mp.revert(model, "convert")'

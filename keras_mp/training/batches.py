@@ -38,6 +38,7 @@ class Batches(keras.utils.PyDataset):
         self._place = (0, 0)
         self._share = (0, 1)
         self._being_read = False
+        self._order: tuple[int, Any] = (-1, None)  # of which epoch; one attribute, too
 
     @property
     def steps(self) -> int:
@@ -89,6 +90,21 @@ class Batches(keras.utils.PyDataset):
         """What the order of the data depends on: a resumed training must have the same."""
         return {"examples": self.examples, "batch_size": self.batch_size, "seed": self.seed}
 
+    def order(self, epoch: int) -> np.ndarray:
+        """Draws the order of an epoch, as NumPy's generator does from the seed `(seed, epoch)`.
+
+        Args:
+            epoch: the number of the epoch, counted from 0.
+
+        Returns:
+            A permutation of `range(examples)`, int64. That of the last epoch asked for is kept.
+        """
+        drawn, order = self._order
+        if drawn != epoch:
+            order = np.random.default_rng((self.seed, epoch)).permutation(self.examples)
+            self._order = (epoch, order)
+        return order
+
     def batch(self, epoch: int, step: int) -> Any:
         """Reads a batch; the same arguments give the same batch.
 
@@ -138,27 +154,10 @@ class ShuffledBatches(Batches):
             raise ValueError(f"inputs has {len(inputs)} examples and targets {len(targets)}: each needs a target")
         super().__init__(len(inputs), batch_size, seed)
         self.inputs, self.targets = inputs, targets
-        self._order = (0, shuffled(self.examples, self.seed, 0))
 
     def batch(self, epoch: int, step: int) -> Any:
         return self.rows(epoch, step, 0, self.batch_size)
 
     def rows(self, epoch: int, step: int, first: int, last: int) -> Any:
-        drawn, order = self._order
-        if drawn != epoch:
-            order = shuffled(self.examples, self.seed, epoch)
-            self._order = (epoch, order)
-        chosen = order[step * self.batch_size + first : step * self.batch_size + last]
+        chosen = self.order(epoch)[step * self.batch_size + first : step * self.batch_size + last]
         return self.inputs[chosen], self.targets[chosen]
-
-
-def shuffled(examples: int, seed: int, epoch: int) -> np.ndarray:
-    """Draws the order of an epoch.
-
-    Args:
-        epoch: the number of the epoch, counted from 0.
-
-    Returns:
-        A permutation of `range(examples)`, int64.
-    """
-    return np.random.default_rng((seed, epoch)).permutation(examples)

@@ -77,29 +77,25 @@ class ModelReport(Report):
     convert: str
 
     def _answer(self) -> list[Sentence]:
-        stable, products, lean = ([part for part in self.parts if part.change == name] for name in _DONE)
-        verdict = [
-            f"{_count(parts)} of {len(parts)} {words}"
-            for parts, words in (
-                (stable, "layers that need float32 compute in it"),
-                (products, f"products are in {self.formats or self.scaling}"),
-                (lean, "parts are lean"),
-            )
-            if parts
-        ]
-        said = [Sentence(self.name, f"{'; '.join(verdict) or 'no layer that a change is for'}.")]
+        verdict: list[str] = []
+        said: list[Sentence] = []
         lines = {"stabilize": remedies.STABILIZE, "convert": self.convert, "make_lean": remedies.LEAN}
-        for name, parts in (("stabilize", stable), ("convert", products), ("make_lean", lean)):
+        formats = {"formats": self.formats or self.scaling, "scaling": self.scaling}
+        for change in _CHANGES:
+            parts = [part for part in self.parts if part.change == change.name]
+            done = [part for part in parts if part.done]
             could = [part for part in parts if part.possible and not part.done]
-            if could:
-                words = _COULD[name].format(count=_counted(len(could), name), scaling=self.scaling) + _gained(could)
-                more = f" {self.prediction}" if name == "convert" else ""
-                said.append(Sentence("Change", f"{words}.{more}".rstrip(), (lines[name],)))
             never = [part for part in parts if not (part.done or part.possible)]
-            for some, rank in ((could, 1), ([part for part in parts if part.done], 2), (never, 3)):
-                label = {1: "", 2: _DONE[name], 3: "Stays"}[rank]
+            if parts:
+                verdict.append(f"{len(done)} of {len(parts)} {change.verdict.format(**formats)}")
+            if could:
+                units = f"{len(could)} {change.unit}{'s' * (len(could) != 1)}"
+                more = f" {self.prediction}" if change.name == "convert" else ""
+                words = f"{units} can {change.could.format(**formats)}{_gained(could)}.{more}".rstrip()
+                said.append(Sentence("Change", words, (lines[change.name],)))
+            for rank, label, some in ((1, "", could), (2, change.done, done), (3, "Stays", never)):
                 said += [Sentence(label, f"{where}{why and f': {why}'}", rank=rank) for why, where in _grouped(some)]
-        return said
+        return [Sentence(self.name, f"{'; '.join(verdict) or 'no layer that a change is for'}."), *said]
 
     def _tables(self) -> dict[str, list[RenderableType]]:
         return {"parts": [ColumnTable("Parts", _COLUMNS, narrow=_COLUMNS, rows=map(_cells, self.parts))]}
@@ -110,12 +106,21 @@ class ModelReport(Report):
         return document(self.name, [f"<h1>{escape(self.name)}</h1>", *said, parts])
 
 
-_DONE = {"stabilize": "In float32", "convert": "In few bits", "make_lean": "Lean"}
-_COULD = {
-    "stabilize": "{count} can compute in float32",
-    "convert": "{count} can be in {scaling}",
-    "make_lean": "{count} can be lean",
-}
+class _Change(NamedTuple):
+    """The words of a change: for a part, for its verdict, for what could be done, and for what is done."""
+
+    name: str
+    unit: str
+    verdict: str
+    could: str
+    done: str
+
+
+_CHANGES = (
+    _Change("stabilize", "layer", "layers that need float32 compute in it", "compute in float32", "In float32"),
+    _Change("convert", "product", "products are in {formats}", "be in {scaling}", "In few bits"),
+    _Change("make_lean", "part", "parts are lean", "be lean", "Lean"),
+)
 
 
 def report(
@@ -209,15 +214,6 @@ def _prediction(target: str | None, batch_size: int, scalings: Scalings) -> str:
     least = gains_from(target)
     sizes = "{} rows, {} inputs and {} outputs on".format(*least) if least else "no size on"
     return f"On {target} a layer gains from {sizes}, by its compiler's estimates."
-
-
-def _counted(number: int, change: str) -> str:
-    word = {"stabilize": "layer", "convert": "product", "make_lean": "part"}[change]
-    return f"{number} {word}{'s' * (number != 1)}"
-
-
-def _count(parts: Iterable[Part]) -> int:
-    return sum(part.done for part in parts)
 
 
 def _gained(parts: list[Part]) -> str:

@@ -166,16 +166,9 @@ class RandomCrops(Batches):
         super().__init__(len(records), batch_size, seed)
         self.records, self.size = records, size
         self._threads = ThreadPoolExecutor(DECODING_THREADS)
-        self._order = (0, self._shuffled(0))
-
-    def _shuffled(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng((self.seed, epoch)).permutation(self.examples)
 
     def batch(self, epoch: int, step: int) -> tuple[np.ndarray, np.ndarray]:
-        drawn, order = self._order
-        if drawn != epoch:
-            order = self._shuffled(epoch)
-            self._order = (epoch, order)
+        order = self.order(epoch)
         places = range(step * self.batch_size, (step + 1) * self.batch_size)
 
         def cropped(place):
