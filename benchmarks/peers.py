@@ -2,7 +2,7 @@
 
     python benchmarks/peers.py                              # GPT, ResNet-18, ViT-Tiny on this CPU; `make bench`
     python benchmarks/peers.py --models gpt --rounds 40
-    python benchmarks/peers.py --out docs/results           # also writes peers-<model>.json and .svg there
+    python benchmarks/peers.py --out docs/results           # also writes peers-<model>-<processor>.json and .svg there
 
 Peers: plain Keras on TensorFlow and JAX with mixed_bfloat16, Keras's float8, and PyTorch under autocast, eager and
 compiled, where it is installed. Each has a process of its own; measurements are interleaved, and a ratio is the median
@@ -15,19 +15,21 @@ import argparse
 import importlib.util
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from results import read, write
+from results import machine, read, write
 from rich.console import Console
 
 from keras_mp.bench.benchmark_report import BenchmarkReport
 from keras_mp.bench.workloads import Task, compare, device_of
 from keras_mp.reporting.pictures import Bar, as_long, bar_chart
 from keras_mp.system.atomic_write import write_text
+from keras_mp.system.host import cpu_flags, cpu_name
 
 MODELS = ("gpt", "resnet18", "vit-tiny")
 BASE = "keras_mp, TensorFlow"
@@ -71,6 +73,35 @@ def tasks(workload: str) -> list[Task]:
     return compared
 
 
+# The instructions that decide how fast products of 16 bits are, the fastest first; a file is named after them, since
+# two processors of one name can differ in them.
+INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "bf16")
+# The rate at which TensorFlow multiplies here, in 10^9 operations a second: machines of one name differ by two.
+PRODUCT = """
+import time, tensorflow as tf
+x = tf.cast(tf.random.normal((2048, 2048)), "bfloat16")
+def seconds():
+    began = time.perf_counter()
+    tf.matmul(x, x).numpy()
+    return time.perf_counter() - began
+print(round(2 * 2048**3 / min(seconds() for _ in range(20)) / 1e9))
+"""
+
+
+def processor() -> str:
+    """The processor's name, and which instructions for products it has."""
+    flags = cpu_flags()
+    return " with ".join([cpu_name(), *[name for name in INSTRUCTIONS if name in flags][:1]])
+
+
+def product_rate() -> str:
+    """How fast the machine multiplies in bfloat16, as a clause; "" without TensorFlow."""
+    if not importlib.util.find_spec("tensorflow"):
+        return ""
+    printed = subprocess.run([sys.executable, "-c", PRODUCT], check=True, capture_output=True, text=True).stdout
+    return f", which multiply in bfloat16 at {printed.strip()} GFLOP/s together"
+
+
 def draw(path: Path) -> Path:
     """Draws a result, and writes it beside its file.
 
@@ -82,7 +113,7 @@ def draw(path: Path) -> Path:
     """
     result = read(path)
     base = result["rows"][0][0]
-    title = f"{result['title'].partition(': ')[2]}; {result['columns'][0]}; {result['machine']}"
+    title = f"{result['title'].partition(': ')[2]}; {result['columns'][0]}; {result['machine'].partition(',')[0]}"
     below = f"Time of a step compared with {base}; the line is the middle half of the rounds"
     return write_text(bar_chart(title, below, [_bar(row, base) for row in result["rows"]]), path.with_suffix(".svg"))
 
@@ -106,6 +137,7 @@ def main() -> None:
     options = parser.parse_args()
     # The command for GPUs is another; here JAX's search for one would only print.
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
+    rate = product_rate()
     for workload in options.models.split(","):
         wanted = [task for task in tasks(workload) if options.only in task.name or task.name.startswith(BASE)]
         rows = compare(
@@ -116,23 +148,25 @@ def main() -> None:
             log=lambda text: print(text, file=sys.stderr),
         )
         device = device_of(rows)
-        what = f"{TITLES.get(workload, workload)}, AdamW, mixed_bfloat16 but where said"
-        title = f"{what}, {os.cpu_count()} cores of {device}"
+        on, here = (processor(), machine(processor()) + rate) if device == cpu_name() else (device, device)
+        title = f"{TITLES.get(workload, workload)}, AdamW, mixed_bfloat16 but where said, {here}"
         base = next((row.name for row in rows if not row.problem), BASE)
         report = BenchmarkReport(title, base, rows)
         Console().print(report)
         if options.out:
             columns, rows = report.table()
+            path = options.out / f"peers-{workload}-{re.sub(r'[^a-z0-9]+', '-', on.lower())}.json"
             write(
-                options.out / f"peers-{workload}.json",
-                f"A step beside its peers: {TITLES.get(workload, workload)}",
+                path,
+                f"A step beside its peers, on {on}: {TITLES.get(workload, workload)}",
                 f"python benchmarks/peers.py --rounds {options.rounds} --seconds {options.seconds}",
                 ["AdamW, mixed_bfloat16 but where said", *columns[1:]],
                 rows,
                 report.versions,
                 " ".join(report.problems),
+                here,
             )
-            draw(options.out / f"peers-{workload}.json")
+            draw(path)
 
 
 if __name__ == "__main__":

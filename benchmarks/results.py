@@ -34,18 +34,31 @@ def read(path: Path) -> dict:
     return result
 
 
-def write(
-    path: Path, title: str, command: str, columns: list[str], rows: list[list], versions: dict[str, str], note: str = ""
-) -> None:
-    """Writes one measurement of today, on this machine."""
-    from keras_mp.system.atomic_write import write_text
+def machine(processor: str = "") -> str:
+    """This machine, as a result names it."""
     from keras_mp.system.host import cpu_name
+
+    return f"{os.cpu_count()} cores of {processor or cpu_name()}"
+
+
+def write(
+    path: Path,
+    title: str,
+    command: str,
+    columns: list[str],
+    rows: list[list],
+    versions: dict[str, str],
+    note: str = "",
+    on: str = "",
+) -> None:
+    """Writes one measurement of today, on this machine, or on one that is named."""
+    from keras_mp.system.atomic_write import write_text
 
     result = {
         "title": title,
         "command": command,
         "date": datetime.date.today().isoformat(),
-        "machine": f"{os.cpu_count()} cores of {cpu_name()}",
+        "machine": on or machine(),
         "versions": {"python": platform.python_version(), **versions},
         "columns": columns,
         "rows": rows,

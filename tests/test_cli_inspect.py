@@ -138,7 +138,7 @@ def test_a_function_that_builds_a_model(tmp_path):
     report = json.loads(done.stdout)
     assert report["batch"] == ["float32[8, 6]"] and {matmul["role"] for matmul in report["matmuls"]} == {"forward"}
     for name, options, said in (
-        ("net", ["--untis", "3"], "unknown option --untis: did you mean --units?"),
+        ("net", ["--untis", "3"], "unknown option --untis. Did you mean '--units'?"),
         ("config", [], "defines no train(config), which a training recipe has: build() must return a keras.Model"),
         ("needs", [], "cannot be built: its argument units has no default"),
     ):

@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from keras_mp.advice.figures import state_of
 from keras_mp.advice.measures import OTHER, PLAIN, SAME, TIME, Measures
 from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.html import document, folded, limited_bars, table
@@ -18,7 +17,7 @@ from keras_mp.reporting.report import Report, plain_values
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import byte_size
 from keras_mp.xla.compile_report import CompileReport
-from keras_mp.xla.compile_table import answer, on_host
+from keras_mp.xla.compile_table import answer, drawn_parts, on_host
 from keras_mp.xla.memory import Memory
 
 COMPILED, FROM_SHAPES = "compiled", "shapes alone"
@@ -287,14 +286,7 @@ def _picture(report: AdviceReport) -> str:
     bars = {}
     for row in report.rows:
         memory = row.memory
-        parts = {
-            "weights": memory.parameters,
-            "optimizer": memory.optimizer,
-            "metrics and batch": memory.other,
-            "kept for the backward pass": memory.activations,
-            "other temporary": max(0, memory.peak - state_of(memory) - memory.activations),
-        }
-        shares = {name: size / memory.capacity for name, size in parts.items()}
+        shares = {name: size / memory.capacity for name, size in drawn_parts(memory).items()}
         title = f"{row.title}: {byte_size(memory.peak)} of {byte_size(memory.capacity)}"
         bars[title] = shares
     return limited_bars(bars, "{:.1%} of the memory".format, "free", "all of the memory") if bars else ""

@@ -1,6 +1,5 @@
 """The table of chips, and how their names are read as people, shops and runtimes write them."""
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,6 +7,7 @@ from types import MappingProxyType
 
 from keras_mp.precision.chip import GIB, GIGA, TERA, Chip, GpuDescription, TpuSlices
 from keras_mp.precision.chip_table import AMD_GPUS, GOOGLE_TPUS, NVIDIA_DATA_CENTER_GPUS, NVIDIA_DESKTOP_GPUS
+from keras_mp.system.one_of import did_you_mean
 
 __all__ = [
     "CHIPS",
@@ -186,14 +186,10 @@ def nearest_hint(text: str, names: Iterable[str]) -> str:
     names = list(names)
     words = _name_words(str(text))
     told = [word for word in words if word not in _PLAIN_WORDS]
-    whole = [str(text).lower(), "".join(words), "".join(told)]
+    whole = ["".join(words), "".join(told)]
     if told and told[0].isdecimal():  # "4080" is an RTX 4080
         whole.append("rtx" + "".join(told))
-    for wanted in (whole, told):
-        near = list(dict.fromkeys(name for word in wanted for name in difflib.get_close_matches(word, names, n=1)))
-        if near:
-            return f" Did you mean {' or '.join(map(repr, near))}?"
-    return ""
+    return did_you_mean(text, names, *whole) or (did_you_mean(told[0], names, *told[1:]) if told else "")
 
 
 def identify_chip(device_name: str) -> Chip | None:

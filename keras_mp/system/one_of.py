@@ -22,8 +22,9 @@ def one_of(name: str, value: Any, known: Iterable[str]) -> Any:
     raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, words))}.{did_you_mean(value, words)}")
 
 
-def did_you_mean(value: Any, known: Iterable[str]) -> str:
-    """The question whether the nearest of some words was meant; "" where none is near."""
+def did_you_mean(value: Any, known: Iterable[str], *spellings: str) -> str:
+    """The question whether a known word was meant that a value, or another spelling of it, is near; "" if none is."""
     by_small = {word.lower(): word for word in known}
-    near = difflib.get_close_matches(str(value).lower(), by_small, n=1)
-    return f" Did you mean {by_small[near[0]]!r}?" if near else ""
+    texts = [str(value).lower(), *spellings]
+    near = dict.fromkeys(word for text in texts for word in difflib.get_close_matches(text, by_small, n=1))
+    return f" Did you mean {' or '.join(repr(by_small[word]) for word in near)}?" if near else ""

@@ -14,8 +14,9 @@ from typing import Any
 
 from keras_mp.parallel.cluster import find_cluster
 from keras_mp.parallel.coordinator import LostWorkerError
+from keras_mp.system.one_of import did_you_mean
 from keras_mp.system.quiet_import import import_keras
-from keras_mp.training.training_recipe import WHAT, TrainingRecipe, nearest
+from keras_mp.training.training_recipe import WHAT, TrainingRecipe
 
 FOLDER = Path("recipes")
 PROGRAM = "keras-mp train"
@@ -155,7 +156,8 @@ def _unknown(given: str, folder: Path) -> str:
     known = list(recipes_in(folder))
     if known:
         return (
-            f"unknown training recipe {given!r}: {nearest(given, known)}; or the path of a .py file, or module:function"
+            f"unknown training recipe {given!r}.{did_you_mean(given, known)} Known: {', '.join(known)}; "
+            "or the path of a .py file, or module:function"
         )
     return (
         f"unknown training recipe {given!r}: there is no file {str(folder.absolute() / given)}.py. {WHAT}. {WHERE}; "

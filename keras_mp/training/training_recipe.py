@@ -16,7 +16,6 @@ A training recipe is a Python file with a function, called as the file, that ret
 
 import argparse
 import dataclasses
-import difflib
 import inspect
 import types
 import typing
@@ -24,6 +23,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, TypeVar
+
+from keras_mp.system.one_of import did_you_mean
 
 WHAT = (
     "A training recipe is a Python file with a function of its own name, which returns its config, an instance of a "
@@ -186,12 +187,6 @@ class FieldError(ValueError):
     """A field of a config has a type that a command line option cannot have; the message lists those it can."""
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """Words the hint of an unknown name: the nearest known one, if one is near, and all that are known."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return (f"did you mean {near[0]}? " if near else "") + f"Known: {', '.join(known)}"
-
-
 def parse(config: ConfigT, arguments: Sequence[str], program: str, description: str) -> ConfigT:
     """Replaces fields of a config by what the command line says.
 
@@ -223,8 +218,8 @@ def parse(config: ConfigT, arguments: Sequence[str], program: str, description: 
     except argparse.ArgumentError as error:
         raise ValueError(str(error)) from None
     if unknown:
-        option = unknown[0].split("=")[0]
-        raise ValueError(f"unknown option {option}: {nearest(option, list(parser._option_string_actions))}")
+        option, known = unknown[0].split("=")[0], list(parser._option_string_actions)
+        raise ValueError(f"unknown option {option}.{did_you_mean(option, known)} Known: {', '.join(known)}.")
     return dataclasses.replace(config, **vars(values))  # type: ignore[type-var]
 
 

@@ -15,10 +15,10 @@ from keras_mp.xla.compile_table import (
     answer,
     compared,
     compiled_as,
+    drawn_parts,
     headline,
     largest,
     memory_rows,
-    optimizer_title,
     precision,
     scaled,
     sensitive,
@@ -45,7 +45,7 @@ def page(report: CompileReport) -> str:
         first.html(),
         *(sentence.html() for sentence in sentences),
         "<h2>Memory</h2>",
-        stacked_bar(_memory_parts(report), _bytes),
+        stacked_bar(drawn_parts(report.memory), _bytes),
         "<h2>Operations by operand dtype as compiled</h2>",
         stacked_bar(report.shares, "{:.1%}".format),
         "<h2>Details</h2>",
@@ -64,19 +64,6 @@ def _memory(report: CompileReport) -> str:
     return table(("what", "size"), ((what, byte_size(size)) for what, size in memory_rows(report)), numbers=(1,))
 
 
-def _memory_parts(report: CompileReport) -> dict[str, float]:
-    memory = report.memory
-    rest = max(0, memory.peak - memory.parameters - memory.optimizer - memory.other - memory.activations)
-    parts: dict[str, float] = {
-        "weights": memory.parameters,
-        optimizer_title(memory): memory.optimizer,
-        "metrics and batch": memory.other,
-        "kept for the backward pass": memory.activations,
-        "other temporary": rest,
-    }
-    return {name: size for name, size in parts.items() if size}
-
-
 def _bytes(size: float) -> str:
     return byte_size(int(size))
 
@@ -84,7 +71,7 @@ def _bytes(size: float) -> str:
 def picture(report: CompileReport) -> str:
     """Memory at the peak and operations by dtype, a bar for each precision that was compiled, as SVG."""
     reports = {report.precision: report, **report.compared}
-    memory = {f"{name}: {byte_size(other.memory.peak)}": _memory_parts(other) for name, other in reports.items()}
+    memory = {f"{name}: {byte_size(other.memory.peak)}": drawn_parts(other.memory) for name, other in reports.items()}
     operations = {name: other.shares for name, other in reports.items()}
     drawing = Picture(_WIDTH, font_size=13)
     drawing.text(10, 22, f"{report.model}, on {report.title}", bold=True, room=_WIDTH - 20)

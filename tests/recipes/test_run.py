@@ -26,10 +26,10 @@ def test_a_name_is_found_from_any_folder_and_imported_once(monkeypatch, tmp_path
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["digit"], "unknown training recipe 'digit': did you mean digits"),
+        (["digit"], "unknown training recipe 'digit'. Did you mean 'digits'"),
         (["__init__"], "__init__.py is no training recipe: it defines no function train"),
         (["no/such/file.py"], "there is no training recipe 'no/such/file.py': no such file"),
-        (["digits", "--epoch", "3"], "unknown option --epoch: did you mean --epochs"),
+        (["digits", "--epoch", "3"], "unknown option --epoch. Did you mean '--epochs'"),
         (["digits", "--epochs", "0"], "epochs must be above 0, got 0"),
         (["digits", "--policy", "float61"], "float61"),
     ],

@@ -64,7 +64,7 @@ def test_a_file_that_is_no_python_does_not_hide_the_others(here):
     (here / "recipes" / "half_written.py").write_text("def half_written(:")
     (here / "recipes" / "binary.py").write_bytes(b"\x00\xff")
     assert list(recipes_in()) == ["thin_training"]
-    with pytest.raises(ValueError, match="did you mean thin_training"):
+    with pytest.raises(ValueError, match="Did you mean 'thin_training'"):
         find_recipe("thin_trainings")
 
 
@@ -127,5 +127,5 @@ def test_what_is_not_there_is_said_in_a_line(here, given, error, said):
 
 def test_a_mistyped_name_gets_the_nearest(here):
     recipe_file(here / "recipes", "thin_training")
-    with pytest.raises(ValueError, match="unknown training recipe 'thin_trainin': did you mean thin_training"):
+    with pytest.raises(ValueError, match="unknown training recipe 'thin_trainin'. Did you mean 'thin_training'"):
         find_recipe("thin_trainin")

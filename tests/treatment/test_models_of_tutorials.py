@@ -192,6 +192,22 @@ def test_arguments_that_no_config_shows_are_read_off_or_the_file_is_refused(kept
             keras.saving.load_model(tmp_path / "model.keras", custom_objects={"Net": Net})
 
 
+def test_a_block_without_kwargs_is_reloaded_though_keras_cannot(tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((5, 16))
+    hidden = strangers.EncoderBlock(16, 2, 32)(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(2, activation="softmax")(hidden))
+    model.save(tmp_path / "plain.keras")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'trainable'"):
+        keras.saving.load_model(tmp_path / "plain.keras", custom_objects=strangers.CLASSES)
+    keras_mp.stabilize(model).save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects=strangers.CLASSES)
+    for weight, expected in zip(loaded.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(numpy(weight), numpy(expected))
+    x = np.random.default_rng().normal(size=(3, 5, 16)).astype("float32")
+    np.testing.assert_array_equal(predicted(loaded, x)[0], predicted(model, x)[0])
+
+
 def test_a_class_that_is_not_registered_is_cloned_as_by_plain_keras():
     keras.config.set_dtype_policy("mixed_bfloat16")
     inputs = keras.Input((6, 8))
