@@ -25,10 +25,12 @@ def run(script, *arguments):
 def test_the_command_for_peers(tmp_path):
     run("peers.py", "--models", "gpt-small,resnet-small,vit-small", "--rounds", 2, "--seconds", 0, "--out", tmp_path)
     for model in ("gpt-small", "resnet-small", "vit-small"):
-        result = json.loads((tmp_path / f"peers-{model}.json").read_text())
+        (path,) = tmp_path.glob(f"peers-{model}-*.json")
+        result = json.loads(path.read_text())
+        assert result["machine"].endswith("GFLOP/s together") or keras.backend.backend() != "tensorflow"
         assert not result.get("note")
         assert len({row[result["columns"].index("batch")] for row in result["rows"]}) == 1
-        assert (tmp_path / f"peers-{model}.svg").is_file()
+        assert path.with_suffix(".svg").is_file()
 
 
 @pytest.mark.slow
