@@ -172,12 +172,18 @@ def _answered(report: AuditReport) -> list[Sentence]:
     ]
     said += [Sentence("Note", note, rank=2 * _MOST_SUSPECTS) for note in report.notes]
     suspects = report.suspects()
-    for place, suspect in enumerate(suspects[:_MOST_SUSPECTS]):
-        mark = "loss scale" if suspect.safe else "unsafe in float16"
-        layer = shorten_middle(suspect.path, _NAMED)
-        said.append(Sentence(mark, f"{layer}: {suspect.reason}; {suspect.remedy}.", rank=1 + place))
-    if len(suspects) > _MOST_SUSPECTS:
-        said.append(Sentence("", f"and {len(suspects) - _MOST_SUSPECTS} more"))
+    unsafe, saved = ([s for s in suspects if s.safe == safe] for safe in (False, True))
+    for place, suspect in enumerate(unsafe[:_MOST_SUSPECTS]):
+        text = f"{shorten_middle(suspect.path, _NAMED)}: {suspect.reason}; {suspect.remedy}."
+        said.append(Sentence("unsafe in float16", text, rank=1 + place))
+    if len(unsafe) > _MOST_SUSPECTS:
+        said.append(Sentence("", f"and {len(unsafe) - _MOST_SUSPECTS} more"))
+    if saved:
+        worst = saved[0]
+        layer = shorten_middle(worst.path, _NAMED)
+        needs = f"{layer} needs one" if len(saved) == 1 else f"{len(saved)} layers need one, {layer} the most"
+        text = f"{needs}: {worst.reason}; {worst.remedy}."
+        said.append(Sentence("loss scale", text, rank=1 + _MOST_SUSPECTS))
     return said
 
 

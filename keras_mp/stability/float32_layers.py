@@ -230,12 +230,6 @@ class Float32Scores:
         kept = self._dropout_layer(probabilities, training=training) if self._rate() > 0 else probabilities  # type: ignore[attr-defined]
         return keras.ops.einsum(self._combine_equation, kept, value), probabilities
 
-    def _masked(self, query: Any, value: Any, mask: Any, use_causal_mask: bool) -> Any:
-        if not use_causal_mask:
-            return mask
-        causal = self._compute_causal_mask(query, value)  # type: ignore[attr-defined]
-        return causal if mask is None else keras.ops.logical_and(keras.ops.cast(mask, "bool"), causal)
-
     def _fused(self, query: Any, return_scores: bool) -> bool:
         dtype = keras.backend.standardize_dtype(query.dtype)
         explicit = self._rate() > 0 or return_scores or len(query.shape) != 4
@@ -263,14 +257,12 @@ class Float32MultiHeadScores(Float32Scores):
         attention_mask: Any = None,
         training: bool | None = None,
         return_attention_scores: bool = False,
-        **causal: bool,  # use_causal_mask, from Keras 3.15 on
     ) -> tuple[Any, Any]:
         if self._fused(query, return_attention_scores):
             return super()._compute_attention(  # type: ignore[misc]
-                query, key, value, attention_mask, training, return_attention_scores, **causal
+                query, key, value, attention_mask, training, return_attention_scores
             )
-        mask = self._masked(query, value, attention_mask, **causal) if causal else attention_mask
-        return self._attend((key, query), value, mask, training)
+        return self._attend((key, query), value, attention_mask, training)
 
 
 class Float32GroupedQueryScores(Float32Scores):
@@ -281,14 +273,13 @@ class Float32GroupedQueryScores(Float32Scores):
         return self.dropout  # type: ignore[attr-defined]
 
     def _compute_attention(
-        self, query: Any, key: Any, value: Any, attention_mask: Any = None, training: bool | None = None, **causal: bool
+        self, query: Any, key: Any, value: Any, attention_mask: Any = None, training: bool | None = None
     ) -> tuple[Any, Any]:
         if self._fused(query, self._return_attention_scores):  # type: ignore[attr-defined]
             return super()._compute_attention(  # type: ignore[misc]
-                query, key, value, attention_mask=attention_mask, training=training, **causal
+                query, key, value, attention_mask=attention_mask, training=training
             )
-        mask = self._masked(query, value, attention_mask, **causal) if causal else attention_mask
-        return self._attend((query, key), value, mask, training)
+        return self._attend((query, key), value, attention_mask, training)
 
 
 @keras.saving.register_keras_serializable("keras_mp")

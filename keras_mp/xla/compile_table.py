@@ -192,7 +192,8 @@ def _casts(report: CompileReport) -> str:
     asked, read = sum(cast.count for cast in report.casts), sum(cast.bytes for cast in report.casts)
     if not asked and not count:
         return ""
-    return f"{asked} asked for, {byte_size(read)}; {count} kernels only cast and move, {byte_size(size)}."
+    kernels = "1 kernel only casts and moves" if count == 1 else f"{count} kernels only cast and move"
+    return f"{asked} asked for, {byte_size(read)}; {kernels}, {byte_size(size)}."
 
 
 def _sent(report: CompileReport) -> str:

@@ -114,6 +114,17 @@ def test_small_gradients_are_the_first_suspect_and_the_scale_brings_them_in():
     assert measure(np.full(3, gradient.largest), "float16").zeroed == 1
     assert measure(np.full(3, gradient.largest), "float16", report.loss_scale).zeroed == 0
     assert len(report.suspects()) == 1
+    assert "loss scale: small needs one: without a loss scale" in " ".join(str(report).split())
+
+
+def test_layers_that_need_the_loss_scale_are_said_in_one_sentence():
+    model = keras.Sequential([keras.Input((8,)), *(layers.Dense(8, name=f"dense{i}") for i in range(3))])
+    model.compile("sgd", lambda y, prediction: 1e-8 * ops.mean(ops.square(y - prediction), axis=-1))
+    report = audit(model, (normal(16, 8), normal(16, 8)))
+    saved = [suspect for suspect in report.suspects() if suspect.safe]
+    said = " ".join(str(report).split())
+    assert len(saved) > 1 and said.count("scale the loss, by") == 1
+    assert f"loss scale: {len(saved)} layers need one, {saved[0].path} the most" in said
 
 
 def test_the_recommended_scale_fits_every_gradient():
