@@ -37,6 +37,7 @@ from keras_mp.rebuild import RebuildError, custom_objects_of, layers_by_path
 from keras_mp.rebuild.compared import check_same
 from keras_mp.rebuild.merged import is_adapted, why_not_merged
 from keras_mp.reporting.text import byte_size
+from keras_mp.stability.sensitive import calls_steps
 from keras_mp.system.atomic_write import parents_made
 from keras_mp.system.packages import install_command
 
@@ -231,11 +232,7 @@ def _corrected_time_distributed(model: keras.Model) -> Iterator[None]:
     Keras 3.15 takes the size of the batch for the number of steps there (`call` reads the shape before it swaps the
     two axes). Layers of a class that has a `call` of its own are left alone.
     """
-    layers = [
-        (path, layer)
-        for path, layer in layers_by_path(model).items()
-        if isinstance(layer, keras.layers.TimeDistributed) and type(layer).call is keras.layers.TimeDistributed.call
-    ]
+    layers = [(path, layer) for path, layer in layers_by_path(model).items() if calls_steps(layer)]
     with wrapped_methods(layers, ["call"], _over_all_steps):
         yield
 

@@ -183,7 +183,7 @@ def _find(layer: keras.Operation, path: str, outputs: dict[int, str], seen: set[
     if id(layer) in seen:
         return
     seen.add(id(layer))
-    needs = list(_needs(layer, outputs.get(id(layer))))
+    needs = list(_needs_with_steps(layer, outputs))
     if needs:
         treatments = tuple(dict.fromkeys(treatment for treatment, _ in needs if treatment))
         yield SensitiveLayer(path, layer, "; ".join(reason for _, reason in needs), treatments)
@@ -191,6 +191,28 @@ def _find(layer: keras.Operation, path: str, outputs: dict[int, str], seen: set[
         return  # its softmax is a sublayer, which the treatment of the scores leaves unused
     for child in children_of(layer):
         yield from _find(child, f"{path}/{child.name}", outputs, seen)
+
+
+def calls_steps(layer: keras.Operation) -> bool:
+    """Whether a layer calls the layer in it without regard to that layer's dtype, as Keras's TimeDistributed does.
+
+    It calls the `call()` of the layer in it, and not the layer, so that inputs and weights come in its own dtype.
+    """
+    steps = keras.layers.TimeDistributed
+    return isinstance(layer, steps) and original_class(layer).call is steps.call
+
+
+def _needs_with_steps(layer: keras.Operation, outputs: dict[int, str]) -> Iterator[tuple[str, str]]:
+    """As `_needs`, and float32 for a layer that calls one in its own dtype that is float32, or needs it."""
+    yield from _needs(layer, outputs.get(id(layer)))
+    low = layer.compute_dtype
+    if calls_steps(layer) and low in LOW_PRECISION:
+        inside = {treatment for treatment, _ in _needs_with_steps(layer.layer, outputs)}
+        reason = f"it calls {layer.layer.name!r} in {low}, whatever the dtype of that layer"
+        if inside & {"everywhere", "result"} or layer.layer.compute_dtype == "float32":
+            yield "everywhere", reason
+        elif "float32" in inside:
+            yield "float32", reason
 
 
 def _needs(layer: keras.Operation, output: str | None) -> Iterator[tuple[str, str]]:
@@ -291,8 +313,15 @@ def output_layers(model: keras.Model) -> dict[int, str]:
             for output in operation.outputs:
                 trace(output)
         elif isinstance(operation, keras.layers.Layer) and not isinstance(operation, keras.layers.InputLayer):
-            reasons[id(operation)] = "the model's output"
-            if isinstance(operation, PASSING_ON):
+            computes = operation
+            while calls_steps(computes):
+                computes = computes.layer
+            if isinstance(computes, keras.Model) and getattr(computes, "outputs", None):
+                for output in computes.outputs:
+                    trace(output)
+                return
+            reasons[id(computes)] = "the model's output"
+            if isinstance(computes, PASSING_ON):
                 for source in operation._inbound_nodes[node_index].input_tensors:
                     trace(source)
 
