@@ -29,7 +29,7 @@ from keras_mp.rebuild.notes import original_class
 from keras_mp.reporting.text import listed, shorten_middle
 from keras_mp.stability.sensitive import LOW_PRECISION, sensitive_layers
 from keras_mp.stability.stabilized import stabilize
-from keras_mp.treatment.change import change
+from keras_mp.treatment.change import change, check_built
 
 
 def prepare(
@@ -95,8 +95,8 @@ def prepare(
         ValueError: the model is not built; the optimizer is Keras's LossScaleOptimizer, a scaling or state_dtype
             is unknown; state_dtype, state_memory or release_gradients is not that of a LossScaleOptimizer, or cannot be
             had, with the reason.
-        TypeError: fp8 is none of the above, or the dict has a name that `keras_mp.convert` does not; the model's
-            class has a `compile` that does not take these arguments.
+        TypeError: the model is none; fp8 is none of the above, or the dict has a name that `keras_mp.convert` does not;
+            the model's class has a `compile` that does not take these arguments.
 
     Warns:
         UserWarning: as `stabilize` and `convert`.
@@ -110,6 +110,7 @@ def prepare(
         ('LossScaleOptimizer', 'float32')
         >>> history = model.fit(np.ones((32, 8)), np.zeros(32), verbose=0)
     """
+    check_built(model)
     convert_arguments = _convert_arguments(fp8)
     optimizer = keras.optimizers.get(optimizer)
     wrapped = isinstance(optimizer, LossScaleOptimizer)

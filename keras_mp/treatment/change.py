@@ -19,11 +19,15 @@ Wanted = tuple[Any, Mapping[str, Any]]
 
 
 def check_built(model: keras.Model) -> None:
-    """Refuses a model whose layers are not all there yet.
+    """Refuses what is no model, and a model whose layers are not all there yet.
 
     Raises:
+        TypeError: it is no Keras model.
         ValueError: it is not built.
     """
+    if not isinstance(model, keras.Model):
+        kind = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
+        raise TypeError(f"model must be a Keras model, and is {kind}")
     if not is_built(model):
         raise ValueError(
             f"model {model.name!r} is not built, so its layers are not known: call it once on a batch, or "

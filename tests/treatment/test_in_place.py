@@ -258,3 +258,21 @@ def test_a_layer_that_two_models_share_is_changed_in_both():
 def test_a_model_that_is_not_built_is_refused(function):
     with pytest.raises(ValueError, match="is not built.*call it once on a batch"):
         function(keras.Sequential([layers.Dense(2)]))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        keras_mp.stabilize,
+        keras_mp.convert,
+        keras_mp.lean.make_lean,
+        keras_mp.revert,
+        keras_mp.report,
+        lambda model: keras_mp.prepare(model, "adam", "mse"),
+    ],
+)
+def test_what_is_no_model_is_refused(function):
+    given = [(layers.Dense(2), "of type Dense"), (keras.Sequential, "the class Sequential"), (None, "of type NoneType")]
+    for wrong, said in given:
+        with pytest.raises(TypeError, match=f"model must be a Keras model, and is {said}"):
+            function(wrong)
