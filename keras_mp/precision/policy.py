@@ -167,6 +167,14 @@ def _unseen(device: Device) -> list[str]:
     return unseen_accelerators(keras.backend.backend(), device.kind)
 
 
+# What other frameworks call them; the nearest in spelling, 'bfloat16', trains with weights in bfloat16.
+_ELSEWHERE = {
+    **dict.fromkeys(("fp16", "half", "amp", "16-mixed", "fp16-mixed"), "mixed_float16"),
+    **dict.fromkeys(("bf16", "bf16-mixed"), "mixed_bfloat16"),
+    **dict.fromkeys(("fp32", "32", "32-true"), "float32"),
+}
+
+
 def _check(name: str) -> None:
     policies = (*POLICIES, PURE_BFLOAT16)
     if name == "float16":
@@ -174,6 +182,8 @@ def _check(name: str) -> None:
             "name='float16' would keep the weights in float16 too, whose smallest step is 6e-8: small updates would be "
             f"lost or mostly noise. Use 'mixed_float16', or 'bfloat16'. Known: {', '.join(policies)}."
         )
+    if isinstance(name, str) and name.lower() in _ELSEWHERE:
+        raise ValueError(f"name={name!r} is {_ELSEWHERE[name.lower()]!r} here. Known: {', '.join(policies)}.")
     one_of("name", name, policies)
 
 

@@ -148,6 +148,8 @@ def test_fp8_is_mixed_bfloat16_with_layers_to_convert(on):
     [
         ("mixed_bfloat", "Did you mean 'mixed_bfloat16'"),
         ("float16", "would keep the weights in float16.*Use 'mixed_float16', or 'bfloat16'"),
+        ("bf16", "name='bf16' is 'mixed_bfloat16' here"),
+        ("FP16", "name='FP16' is 'mixed_float16' here"),
         ("fastest", "must be one of 'auto'"),
         (None, "name=None must be one of"),
     ],
