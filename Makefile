@@ -12,8 +12,9 @@ newest = $(shell for v in $(1); do python$$v -c "" 2> /dev/null && echo python$$
 COLAB_PYTHON ?= $(call newest,3.13)
 NEWEST_PYTHON ?= $(call newest,3.13 3.12)
 on_newest = $(if $(NEWEST_PYTHON),KERAS_BACKEND=$(1) .venv-newest/bin/python -m pytest $(XDIST) -m "$(2)",@echo "$@: not run, for this machine has no Python 3.12 or 3.13, on PATH or of pyenv")
-# Folders whose slow tests continuous integration has the time for; a worker that ran all of them in one go would hold
-# more than 4 GB of what XLA compiled.
+# On TensorFlow a worker keeps what XLA compiled for it: in one go it would hold more than 4 GB.
+PARTS := "tests/[a-f]*/" "tests/[g-z]*/ tests/test_*.py"
+# Folders whose slow tests continuous integration has the time for, in parts for the same reason.
 SLOW := "fp8 lean" "loss_scaling stability rebuild training" "backend export models"
 SLOW_ON_JAX := fp8 lean loss_scaling stability rebuild training backend export models numerics parallel
 
@@ -25,7 +26,7 @@ train: .venv/train  ## Train the digits recipe and export it as a float32 SavedM
 test: lint test-tensorflow test-jax  ## The tests that are not slow; of these JAX runs those marked `jax`.
 
 test-tensorflow: .venv/test
-	KERAS_BACKEND=tensorflow $(PYTEST) -m "not slow"
+	for part in $(PARTS); do KERAS_BACKEND=tensorflow $(PYTEST) -m "not slow" $$part || exit 1; done
 
 test-jax: .venv/test
 	KERAS_BACKEND=jax $(PYTEST) -m "jax and not slow"
