@@ -375,11 +375,18 @@ def test_a_jax_layer_with_params_and_no_init_fn():
     x = layers.LayerNormalization()(layers.JaxLayer(affine, params=params)(inputs))
     model = keras.Model(inputs, layers.Dense(2)(x))
     next(w for w in model.weights if w.shape == (6, 4)).assign(zoo.normal(6, 4))  # trained since
-    new, batch = stabilize(twin(model)), zoo.normal(5, 6)
+    batch = zoo.normal(5, 6)
+    try:
+        expected = model(batch)
+    except Exception as error:
+        if "failed to deserialize" not in str(error):
+            raise
+        pytest.skip("this TensorFlow does not read the programs that this JAX writes: plain Keras fails")
+    new = stabilize(twin(model))
     assert keras_mp.stability.sensitive.sensitive_layers(new) == []
     for old, weight in zip(model.weights, new.weights, strict=True):
         np.testing.assert_array_equal(numpy(old), numpy(weight))
-    assert relative_difference(new(batch), model(batch)) < 1e-2
+    assert relative_difference(new(batch), expected) < 1e-2
 
 
 @pytest.mark.parametrize("name", ["Llama3Backbone", "DebertaV3Backbone"])
