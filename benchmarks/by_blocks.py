@@ -18,7 +18,13 @@ SENT = ("bytes", "wire", "covered")
 
 
 def inspect_by_blocks(
-    build: Callable[..., keras.Model], batch: Any, target: str, *, blocks: tuple[int, int] = BLOCKS, **options: Any
+    build: Callable[..., keras.Model],
+    batch: Any,
+    target: str,
+    *,
+    blocks: tuple[int, int] = BLOCKS,
+    look: Callable[..., Any] = keras_mp.inspect,
+    **options: Any,
 ) -> Any:
     """Inspects the step with few blocks and with more, and takes each figure from the line through both.
 
@@ -26,18 +32,22 @@ def inspect_by_blocks(
         build: `build(blocks)` builds and compiles the model; the default of `blocks` is how many it has.
         batch, target, options: the arguments of `keras_mp.inspect`.
         blocks: the two numbers of blocks that are compiled, the second larger.
+        look: inspects a step; of one that keeps `seconds` of its own, as `benchmarks.flash_attention.FlashLook`, they
+            are on the line, too, as `flash`.
 
     Returns:
         Of `keras_mp.inspect`'s report what a table needs. `collectives` are bytes of all layers, by kind, dtype
         and which bytes; the arrays listed are those of the step with more blocks. `extrapolated` says from how many.
     """
     depth = takes_blocks(build)
-    few, many = (keras_mp.inspect(lambda count=count: build(count), batch, target, **options) for count in blocks)
+    few, many = (look(lambda count=count: build(count), batch, target, **options) for count in blocks)
     times = Fraction(depth - blocks[0], blocks[1] - blocks[0])
     whole = extrapolated(few, many, blocks, depth)
+    own = getattr(look, "seconds", [])
     kept = ("memory", "time", "roofline", "seconds", "refused", "backend", "extrapolated")
     return SimpleNamespace(
         flops=on_line(few.flops, many.flops, times),
+        flash=on_line(*own, times) if own else None,
         collectives=on_line(collective_bytes(few), collective_bytes(many), times),
         **{name: getattr(whole, name) for name in kept},
     )

@@ -5,8 +5,9 @@
 The tables, with their sources, are in `efficiency_tables.json`: measured seconds of a product of m x k by k x n, of
 several products together, of a convolution and its two gradients, and of kernels that only move bytes. No training step
 is among them. The fit minimizes the squares of the logarithms of the time that the constants give, divided by the
-measured time. What a generation's tables do not determine it takes from the generation that `TAKEN_FROM` names. Prints
-the table of constants, with the error of the fit, and the rates of libtpu's cycles.
+measured time. A TPU's products read and write at the rate of copies, of which there are tables. What a generation's
+tables do not determine it takes from the generation that `TAKEN_FROM` names. Prints the
+table of constants, with the error of the fit, and the rates of libtpu's cycles.
 
 Convolutions of fewer channels than tensor cores take together are not in the tables: XLA pads them. Those that are have
 channels first (DeepBench's code/nvidia/conv_bench.cu).
@@ -39,10 +40,10 @@ TABLES = Path(__file__).with_name("efficiency_tables.json")
 WIDTH = {"fp8": 8, "bfloat16": 16, "float16": 16, "tfloat32": 32, "float32": 32}
 # Generations in the order in which they are fitted, and which gives what the tables leave open.
 TAKEN_FROM = {"7.0": "", "7.5": "7.0", "8": "7.0", "9": "7.0", "10": "7.0", "v7x": "", "v6e": "v7x"}
-STREAM_FROM = {"v7x": "v6e"}
 # Where the search for the least error begins.
 START = Efficiency({}, 0.85, 5e-6, 0.85, 3e-6, 1.0)
 START_PRODUCTS = 0.75
+START_FILL = 2e7  # among the sizes of the table, where the fit is smooth
 WIDE = 100.0  # the largest by the smallest size of a table that says how the rate depends on the size
 
 
@@ -69,9 +70,6 @@ def fit(tables: dict[str, list]) -> dict[str, tuple[Efficiency, float]]:
             name: [row for row in rows if generation_of(CHIPS[row[0]]) == generation] for name, rows in tables.items()
         }
         fitted[generation] = fit_one(mine, fitted[other][0] if other else None)
-    for generation, other in STREAM_FROM.items():
-        constants, error = fitted[generation]
-        fitted[generation] = constants._replace(stream=fitted[other][0].stream), error
     return {generation: (_rounded(constants), error) for generation, (constants, error) in fitted.items()}
 
 
@@ -87,18 +85,24 @@ def fit_one(
     """
     constants = (other or START)._replace(products={})
     products = [*tables["products"], *tables["sums of products"]]
+    tpu = any(chips[row[0]].vendor == "google" for row in products)
+    transfers = ["stream", "start"] if _is_wide([row[1] for row in tables["transfers"]]) else ["stream"]
+    if tpu:
+        constants = _fitted(constants, tables["transfers"], transfers, chips)
+        constants = constants._replace(product_stream=constants.stream)
     names = [f"products.{bits}" for bits in sorted({WIDTH[row[1]] for row in products})]
     if _is_wide([math.prod(row[2:5]) for row in tables["products"]]):
         names.append("product_start")
         # Only products that memory limits tell at what share of its bandwidth.
-        names += ["product_stream"] if any(_is_moving(row, chips) for row in tables["products"]) else []
+        moving = "fill" if tpu else "product_stream"
+        names += [moving] if any(_is_moving(row, chips) for row in tables["products"]) else []
+        constants = constants._replace(fill=START_FILL) if tpu else constants
     constants = _fitted(constants, products, names, chips)
     if tables["convolutions"]:
         constants = _fitted(constants, tables["convolutions"], ["convolution"], chips)
-    wide = _is_wide([row[1] for row in tables["transfers"]])
-    if not wide and other is None:
+    if len(transfers) == 1 and other is None:
         constants = constants._replace(start=constants.product_start)
-    constants = _fitted(constants, tables["transfers"], ["stream", "start"] if wide else ["stream"], chips)
+    constants = constants if tpu else _fitted(constants, tables["transfers"], transfers, chips)
     return constants, _error(constants, products, chips)
 
 

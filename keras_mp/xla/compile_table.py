@@ -155,7 +155,7 @@ def _answered_time(report: CompileReport) -> str:
     runs = ""
     if spread is not None:
         ends = dict.fromkeys(f"{time.seconds * share * 1e3:.3g}" for share in (spread.least, spread.most))
-        those = "published runs" if spread.runs > 1 else "a published run"
+        those = "published runs that XLA compiled" if spread.runs > 1 else "one published run that XLA compiled"
         runs = f"; {those} took {spread.words} times the prediction, which makes it {' to '.join(ends)} ms"
     return f"{_milliseconds(time.seconds)} a step, predicted{runs}; {bound}"
 

@@ -27,12 +27,15 @@ class Efficiency(NamedTuple):
     Args:
         products: the share of the peak that large products reach, by the bits of an operand (32: TF32 where the chip
             has it); of others, as with 16 bits.
-        product_stream: the share of the memory's bandwidth in products that it limits.
+        product_stream: the share of the memory's bandwidth in products that it limits; of a TPU that of copies, which
+            bring its operands, too.
         product_start: the seconds that the smallest product takes.
         stream: the share of the memory's bandwidth in all other kernels.
         start: the seconds that the smallest of all other kernels takes.
         convolution: the rate of large convolutions, as a share of that of large products of the same operands. On
             NVIDIA's GPUs of those whose arrays have channels first; no table has channels last, which run as products.
+        fill: the bytes of a product, if it has so many, that cross at the full bandwidth while nothing is computed: a
+            TPU's first tiles come from the memory before it multiplies, and its last results leave after.
     """
 
     products: Mapping[int, float]
@@ -41,6 +44,7 @@ class Efficiency(NamedTuple):
     stream: float
     start: float
     convolution: float
+    fill: float = 0.0
 
 
 EFFICIENCIES: Mapping[str, Efficiency] = MappingProxyType(
@@ -50,8 +54,8 @@ EFFICIENCIES: Mapping[str, Efficiency] = MappingProxyType(
         "8": Efficiency({16: 0.73, 32: 0.715}, 0.921, 1.41e-05, 0.819, 5.02e-06, 0.587),
         "9": Efficiency({8: 0.727, 16: 0.784, 32: 0.789}, 0.921, 8.26e-06, 0.857, 5.02e-06, 0.587),
         "10": Efficiency({8: 0.691, 16: 0.702}, 0.921, 3.26e-06, 0.912, 5.02e-06, 0.587),
-        "v7x": Efficiency({16: 0.836}, 0.435, 1.57e-06, 0.857, 1.57e-06, 1.0),
-        "v6e": Efficiency({16: 0.997}, 0.435, 1.57e-06, 0.857, 1.57e-06, 1.0),
+        "v7x": Efficiency({16: 0.828}, 0.869, 1.57e-06, 0.869, 1.6e-06, 1.0, 1.52e7),
+        "v6e": Efficiency({16: 0.931}, 0.858, 1.57e-06, 0.858, 1.6e-06, 1.0, 1.52e7),
     }
 )
 
@@ -94,9 +98,10 @@ def product_seconds(computing: float, moved: float, chip: Chip, of: Efficiency) 
         chip: the chip; a device has its share of the rates.
         of: the shares of these rates that kernels reach.
     """
-    moving = moved / (chip.bandwidth / chip.devices * of.product_stream)
+    bandwidth = chip.bandwidth / chip.devices
+    moving, filling = moved / (bandwidth * of.product_stream), min(moved, of.fill) / bandwidth
     # Between the two limits, a product takes longer than either alone: the tables follow a sum of squares.
-    return of.product_start + (computing**2 + moving**2) ** 0.5
+    return of.product_start + filling + (computing**2 + moving**2) ** 0.5
 
 
 def transfer_seconds(moved: float, chip: Chip, of: Efficiency) -> float:
@@ -299,7 +304,7 @@ def _bits(dtypes: Sequence[str]) -> int:
 
 
 class Spread(NamedTuple):
-    """Published runs on a chip or a generation of chips: how many, and their published time by the predicted one."""
+    """Published runs that XLA compiled, on a chip or a generation: how many, and their time by the predicted one."""
 
     runs: int
     least: float
@@ -311,62 +316,40 @@ class Spread(NamedTuple):
         return f"{self.least:.2f} to {self.most:.2f}" if self.runs > 1 else f"{self.least:.2f}"
 
 
-# By chip, and by generation for the chips without a run. From benchmarks/predictions.json;
-# `python benchmarks/predictions.py` prints these lines.
+# By chip, and by generation for the chips without a run, of the runs that XLA compiled. From
+# benchmarks/predictions.json; `python benchmarks/predictions.py` prints these lines.
 SPREADS: Mapping[str, Spread] = MappingProxyType(
     {
-        "10": Spread(5, 1.15, 2.44),
-        "8": Spread(40, 0.55, 1.58),
-        "9": Spread(14, 0.78, 1.86),
-        "a10": Spread(3, 1.22, 1.58),
-        "a100": Spread(15, 0.55, 1.46),
-        "a100-40gb": Spread(7, 1.01, 1.21),
-        "a100-40gb-pcie": Spread(3, 0.92, 1.49),
-        "b200": Spread(5, 1.15, 2.44),
-        "gh200": Spread(3, 1.46, 1.85),
-        "h100": Spread(5, 0.78, 1.76),
-        "h100-pcie": Spread(3, 1.26, 1.63),
-        "h200": Spread(3, 1.38, 1.86),
-        "rtx3090": Spread(3, 0.81, 1.04),
-        "rtx4090": Spread(3, 0.92, 1.01),
-        "rtx6000ada": Spread(3, 1.24, 1.58),
-        "rtxa6000": Spread(3, 1.06, 1.2),
-        "v5e": Spread(1, 0.7, 0.7),
-    }
-)
-# Of these the runs whose source compiles its step, as the kit does.
-COMPILED: Mapping[str, Spread] = MappingProxyType(
-    {
-        "10": Spread(2, 1.15, 1.24),
-        "8": Spread(5, 1.02, 1.18),
-        "9": Spread(2, 0.78, 0.83),
-        "a100-40gb": Spread(5, 1.02, 1.18),
-        "b200": Spread(2, 1.15, 1.24),
-        "h100": Spread(2, 0.78, 0.83),
-        "v5e": Spread(1, 0.7, 0.7),
+        "8": Spread(18, 0.92, 2.59),
+        "9": Spread(6, 1.12, 1.66),
+        "a100": Spread(4, 1.11, 2.59),
+        "a100-40gb": Spread(14, 0.92, 1.55),
+        "h100": Spread(6, 1.12, 1.66),
+        "v4": Spread(1, 1.07, 1.07),
+        "v5e": Spread(5, 0.97, 2.02),
+        "v5p": Spread(4, 0.9, 1.16),
+        "v7x": Spread(2, 1.16, 1.17),
     }
 )
 
 
 def scored_as(chip: Chip) -> tuple[str, ...]:
-    """The keys in `SPREADS`: the chip's own, and a GPU's generation; TPUs of several generations share constants."""
+    """The keys in `SPREADS`: the chip's own, and a GPU's generation; each TPU is a generation of its own."""
     return (chip.name,) if chip.vendor == "google" else (chip.name, generation_of(chip))
 
 
 def spread_of(chip: Chip) -> Spread | None:
-    """Published runs on this chip, or else its generation, by their predicted time; None where there is none."""
+    """Published runs that XLA compiled on this chip, or else its generation; None where there is none."""
     return next((SPREADS[key] for key in scored_as(chip) if key in SPREADS), None)
 
 
 def score(chip: Chip) -> str:
-    """How far published runs on this chip, or else its generation, were from their predicted time, in a sentence."""
+    """How far published runs that XLA compiled, on this chip or else its generation, were from their predicted time."""
     key = next((key for key in scored_as(chip) if key in SPREADS), None)
     if key is None:
-        return "No published run on a chip of this generation was compared with its prediction."
-    spread, compiled = SPREADS[key], COMPILED.get(key)
+        return "No published run that XLA compiled for a chip of this generation was compared with its prediction."
+    spread = SPREADS[key]
     which = "this chip" if key == chip.name else "chips of this generation"
-    runs = f"{spread.runs} published runs" if spread.runs > 1 else "One published run"
-    those = ""
-    if compiled and compiled.runs < spread.runs:
-        those = f"; those whose source compiles its step ({compiled.runs}) took {compiled.words}"
-    return f"{runs} on {which} took {spread.words} of the predicted time{those}."
+    if spread.runs == 1:
+        return f"One run: compiled by XLA for {which}, it took {spread.words} of the predicted time."
+    return f"{spread.runs} published runs that XLA compiled for {which} took {spread.words} of the predicted time."
