@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from keras_mp.advice.advise import NEARLY_FULL
+from keras_mp.advice.measures import MEASURES
 from keras_mp.advice.place import find_place
-from keras_mp.advice.schedule import UNCONSTRAINED
+from keras_mp.advice.schedule import NEARLY_FULL, UNCONSTRAINED
+from keras_mp.precision.policy import PURE_BFLOAT16
 
 GIB = 2**30
 HEADER = """# Which chips train which of KerasHub's models
@@ -15,8 +17,8 @@ HEADER = """# Which chips train which of KerasHub's models
 Ten backbones at their published sizes, each trained in full, with LoRA of rank 8, and with LoRA of rank 8 on a base in
 int4, as `backbone.quantize("int4")` makes it, with AdamW, in mixed_bfloat16, and on the T4 in mixed_float16. A cell
 gives the memory of a device that one update needs, in GiB, and the cheapest measures that `keras_mp.advise` found.
-**Bold**: it fits in the memory that the GPU's driver reports, which the head of the column gives. "no" comes with the
-least need that was found. Nothing was run. A base that does not train is float32 under Keras's mixed policies.
+**Bold**: it fits in the memory that the GPU's driver reports, which the head of the column gives, and leaves a tenth of
+it to the GPU's runtime. "no" comes with the least need that was found. Nothing was run.
 
 - **s**: decided by shapes, nothing was compiled: weights, optimizer and batch alone are larger than the memory, with
   the optimizer's states in 8 bits, too. The figure is without temporary arrays.
@@ -26,6 +28,12 @@ least need that was found. Nothing was run. A base that does not train is float3
 - **!**, not bold: more than nine tenths of a GPU's memory, of which the runtime takes a part. Compiled (c!): expect
   that it does not fit, and take the next measure. Extrapolated (e!): not decided, because there the compiler saves
   memory (below).
+- **f**: asked from these measures on, or from cheaper ones that were tried and are too large: sets before those were
+  passed over by an estimate, so a cheaper one may fit.
+- **o**: neither bold nor asked again since `advise` has more measures: a base in 16 bits, weights in bfloat16, released
+  gradients, states on the host.
+
+{again}
 
 `python benchmarks/fits_table.py --in-full --markdown docs/tables/fits-table.md`, {made}.
 A cell is asked once and kept, so the cells are of several days in November 2026; to ask one again, take it out of
@@ -79,7 +87,7 @@ def page(
     count = f"{len(known)} cells, {sum(cell['compiles'] for cell in known.values())} sets of measures compiled in "
     count += f"{sum(seconds for *_, seconds in calls) / 3600:.1f} hours on 2 cores that other programs used, too."
     count += f" {missing} cells (empty) were not asked." if missing else ""
-    lines = [HEADER.format(made=made, count=count)]
+    lines = [HEADER.format(made=made, count=count, again=_again(known.values(), forms))]
     lines += [f"| model | trained | {' | '.join(titles.get(chip, chip) for chip in chips)} |"]
     lines += [f"| --- | --- |{' --- |' * len(chips)}"]
     for name in backbones:
@@ -107,6 +115,37 @@ def page(
     return "\n".join(lines)
 
 
+def _again(cells: Iterable[Mapping[str, Any]], forms: Mapping[str, str]) -> str:
+    """How many of the cells that were not bold are now, by which measure."""
+    open_before = [cell for cell in cells if not _is_bold(cell | cell.get("before", {}))]
+    asked = [cell for cell in open_before if "before" in cell]
+    fit = [cell for cell in asked if _is_bold(cell)]
+    none = sum((cell | cell.get("before", {}))["verdict"] != "fits" for cell in open_before)
+    text = (
+        f'Of {len(open_before)} cells that were not bold ({none} of them "no"), {len(asked)} were asked again, and '
+        f"{len(fit)} are bold now"
+    )
+    by_measure = Counter(_decisive(cell) for cell in fit)
+    if by_measure:
+        text += f": by {', '.join(f'{name} {count}' for name, count in by_measure.most_common())}"
+    by_form = Counter(forms[cell["form"]] for cell in fit)
+    if by_form:
+        text += f"; {', '.join(f'{name} {count}' for name, count in by_form.most_common())}"
+    return f"{text}."
+
+
+def _decisive(cell: Mapping[str, Any]) -> str:
+    """The last of the measures, in the order in which they are tried, that a cell has."""
+    names = [one.name for one in MEASURES if one.name in cell["set"]["names"]]
+    others = [name for name in names if name not in ("lean", "remat")]
+    return others[-1] if others else "measures of before"
+
+
+def _is_bold(cell: Mapping[str, Any]) -> bool:
+    """Whether the step fits, and leaves a GPU's runtime its part."""
+    return cell["verdict"] == "fits" and not _fills_gpu(cell, NEARLY_FULL)
+
+
 def _cell(cell: Mapping[str, Any]) -> str:
     how = next((mark for words, mark in MARKS if cell["how"].startswith(words)), "c")
     if how == "c" and "blocks" in cell["how"]:
@@ -115,11 +154,12 @@ def _cell(cell: Mapping[str, Any]) -> str:
     tight = ""
     if cell["verdict"] != "fits":
         size = f"no, {size}"
-    elif _fills_gpu(cell, NEARLY_FULL):
+    elif not _is_bold(cell):
         tight = "!"
     else:
         size = f"**{size}**"
-    return " ".join(filter(None, [size, _short(cell["measures"]), f"({how}{tight})"]))
+    marks = how + tight + "f" * bool(cell.get("begin")) + "o" * (not _is_bold(cell) and "before" not in cell)
+    return " ".join(filter(None, [size, _short(cell["measures"]), f"({marks})"]))
 
 
 def _fills_gpu(cell: Mapping[str, Any], share: float) -> bool:
@@ -129,5 +169,6 @@ def _fills_gpu(cell: Mapping[str, Any], share: float) -> bool:
 
 
 def _short(measures: str) -> str:
-    """The measures but the precision, which the chip decides."""
-    return measures.partition(", ")[2]
+    """The measures but the precision, which the chip decides, where weights are float32."""
+    policy, _, rest = measures.partition(", ")
+    return ", ".join(filter(None, [f"{policy} weights" * (policy == PURE_BFLOAT16), rest]))

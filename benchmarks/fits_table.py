@@ -3,10 +3,13 @@
     python benchmarks/fits_table.py --markdown docs/tables/fits-table.md      # all of it: hours on 2 cores
     python benchmarks/fits_table.py --only "GPT-2 XL" --forms int4 --chips t4 v5e
     python benchmarks/fits_table.py --in-full                          # three cells, compiled with all blocks as well
+    python benchmarks/fits_table.py --again --only "Mistral 7B" --forms lora --chips l4 --begin "frozen in 16 bits" lean
 
 Each backbone has its published size and no values, and `advise` finds the cheapest measures that fit. A cell is written
-to benchmarks/fits_table.json as soon as it is known, and not asked again; what was compiled is kept, too
-(`KERAS_MP_CACHE`). AdamW, rank 8, and the batch of one update in the table.
+to benchmarks/fits_table.json as soon as it is known, and not asked again. `--again` asks for those that did not fit, or
+took nearly all of a GPU, with the measures that `advise` has learned since; `--begin` says from which on, which is
+written beside the cell. What was compiled is kept, too (`KERAS_MP_CACHE`). AdamW, rank 8, and the batch of one update
+in the table.
 """
 
 from __future__ import annotations
@@ -33,7 +36,10 @@ import keras
 import keras_hub
 
 import keras_mp
-from keras_mp.advice.measures import Measures
+from keras_mp.advice.advise import advise_from
+from keras_mp.advice.measures import MEASURES, Measures
+from keras_mp.advice.place import find_place
+from keras_mp.advice.schedule import usable
 from keras_mp.advice.source import Source
 from keras_mp.system.atomic_write import write_text
 from keras_mp.system.packages import installed
@@ -210,16 +216,24 @@ def builder(name: str, form: str) -> Callable[[], keras.Model]:
 
     if form == "int4":
         paths = quantized_paths(name)
-        for policy in ("float32", "mixed_float16", "mixed_bfloat16"):
+        for policy in ("float32", "mixed_float16", "mixed_bfloat16", "bfloat16"):
             int4 = keras.dtype_policies.get(f"int4/128_from_{policy}")  # as `quantize` groups
             policies[policy] = keras.dtype_policies.DTypePolicyMap(policy, dict.fromkeys(paths, int4))
     return build
 
 
-def ask(name: str, form: str, chips: list[str]) -> list[dict[str, Any]]:
-    """The cells of a row, as data."""
+def ask(name: str, form: str, chips: list[str], begin: list[str], parts: int) -> list[dict[str, Any]]:
+    """The cells of a row, as data.
+
+    Args:
+        name, form, chips: the row and the columns of the cells.
+        begin, parts: the names of the measures with which the search begins, and the number of micro-batches.
+    """
     started = time.monotonic()
-    report = keras_mp.advise(builder(name, form), BACKBONES[name].batch(), chips)
+    first = {chip: Measures(find_place(chip).policy, micro_batches=parts).with_names(begin) for chip in chips}
+    if not begin and parts == 1:
+        first = {}
+    report = advise_from(first, builder(name, form), BACKBONES[name].batch(), chips)
     print(report, file=sys.stderr)
     return [
         {
@@ -241,6 +255,8 @@ def ask(name: str, form: str, chips: list[str]) -> list[dict[str, Any]]:
             "trained": report.parameters,
             "seconds": round(time.monotonic() - started),
             "core_seconds": round(sum(os.times()[:4])),  # of this process and its compilers, for the row
+            "day": date.today().isoformat(),
+            "begin": first[chip].words if chip in first else "",
         }
         for chip, row in zip(chips, report.rows, strict=True)
         if row.fits is not None  # a compiler that failed is asked again
@@ -271,10 +287,22 @@ def kept() -> list[dict[str, Any]]:
 
 
 def keep(cells: list[dict[str, Any]]) -> None:
-    new = {(cell["model"], cell["form"], cell["chip"]): cell for cell in [*kept(), *cells]}
+    old = {(cell["model"], cell["form"], cell["chip"]): cell for cell in kept()}
+    new = dict(old)
+    for cell in cells:
+        key = cell["model"], cell["form"], cell["chip"]
+        if key in old:
+            before = {part: old[key][part] for part in ("verdict", "peak", "measures")}
+            cell["before"] = old[key].get("before", before)
+        new[key] = cell
     order = {key: place for place, key in enumerate((m, f, c) for m in BACKBONES for f in FORMS for c in CHIPS)}
     ordered = sorted(new.values(), key=lambda cell: order[cell["model"], cell["form"], cell["chip"]])
     write_text(json.dumps(ordered, indent=1) + "\n", CELLS)
+
+
+def is_open(cell: dict[str, Any]) -> bool:
+    """Whether a cell says that nothing fits, or of a GPU only what takes nearly all."""
+    return cell["verdict"] != "fits" or cell["peak"] > usable(find_place(cell["chip"]))
 
 
 def main() -> None:
@@ -282,6 +310,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[*BACKBONES], choices=BACKBONES, metavar="MODEL")
     parser.add_argument("--forms", nargs="+", default=[*FORMS], choices=FORMS)
     parser.add_argument("--chips", nargs="+", default=[*CHIPS], choices=CHIPS, metavar="CHIP")
+    parser.add_argument("--again", action="store_true", help="cells that do not fit, or nearly fill a GPU, anew")
+    parser.add_argument("--begin", nargs="+", default=[], choices=[one.name for one in MEASURES], metavar="MEASURE")
+    parser.add_argument("--parts", type=int, default=1, help="micro-batches of the first set of measures")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="starts no row after so long")
     parser.add_argument("--markdown", type=Path, help="the page to write")
     parser.add_argument("--in-full", action="store_true", help="three cells, compiled with all blocks as well")
@@ -290,14 +321,19 @@ def main() -> None:
     started = time.monotonic()
     for name in options.only:
         for form in options.forms:
-            known = {(cell["model"], cell["form"], cell["chip"]) for cell in kept()}
+            known = {
+                (cell["model"], cell["form"], cell["chip"])
+                for cell in kept()
+                if not (options.again and is_open(cell) and "day" not in cell)
+            }
             chips = [chip for chip in options.chips if (name, form, chip) not in known]
             if not chips or time.monotonic() - started > 60 * options.minutes:
                 continue
             if options.here:
-                keep(ask(name, form, chips))
+                keep(ask(name, form, chips, options.begin, options.parts))
                 continue
-            row = ["--only", name, "--forms", form, "--chips", *chips]
+            row = ["--only", name, "--forms", form, "--chips", *chips, "--parts", str(options.parts)]
+            row += ["--again"] * options.again + ["--begin", *options.begin] * bool(options.begin)
             subprocess.run([sys.executable, __file__, "--here", *row], check=True)
     for cell in kept() if options.in_full else []:
         if (cell["model"], cell["form"], cell["chip"]) in IN_FULL and "in_full" not in cell:

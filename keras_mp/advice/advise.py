@@ -15,11 +15,11 @@ from typing import Any
 import keras
 
 from keras_mp.advice.advice_report import COMPILED, FROM_SHAPES, AdviceReport, ChipAdvice
-from keras_mp.advice.cheapest import Search, search
+from keras_mp.advice.cheapest import Search, beginning_with, search
 from keras_mp.advice.figures import state_of
 from keras_mp.advice.measures import Helps, Measure, Measures, ladders
 from keras_mp.advice.place import Place, find_place
-from keras_mp.advice.schedule import UNCONSTRAINED, Asked, Work, run
+from keras_mp.advice.schedule import NEARLY_FULL, UNCONSTRAINED, Asked, Work, run
 from keras_mp.advice.source import Source, lines
 from keras_mp.advice.step import WITHOUT_CODE, Step
 from keras_mp.parallel.plan import STRATEGIES
@@ -34,8 +34,6 @@ from keras_mp.xla.step_time import score
 
 _MEMORY_OF_A_COMPILER = 3 * 2**30
 _MOST_COMPILERS = 8
-# A GPU's runtime takes memory that its compiler does not count; a TPU's compiler refuses what leaves it too little.
-NEARLY_FULL = 0.9
 
 
 def advise(
@@ -66,6 +64,9 @@ def advise(
        (`keras_mp.loss_scaling.change_optimizer`); then also weights in bfloat16 without a float32 copy, whose updates
        are rounded stochastically, where `build` is a function and the chip has bfloat16; then gradients released, and
        at last, on JAX, the states in the host's memory (`keras_mp.LossScale.none`, `keras_mp.LossScaleOptimizer`).
+
+    A set fits a GPU where it leaves a tenth of the memory to the runtime. Where none does, the set that needs the least
+    is named if the memory holds it, with a note.
 
     Few sets are compiled: what is larger than the memory by its shapes alone is not, chips of one compute capability
     share a compile where the step is well below the memory of both, and numbers of micro-batches are bisected. All
@@ -111,6 +112,27 @@ def advise(
         >>> keras_mp.advise(build, batch, "t4", verbose=False)["t4"].fits
         True
     """
+    return advise_from({}, build, batch, target, compare, flags, strategy, workers, verbose, text)
+
+
+def advise_from(
+    first: Mapping[str, Measures],
+    build: keras.Model | Callable[[], keras.Model],
+    batch: Any,
+    target: str | Sequence[str],
+    compare: Sequence[str] = (),
+    flags: dict[str, Any] | None = None,
+    strategy: str | None = None,
+    workers: int | None = None,
+    verbose: bool = True,
+    text: str = "",
+) -> AdviceReport:
+    """Does what `advise` does, from some measures on: sets that come before the first that has them are not asked.
+
+    Args:
+        first: the measures, by the name of the target; a target that is not named is asked from the plain step on.
+        build, batch, target, compare, flags, strategy, workers, verbose, text: the arguments of `advise`.
+    """
     started = time.monotonic()
     places = _places(target, strategy)
     source = Source(build, text)
@@ -126,7 +148,8 @@ def advise(
             plan = place.plan(name)
             return step.rows // (plan.replicas if plan else 1)
 
-        return search(ladders(place.policy, place.strategies, rows, _helps(step, place)))
+        listed = ladders(place.policy, place.strategies, rows, _helps(step, place))
+        return search(beginning_with(first[place.name], listed) if place.name in first else listed)
 
     def compared(measures: Measures) -> dict[str, Measures]:
         return {precision: step.in_precision(measures, precision) for precision in precisions}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from keras_mp.advice.measures import Measures, Stage
 
@@ -27,6 +27,28 @@ def search(ladders: Iterable[Sequence[Stage]]) -> Search:
         if measures is not None:
             return measures
     return None
+
+
+def beginning_with(first: Measures, ladders: Iterable[Sequence[Stage]]) -> Iterator[Sequence[Stage]]:
+    """Yields ladders from the first set on that has these measures, of all that it has, and as many micro-batches.
+
+    Raises:
+        ValueError: If none has.
+    """
+    is_reached = False
+    for ladder in ladders:
+        if is_reached:
+            yield ladder
+            continue
+        for place, stage in enumerate(ladder):
+            starts = [index for index, one in enumerate(stage) if one.is_from(first)]
+            if starts:
+                rest = [stage[starts[0] + 1 :], *ladder[place + 1 :]]
+                is_reached = True
+                yield [(stage[starts[0]],), *filter(None, rest)]
+                break
+    if not is_reached:
+        raise ValueError(f"{first.words}: no set of measures that is tried here has all of these")
 
 
 def climb(ladder: Sequence[Stage]) -> Search:

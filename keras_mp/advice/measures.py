@@ -186,6 +186,10 @@ class Measures:
         """Of these, what decides which weights and slots there are: on one device, without micro-batches."""
         return Measures(self.precision, tuple(one.name for one in self.taken if one.helps is None and not one.divides))
 
+    def is_from(self, first: Measures) -> bool:
+        """Whether these are at least others, with as many micro-batches."""
+        return set(first.names) <= set(self.names) and first.micro_batches == self.micro_batches
+
     def plus(self, measure: Measure) -> Measures:
         """These and one more."""
         return self.with_names((*self.names, measure.name))

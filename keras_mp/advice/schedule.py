@@ -22,6 +22,8 @@ from keras_mp.xla.memory import Memory
 # one chip that for another. It saves a fifth at most; what needs more than this times the room does not fit at all.
 UNCONSTRAINED = 0.7
 OUT_OF_REACH = 2.0
+# A GPU's runtime takes memory that its compiler does not count; a TPU's compiler refuses what leaves it too little.
+NEARLY_FULL = 0.9
 # Extrapolated figures do not contain what it saves: by them, temporary memory of GPT-2 XL with LoRA on an H100 was 1.27
 # times what it is.
 DOUBTED = 1.3
@@ -83,10 +85,15 @@ class Asked:
         return min(self.tried, key=lambda measures: self.tried[measures].memory.peak)
 
 
+def usable(place: Place) -> int:
+    """What a step may take of a chip's memory."""
+    return int(NEARLY_FULL * place.capacity) if place.platform == "cuda" else place.capacity
+
+
 def is_doubted(report: CompileReport, place: Place) -> bool:
     """Whether figures are extrapolated and miss by so little that the step may fit a GPU."""
     extrapolated = place.platform == "cuda" and bool(report.extrapolated)
-    return extrapolated and 1 < pressure(report.memory, place.capacity) <= DOUBTED
+    return extrapolated and 1 < pressure(report.memory, usable(place)) <= DOUBTED
 
 
 _Waits = Generator[Future, None, Any]
@@ -151,9 +158,12 @@ def _search_all(family: Sequence[Asked], work: Work, pool: ThreadPoolExecutor) -
             measures = next(search)
             while True:
                 memory = yield from _asked(one, measures, work, pool)
-                measures = search.send(pressure(memory, memory.capacity))
+                measures = search.send(pressure(memory, min(memory.capacity, usable(one.place))))
         except StopIteration as ended:
             one.best = ended.value
+            nearest = one.nearest
+            if nearest is not None and one.tried[nearest].memory.fits:  # of a GPU nearly all
+                one.best = nearest
         except CompileError as error:
             one.failure = error_line(error)
         yield from _compare(one, work, pool)

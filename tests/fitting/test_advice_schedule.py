@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_mp.advice.cheapest import search
+from keras_mp.advice.cheapest import beginning_with, search
 from keras_mp.advice.measures import Measures, stages
 from keras_mp.advice.place import find_place
 from keras_mp.advice.schedule import Work, run
@@ -60,9 +60,43 @@ def test_gpus_of_one_compute_capability_share_a_compile_where_memory_is_no_limit
 
 def test_a_step_near_to_the_memory_is_compiled_for_the_chip_itself():
     compiler = Compiler(75.0)
-    asked, _ = compiler.run("h100", "h200")
+    asked, _ = compiler.run("h100", "h200", rows=1)
     assert compiler.compiled == [("h200", "float32"), ("h100", "float32")]
     assert asked["h100"].best.words == "float32"
+
+
+def test_a_tenth_of_a_gpu_is_left_to_its_runtime_where_a_set_leaves_it():
+    """Of a TPU's memory the compiler itself keeps what a program may not use."""
+    asked, _ = Compiler(75.0).run("h100", rows=8)
+    assert asked["h100"].best.micro_batches == 2
+    asked, _ = Compiler(70.0).run("h100", rows=8)
+    assert asked["h100"].best.micro_batches == 1
+    asked, _ = Compiler(14.9).run("v5e", rows=8)
+    assert asked["v5e"].best.micro_batches == 1
+
+
+def test_what_fills_a_gpu_and_is_extrapolated_is_compiled_whole():
+    compiler = Compiler(75.0, all_blocks=60.0)
+    asked, _ = compiler.run("h100", rows=8)
+    assert compiler.compiled == [("h100", "float32"), ("h100", "float32, all blocks")]
+    assert asked["h100"].best.micro_batches == 1
+
+
+def test_a_search_begins_with_the_set_that_is_named():
+    first = Measures("float32", ("lean",), micro_batches=4)
+    ladder = stages(Measures("float32"), 8, lambda taken, one: one.name in ("lean", "remat"))
+    (listed,) = beginning_with(first, [[(Measures("float32"),)], ladder])
+    assert listed[0] == (first,)
+    frozen = stages(Measures("float32"), 8, lambda taken, one: one.name in ("frozen in 16 bits", "lean", "remat"))
+    (listed_too,) = beginning_with(first, [frozen])
+    assert listed_too[0][0].names == ("frozen in 16 bits", "lean") and len(listed_too) == len(listed)
+    assert [one.words for stage in listed[1:] for one in stage] == [
+        "float32, lean, 8 micro-batches",
+        "float32, lean, remat",
+        *(f"float32, lean, remat, {number} micro-batches" for number in (2, 4, 8)),
+    ]
+    with pytest.raises(ValueError, match="float32, lean, 3 micro-batches: no set of measures"):
+        list(beginning_with(Measures("float32", ("lean",), micro_batches=3), [ladder]))
 
 
 def test_what_is_far_out_of_reach_is_not_compiled_again():
@@ -93,7 +127,7 @@ def test_a_compiler_that_fails_ends_the_search_of_its_chip_only():
 
 @pytest.mark.parametrize("all_blocks, fits", [(70.0, True), (90.0, False)])
 def test_what_misses_by_little_and_is_extrapolated_is_compiled_whole(all_blocks, fits):
-    compiler = Compiler(95.0, all_blocks=all_blocks)
+    compiler = Compiler(90.0, all_blocks=all_blocks)
     asked, work = compiler.run("h100", rows=1)
     assert compiler.compiled == [("h100", "float32"), ("h100", "float32, all blocks")] and work.compiled == 2
     one = asked["h100"]
@@ -102,18 +136,18 @@ def test_what_misses_by_little_and_is_extrapolated_is_compiled_whole(all_blocks,
 
 
 def test_what_misses_by_more_or_fits_is_not_compiled_whole_nor_is_a_step_for_a_tpu():
-    for temporary, chip in ((60.0, "h100"), (105.0, "h100"), (17.0, "v5e")):
+    for temporary, chip in ((60.0, "h100"), (95.0, "h100"), (17.0, "v5e")):
         compiler = Compiler(temporary, all_blocks=1.0)
         compiler.run(chip, rows=1)
         assert compiler.compiled == [(chip, "float32")]
 
 
 def test_the_cheapest_set_that_fits_whole_is_taken():
-    compiler = Compiler(95.0, all_blocks=70.0)
+    compiler = Compiler(90.0, all_blocks=70.0)
     asked, _ = compiler.run("h100", rows=1, lean=True)
     assert asked["h100"].best.words == "float32"
 
 
 def test_a_whole_compile_that_fails_leaves_it_open():
-    asked, _ = Compiler(95.0, all_blocks=70.0, fails=["h100, all blocks"]).run("h100", rows=1)
+    asked, _ = Compiler(90.0, all_blocks=70.0, fails=["h100, all blocks"]).run("h100", rows=1)
     assert asked["h100"].best is None and "it crashed" in asked["h100"].failure
