@@ -80,7 +80,7 @@ class _Run:
     def __init__(self, model: keras.Model, sample: int | None) -> None:
         self.model, self.sample = model, sample
         self.step = ObservedStep(model, partial(_finish, sample))
-        self.scale = 0.0
+        self.scale = math.inf
         self.largest_gradient = 0.0
         self.losses: list[float] = []
         self.seconds: list[float] = []
@@ -103,7 +103,7 @@ class _Run:
         gradients = [ends for (kind, _), (_, _, ends) in views.items() if "gradient" in kind]
         sizes = [abs(end) for ends in gradients for end in ends if math.isfinite(end)]
         self.largest_gradient = max([self.largest_gradient, *sizes])
-        self.scale = self.scale or _recommended(self.largest_gradient)
+        self._lower_scale(_recommended(self.largest_gradient))
         errors = {}
         for key, (values, size, ends) in views.items():
             if key not in self.ranges:
@@ -120,6 +120,14 @@ class _Run:
                 total = float(np.einsum("i,i->", change, change, dtype="float64")) * gradient[1] / max(1, e.size)
                 sums[name] += total if math.isfinite(total) else math.inf
         self.seconds.append(time.perf_counter() - start)
+
+    def _lower_scale(self, scale: float) -> None:
+        """Goes on with a smaller scale where a batch has larger gradients, as a dynamic loss scale does."""
+        if scale < self.scale:
+            self.scale = scale
+            for (kind, _), measured in self.ranges.items():
+                if "gradient" in kind:
+                    measured.scales["float16"] = scale
 
     def _range(self, kind: str) -> Range:
         scales: dict[str, float | None] = {"E4M3": None, "E5M2": None}
@@ -139,20 +147,19 @@ class _Run:
 
     def report(self) -> AuditReport:
         record = self.step.record
-        # A later batch may have had larger gradients than the first.
-        scale = min(self.scale, _recommended(self.largest_gradient))
         layers: dict[str, LayerAudit] = {}
         calls: dict[str, list[Call]] = {}
         for call in record.calls:
             if not isinstance(call.layer, keras.Model) and (call.outputs or call.inputs):
                 calls.setdefault(call.path, []).append(call)
         for path, made in calls.items():
-            layers[path] = self._layer(path, made, scale)
+            layers[path] = self._layer(path, made)
         notes = _notes(self.model, self.losses, self.ranges, self.sample)
         loss = float(np.mean(self.losses))
-        return AuditReport(self.model.name, len(self.losses), loss, scale, list(layers.values()), self.seconds, notes)
+        steps = len(self.losses)
+        return AuditReport(self.model.name, steps, loss, self.scale, list(layers.values()), self.seconds, notes)
 
-    def _layer(self, path: str, calls: list[Call], scale: float) -> LayerAudit:
+    def _layer(self, path: str, calls: list[Call]) -> LayerAudit:
         layer = calls[0].layer
         audited = LayerAudit(path, type(layer).__name__, len(calls), layer=layer)
         audited.flops = sum(call.flops for call in calls)
@@ -172,7 +179,7 @@ class _Run:
             if there:
                 audited.ranges[role] = merged(there) if len(there) > 1 else there[0]
         audited.verdicts = {
-            "mixed_float16": verdict.float16(layer, audited.ranges, scale),
+            "mixed_float16": verdict.float16(layer, audited.ranges, self.scale),
             "mixed_bfloat16": verdict.bfloat16(audited.ranges),
             "fp8": verdict.fp8(layer, audited.ranges),
         }

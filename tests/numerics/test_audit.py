@@ -127,6 +127,25 @@ def test_layers_that_need_the_loss_scale_are_said_in_one_sentence():
     assert f"loss scale: {len(saved)} layers need one, {saved[0].path} the most" in said
 
 
+@pytest.mark.parametrize("larger", [2.0**7, 2.0**12])
+def test_a_later_batch_with_larger_gradients_lowers_the_scale_and_overflows_nothing(larger):
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(4, name="first"), layers.Dense(1, name="last")])
+    model.compile("sgd", "mse")
+    x, y = normal(16, 8), normal(16, 1)
+    weak, strong = np.full(16, 1.0, "float32"), np.full(16, larger, "float32")
+    report = audit(model, [(x, y, weak), (x, y, strong)])
+    alone = audit(model, [(x, y, strong)])
+    assert report.loss_scale == alone.loss_scale < audit(model, [(x, y, weak)]).loss_scale
+    for before, after in zip(alone.layers, report.layers, strict=True):
+        assert after.verdicts["mixed_float16"].ok
+        for role in ("output gradient", "kernel gradient"):
+            if role in after.ranges:
+                assert after.ranges[role].loss("float16").overflow == 0
+                assert after.ranges[role].loss("float16").sqnr == pytest.approx(
+                    before.ranges[role].loss("float16").sqnr, abs=1.0
+                )
+
+
 def test_the_recommended_scale_fits_every_gradient():
     report = audit(*healthy())
     largest = max(each.ranges[r].largest for each in report.layers for r in each.ranges if "gradient" in r)
