@@ -175,7 +175,7 @@ def _steps() -> dict[str, Step]:
     def gpt3(blocks: int = 96) -> Any:
         return large(gpt(Size(blocks, 12288, 96), 50304, 2048, remat=True))
 
-    llama3 = partial(llama_of, 32, 4096, 32, 8, 14336, 128256, length=8192, theta=500000.0)
+    llama3 = partial(llama_of, *LLAMAS["llama3_8b"][:-1], length=8192, theta=500000.0)
 
     def images(build: Callable[..., Any], rows: str, blocks: tuple[int, int] | None = None) -> Step:
         def batch(devices: int) -> Any:
@@ -368,19 +368,19 @@ def kept() -> dict[str, dict[str, Any]]:
     return json.loads(KEPT.read_text()) if KEPT.exists() else {}
 
 
-def spreads(results: dict[str, dict[str, Any]], group: str = "") -> dict[str, tuple[int, float, float]]:
+def spreads(results: dict[str, dict[str, Any]], group: str) -> dict[str, tuple[int, float, float]]:
     """By chip and by generation: how many runs, and the least and the most of published time divided by predicted.
 
     Args:
         results: the results of the runs that were compiled.
-        group: the group whose runs are taken; all by default.
+        group: the group whose runs are taken.
     """
     from keras_mp.precision.chips import parse_target
     from keras_mp.xla.step_time import scored_as
 
     taken: dict[str, list[float]] = {}
     for name, ratio in ratios(results).items():
-        if group and RUNS[name].group != group:
+        if RUNS[name].group != group:
             continue
         for key in scored_as(parse_target(RUNS[name].target)[0]):
             taken.setdefault(key, []).append(round(1 / ratio, 2))

@@ -31,13 +31,13 @@ import keras
 import numpy as np
 
 import keras_mp
+from benchmarks.published_models import GEMMA_2B, GPT2_XL
 from keras_mp.rebuild import layers_by_path
 from keras_mp.xla.inspect import report_of
 from keras_mp.xla.lower import build_without_values, lower_step
 from keras_mp.xla.targets import find_target
 from models.gpt import gpt
 from models.llama import SIZES, llama
-from models.transformer import Size
 
 GIB = 2**30
 RELEASED = {"release_gradients": True}
@@ -48,18 +48,8 @@ FORMS = {
     "lora": {"narrow_frozen": True},
 }
 RANK = 8
-# Radford et al. 2019, table 2, with 25 heads as in the code released with it; Mistral 7B (Jiang et al. 2023, table 1)
-# has the sizes of Llama 3 8B but for its vocabulary, and attends to all of 2048 tokens; KerasHub's gemma_2b_en.
-GPT2_XL = Size(48, 1600, 25)
-GEMMA_2B = {
-    "vocabulary_size": 256000,
-    "num_layers": 18,
-    "num_query_heads": 8,
-    "num_key_value_heads": 1,
-    "hidden_dim": 2048,
-    "intermediate_dim": 32768,
-    "head_dim": 256,
-}
+# Mistral 7B (Jiang et al. 2023, table 1) has the sizes of Llama 3 8B but for its vocabulary, and attends to all of 2048
+# tokens.
 DEPTHS = {"llama3-8b": 32, "mistral-7b": 32, "gemma-2b": 18, "gpt2-xl": 48}
 TOKENS = {"llama3-8b": 128256, "mistral-7b": 32000, "gemma-2b": 256000, "gpt2-xl": 50257}
 

@@ -27,26 +27,13 @@ import keras_hub
 
 import keras_mp
 from benchmarks.by_blocks import inspect_by_blocks
+from benchmarks.published_models import GEMMA_2B, GPT2_XL
 from keras_mp.advice.figures import memory_by_shapes
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import find_place
 from keras_mp.reporting.text import byte_size
 from keras_mp.xla.lower import build_without_values, lower_step
 from models.gpt import gpt
-from models.transformer import Size
-
-# KerasHub's preset gemma_2b_en.
-GEMMA_2B = {
-    "vocabulary_size": 256000,
-    "num_layers": 18,
-    "num_query_heads": 8,
-    "num_key_value_heads": 1,
-    "hidden_dim": 2048,
-    "intermediate_dim": 32768,
-    "head_dim": 256,
-}
-# Radford et al. 2019, table 2: 48 layers of width 1600; 25 heads in the code released with it.
-GPT2_XL = Size(48, 1600, 25)
 
 
 class Case(NamedTuple):
