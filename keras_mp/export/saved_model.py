@@ -36,6 +36,7 @@ from keras_mp.export.verification import NO_ORIGINAL, ExportError, check_batch, 
 from keras_mp.rebuild import RebuildError, custom_objects_of, layers_by_path
 from keras_mp.rebuild.compared import check_same
 from keras_mp.rebuild.merged import is_adapted, why_not_merged
+from keras_mp.rebuild.walk import check_is_model
 from keras_mp.reporting.text import byte_size
 from keras_mp.stability.sensitive import calls_steps
 from keras_mp.system.atomic_write import parents_made
@@ -136,8 +137,7 @@ def _export(model: keras.Model, path: Path, verify: Any, tolerance: float, overw
 
 def check_model(model: keras.Model) -> None:
     """Refuses what cannot be exported: what is no model, is not built, or is quantized in a way that is not known."""
-    if not isinstance(model, keras.Model):
-        raise TypeError(f"model must be a keras.Model, not {type(model).__name__}: wrap it in keras.Sequential([...])")
+    check_is_model(model)
     if not model.built:
         raise ExportError(
             f"model {model.name!r} is not built, so there is nothing to export: call it once on a batch, "

@@ -10,6 +10,7 @@ import numpy as np
 from keras_mp.lean.chunked_head import ChunkedHead
 from keras_mp.lean.chunked_loss import is_sparse_crossentropy
 from keras_mp.rebuild.notes import original_class
+from keras_mp.rebuild.walk import check_is_model
 
 
 def check_model(model: Any) -> None:
@@ -19,8 +20,7 @@ def check_model(model: Any) -> None:
         TypeError: model is no Keras model.
         ValueError: it is not built, has no weights to train, or has no loss.
     """
-    if not isinstance(model, keras.Model):
-        raise TypeError(f"model must be a keras.Model, got {type(model).__name__}")
+    check_is_model(model)
     if not model.built:
         raise ValueError(f"model {model.name!r} is not built: call it once on a batch, or give it an Input")
     if not model.trainable_variables:

@@ -20,6 +20,18 @@ class RebuildError(ValueError):
     """A model cannot be rebuilt; the message names the layer and a remedy."""
 
 
+def check_is_model(model: Any) -> None:
+    """Refuses what is no Keras model.
+
+    Raises:
+        TypeError: it is none; the message names its type.
+    """
+    if not isinstance(model, keras.Model):
+        kind = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
+        remedy = ": wrap it in keras.Sequential([...])" if isinstance(model, keras.Layer) else ""
+        raise TypeError(f"model must be a keras.Model, and is {kind}{remedy}")
+
+
 def is_built(model: keras.Layer) -> bool:
     """Whether a model has its weights; one that only trains models, and has no `call()`, is built when they are."""
     parts = children_of(model)

@@ -11,7 +11,15 @@ from keras.src.models.functional import Functional
 
 from keras_mp.rebuild.notes import Notes, notes_of, original_class, treatments_of, write_notes
 from keras_mp.rebuild.optimizers import carry_slots, fresh_optimizer, move_exclusions, optimizers_of, unwrapped
-from keras_mp.rebuild.walk import calls_of, functional_like_constructor, graph_of, is_built, operations_of, with_self
+from keras_mp.rebuild.walk import (
+    calls_of,
+    check_is_model,
+    functional_like_constructor,
+    graph_of,
+    is_built,
+    operations_of,
+    with_self,
+)
 from keras_mp.treatment.treated import INSIDE, new_to, parts_of, treat, untreat
 
 # A layer or operation, and its treatments with their options.
@@ -25,9 +33,7 @@ def check_built(model: keras.Model) -> None:
         TypeError: it is no Keras model.
         ValueError: it is not built.
     """
-    if not isinstance(model, keras.Model):
-        kind = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
-        raise TypeError(f"model must be a Keras model, and is {kind}")
+    check_is_model(model)
     if not is_built(model):
         raise ValueError(
             f"model {model.name!r} is not built, so its layers are not known: call it once on a batch, or "

@@ -146,7 +146,7 @@ def test_a_file_is_overwritten_where_asked_for_and_a_folder_never(tmp_path):
 
 
 def test_bad_input(tmp_path):
-    with pytest.raises(TypeError, match="model must be a keras.Model, not Dense"):
+    with pytest.raises(TypeError, match="model must be a keras.Model, and is of type Dense: wrap it"):
         keras_mp.export.export_litert(layers.Dense(2), tmp_path / "out.tflite")
     with pytest.raises(ExportError, match="model 'fresh' is not built.*call it once"):
         keras_mp.export.export_litert(keras.Sequential([layers.Dense(2)], name="fresh"), tmp_path / "out.tflite")

@@ -187,7 +187,7 @@ def test_unbuilt_model(tmp_path):
 
 
 def test_not_a_model(tmp_path):
-    with pytest.raises(TypeError, match="model must be a keras.Model, not Dense"):
+    with pytest.raises(TypeError, match="model must be a keras.Model, and is of type Dense: wrap it"):
         keras_mp.export_float32(layers.Dense(2), tmp_path / "out")
 
 

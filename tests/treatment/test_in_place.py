@@ -274,5 +274,5 @@ def test_a_model_that_is_not_built_is_refused(function):
 def test_what_is_no_model_is_refused(function):
     given = [(layers.Dense(2), "of type Dense"), (keras.Sequential, "the class Sequential"), (None, "of type NoneType")]
     for wrong, said in given:
-        with pytest.raises(TypeError, match=f"model must be a Keras model, and is {said}"):
+        with pytest.raises(TypeError, match=f"model must be a keras.Model, and is {said}"):
             function(wrong)
