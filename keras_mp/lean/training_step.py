@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -10,7 +11,9 @@ from keras.src.backend.common import global_state
 
 from keras_mp import backend
 from keras_mp.lean.gelu import gelu
+from keras_mp.precision.policy import pays
 from keras_mp.rebuild.notes import Notes, notes_of
+from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.treatment.treated import Treatment, register_treatments
 
 STEP = "lean step"
@@ -55,18 +58,38 @@ def may_be_differentiated(given: Any = None) -> bool:
     return _IN_STEP.get() or is_training(given)
 
 
-# The step of a prepared model on a CPU, where TensorFlow's kernels sum and compute in 16 bits.
+# The step of a prepared model on a CPU: TensorFlow's kernels sum and compute in 16 bits, and XLA multiplies slowly.
 
 STEP_ON_A_CPU = "step on a CPU"
 
 
 class StepOnACPU:
-    """A model whose step on a CPU sums and computes in float32 what TensorFlow's kernels do not."""
+    """A model whose step on a CPU sums in float32 what TensorFlow's kernels do not, and has XLA's options on JAX."""
 
     def train_step(self, *arguments: Any) -> Any:
         # On JAX there is a state before the batch.
         with _notes(self).kept[STEP_ON_A_CPU](arguments[-1]):
             return super().train_step(*arguments)  # type: ignore[misc]
+
+    def make_train_function(self, *arguments: Any, **named: Any) -> Any:
+        with backend.steps_compiled_with(compiler_options(self)):
+            return super().make_train_function(*arguments, **named)  # type: ignore[misc]
+
+    def make_test_function(self, *arguments: Any, **named: Any) -> Any:
+        with backend.steps_compiled_with(compiler_options(self)):
+            return super().make_test_function(*arguments, **named)  # type: ignore[misc]
+
+    def make_predict_function(self, *arguments: Any, **named: Any) -> Any:
+        with backend.steps_compiled_with(compiler_options(self)):
+            return super().make_predict_function(*arguments, **named)  # type: ignore[misc]
+
+
+def compiler_options(model: Any) -> Mapping[str, Any]:
+    """The options that a model's functions of a step are compiled with: of a prepared one in bfloat16, on a CPU."""
+    if not isinstance(model, StepOnACPU) or not pays("mixed_bfloat16").ok:
+        return {}
+    computed = {layer.compute_dtype for layer in layers_by_path(model).values()}
+    return backend.bfloat16_options() if "bfloat16" in computed else {}
 
 
 def _keep_scopes(model: Any) -> None:

@@ -10,6 +10,7 @@ import keras
 
 from keras_mp.backend.common.lowered import UNATTRIBUTED, Lowered
 from keras_mp.conversion.other_precision import FP8, check_precision, in_precision, precision_of
+from keras_mp.lean.training_step import compiler_options
 from keras_mp.parallel.plan import Plan, plan_of
 from keras_mp.precision.policy import set_global_policy
 from keras_mp.xla import findings
@@ -136,6 +137,8 @@ def _report(
     model: keras.Model, batch: Any, target: Target, training: bool, flags: dict[str, Any] | None, plan: Plan | None
 ) -> CompileReport:
     lowered = lower_step(model, batch, training=training, platform=target.platform, plan=plan)
+    if target.platform == "cpu":
+        flags = {**compiler_options(model), **(flags or {})}
     return report_of(lowered, target, precision_of(model), training=training, flags=flags, plan=plan)
 
 

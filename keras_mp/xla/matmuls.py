@@ -267,6 +267,7 @@ def _kernel(instruction: Instruction, kernel: Instruction, platform: str) -> str
         ("cudnn", "cuDNN"),
         ("triton", "Triton"),
         ("onednn", "oneDNN"),
+        ("ynn", "YNNPACK"),
     ):
         if part in target:
             return title

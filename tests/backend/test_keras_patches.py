@@ -71,6 +71,7 @@ USES = {
     "keras.random.SeedGenerator.next": lambda: keras.random.uniform((1,), seed=keras.random.SeedGenerator(1)),
     "keras.Model.compute_loss_and_updates": trained,
     "keras.src.backend.jax.distribution_lib.distribute_data_input": trained_on_devices,
+    "keras.src.backend.jax.trainer.jit": trained,
     "keras.Model._make_function": trained,
     "keras.src.backend.numpy.add": lambda: keras.ops.add(ONES, ONES[0]),
     "keras.src.backend.numpy.matmul": lambda: keras.ops.matmul(ONES, ONES),

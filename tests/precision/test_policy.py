@@ -67,23 +67,30 @@ def test_auto_on_accelerators(on, backend):
             assert device.name in choice.reason
 
 
-def test_auto_on_a_cpu(on):
+def test_auto_on_a_cpu(on, monkeypatch):
     for device in CPUS:
         on(device, "tensorflow")
         fast = device in (AVX512_CPU, AMX_CPU)
         choice = choose_policy()
         assert choice.policy == ("mixed_bfloat16" if fast else "float32") and not choice.jit_compile, device.flags
         on(device, "jax")
+        monkeypatch.setattr(policy, "bfloat16_options", dict)
         choice = choose_policy()
         assert choice.policy == "float32" and choice.jit_compile, device.flags
+        monkeypatch.setattr(policy, "bfloat16_options", lambda: {"an_option_of_xla": True})
+        choice = choose_policy()
+        assert choice.policy == ("mixed_bfloat16" if fast else "float32") and choice.jit_compile, device.flags
 
 
-def test_the_reason_tells_the_measurement_on_a_cpu(on):
+def test_the_reason_tells_the_measurement_on_a_cpu(on, monkeypatch):
     on(AVX512_CPU, "tensorflow")
     assert "1.1 to 1.4 times as fast as float32's" in choose_policy().reason
     assert "where products have 256 inputs and outputs or more" in choose_policy().reason
     on(AVX512_CPU, "jax")
-    assert "no faster than float32 with JAX" in choose_policy().reason
+    monkeypatch.setattr(policy, "bfloat16_options", dict)
+    assert "no faster than float32 with JAX: jax 0.12 and Python 3.12" in choose_policy().reason
+    monkeypatch.setattr(policy, "bfloat16_options", lambda: {"an_option_of_xla": True})
+    assert "a model that prepare made" in choose_policy().reason
     on(ARM_CPU)
     assert "not been measured" in choose_policy().reason
 

@@ -110,6 +110,13 @@ PATCHES: tuple[Patch, ...] = (
         "A last batch that the devices cannot divide is laid out as the batches before it, which fails.",
     ),
     Patch(
+        "keras.src.backend.jax.trainer",
+        "jit",
+        ("jax",),
+        _VERSIONS,
+        "A model cannot be given options of XLA's compiler, with which it multiplies faster on a CPU.",
+    ),
+    Patch(
         "keras:Model",
         "_make_function",
         ("tensorflow",),

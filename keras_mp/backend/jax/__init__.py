@@ -17,12 +17,14 @@ from keras_mp.backend.jax.gradients import (
 )
 from keras_mp.backend.jax.host_memory import check_host_memory, fetched, keep_on_host, stored
 from keras_mp.backend.jax.islands import (
+    bfloat16_options,
     computed_once,
     fused,
     normalize_rows,
     product_over_rows,
     rows_at_once,
     step_scopes,
+    steps_compiled_with,
     update_in_one_program,
     without_islands,
 )
@@ -85,6 +87,7 @@ __all__ = [
     "assign_replica_values",
     "atomic_step",
     "barrier",
+    "bfloat16_options",
     "bitcast",
     "block_scaled_dot",
     "can_jit",
@@ -139,6 +142,7 @@ __all__ = [
     "sparse_gradients",
     "step_errors",
     "step_scopes",
+    "steps_compiled_with",
     "steps_of",
     "stored",
     "sum_over_replicas",

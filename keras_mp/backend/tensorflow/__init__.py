@@ -52,7 +52,13 @@ from keras_mp.backend.tensorflow.replicas import (
     sum_over_replicas,
 )
 from keras_mp.backend.tensorflow.scaled_dot import as_float4, block_scaled_dot, scaled_dot
-from keras_mp.backend.tensorflow.steps import observed_step, step_errors, timed_steps
+from keras_mp.backend.tensorflow.steps import (
+    bfloat16_options,
+    observed_step,
+    step_errors,
+    steps_compiled_with,
+    timed_steps,
+)
 from keras_mp.backend.tensorflow.tensors import (
     as_keras_variable,
     as_tensor,
@@ -96,6 +102,7 @@ __all__ = [
     "assign_replica_values",
     "atomic_step",
     "barrier",
+    "bfloat16_options",
     "bitcast",
     "block_scaled_dot",
     "can_jit",
@@ -150,6 +157,7 @@ __all__ = [
     "sparse_gradients",
     "step_errors",
     "step_scopes",
+    "steps_compiled_with",
     "steps_of",
     "stored",
     "sum_over_replicas",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,17 @@ import tensorflow as tf
 
 from keras_mp.backend.common.nonfinite_origin import Tap
 from keras_mp.backend.tensorflow.gradients import dense
+
+
+def bfloat16_options() -> Mapping[str, Any]:
+    """None: on a CPU TensorFlow's kernels multiply bfloat16 matrices, and no program of XLA does."""
+    return {}
+
+
+def steps_compiled_with(options: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """A scope that does nothing: `tf.function` takes no options of XLA's compiler."""
+    del options
+    return nullcontext()
 
 
 def timed_steps(model: keras.Model, batch: tuple) -> Callable[[int], float]:
