@@ -21,6 +21,7 @@ from keras_mp.precision.formats import (
     dequantize,
     format_named,
     quantize,
+    scale_to,
 )
 
 DTYPES = {
@@ -229,6 +230,16 @@ def test_the_scale_of_a_magnitude_is_that_of_current_scaling(format, mode):
     for amax in np.array([1e-45, 1e-40], "float32"):
         actual = float(scale_of(keras.ops.convert_to_tensor(np.array([amax, 0], "float32"))))
         assert current_scale(float(amax), format) == MAX_SCALE and actual in (1.0, MAX_SCALE)
+
+
+@MODES
+def test_a_scale_that_is_a_power_of_two_is_the_next_one_below(mode):
+    amax = (10.0 ** np.random.default_rng().uniform(-36, 38, 300)).astype("float32")
+    amax[:3] = 448.0, 449.0, 224.0
+    scale = np.asarray(mode(lambda x: scale_to(448.0, x, power_of_two=True))(keras.ops.convert_to_tensor(amax)))
+    assert scale[:3].tolist() == [1.0, 0.5, 2.0]
+    exact = np.minimum(np.float32(448.0) / amax, np.float32(MAX_SCALE))
+    np.testing.assert_array_equal(scale, np.exp2(np.frexp(exact)[1] - 1.0))
 
 
 @FLOAT8
