@@ -31,7 +31,7 @@ def command(*arguments, cwd):
 def test_the_command_with_the_data_of_an_audit(tmp_path):
     """On either backend: the .keras file of this one goes to TensorFlow."""
     keras.config.set_dtype_policy("mixed_bfloat16")
-    model = keras.Sequential([keras.Input((6,), name="x"), layers.Dense(8, "gelu"), layers.Dense(3, name="last")])
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(8, "gelu"), layers.Dense(3, name="last")])
     model.save(tmp_path / "model.keras")
     x = zoo.normal(50, 6)
     np.savez(tmp_path / "data.npz", x=x, y=np.zeros(50))

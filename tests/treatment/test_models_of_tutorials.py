@@ -161,37 +161,6 @@ def test_a_step_by_hand_that_does_not_scale_its_loss_is_named_in_float16():
         model.train_on_batch(x, y)
 
 
-class Net(keras.Model):
-    """Keras writes its defaults into its config, whatever it was made with."""
-
-    def __init__(self, activation="relu", kept=True):
-        super().__init__()
-        if kept:
-            self.activation, self.kept = activation, kept
-        self.dense = keras.layers.Dense(8, activation=activation)
-        self.norm = keras.layers.BatchNormalization()
-
-    def call(self, x):
-        return self.norm(self.dense(x))
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_arguments_that_no_config_shows_are_read_off_or_the_file_is_refused(kept, tmp_path):
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    model = Net("tanh", kept=kept)
-    x = np.random.default_rng().normal(size=(4, 6)).astype("float32")
-    model(x)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*give the layer in it that computes.*")
-        keras_mp.stabilize(model).save(tmp_path / "model.keras")
-    if kept:
-        loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"Net": Net})
-        np.testing.assert_array_equal(predicted(loaded, x)[0], predicted(model, x)[0])
-    else:  # as by plain Keras: it was another function, with the same weights
-        with pytest.raises(TypeError, match="unexpected keyword argument 'trainable'"):
-            keras.saving.load_model(tmp_path / "model.keras", custom_objects={"Net": Net})
-
-
 def test_a_block_without_kwargs_is_reloaded_though_keras_cannot(tmp_path):
     keras.config.set_dtype_policy("mixed_float16")
     inputs = keras.Input((5, 16))

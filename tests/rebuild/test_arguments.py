@@ -1,0 +1,128 @@
+"""Arguments that no config of a model shows, and layers whose class does not take what Keras writes into theirs."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+import keras_mp
+
+
+class Net(keras.Model):
+    """Keras writes its defaults into its config, whatever it was made with."""
+
+    def __init__(self, activation="relu", kept=True):
+        super().__init__()
+        if kept:
+            self.activation, self.kept = activation, kept
+        self.dense = keras.layers.Dense(8, activation=activation)
+        self.norm = keras.layers.BatchNormalization()
+
+    def call(self, x):
+        return self.norm(self.dense(x))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_arguments_that_no_config_shows_are_read_off_or_the_file_is_refused(kept, tmp_path):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = Net("tanh", kept=kept)
+    x = np.random.default_rng().normal(size=(4, 6)).astype("float32")
+    model(x)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*give the layer in it that computes.*")
+        keras_mp.stabilize(model).save(tmp_path / "model.keras")
+    if kept:
+        loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"Net": Net})
+        np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+    else:  # as by plain Keras: it was another function, with the same weights
+        with pytest.raises(TypeError, match="unexpected keyword argument 'trainable'"):
+            keras.saving.load_model(tmp_path / "model.keras", custom_objects={"Net": Net})
+
+
+class Block(keras.layers.Layer):
+    """Takes no `**kwargs`, so that Keras cannot load what it saves."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+        self.norm = keras.layers.LayerNormalization()
+        self.dense = keras.layers.Dense(width)
+
+    def call(self, x):
+        return x + self.dense(self.norm(x))
+
+    def get_config(self):
+        return {**super().get_config(), "width": self.width}
+
+
+class Unwritten(Block):
+    """Has no `get_config`, either: Keras reads the arguments of the call off the layer."""
+
+    get_config = keras.layers.Layer.get_config
+
+
+@pytest.mark.parametrize("cls", [Block, Unwritten])
+def test_a_layer_whose_class_takes_no_name_is_loaded_though_keras_cannot(cls, tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, keras.layers.Dense(2, activation="softmax")(cls(6)(inputs)))
+    model.save(tmp_path / "plain.keras")
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        keras.saving.load_model(tmp_path / "plain.keras", custom_objects={cls.__name__: cls})
+    keras_mp.stabilize(model).save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={cls.__name__: cls})
+    x = np.random.default_rng().normal(size=(5, 6)).astype("float32")
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
+class Autoencoder(keras.layers.Layer):
+    """Made of other layers, with no config: Keras's raises an error."""
+
+    def __init__(self, encoder, decoder, **kwargs):
+        super().__init__(**kwargs)
+        self.encoder, self.decoder = encoder, decoder
+
+    def call(self, x):
+        return self.decoder(self.encoder(x))
+
+
+def test_a_layer_that_was_given_layers_is_made_again_of_theirs():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    inputs = keras.Input((6,))
+    parts = [keras.layers.Dense(3, activation="tanh"), keras.layers.Dense(6)]
+    model = keras.Model(inputs, keras.layers.Dense(2)(Autoencoder(*parts)(inputs)))
+    with pytest.raises(NotImplementedError, match="get_config"):
+        model.get_layer(index=1).get_config()
+    new = keras_mp.export.in_precision(model, "float32")
+    x = np.random.default_rng().normal(size=(5, 6)).astype("float32")
+    hidden, *_, kernel, bias = model.get_weights()[:4], *model.get_weights()[4:]
+    expected = np.tanh(x @ hidden[0] + hidden[1]) @ hidden[2] + hidden[3]
+    np.testing.assert_allclose(new.predict(x, verbose=0), expected @ kernel + bias, rtol=1e-4, atol=1e-5)
+
+
+class Described(keras.Model):
+    """Its config says what it was made with, and more than it takes; no attribute does."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.dense = keras.layers.Dense(width)
+        self.norm = keras.layers.LayerNormalization()
+
+    def call(self, x):
+        return self.dense(self.norm(x))
+
+    def get_config(self):
+        return {"name": self.name, "trainable": True, "width": self.dense.units}
+
+
+def test_a_model_with_a_config_needs_no_attributes(tmp_path):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = Described(3)
+    x = np.random.default_rng().normal(size=(5, 6)).astype("float32")
+    model(x)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*give the layer in it that computes.*")
+        keras_mp.stabilize(model).save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"Described": Described})
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
