@@ -367,17 +367,6 @@ def test_float32_outputs_to_compare_with_are_float32_on_every_device(tmp_path, m
 
 
 @only_tensorflow
-def test_relative_difference():
-    one, big = np.ones(3), np.full(3, 100.0)
-    assert relative_difference(one, one) == 0.0
-    assert relative_difference(big + 1, big) == pytest.approx(0.01)  # relative where values are large
-    assert relative_difference(one * 1e-3, one * 0) == pytest.approx(1e-3)  # absolute where they are small
-    assert relative_difference(one, np.ones(4)) == float("inf")
-    assert relative_difference(np.array([np.nan, 1.0]), np.array([1.0, 1.0])) == float("inf")
-    assert relative_difference(np.array([np.nan, 1.0]), np.array([np.nan, 1.0])) == 0.0
-
-
-@only_tensorflow
 def test_what_came_to_the_path_during_an_export_is_kept(tmp_path):
     path = tmp_path / "out"
     for overwrite in (False, True):

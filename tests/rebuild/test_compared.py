@@ -7,6 +7,7 @@ from keras import layers, ops
 
 import keras_mp
 from keras_mp.rebuild import RebuildError, rebuild, unchanged
+from keras_mp.rebuild.compared import relative_difference
 
 
 class Net(keras.Model):
@@ -183,6 +184,20 @@ class Choosy(keras.Model):
         if float(ops.max(x)) != 7:
             raise ValueError("sevens, please")
         return self.dense(x)
+
+
+@pytest.mark.jax
+def test_relative_difference():
+    one, big = np.ones(3), np.full(3, 100.0)
+    assert relative_difference(one, one) == 0.0
+    assert relative_difference(big + 1, big) == pytest.approx(0.01)  # relative where values are large
+    assert relative_difference(one * 1e-3, one * 0) == pytest.approx(1e-3)  # absolute where they are small
+    assert relative_difference(one, np.ones(4)) == float("inf")
+    assert relative_difference(np.array([np.nan, 1.0]), np.array([1.0, 1.0])) == float("inf")
+    assert relative_difference(np.array([np.nan, 1.0]), np.array([np.nan, 1.0])) == 0.0
+    words, other = (np.array([word], object) for word in ("one", "two"))
+    assert relative_difference(words, words) == 0.0 and relative_difference(words, other) == float("inf")
+    assert relative_difference(np.zeros(0), np.zeros(0)) == 0.0
 
 
 def test_a_model_that_cannot_be_run_is_told():
