@@ -60,3 +60,13 @@ def test_the_layer_computes_the_same_in_training_and_in_inference():
     outputs = [ops.convert_to_numpy(layer(x, training=training)) for training in (True, False)]
     np.testing.assert_allclose(*outputs, atol=1e-6)
     assert isinstance(layer, keras.layers.Layer)
+
+
+def test_the_layer_is_lean_where_it_trains_and_keras_own_elsewhere(monkeypatch):
+    """In inference an export is to hold plain operations."""
+    called = []
+    monkeypatch.setattr("keras_mp.lean.gelu.gelu", lambda x: called.append(x) or x)
+    x = np.ones((2, 3), "float32")
+    for training, times in ((None, 0), (False, 0), (True, 1)):
+        Gelu()(x, training=training)
+        assert len(called) == times
