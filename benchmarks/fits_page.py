@@ -9,6 +9,7 @@ from typing import Any
 from keras_mp.advice.measures import MEASURES
 from keras_mp.advice.place import find_place
 from keras_mp.advice.schedule import NEARLY_FULL, UNCONSTRAINED
+from keras_mp.advice.step import _ROOM_FOR_CODE
 from keras_mp.precision.policy import PURE_BFLOAT16
 
 GIB = 2**30
@@ -28,6 +29,8 @@ it to the GPU's runtime. "no" comes with the least need that was found. Nothing 
 - **!**, not bold: more than nine tenths of a GPU's memory, of which the runtime takes a part. Compiled (c!): expect
   that it does not fit, and take the next measure. Extrapolated (e!): not decided, because there the compiler saves
   memory (below).
+- **p**: more than 85% of a TPU, without the program itself, which was 44 to 562 MiB in 20 deep models' steps and is
+  counted in the other cells above 85%.
 - **f**: asked from these measures on, or from cheaper ones that were tried and are too large: sets before those were
   passed over by an estimate, so a cheaper one may fit.
 - **o**: neither bold nor asked again since `advise` has more measures: a base in 16 bits, weights in bfloat16, released
@@ -50,6 +53,8 @@ FOOTER = """
   a GPU the step can need less, and fewer measures may be enough.
 - For TPUs the compiler is ended when it has assigned memory, before it generates code. So where a step takes at most
   85% of a TPU, the figure is without the program itself, a few hundred MiB.
+- Cells of Qwen 3 without **f**, and that with LoRA on a v5e, were asked when `make_lean` passed over its attention:
+  they have whole scores, and need less today.
 - int4 makes the base an eighth as large as in float32. Without lean layers a step keeps each dequantized kernel from
   the forward pass to the backward pass ([LoRA](../lora.md)): so int4 needs more than LoRA in some cells without "lean".
   Activations and logits stay as they are, and so does the batch.
@@ -87,7 +92,12 @@ def page(
     count = f"{len(known)} cells, {sum(cell['compiles'] for cell in known.values())} sets of measures compiled in "
     count += f"{sum(seconds for *_, seconds in calls) / 3600:.1f} hours on 2 cores that other programs used, too."
     count += f" {missing} cells (empty) were not asked." if missing else ""
-    lines = [HEADER.format(made=made, count=count, again=_again(known.values(), forms))]
+    others: dict[str, list[str]] = {}
+    for cell in known.values():
+        if cell.get("versions", made) not in made:
+            others.setdefault(cell["versions"], []).append(f"{cell['model']} {forms[cell['form']]} on {cell['title']}")
+    count += "".join(f" By {versions}: {', '.join(names)}." for versions, names in others.items())
+    lines = [HEADER.format(made=made, count=count, again=_again(known.values(), backbones, forms))]
     lines += [f"| model | trained | {' | '.join(titles.get(chip, chip) for chip in chips)} |"]
     lines += [f"| --- | --- |{' --- |' * len(chips)}"]
     for name in backbones:
@@ -115,8 +125,8 @@ def page(
     return "\n".join(lines)
 
 
-def _again(cells: Iterable[Mapping[str, Any]], forms: Mapping[str, str]) -> str:
-    """How many of the cells that were not bold are now, by which measure."""
+def _again(cells: Iterable[Mapping[str, Any]], backbones: Mapping[str, Any], forms: Mapping[str, str]) -> str:
+    """How many of the cells that were not bold are now, by which measure, and why others are not."""
     open_before = [cell for cell in cells if not _is_bold(cell | cell.get("before", {}))]
     asked = [cell for cell in open_before if "before" in cell]
     fit = [cell for cell in asked if _is_bold(cell)]
@@ -131,7 +141,20 @@ def _again(cells: Iterable[Mapping[str, Any]], forms: Mapping[str, str]) -> str:
     by_form = Counter(forms[cell["form"]] for cell in fit)
     if by_form:
         text += f"; {', '.join(f'{name} {count}' for name, count in by_form.most_common())}"
-    return f"{text}."
+    left = [cell for cell in open_before if not _is_bold(cell)]
+    on_t4 = [cell for cell in left if cell["chip"] == "t4" and cell["form"] == "full"]
+    large = [cell for cell in left if cell not in on_t4 and _is_large(cell, backbones)]
+    return (
+        f"{text}. Of the {len(left)} others, {len(on_t4)} are in full on the T4, which has no bfloat16, and whose loss "
+        f"is scaled, so that all gradients wait for the check; of {len(large)} the weights in 16 bits and 4 GiB are "
+        f"more than the chip; {len(left) - len(on_t4) - len(large)} may fit."
+    )
+
+
+def _is_large(cell: Mapping[str, Any], backbones: Mapping[str, Any]) -> bool:
+    """Whether the weights in 16 bits leave less than 4 GiB of a chip."""
+    room = find_place(cell["chip"]).capacity - 2 * backbones[cell["model"]].parameters
+    return cell["form"] != "int4" and room < 4 * GIB
 
 
 def _decisive(cell: Mapping[str, Any]) -> str:
@@ -158,6 +181,8 @@ def _cell(cell: Mapping[str, Any]) -> str:
         tight = "!"
     else:
         size = f"**{size}**"
+    nearly = cell.get("without_code") and cell["peak"] > _ROOM_FOR_CODE * find_place(cell["chip"]).capacity
+    tight += "p" * bool(nearly)
     marks = how + tight + "f" * bool(cell.get("begin")) + "o" * (not _is_bold(cell) and "before" not in cell)
     return " ".join(filter(None, [size, _short(cell["measures"]), f"({marks})"]))
 

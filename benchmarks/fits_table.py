@@ -36,6 +36,7 @@ import keras
 import keras_hub
 
 import keras_mp
+from keras_mp.advice import step
 from keras_mp.advice.advise import advise_from
 from keras_mp.advice.measures import MEASURES, Measures
 from keras_mp.advice.place import find_place
@@ -257,10 +258,16 @@ def ask(name: str, form: str, chips: list[str], begin: list[str], parts: int) ->
             "core_seconds": round(sum(os.times()[:4])),  # of this process and its compilers, for the row
             "day": date.today().isoformat(),
             "begin": first[chip].words if chip in first else "",
+            "versions": _versions(),
+            "without_code": step.WITHOUT_CODE in row.notes,
         }
         for chip, row in zip(chips, report.rows, strict=True)
         if row.fits is not None  # a compiler that failed is asked again
     ]
+
+
+def _versions() -> str:
+    return ", ".join(f"{name} {text}" for name, text in installed(("jax", "libtpu", "keras", "keras-hub")).items())
 
 
 def in_full(cell: dict[str, Any]) -> dict[str, Any]:
@@ -313,12 +320,18 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="cells that do not fit, or nearly fill a GPU, anew")
     parser.add_argument("--begin", nargs="+", default=[], choices=[one.name for one in MEASURES], metavar="MEASURE")
     parser.add_argument("--parts", type=int, default=1, help="micro-batches of the first set of measures")
+    parser.add_argument("--without-code", action="store_true", help="of TPUs no step is compiled to the end")
+    parser.add_argument("--all-blocks", action="store_true", help="deep models are compiled with all blocks")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="starts no row after so long")
     parser.add_argument("--markdown", type=Path, help="the page to write")
     parser.add_argument("--in-full", action="store_true", help="three cells, compiled with all blocks as well")
     parser.add_argument("--here", action="store_true", help="asks in this process, for one row")
     options = parser.parse_args()
     started = time.monotonic()
+    if options.without_code:
+        step._ROOM_FOR_CODE = 1.0
+    if options.all_blocks:
+        step.DEEP = sys.maxsize
     for name in options.only:
         for form in options.forms:
             known = {
@@ -334,6 +347,7 @@ def main() -> None:
                 continue
             row = ["--only", name, "--forms", form, "--chips", *chips, "--parts", str(options.parts)]
             row += ["--again"] * options.again + ["--begin", *options.begin] * bool(options.begin)
+            row += ["--without-code"] * options.without_code + ["--all-blocks"] * options.all_blocks
             subprocess.run([sys.executable, __file__, "--here", *row], check=True)
     for cell in kept() if options.in_full else []:
         if (cell["model"], cell["form"], cell["chip"]) in IN_FULL and "in_full" not in cell:
@@ -341,10 +355,8 @@ def main() -> None:
     if options.markdown:
         from fits_page import page
 
-        versions = ", ".join(
-            f"{name} {text}" for name, text in installed(("jax", "libtpu", "keras", "keras-hub")).items()
-        )
-        write_text(page(kept(), BACKBONES, FORMS, CHIPS, f"{date.today().isoformat()}, {versions}"), options.markdown)
+        made = f"{date.today().isoformat()}, {_versions()}"
+        write_text(page(kept(), BACKBONES, FORMS, CHIPS, made), options.markdown)
 
 
 if __name__ == "__main__":

@@ -32,13 +32,17 @@ def search(ladders: Iterable[Sequence[Stage]]) -> Search:
 def beginning_with(first: Measures, ladders: Iterable[Sequence[Stage]]) -> Iterator[Sequence[Stage]]:
     """Yields ladders from the first set on that has these measures, of all that it has, and as many micro-batches.
 
+    Of later ladders, sets that lack one of these measures are passed over, where the ladder has it at all.
+
     Raises:
         ValueError: If none has.
     """
     is_reached = False
     for ladder in ladders:
         if is_reached:
-            yield ladder
+            needed = set(first.names) & set(ladder[-1][-1].names)
+            later = (tuple(one for one in stage if needed <= set(one.names)) for stage in ladder)
+            yield [stage for stage in later if stage]
             continue
         for place, stage in enumerate(ladder):
             starts = [index for index, one in enumerate(stage) if one.is_from(first)]

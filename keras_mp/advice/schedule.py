@@ -37,19 +37,21 @@ class Known:
         place: the chip.
         measures: the measures that were compiled.
         memory: the memory that it takes.
+        peak: the most memory of what was compiled for it: of a deep model with few blocks.
         whole: whether with all blocks of a deep model.
     """
 
     place: Place
     measures: Measures
     memory: Memory
+    peak: int
     whole: bool
 
     def holds_for(self, place: Place) -> bool:
         """Whether the result is that of another chip of the family, too, as far as fitting goes."""
         if place.chip.name == self.place.chip.name:
             return True
-        if self.memory.peak <= UNCONSTRAINED * min(place.capacity, self.place.capacity):
+        if self.peak <= UNCONSTRAINED * min(place.capacity, self.place.capacity):
             return True
         larger = self.place.capacity > place.capacity
         return larger and pressure(self.memory, place.capacity) > OUT_OF_REACH
@@ -194,24 +196,28 @@ def _asked(one: Asked, measures: Measures, work: Work, pool: ThreadPoolExecutor)
 
 
 def _compiled(one: Asked, measures: Measures, work: Work, pool: ThreadPoolExecutor) -> _Waits:
-    """Compiles a step: for a chip before, for the chip itself, or with all blocks, too."""
+    """Compiles a step: for a chip before, for the chip itself, or with all blocks, where few leave a doubt."""
     place = one.place
     family = work.known[place.family]
+    forms: tuple[bool, ...] = (False, True)
     for known in family:
         if known.measures == measures and known.holds_for(place):
             origin = None if known.place.chip is place.chip else known.place
             future = pool.submit(work.compiler(place, measures, known.whole, origin))
             yield future
             one.tried[measures], one.origins[measures] = future.result().report, known.place
-            return
-    for whole in (False, True):
+            if not is_doubted(one.tried[measures], place):
+                return
+            forms = (True,)
+            break
+    for whole in forms:
         future = pool.submit(work.compiler(place, measures, whole, None))
         work.tell(f"{place.title}: {measures.words}{', all blocks' if whole else ''}")
         yield future
-        report, kept = future.result()
+        report, kept, peak = future.result()
         work.from_files += kept
         work.compiled += 1
         one.tried[measures], one.origins[measures] = report, place
         if not is_doubted(report, place):
             break
-    family.append(Known(place, measures, report.memory, whole))
+    family.append(Known(place, measures, report.memory, peak, whole))

@@ -37,10 +37,17 @@ WITHOUT_CODE = (
 
 
 class Compiled(NamedTuple):
-    """A step that was compiled: the report on it, and whether an earlier call had compiled it."""
+    """A step that was compiled, or of a deep model steps with few blocks.
+
+    Attributes:
+        report: the report on the step.
+        kept: whether an earlier call had compiled it.
+        peak: the most memory that a step takes that was compiled for it, in bytes.
+    """
 
     report: CompileReport
     kept: bool
+    peak: int
 
 
 @dataclass(frozen=True)
@@ -176,16 +183,17 @@ class Step:
                     f"Compiled for {origin.title}, of the same architecture; times are at the rates of {place.title}."
                 )
                 report = replace(report, notes=(*report.notes, note))
-            return Compiled(report, all(step.kept for step in steps))
+            return Compiled(report, all(step.kept for step in steps), max(one.memory.peak for one in reports))
 
         def compiled() -> Compiled:
-            report, kept = compiled_until("memory")
+            result = compiled_until("memory")
+            report = result.report
             if place.platform != "tpu" or report.refused:
-                return Compiled(report, kept)
+                return result
             if report.memory.peak > _ROOM_FOR_CODE * place.capacity and report.memory.fits:
                 return compiled_until("code")
             without = () if report.memory.code else (WITHOUT_CODE,)
-            return Compiled(replace(report, notes=(*report.notes, *without)), kept)
+            return result._replace(report=replace(report, notes=(*report.notes, *without)))
 
         return compiled
 

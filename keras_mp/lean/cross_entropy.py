@@ -84,7 +84,9 @@ def chunked_cross_entropy(
         largest = keras.ops.where(largest == 0, 1.0, largest)
         zeros = [keras.ops.zeros((), "float32")]
         if gradient:
-            zeros += [keras.ops.zeros(kernel.shape, "float32"), keras.ops.zeros((vocabulary,), "float32")]
+            # Apart from all other zeros of these shapes: XLA would keep those from here to where they are added.
+            (zero,) = backend.barrier(zeros, [])
+            zeros += [keras.ops.broadcast_to(zero, shape) for shape in (kernel.shape, (vocabulary,))]
 
         def computed(rows: int | None, features: Any, kernel: Any, *bias: Any) -> tuple[list[Any], list[Any]]:
             low, shift = keras.ops.cast(kernel, options.dtype), bias[0] if bias else None

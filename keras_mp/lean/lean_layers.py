@@ -101,7 +101,7 @@ class LeanDecoderAttention(LeanAttention):
     def _attention_call(
         self, query: Any, attention_mask: Any = None, cache_update_index: Any = None, **options: Any
     ) -> Call | None:
-        if not may_be_differentiated() or options:
+        if not may_be_differentiated() or options or _has_window(self, query.shape[1]):
             return None
         fused = getattr(self, "_use_fused_attention_op", lambda: keras.backend.backend() == "jax")
         return Call(self._inv_norm_factor, attention_mask, kernel=fused())  # type: ignore[attr-defined]
@@ -195,16 +195,15 @@ def why_not_attention(layer: Any, cls: type) -> str:
         return "it attends over more than one axis"
     if getattr(layer, "logit_soft_cap", None):
         return "it caps its scores"
-    mixin = attention_mixin(cls)
-    if mixin is LeanDecoderAttention and _has_window(layer):
-        return f"{cls.__name__} has a sliding window, which it applies on some devices only"
     return ""
 
 
-def _has_window(layer: Any) -> bool:
-    if hasattr(layer, "use_sliding_window_attention"):
-        return bool(layer.use_sliding_window_attention)
-    return bool(getattr(layer, "sliding_window_size", None))
+def _has_window(layer: Any, length: int | None) -> bool:
+    """Whether a layer has a sliding window, which it applies on some devices only, and which so many tokens pass."""
+    window = getattr(layer, "sliding_window_size", None)
+    if not window or not getattr(layer, "use_sliding_window_attention", True):
+        return False
+    return length is None or length > window
 
 
 def _rate(dropout: float, training: bool | None) -> float:

@@ -160,41 +160,34 @@ def empty_sums(variables: list[keras.Variable]) -> list[Any]:
     ]
 
 
-def add_to_sums(grads: list[Any], sums: list[Any], variables: list[keras.Variable]) -> None:
-    """Adds a micro-batch.
+def add_to_sums(grads: list[Any], sums: list[Any], variables: list[keras.Variable], is_first: Any) -> None:
+    """Adds a micro-batch; values that overwrite a variable are combined by max, as Keras does.
 
     Args:
         grads: a gradient for each variable, or None; dense.
         sums: the sum for each variable.
+        is_first: a boolean tensor of shape (): whether the sums begin with this micro-batch.
     """
-    for total, new in zip(sums, _added(grads, sums, variables), strict=True):
-        if new is not None:
-            total.assign(new)
+    for new, total, variable in zip(grads, sums, variables, strict=True):
+        if new is None:
+            continue
+        # Zero here, where it is part of the sum: to reset after an update, XLA would copy the sums first.
+        before = ops.where(is_first, ops.zeros((), total.dtype), ops.convert_to_tensor(total))
+        total.assign((ops.maximum if is_overwritten(variable) else ops.add)(new, before))
 
 
-def mean_and_reset(grads: list[Any], sums: list[Any], variables: list[keras.Variable], steps: int) -> list[Any]:
-    """Adds the last micro-batch, takes the mean, and sets the sums to zero.
+def means_of(sums: list[Any], grads: list[Any], variables: list[keras.Variable], steps: int) -> list[Any]:
+    """Takes the mean over the micro-batches.
 
     Args:
-        grads: a gradient for each variable, or None; dense.
         sums: the sum for each variable.
-        steps: the number of micro-batches that were accumulated.
+        grads: the gradients of the last micro-batch, of which None says that a variable has none.
+        steps: the number of micro-batches.
 
     Returns:
-        The mean gradients of the micro-batches.
+        The mean gradients; of what overwrites a variable the largest values.
     """
-    means = [
-        total if total is None or is_overwritten(variable) else total / steps
-        for total, variable in zip(_added(grads, sums, variables), variables, strict=True)
-    ]
-    for total in sums:
-        total.assign(ops.zeros(total.shape, total.dtype))
-    return means
-
-
-def _added(grads: list[Any], sums: list[Any], variables: list[keras.Variable]) -> list[Any]:
-    """Adds gradients; values that overwrite a variable are combined by max, as Keras does."""
     return [
-        None if new is None else (ops.maximum if is_overwritten(variable) else ops.add)(new, total)
-        for new, total, variable in zip(grads, sums, variables, strict=True)
+        None if gradient is None else ops.convert_to_tensor(total) / (1 if is_overwritten(variable) else steps)
+        for total, gradient, variable in zip(sums, grads, variables, strict=True)
     ]

@@ -41,11 +41,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     a step:  finite = every gradient value is finite, on every replica
              scale = loss_scale.next_state(scale, finite)
              if finite:
+                 accumulated = 0 before the first of gradient_accumulation_steps micro-batches
                  accumulated += gradients * (1 / old scale), in float32
-                 if this is the last of gradient_accumulation_steps micro-batches:
+                 if this is the last micro-batch:
                      gradients = sum over the replicas of (accumulated / gradient_accumulation_steps)
                      clip once, decay weights, update, average weights
-                     accumulated = 0
     ```
 
     With `LossScale.none(release_gradients=True)` no weight waits for the gradients of others:
@@ -446,19 +446,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def _accumulate_or_update(self, grads: list[Any], variables: list[keras.Variable]) -> None:
         micro_batch = leaves(self.inner_optimizer)[0]._iterations % self._accumulation_steps
         grads = [gradient if gradient is None else backend.dense(gradient) for gradient in grads]
+        gradients.add_to_sums(grads, self._sums_of(variables), variables, ops.equal(micro_batch, 0))
         self._if(
             ops.equal(micro_batch, self._accumulation_steps - 1),
             partial(self._update_with_mean, variables=variables),
-            partial(self._accumulate, variables=variables),
+            lambda _: inner.count(self.inner_optimizer),
             grads,
         )
 
-    def _accumulate(self, grads: list[Any], variables: list[keras.Variable]) -> None:
-        gradients.add_to_sums(grads, self._sums_of(variables), variables)
-        inner.count(self.inner_optimizer)
-
     def _update_with_mean(self, grads: list[Any], variables: list[keras.Variable]) -> None:
-        means = gradients.mean_and_reset(grads, self._sums_of(variables), variables, self._accumulation_steps)
+        means = gradients.means_of(self._sums_of(variables), grads, variables, self._accumulation_steps)
         self._update(means, variables)
 
     def _sums_of(self, variables: list[keras.Variable]) -> list[Any]:

@@ -28,7 +28,7 @@ class Compiler:
         how = "4 and 8 of 48 blocks" if self.all_blocks and not whole else ""
         kept = (place.name, measures.words) in self.files
         made = report(GIB, temporary=temporary, capacity=place.capacity, extrapolated=how)
-        return Compiled(made, kept)
+        return Compiled(made, kept, made.memory.peak // 4 if how else made.memory.peak)
 
     def compiler(self, place, measures, whole, origin):
         def compiled():
@@ -58,6 +58,16 @@ def test_gpus_of_one_compute_capability_share_a_compile_where_memory_is_no_limit
     assert asked["h100"].origins[asked["h100"].best].name == "h200"
 
 
+def test_what_has_few_blocks_is_far_from_any_memory():
+    compiler = Compiler(70.0, all_blocks=60.0)
+    asked, _ = compiler.run("h100", "h200", rows=1)
+    assert compiler.compiled == [("h200", "float32")] and asked["h100"].best.words == "float32"
+    compiler = Compiler(80.0, all_blocks=60.0)
+    asked, _ = compiler.run("h100", "h200", rows=1)
+    assert compiler.compiled == [("h200", "float32"), ("h100", "float32, all blocks")]
+    assert asked["h100"].best.words == "float32"
+
+
 def test_a_step_near_to_the_memory_is_compiled_for_the_chip_itself():
     compiler = Compiler(75.0)
     asked, _ = compiler.run("h100", "h200", rows=1)
@@ -85,7 +95,7 @@ def test_what_fills_a_gpu_and_is_extrapolated_is_compiled_whole():
 def test_a_search_begins_with_the_set_that_is_named():
     first = Measures("float32", ("lean",), micro_batches=4)
     ladder = stages(Measures("float32"), 8, lambda taken, one: one.name in ("lean", "remat"))
-    (listed,) = beginning_with(first, [[(Measures("float32"),)], ladder])
+    listed, later = beginning_with(first, [[(Measures("float32"),)], ladder, ladder])
     assert listed[0] == (first,)
     frozen = stages(Measures("float32"), 8, lambda taken, one: one.name in ("frozen in 16 bits", "lean", "remat"))
     (listed_too,) = beginning_with(first, [frozen])
@@ -95,6 +105,7 @@ def test_a_search_begins_with_the_set_that_is_named():
         "float32, lean, remat",
         *(f"float32, lean, remat, {number} micro-batches" for number in (2, 4, 8)),
     ]
+    assert later == ladder[1:]
     with pytest.raises(ValueError, match="float32, lean, 3 micro-batches: no set of measures"):
         list(beginning_with(Measures("float32", ("lean",), micro_batches=3), [ladder]))
 

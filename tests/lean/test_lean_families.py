@@ -46,6 +46,7 @@ FAMILIES = {
     "gpt2": (lambda: causal_models.build("GPT2CausalLM"), 2),
     "gemma": (lambda: causal_models.build("GemmaCausalLM"), 2),
     "qwen": (lambda: causal_models.build("QwenCausalLM"), 2),
+    "qwen 3": (lambda: causal_models.build("Qwen3CausalLM"), 2),
     "t5": (lambda: causal_models.build("T5Seq2SeqLM"), 4),
     "bert": (_bert, 2),
     "vit": (_vit, 2),
@@ -263,3 +264,21 @@ def test_the_compiled_memory_falls():
     plain, recomputed = memory(False), memory(True)
     print(f"{plain / 2**20:.1f} MiB, recomputed {recomputed / 2**20:.1f} MiB")
     assert recomputed < 0.5 * plain
+
+
+def test_a_window_that_is_shorter_than_the_tokens_stays():
+    def build():
+        sizes = {"vocabulary_size": 40, "num_layers": 1, "num_query_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+        widths = {"hidden_dim": 16, "intermediate_dim": 32, "sliding_window_size": 4}
+        backbone = keras_hub.models.Qwen3Backbone(**sizes, **widths)
+        return keras_hub.models.Qwen3CausalLM(backbone=backbone, preprocessor=None)
+
+    plain, lean = build(), build()
+    lean.set_weights(plain.get_weights())
+    keras_mp.lean.make_lean(lean)
+    tokens = np.random.default_rng().integers(0, 40, (2, 9))
+    x = {"token_ids": tokens, "padding_mask": np.ones_like(tokens)}
+    values = [keras.ops.convert_to_numpy(model(x, training=True)) for model in (plain, lean)]
+    np.testing.assert_allclose(*values, rtol=1e-4, atol=1e-5)
+    expected = keras.ops.convert_to_numpy(plain({name: value[:, :4] for name, value in x.items()}, training=True))
+    np.testing.assert_allclose(values[1][:, :4], expected, rtol=1e-4, atol=1e-5)

@@ -81,3 +81,30 @@ def test_a_compile_of_its_own_keeps_its_arguments():
     lost.compile(True)
     with pytest.raises(TypeError, match="Lost has a compile"):
         keras_mp.loss_scaling.change_optimizer(lost, accumulate=2)
+
+
+@pytest.mark.jax
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="an accelerator's program has loops there")
+def test_an_accelerators_program_makes_the_same_updates(monkeypatch):
+    import jax
+
+    from keras_mp.backend.jax import update
+
+    gradients = np.random.default_rng().normal(size=(8, 4)).astype("float32")
+    gradients[4, 2] = np.inf  # in the second accumulation
+
+    def trained():
+        weight = keras.Variable(np.ones(4, "float32"))
+        inner = keras.optimizers.AdamW(0.1, gradient_accumulation_steps=3)
+        optimizer = keras_mp.LossScaleOptimizer(inner, keras_mp.LossScale.none())
+        optimizer.build([weight])
+        state = [weight.value], [variable.value for variable in optimizer.variables]
+        step = jax.jit(lambda state, gradient: optimizer.stateless_apply(state[1], [gradient], state[0]))
+        for gradient in gradients:
+            state = step(state, gradient)
+        return jax.tree.leaves(state)
+
+    expected = trained()
+    monkeypatch.setattr(update, "_is_for_cpu", lambda: False)
+    for value, other in zip(trained(), expected, strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-6)

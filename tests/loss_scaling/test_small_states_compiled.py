@@ -1,6 +1,7 @@
 """What the compilers of a TPU and of a GPU make of an update with states in 8 bits; JAX, with nothing attached."""
 
 import keras
+import keras_hub
 import pytest
 
 import keras_mp
@@ -48,3 +49,35 @@ def test_the_update_keeps_no_float32_copy_of_a_weights_size():
     assert plain.optimizer - small.optimizer == pytest.approx(6 * count, rel=0.01)
     assert (small.optimizer_dtype, plain.optimizer_dtype) == ("float8", "float32")
     assert small.temporary < plain.temporary + 0.5 * count
+
+
+def test_accumulating_copies_no_weights_or_states():
+    """In a branch XLA writes what an update changes beside what it was."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    dense = [keras.layers.Dense(1024, use_bias=False, kernel_initializer="zeros") for _ in range(6)]
+    model = keras.Sequential([keras.Input((1024,)), *dense])
+    optimizer = keras.optimizers.AdamW(1e-3, gradient_accumulation_steps=4)
+    model.compile(keras_mp.LossScaleOptimizer(optimizer, keras_mp.LossScale.none(), state_dtype="float8"), "mse")
+    batch = keras.KerasTensor((8, 1024), "float32")
+    for chip in ("rtx4090", "v5e"):
+        memory = keras_mp.inspect(model, (batch, batch), chip).memory
+        state = memory.parameters + memory.optimizer  # 10 bytes a parameter, with the sums
+        assert memory.temporary < 0.6 * state, chip  # gradients and kernels in bfloat16, and a weight's float32 values
+
+
+def test_a_tied_embedding_that_is_released_waits_without_an_array_of_zeros():
+    vocabulary, width = 65536, 512
+    keras.config.set_dtype_policy("bfloat16")
+    tokens = keras.Input((512,), dtype="int32")
+    embedding = keras_hub.layers.ReversibleEmbedding(vocabulary, width, embeddings_initializer="zeros")
+    x = embedding(tokens)
+    for _ in range(2):
+        x = keras.layers.Dense(width)(keras.layers.Dense(4 * width, "relu")(x))
+    model = keras_mp.layers.LanguageModel(tokens, embedding(x, reverse=True))
+    none = keras_mp.LossScale.none(release_gradients=True)
+    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3), none, state_dtype="float8")
+    model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy())
+    batch = keras.KerasTensor((8, 512), "int32")
+    memory = keras_mp.inspect(model, (batch, batch), "h100").memory
+    # The sum of the head's gradient in float32, a chunk of logits in float32 and in 16 bits twice: 4.4 times its size.
+    assert memory.temporary < 4.9 * 4 * vocabulary * width

@@ -43,15 +43,26 @@ def conditional(
         (prepared if condition else otherwise)(argument)  # eagerly, as without a condition
         return
 
-    def values_after(function: Callable[[Any], None], argument: Any, before: list[Any]) -> list[Any]:
+    def values_after(function: Callable[[Any], None], before: list[Any]) -> list[Any]:
         with keras.StatelessScope(state_mapping=list(zip(variables, before, strict=True))) as scope:
             function(argument)
         return [scope.get_current_value(variable) for variable in variables]
 
     branches = [partial(values_after, function) for function in (prepared, otherwise)]
-    after = jax.lax.cond(condition, *branches, argument, [variable.value for variable in variables])
+    after = [variable.value for variable in variables]
+    if _is_for_cpu():
+        after = jax.lax.cond(condition, *branches, after)
+    else:
+        # XLA writes the results of a branch beside its arguments, a copy of all weights and slots, and those of a loop
+        # in their place. On a CPU it moves parts of the update out of the loop, which are then rounded otherwise.
+        for runs, branch in zip((condition, jnp.logical_not(condition)), branches, strict=True):
+            after = jax.lax.fori_loop(0, runs.astype("int32"), lambda _, before, branch=branch: branch(before), after)
     for variable, value in zip(variables, after, strict=True):
         variable.assign(value)
+
+
+def _is_for_cpu() -> bool:
+    return (platform_traced_for() or jax.default_backend()) == "cpu"
 
 
 def update_if(
@@ -75,7 +86,7 @@ def update_if(
         variables: the variables that it may change.
         prepare: a function that is applied to the argument before.
     """
-    if (platform_traced_for() or jax.default_backend()) == "cpu" or not isinstance(condition, jax.core.Tracer):
+    if _is_for_cpu() or not isinstance(condition, jax.core.Tracer):
         conditional(condition, update, lambda _: None, argument, variables, prepare)
         return
     with keras.StatelessScope(state_mapping=[(variable, variable.value) for variable in variables]) as scope:
