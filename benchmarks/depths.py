@@ -50,10 +50,10 @@ def main() -> None:
     from benchmarks.by_blocks import inspect_by_blocks
 
     tokens = keras.KerasTensor((CHIPS, LENGTH), "int32")
-    shared: dict[str, Any] = {"strategy": "fully_sharded", "chips": CHIPS}
+    target, strategy = f"{CHIP}x{CHIPS}", "fully_sharded"
     with keras_mp.set_global_policy("mixed_bfloat16"):
-        line = figures(inspect_by_blocks(build, (tokens, tokens), CHIP, blocks=BLOCKS, **shared))
-        whole = figures(keras_mp.inspect(build, (tokens, tokens), CHIP, **shared))
+        line = figures(inspect_by_blocks(build, (tokens, tokens), target, blocks=BLOCKS, strategy=strategy))
+        whole = figures(keras_mp.inspect(build, (tokens, tokens), target, strategy=strategy))
     KEPT.write_text(json.dumps({"blocks": [*BLOCKS, DEEPER], "line": line, "compiled": whole}, indent=1) + "\n")
     for name in FIGURES:
         print(f"{name}: {line[name]:.4g} on the line, {whole[name]:.4g} compiled, {line[name] / whole[name] - 1:+.1%}")

@@ -2,12 +2,12 @@
 
     python benchmarks/fit_efficiency.py
 
-The tables, with their sources, are in `efficiency_tables.json`: measured seconds of a product of m x k by k x n, of
-several products together, of a convolution and its two gradients, and of kernels that only move bytes. No training step
-is among them. The fit minimizes the squares of the logarithms of the time that the constants give, divided by the
-measured time. A TPU's products read and write at the rate of copies, of which there are tables. What a generation's
-tables do not determine it takes from the generation that `TAKEN_FROM` names. Prints the
-table of constants, with the error of the fit, and the rates of libtpu's cycles.
+The tables, with their sources, are in `efficiency_tables.json`: measured seconds of a product of m x k by k x n, alone
+or in a batch, of several products together, of a convolution and its two gradients, and of kernels that only move
+bytes. No training step is among them. The fit minimizes the squares of the logarithms of the time that the constants
+give, divided by the measured time. A TPU's products read and write at the rate of copies, of which there are tables.
+What a generation's tables do not determine it takes from the generation that `TAKEN_FROM` names. Prints the table of
+constants, with the error of the fit, and the rates of libtpu's cycles.
 
 Convolutions of fewer channels than tensor cores take together are not in the tables: XLA pads them. Those that are have
 channels first (DeepBench's code/nvidia/conv_bench.cu).
@@ -50,8 +50,9 @@ WIDE = 100.0  # the largest by the smallest size of a table that says how the ra
 def read() -> dict[str, list]:
     """The tables: rows of products, of sums of products, of convolutions, and of transfers."""
     tables = json.loads(TABLES.read_text())
-    return {name: tables[name] for name in ("products", "sums of products", "transfers", "cycles")} | {
-        "convolutions": list(_each_convolution(tables["convolutions"]))
+    return {name: tables[name] for name in ("sums of products", "transfers", "cycles")} | {
+        "products": [*tables["products"], *tables["batched products"]],
+        "convolutions": list(_each_convolution(tables["convolutions"])),
     }
 
 
@@ -91,7 +92,7 @@ def fit_one(
         constants = _fitted(constants, tables["transfers"], transfers, chips)
         constants = constants._replace(product_stream=constants.stream)
     names = [f"products.{bits}" for bits in sorted({WIDTH[row[1]] for row in products})]
-    if _is_wide([math.prod(row[2:5]) for row in tables["products"]]):
+    if _is_wide([math.prod(shape) for row in tables["products"] for shape in _shapes(row)]):
         names.append("product_start")
         # Only products that memory limits tell at what share of its bandwidth.
         moving = "fill" if tpu else "product_stream"
@@ -126,25 +127,32 @@ def predicted(row: Sequence, constants: Efficiency, chips: Mapping[str, Chip] = 
         return transfer_seconds(row[1], chip, constants)
     if "convolution" in row:
         return _convolution(chip, row[1], *row[2], constants)
-    shapes = row[2] if isinstance(row[2], list) else [row[2:5]]
-    return sum(_product(chip, row[1], *shape, constants) for shape in shapes)
+    return sum(_product(chip, row[1], shape, constants) for shape in _shapes(row))
+
+
+def _shapes(row: Sequence) -> list[Sequence[int]]:
+    """The products of a row, each m x k by k x n, in a batch with its size before them."""
+    if not isinstance(row[2], list):
+        return [row[2:5]]
+    return row[2] if isinstance(row[2][0], list) else [row[2]]
 
 
 def _is_moving(row: Sequence, chips: Mapping[str, Chip]) -> bool:
     """Whether moving the arrays of a product takes longer than its operations, each at the chip's peak rate."""
-    chip, (m, k, n) = chips[row[0]], row[2:5]
-    return _moved(row[1], m, k, n) / chip.bandwidth > 2 * m * k * n / chip.peak[row[1]]
+    chip, (shape,) = chips[row[0]], _shapes(row)
+    return _moved(row[1], shape) / chip.bandwidth > 2 * math.prod(shape) / chip.peak[row[1]]
 
 
-def _moved(dtype: str, m: int, k: int, n: int) -> int:
+def _moved(dtype: str, shape: Sequence[int]) -> int:
     """Bytes of the operands and of the result, which has 16 bits, or 32 if the operands have."""
+    *batch, m, k, n = shape
     bits = WIDTH[dtype]
-    return (bits * (m * k + k * n) + max(bits, 16) * m * n) // 8
+    return math.prod(batch) * (bits * (m * k + k * n) + max(bits, 16) * m * n) // 8
 
 
-def _product(chip: Chip, dtype: str, m: int, k: int, n: int, constants: Efficiency) -> float:
-    computing = computing_seconds(2 * m * k * n, chip.peak[dtype], WIDTH[dtype], chip, constants)
-    return product_seconds(computing, _moved(dtype, m, k, n), chip, constants)
+def _product(chip: Chip, dtype: str, shape: Sequence[int], constants: Efficiency) -> float:
+    computing = computing_seconds(2 * math.prod(shape), chip.peak[dtype], WIDTH[dtype], chip, constants)
+    return product_seconds(computing, _moved(dtype, shape), chip, constants)
 
 
 def _convolution(

@@ -148,18 +148,20 @@ def _steps() -> dict[str, Step]:
             )
             model = keras_hub.models.LlamaCausalLM(backbone, preprocessor=None)
             model.backbone.enable_lora(rank)
-            return trained(model)
+            return keras_mp.lean.make_lean(trained(model))
 
         return build
 
-    def large(model: Any, fp8: bool = False) -> Any:
-        model = keras_mp.convert(model) if fp8 else model
+    def large(model: Any, how: Sequence[str] = ()) -> Any:
+        model = keras_mp.convert(model) if "fp8" in how else model
+        if "logits" in how:
+            return trained(keras.Model(model.inputs, model.outputs))
         return trained(model, loss=keras_mp.lean.ChunkedCrossEntropy())
 
     def llama_of(*sizes: int, length: int, how: Sequence[str] = (), **other: float) -> Callable[..., Any]:
         def build(blocks: int = sizes[0]) -> Any:
             model = llama(LlamaSize(blocks, *sizes[1:], **other), length, remat="kept" not in how)
-            return large(model, "fp8" in how)
+            return large(model, how)
 
         return build
 
@@ -238,10 +240,10 @@ def _steps() -> dict[str, Step]:
         "bert_base": Step(lambda: bert(12, 768, 12, 2), bert_batch(32, 512, ())),
         "mistral": Step(lambda blocks=32: lora("mistral", blocks), packed(8, 128), (4, 8)),
         "gemma": Step(lambda blocks=28: lora("gemma", blocks), packed(8, 128), (4, 8)),
-        "llama3": Step(llama3(), tokens(1, 8192), (2, 4)),
-        "llama3_fp8": Step(llama3(how=("fp8",)), tokens(1, 8192), (2, 4)),
-        "llama3_2x8192": Step(llama3(), tokens(2, 8192), (2, 4)),
-        "llama3_2x8192_fp8": Step(llama3(how=("fp8",)), tokens(2, 8192), (2, 4)),
+        "llama3": Step(llama3(how=("logits",)), tokens(1, 8192), (2, 4)),
+        "llama3_fp8": Step(llama3(how=("fp8", "logits")), tokens(1, 8192), (2, 4)),
+        "llama3_2x8192": Step(llama3(how=("logits",)), tokens(2, 8192), (2, 4)),
+        "llama3_2x8192_fp8": Step(llama3(how=("fp8", "logits")), tokens(2, 8192), (2, 4)),
     }
 
 
@@ -255,6 +257,7 @@ def compile_run(name: str, form: int = 0) -> dict[str, Any]:
     import keras_mp
     from benchmarks.by_blocks import inspect_by_blocks
     from benchmarks.flash_attention import FlashLook, attention_in
+    from benchmarks.selective import every_second_product
     from keras_mp.precision.chips import parse_target
     from keras_mp.system.packages import installed
 
@@ -269,7 +272,8 @@ def compile_run(name: str, form: int = 0) -> dict[str, Any]:
         raise ValueError("it has no such smaller form")
     look = FlashLook(scores_of(run), run.policy)
     in_blocks = attention_in(ATTENTION_BLOCKS) if "x" in run.step.partition("@")[2] else nullcontext()
-    with keras_mp.set_global_policy(run.policy), in_blocks:
+    kept = every_second_product() if run.selective else nullcontext()
+    with keras_mp.set_global_policy(run.policy), in_blocks, kept:
         if blocks:
             report = inspect_by_blocks(step.build, step.batch(devices), target, blocks=blocks, look=look, **shared)
         else:

@@ -42,25 +42,38 @@ From the kernels that `inspect` lists, added up over all blocks; the least at th
 
 | run | kernels | predicted | least at the peak |
 | --- | --- | --- | --- |
-| BERT-large, SQuAD, TensorFlow 2, TF32: 866 ms published, 424 predicted | products of dense layers | 248 ms | 170 ms |
+| BERT-large, SQuAD, TensorFlow 2, TF32: 866 ms published, 453 predicted | products of dense layers | 248 ms | 170 ms |
 | | products of attention | 42 ms | 11 ms |
-| | all others | 135 ms | - |
+| | all others | 164 ms | - |
 | gala-85M, v5e-256: 180 ms published, 90 predicted | products of attention | 57 ms | 9 ms |
 | | products of dense layers and of the loss | 20 ms | 16 ms |
 | | all others, and uncovered collectives | 13 ms | - |
-| EfficientNet-B0, TF32: 423 ms published, 164 predicted | convolutions | 57 ms | 8 ms |
-| | all others | 106 ms | - |
+| EfficientNet-B0, TF32: 423 ms published, 165 predicted | convolutions | 57 ms | 8 ms |
+| | all others | 108 ms | - |
 
 - **BERT-large** at the source reaches 34 TFLOP/s, 22% of the peak of TF32: less than the same model in a batch of 16 on
-  an A100 with 40 GB, in the older program of the same repository (47 TFLOP/s), which is at 0.81. The table of the
-  source is headed "Throughput - FP32" and says that it was measured on V100s. No kernel accounts for 442 ms.
+  an A100 with 40 GB, in the older program of the same repository (47 TFLOP/s), which is at 0.85. The table of the
+  source is headed "Throughput - FP32" and says that it was measured on V100s. No kernel accounts for 413 ms.
 - **gala-85M** takes seven times what its operations take at the peak, at the source, with 4,096 tokens a chip. Heads of
   64 features fill half of the 128 columns of a v5e's matrix unit, which is not modelled; libtpu's own cycles
   come to 112 ms. The rest is not in the program of one chip: it is a step of 256 chips on many hosts that read text.
-- **EfficientNet-B0** is limited by memory: its arrays take 125 of 164 ms at the bandwidth's peak, its operations 8. The
+- **EfficientNet-B0** is limited by memory: its arrays take 125 of 165 ms at the bandwidth's peak, its operations 8. The
   source spends 423 ms on the same images, and 148 ms on as many in 16 bits, which move half the bytes: bytes alone do
-  not make a factor of 2.9. Depthwise convolutions, of one channel a group, run as if they were products, of which no
-  table has one. The moving average of the weights at the source is not compiled.
+  not make a factor of 2.9. Its 48 depthwise convolutions, of one channel a group, are compiled with channels first, and
+  take 23 ms by their bytes, of which float32's own rate needs 5. They would have to take twelve times as long to
+  explain the source. No public text has such times on an A100: PyTorch's pull request 58749 has more than a thousand in
+  a spreadsheet that could not be opened here. The moving average of the weights at the source is not compiled.
+"""
+PEAKS = """\
+The peaks of torchao and torchtitan are what PyTorch's allocator has reserved of the GPU, in GiB (torchtitan logs
+`max_reserved_gib`), which is more than the arrays take at any time. Those of torchtune and LitGPT are what arrays
+take. Each row is compiled as its source states it: LitGPT's with flash attention and a loss in chunks, as KerasHub's
+model after `make_lean`; torchtitan's and torchao's with all logits at once and blocks of which the result of
+attention and every second product are kept, which Keras cannot say, by a policy of JAX (`benchmarks/selective.py`).
+Before, LitGPT's rows were compiled with scores and logits in memory, at 1.02 to 1.57, and torchao's GiB were taken
+for GB, at 0.92 to 1.53, of a step that an older version of the kit had compiled. What is left: in bfloat16 on H100s
+the reserved peaks are 1.4 to 1.5 times the arrays that XLA keeps, on B200s, with a newer PyTorch, 0.95 times; and in
+FP8 the kit's layers keep 10 GB more than in bfloat16, where PyTorch's keep none.
 """
 FOLLOWS = """\
 - **A TPU's products read at the rate of copies.** MaxText 32B on v5e was the worst of this group, at 1.43: products at
@@ -75,23 +88,36 @@ FOLLOWS = """\
 - **Recomputation that is named by tensor** cannot be said in Keras. Rows whose source keeps some products are compiled
   with each block recomputed, or with none; of Llama 3.1 70B the queries, keys and values that are recomputed here, and
   kept there, are a tenth of a block's forward products, and attention itself comes on top.
-- **The rates of GPUs** are those of products in PyTorch. XLA has a table of its own, of many more shapes
-  (`xla/service/gpu/model/matmul_interpolator_data.h`, H100 and B200): the next source. Rows on GPUs are predicted too
-  fast more often than too slow.
+- **The rates of GPUs.** They were those of products in PyTorch, and rows on GPUs are predicted too fast more often than
+  too slow. XLA has a table of its own (`xla/service/gpu/model/default_matmul_perf_table.txtpb`, H100 and B200), and
+  BabelStream ran on both A100s and an H100 NVL. They say that the rates were not too high: of an H100's peak 16 bits
+  reach 0.82 where it was 0.78, TF32 0.71 where it was 0.79, and other kernels 0.83 of the bandwidth, on an A100 0.86,
+  where it was 0.86 and 0.82. With these constants alone the median error of the 24 runs on GPUs that were compiled by
+  then rose from 19.4% to 22.4%; they stay, as the tables are wider. XLA's products in FP8 reach 2,620 TFLOP/s on an
+  H100, beyond its peak, and are not taken.
+- **Arithmetic in other kernels.** A GELU, a softmax and the random numbers of dropout compute more than an H100 or an
+  A100 can hide behind the bytes: XLA's table of cycles (`hlo_op_profiles_data.h`) has a tanh as long as 17 additions,
+  an exponential as long as 11. Counted so, at one addition a cycle of a lane, they take the error of those 24 runs from
+  22.4% to 16.5%: BERT-large in FP16 goes from 0.70 to 0.80 and from 0.75 to 0.89, BERT base on JAX from 0.83 to 0.91.
 - **The layout of convolutions.** XLA compiles them with channels last in 16 bits, and with channels first in float32.
   Tensor cores take channels last, and the library transposes others in kernels that the compiled step does not show: in
   a profile of TF32 convolutions on an A100 they take 32% of the time beside 59% for the convolutions
   (github.com/pytorch/pytorch issue 81940). Channels first therefore take the share of the rate of products that the
-  tables of V100 and T4 give, and channels last count as products. On Hopper and on a B200, XLA compiles TF32, too, with
-  channels last, which the source has first.
+  tables of V100 and T4 give, and channels last count as products. The bytes of two transposes in its place fit these
+  tables worse: convolutions that memory limits would take twice their measured time. On Hopper and on a B200, XLA
+  compiles TF32, too, with channels last, which the source has first.
+- **Eight GPUs in PyTorch.** The rows of torchao and torchtitan, compiled as their sources have them, are predicted at
+  0.49 to 0.72 of the published time: at the source Llama 3 8B reaches a third of the H100's peak, and a fifth of that
+  of the B200, whose power is limited; XLA's runs of Llama 2 7B on 8 H100 reach half. They were at 0.81 to 1.29 as an
+  older version of the kit had compiled them, without flash attention.
 - **Programs that are not compiled** start a kernel for each operation. NVIDIA's programs for PyTorch are predicted too
-  fast, the more so the faster a chip multiplies: Lambda's runs on Ampere and Ada at 0.63 to 1.24 of the published time,
-  on Hopper at 0.54 to 0.80, on a B200 at 0.41 to 0.62. Of Ampere and Ada, the GPUs that may draw little power are the
-  slowest beside their prediction: an A10 (150 W) is at 0.63 to 0.82, an RTX 4090 (450 W) at 0.99 to 1.09. Of the BERTs
+  fast, the more so the faster a chip multiplies: Lambda's runs on Ampere and Ada at 0.63 to 1.22 of the published time,
+  on Hopper at 0.56 to 0.85, on a B200 at 0.41 to 0.74. Of Ampere and Ada, the GPUs that may draw little power are the
+  slowest beside their prediction: an A10 (150 W) is at 0.63 to 0.80, an RTX 4090 (450 W) at 0.98 to 1.07. Of the BERTs
   of 512 tokens in PyTorch the source bins the sequences by length, so that what is compiled is more work.
 
-Not modelled: the time between kernels, caches, the computing of random numbers, sizes that a matrix unit pads,
-collectives slower than their links, clocks that fall under load."""
+Not modelled: the time between kernels, caches, sizes that a matrix unit pads, collectives slower than their links,
+clocks that fall under load, and on TPUs the arithmetic of kernels that are no products."""
 TEXT = """# Predicted and published training steps
 
 {summary}
@@ -160,7 +186,9 @@ work shared.
   with channels first a share of that of products.
 - On a TPU a product also waits for its first tiles and its last results: 15.2 MB at the memory's bandwidth, or all its
   bytes where they are fewer. Its other bytes cross at the rate of copies, of which Google has a table.
-- Another kernel takes `start + moving`.
+- Another kernel takes `start + sqrt(computing^2 + moving^2)`. What it computes counts on NVIDIA's GPUs alone: each
+  operation as so many additions as its cycles in XLA's table are those of an addition, of which a lane does one a cycle
+  (`keras_mp/xla/arithmetic.py`).
 - Kernels run one after another in the compiled order. A collective that starts and ends apart, or that a TPU runs in
   steps, runs beside the kernels between; what remains of it is uncovered. Links run at their peak rate.
 - On a TPU, an array that stays in the core's own memory moves no bytes; one that a copy brings there ahead counts where
@@ -170,13 +198,14 @@ work shared.
 The shares and the two starts are constants of a chip's generation, in `keras_mp/xla/step_time.py`.
 `benchmarks/fit_efficiency.py` fits them to published measurements of products, convolutions and memory bandwidth
 (`benchmarks/efficiency_tables.json`, with sources): Google's tables of products and of copies for TPU7x, DeepBench for
-V100 and T4, square products in TF32 and 16 bits in PyTorch on A100, H100 and B200, the maximum achievable rates of
-Bekman's *Machine Learning Engineering*, the tables of Transformer Engine, and measurements of bandwidth. No training
-step is among them
+V100 and T4, XLA's own table for H100 and B200, square products in TF32 and 16 bits in PyTorch on A100, H100 and B200,
+the maximum achievable rates of Bekman's *Machine Learning Engineering*, the tables of Transformer Engine, BabelStream,
+and other measurements of bandwidth. No training step is among them
 (`tests/xla/test_efficiency.py::test_constants_are_fitted_to_the_tables`), and no constant changes when a run is taken
 out (`test_no_constant_changes_when_a_scored_run_is_taken_out`). What a generation's tables do not determine it takes
-from another: A100, H100 and B200 take the share of convolutions, and of the bandwidth in products, from the V100; TPUs
-before v6e take the constants of v6e.
+from another: A100, H100 and B200 take the share of convolutions from the V100, the A100 also that of the bandwidth in
+products, and a B200 that of other kernels; GPUs between, such as an L4 or an RTX 4090, take the constants of the A100;
+TPUs before v6e take those of v6e.
 
 ## What the page costs
 
@@ -405,7 +434,7 @@ def _memory(compiled: Results) -> str:
     return (
         f"{len(rows)} published peaks: median error {statistics.median(errors):.0%}, worst {max(errors):.0%}. None of "
         f"these runs was compiled by XLA: no source of one gives its peak. Of the {len(ran)} that XLA compiled for as "
-        f"many chips as at the source, where they fitted, {fits} fit by the prediction.\n\n"
+        f"many chips as at the source, where they fitted, {fits} fit by the prediction.\n\n{PEAKS}\n"
         + table(("run", "compiled by", "published, GB a device", "predicted", "ratio", ""), rows)
     )
 

@@ -9,8 +9,8 @@ A run is taken if all of this holds. None is dropped after it was compiled.
    The devices are one host or one slice.
 4. Its data do not limit it: synthetic, or loaded beside the step.
 5. Kernels that were written by hand, which XLA does not have here (flash attention), do not exclude a run, nor does
-   selective recomputation that Keras cannot say; the row is marked. Of 32,768 tokens and more attention needs such
-   kernels, and the run is not taken.
+   selective recomputation that Keras cannot say; the row is marked, or compiled with a policy of JAX (torchtitan's). Of
+   32,768 tokens and more attention needs such kernels, and the run is not taken.
 6. Where the slice is too large to be compiled here, the same work a chip is compiled for a smaller one, and the row
    says for which. Of the runs of `ADDED` it is one of 8 chips (of v7x of 4 chips, which are 8 devices).
 7. Convolutions of 16 bits have channels last in the source, as XLA compiles them. Added with the runs of Lambda's
@@ -92,9 +92,15 @@ class Run(NamedTuple):
         """Whether the source states that it runs flash attention."""
         return OWN_ATTENTION in self.note
 
+    @property
+    def selective(self) -> bool:
+        """Whether the source keeps every second product of a block, and the rest is recomputed, as compiled."""
+        return SELECTIVE in self.note
 
+
+GIB = 1.073741824  # in 10^9 bytes
 OWN_ATTENTION = "flash attention in the source"
-SELECTIVE = f"{OWN_ATTENTION}, and it recomputes selectively; compiled with each block recomputed"
+SELECTIVE = f"{OWN_ATTENTION}, which keeps its result and that of every second product, as compiled"
 BINNED = "the source bins sequences of up to 512 tokens by length, so that its batches hold fewer"
 LAMBDA = "lambdal/deeplearning-benchmark pytorch"
 OTHER_LAYOUT = "channels first in the source, compiled with channels last"
@@ -212,22 +218,23 @@ RUNS = {
         note=BINNED,
     ),
     "Llama 3 8B, bfloat16, 8 H100": Run(
-        *("llama3", "h100x8", "mixed_bfloat16", 8192 / 6150, "6,150 tokens/s a GPU", TORCHAO, 8, 47.65, SELECTIVE),
+        *("llama3", "h100x8", "mixed_bfloat16", 8192 / 6150, "6,150 tokens/s a GPU"),
+        *(TORCHAO, 8, 47.65 * GIB, SELECTIVE),
         group=OTHER,
     ),
     "Llama 3 8B, FP8, 8 H100": Run(
         *("llama3_fp8", "h100x8", "mixed_bfloat16", 8192 / 7689.5, "7,689.5 tokens/s a GPU"),
-        *(TORCHAO, 8, 47.77, f"{SELECTIVE}; weights are gathered in FP8 there"),
+        *(TORCHAO, 8, 47.77 * GIB, f"{SELECTIVE}; weights are gathered in FP8 there"),
         group=OTHER,
     ),
     "Llama 3 8B, bfloat16, 8 B200": Run(
         *("llama3", "b200x8", "mixed_bfloat16", 8192 / 8307.5, "8,307.5 tokens/s a GPU"),
-        *(TORCHAO, 8, 33.71, f"{SELECTIVE}; the GPUs' power is limited"),
+        *(TORCHAO, 8, 33.71 * GIB, f"{SELECTIVE}; the GPUs' power is limited"),
         group=OTHER,
     ),
     "Llama 3 8B, FP8, 8 B200": Run(
         *("llama3_fp8", "b200x8", "mixed_bfloat16", 8192 / 10417, "10,417 tokens/s a GPU"),
-        *(TORCHAO, 8, 33.38, f"{SELECTIVE}; weights are gathered in FP8 there; the GPUs' power is limited"),
+        *(TORCHAO, 8, 33.38 * GIB, f"{SELECTIVE}; weights are gathered in FP8 there; the GPUs' power is limited"),
         group=OTHER,
     ),
     "MaxText 32B, v5e-256": Run(
@@ -403,32 +410,40 @@ ADDED = {
     "ResNeXt-101, TF32": Run(
         *("resnext101@128", "a100-40gb", "float32", 128 / 371, "371 img/s"),
         f"{TF_CLASSIFIERS}/resnext101-32x4d/README.md",
+        rows=128,
     ),
     "ResNeXt-101, AMP": Run(
         *("resnext101@256", "a100-40gb", "mixed_float16", 256 / 1132, "1,132 img/s"),
         f"{TF_CLASSIFIERS}/resnext101-32x4d/README.md",
+        rows=256,
     ),
     "SE-ResNeXt-101, TF32": Run(
         *("se_resnext101@128", "a100-40gb", "float32", 128 / 342, "342 img/s"),
         f"{TF_CLASSIFIERS}/se-resnext101-32x4d/README.md",
+        rows=128,
     ),
     "SE-ResNeXt-101, AMP": Run(
         *("se_resnext101@256", "a100-40gb", "mixed_float16", 256 / 975, "975 img/s"),
         f"{TF_CLASSIFIERS}/se-resnext101-32x4d/README.md",
+        rows=256,
     ),
     "BERT-large, SQuAD, TensorFlow, TF32": Run(
         *("bert_large_squad_16", "a100-40gb", "float32", 16 / 61.364, "61.364 sequences/s", f"{TF_BERT}, fine-tuning"),
+        rows=16,
     ),
     "BERT-large, SQuAD, TensorFlow, FP16": Run(
         *("bert_large_squad_32", "a100-40gb", "mixed_float16", 32 / 102.26, "102.26 sequences/s"),
         f"{TF_BERT}, fine-tuning",
+        rows=32,
     ),
     "BERT-large, SQuAD, TensorFlow 2, TF32": Run(
         *("bert_large_squad_38", "a100", "float32", 38 / 43.9, "43.9 sequences/s", f"{TF2_BERT}, fine-tuning"),
+        rows=38,
     ),
     "BERT-large, SQuAD, TensorFlow 2, FP16": Run(
         *("bert_large_squad_76", "a100", "mixed_float16", 76 / 134.22, "134.22 sequences/s"),
         f"{TF2_BERT}, fine-tuning",
+        rows=76,
     ),
     "BERT-large, pretraining 128, TensorFlow 2, TF32": Run(
         *("bert_large_128_176", "a100", "float32", 176 / 282.98, "282.98 sequences/s in micro-batches"),
@@ -455,10 +470,12 @@ ADDED = {
     "EfficientNet-B0, TF32": Run(
         *("efficientnet_b0@512", "a100", "float32", 512 / 1209, "1,209 img/s"),
         f"{DEEP_LEARNING_EXAMPLES} TensorFlow2/Classification/ConvNets/efficientnet_v1/README.md",
+        rows=512,
     ),
     "EfficientNet-B0, AMP": Run(
         *("efficientnet_b0@1024", "a100", "mixed_float16", 1024 / 3454, "3,454 img/s"),
         f"{DEEP_LEARNING_EXAMPLES} TensorFlow2/Classification/ConvNets/efficientnet_v1/README.md",
+        rows=1024,
     ),
 }
 ADDED = {name: run._replace(group=XLA) for name, run in ADDED.items()}
@@ -469,42 +486,41 @@ TITAN_NOTE = f"{SELECTIVE}; the GPUs have 96 GB of HBM2e and draw 500 W"
 TUNE = "pytorch/torchtune README.md, optimization flags"
 LIT = "Lightning-AI/litgpt tutorials/resource-tables.md, LoRA on 1 GPU"
 LIT_HUB = "Lightning-AI/litgpt config_hub/finetune/README.md"
-ALL_LOGITS = f"{OWN_ATTENTION}; all logits at once there, in chunks as the kit's language models take them here"
-HUB = f"{OWN_ATTENTION}, and a loss in chunks; compiled is KerasHub's model as it is, with scores and logits in memory"
+HUB = f"{OWN_ATTENTION}, and a loss in chunks; compiled is KerasHub's model, lean"
 A10G = f"{HUB}; on an A10G there"
 # Runs with a peak of memory, added before the first of them was compiled. None was compiled by XLA.
 MEMORY = {
     "Llama 3.1 8B, FSDP, 8 H100": Run(
         *("llama3_2x8192", "h100x8", "mixed_bfloat16", 16384 / 5762, "5,762 tokens/s a GPU, 82.4 GiB"),
-        *(TITAN, 8, 82.4 * 1.073741824, TITAN_NOTE),
+        *(TITAN, 8, 82.4 * GIB, TITAN_NOTE),
     ),
     "Llama 3.1 8B, FSDP, compiled, 8 H100": Run(
         *("llama3_2x8192", "h100x8", "mixed_bfloat16", 16384 / 6667, "6,667 tokens/s a GPU, 77.0 GiB"),
-        *(TITAN, 8, 77.0 * 1.073741824, TITAN_NOTE),
+        *(TITAN, 8, 77.0 * GIB, TITAN_NOTE),
         group=OTHER,
     ),
     "Llama 3.1 8B, FSDP, compiled, FP8, 8 H100": Run(
         *("llama3_2x8192_fp8", "h100x8", "mixed_bfloat16", 16384 / 8532, "8,532 tokens/s a GPU, 76.8 GiB"),
-        *(TITAN, 8, 76.8 * 1.073741824, TITAN_NOTE),
+        *(TITAN, 8, 76.8 * GIB, TITAN_NOTE),
         group=OTHER,
     ),
     "Llama 3.2 3B, packed": Run(
-        *("llama3.2_3b@2x4096-kept", "a100", "bfloat16", 8192 / 7075, "7,075 tokens/s, 60.0 GiB", TUNE),
-        *(1, 60.0 * 1.073741824, ALL_LOGITS),
+        *("llama3.2_3b@2x4096-kept-logits", "a100", "bfloat16", 8192 / 7075, "7,075 tokens/s, 60.0 GiB", TUNE),
+        *(1, 60.0 * GIB, OWN_ATTENTION),
     ),
     "Llama 3.2 3B, packed, compiled": Run(
-        *("llama3.2_3b@2x4096-kept", "a100", "bfloat16", 8192 / 8998, "8,998 tokens/s, 51.0 GiB", TUNE),
-        *(1, 51.0 * 1.073741824, ALL_LOGITS),
+        *("llama3.2_3b@2x4096-kept-logits", "a100", "bfloat16", 8192 / 8998, "8,998 tokens/s, 51.0 GiB", TUNE),
+        *(1, 51.0 * GIB, OWN_ATTENTION),
         group=OTHER,
     ),
     "Llama 3.2 3B, packed, compiled, loss in chunks": Run(
         *("llama3.2_3b@2x4096-kept", "a100", "bfloat16", 8192 / 9174, "9,174 tokens/s, 42.9 GiB", TUNE),
-        *(1, 42.9 * 1.073741824, OWN_ATTENTION),
+        *(1, 42.9 * GIB, OWN_ATTENTION),
         group=OTHER,
     ),
     "Llama 3.2 3B, packed, compiled, loss in chunks, recomputed": Run(
         *("llama3.2_3b@2x4096", "a100", "bfloat16", 8192 / 7210, "7,210 tokens/s, 24.9 GiB", TUNE),
-        *(1, 24.9 * 1.073741824, OWN_ATTENTION),
+        *(1, 24.9 * GIB, OWN_ATTENTION),
         group=OTHER,
     ),
     "Llama 2 7B, LoRA, 1 x 1304": Run(

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from keras_mp.precision.chips import Chip
+from keras_mp.xla.arithmetic import arithmetic_seconds
 from keras_mp.xla.collectives import chains, wire_of_kernels
 from keras_mp.xla.hlo import Instruction, Module, is_work, moved_bytes
 from keras_mp.xla.matmuls import Matmul, peak_of, seconds
@@ -30,7 +31,7 @@ class Efficiency(NamedTuple):
         product_stream: the share of the memory's bandwidth in products that it limits; of a TPU that of copies, which
             bring its operands, too.
         product_start: the seconds that the smallest product takes.
-        stream: the share of the memory's bandwidth in all other kernels.
+        stream: the share of the memory's bandwidth in all other kernels, whose arithmetic XLA's table of cycles gives.
         start: the seconds that the smallest of all other kernels takes.
         convolution: the rate of large convolutions, as a share of that of large products of the same operands. On
             NVIDIA's GPUs of those whose arrays have channels first; no table has channels last, which run as products.
@@ -51,9 +52,9 @@ EFFICIENCIES: Mapping[str, Efficiency] = MappingProxyType(
     {
         "7.0": Efficiency({16: 0.827, 32: 0.862}, 0.921, 1.55e-05, 0.912, 5.02e-06, 0.587),
         "7.5": Efficiency({16: 0.669, 32: 0.515}, 0.994, 2.29e-05, 0.763, 5.02e-06, 0.54),
-        "8": Efficiency({16: 0.73, 32: 0.715}, 0.921, 1.41e-05, 0.819, 5.02e-06, 0.587),
-        "9": Efficiency({8: 0.727, 16: 0.784, 32: 0.789}, 0.921, 8.26e-06, 0.857, 5.02e-06, 0.587),
-        "10": Efficiency({8: 0.691, 16: 0.702}, 0.921, 3.26e-06, 0.912, 5.02e-06, 0.587),
+        "8": Efficiency({16: 0.73, 32: 0.715}, 0.921, 1.41e-05, 0.861, 5.02e-06, 0.587),
+        "9": Efficiency({8: 0.722, 16: 0.818, 32: 0.705}, 0.944, 6.12e-06, 0.828, 5.02e-06, 0.587),
+        "10": Efficiency({8: 0.697, 16: 0.687, 32: 0.749}, 0.881, 4.87e-06, 0.912, 5.02e-06, 0.587),
         "v7x": Efficiency({16: 0.828}, 0.869, 1.57e-06, 0.869, 1.6e-06, 1.0, 1.52e7),
         "v6e": Efficiency({16: 0.931}, 0.858, 1.57e-06, 0.858, 1.6e-06, 1.0, 1.52e7),
     }
@@ -104,9 +105,10 @@ def product_seconds(computing: float, moved: float, chip: Chip, of: Efficiency) 
     return of.product_start + filling + (computing**2 + moving**2) ** 0.5
 
 
-def transfer_seconds(moved: float, chip: Chip, of: Efficiency) -> float:
-    """What any other kernel takes, by the bytes that it reads and writes."""
-    return of.start + moved / (chip.bandwidth / chip.devices * of.stream)
+def transfer_seconds(moved: float, chip: Chip, of: Efficiency, computing: float = 0.0) -> float:
+    """What any other kernel takes, by the bytes that it reads and writes, and the seconds of its arithmetic."""
+    moving = moved / (chip.bandwidth / chip.devices * of.stream)
+    return of.start + (computing**2 + moving**2) ** 0.5
 
 
 _CHANNELS_FIRST = re.compile(r"dim_labels=bf\d")
@@ -144,8 +146,9 @@ def step_time(
     """Predicts what a step takes.
 
     A product takes what its size, its operands' dtype and the chip's generation allow; another kernel, what the bytes
-    allow that it moves. A collective that starts and ends apart, or runs in steps, runs beside the kernels between.
-    The time is never below the bound of `keras_mp.xla.estimate.estimate`: both count the same kernels.
+    allow that it moves, and on NVIDIA's GPUs its arithmetic. A collective that starts and ends apart, or runs in steps,
+    runs beside the kernels between. The time is never below the bound of `keras_mp.xla.estimate.estimate`: both count
+    the same kernels.
 
     Args:
         matmuls: the step's dots and convolutions, joined with what was compiled.
@@ -285,7 +288,8 @@ class _Clock:
             computing = sum(self._computing(matmul, kernel) for matmul in matmuls) / repeats
             took = product_seconds(computing, moved, self.chip, self.efficiency)
         else:
-            took = transfer_seconds(moved, self.chip, self.efficiency)
+            computing = arithmetic_seconds(kernel, self.module, self.chip)
+            took = transfer_seconds(moved, self.chip, self.efficiency, computing)
         if matmuls:
             self.products += max(took, least)
         else:
@@ -320,14 +324,14 @@ class Spread(NamedTuple):
 # benchmarks/predictions.json; `python benchmarks/predictions.py` prints these lines.
 SPREADS: Mapping[str, Spread] = MappingProxyType(
     {
-        "8": Spread(18, 0.92, 2.59),
-        "9": Spread(6, 1.12, 1.66),
-        "a100": Spread(4, 1.11, 2.59),
-        "a100-40gb": Spread(14, 0.92, 1.55),
-        "h100": Spread(6, 1.12, 1.66),
-        "v4": Spread(1, 1.07, 1.07),
-        "v5e": Spread(5, 0.97, 2.02),
-        "v5p": Spread(4, 0.9, 1.16),
+        "8": Spread(23, 0.92, 2.57),
+        "9": Spread(6, 1.14, 1.6),
+        "a100": Spread(9, 1.02, 2.57),
+        "a100-40gb": Spread(14, 0.92, 1.58),
+        "h100": Spread(6, 1.14, 1.6),
+        "v4": Spread(2, 1.07, 1.1),
+        "v5e": Spread(6, 0.97, 2.02),
+        "v5p": Spread(6, 0.9, 1.16),
         "v7x": Spread(2, 1.16, 1.17),
     }
 )

@@ -64,6 +64,16 @@ def test_constants_meet_the_tables(tables):
         assert seconds == pytest.approx(fit_efficiency.measured(row), rel=0.05)
 
 
+@pytest.mark.parametrize(("chip", "generation"), [("h100", "9"), ("b200", "10")])
+def test_large_products_that_xla_compiled_take_what_its_table_says(tables, chip, generation):
+    """By the median, for each dtype; those of PyTorch and of Transformer Engine are fitted with them."""
+    for dtype in ("bfloat16", "tfloat32"):
+        rows = [row for row in tables["products"] if (row[0], row[1], row[-1]) == (chip, dtype, "xla")]
+        constants = EFFICIENCIES[generation]
+        ratios = sorted(fit_efficiency.predicted(row, constants) / fit_efficiency.measured(row) for row in rows)
+        assert len(rows) == 35 and ratios[17] == pytest.approx(1, abs=0.05)
+
+
 def test_no_constant_changes_when_a_scored_run_is_taken_out(tables, monkeypatch):
     """The fit reads the tables only: no run of the score, nor what was predicted of it, is among them."""
     before = fit_efficiency.fit(tables)

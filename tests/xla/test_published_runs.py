@@ -5,13 +5,17 @@ import json
 import sys
 from pathlib import Path
 
+import keras
 import pytest
+
+import keras_mp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import predictions, published_runs  # noqa: E402
 from benchmarks.published_runs import ADDED, MEMORY, RUNS, SET_ASIDE, SMALLER, XLA  # noqa: E402
 from keras_mp.precision.chips import parse_target  # noqa: E402
+from models.llama import LlamaSize, llama  # noqa: E402
 
 # What a process prints for each form of a run: a larger form takes too long, the next fails, the last is compiled.
 PROGRAM = """
@@ -70,3 +74,23 @@ def test_the_smallest_slice_is_one_that_there_is():
         smallest = predictions.smallest(target)
         chip, chips = parse_target(target)
         assert parse_target(smallest)[1] <= chips and find_target(smallest).chip is chip
+
+
+@pytest.mark.jax
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="a policy of JAX")
+def test_every_second_product_of_a_block_is_kept():
+    """Of the five products, of which queries, keys and values are one, the second and the fourth are computed again."""
+    width, hidden, blocks, rows = 64, 160, 2, 64
+    sizes, tokens = LlamaSize(blocks, width, 4, 4, hidden, 100), keras.KerasTensor((2, rows // 2), "int32")
+
+    def operations():
+        model = llama(sizes, rows // 2, remat=True)
+        model.compile("adam", keras_mp.lean.ChunkedCrossEntropy(), jit_compile=True)
+        return keras_mp.inspect(model, (tokens, tokens)).flops
+
+    from benchmarks.selective import every_second_product
+
+    recomputed = operations()
+    with every_second_product():
+        saved = recomputed - operations()
+    assert saved >= 2 * rows * blocks * (3 * width**2 + width * hidden)
