@@ -169,11 +169,10 @@ def add_to_sums(grads: list[Any], sums: list[Any], variables: list[keras.Variabl
         is_first: a boolean tensor of shape (): whether the sums begin with this micro-batch.
     """
     for new, total, variable in zip(grads, sums, variables, strict=True):
-        if new is None:
-            continue
         # Zero here, where it is part of the sum: to reset after an update, XLA would copy the sums first.
         before = ops.where(is_first, ops.zeros((), total.dtype), ops.convert_to_tensor(total))
-        total.assign((ops.maximum if is_overwritten(variable) else ops.add)(new, before))
+        add = ops.maximum if is_overwritten(variable) else ops.add
+        total.assign(before if new is None else add(new, before))
 
 
 def means_of(sums: list[Any], grads: list[Any], variables: list[keras.Variable], steps: int) -> list[Any]:
