@@ -85,7 +85,7 @@ def chunked_cross_entropy(
         zeros = [keras.ops.zeros((), "float32")]
         if gradient:
             # Apart from all other zeros of these shapes: XLA would keep those from here to where they are added.
-            (zero,) = backend.barrier(zeros, [])
+            zero = backend.unmerged(zeros[0])
             zeros += [keras.ops.broadcast_to(zero, shape) for shape in (kernel.shape, (vocabulary,))]
 
         def computed(rows: int | None, features: Any, kernel: Any, *bias: Any) -> tuple[list[Any], list[Any]]:

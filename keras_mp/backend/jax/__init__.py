@@ -63,6 +63,7 @@ from keras_mp.backend.jax.transforms import (
     recompute,
     row_major,
     scan,
+    unmerged,
 )
 from keras_mp.backend.jax.update import all_finite, atomic_step, conditional, is_concrete, overwrite, update_if
 from keras_mp.backend.jax.workers import (
@@ -150,6 +151,7 @@ __all__ = [
     "timed_steps",
     "to_numpy",
     "tpu_coordinates",
+    "unmerged",
     "update_if",
     "update_in_one_program",
     "values_of",

@@ -22,6 +22,11 @@ def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
     return list(jax.lax.optimization_barrier((*tensors, *others))[: len(tensors)])
 
 
+def unmerged(x: Any) -> Any:
+    """Returns the same array, whose computation the compiler does not merge with the same one elsewhere."""
+    return barrier([x], [])[0]
+
+
 def row_major(x: Any, platforms: Sequence[str] = ("tpu",)) -> Any:
     """Returns the same array, which on some platforms lies in memory row by row; a compiler may choose otherwise.
 

@@ -78,6 +78,7 @@ from keras_mp.backend.tensorflow.transforms import (
     recompute,
     row_major,
     scan,
+    unmerged,
 )
 from keras_mp.backend.tensorflow.update import all_finite, atomic_step, conditional, is_concrete, overwrite, update_if
 from keras_mp.backend.tensorflow.workers import (
@@ -165,6 +166,7 @@ __all__ = [
     "timed_steps",
     "to_numpy",
     "tpu_coordinates",
+    "unmerged",
     "update_if",
     "update_in_one_program",
     "values_of",

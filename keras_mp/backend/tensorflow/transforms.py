@@ -25,6 +25,11 @@ def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
 register_gradient("XlaOptimizationBarrier", lambda op, *upstream: upstream)
 
 
+def unmerged(x: Any) -> Any:
+    """Returns the same tensor: with a barrier before a loop, XLA no longer knows how often the loop runs."""
+    return x
+
+
 def row_major(x: Any, platforms: Sequence[str] = ("tpu",)) -> Any:
     """Returns the same tensor: JAX alone can say how an array lies in memory."""
     del platforms
