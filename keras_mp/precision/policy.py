@@ -202,10 +202,11 @@ def _served(policy: str, device: Device, backend: str) -> Support:
     served = support(COMPUTES_IN[policy], device)
     if device.kind != "cpu" or COMPUTES_IN[policy] != "bfloat16" or not served.ok:
         return served
-    if backend == "jax" and not bfloat16_options():
-        needed = "jax 0.12 and Python 3.12 are the first to multiply it fast"
-        return Support(False, f"{served.reason} But here bfloat16 measured no faster than float32 with JAX: {needed}.")
     if backend == "jax":
+        if not bfloat16_options():
+            needed = "jax 0.12 and Python 3.12 are the first to multiply it fast"
+            reason = f"{served.reason} But here bfloat16 measured no faster than float32 with JAX: {needed}."
+            return Support(False, reason)
         # docs/benchmark.md, and Dense layers of width 64 to 512: 1.0 to 1.2 times.
         measured = "In a model that prepare made, steps measured 1.4 to 1.9 times as fast as float32's."
         return Support(True, f"{served.reason} {measured}")

@@ -1,9 +1,9 @@
 """How much arithmetic a kernel of an NVIDIA GPU does that is no product: GELUs, softmax, random numbers, optimizers.
 
 XLA's table of clock cycles (`xla/service/gpu/model/hlo_op_profiles_data.h` of openxla/xla, sm_103, its newest; `power`,
-which is not there, from sm_100) says how long each operation takes on an element, in float32. What matters here is how
-many times longer than an addition: so many additions of one thread it is taken for. An addition takes one cycle of one
-of the lanes whose number and clock make the peak rate of float32, at two operations a cycle.
+which is not there, from sm_100) says how long each operation takes on an element, in float32. Only the ratio to an
+addition is used: an operation counts as so many additions. An addition takes one cycle of one of the lanes whose number
+and clock make the peak rate of float32, at two operations a cycle.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from keras_mp.backend.common.keras_patches import patched
-from keras_mp.backend.jax.transforms import barrier
+from keras_mp.backend.jax.transforms import unmerged
 
 # In bfloat16 XLA leaves the gradient of a Dense kernel to a loop, measured 12 times as slow as oneDNN's product (jax
 # 0.12.0.1, Zen 4). Without the second option oneDNN would compute softmax, too, which hides NaN: in a row of scores
@@ -74,7 +74,7 @@ def rows_at_once(rows: int, block: int, *, causal: bool) -> int:
 
 def computed_once(x: Any) -> Any:
     """Returns the same array, which many operations read, and whose own the compiler does not merge with theirs."""
-    return barrier([x], [])[0]
+    return unmerged(x)
 
 
 def product_over_rows(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
