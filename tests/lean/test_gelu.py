@@ -40,7 +40,8 @@ def test_values_and_gradients(mode, dtype, approximate):
     def function(x):
         return ops.cast(gelu(ops.cast(x, dtype), approximate), "float32")
 
-    np.testing.assert_allclose(ops.convert_to_numpy(function(x)), y, rtol=tolerance, atol=tolerance)
+    # x multiplies the rounding of 1 + erf, of which nothing else is left where x is far below 0.
+    assert np.all(np.abs(ops.convert_to_numpy(function(x)) - y) <= tolerance * (1 + np.abs(x)))
     _, found = value_and_gradients(lambda x: ops.sum(function(x)), [x], mode)
     # Below -4 the tanh is so near -1 that 1 + tanh is rounding, which x and the cubic multiply.
     terms = 1 + np.abs(x) * (1 + 3 * 0.044715 * x**2)
