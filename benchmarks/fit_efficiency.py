@@ -1,11 +1,12 @@
-"""The constants of `keras_mp.xla.step_time`, fitted to published tables of matrix products and of memory bandwidth.
+"""The constants of `keras_mp.xla.step_time`, fitted to published tables of products, bandwidth and collectives.
 
     python benchmarks/fit_efficiency.py
 
 The tables, with their sources, are in `efficiency_tables.json`: measured seconds of a product of m x k by k x n, alone
-or in a batch, of several products together, of a convolution and its two gradients, and of kernels that only move
-bytes. No training step is among them. The fit minimizes the squares of the logarithms of the time that the constants
-give, divided by the measured time. A TPU's products read and write at the rate of copies, of which there are tables.
+or in a batch, of several products together, of a convolution and its two gradients, of kernels that only move bytes,
+and of collectives, by the bytes that a device sends on a ring. No training step is among them. The fit minimizes the
+squares of the logarithms of the time that the constants give, divided by the measured time. A TPU's products read and
+write at the rate of copies, of which there are tables.
 What a generation's tables do not determine it takes from the generation that `TAKEN_FROM` names. Prints the table of
 constants, with the error of the fit, and the rates of libtpu's cycles.
 
@@ -28,10 +29,13 @@ from scipy.optimize import least_squares
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from keras_mp.precision.chips import CHIPS, Chip
+from keras_mp.xla.collectives import ring_share
 from keras_mp.xla.step_time import (
     Efficiency,
+    Links,
     computing_seconds,
     generation_of,
+    link_seconds,
     product_seconds,
     transfer_seconds,
 )
@@ -43,14 +47,15 @@ TAKEN_FROM = {"7.0": "", "7.5": "7.0", "8": "7.0", "9": "7.0", "10": "7.0", "v7x
 # Where the search for the least error begins.
 START = Efficiency({}, 0.85, 5e-6, 0.85, 3e-6, 1.0)
 START_PRODUCTS = 0.75
+START_LINKS = Links(0.8, 3e-5)
 START_FILL = 2e7  # among the sizes of the table, where the fit is smooth
 WIDE = 100.0  # the largest by the smallest size of a table that says how the rate depends on the size
 
 
 def read() -> dict[str, list]:
-    """The tables: rows of products, of sums of products, of convolutions, and of transfers."""
+    """The tables: rows of products, of sums of products, of convolutions, of transfers, and of collectives."""
     tables = json.loads(TABLES.read_text())
-    return {name: tables[name] for name in ("sums of products", "transfers", "cycles")} | {
+    return {name: tables[name] for name in ("sums of products", "transfers", "collectives", "cycles")} | {
         "products": [*tables["products"], *tables["batched products"]],
         "convolutions": list(_each_convolution(tables["convolutions"])),
     }
@@ -115,9 +120,27 @@ def cycles_a_second(tables: dict[str, list]) -> dict[str, float]:
     return {chip: float(f"{statistics.geometric_mean(each):.3g}") for chip, each in rates.items()}
 
 
+def fit_links(tables: dict[str, list]) -> Links:
+    """The constants of collectives over NVLink, to three digits, from the table of H100, which stands for all."""
+    rows = tables["collectives"]
+
+    def errors(logarithms: np.ndarray) -> list[float]:
+        links = Links(*np.exp(logarithms))
+        return [math.log(collective_seconds(row, links) / measured(row)) for row in rows]
+
+    fitted = np.exp(least_squares(errors, [math.log(value) for value in START_LINKS]).x)
+    return Links(*(float(f"{value:.3g}") for value in fitted))
+
+
+def collective_seconds(row: Sequence, links: Links) -> float:
+    """The seconds that the constants give for a row of the table of collectives."""
+    chip, kind, devices, size = row[:4]
+    return link_seconds(size * ring_share(kind, devices), CHIPS[chip], links)
+
+
 def measured(row: Sequence) -> float:
     """The seconds in a row of a table."""
-    return row[2] if isinstance(row[1], (int, float)) else row[3] if isinstance(row[2], list) else row[5]
+    return row[-3] if "convolution" in row else row[-2]
 
 
 def predicted(row: Sequence, constants: Efficiency, chips: Mapping[str, Chip] = CHIPS) -> float:
@@ -212,6 +235,7 @@ def _rounded(constants: Efficiency) -> Efficiency:
 def main() -> None:
     for generation, (constants, error) in fit(read()).items():
         print(f'    "{generation}": Efficiency({", ".join(map(str, constants))}),  # {error:.1%}')
+    print(fit_links(read()))
     print(cycles_a_second(read()))
 
 

@@ -69,10 +69,11 @@ class FlashLook:
     Args:
         scores: the scores of the steps; None where there is nothing to keep.
         precision: the precision of the models, for the reports.
+        until: the stage that the compiler goes to, as of `keras_mp.xla.compile.compile_step`.
     """
 
-    def __init__(self, scores: Scores | None, precision: str) -> None:
-        self.scores, self.precision = scores, precision
+    def __init__(self, scores: Scores | None, precision: str, until: str = "code") -> None:
+        self.scores, self.precision, self.until = scores, precision, until
         self.seconds: list[float] = []
 
     def __call__(
@@ -84,7 +85,7 @@ class FlashLook:
         lowered: Lowered = lower_step(
             build_without_values(build), batch, training=True, platform=chip.platform, plan=plan
         )
-        step = compile_step(lowered, chip)
+        step = compile_step(lowered, chip, until=self.until)
         report = report_on(step, self.precision, plan=plan)
         if self.scores and report.time and chip.chip:
             devices = plan.size if plan else 1

@@ -2,6 +2,7 @@
 
     python benchmarks/predictions.py                       # the runs that are not in predictions.json
     python benchmarks/predictions.py --only gpt2 --again
+    python benchmarks/predictions.py --only "GPT-3 175B" --until memory    # by rule 15
     python benchmarks/predictions.py --markdown docs/tables/predictions.md
 
 benchmarks/published_runs.py says which runs are taken, and how long a compile may take. Each is compiled in a process
@@ -152,10 +153,15 @@ def _steps() -> dict[str, Step]:
 
         return build
 
+    def eager_loss() -> Any:
+        from benchmarks.eager_loss import EagerCrossEntropy  # of JAX, where some steps are TensorFlow's
+
+        return EagerCrossEntropy()
+
     def large(model: Any, how: Sequence[str] = ()) -> Any:
         model = keras_mp.convert(model) if "fp8" in how else model
-        if "logits" in how:
-            return trained(keras.Model(model.inputs, model.outputs))
+        if "logits" in how or "eager" in how:
+            return trained(keras.Model(model.inputs, model.outputs), loss=eager_loss() if "eager" in how else None)
         return trained(model, loss=keras_mp.lean.ChunkedCrossEntropy())
 
     def llama_of(*sizes: int, length: int, how: Sequence[str] = (), **other: float) -> Callable[..., Any]:
@@ -242,17 +248,20 @@ def _steps() -> dict[str, Step]:
         "gemma": Step(lambda blocks=28: lora("gemma", blocks), packed(8, 128), (4, 8)),
         "llama3": Step(llama3(how=("logits",)), tokens(1, 8192), (2, 4)),
         "llama3_fp8": Step(llama3(how=("fp8", "logits")), tokens(1, 8192), (2, 4)),
-        "llama3_2x8192": Step(llama3(how=("logits",)), tokens(2, 8192), (2, 4)),
-        "llama3_2x8192_fp8": Step(llama3(how=("fp8", "logits")), tokens(2, 8192), (2, 4)),
+        "llama3_eager": Step(llama3(how=("eager",)), tokens(1, 8192), (2, 4)),
+        "llama3_eager_fp8": Step(llama3(how=("fp8", "eager")), tokens(1, 8192), (2, 4)),
+        "llama3_2x8192_eager": Step(llama3(how=("eager",)), tokens(2, 8192), (2, 4)),
+        "llama3_2x8192_eager_fp8": Step(llama3(how=("fp8", "eager")), tokens(2, 8192), (2, 4)),
     }
 
 
-def compile_run(name: str, form: int = 0) -> dict[str, Any]:
+def compile_run(name: str, form: int = 0, until: str = "code") -> dict[str, Any]:
     """Predicts a run: seconds by part, bytes, and how it was compiled.
 
     Args:
         name: the name of the run.
         form: 0 for the run as it is, or which of the smaller forms of rule 9, from 1.
+        until: the stage that the compiler goes to; "memory" by rule 15.
     """
     import keras_mp
     from benchmarks.by_blocks import inspect_by_blocks
@@ -270,7 +279,7 @@ def compile_run(name: str, form: int = 0) -> dict[str, Any]:
     blocks = SMALLER[form - 1] if form else step.blocks
     if form and (not step.blocks or blocks >= step.blocks):
         raise ValueError("it has no such smaller form")
-    look = FlashLook(scores_of(run), run.policy)
+    look = FlashLook(scores_of(run), run.policy, until)
     in_blocks = attention_in(ATTENTION_BLOCKS) if "x" in run.step.partition("@")[2] else nullcontext()
     kept = every_second_product() if run.selective else nullcontext()
     with keras_mp.set_global_policy(run.policy), in_blocks, kept:
@@ -293,6 +302,7 @@ def compile_run(name: str, form: int = 0) -> dict[str, Any]:
         "bytes": report.memory.peak,
         "flops": report.flops,
         "blocks": [report.extrapolated] if blocks else [],
+        **({"stage": until} if until != "code" else {}),
         "target": target,
         "backend": report.backend,
         "compile seconds": report.seconds,
@@ -305,8 +315,9 @@ def scores_of(run: Run) -> Any:
     """The scores of a run whose source states flash attention; None for others."""
     from benchmarks.flash_attention import Scores
 
-    sizes = {"gpt3_175b@3x2048": (3, 2048, 96, 128), "llama3": (1, 8192, 32, 128), "llama3_fp8": (1, 8192, 32, 128)}
-    sizes |= {"llama3_2x8192": (2, 8192, 32, 128), "llama3_2x8192_fp8": (2, 8192, 32, 128)}
+    sizes = {"gpt3_175b@3x2048": (3, 2048, 96, 128)}
+    if run.step.startswith("llama3") and "@" not in run.step:
+        sizes[run.step] = 2 if "2x8192" in run.step else 1, 8192, 32, 128
     name, _, batch = run.step.partition("@")
     if name in MAXTEXTS or name in LLAMAS:
         heads = MAXTEXTS[name][2] if name in MAXTEXTS else LLAMAS[name][2]
@@ -329,7 +340,7 @@ def smallest(target: str) -> str:
     return f"{chip.name}-2x2" + ("x1" if getattr(chip.compiler, "dimensions", 2) == 3 else "")
 
 
-def in_time(name: str, run: Run) -> dict[str, Any]:
+def in_time(name: str, run: Run, until: str = "code") -> dict[str, Any]:
     """Compiles a run in a process of its own, and in smaller forms where it takes longer than `LIMIT` or fails.
 
     Returns:
@@ -340,7 +351,7 @@ def in_time(name: str, run: Run) -> dict[str, Any]:
     environment = os.environ | {"KERAS_BACKEND": run.backend, "JAX_PLATFORMS": "cpu"}
     for form in range(len(SMALLER) + 1):
         start = time.monotonic()
-        command = [sys.executable, __file__, "--one", name, "--form", str(form)]
+        command = [sys.executable, __file__, "--one", name, "--form", str(form), "--until", until]
         # The compiler runs in a process of that process: both end together.
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
         try:
@@ -358,9 +369,9 @@ def in_time(name: str, run: Run) -> dict[str, Any]:
     return {"failed": "; ".join(tried), "date": datetime.date.today().isoformat()}
 
 
-def _one(name: str, form: int) -> dict[str, Any]:
+def _one(name: str, form: int, until: str) -> dict[str, Any]:
     try:
-        return compile_run(name, form)
+        return compile_run(name, form, until)
     except ValueError as error:
         return {"failed": str(error), "no such form": "no such smaller form" in str(error)}
     except Exception as error:  # whatever a compiler raises is a failure of the run, and is listed
@@ -406,17 +417,18 @@ def main() -> None:
     parser.add_argument("--only", default="", help="runs whose name or step holds this")
     parser.add_argument("--again", action="store_true", help="also those that are there")
     parser.add_argument("--markdown", type=Path, help="the file to write the table to")
+    parser.add_argument("--until", default="code", choices=("code", "memory"), help="the stage to compile to")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--form", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(_one(options.one, options.form)))
+        print(json.dumps(_one(options.one, options.form, options.until)))
         return
     for name, run in RUNS.items():
         if options.markdown or (name in kept() and not options.again):
             continue
         if options.only.lower() in name.lower() or options.only in (run.step, run.target):
-            result = (None if options.again else _same(name, run)) or in_time(name, run)
+            result = (None if options.again else _same(name, run)) or in_time(name, run, options.until)
             KEPT.write_text(json.dumps(kept() | {name: result}, indent=1) + "\n")
             published = "no time" if run.seconds is None else f"{run.seconds:.3f} s"
             outcome = result.get("failed") or f"{result['seconds']:.3f} s predicted, {published} published"

@@ -1,13 +1,14 @@
 """How long a compiled step takes: its kernels one after another, and the collectives that they do not cover.
 
 The constants of a chip's generation are fitted by `benchmarks/fit_efficiency.py` to published measurements of matrix
-products, of convolutions and of memory bandwidth, which are listed with their sources in
+products, of convolutions, of memory bandwidth and of collectives, which are listed with their sources in
 `benchmarks/efficiency_tables.json`. No training step is among them; how far published steps were from their predicted
 time is below.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -60,9 +61,31 @@ EFFICIENCIES: Mapping[str, Efficiency] = MappingProxyType(
     }
 )
 
+
+class Links(NamedTuple):
+    """What collectives reach, of which each device sends as much as on a ring.
+
+    Args:
+        share: the share of the links' bandwidth.
+        start: the seconds that the smallest takes.
+    """
+
+    share: float = 1.0
+    start: float = 0.0
+
+
+# By the vendor of the chip; other links run at their peak: there is no table of theirs.
+LINKS: Mapping[str, Links] = MappingProxyType({"nvidia": Links(0.766, 3.72e-05)})
+
 # How many of the cycles that libtpu estimates pass in a second: of v6e and v7x by the tables, of which libtpu compiled
 # the products; of v5e, for which there is none, 197 TFLOP/s over 4 matrix units of 128 x 128.
 CYCLES_A_SECOND: Mapping[str, float] = MappingProxyType({"v5e": 1.5e9, "v6e": 2.24e9, "v7x": 2.16e9})
+
+
+# The side of a TPU's matrix unit: `mxu_column_size` of jax/_src/pallas/mosaic/tpu_info.py, of v6e also Google's page of
+# the chip. To it all sizes of a product are padded: github.com/jax-ml/scaling-book, tpus.md.
+SIDES: Mapping[str, int] = MappingProxyType({"v6e": 256, "v7x": 256})
+SIDE = 128
 
 
 def generation_of(chip: Chip) -> str:
@@ -103,6 +126,21 @@ def product_seconds(computing: float, moved: float, chip: Chip, of: Efficiency) 
     moving, filling = moved / (bandwidth * of.product_stream), min(moved, of.fill) / bandwidth
     # Between the two limits, a product takes longer than either alone: the tables follow a sum of squares.
     return of.product_start + filling + (computing**2 + moving**2) ** 0.5
+
+
+def link_seconds(wire: float, chip: Chip, of: Links) -> float:
+    """What a collective takes by the bytes that a device sends on a ring; 0 where it sends none, or has no links."""
+    if not wire or chip.link is None:
+        return 0.0
+    return of.start + wire / (chip.link.bandwidth / chip.devices * of.share)
+
+
+def padded(matmul: Matmul, chip: Chip) -> float:
+    """How many times its own operations a product takes on a TPU, which fills all rows and columns of a matrix unit."""
+    if chip.vendor != "google" or matmul.kind != "dot":
+        return 1.0
+    side = SIDES.get(chip.name, SIDE)
+    return math.prod(math.ceil(size / side) * side / size for size in matmul.sizes if size)
 
 
 def transfer_seconds(moved: float, chip: Chip, of: Efficiency, computing: float = 0.0) -> float:
@@ -253,7 +291,8 @@ class _Clock:
         steps = self.steps.get(instruction.name, ())
         wire = self.wires.get(instruction.name, 0)
         if wire:
-            self.links_free = max(self.now, self.links_free) + self._link_seconds(wire)
+            of_links = LINKS.get(self.chip.vendor, Links())
+            self.links_free = max(self.now, self.links_free) + link_seconds(wire, self.chip, of_links)
             # Of a collective in steps, the first has the bytes, and the last waits for them.
             self.ends |= dict.fromkeys(steps or [instruction.name], self.links_free)
         if is_work(instruction, self.module, self.matmuls):
@@ -270,9 +309,6 @@ class _Clock:
 
     def _wait_for(self, name: str) -> None:
         self.uncovered += max(0.0, self.ends.pop(name, 0.0) - self.now)
-
-    def _link_seconds(self, wire: int) -> float:
-        return wire / (self.chip.link.bandwidth / self.chip.devices) if self.chip.link else 0.0
 
     def _kernel(self, kernel: Instruction, repeats: int) -> None:
         self.kernels += 1
@@ -300,7 +336,8 @@ class _Clock:
         peak = peak_of(dtypes, self.chip)
         # The tables of convolutions on NVIDIA's GPUs have channels first, which tensor cores do not take as they are.
         kind = "dot" if self.chip.vendor == "nvidia" and not _CHANNELS_FIRST.search(kernel.attributes) else matmul.kind
-        return computing_seconds(matmul.flops, peak, _bits(dtypes), self.chip, self.efficiency, kind)
+        flops = matmul.flops * padded(matmul, self.chip)
+        return computing_seconds(flops, peak, _bits(dtypes), self.chip, self.efficiency, kind)
 
 
 def _bits(dtypes: Sequence[str]) -> int:
@@ -325,14 +362,15 @@ class Spread(NamedTuple):
 SPREADS: Mapping[str, Spread] = MappingProxyType(
     {
         "8": Spread(23, 0.92, 2.57),
-        "9": Spread(6, 1.14, 1.6),
+        "9": Spread(6, 1.13, 1.6),
         "a100": Spread(9, 1.02, 2.57),
         "a100-40gb": Spread(14, 0.92, 1.58),
-        "h100": Spread(6, 1.14, 1.6),
+        "h100": Spread(6, 1.13, 1.6),
         "v4": Spread(2, 1.07, 1.1),
-        "v5e": Spread(6, 0.97, 2.02),
-        "v5p": Spread(6, 0.9, 1.16),
-        "v7x": Spread(2, 1.16, 1.17),
+        "v5e": Spread(7, 0.66, 1.93),
+        "v5p": Spread(8, 0.9, 1.16),
+        "v6e": Spread(2, 1.17, 1.25),
+        "v7x": Spread(4, 0.99, 1.07),
     }
 )
 

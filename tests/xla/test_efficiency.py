@@ -7,7 +7,7 @@ import pytest
 
 from keras_mp.chips import CHIPS
 from keras_mp.xla.matmuls import peak_of
-from keras_mp.xla.step_time import CYCLES_A_SECOND, EFFICIENCIES, SPREADS, Spread, score, spread_of
+from keras_mp.xla.step_time import CYCLES_A_SECOND, EFFICIENCIES, LINKS, SPREADS, Spread, score, spread_of
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -72,6 +72,14 @@ def test_large_products_that_xla_compiled_take_what_its_table_says(tables, chip,
         constants = EFFICIENCIES[generation]
         ratios = sorted(fit_efficiency.predicted(row, constants) / fit_efficiency.measured(row) for row in rows)
         assert len(rows) == 35 and ratios[17] == pytest.approx(1, abs=0.05)
+
+
+def test_collectives_take_what_the_table_says(tables):
+    links = fit_efficiency.fit_links(tables)
+    assert LINKS == {"nvidia": links}
+    large = [row for row in tables["collectives"] if row[3] >= 2**26]
+    ratios = [fit_efficiency.collective_seconds(row, links) / fit_efficiency.measured(row) for row in large]
+    assert len(large) == 24 and min(ratios) > 0.85 and max(ratios) < 1.25
 
 
 def test_no_constant_changes_when_a_scored_run_is_taken_out(tables, monkeypatch):

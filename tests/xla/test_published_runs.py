@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 
 import keras_mp
@@ -94,3 +95,37 @@ def test_every_second_product_of_a_block_is_kept():
     with every_second_product():
         saved = recomputed - operations()
     assert saved >= 2 * rows * blocks * (3 * width**2 + width * hidden)
+
+
+@pytest.mark.jax
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="a policy of JAX")
+def test_of_a_product_in_8_bits_the_result_in_16_bits_is_kept():
+    """Not the sums in float32, from which it is scaled."""
+    import jax
+    import jax.numpy as jnp
+    from jax._src.ad_checkpoint import saved_residuals
+
+    from benchmarks.selective import every_second_product
+
+    x, kernel = jnp.ones((32, 64), "bfloat16"), jnp.ones((64, 48), "float32")
+    with every_second_product():
+        block = jax.checkpoint(lambda x, kernel: jnp.tanh(keras_mp.fp8.matmul(x, kernel)).sum())
+        kept = [(array.shape, array.dtype) for array, _ in saved_residuals(block, x, kernel)]
+    assert ((32, 48), "bfloat16") in kept and ((32, 48), "float32") not in kept
+
+
+@pytest.mark.jax
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="barriers of JAX")
+def test_a_loss_with_the_arrays_of_pytorch_is_kerass_loss():
+    import jax
+
+    from benchmarks.eager_loss import EagerCrossEntropy
+
+    rng = np.random.default_rng()
+    logits, labels = rng.normal(size=(2, 6, 11)).astype("float32"), rng.integers(0, 11, (2, 6)).astype("int32")
+    plain = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    for loss in (EagerCrossEntropy(), plain):
+        value, gradient = jax.value_and_grad(lambda logits, loss=loss: loss(labels, logits))(logits)
+        wanted, wanted_gradient = jax.value_and_grad(lambda logits: plain(labels, logits))(logits)
+        np.testing.assert_allclose(value, wanted, rtol=1e-5)
+        np.testing.assert_allclose(gradient, wanted_gradient, atol=1e-6)

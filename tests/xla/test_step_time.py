@@ -12,8 +12,11 @@ from keras_mp.xla.matmuls import Matmul
 from keras_mp.xla.step_time import (
     CYCLES_A_SECOND,
     EFFICIENCIES,
+    LINKS,
     computing_seconds,
     generation_of,
+    link_seconds,
+    padded,
     product_seconds,
     step_time,
     transfer_seconds,
@@ -21,6 +24,8 @@ from keras_mp.xla.step_time import (
 
 H100 = CHIPS["h100"]
 HOPPER = EFFICIENCIES["9"]
+NVLINK = LINKS["nvidia"]
+SENT = 7 / 8 * 2 * 4096**2  # by each of 8 devices, of a matrix of TEXT, in an all-gather
 
 TEXT = """\
 HloModule jit_step, is_scheduled=true
@@ -77,8 +82,7 @@ def test_kernels_loops_and_collectives():
     moving = 2 * 2 * 4096**2 / (H100.bandwidth * HOPPER.product_stream)  # x times x reads one array
     products = HOPPER.product_start + (computing**2 + moving**2) ** 0.5
     add = transfer_seconds(2 * 4 * 1024**2, H100, HOPPER, 1024**2 / (H100.peak["float32"] / 2))
-    gathered = 7 / 8 * 2 * 4096**2 / H100.link.bandwidth
-    reduced = 2 * gathered
+    gathered, reduced = (NVLINK.start + times * SENT / (450e9 * NVLINK.share) for times in (1, 2))
     assert time.products == pytest.approx(products, rel=1e-9)
     assert time.other == pytest.approx(13 * add, rel=1e-9)
     assert gathered < products  # the product covers it
@@ -90,9 +94,9 @@ def test_kernels_loops_and_collectives():
 def test_what_no_kernel_covers_of_a_collective():
     short = TEXT.replace("bf16[4096,4096]{1,0} custom-call(%x, %x)", "bf16[4096,4096]{1,0} custom-call(%y, %y)")
     time = step_time([product(flops=1e6)], parse(short), H100, devices=8)
-    gathered = 7 / 8 * 2 * 4096**2 / H100.link.bandwidth
+    gathered, reduced = (link_seconds(times * SENT, H100, NVLINK) for times in (1, 2))
     assert gathered > time.products
-    assert time.uncovered == pytest.approx(3 * gathered - time.products, rel=1e-6)
+    assert time.uncovered == pytest.approx(gathered + reduced - time.products, rel=1e-6)
 
 
 @pytest.mark.parametrize(("labels", "share"), [("bf01_oi01->bf01", HOPPER.convolution), ("b01f_o01i->b01f", 1)])
@@ -137,6 +141,23 @@ def test_arithmetic_that_is_fused_takes_as_many_additions_as_xlas_cycles():
     assert step_time([], parse(FUSED), H100).seconds == pytest.approx(expected, rel=0.01)
     bytes_alone = transfer_seconds(2 * 2 * 4096**2, CHIPS["v5e"], EFFICIENCIES["v6e"])
     assert step_time([], parse(FUSED), CHIPS["v5e"]).seconds == pytest.approx(bytes_alone, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("chip", "sizes", "times"),
+    [
+        ("v5e", (4096, 64, 4096), 2),
+        ("v5e", (4096, 4096, 64), 2),
+        ("v5p", (4096, 192, 4096), 4 / 3),
+        ("v4", (4096, 128, 11008), 1),
+        ("v6e", (4096, 128, 4096), 2),
+        ("v7x", (512, 8192, 128), 2),
+        ("h100", (4096, 64, 4096), 1),
+    ],
+)
+def test_a_tpu_multiplies_the_padding_of_a_product_too(chip, sizes, times):
+    assert padded(replace(product(), sizes=sizes), CHIPS[chip]) == pytest.approx(times)
+    assert padded(replace(product(), sizes=sizes, kind="convolution"), CHIPS[chip]) == 1
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=list(CHIPS))
