@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,12 +36,12 @@ import keras
 import keras_hub
 
 import keras_mp
-from keras_mp.advice import step
-from keras_mp.advice.advise import advise_from
+from keras_mp.advice.advise import Question, answer
 from keras_mp.advice.measures import MEASURES, Measures
 from keras_mp.advice.place import find_place
 from keras_mp.advice.schedule import usable
 from keras_mp.advice.source import Source
+from keras_mp.advice.step import WITHOUT_CODE
 from keras_mp.system.atomic_write import write_text
 from keras_mp.system.packages import installed
 from keras_mp.xla.inspect import report_of
@@ -223,18 +223,20 @@ def builder(name: str, form: str) -> Callable[[], keras.Model]:
     return build
 
 
-def ask(name: str, form: str, chips: list[str], begin: list[str], parts: int) -> list[dict[str, Any]]:
+def ask(name: str, form: str, chips: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:
     """The cells of a row, as data.
 
     Args:
         name, form, chips: the row and the columns of the cells.
-        begin, parts: the names of the measures with which the search begins, and the number of micro-batches.
+        options: the options of the command line.
     """
     started = time.monotonic()
-    first = {chip: Measures(find_place(chip).policy, micro_batches=parts).with_names(begin) for chip in chips}
-    if not begin and parts == 1:
+    begin = Measures("", micro_batches=options.parts).with_names(options.begin)
+    first = {chip: replace(begin, precision=find_place(chip).policy) for chip in chips}
+    if not begin.taken:
         first = {}
-    report = advise_from(first, builder(name, form), BACKBONES[name].batch(), chips)
+    question = Question(first=first, all_blocks=options.all_blocks, code=not options.without_code)
+    report = answer(builder(name, form), BACKBONES[name].batch(), chips, question)
     print(report, file=sys.stderr)
     return [
         {
@@ -259,7 +261,7 @@ def ask(name: str, form: str, chips: list[str], begin: list[str], parts: int) ->
             "day": date.today().isoformat(),
             "begin": first[chip].words if chip in first else "",
             "versions": _versions(),
-            "without_code": step.WITHOUT_CODE in row.notes,
+            "without_code": WITHOUT_CODE in row.notes,
         }
         for chip, row in zip(chips, report.rows, strict=True)
         if row.fits is not None  # a compiler that failed is asked again
@@ -328,10 +330,6 @@ def main() -> None:
     parser.add_argument("--here", action="store_true", help="asks in this process, for one row")
     options = parser.parse_args()
     started = time.monotonic()
-    if options.without_code:
-        step._ROOM_FOR_CODE = 1.0
-    if options.all_blocks:
-        step.DEEP = sys.maxsize
     for name in options.only:
         for form in options.forms:
             known = {
@@ -343,7 +341,7 @@ def main() -> None:
             if not chips or time.monotonic() - started > 60 * options.minutes:
                 continue
             if options.here:
-                keep(ask(name, form, chips, options.begin, options.parts))
+                keep(ask(name, form, chips, options))
                 continue
             row = ["--only", name, "--forms", form, "--chips", *chips, "--parts", str(options.parts)]
             row += ["--again"] * options.again + ["--begin", *options.begin] * bool(options.begin)

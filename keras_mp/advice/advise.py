@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -112,32 +112,47 @@ def advise(
         >>> keras_mp.advise(build, batch, "t4", verbose=False)["t4"].fits
         True
     """
-    return advise_from({}, build, batch, target, compare, flags, strategy, workers, verbose, text)
+    return answer(build, batch, target, Question(compare, flags, strategy, workers, verbose, text))
 
 
-def advise_from(
-    first: Mapping[str, Measures],
-    build: keras.Model | Callable[[], keras.Model],
-    batch: Any,
-    target: str | Sequence[str],
-    compare: Sequence[str] = (),
-    flags: dict[str, Any] | None = None,
-    strategy: str | None = None,
-    workers: int | None = None,
-    verbose: bool = True,
-    text: str = "",
+@dataclass(frozen=True)
+class Question:
+    """How `answer` searches.
+
+    Attributes:
+        compare, flags, strategy, workers, verbose, text: the arguments of `advise`.
+        first: measures, by the name of the target: sets that come before the first that has them are not asked. A
+            target that is not named is asked from the plain step on.
+        all_blocks: whether a deep model is compiled with all blocks at once, instead of few.
+        code: whether a step that nearly fills a TPU is compiled to the end, and its program counted.
+    """
+
+    compare: Sequence[str] = ()
+    flags: dict[str, Any] | None = None
+    strategy: str | None = None
+    workers: int | None = None
+    verbose: bool = True
+    text: str = ""
+    first: Mapping[str, Measures] = field(default_factory=dict)
+    all_blocks: bool = False
+    code: bool = True
+
+
+def answer(
+    build: keras.Model | Callable[[], keras.Model], batch: Any, target: str | Sequence[str], question: Question
 ) -> AdviceReport:
-    """Does what `advise` does, from some measures on: sets that come before the first that has them are not asked.
+    """Does what `advise` does.
 
     Args:
-        first: the measures, by the name of the target; a target that is not named is asked from the plain step on.
-        build, batch, target, compare, flags, strategy, workers, verbose, text: the arguments of `advise`.
+        build, batch, target: the arguments of `advise`.
+        question: the other arguments of `advise`, and what only the fits table asks for.
     """
     started = time.monotonic()
-    places = _places(target, strategy)
-    source = Source(build, text)
-    precisions = checked_precisions(compare, is_function=source.is_function)
-    step = Step(source, batch, places[0].platform, flags, strategy or "")
+    places = _places(target, question.strategy)
+    source = Source(build, question.text)
+    precisions = checked_precisions(question.compare, is_function=source.is_function)
+    how = (question.flags, question.strategy or "", question.all_blocks, question.code)
+    step = Step(source, batch, places[0].platform, *how)
     for place in places:
         _check_rows(place, step.rows)
     obstacles = {place: _obstacle(place) for place in places}
@@ -149,14 +164,15 @@ def advise_from(
             return step.rows // (plan.replicas if plan else 1)
 
         listed = ladders(place.policy, place.strategies, rows, _helps(step, place))
-        return search(beginning_with(first[place.name], listed) if place.name in first else listed)
+        first = question.first.get(place.name)
+        return search(listed if first is None else beginning_with(first, listed))
 
     def compared(measures: Measures) -> dict[str, Measures]:
         return {precision: step.in_precision(measures, precision) for precision in precisions}
 
-    with progress_of(len(searched), verbose) as tell:
+    with progress_of(len(searched), question.verbose) as tell:
         work = Work(of, step.state, step.compiler, compared, tell)
-        asked = run(searched, work, workers or _compilers())
+        asked = run(searched, work, question.workers or _compilers())
     rows: dict[Place, ChipAdvice] = {one.place: compiled_row(one, step, source) for one in asked}
     rows |= {place: shapes_row(place, step, source, reason) for place, reason in obstacles.items() if reason}
     return AdviceReport(

@@ -29,7 +29,7 @@ from keras_mp.xla.memory import Memory
 from keras_mp.xla.suggestions import suggest
 
 # With more of a TPU's memory the code decides whether the step fits: 44 to 562 MiB of 16 GiB, in 20 deep models' steps.
-_ROOM_FOR_CODE = 0.85
+ROOM_FOR_CODE = 0.85
 WITHOUT_CODE = (
     "The TPU's compiler was ended when it had assigned memory, before it generated code: the program itself, a few "
     "hundred MiB, is not counted."
@@ -72,6 +72,8 @@ class Step:
         platform: the platform that the step is lowered for where it is only looked at.
         flags: further options of the compiler.
         strategy: the way in which several devices share it, where that was asked for.
+        all_blocks: whether a deep model is compiled with all blocks.
+        code: whether a step that nearly fills a TPU is compiled to the end, and its program counted.
 
     Attributes:
         model: the name of the model.
@@ -85,9 +87,16 @@ class Step:
     """
 
     def __init__(
-        self, source: Source, batch: Any, platform: str, flags: Mapping[str, Any] | None = None, strategy: str = ""
+        self,
+        source: Source,
+        batch: Any,
+        platform: str,
+        flags: Mapping[str, Any] | None = None,
+        strategy: str = "",
+        all_blocks: bool = False,
+        code: bool = True,
     ) -> None:
-        self._source, self._batch, self._flags = source, batch, flags
+        self._source, self._batch, self._flags, self._code = source, batch, flags, code
         self.rows = _rows(batch)
         self._lowered: dict[tuple[Any, ...], list[Lowered]] = {}
         plain = Measures(source.precision)
@@ -98,7 +107,7 @@ class Step:
         _check_trains(model)
         self._rules = with_rules_of(plan_of(strategy, 1), model).rules if strategy else None
         self.model, self.parameters = model.name, model.count_params()
-        self.depth = self._depth(model)
+        self.depth = 0 if all_blocks else self._depth(model)
         layers = layers_by_path(model)
         self.sees_batch = [
             layer.name for layer in layers.values() if isinstance(layer, keras.layers.BatchNormalization)
@@ -190,7 +199,7 @@ class Step:
             report = result.report
             if place.platform != "tpu" or report.refused:
                 return result
-            if report.memory.peak > _ROOM_FOR_CODE * place.capacity and report.memory.fits:
+            if self._code and report.memory.peak > ROOM_FOR_CODE * place.capacity and report.memory.fits:
                 return compiled_until("code")
             without = () if report.memory.code else (WITHOUT_CODE,)
             return result._replace(report=replace(report, notes=(*report.notes, *without)))

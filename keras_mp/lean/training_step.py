@@ -26,7 +26,8 @@ class LeanStep:
     def train_step(self, *arguments: Any) -> Any:
         before = _IN_STEP.set(True)
         try:
-            return super().train_step(*arguments)  # type: ignore[misc]
+            with backend.lookups_wait():
+                return super().train_step(*arguments)  # type: ignore[misc]
         finally:
             _IN_STEP.reset(before)
 

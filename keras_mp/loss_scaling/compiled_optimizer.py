@@ -36,10 +36,9 @@ def change_optimizer(
     (masks, weights, `ignore_class`) is the mean of the micro-batches' means.
 
     Args:
-        model: a built and compiled model; its compile arguments are kept, its metrics and its optimizer start anew. For
-            the three settings below, an optimizer that is no `LossScaleOptimizer` is wrapped by `wrap_optimizer`, and
-            Keras's own `LossScaleOptimizer` is exchanged for this package's, with the same first scale and growth
-            interval.
+        model: a built and compiled model; its compile arguments are kept, its metrics and its optimizer start anew. An
+            optimizer that is no `LossScaleOptimizer` is given to `wrap_optimizer`, and Keras's own `LossScaleOptimizer`
+            is exchanged for this package's, with the same first scale and growth interval.
         accumulate: the number of micro-batches of an update; an optimizer that accumulates already takes as many times
             more.
         state_dtype: the dtype that slots, such as Adam's moments, are stored in: "float32", "bfloat16" or "float8", as
@@ -79,9 +78,9 @@ def change_optimizer(
     )
     check_state_dtype(asked.state_dtype)
     check_state_memory(asked.state_memory, asked.release_gradients)
-    new = optimizer if asked == present else _storing(optimizer, asked, model)
-    if accumulate > 1:
-        new = _accumulating(new, accumulate)
+    new = optimizer if accumulate == 1 else _accumulating(optimizer, accumulate)
+    if asked != present or (new is not optimizer and not isinstance(new, LossScaleOptimizer)):
+        new = _ours(new, asked, model)
     if new is not optimizer:
         check_untrained(model, "change_optimizer", "give the settings to LossScaleOptimizer when you compile")
         compile_again(model, new)
@@ -103,7 +102,7 @@ def _accumulating(optimizer: keras.optimizers.Optimizer, steps: int) -> keras.op
     return fresh_optimizer(optimizer, inner_optimizer=keras.saving.serialize_keras_object(_accumulating(inner, steps)))
 
 
-def _storing(optimizer: keras.optimizers.Optimizer, asked: _Settings, model: keras.Model) -> keras.optimizers.Optimizer:
+def _ours(optimizer: keras.optimizers.Optimizer, asked: _Settings, model: keras.Model) -> keras.optimizers.Optimizer:
     settings = {"state_dtype": asked.state_dtype, "state_memory": asked.state_memory}
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if asked.release_gradients and scales and not isinstance(getattr(optimizer, "loss_scale", None), NoLossScale):

@@ -19,7 +19,7 @@ from keras_mp.loss_scaling.gradients import is_finite, is_overwritten, sum_of_sq
 from keras_mp.loss_scaling.inner_build import slots_of
 from keras_mp.loss_scaling.loss_scale import AnyLossScale
 from keras_mp.loss_scaling.state_slot import StateSlot, Unconstrained, WideWeight, chosen, is_narrow, updating
-from keras_mp.rebuild.optimizers import leaves
+from keras_mp.rebuild.optimizers import leaves, optimizer_slots, stored
 from keras_mp.system.packages import package_of
 
 
@@ -154,7 +154,7 @@ def _apply_to_leaf(
         in_one_program(leaf, update, grads)
     if leaf.use_ema and leaf.ema_overwrite_frequency:
         is_due = ops.equal((leaf.iterations + 1) % leaf.ema_overwrite_frequency, 0)
-        backend.conditional(is_due, lambda _: _overwrite_with_averages(leaf), lambda _: None, [], changing)
+        backend.conditional(is_due, lambda _: _overwrite_with_averages(leaf), None, [], changing)
 
 
 def _in_dtype_of(variable: keras.Variable, average: Any) -> Any:
@@ -229,12 +229,39 @@ def update_step(
         place = leaf._get_variable_index(variable)
         weight = WideWeight(leaf._trainable_variables[place], variable, how.first + place, how.weights)
         open_slots.append(weight)
-    with updating(open_slots, how.seed, leaf._iterations, finite, how.written), _keeping(leaf, finite):
-        if how.releases or weight is not variable:
-            _decay(leaf, weight, finite)
-        type(leaf).update_step(leaf, gradient, weight, learning_rate)
-        if weight is not variable and weight.constraint is not None:
-            weight.assign(weight.constraint(weight.value))
+
+    def update(gradient: Any, finite: Any = None, written: list[Any] | None = None) -> None:
+        with updating(open_slots, how.seed, leaf._iterations, finite, written), _keeping(leaf, finite):
+            if how.releases or weight is not variable:
+                _decay(leaf, weight, finite)
+            type(leaf).update_step(leaf, gradient, weight, learning_rate)
+            if weight is not variable and weight.constraint is not None:
+                weight.assign(weight.constraint(weight.value))
+
+    on_host = [slot.values for slot in open_slots if slot.on_host]
+    if on_host and backend.fetches_early():
+        for values in on_host:  # arguments of the step, whose types do not say where they lie
+            values.assign(backend.stored(values.value))
+        after = _whatever(how.written) if how.written else True
+        # Behind a value that the loop changes: else XLA computes before the loop what needs the gradient alone.
+        backend.conditional(
+            *(ops.logical_and(finite, after), update, None, gradient, _read_by_update(leaf, variable)),
+            lambda gradient: backend.barrier([gradient], [backend.as_tensor(variable)])[0],
+        )
+        how.written[:] = [backend.as_tensor(variable)[(slice(0, 1),) * len(variable.shape)]]
+    else:
+        update(gradient, finite, how.written)
+
+
+def _whatever(values: list[Any]) -> Any:
+    """True, which no compiler knows before it has the values: what waits for it comes after them."""
+    return ops.all(ops.stack([ops.any(ops.logical_or(x == x, x != x)) for x in values]))  # noqa: PLR0124
+
+
+def _read_by_update(leaf: keras.optimizers.Optimizer, variable: keras.Variable) -> list[keras.Variable]:
+    """A weight, its slots, and the optimizer's variables that belong to no weight."""
+    own = [slot.variable for slot in optimizer_slots(leaf) if slot.weight is None or slot.weight is variable]
+    return [variable, *(part for slot in own for part in stored(slot))]
 
 
 def _clipped(leaf: keras.optimizers.Optimizer, last_norm: Any, gradient: Any) -> Any:

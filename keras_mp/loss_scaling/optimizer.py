@@ -183,6 +183,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             The scaled loss, in float32 if the loss is 16-bit.
         """
         self._is_asked_to_scale = True
+        loss = self.inner_optimizer.scale_loss(loss)  # by its loss_scale_factor, by which it divides gradients
         share = backend.share_of_batch()
         if share is not None:
             loss = ops.multiply(loss, share)
@@ -397,7 +398,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             backend.update_if(finite, update, (grads, inverse), self._changing, unscale)
         else:  # most micro-batches are only accumulated, and must not read and write the slots for it
             add = partial(self._accumulate_or_update, variables=variables)
-            self._if(finite, add, lambda _: None, (grads, inverse), unscale)
+            self._if(finite, add, None, (grads, inverse), unscale)
 
     def _release(self, grads: list[Any], variables: list[keras.Variable]) -> None:
         """Makes a step in which no weight waits for the gradients of others."""

@@ -53,7 +53,8 @@ class AtomicStep:
         skips = _optimizer_of(self).consecutive_skips
         variables = changed_by_the_forward_pass(self)
         step = super().train_step  # type: ignore[misc]
-        return backend.atomic_step(self, step, skips, variables, partial(_counted_results, self), arguments)
+        with backend.lookups_wait():
+            return backend.atomic_step(self, step, skips, variables, partial(_counted_results, self), arguments)
 
     def get_metrics_result(self: Any) -> dict[str, Any]:
         return _results_or_nan(self, super().get_metrics_result())  # type: ignore[misc]

@@ -34,7 +34,8 @@ def wrap_optimizer(
       squares, clips or divides each occurrence of a row by itself: every optimizer but SGD and Lion without clipping.
       `LossScaleOptimizer` sums them first.
     - with `gradient_accumulation_steps`, weights are averaged (`use_ema`) or constrained: Keras does both at each
-      micro-batch, `LossScaleOptimizer` at each applied step.
+      micro-batch, `LossScaleOptimizer` at each applied step. Other weights are the same, and on JAX in less memory:
+      there Keras's step has a copy of all weights and slots.
 
     There it is wrapped in every precision, as it is on several replicas. On TensorFlow a model with layers whose code
     is neither Keras's nor this package's is traced once to find out, which computes nothing and takes a large model
@@ -53,9 +54,10 @@ def wrap_optimizer(
     Returns:
         `LossScaleOptimizer(optimizer)` if a layer computes in float16, whatever the name of the model's policy or of
         the global one; `LossScaleOptimizer(optimizer, LossScale.none())`, which scales nothing, if none does and the
-        optimizer by itself would make another step, or there are several replicas, or state_dtype is not "float32", or
-        gradients are released, or a weight is stored in bfloat16, whose update it rounds stochastically; else the
-        optimizer itself, whose updates are then one jitted program where they run on a CPU outside one.
+        optimizer by itself would make another step, or accumulates gradients on JAX, or there are several replicas, or
+        state_dtype is not "float32", or gradients are released, or a weight is stored in bfloat16, whose update it
+        rounds stochastically; else the optimizer itself, whose updates are then one jitted program where they run on a
+        CPU outside one.
 
     Raises:
         TypeError: If optimizer is not a Keras optimizer.
@@ -80,7 +82,7 @@ def wrap_optimizer(
         or state_dtype != "float32"
         or _has_narrow_weights(model)
         or backend.replica_count() > 1
-        or makes_another_step(optimizer, model)
+        or is_better_wrapped(optimizer, model)
     )
     if is_needed:
         loss_scale = NoLossScale(release_gradients=release_gradients)
@@ -99,14 +101,15 @@ def _has_narrow_weights(model: keras.Model) -> bool:
 # Where a Keras optimizer by itself makes another step than inside `LossScaleOptimizer`, from the same gradients.
 #
 # sparse gradients   Keras squares, or clips, each occurrence of a row by itself; we sum the occurrences first
-# accumulation       Keras averages (use_ema) and constrains weights at each micro-batch; we at each applied step
+# accumulation       Keras averages (use_ema) and constrains weights at each micro-batch, we at each applied step; and
+#                    on JAX it chooses between old and new weights and slots, for which XLA keeps both
 
 # Their updates are linear in the gradient, or need its sum only: rows that occur twice are summed on the way.
 _SUMMING = (keras.optimizers.SGD.update_step, keras.optimizers.Lion.update_step)
 
 
-def makes_another_step(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> bool:
-    """Whether an optimizer makes another step from finite gradients than `LossScaleOptimizer(optimizer)` does.
+def is_better_wrapped(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> bool:
+    """Whether an optimizer's step takes more memory than that of `LossScaleOptimizer(optimizer)`, or is another.
 
     Args:
         optimizer: a Keras optimizer that does not scale the loss.
@@ -139,7 +142,7 @@ def _variables_by_leaf(
 
 def _accumulates_otherwise(leaf: keras.optimizers.Optimizer, variables: list[keras.Variable]) -> bool:
     constrained = any(variable.constraint is not None for variable in variables)
-    return bool(leaf.gradient_accumulation_steps) and (leaf.use_ema or constrained)
+    return bool(leaf.gradient_accumulation_steps) and (backend.ACCUMULATING_COPIES or leaf.use_ema or constrained)
 
 
 def _sums_rows(leaf: keras.optimizers.Optimizer) -> bool:

@@ -232,10 +232,11 @@ def _gradient_bytes(instruction: Instruction, step: CompiledStep, of_weights: se
 
 
 def _owner(instruction: Instruction, module: Module) -> str:
-    """The instruction whose memory this one is a view of."""
+    """The instruction whose memory this one is a view of, or writes a part of."""
     inside = module.computations[instruction.computation]
-    while instruction.opcode in ("bitcast", "get-tuple-element", "copy-done", "async-done") and instruction.operands:
-        source = inside.get(instruction.operands[0])
+    views = ("bitcast", "get-tuple-element", "copy-done", "async-done")
+    while instruction.operands and (instruction.opcode in views or _written(instruction, module)):
+        source = inside.get(_written(instruction, module) or instruction.operands[0])
         if source is not None and source.opcode == "opt-barrier":  # which hands a tuple through
             source = inside.get(source.operands[0])
         if source is not None and source.opcode == "tuple" and instruction.opcode == "get-tuple-element":
@@ -244,6 +245,17 @@ def _owner(instruction: Instruction, module: Module) -> str:
             break
         instruction = source
     return instruction.name
+
+
+def _written(instruction: Instruction, module: Module) -> str:
+    """The operand into whose memory an instruction writes its result; "" where it is none."""
+    last = instruction
+    if instruction.opcode == "fusion":
+        last = next((inner for inner in module.computations[instruction.callees[0]].values() if inner.root), last)
+    if last.opcode not in ("scatter", "dynamic-update-slice"):
+        return ""
+    inside, shape = module.computations[instruction.computation], instruction.shapes[:1]
+    return next((name for name in instruction.operands if name in inside and inside[name].shapes[:1] == shape), "")
 
 
 def _is_result(instruction: Instruction, last: Mapping[str, int], entry: list[Instruction]) -> bool:

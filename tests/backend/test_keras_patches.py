@@ -73,6 +73,7 @@ USES = {
     "keras.src.backend.jax.distribution_lib.distribute_data_input": trained_on_devices,
     "keras.src.backend.jax.trainer.jit": trained,
     "keras.Model._make_function": trained,
+    "keras.src.backend.numpy.take": lambda: keras.ops.take(ONES, [0], axis=0),
     "keras.src.backend.numpy.add": lambda: keras.ops.add(ONES, ONES[0]),
     "keras.src.backend.numpy.matmul": lambda: keras.ops.matmul(ONES, ONES),
     "keras.src.backend.numpy.dot": lambda: keras.ops.dot(ONES, ONES),

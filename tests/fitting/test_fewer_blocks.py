@@ -16,6 +16,7 @@ from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import find_place
 from keras_mp.advice.source import Source
 from keras_mp.lean.lean_model import lean_rows
+from keras_mp.rebuild.optimizers import unwrapped
 from keras_mp.xla.estimate import Roofline
 from keras_mp.xla.step_time import StepTime
 from models.gpt import gpt
@@ -148,7 +149,9 @@ def test_the_step_knows_which_models_have_a_line(deep, given, depth):
 
 def test_fewer_blocks_come_under_the_same_measures():
     few = Source(causal).under(Measures("mixed_bfloat16", ("lean", "remat"), micro_batches=2), MANY)
-    assert few.optimizer.gradient_accumulation_steps == 2 and few.backbone.dtype_policy.name == "mixed_bfloat16"
+    assert (
+        unwrapped(few.optimizer).gradient_accumulation_steps == 2 and few.backbone.dtype_policy.name == "mixed_bfloat16"
+    )
     assert len([row for row in lean_rows(few) if row.kind == "block"]) == MANY
 
 

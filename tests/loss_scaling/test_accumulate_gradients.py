@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_mp
+from keras_mp.rebuild.optimizers import unwrapped
 
 
 def model(optimizer=None, **arguments):
@@ -32,14 +33,34 @@ def test_four_micro_batches_make_the_update_of_the_whole_batch():
             np.testing.assert_allclose(
                 keras.ops.convert_to_numpy(weight), before - 0.1 * gradient, rtol=1e-4, atol=1e-5
             )
-    assert divided.optimizer.gradient_accumulation_steps == 4 and "mae" in history.history
+    assert unwrapped(divided.optimizer).gradient_accumulation_steps == 4 and "mae" in history.history
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("settings", [{}, {"global_clipnorm": 0.1, "loss_scale_factor": 8.0}], ids=["plain", "clipped"])
+def test_weights_are_those_of_keras(settings):
+    rng = np.random.default_rng()
+    x, y = rng.normal(size=(24, 5)).astype("float32"), rng.normal(size=(24, 1)).astype("float32")
+    kerass = model(keras.optimizers.AdamW(0.1, gradient_accumulation_steps=3, **settings))
+    ours = model(keras.optimizers.AdamW(0.1, **settings))
+    ours.set_weights(kerass.get_weights())
+    keras_mp.loss_scaling.change_optimizer(ours, accumulate=3)
+    assert isinstance(ours.optimizer, keras_mp.LossScaleOptimizer) == (keras.backend.backend() == "jax")
+    for trained in (kerass, ours):
+        trained.fit(x, y, batch_size=4, epochs=3, shuffle=False, verbose=0)
+    for one, other in zip(kerass.get_weights(), ours.get_weights(), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
 
 
 def test_an_optimizer_that_accumulates_or_scales_already():
     twice = keras_mp.loss_scaling.change_optimizer(
         model(keras.optimizers.Adam(gradient_accumulation_steps=2)), accumulate=3
     )
-    assert twice.optimizer.gradient_accumulation_steps == 6
+    assert unwrapped(twice.optimizer).gradient_accumulation_steps == 6
+    kerass = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(), 4.0, dynamic_growth_steps=7)
+    scaled = keras_mp.loss_scaling.change_optimizer(model(kerass), accumulate=2).optimizer
+    assert scaled.loss_scale == keras_mp.LossScale(initial_scale=4.0, growth_interval=7)
+    assert scaled.inner_optimizer.gradient_accumulation_steps == 2
     scaled = keras_mp.loss_scaling.change_optimizer(
         model(keras_mp.LossScaleOptimizer(keras.optimizers.Adam(0.5))), accumulate=2
     ).optimizer
@@ -71,7 +92,7 @@ def test_a_compile_of_its_own_keeps_its_arguments():
     own = Own([keras.Input((5,)), keras.layers.Dense(1)])
     own.compile("adam", weight=3.0)
     keras_mp.loss_scaling.change_optimizer(own, accumulate=2)
-    assert own.weight == 3.0 and own.optimizer.gradient_accumulation_steps == 2
+    assert own.weight == 3.0 and unwrapped(own.optimizer).gradient_accumulation_steps == 2
 
     class Lost(keras.Sequential):
         def compile(self, how, **arguments):

@@ -62,6 +62,20 @@ def test_50_steps_have_the_bits_of_states_on_the_device(state_dtype):
 
 
 @needs_jax
+def test_a_tpus_program_which_fetches_in_a_loop_trains_the_same(monkeypatch):
+    from keras_mp import backend
+    from keras_mp.backend.jax import update
+
+    expected = fit(model_for("host"), 10)
+    monkeypatch.setattr(backend, "fetches_early", lambda: True)
+    monkeypatch.setattr(update, "_is_for_cpu", lambda: False)
+    trained = fit(model_for("host"), 10)
+    for one, other in zip(values(expected.weights), values(trained.weights), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
+    assert kinds(trained.optimizer.variables).count("pinned_host") == 4
+
+
+@needs_jax
 def test_an_infinite_gradient_leaves_what_lies_on_the_host():
     generator = np.random.default_rng()
     weights = [keras.Variable(generator.normal(size=(64, 64)), dtype="float32") for _ in range(2)]

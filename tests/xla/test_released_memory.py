@@ -52,3 +52,20 @@ def test_states_on_the_host_are_not_the_device_s():
     # Slots are fetched one weight after another: of two weights both, old and new, of 16 that there are.
     assert host.temporary - device.temporary < 9 * WIDTH * WIDTH < moments
     assert host.peak < device.peak
+
+
+@only_jax
+def test_a_tpu_does_not_fetch_all_slots_at_once():
+    def temporary(state_memory):
+        def build():
+            layers = [keras.layers.Dense(WIDTH, "gelu", use_bias=False) for _ in range(LAYERS)]
+            model = keras.Sequential([keras.layers.Input((WIDTH,)), *layers])
+            states = {"state_dtype": "bfloat16", "state_memory": state_memory, "release_gradients": True}
+            return keras_mp.prepare(model, keras.optimizers.AdamW(1e-3), "mse", **states)
+
+        batch = keras.KerasTensor((8, WIDTH))
+        return keras_mp.inspect(build, (batch, batch), target="v5e").memory.temporary
+
+    with keras_mp.set_global_policy("bfloat16"):
+        moments = 4 * LAYERS * WIDTH * WIDTH
+        assert temporary("host") - temporary("device") < 0.4 * moments

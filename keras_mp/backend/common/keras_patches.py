@@ -147,6 +147,13 @@ PATCHES += (
         "A bias is added by an operation whose gradient TensorFlow's kernel for CPUs sums in bfloat16.",
     ),
     Patch(
+        "keras.src.backend:numpy",
+        "take",
+        ("jax",),
+        _VERSIONS,
+        "The gradient of an embedding begins with zeros that XLA for GPUs makes before the backward pass, and keeps.",
+    ),
+    Patch(
         "keras.src.backend:core",
         "custom_gradient",
         ("jax",),

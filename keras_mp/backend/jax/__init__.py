@@ -2,6 +2,7 @@
 
 from keras_mp.backend.jax.devices import local_devices, peak_memory_bytes, version
 from keras_mp.backend.jax.gradients import (
+    ACCUMULATING_COPIES,
     HAS_SPARSE_GRADIENTS,
     custom_gradient,
     dense,
@@ -15,7 +16,7 @@ from keras_mp.backend.jax.gradients import (
     values_of,
     with_derivatives_of,
 )
-from keras_mp.backend.jax.host_memory import check_host_memory, fetched, keep_on_host, stored
+from keras_mp.backend.jax.host_memory import check_host_memory, fetched, fetches_early, keep_on_host, stored
 from keras_mp.backend.jax.islands import (
     bfloat16_options,
     computed_once,
@@ -28,6 +29,7 @@ from keras_mp.backend.jax.islands import (
     update_in_one_program,
     without_islands,
 )
+from keras_mp.backend.jax.lookup import lookups_wait
 from keras_mp.backend.jax.lower import lower
 from keras_mp.backend.jax.nonfinite_operation import nonfinite_operation
 from keras_mp.backend.jax.parallel import (
@@ -77,6 +79,7 @@ from keras_mp.backend.jax.workers import (
 )
 
 __all__ = [
+    "ACCUMULATING_COPIES",
     "COLLECTIVE_ERRORS",
     "HAS_SPARSE_GRADIENTS",
     "HOW_TO_HAVE_MORE_DEVICES",
@@ -100,6 +103,7 @@ __all__ = [
     "dense",
     "einsum_float32",
     "fetched",
+    "fetches_early",
     "full_float32",
     "fused",
     "fused_attention",
@@ -115,6 +119,7 @@ __all__ = [
     "keras_has_kernel",
     "linear_gradient",
     "local_devices",
+    "lookups_wait",
     "lower",
     "map_values",
     "max_over_replicas",

@@ -20,6 +20,8 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 HAS_SPARSE_GRADIENTS = False
+# A Keras optimizer that accumulates makes its update in every step, and then chooses between old and new values.
+ACCUMULATING_COPIES = True
 _in_gradient: ContextVar[bool] = ContextVar("in_gradient", default=False)
 
 

@@ -8,6 +8,7 @@ import jax
 import keras
 from jax.sharding import Sharding, SingleDeviceSharding
 
+from keras_mp.backend.common.device import platform_traced_for
 from keras_mp.backend.jax.transforms import barrier
 
 ON_HOST = "pinned_host"
@@ -53,6 +54,14 @@ def fetched(array: Any, after: list[Any]) -> Any:
     if after and isinstance(array, jax.core.Tracer):
         array = barrier([array], after)[0]
     return jax.device_put(array, jax.memory.Space.Device)
+
+
+def fetches_early() -> bool:
+    """Whether what is traced is for a compiler that starts copies from the host early, and all at once.
+
+    libtpu starts them as soon as their source is there, whatever `fetched` has them wait for. In a loop it cannot.
+    """
+    return (platform_traced_for() or jax.default_backend()) == "tpu"
 
 
 def stored(array: Any) -> Any:

@@ -19,17 +19,17 @@ def all_finite(tensors: list[Any]) -> Any:
 def conditional(
     condition: Any,
     then: Callable[[Any], None],
-    otherwise: Callable[[Any], None],
+    otherwise: Callable[[Any], None] | None,
     argument: Any,
     variables: list[keras.Variable],
     prepare: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Calls one of two functions, which may assign to variables.
+    """Calls one of two functions, which may assign to variables; they may read no others.
 
     Args:
         condition: a boolean array of shape ().
         then: a function that is called with the argument where the condition is true.
-        otherwise: a function that is called with the argument where the condition is false.
+        otherwise: a function that is called with the argument where the condition is false; None for none.
         argument: a structure of arrays.
         variables: the variables that either may change.
         prepare: a function that is applied to the argument before `then` takes it. It is applied within the branch: XLA
@@ -40,7 +40,9 @@ def conditional(
         then(argument if prepare is None else prepare(argument))
 
     if not isinstance(condition, jax.core.Tracer):
-        (prepared if condition else otherwise)(argument)  # eagerly, as without a condition
+        function = prepared if condition else otherwise
+        if function is not None:
+            function(argument)  # eagerly, as without a condition
         return
 
     def values_after(function: Callable[[Any], None], before: list[Any]) -> list[Any]:
@@ -48,15 +50,17 @@ def conditional(
             function(argument)
         return [scope.get_current_value(variable) for variable in variables]
 
-    branches = [partial(values_after, function) for function in (prepared, otherwise)]
     after = [variable.value for variable in variables]
     if _is_for_cpu():
+        branches = [partial(values_after, function) for function in (prepared, otherwise or (lambda _: None))]
         after = jax.lax.cond(condition, *branches, after)
     else:
         # XLA writes the results of a branch beside its arguments, a copy of all weights and slots, and those of a loop
         # in their place. On a CPU it moves parts of the update out of the loop, which are then rounded otherwise.
-        for runs, branch in zip((condition, jnp.logical_not(condition)), branches, strict=True):
-            after = jax.lax.fori_loop(0, runs.astype("int32"), lambda _, before, branch=branch: branch(before), after)
+        for runs, function in ((condition, prepared), (jnp.logical_not(condition), otherwise)):
+            if function is not None:
+                body = partial(values_after, function)
+                after = jax.lax.fori_loop(0, runs.astype("int32"), lambda _, before, body=body: body(before), after)
     for variable, value in zip(variables, after, strict=True):
         variable.assign(value)
 
@@ -87,7 +91,7 @@ def update_if(
         prepare: a function that is applied to the argument before.
     """
     if _is_for_cpu() or not isinstance(condition, jax.core.Tracer):
-        conditional(condition, update, lambda _: None, argument, variables, prepare)
+        conditional(condition, update, None, argument, variables, prepare)
         return
     with keras.StatelessScope(state_mapping=[(variable, variable.value) for variable in variables]) as scope:
         update(argument if prepare is None else prepare(argument))

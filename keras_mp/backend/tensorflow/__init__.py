@@ -2,6 +2,7 @@
 
 from keras_mp.backend.tensorflow.devices import local_devices, peak_memory_bytes, version
 from keras_mp.backend.tensorflow.gradients import (
+    ACCUMULATING_COPIES,
     HAS_SPARSE_GRADIENTS,
     custom_gradient,
     dense,
@@ -65,6 +66,7 @@ from keras_mp.backend.tensorflow.tensors import (
     bitcast,
     check_host_memory,
     fetched,
+    fetches_early,
     is_variable,
     keep_on_host,
     places,
@@ -73,6 +75,7 @@ from keras_mp.backend.tensorflow.tensors import (
 from keras_mp.backend.tensorflow.transforms import (
     barrier,
     gradient_scope,
+    lookups_wait,
     no_allocation,
     normalize_batch,
     recompute,
@@ -92,6 +95,7 @@ from keras_mp.backend.tensorflow.workers import (
 )
 
 __all__ = [
+    "ACCUMULATING_COPIES",
     "COLLECTIVE_ERRORS",
     "HAS_SPARSE_GRADIENTS",
     "HOW_TO_HAVE_MORE_DEVICES",
@@ -115,6 +119,7 @@ __all__ = [
     "dense",
     "einsum_float32",
     "fetched",
+    "fetches_early",
     "full_float32",
     "fused",
     "fused_attention",
@@ -130,6 +135,7 @@ __all__ = [
     "keras_has_kernel",
     "linear_gradient",
     "local_devices",
+    "lookups_wait",
     "lower",
     "map_values",
     "max_over_replicas",

@@ -15,6 +15,7 @@ from tensorflow.python.eager import forwardprop_util
 from keras_mp.backend.tensorflow.tensors import as_tensor
 
 HAS_SPARSE_GRADIENTS = True
+ACCUMULATING_COPIES = False
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -69,6 +69,11 @@ def check_host_memory() -> None:
     raise ValueError("state_memory='host' needs JAX: set the environment variable KERAS_BACKEND to 'jax'")
 
 
+def fetches_early() -> bool:
+    """Never: nothing lies in memory of the host."""
+    return False
+
+
 def keep_on_host(variable: keras.Variable) -> None:
     """Leaves a variable where it is."""
 

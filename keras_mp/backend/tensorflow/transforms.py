@@ -1,7 +1,7 @@
 """Functions that change how others are computed: in one kernel, again, in a loop, without memory."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -141,4 +141,9 @@ def gradient_scope() -> Callable[[], Any]:
 
 def no_allocation() -> Any:
     """A scope that does nothing: TensorFlow's variables have values."""
+    return nullcontext()
+
+
+def lookups_wait() -> AbstractContextManager[None]:
+    """A scope that does nothing: the gradient of a lookup is the rows that were looked up, and no zeros."""
     return nullcontext()

@@ -34,7 +34,7 @@ def _at_least_float32(tensor: tf.Tensor) -> tf.Tensor:
 def conditional(
     condition: Any,
     then: Callable[[Any], None],
-    otherwise: Callable[[Any], None],
+    otherwise: Callable[[Any], None] | None,
     argument: Any,
     variables: list[keras.Variable],
     prepare: Callable[[Any], Any] | None = None,
@@ -44,7 +44,8 @@ def conditional(
     Args:
         condition: a boolean tensor of shape (), the same on every replica.
         then: a function that is called with the argument, in a replica context, where the condition is true.
-        otherwise: a function that is called with the argument, in a replica context, where the condition is false.
+        otherwise: a function that is called with the argument, in a replica context, where the condition is false;
+            None for none.
         argument: a structure of tensors, of this replica.
         variables: the variables that either may change; JAX needs to know them.
         prepare: a function that is applied to the argument before `then` takes it. It is applied before the branch:
@@ -54,9 +55,10 @@ def conditional(
     del variables
     if prepare is not None:
         argument = prepare(argument)
+    instead = otherwise or (lambda argument: None)
     # Private: no public name tells whether replicas talk by leaving their context, which a branch does not allow.
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
-        tf.cond(condition, lambda: then(argument), lambda: otherwise(argument))
+        tf.cond(condition, lambda: then(argument), lambda: instead(argument))
         return
 
     def outside(strategy: tf.distribute.Strategy, condition: Any, argument: Any) -> None:
@@ -64,7 +66,7 @@ def conditional(
             strategy.extended.call_for_each_replica(function, args=(argument,))
 
         same = strategy.experimental_local_results(condition)[0]
-        tf.cond(same, lambda: on_each_replica(then), lambda: on_each_replica(otherwise))
+        tf.cond(same, lambda: on_each_replica(then), lambda: on_each_replica(instead))
 
     tf.distribute.get_replica_context().merge_call(outside, args=(condition, argument))
 
@@ -91,7 +93,7 @@ def update_if(
         prepare: a function that is applied to the argument before.
     """
     if not _is_jitted_for_an_accelerator():
-        conditional(condition, update, lambda _: None, argument, variables, prepare)
+        conditional(condition, update, None, argument, variables, prepare)
         return
     before = [tf.convert_to_tensor(variable.value) for variable in variables]
     update(argument if prepare is None else prepare(argument))
