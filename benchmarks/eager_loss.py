@@ -13,10 +13,12 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from keras_mp import backend
+
 
 def _written(array: Any, *made_of: Any) -> Any:
     """An array that is in memory, beside those that it is made of."""
-    return jax.lax.optimization_barrier((array, *made_of))[0]
+    return backend.barrier([array], list(made_of))[0]
 
 
 @jax.custom_vjp

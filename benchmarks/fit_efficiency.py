@@ -233,10 +233,11 @@ def _rounded(constants: Efficiency) -> Efficiency:
 
 
 def main() -> None:
-    for generation, (constants, error) in fit(read()).items():
+    tables = read()
+    for generation, (constants, error) in fit(tables).items():
         print(f'    "{generation}": Efficiency({", ".join(map(str, constants))}),  # {error:.1%}')
-    print(fit_links(read()))
-    print(cycles_a_second(read()))
+    print(fit_links(tables))
+    print(cycles_a_second(tables))
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def change_optimizer(
     check_state_dtype(asked.state_dtype)
     check_state_memory(asked.state_memory, asked.release_gradients)
     new = optimizer if accumulate == 1 else _accumulating(optimizer, accumulate)
-    if asked != present or (new is not optimizer and not isinstance(new, LossScaleOptimizer)):
+    if asked != present or (accumulate > 1 and not isinstance(optimizer, LossScaleOptimizer)):
         new = _ours(new, asked, model)
     if new is not optimizer:
         check_untrained(model, "change_optimizer", "give the settings to LossScaleOptimizer when you compile")

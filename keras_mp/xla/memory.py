@@ -234,9 +234,8 @@ def _gradient_bytes(instruction: Instruction, step: CompiledStep, of_weights: se
 def _owner(instruction: Instruction, module: Module) -> str:
     """The instruction whose memory this one is a view of, or writes a part of."""
     inside = module.computations[instruction.computation]
-    views = ("bitcast", "get-tuple-element", "copy-done", "async-done")
-    while instruction.operands and (instruction.opcode in views or _written(instruction, module)):
-        source = inside.get(_written(instruction, module) or instruction.operands[0])
+    while memory := _viewed_or_written(instruction, module):
+        source = inside.get(memory)
         if source is not None and source.opcode == "opt-barrier":  # which hands a tuple through
             source = inside.get(source.operands[0])
         if source is not None and source.opcode == "tuple" and instruction.opcode == "get-tuple-element":
@@ -247,8 +246,10 @@ def _owner(instruction: Instruction, module: Module) -> str:
     return instruction.name
 
 
-def _written(instruction: Instruction, module: Module) -> str:
-    """The operand into whose memory an instruction writes its result; "" where it is none."""
+def _viewed_or_written(instruction: Instruction, module: Module) -> str:
+    """The operand whose memory an instruction hands on, or writes its result into; "" where it is none."""
+    if instruction.opcode in ("bitcast", "get-tuple-element", "copy-done", "async-done"):
+        return instruction.operands[0] if instruction.operands else ""
     last = instruction
     if instruction.opcode == "fusion":
         last = next((inner for inner in module.computations[instruction.callees[0]].values() if inner.root), last)

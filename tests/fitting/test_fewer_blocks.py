@@ -168,9 +168,9 @@ def test_the_figures_of_a_deep_model_are_near_to_those_of_all_its_blocks(monkeyp
     assert row.fits and row.report.extrapolated == "4 and 8 of 10 blocks"
     place = find_place("h100")
     step = step_module.Step(Source(build_ten), TOKENS, place.platform)
-    whole, kept = step.compiler(place, row.measures, whole=True)()
-    assert step.compiler(place, row.measures, whole=True)() == (whole, True) and not kept
-    assert whole.extrapolated == ""
+    whole, kept, peak = step.compiler(place, row.measures, whole=True)()
+    assert step.compiler(place, row.measures, whole=True)() == (whole, True, peak) and not kept
+    assert whole.extrapolated == "" and peak == whole.memory.peak
     memory = row.memory
     for name in ("parameters", "optimizer", "other"):
         assert getattr(memory, name) == getattr(whole.memory, name)

@@ -6,7 +6,7 @@ from functools import cache
 
 import jax
 
-from keras_mp.backend.common.device import DeviceInfo, best_first
+from keras_mp.backend.common.device import DeviceInfo, best_first, platform_traced_for
 from keras_mp.system.host import cpu_name, peak_process_bytes
 from keras_mp.system.quiet_import import has_chip, quiet_stderr
 
@@ -24,6 +24,11 @@ def local_devices() -> list[DeviceInfo]:
     if all(device.kind != "cpu" for device in devices):
         devices.append(DeviceInfo("cpu", cpu_name(), ""))
     return best_first(devices)
+
+
+def platform_compiled_for() -> str:
+    """The platform that a program which is traced now is for: this machine's, or what `traced_for` says."""
+    return platform_traced_for() or jax.default_backend()
 
 
 def _start() -> list[jax.Device]:
