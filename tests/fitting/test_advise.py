@@ -13,6 +13,7 @@ from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import find_place
 from keras_mp.advice.source import Source, lines
 from keras_mp.lean.lean_model import lean_rows
+from keras_mp.rebuild.optimizers import unwrapped
 from keras_mp.system.packages import install_command, installed
 
 BATCH = (keras.KerasTensor((8, 6, 16)), keras.KerasTensor((8, 6, 4)))
@@ -148,7 +149,7 @@ def test_the_lines_of_several_devices():
     scope = {"keras_mp": keras_mp, "build": build}
     scope["x"], scope["y"] = (np.zeros(tensor.shape, "float32") for tensor in BATCH)
     exec(text, scope)
-    assert int(scope["model"].optimizer._iterations) == 2
+    assert int(unwrapped(scope["model"].optimizer)._iterations) == 2
 
 
 def test_the_command(tmp_path):
