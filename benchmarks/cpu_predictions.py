@@ -107,7 +107,7 @@ def predict(name: str, tables: dict[str, list]) -> dict[str, float]:
     host = host_of(tables)
     efficiency, _ = fit_one(tables, chips={"host": host})
     batch = batch_of(WORKLOADS[name])
-    lowered = lower_step(kit_compiled(name, "float32"), batch, training=True, platform="cpu")
+    lowered = lower_step(kit_compiled(name, "float32"), batch, training=True, chip=find_target("host").traced)
     compiled = compile_step(lowered, find_target("host"))
     took = step_time(join(compiled), compiled.module, host, efficiency=efficiency)
     return {"seconds": took.seconds, "products": took.products, "other": took.other, "kernels": took.kernels}

@@ -283,7 +283,7 @@ def in_full(cell: dict[str, Any]) -> dict[str, Any]:
     target = find_target(cell["chip"])
     with source.scope():
         batch = keras.tree.map_structure(part, BACKBONES[cell["model"]].batch())
-        step = lower_step(source.under(measures), batch, training=True, platform=target.platform)
+        step = lower_step(source.under(measures), batch, training=True, chip=target.traced)
         # As advise does, whose figure this one is compared with.
         report = report_of(step, target, measures.policy, until="memory")
     print(f"{cell['model']}, {cell['form']}, {cell['title']}: {cell['peak']:,} bytes extrapolated, "

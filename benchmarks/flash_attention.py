@@ -82,9 +82,7 @@ class FlashLook:
         """`keras_mp.inspect` of a training step of a model that a function builds."""
         chip = find_target(target)
         plan = plan_of(strategy, chip.devices, chip.topology) if strategy else None
-        lowered: Lowered = lower_step(
-            build_without_values(build), batch, training=True, platform=chip.platform, plan=plan
-        )
+        lowered: Lowered = lower_step(build_without_values(build), batch, training=True, chip=chip.traced, plan=plan)
         step = compile_step(lowered, chip, until=self.until)
         report = report_on(step, self.precision, plan=plan)
         if self.scores and report.time and chip.chip:

@@ -90,7 +90,7 @@ def compiled(form: str, blocks: int, loss: str, options: argparse.Namespace) -> 
     if options.model == "gemma-2b":
         x = {"token_ids": tokens, "padding_mask": keras.KerasTensor(tokens.shape, "bool")}
     target = find_target(options.chip)
-    step = lower_step(build_without_values(build), (x, tokens), training=True, platform=target.platform)
+    step = lower_step(build_without_values(build), (x, tokens), training=True, chip=target.traced)
     report = report_of(step, target, options.policy, until="memory")
     memory, link = report.memory, target.chip.host_link
     sizes = ("arguments", "temporary", "peak", "gradients", "host", "capacity")

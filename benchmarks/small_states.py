@@ -35,7 +35,7 @@ from results import put_table
 import keras_mp
 from benchmarks.by_blocks import inspect_by_blocks
 from keras_mp import backend
-from keras_mp.backend.common.device import traced_for
+from keras_mp.backend.common.device import TracedChip
 from keras_mp.backend.common.lowered import Lowered
 from keras_mp.parallel.plan import Plan
 from keras_mp.precision.chips import parse_target
@@ -141,7 +141,7 @@ def lowered(dtype: str, state_dtype: str | None, platform: str, checked: bool) -
             optimizer._update(gradient, [weight])
         return [scope.get_current_value(weight)], [scope.get_current_value(slot) for slot in optimizer.variables]
 
-    with traced_for(platform):
+    with backend.traced_for(TracedChip({"cuda": "gpu"}.get(platform, platform))):
         traced = jax.jit(update, donate_argnums=(0, 1)).trace(weights, slots, gradient)
         module = traced.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
     text = io.BytesIO()

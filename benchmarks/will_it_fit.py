@@ -108,7 +108,7 @@ def row(case: Case) -> str:
 
     model, batch, place = build_without_values(build), batch_of(case), find_place(case.target)
     plan = place.plan(case.strategy)
-    arguments = lower_step(model, batch, training=True, platform=place.platform).arguments
+    arguments = lower_step(model, batch, training=True, chip=place.traced).arguments
     state = memory_by_shapes(arguments, Measures(case.precision, strategy=case.strategy), plan, place.capacity)
     cells = [case.model, case.optimizer, case.precision, place.title, case.strategy or "one device"]
     cells += [byte_size(state.parameters), byte_size(state.optimizer)]

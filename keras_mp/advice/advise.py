@@ -152,7 +152,7 @@ def answer(
     source = Source(build, question.text)
     precisions = checked_precisions(question.compare, is_function=source.is_function)
     how = (question.flags, question.strategy or "", question.all_blocks, question.code)
-    step = Step(source, batch, places[0].platform, *how)
+    step = Step(source, batch, places[0].traced, *how)
     for place in places:
         _check_rows(place, step.rows)
     obstacles = {place: _obstacle(place) for place in places}

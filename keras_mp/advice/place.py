@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from keras_mp.backend.common.device import TracedChip
 from keras_mp.parallel.plan import Plan, plan_of
 from keras_mp.precision.chip import Chip
 from keras_mp.precision.chips import parse_target
 from keras_mp.precision.hardware import Device, Support, support
 from keras_mp.precision.policy import CHOICES, COMPUTES_IN
-from keras_mp.xla.targets import HOST_TITLE, Target, availability, find_target, is_host
+from keras_mp.xla.targets import HOST_TITLE, Target, availability, find_target, is_host, traced
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,13 @@ class Place:
 
     @property
     def platform(self) -> str:
-        """What a step is lowered for: "cuda" or "tpu"."""
+        """The name that its compiler has in JAX: "cuda" or "tpu"."""
         return "tpu" if self.chip.vendor == "google" else "cuda"
+
+    @property
+    def traced(self) -> TracedChip:
+        """The chip that a step is traced for."""
+        return traced(self.chip)
 
     @property
     def devices(self) -> int:

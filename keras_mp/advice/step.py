@@ -14,6 +14,7 @@ from keras_mp.advice.figures import extrapolated, memory_by_shapes
 from keras_mp.advice.measures import MEASURES, Measure, Measures
 from keras_mp.advice.place import Place
 from keras_mp.advice.source import Source
+from keras_mp.backend.common.device import TracedChip
 from keras_mp.backend.common.lowered import Argument, Lowered
 from keras_mp.parallel.plan import plan_of
 from keras_mp.parallel.split_rules import with_rules_of
@@ -69,7 +70,7 @@ class Step:
     Args:
         source: the model, and where it comes from.
         batch: the shapes of the batch of one update, on all devices.
-        platform: the platform that the step is lowered for where it is only looked at.
+        chip: the chip that the step is lowered for where it is only looked at.
         flags: further options of the compiler.
         strategy: the way in which several devices share it, where that was asked for.
         all_blocks: whether a deep model is compiled with all blocks.
@@ -90,7 +91,7 @@ class Step:
         self,
         source: Source,
         batch: Any,
-        platform: str,
+        chip: TracedChip,
         flags: Mapping[str, Any] | None = None,
         strategy: str = "",
         all_blocks: bool = False,
@@ -103,7 +104,7 @@ class Step:
         model = source.under(plain)
         source.check_compiled(model)
         with source.scope():
-            self._plain = lower_step(model, batch, training=True, platform=platform)
+            self._plain = lower_step(model, batch, training=True, chip=chip)
         _check_trains(model)
         self._rules = with_rules_of(plan_of(strategy, 1), model).rules if strategy else None
         self.model, self.parameters = model.name, model.count_params()
@@ -173,7 +174,7 @@ class Step:
         Raises:
             ValueError: If the backend cannot trace the step.
         """
-        lowered = self._lower(place, measures, whole)
+        lowered = self._lower(place, measures, whole, (origin or place).traced)
         target, plan = place.target, place.plan(measures.strategy)
 
         def compiled_until(until: str) -> Compiled:
@@ -227,15 +228,15 @@ class Step:
     def _weight(self, measures: Measures) -> int:
         return memory_by_shapes(self._form(measures).arguments, Measures(measures.precision), None, 0).peak
 
-    def _lower(self, place: Place, measures: Measures, whole: bool) -> list[Lowered]:
+    def _lower(self, place: Place, measures: Measures, whole: bool, chip: TracedChip) -> list[Lowered]:
         """The lowered step, or of a deep model two; layers have the names of the plain model, where it has as many."""
         plan = place.plan(measures.strategy)
-        key = (measures, place.platform, plan, whole)
+        key = (measures, chip, plan, whole)
         if key not in self._lowered:
             batch = _part(self._batch, self.rows, measures.micro_batches)
             models = [self._source.under(measures, n) for n in (BLOCKS if self.depth and not whole else (None,))]
             with self._source.scope():
-                lowered = [lower_step(m, batch, training=True, platform=place.platform, plan=plan) for m in models]
+                lowered = [lower_step(m, batch, training=True, chip=chip, plan=plan) for m in models]
             paths = list(layers_by_path(models[0]))
             names = dict(zip(paths, self._paths, strict=True)) if len(paths) == len(self._paths) else {}
             self._lowered[key] = [_named(step, self.model, names) for step in lowered]

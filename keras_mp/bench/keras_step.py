@@ -106,7 +106,7 @@ def of_model(model: keras.Model, batch: tuple, precision: str) -> Workload:
         "unit": "tokens" if tokens else "samples",
         "units": shape[0] * shape[1] if tokens else shape[0],
         # Without the peak nobody asks for the operations, which take a while to count.
-        "flops": _flops(model, batch, device) if peak else None,
+        "flops": _flops(model, batch) if peak else None,
         "peak_rate": peak,
         "why_not": _why_not(model, device, precision),
         "versions": installed(("keras", "tensorflow", "jax", "numpy")),
@@ -151,13 +151,12 @@ def _peak_rate(device: Device, precision: str) -> float | None:
     return rates[0] / device.chip.devices if rates else None
 
 
-def _flops(model: keras.Model, batch: tuple, device: Device) -> int | None:
+def _flops(model: keras.Model, batch: tuple) -> int | None:
     """The operations of all dots and convolutions of a step as it is lowered; None where it cannot be."""
     try:
         from keras_mp.xla.program import read, read_module
 
-        platform = {"gpu": "cuda"}.get(device.kind, device.kind)
-        module = read_module(lower_step(model, batch, training=True, platform=platform).module)
+        module = read_module(lower_step(model, batch, training=True, chip=backend.traced_chip()).module)
     except (ImportError, CompileError):
         return None
     return read(module).flops

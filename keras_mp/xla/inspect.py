@@ -136,7 +136,7 @@ def _rebuilt(build: Callable[[], Any], precision: str) -> Any:
 def _report(
     model: keras.Model, batch: Any, target: Target, training: bool, flags: dict[str, Any] | None, plan: Plan | None
 ) -> CompileReport:
-    lowered = lower_step(model, batch, training=training, platform=target.platform, plan=plan)
+    lowered = lower_step(model, batch, training=training, chip=target.traced, plan=plan)
     if target.platform == "cpu":
         flags = {**compiler_options(model), **(flags or {})}
     return report_of(lowered, target, precision_of(model), training=training, flags=flags, plan=plan)
@@ -195,7 +195,7 @@ def report_on(step: CompiledStep, precision: str, *, training: bool = True, plan
         memory=memory,
         roofline=roofline,
         advice=tuple(suggest(known, sensitive, memory, target, precision, time.seconds if time else 0.0)),
-        notes=tuple(_notes(target, matmuls, step.lowered.backend, plan)),
+        notes=tuple(_notes(target, matmuls, plan)),
         refused=refused.message if refused else "",
         versions=dict(step.versions),
         seconds=step.seconds,
@@ -209,7 +209,7 @@ def report_on(step: CompiledStep, precision: str, *, training: bool = True, plan
     )
 
 
-def _notes(target: Target, matmuls: Sequence[Matmul], backend: str, plan: Plan | None) -> list[str]:
+def _notes(target: Target, matmuls: Sequence[Matmul], plan: Plan | None) -> list[str]:
     notes = []
     if plan is not None:
         notes.append(
@@ -224,11 +224,6 @@ def _notes(target: Target, matmuls: Sequence[Matmul], backend: str, plan: Plan |
             "Autotuning times kernels on the chip: there the choice between cuBLAS, cuDNN and Triton, and the tile "
             "sizes, can differ."
         )
-        if backend == "jax":
-            notes.append(
-                "On JAX, Keras takes cuDNN's fused attention where it finds a GPU when the step is traced; here it "
-                "found none."
-            )
     if target.chip is not None and target.chip.devices > 1 and plan is None:
         notes.append(f"One of the {target.chip.devices} devices that the runtime makes of one {target.title}.")
     if target.platform == "tpu" and any("float32" in matmul.compiled for matmul in matmuls):

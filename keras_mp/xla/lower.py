@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from keras_mp import backend
+from keras_mp.backend.common.device import TracedChip
 from keras_mp.backend.common.lowered import Lowered
 from keras_mp.parallel.plan import FLOAT16_ON_TPU, Plan
 from keras_mp.parallel.split_rules import with_rules_of
@@ -18,7 +19,9 @@ from keras_mp.rebuild.merged import packed_weights
 from keras_mp.rebuild.walk import compute_dtypes
 
 
-def lower_step(model: keras.Model, batch: Any, *, training: bool, platform: str, plan: Plan | None = None) -> Lowered:
+def lower_step(
+    model: keras.Model, batch: Any, *, training: bool, chip: TracedChip, plan: Plan | None = None
+) -> Lowered:
     """Lowers one step of a model as `fit` or `predict` would run it; nothing is executed.
 
     What `fit` creates before its first step, the optimizer's variables and the metrics', is created here too.
@@ -28,7 +31,7 @@ def lower_step(model: keras.Model, batch: Any, *, training: bool, platform: str,
         batch: a batch as `fit` takes it, (x, y) or (x, y, sample_weight); without `training`, x. Its parts are arrays,
             or anything that has a shape and a dtype.
         training: whether it is a training step, otherwise inference.
-        platform: "cpu", "cuda" or "tpu".
+        chip: the chip that the step is for, such as `keras_mp.xla.targets.find_target("h100").traced`.
         plan: a plan for a step on several devices; its `batch` is that of all.
 
     Raises:
@@ -40,7 +43,7 @@ def lower_step(model: keras.Model, batch: Any, *, training: bool, platform: str,
     _check_inputs(model, x)
     if plan is not None:
         plan.check_rows(keras.tree.flatten(x)[0].shape[0])
-        if platform == "tpu" and "float16" in compute_dtypes(model):
+        if chip.platform == "tpu" and "float16" in compute_dtypes(model):
             raise ValueError(FLOAT16_ON_TPU)
         plan = with_rules_of(plan, model)
     if training:
@@ -48,7 +51,7 @@ def lower_step(model: keras.Model, batch: Any, *, training: bool, platform: str,
             _build_for(model, shapes)
     operations = {operation.name: operation for operation in operations_of(model)}
     parts = {**operations, **layers_by_path(model), "": model}
-    lowered = backend.lower(model, shapes, parts, training=training, platform=platform, plan=plan)
+    lowered = backend.lower(model, shapes, parts, training=training, chip=chip, plan=plan)
     packed = {variable.path for layer in layers_by_path(model).values() for variable in packed_weights(layer)}
     arguments = tuple(
         replace(argument, holds="int4") if argument.path in packed else argument for argument in lowered.arguments

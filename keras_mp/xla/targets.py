@@ -6,6 +6,7 @@ import importlib.util
 from dataclasses import dataclass, field
 from typing import Any
 
+from keras_mp.backend.common.device import CUDNN, TracedChip, capability_of
 from keras_mp.precision.chips import CHIPS, Chip, GpuDescription, TpuSlices, nearest_hint, target_in
 from keras_mp.precision.hardware import Support
 from keras_mp.system.packages import install_command
@@ -19,9 +20,6 @@ _SLICES = {
     3: {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8"},
 }
 _SMALLEST_SLICE = 4
-# That which `pip install "jax[cuda13]"` brought in November 2026: nvidia-cudnn-cu13 9.28.1.4 (jax-cuda13-plugin 0.10.2
-# takes 9.12 up to 10). XLA leaves products that older ones lack, as block-scaled ones before 9.10, to other kernels.
-CUDNN = (9, 28, 1)
 # As many GPUs of one host can share a step.
 _GPUS = (2, 4, 8)
 
@@ -55,6 +53,11 @@ class Target:
         return self.chips * self.chip.devices if self.chip and self.chips > 1 else 1
 
     @property
+    def traced(self) -> TracedChip:
+        """The chip as Keras finds it when a step is traced there."""
+        return TracedChip("cpu") if self.chip is None else traced(self.chip)
+
+    @property
     def libraries(self) -> dict[str, str]:
         """The versions of the libraries that it is compiled for, and that are not needed to compile."""
         return {"cuDNN": ".".join(map(str, CUDNN))} if self.platform == "cuda" else {}
@@ -63,6 +66,16 @@ class Target:
     def title(self) -> str:
         """The name that people use."""
         return self.chip.title if self.chip else HOST_TITLE
+
+
+def traced(chip: Chip) -> TracedChip:
+    """The chip as a runtime shows it to a program: its platform, compute capability and name."""
+    if chip.vendor == "google":
+        kind = chip.device_kinds[0] if chip.device_kinds else f"tpu {chip.name}"
+        return TracedChip("tpu", None, kind.replace("tpu", "TPU"))
+    name = chip.compiler.device_name if isinstance(chip.compiler, GpuDescription) else chip.title
+    kind = name if chip.vendor != "nvidia" or name.startswith("NVIDIA") else f"NVIDIA {name}"
+    return TracedChip("gpu", capability_of(chip.architecture), kind)
 
 
 def target_names() -> list[str]:

@@ -3,12 +3,15 @@
 import ast
 import tempfile
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
+from keras_mp import backend
+from keras_mp.backend.common.device import TracedChip
 from keras_mp.backend.common.keras_patches import PATCHES, Patch, patched
 
 PACKAGE = Path(__file__).parents[2] / "keras_mp"
@@ -61,6 +64,14 @@ def saved_and_loaded():
         model.load_weights(f"{folder}/dense.weights.h5")
 
 
+def attended_on_a_gpu():
+    import jax
+
+    x = jax.ShapeDtypeStruct((2, 16, 2, 64), "bfloat16")
+    jax.eval_shape(lambda x: keras.ops.dot_product_attention(x, x, x), x)
+
+
+CUDNN = "jax._src.cudnn.fused_attention_stablehlo"
 USES = {
     "keras.Variable._initialize_with_initializer": lambda: keras.Variable("zeros", (2,)),
     "keras.Variable.assign": lambda: keras.Variable("zeros", (2,)).assign(ONES[0]),
@@ -93,6 +104,15 @@ USES = {
     ),
     "keras.src.backend.nn.conv_transpose": lambda: keras.ops.conv_transpose(ONES[None], ONES[None], 1),
     "keras.src.backend.nn.dot_product_attention": lambda: keras.ops.dot_product_attention(*[ONES[None, None]] * 3),
+    "jax.devices": lambda: keras.ops.dot_product_attention(*[ONES[None, None]] * 3),
+    "jax.default_backend": lambda: keras.layers.LSTM(1)(ONES[None]),
+    f"{CUDNN}.check_cudnn_version": attended_on_a_gpu,
+    f"{CUDNN}.check_compute_capability": attended_on_a_gpu,
+    f"{CUDNN}.is_cuda_compute_capability_equal": attended_on_a_gpu,
+    "keras.src.backend.tensorflow.nn._cpu_only": lambda: keras.ops.depthwise_conv(
+        ONES[None], ONES[None], data_format="channels_first"
+    ),
+    "keras.src.backend.tensorflow.rnn._is_gpu_available": lambda: keras.layers.LSTM(1)(ONES[None]),
 }
 
 
@@ -107,7 +127,8 @@ def test_keras_still_has_and_calls_what_is_replaced(patch):
 
         return call
 
-    with patched({patch.name: counted}):
+    gpu = backend.traced_for(TracedChip("gpu", 10.3, "NVIDIA B300")) if patch.owner == CUDNN else nullcontext()
+    with gpu, patched({patch.name: counted}):
         USES[patch.name]()
     assert calls
     first, last = patch.versions
@@ -234,7 +255,7 @@ def test_an_attribute_that_keras_has_lost_is_named_with_the_versions_that_have_i
 
     gone = Patch("keras:Variable", "_gone", ("jax",), ("3.13", "3.15"), "It was there.")
     monkeypatch.setitem(keras_patches._BY_NAME, gone.name, gone)
-    with pytest.raises(AttributeError, match=r"has no keras\.Variable\._gone.*It was there\..*3\.13 to 3\.15"):
+    with pytest.raises(AttributeError, match=r"there is no keras\.Variable\._gone.*It was there\..*3\.13 to 3\.15"):
         with patched({gone.name: tagged(1.0)}):
             pass
     with pytest.raises(ValueError, match="'keras.Variable.value' is no patch of Keras"):

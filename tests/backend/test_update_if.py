@@ -9,7 +9,7 @@ from overflows import BAD, batches_with_overflow
 
 import keras_mp
 from keras_mp import backend
-from keras_mp.backend.common.device import traced_for
+from keras_mp.backend.common.device import TracedChip
 
 pytestmark = [pytest.mark.slow, pytest.mark.jax]
 OPTIMIZERS = {
@@ -34,14 +34,14 @@ def state_of(model):
 
 
 @pytest.mark.parametrize(
-    "name, platform", [("clip, decay", "tpu"), ("averages", "cuda"), ("accumulation", "tpu")], ids=str
+    "name, platform", [("clip, decay", "tpu"), ("averages", "gpu"), ("accumulation", "tpu")], ids=str
 )
 def test_it_trains_as_on_a_cpu_and_a_skipped_step_keeps_every_bit(name, platform):
     here, there = build(name), build(name)
     for step, (x, y) in enumerate(batches_with_overflow(12, BAD)):
         before = state_of(there)
         here.train_on_batch(x, y)
-        with traced_for(platform):
+        with backend.traced_for(TracedChip(platform)):
             there.train_on_batch(x, y)
         for old, new, expected in zip(before, state_of(there), state_of(here), strict=True):
             if step in BAD:
@@ -57,7 +57,7 @@ def count(operations, model, platform):
     from keras_mp.xla.program import read_module
 
     batch = (keras.KerasTensor((8, 4), "float32"), keras.KerasTensor((8, 1), "float32"))
-    module = read_module(backend.lower(model, batch, {"": model}, platform=platform).module)
+    module = read_module(backend.lower(model, batch, {"": model}, chip=TracedChip(platform)).module)
     return len(re.findall(rf"stablehlo\.(?:{operations})\b", str(module)))
 
 
@@ -65,7 +65,7 @@ BRANCHES, LOOPS = "case|if", "while"
 
 
 def test_an_accelerators_step_has_no_branch_but_that_of_an_accumulation():
-    for platform in ("cuda", "tpu"):
+    for platform in ("gpu", "tpu"):
         assert count(BRANCHES, build("clip, decay"), platform) == count(LOOPS, build("clip, decay"), platform) == 0
         # On JAX loops that run once or never, since XLA writes a loop's results in place of its arguments: for a step
         # that is not skipped, and within it the update, and the wait for more micro-batches.

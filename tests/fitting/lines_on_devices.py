@@ -15,7 +15,7 @@ def test_the_lines_for_four_devices():
     strategy = "fully_sharded"
     place, (x, y) = find_place("rtx4090x4"), data()
     source, measures = Source(build), Measures("float32", strategy=strategy)
-    report = Step(source, (x, y), place.platform).compiler(place, measures)().report
+    report = Step(source, (x, y), place.traced).compiler(place, measures)().report
     code = lines(measures, source, place, ROWS)
     assert f'with keras_mp.parallel.distribute("{strategy}", devices=4):' in code
     check(report, measures, place, model_after(code, {"build": build}, x, y), x, y)

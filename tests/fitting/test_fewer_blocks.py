@@ -15,6 +15,7 @@ from keras_mp.advice.figures import extrapolated, on_line
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import find_place
 from keras_mp.advice.source import Source
+from keras_mp.backend.common.device import TracedChip
 from keras_mp.lean.lean_model import lean_rows
 from keras_mp.rebuild.optimizers import unwrapped
 from keras_mp.xla.estimate import Roofline
@@ -144,7 +145,7 @@ def test_the_step_knows_which_models_have_a_line(deep, given, depth):
     elif "causal" in (given.__name__, *given.__code__.co_names):
         tokens = keras.KerasTensor((4, 12), "int32")
         batch = {"token_ids": tokens, "padding_mask": tokens}, tokens
-    assert step_module.Step(Source(given), batch, "cuda").depth == depth
+    assert step_module.Step(Source(given), batch, TracedChip("gpu")).depth == depth
 
 
 def test_fewer_blocks_come_under_the_same_measures():
@@ -167,7 +168,7 @@ def test_the_figures_of_a_deep_model_are_near_to_those_of_all_its_blocks(monkeyp
     row = keras_mp.advise(build_ten, TOKENS, ["h100"], verbose=False)["h100"]
     assert row.fits and row.report.extrapolated == "4 and 8 of 10 blocks"
     place = find_place("h100")
-    step = step_module.Step(Source(build_ten), TOKENS, place.platform)
+    step = step_module.Step(Source(build_ten), TOKENS, place.traced)
     whole, kept, peak = step.compiler(place, row.measures, whole=True)()
     assert step.compiler(place, row.measures, whole=True)() == (whole, True, peak) and not kept
     assert whole.extrapolated == "" and peak == whole.memory.peak

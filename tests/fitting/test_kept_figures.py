@@ -12,6 +12,7 @@ import pytest
 from keras import layers
 
 import keras_mp
+from keras_mp.backend.common.device import TracedChip
 from keras_mp.xla import compile as compiling
 from keras_mp.xla.asked import Asked
 from keras_mp.xla.lower import lower_step
@@ -61,7 +62,7 @@ BATCH = keras.KerasTensor((8, WIDTH)), keras.KerasTensor((8, 4))
 def hash_of(batch=BATCH, **arguments):
     """By which the compiled step of a model in bfloat16 is kept."""
     with keras_mp.set_global_policy("mixed_bfloat16"):
-        return step_hash(lower_step(build(**arguments), batch, training=True, platform="cuda"))
+        return step_hash(lower_step(build(**arguments), batch, training=True, chip=TracedChip("gpu")))
 
 
 OTHERS = {

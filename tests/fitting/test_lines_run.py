@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 def test_the_lines_of_sets_of_measures(measures, function):
     place, (x, y) = find_place("rtx4090"), data()
     source = Source(build) if function else Source(build(), "model")
-    step = Step(source, (x, y), place.platform)
+    step = Step(source, (x, y), place.traced)
     assert all(step.helps(Measures(place.policy), one) for one in MEASURES if one.name in ("lean", "remat"))
     report = step.compiler(place, measures)().report
     given = {"build": build} if function else {"model": build()}
@@ -66,7 +66,7 @@ def test_the_lines_of_a_chip_that_is_too_small_for_the_plain_step(monkeypatch):
 def test_the_lines_of_a_chip_that_is_too_small_for_float32_states(monkeypatch):
     place = find_place("rtx4090")
     x, y = (part[:1] for part in data())  # one row cannot be divided
-    room = Step(Source(build), (x, y), place.platform).state(place, Measures(place.policy)).peak - 1
+    room = Step(Source(build), (x, y), place.traced).state(place, Measures(place.policy)).peak - 1
     tiny = Place(place.name, dataclasses.replace(place.chip, memory_bytes=room))
     monkeypatch.setattr(advising, "find_place", lambda name, strategy: tiny)
     report = keras_mp.advise(build, (x, y), ["rtx4090"], verbose=False)
@@ -83,7 +83,7 @@ def test_the_lines_of_a_chip_that_is_too_small_for_float32_states(monkeypatch):
 def test_a_chip_that_is_too_small_for_all_measures(monkeypatch):
     place = find_place("rtx4090")
     x, y = (part[:1] for part in data())  # more rows would be divided, and with them the memory of the batch
-    step = Step(Source(build), (x, y), place.platform)
+    step = Step(Source(build), (x, y), place.traced)
     least = Measures(place.policy, ("float8 states", "bfloat16 weights"))
     state = step.state(place, least).peak
     tiny = Place(place.name, dataclasses.replace(place.chip, memory_bytes=state + 1024))

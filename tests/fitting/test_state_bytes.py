@@ -9,6 +9,7 @@ from keras_mp.advice.measures import MEASURES, Measures
 from keras_mp.advice.place import find_place
 from keras_mp.advice.source import Source
 from keras_mp.advice.step import Step
+from keras_mp.backend.common.device import TracedChip
 
 
 def build():
@@ -34,7 +35,7 @@ def test_state_is_that_of_the_arrays():
     model = build()
     model.train_on_batch(x, y)
     place = find_place("h100")
-    step = Step(Source(build), (x, y), place.platform)
+    step = Step(Source(build), (x, y), place.traced)
     plain = step.state(place, Measures("float32"))
     assert plain.parameters == nbytes(model.weights)
     assert plain.optimizer == nbytes(model.optimizer.variables)
@@ -47,7 +48,7 @@ def test_state_is_that_of_the_arrays():
 
 
 def test_several_devices_hold_a_share_of_what_they_divide():
-    step = Step(Source(build), (keras.KerasTensor((8, 16)), keras.KerasTensor((8, 7))), "cuda")
+    step = Step(Source(build), (keras.KerasTensor((8, 16)), keras.KerasTensor((8, 7))), TracedChip("gpu"))
     place = find_place("v5e-4")
     copied = step.state(place, Measures("float32", strategy="data"))
     sharded = step.state(place, Measures("float32", strategy="fully_sharded"))
@@ -67,7 +68,7 @@ def test_states_in_8_bits_are_those_of_the_arrays():
 
     x, y = np.ones((8, 128), "float32"), np.ones((8, 7), "float32")
     place = find_place("h100")
-    step = Step(Source(wide), (x, y), place.platform)
+    step = Step(Source(wide), (x, y), place.traced)
     assert helps(step, "float8 states")
     trained = keras_mp.loss_scaling.change_optimizer(wide(), state_dtype="float8")
     trained.optimizer.build(trained.trainable_variables)
@@ -94,7 +95,7 @@ def test_which_optimizers_have_states_that_8_bits_make_smaller(optimizer):
         model.fit(x, x, verbose=0)
     elif optimizer == "float8":
         keras_mp.loss_scaling.change_optimizer(model, state_dtype="float8")
-    assert helps(Step(Source(model), (x, x), "cuda"), "float8 states") is (optimizer == "momentum")
+    assert helps(Step(Source(model), (x, x), TracedChip("gpu")), "float8 states") is (optimizer == "momentum")
 
 
 @pytest.mark.jax
@@ -108,7 +109,7 @@ def test_slots_in_the_memory_of_the_host_take_none_of_the_device():
     batch, place = (keras.KerasTensor((8, 128)), keras.KerasTensor((8, 64))), find_place("h100")
     figures = {}
     for memory in ("device", "host"):
-        figures[memory] = Step(Source(lambda memory=memory: made(memory)), batch, "cuda").state(
+        figures[memory] = Step(Source(lambda memory=memory: made(memory)), batch, TracedChip("gpu")).state(
             place, Measures("float32")
         )
     on_host = figures["host"].host

@@ -9,6 +9,7 @@ from keras_mp.advice.measures import MEASURES, Measures, stages
 from keras_mp.advice.place import find_place
 from keras_mp.advice.source import Source, lines
 from keras_mp.advice.step import Step
+from keras_mp.backend.common.device import TracedChip
 
 pytestmark = pytest.mark.jax
 ROWS, WIDTH = 8, 64
@@ -27,7 +28,7 @@ def build(frozen=True, optimizer=None):
 
 
 def step(build, **options):
-    return Step(Source(build, **options), BATCH, "cuda")
+    return Step(Source(build, **options), BATCH, TracedChip("gpu"))
 
 
 def helps(step, name, precision="mixed_bfloat16", taken=()):

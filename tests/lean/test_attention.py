@@ -11,6 +11,7 @@ from gradients_of import MODES, value_and_gradients
 from keras import ops
 
 import keras_mp
+from keras_mp.backend.common.device import TracedChip
 from keras_mp.lean.attention import attention
 from keras_mp.xla.lower import lower_step
 from keras_mp.xla.program import read_module
@@ -186,7 +187,7 @@ def test_a_mask_stands_behind_one_barrier_for_all_blocks():
     model = keras_mp.lean.make_lean(keras.Model(x, attend(attend(x, x, attention_mask=mask), x, attention_mask=mask)))
     model.compile("sgd", "mse")
     batch = keras.KerasTensor((2, 512, 16), "float32")
-    program = str(read_module(lower_step(model, (batch, batch), training=True, platform="cuda").module))
+    program = str(read_module(lower_step(model, (batch, batch), training=True, chip=TracedChip("gpu")).module))
     barriers = [line for line in program.splitlines() if "stablehlo.optimization_barrier" in line]
     assert sum("i1>" in line for line in barriers) == 2
 

@@ -1,13 +1,13 @@
 """Where Keras would take cuDNN's flash attention, a lean layer takes it too: Keras's own check, told of a GPU."""
 
-from types import SimpleNamespace
-
 import keras
 import numpy as np
 import pytest
 from keras import layers
 
 import keras_mp
+from keras_mp import backend
+from keras_mp.backend.common.device import TracedChip
 
 pytestmark = [
     pytest.mark.jax,
@@ -15,26 +15,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def on_gpu(monkeypatch):
-    """Tells JAX of an NVIDIA GPU of a given compute capability, where Keras, the kit and JAX's attention ask for it."""
-    import jax
-    from jax._src.cudnn import fused_attention_stablehlo
-
-    devices = jax.devices
-
-    def present(capability="9.0"):
-        gpu = SimpleNamespace(compute_capability=capability, device_kind="NVIDIA H100 80GB HBM3")
-        runtime = SimpleNamespace(
-            get_backend=lambda: SimpleNamespace(platform_version="cuda 13"), local_devices=lambda backend: [gpu]
-        )
-        monkeypatch.setattr(fused_attention_stablehlo, "xla_bridge", runtime)
-        cudnn = SimpleNamespace(cudnn_get_version=lambda: 91000)
-        monkeypatch.setattr(fused_attention_stablehlo, "cuda_versions", cudnn)
-        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-        monkeypatch.setattr(jax, "devices", lambda platform=None: [gpu] if platform == "gpu" else devices(platform))
-
-    return present
+H100 = TracedChip("gpu", 9.0, "NVIDIA H100 80GB HBM3")
 
 
 def program(policy="mixed_bfloat16", features=64, masked=False, **arguments):
@@ -66,20 +47,20 @@ def is_lean(text):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_lean_layer_takes_the_flash_attention_that_keras_would(masked, on_gpu):
+def test_a_lean_layer_takes_the_flash_attention_that_keras_would(masked):
     text = program(masked=masked)
     assert kernels(text) == (0, 0) and is_lean(text)
-    on_gpu()
-    text = program(masked=masked)
+    with backend.traced_for(H100):
+        text = program(masked=masked)
     assert kernels(text) == (1, 1) and not is_lean(text)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "arguments"),
-    [("9.0", {"policy": "float32"}), ("9.0", {"features": 12}), ("7.5", {}), ("9.0", {"dropout": 0.1})],
+    [(9.0, {"policy": "float32"}), (9.0, {"features": 12}), (7.5, {}), (9.0, {"dropout": 0.1})],
 )
-def test_it_is_lean_where_keras_takes_none(capability, arguments, on_gpu):
-    on_gpu(capability)
-    text = program(**arguments)
+def test_it_is_lean_where_keras_takes_none(capability, arguments):
+    with backend.traced_for(H100._replace(capability=capability)):
+        text = program(**arguments)
     assert kernels(text) == (0, 0) and is_lean(text)

@@ -9,6 +9,7 @@ from test_lean_families import assert_same_step, blocks, compiled, data, recompu
 from twins import twin
 
 import keras_mp
+from keras_mp.backend.common.device import TracedChip
 from keras_mp.xla.lower import lower_step
 from keras_mp.xla.program import read_module
 
@@ -18,7 +19,7 @@ TOKENS = keras.KerasTensor((4, own_blocks.LENGTH), "int32")
 
 def barriers(model, training):
     """How many barriers a step's program has; each recomputation of a block begins behind one."""
-    lowered = lower_step(model, (TOKENS, TOKENS) if training else TOKENS, training=training, platform="cpu")
+    lowered = lower_step(model, (TOKENS, TOKENS) if training else TOKENS, training=training, chip=TracedChip("cpu"))
     return str(read_module(lowered.module)).count("stablehlo.optimization_barrier")
 
 

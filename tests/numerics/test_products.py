@@ -8,6 +8,7 @@ from keras import layers
 
 import keras_mp
 from keras_mp import audit
+from keras_mp.backend.common.device import TracedChip
 from keras_mp.xla.lower import lower_step
 from keras_mp.xla.program import read, read_module
 from models.gpt import gpt
@@ -47,7 +48,7 @@ def test_every_product_of_the_lean_gpt():
 
 def in_the_program(model, x):
     """The operations of a lowered forward pass: its dots and convolutions, as `inspect` counts them."""
-    return read(read_module(lower_step(model, x, training=False, platform="cpu").module)).flops
+    return read(read_module(lower_step(model, x, training=False, chip=TracedChip("cpu")).module)).flops
 
 
 class Products(layers.Layer):

@@ -19,6 +19,7 @@ from resumed_on_devices import EPOCHS, STEPS, train
 
 import keras_mp
 from keras_mp import fp8
+from keras_mp.backend.common.device import TracedChip
 from keras_mp.backend.jax.part import AXIS, Part
 from keras_mp.fp8.scaled_product import matmul
 from keras_mp.parallel.plan import Rows
@@ -139,7 +140,7 @@ def gathered(convert=None, **options):
             model = keras_mp.convert(model, convert, select=lambda path, layer: "dense" in path)
         optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3, global_clipnorm=1.0))
         model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy())
-        lowered = lower_step(model, (x, y), training=True, platform="cpu", plan=plan)
+        lowered = lower_step(model, (x, y), training=True, chip=TracedChip("cpu"), plan=plan)
     found = {}
     for sizes, dtype in re.findall(r"stablehlo\.all_gather.*-> tensor<([\dx]+)x(\w+)>", lowered.module.decode()):
         size = np.prod([int(size) for size in sizes.split("x")]) * {"ui8": 1, "i8": 1, "bf16": 2, "f32": 4}[dtype]

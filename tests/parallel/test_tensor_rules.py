@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_mp
+from keras_mp.backend.common.device import TracedChip
 from keras_mp.parallel.plan import Plan
 from keras_mp.parallel.split_rules import check_rules, rules_of_layout_map, takes_rules, with_rules_of
 from keras_mp.xla.lower import lower_step
@@ -120,7 +121,7 @@ def test_a_step_for_devices_that_are_not_there_is_split_by_the_models_rules():
     def step_of(model):
         model.compile("adamw", "sparse_categorical_crossentropy")
         tensors = keras.KerasTensor((4, 8, 8, 3), "float32"), keras.KerasTensor((4,), "int32")
-        return lower_step(model, tensors, training=True, platform="cpu", plan=PLAN)
+        return lower_step(model, tensors, training=True, chip=TracedChip("cpu"), plan=PLAN)
 
     parts = {argument.path: argument.parts for argument in step_of(BUILDS["vit"]()).arguments}
     slots = [count for path, count in parts.items() if "block1_dense_1_kernel" in path]

@@ -6,6 +6,7 @@ import keras
 import pytest
 
 import keras_mp
+from keras_mp.backend.common.device import TracedChip
 from keras_mp.xla import compile
 from keras_mp.xla.compiler_memory import assigned_memory
 from keras_mp.xla.inspect import report_of
@@ -68,7 +69,7 @@ def lowered(platform="tpu"):
     model = keras.Model(x, keras.layers.Dense(1000)(y))
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     batch = keras.KerasTensor((32, 512, 128)), keras.KerasTensor((32, 512), "int32")
-    return lower_step(model, batch, training=True, platform=platform)
+    return lower_step(model, batch, training=True, chip=TracedChip(platform))
 
 
 def sizes_in(log):

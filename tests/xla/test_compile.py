@@ -8,6 +8,7 @@ import keras
 import pytest
 from steps import tensor
 
+from keras_mp.backend.common.device import TracedChip
 from keras_mp.system.packages import install_command
 from keras_mp.xla import compile as compiling
 from keras_mp.xla.compile import CompileError, compile_step
@@ -19,7 +20,7 @@ from keras_mp.xla.targets import Target, find_target
 def step():
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="dense")], name="small")
     model.compile("sgd", "mse")
-    return lower_step(model, (tensor((2, 8)), tensor((2, 4))), training=True, platform="cpu")
+    return lower_step(model, (tensor((2, 8)), tensor((2, 4))), training=True, chip=TracedChip("cpu"))
 
 
 def test_the_same_step_is_compiled_once_and_kept_as_json_and_text(monkeypatch):
@@ -98,7 +99,7 @@ def attention():
     x = keras.layers.Dense(4)(keras.layers.GlobalAveragePooling1D()(x))
     model = keras.Model(inputs, x)
     model.compile("adam", "mse")
-    return lower_step(model, (tensor((64, 128, 1)), tensor((64, 4))), training=True, platform="cuda")
+    return lower_step(model, (tensor((64, 128, 1)), tensor((64, 4))), training=True, chip=TracedChip("gpu"))
 
 
 @pytest.mark.slow

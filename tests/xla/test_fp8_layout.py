@@ -7,6 +7,7 @@ import keras
 import pytest
 from steps import tensor
 
+from keras_mp.backend.common.device import TracedChip
 from keras_mp.layers import Float8Dense
 from keras_mp.system.packages import installed
 from keras_mp.xla.compile import compile_step
@@ -35,7 +36,7 @@ def test_delayed_scaling_takes_amax_and_fp8_values_in_one_pass_over_the_input_on
     model = keras.Model(inputs, Float8Dense(OUTPUTS, use_bias=False, scaling="delayed")(inputs))
     model.compile("sgd", "mse")
     batch = (tensor((ROWS, INPUTS), "bfloat16"), tensor((ROWS, OUTPUTS)))
-    lowered = lower_step(model, batch, training=True, platform="cuda")
+    lowered = lower_step(model, batch, training=True, chip=TracedChip("gpu"))
     module = compile_step(lowered, find_target("h100")).module
     entry = module.computations[module.entry].values()
     x = next(

@@ -12,6 +12,7 @@ PROGRAM = """
 import json, time
 import keras
 from keras_mp.backend import peak_memory_bytes
+from keras_mp.backend.common.device import TracedChip
 from keras_mp.xla.lower import build_without_values, lower_step
 from models.gpt import gpt
 from models.transformer import Size
@@ -25,7 +26,7 @@ def build():
 started = time.monotonic()
 model = build_without_values(build)
 tokens = keras.KerasTensor((1, 2048), "int32")
-lower_step(model, (tokens, tokens), training=True, platform="tpu")
+lower_step(model, (tokens, tokens), training=True, chip=TracedChip("tpu"))
 print(json.dumps([model.count_params(), time.monotonic() - started, peak_memory_bytes()]))
 """
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_mp
+from keras_mp.backend.common.device import TracedChip
 from keras_mp.xla.lower import lower_step
 from keras_mp.xla.program_hash import program_hash
 
@@ -18,7 +19,7 @@ def test_the_program_is_the_same_before_and_after_fit():
     x, y = np.ones((rows, 3), "float32"), np.ones((rows, 2), "float32")
 
     def program(platform):
-        return program_hash(lower_step(model, (x, y), training=True, platform=platform).module)
+        return program_hash(lower_step(model, (x, y), training=True, chip=TracedChip(platform)).module)
 
     before = program("cuda")
     model.fit(x, y, batch_size=rows, verbose=0)

@@ -76,7 +76,7 @@ def test_a_step_that_the_compiler_for_tpus_refuses_is_reported():
 @pytest.mark.slow
 def test_advise_takes_the_report_of_a_refusal():
     place = find_place("v5e")
-    report = Step(Source(build), batch(1_000_000), place.platform).compiler(place, Measures("float32"))().report
+    report = Step(Source(build), batch(1_000_000), place.traced).compiler(place, Measures("float32"))().report
     there = keras_mp.inspect(build(), batch(1_000_000), "v5e")
     assert report.memory == there.memory and not report.memory.fits
     assert pressure(report.memory, report.memory.capacity) > 1

@@ -1,27 +1,63 @@
 """What both backends say about a device."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _BEST_FIRST = ("tpu", "gpu", "cpu")
-_traced_for: ContextVar[str | None] = ContextVar("platform that a step is traced for", default=None)
+# That which `pip install "jax[cuda13]"` brought in November 2026: nvidia-cudnn-cu13 9.28.1.4 (jax-cuda13-plugin 0.10.2
+# takes 9.12 up to 10). XLA leaves products that older ones lack, as block-scaled ones before 9.10, to other kernels.
+CUDNN = (9, 28, 1)
+
+
+class TracedChip(NamedTuple):
+    """The chip that a step is traced for.
+
+    Args:
+        platform: "cpu", "gpu" or "tpu".
+        capability: NVIDIA's compute capability, such as 9.0; None of others, and where it is not known.
+        kind: The name that the runtime gives the device, such as "NVIDIA H100 80GB HBM3" or "TPU v5 lite".
+    """
+
+    platform: str
+    capability: float | None = None
+    kind: str = ""
+
+
+_absent: ContextVar[TracedChip | None] = ContextVar("chip that is not there, and that a step is traced for")
 
 
 @contextmanager
-def traced_for(platform: str) -> Iterator[None]:
-    """A scope in which a step is traced for a platform, "cpu", "cuda" or "tpu", that need not be this machine's."""
-    token = _traced_for.set(platform)
+def absent_chip(chip: TracedChip) -> Iterator[None]:
+    """Sets the chip that `chip_in_scope` returns; `keras_mp.backend.traced_for` tells Keras of it, too."""
+    token = _absent.set(chip)
     try:
         yield
     finally:
-        _traced_for.reset(token)
+        _absent.reset(token)
 
 
-def platform_traced_for() -> str | None:
-    """Returns the platform of the scope, or None: then a step is for this machine."""
-    return _traced_for.get()
+def chip_in_scope() -> TracedChip | None:
+    """Returns the chip of the scope that a step is traced in, or None: then the step is for this machine."""
+    return _absent.get(None)
+
+
+def answered(answer: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Makes a replacement, as `patched` takes it, that answers for the chip in scope; without one the original does.
+
+    Args:
+        answer: a function of the original, the chip and the arguments of a call.
+    """
+
+    def replaced(original: Any) -> Any:
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            chip = chip_in_scope()
+            return original(*args, **kwargs) if chip is None else answer(original, chip, *args, **kwargs)
+
+        return ask
+
+    return replaced
 
 
 class DeviceInfo(NamedTuple):
@@ -36,6 +72,11 @@ class DeviceInfo(NamedTuple):
     kind: str
     name: str
     architecture: str
+
+
+def capability_of(architecture: str) -> float | None:
+    """Reads NVIDIA's compute capability, such as "9.0"; None of what is none, as "gfx942"."""
+    return float(architecture) if architecture.replace(".", "", 1).isdigit() else None
 
 
 def best_first(devices: Iterable[DeviceInfo]) -> list[DeviceInfo]:

@@ -1,4 +1,4 @@
-"""Every attribute of Keras that the kit replaces, and the one way to do it: for a scope, and then put back."""
+"""Every attribute of Keras and JAX that the kit replaces, and the one way to do it: for a scope, and then put back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Make = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Patch:
-    """An attribute of Keras that is replaced for a while.
+    """An attribute of Keras, or of JAX, that is replaced for a while.
 
     Attributes:
         owner: the module, or `module:class`, that has it.
@@ -181,6 +181,29 @@ PATCHES += tuple(
     )
     for name in ("_backend_update_step", "_apply_weight_decay")
 )
+_ABSENT = "A step is lowered for a chip that is not there, and Keras and KerasHub ask the runtime which chips it has."
+PATCHES += tuple(Patch("jax", name, ("jax",), _VERSIONS, _ABSENT) for name in ("devices", "default_backend"))
+PATCHES += tuple(
+    Patch(
+        "jax._src.cudnn.fused_attention_stablehlo",
+        name,
+        ("jax",),
+        _VERSIONS,
+        "A step is lowered for a GPU that is not there: JAX asks for its capability and cuDNN before it takes cuDNN's "
+        "attention, of which XLA needs neither.",
+    )
+    for name in ("check_cudnn_version", "check_compute_capability", "is_cuda_compute_capability_equal")
+)
+PATCHES += (
+    Patch("keras.src.backend.tensorflow.nn", "_cpu_only", ("tensorflow",), _VERSIONS, _ABSENT),
+    Patch(
+        "keras.src.backend.tensorflow.rnn",
+        "_is_gpu_available",
+        ("tensorflow",),
+        _VERSIONS,
+        "Where there is a GPU, it is given cuDNN's recurrent layers, which XLA does not compile.",
+    ),
+)
 _BY_NAME = {patch.name: patch for patch in PATCHES}
 _INHERITED = object()
 _lock = threading.RLock()
@@ -230,8 +253,8 @@ class _Replaced:
             self._keras_own = getattr(self._owner, patch.attribute)
         except (ImportError, AttributeError) as error:
             raise AttributeError(
-                f"Keras {keras.__version__} has no {patch.name}, which keras_mp replaces: {patch.reason} It was tried "
-                f"with Keras {' to '.join(patch.versions)}: install one of these"
+                f"With Keras {keras.__version__} there is no {patch.name}, which keras_mp replaces: {patch.reason} It "
+                f"was tried with Keras {' to '.join(patch.versions)}: install one of these"
             ) from error
 
     def add(self, make: Make) -> None:

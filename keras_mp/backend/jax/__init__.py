@@ -1,6 +1,6 @@
 """JAX: the functions of `keras_mp.backend`."""
 
-from keras_mp.backend.jax.devices import local_devices, peak_memory_bytes, version
+from keras_mp.backend.jax.devices import local_devices, peak_memory_bytes, traced_chip, traced_for, version
 from keras_mp.backend.jax.gradients import (
     ACCUMULATING_COPIES,
     HAS_SPARSE_GRADIENTS,
@@ -160,6 +160,8 @@ __all__ = [
     "update_if",
     "update_in_one_program",
     "values_of",
+    "traced_chip",
+    "traced_for",
     "version",
     "with_derivatives_of",
     "without_islands",

@@ -2,11 +2,25 @@
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 
-from keras_mp.backend.common.device import DeviceInfo, best_first, platform_traced_for
+from keras_mp.backend.common.device import (
+    CUDNN,
+    DeviceInfo,
+    TracedChip,
+    absent_chip,
+    answered,
+    best_first,
+    capability_of,
+    chip_in_scope,
+)
+from keras_mp.backend.common.keras_patches import patched
 from keras_mp.system.host import cpu_name, peak_process_bytes
 from keras_mp.system.quiet_import import has_chip, quiet_stderr
 
@@ -26,9 +40,50 @@ def local_devices() -> list[DeviceInfo]:
     return best_first(devices)
 
 
-def platform_compiled_for() -> str:
-    """The platform that a program which is traced now is for: this machine's, or what `traced_for` says."""
-    return platform_traced_for() or jax.default_backend()
+def traced_chip() -> TracedChip:
+    """Returns the chip that a step is traced for: this machine's own first device, or what `traced_for` says."""
+    chip = chip_in_scope()
+    if chip is None:
+        device = jax.devices()[0]
+        kind, _, architecture = _describe(device)
+        chip = TracedChip(kind, capability_of(architecture), device.device_kind)
+    return chip
+
+
+@contextmanager
+def traced_for(chip: TracedChip) -> Iterator[None]:
+    """Traces steps for a chip that need not be there: within it Keras, KerasHub and JAX find it, in this thread."""
+    with absent_chip(chip), patched(_ANSWERS):
+        yield
+
+
+def _devices(original: Any, chip: TracedChip, backend: Any = None) -> Any:
+    if chip.platform == "cpu" or backend not in (None, chip.platform):
+        return original("cpu" if backend is None else backend)
+    capability = "" if chip.capability is None else str(chip.capability)
+    return [SimpleNamespace(platform=chip.platform, device_kind=chip.kind, compute_capability=capability)]
+
+
+def _numbers(capability: str) -> tuple[int, ...]:
+    return tuple(map(int, capability.split(".")))
+
+
+def _has_at_least(_: Any, chip: TracedChip, capability: str) -> bool:
+    return chip.capability is not None and _numbers(str(chip.capability)) >= _numbers(capability)
+
+
+def _has_exactly(_: Any, chip: TracedChip, capability: str) -> bool:
+    return chip.capability is not None and _numbers(str(chip.capability)) == _numbers(capability)
+
+
+_CUDNN = "jax._src.cudnn.fused_attention_stablehlo"
+_ANSWERS = {
+    "jax.devices": answered(_devices),
+    "jax.default_backend": answered(lambda _, chip: chip.platform),
+    f"{_CUDNN}.check_cudnn_version": answered(lambda *_: CUDNN[0] * 10000 + CUDNN[1] * 100 + CUDNN[2]),
+    f"{_CUDNN}.check_compute_capability": answered(_has_at_least),
+    f"{_CUDNN}.is_cuda_compute_capability_equal": answered(_has_exactly),
+}
 
 
 def _start() -> list[jax.Device]:

@@ -8,7 +8,7 @@ import jax
 import keras
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from keras_mp.backend.jax.devices import platform_compiled_for
+from keras_mp.backend.jax.devices import traced_chip
 from keras_mp.backend.jax.transforms import barrier
 
 ON_HOST = "pinned_host"
@@ -61,7 +61,7 @@ def fetches_early() -> bool:
 
     libtpu starts them as soon as their source is there, whatever `fetched` has them wait for. In a loop it cannot.
     """
-    return platform_compiled_for() == "tpu"
+    return traced_chip().platform == "tpu"
 
 
 def stored(array: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from keras_mp.backend.common.keras_patches import patched
+from keras_mp.backend.jax.devices import traced_chip
 from keras_mp.backend.jax.transforms import unmerged
 
 # In bfloat16 XLA leaves the gradient of a Dense kernel to a loop, measured 12 times as slow as oneDNN's product (jax
@@ -21,13 +22,17 @@ _ONEDNN = {
 }
 
 
-@cache
 def bfloat16_options() -> Mapping[str, Any]:
     """The options with which XLA compiles bfloat16 products for this machine's CPU to fast ones; empty before jax 0.12.
 
     On jax 0.10.2 they change nothing. They are experimental: a later compiler that does not know them is not asked.
     """
-    if jax.default_backend() != "cpu" or jax.__version_info__ < (0, 12):
+    return _known_options() if traced_chip().platform == "cpu" else {}
+
+
+@cache
+def _known_options() -> Mapping[str, Any]:
+    if jax.__version_info__ < (0, 12):
         return {}
     try:
         jax.jit(lambda x: x, compiler_options=_ONEDNN).lower(0.0).compile()

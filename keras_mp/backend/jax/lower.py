@@ -11,8 +11,9 @@ import jax
 import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
-from keras_mp.backend.common.device import traced_for
+from keras_mp.backend.common.device import TracedChip
 from keras_mp.backend.common.lowered import Argument, CompileError, Lowered, named_calls
+from keras_mp.backend.jax.devices import traced_for
 from keras_mp.backend.jax.host_memory import ON_HOST, host_sharding
 from keras_mp.backend.jax.parallel import lowering_scope
 
@@ -23,7 +24,7 @@ def lower(
     layers: Mapping[str, Any],
     *,
     training: bool = True,
-    platform: str = "cpu",
+    chip: TracedChip,
     plan: Any = None,
 ) -> Lowered:
     """Lowers one step of a model to StableHLO.
@@ -33,7 +34,7 @@ def lower(
         batch: a structure of `keras.KerasTensor`: (x, y) or (x, y, sample_weight) to train, x to infer.
         layers: the model's layers by path, to name the operations by; the model itself is "".
         training: whether a whole training step is lowered, otherwise the forward pass of inference.
-        platform: the platform to lower for: "cpu", "cuda" or "tpu".
+        chip: the chip that the step is for.
         plan: a `keras_mp.parallel.plan.Plan`, for a step on several devices.
 
     Returns:
@@ -43,11 +44,11 @@ def lower(
         CompileError: If JAX cannot trace the step.
     """
     with nullcontext() if plan is None else lowering_scope(plan) as mesh:
-        return _lower(model, batch, layers, training, platform, plan, mesh)
+        return _lower(model, batch, layers, training, chip, plan, mesh)
 
 
 def _lower(
-    model: keras.Model, batch: Any, layers: Mapping[str, Any], training: bool, platform: str, plan: Any, mesh: Any
+    model: keras.Model, batch: Any, layers: Mapping[str, Any], training: bool, chip: TracedChip, plan: Any, mesh: Any
 ) -> Lowered:
     def lies(path: str, shape: tuple[int, ...], dtype: str) -> NamedSharding | None:
         return None if mesh is None else NamedSharding(mesh, PartitionSpec(*plan.axes_of(path, shape, dtype)))
@@ -89,8 +90,9 @@ def _lower(
         return model.train_step(state, batch)
 
     step = train_step if training else inference_step
+    platform = {"gpu": "cuda"}.get(chip.platform, chip.platform)
     try:
-        with traced_for(platform), _without_tracebacks(), named_calls(layers, jax.named_scope) as calls:
+        with traced_for(chip), _without_tracebacks(), named_calls(layers, jax.named_scope) as calls:
             # As Keras's trainer does; keep_unused, so that the arguments are those above.
             out = None
             if mesh is not None and training:

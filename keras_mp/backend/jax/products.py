@@ -5,13 +5,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from keras_mp.backend.jax.devices import traced_chip
+
 
 def fused_attention_in_float32(dtype: str) -> bool:
     """Whether Keras's fused attention adds up and normalizes scores in float32, as jax.nn.dot_product_attention does.
 
     On a CPU that function asks XLA for a product of float16 that it has not (jax 0.10): "F16_F16_F32 is not supported".
     """
-    return not (dtype == "float16" and jax.default_backend() == "cpu")
+    return not (dtype == "float16" and traced_chip().platform == "cpu")
 
 
 def fused_attention(query: Any, key: Any, value: Any, mask: Any, *, causal: bool, scale: float) -> Any:
@@ -25,13 +27,13 @@ def fused_attention(query: Any, key: Any, value: Any, mask: Any, *, causal: bool
         scale: the factor of the scores.
     """
     # With a mask cuDNN reads it whole, as 16-bit numbers of size rows x columns a head.
-    if mask is not None or jax.default_backend() != "gpu" or query.dtype not in (jnp.float16, jnp.bfloat16):
+    chip = traced_chip()
+    if mask is not None or chip.platform != "gpu" or query.dtype not in (jnp.float16, jnp.bfloat16):
         return None
     # cuDNN's own limits: features up to 128, in steps of 8 (JAX's documentation of dot_product_attention).
     if query.shape[3] > 128 or query.shape[3] % 8 or (causal and query.shape[1] != key.shape[1]):
         return None
-    capability = getattr(jax.devices("gpu")[0], "compute_capability", "0.0")
-    if "NVIDIA" not in jax.devices("gpu")[0].device_kind or float(capability) < 8:
+    if "NVIDIA" not in chip.kind or (chip.capability or 0) < 8:
         return None
     return jax.nn.dot_product_attention(query, key, value, is_causal=causal, scale=scale, implementation="cudnn")
 
@@ -69,7 +71,8 @@ def keras_has_kernel(query: Any, key: Any, value: Any, mask: Any) -> bool:
     # Private, as Keras has no public way to ask.
     from keras.src.backend.jax.nn import _can_use_flash_attention
 
-    if jax.default_backend() == "tpu":
+    platform = traced_chip().platform
+    if platform == "tpu":
         return mask is None  # the kernel for TPUs needs to know its mask when it is compiled
     low = query.dtype in (jnp.float16, jnp.bfloat16)
-    return jax.default_backend() == "gpu" and low and _can_use_flash_attention(query, key, value, None)
+    return platform == "gpu" and low and _can_use_flash_attention(query, key, value, None)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from keras_mp.backend.jax.devices import platform_compiled_for
+from keras_mp.backend.jax.devices import traced_chip
 
 
 def all_finite(tensors: list[Any]) -> Any:
@@ -66,7 +66,7 @@ def conditional(
 
 
 def _is_for_cpu() -> bool:
-    return platform_compiled_for() == "cpu"
+    return traced_chip().platform == "cpu"
 
 
 def update_if(

@@ -1,8 +1,20 @@
 """The devices of this machine."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import tensorflow as tf
 
-from keras_mp.backend.common.device import DeviceInfo, best_first, platform_traced_for
+from keras_mp.backend.common.device import (
+    DeviceInfo,
+    TracedChip,
+    absent_chip,
+    answered,
+    best_first,
+    capability_of,
+    chip_in_scope,
+)
+from keras_mp.backend.common.keras_patches import patched
 from keras_mp.system.host import cpu_name, peak_process_bytes
 
 
@@ -21,9 +33,27 @@ def local_devices() -> list[DeviceInfo]:
         raise RuntimeError(f"TensorFlow {tf.__version__} could not list its devices: {error}") from error
 
 
-def is_for_cpu() -> bool:
-    """Tells whether a program that is traced now is for a CPU: for this machine's, or as `traced_for` says."""
-    return (platform_traced_for() or local_devices()[0].kind) == "cpu"
+def traced_chip() -> TracedChip:
+    """Returns the chip that a step is traced for: this machine's own first device, or what `traced_for` says."""
+    chip = chip_in_scope()
+    if chip is None:
+        kind, name, architecture = local_devices()[0]
+        chip = TracedChip(kind, capability_of(architecture), name)
+    return chip
+
+
+@contextmanager
+def traced_for(chip: TracedChip) -> Iterator[None]:
+    """Traces steps for a chip that need not be there: within it Keras and KerasHub find it, in this thread."""
+    with absent_chip(chip), patched(_ANSWERS):
+        yield
+
+
+_ANSWERS = {
+    "keras.src.backend.tensorflow.nn._cpu_only": answered(lambda _, chip: chip.platform == "cpu"),
+    # XLA, which compiles the step, has no such operation.
+    "keras.src.backend.tensorflow.rnn._is_gpu_available": answered(lambda *_: False),
+}
 
 
 def _describe(device: tf.config.PhysicalDevice) -> DeviceInfo:

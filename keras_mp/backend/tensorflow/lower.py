@@ -10,8 +10,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mp.backend.common.device import traced_for
+from keras_mp.backend.common.device import TracedChip
 from keras_mp.backend.common.lowered import Argument, CompileError, LayerCall, Lowered, call_of, named_calls
+from keras_mp.backend.tensorflow.devices import traced_for
 
 _HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 
@@ -22,7 +23,7 @@ def lower(
     layers: Mapping[str, Any],
     *,
     training: bool = True,
-    platform: str = "cpu",
+    chip: TracedChip,
     plan: Any = None,
 ) -> Lowered:
     """Lowers one step of a model to StableHLO.
@@ -32,7 +33,7 @@ def lower(
         batch: a structure of `keras.KerasTensor`: (x, y) or (x, y, sample_weight) to train, x to infer.
         layers: the model's layers by path, to name the operations by; the model itself is "".
         training: whether a whole training step is lowered, otherwise the forward pass of inference.
-        platform: the platform to lower for: "cpu", "cuda" or "tpu".
+        chip: the chip that the step is for.
         plan: None: a plan is JAX's alone.
 
     Returns:
@@ -56,7 +57,7 @@ def lower(
         return model.train_step(data) if training else model(data, training=False)
 
     try:
-        with traced_for(platform), named_calls(layers, tf.name_scope) as calls:
+        with traced_for(chip), named_calls(layers, tf.name_scope) as calls:
             function = tf.function(step, jit_compile=True, autograph=False)
             concrete = function.get_concrete_function(*specs)
             with warnings.catch_warnings():

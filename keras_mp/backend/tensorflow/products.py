@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as tfxla
 from tensorflow.compiler.xla import xla_data_pb2
 
-from keras_mp.backend.tensorflow.devices import is_for_cpu
+from keras_mp.backend.tensorflow.devices import traced_chip
 from keras_mp.backend.tensorflow.gradients import register_gradient
 
 
@@ -40,7 +40,7 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
         # By itself the product reads columns that stand as rows faster than a transpose would write them.
         right_order = list(right_labels)
     left, right = _transposed(left, left_labels, left_order), _transposed(right, right_labels, right_order)
-    if in_program and is_for_cpu():
+    if in_program and traced_chip().platform == "cpu":
         # In a step with second derivatives it would merge other transposes with the product.
         left, right = tfxla.optimization_barrier(left, right)
     first = range(len(batch))

@@ -8,7 +8,7 @@ import tensorflow as tf
 # Private: the way to hand StableHLO to TensorFlow.
 from tensorflow.compiler.tf2xla.python import xla as tfxla
 
-from keras_mp.backend.tensorflow.devices import is_for_cpu
+from keras_mp.backend.tensorflow.devices import traced_chip
 
 _MLIR_TYPES = {
     "float8_e4m3fn": "f8E4M3FN",
@@ -47,7 +47,7 @@ def scaled_dot(
     Returns:
         A tensor: left's other axes, then right's.
     """
-    if left.dtype in (tf.bfloat16, tf.float16) and is_for_cpu():
+    if left.dtype in (tf.bfloat16, tf.float16) and traced_chip().platform == "cpu":
         # XLA for CPUs has no such product with float32 sums ("Unsupported element type for DotThunk", TensorFlow 2.21).
         left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
     shape = [

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mp.backend.tensorflow.devices import is_for_cpu
+from keras_mp.backend.tensorflow.devices import traced_chip
 
 
 def all_finite(tensors: list[Any]) -> Any:
@@ -24,7 +24,7 @@ def all_finite(tensors: list[Any]) -> Any:
 
 
 def _is_jitted_for_an_accelerator() -> bool:
-    return tf.__internal__.get_enclosing_xla_context() is not None and not is_for_cpu()
+    return tf.__internal__.get_enclosing_xla_context() is not None and traced_chip().platform != "cpu"
 
 
 def _at_least_float32(tensor: tf.Tensor) -> tf.Tensor:

@@ -12,7 +12,7 @@ import tensorflow as tf
 # Private: no public name tells whether a tape records.
 from tensorflow.python.eager.record import could_possibly_record
 
-from keras_mp.backend.tensorflow.devices import is_for_cpu
+from keras_mp.backend.tensorflow.devices import traced_chip
 
 _lock = Lock()
 _scopes_without = 0
@@ -55,7 +55,7 @@ def is_differentiated_by_kernels_of_cpus() -> bool:
 
 
 def _runs_kernels_of_cpus() -> bool:
-    return tf.__internal__.get_enclosing_xla_context() is None and is_for_cpu()
+    return tf.__internal__.get_enclosing_xla_context() is None and traced_chip().platform == "cpu"
 
 
 def in_differentiated_island(
