@@ -2,11 +2,13 @@
 
 import ast
 import collections
+import importlib.metadata
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 
@@ -51,6 +53,27 @@ def test_the_package_alone_as_a_wheel_holds_it_has_every_public_name_and_imports
     )
     assert file == str(tmp_path / "keras_mp" / "__init__.py") and known == "True"
     assert "keras_mp" in loaded and not HEAVY & set(loaded)
+
+
+def test_folders_of_the_same_names_beside_a_script_hide_nothing(tmp_path):
+    try:
+        importlib.metadata.distribution("keras-mp")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("keras-mp is not installed")
+    for file in ("keras_mp/README.md", "models/mine.py", "recipes/mine.py"):  # a clone, and folders of a reader's own
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).touch()
+    (tmp_path / "script.py").write_text(
+        "import keras_mp, models.mine, recipes.mine\n"
+        "print(keras_mp.__file__, models.mine.__file__, recipes.mine.__file__)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    package, *own = done.stdout.split()
+    assert Path(package).name == "__init__.py" and own == [
+        str(tmp_path / f"{name}/mine.py") for name in ("models", "recipes")
+    ]
 
 
 def test_the_library_names_neither_the_recipes_nor_the_models_of_the_repository():
@@ -106,6 +129,11 @@ def test_every_exception_is_public():
                 defined |= {node.name} if re.search(r"(Error|Exception)\b", bases) else set()
     assert defined - NOT_RAISED_TO_USERS == set(keras_mp.errors.__all__)
     assert all(issubclass(getattr(keras_mp.errors, name), Exception) for name in keras_mp.errors.__all__)
+
+
+def test_the_exceptions_of_ruff_are_for_files_that_are_there():
+    ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]
+    assert [pattern for pattern in ruff["per-file-ignores"] if not any(ROOT.glob(pattern))] == []
 
 
 # Names for users, and the rooms' own; the programs of processes of their own.

@@ -116,7 +116,7 @@ def find_place(name: str, strategy: str = "") -> Place:
     """
     if is_host(str(name)):
         raise ValueError(
-            f"target={name!r}: how much memory this machine leaves a program is not known. Name chips (`keras-mp "
-            f"targets` lists them), or ask inspect what a step takes on {HOST_TITLE}"
+            f"target={name!r}: how much memory this machine leaves a program is not known. Name chips "
+            f"(`keras-mp doctor --chips` lists them), or ask inspect what a step takes on {HOST_TITLE}"
         )
     return Place(str(name).strip(), *parse_target(str(name)), strategy)

@@ -22,5 +22,5 @@ ON_HOST = (
     "release_gradients=True)"
 )
 DEVICES = 'with keras_mp.parallel.distribute("{strategy}", devices={devices}):'
-FP8 = 'model = keras_mp.convert(model, "{recipe}")'
+FP8 = 'model = keras_mp.convert(model, "{scaling}")'
 NO_FP8 = 'model = keras_mp.revert(model, "convert")'

@@ -85,7 +85,7 @@ def _callee(call: Any) -> str:
 
 
 def number_operations(module: Any) -> list[str]:
-    """Names operation i of the module `keras_mp.op.i`; compilers carry names into what they make of operations.
+    """Names operation i of the module keras_mp.op.i; compilers carry names into what they make of operations.
 
     An operation of a function that is called has, in the compiled module, the call's name before its own.
 

@@ -127,7 +127,7 @@ def _lost_fp8(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
     if target.chip is not None:
         gain = sum(seconds(m, target.chip) - m.flops / (target.chip.peak["fp8"] / target.chip.devices) for m in lost)
     text = f"{len(lost)} products asked for in FP8 run in {lost[0].operands}, in {named([m.layer for m in lost])}."
-    return [Advice(text, remedies.FP8.format(recipe="delayed"), gain)]
+    return [Advice(text, remedies.FP8.format(scaling="delayed"), gain)]
 
 
 def _lost_bits(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:

@@ -71,7 +71,7 @@ class Lowered:
     Args:
         module: the module as text, with locations, or as MLIR bytecode.
         arguments: the arguments of its main function, in order.
-        calls: the layer calls of the trace; the operations of call i have `keras_mp.call.i` in their names.
+        calls: the layer calls of the trace; the operations of call i have keras_mp.call.i in their names.
         backend: "tensorflow" or "jax".
         model: the model's name.
     """
