@@ -22,6 +22,9 @@ ModelOrFunction = Annotated[str, typer.Argument(help=_STEP_HELP)]
 BatchSize = Annotated[
     int | None, typer.Option(help="Of all devices together. By default the training recipe's; 8 for a .keras file.")
 ]
+Length = Annotated[
+    int | None, typer.Option(help="The size of each axis that a model leaves open besides the batch, such as tokens.")
+]
 Imports = Annotated[
     list[str] | None,
     typer.Option("--import", help="For a .keras file: a module that defines its custom layers; may be repeated."),
@@ -42,9 +45,11 @@ _RECIPE_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
+    subcommand_metavar="COMMAND",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Mixed-precision training for Keras 3 on TensorFlow and JAX, with every claim checked.",
+    help="Mixed-precision training for Keras 3 on TensorFlow and JAX, with every claim checked.\n\n"
+    "Begin with: keras-mp doctor",
 )
 
 
@@ -65,13 +70,17 @@ def options(
     pass
 
 
-@app.command()
+# A command has a short help, because Typer cuts the first sentence of a long one; its help begins with a line to copy.
+@app.command(short_help="Say which precision is best here, and what is missing.")
 def doctor(
     chips: Annotated[
         bool, typer.Option("--chips", help="List the chips that inspect and advise compile for, instead.")
     ] = False,
 ) -> None:
-    """Print which precisions this machine supports, what `auto` chooses and why, and which packages are missing."""
+    """keras-mp doctor --chips
+
+    Print which precisions this machine supports, what `auto` chooses and why, and which packages are missing.
+    """
     if chips:
         _print_chips()
         return
@@ -114,19 +123,16 @@ def _print_chips() -> None:
 @app.command(
     context_settings={**_RECIPE_OPTIONS, "help_option_names": []},
     add_help_option=False,
+    short_help="Run a training recipe, with its own options.",
 )
 def train(context: typer.Context) -> None:
-    """Run a training recipe: `keras-mp train digits --epochs 3`.
-
-    A recipe is given as the path of a file, as module:function, or as the name of a file in the folder ./recipes.
-    """
     _find_modules_here()
     from keras_mp.training.run_recipe import run_recipe
 
     raise typer.Exit(run_recipe(context.args))
 
 
-@app.command(context_settings=_RECIPE_OPTIONS)
+@app.command(context_settings=_RECIPE_OPTIONS, short_help="Compile a training step for a chip, and show its precision.")
 def inspect(
     context: typer.Context,
     model: ModelOrFunction,
@@ -137,23 +143,26 @@ def inspect(
     compare: Compare = "",
     html: Html = None,
     batch_size: BatchSize = None,
+    length: Length = None,
     inference: Annotated[bool, typer.Option("--inference", help="Inspect the forward pass only.")] = False,
     imports: Imports = None,
     unsafe: Unsafe = False,
     details: Details = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the precision of each product in a training step compiled for a chip, which need not be attached.
+    """keras-mp inspect digits --target h100 --width 64
 
-    Other options are passed to the training recipe: `keras-mp inspect digits --width 64`, or to the function:
-    `keras-mp inspect my_models:build --width 512 --policy mixed_bfloat16`.
+    Show the precision of each product in a training step compiled for a chip, which need not be attached.
+
+    Options that are not listed here, as --width, are passed to the training recipe, or to the function that builds a
+    model: keras-mp inspect my_models:build --width 512 --policy mixed_bfloat16
     """
     _check_writable(html=html)
     _find_modules_here()
     import_keras()
     from keras_mp.xla.inspect import inspect as inspect_step
 
-    built, batch, trains = _step(model, context, batch_size, imports, unsafe)
+    built, batch, trains = _step(model, context, batch_size, length, imports, unsafe)
     inference = inference or not trains
     report = inspect_step(
         built,
@@ -166,7 +175,7 @@ def inspect(
     _show(report, html, as_json, details)
 
 
-@app.command(context_settings=_RECIPE_OPTIONS)
+@app.command(context_settings=_RECIPE_OPTIONS, short_help="Say which chips hold a training, and what makes it fit.")
 def advise(
     context: typer.Context,
     model: ModelOrFunction,
@@ -180,16 +189,19 @@ def advise(
     compare: Compare = "",
     html: Html = None,
     batch_size: BatchSize = None,
+    length: Length = None,
     inference: Annotated[bool, typer.Option("--inference", hidden=True)] = False,
     imports: Imports = None,
     unsafe: Unsafe = False,
     details: Details = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say for each chip whether it holds the training of a model, and the cheapest measures that make it fit.
+    """keras-mp advise digits --target rtx4090,v5e
 
-    It takes the options of `inspect`, and asks of several chips. Steps are compiled, which takes minutes; results are
-    kept. Other options are passed to the training recipe.
+    Say for each chip whether it holds the training of a model, and the cheapest measures that make it fit.
+
+    Steps are compiled, which takes minutes; results are kept. Options that are not listed here are passed to the
+    training recipe, or to the function that builds a model, as `keras-mp inspect` does.
     """
     if inference:
         raise ValueError(
@@ -201,14 +213,14 @@ def advise(
     import_keras()
     from keras_mp.advice.advise import advise as advise_chips
 
-    built, batch, trains = _step(model, context, batch_size, imports, unsafe)
+    built, batch, trains = _step(model, context, batch_size, length, imports, unsafe)
     _check_trains(model, trains)
     text = f"keras.saving.load_model({model!r})" if _is_file(model, context) else ""
     report = advise_chips(built, batch, _names(target), compare=_names(compare), strategy=strategy, text=text)
     _show(report, html, as_json, details)
 
 
-@app.command(context_settings=_RECIPE_OPTIONS)
+@app.command(context_settings=_RECIPE_OPTIONS, short_help="List the layers that a lower precision would harm.")
 def audit(
     context: typer.Context,
     model: Model,
@@ -222,14 +234,17 @@ def audit(
     ] = None,
     steps: Annotated[int, typer.Option(help="Number of batches to run.")] = 8,
     batch_size: BatchSize = None,
+    length: Length = None,
     imports: Imports = None,
     unsafe: Unsafe = False,
     details: Details = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a model forward and backward in float32, and list the layers that do not fit a lower precision.
+    """keras-mp audit digits --width 64
 
-    Other options are passed to the training recipe: `keras-mp audit digits --width 64`.
+    Run a model forward and backward in float32, and list the layers that do not fit a lower precision.
+
+    Options that are not listed here, as --width, are passed to the training recipe.
     """
     _check_writable(html=html)
     _find_modules_here()
@@ -248,13 +263,13 @@ def audit(
         if data is not None:
             batches = batches_of_file(data, built, size)
         else:
-            shapes = shapes_of_step(built, size, trains, "give some with --data")
+            shapes = shapes_of_step(built, size, length, trains, "give some with --data")
     else:
         if data is not None:
             raise ValueError("--data is for a .keras file: a training recipe has data of its own")
         _check_no_file_options(imports, unsafe)
         with quiet_stderr():  # a recipe's data sets import TensorFlow on JAX too
-            recipe, config = _recipe(model, context, batch_size)
+            recipe, config = _recipe(model, context, batch_size, length)
             built, shapes = recipe.step(config)
             batches = recipe.batches(config)
     real = batches is not None
@@ -265,7 +280,7 @@ def audit(
     _show(report, html, as_json, details)
 
 
-@app.command(context_settings=_RECIPE_OPTIONS)
+@app.command(context_settings=_RECIPE_OPTIONS, short_help="Measure a training step here in several precisions.")
 def bench(
     context: typer.Context,
     model: Model,
@@ -274,6 +289,7 @@ def bench(
     ),
     html: Html = None,
     batch_size: BatchSize = None,
+    length: Length = None,
     rounds: Annotated[int, typer.Option(help="Number of measurements of each precision.")] = 20,
     seconds: Annotated[float, typer.Option(help="Approximate length of a measurement; at least one step.")] = 0.5,
     find_max_batch_size: Annotated[
@@ -285,9 +301,11 @@ def bench(
     details: Details = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a training step on this machine in several precisions, interleaved, relative to float32.
+    """keras-mp bench digits --width 64
 
-    Other options are passed to the training recipe: `keras-mp bench digits --width 64`.
+    Measure a training step on this machine in several precisions, interleaved, relative to float32.
+
+    Options that are not listed here, as --width, are passed to the training recipe.
     """
     _check_writable(html=html)
     _find_modules_here()
@@ -300,14 +318,14 @@ def bench(
 
         check_model_file(model)
         function = "keras_mp.bench.keras_step:file"
-        arguments |= {"path": model, "imports": imports or [], "unsafe": unsafe}
+        arguments |= {"path": model, "length": length, "imports": imports or [], "unsafe": unsafe}
     else:
         _check_no_file_options(imports, unsafe)
         with quiet_stderr():
-            recipe, config = _recipe(model, context, batch_size)
+            recipe, config = _recipe(model, context, batch_size, length)
             recipe.check_can_be_measured(config)
         function = "keras_mp.bench.keras_step:recipe"
-        arguments |= {"arguments": [model, *context.args]}
+        arguments |= {"arguments": [model, *context.args, *_option("--length", length)]}
     report = measure(
         function,
         arguments,
@@ -324,7 +342,7 @@ def bench(
     _show(report, html, as_json, details)
 
 
-@app.command()
+@app.command(short_help="Write a trained model for another runtime, and check it.")
 def export(
     model: Annotated[Path, typer.Argument(help="A .keras file, trained in any precision on any backend.")],
     path: Annotated[Path, typer.Argument(help="The folder or file to write.")],
@@ -348,7 +366,10 @@ def export(
     details: Details = False,
     as_json: AsJson = False,
 ) -> None:
-    """Export a model as a SavedModel, an ONNX or a LiteRT file in float32 throughout, or as a LiteRT file in int8."""
+    """keras-mp export model.keras exported
+
+    Export a model as a SavedModel, an ONNX or a LiteRT file in float32 throughout, or as a LiteRT file in int8.
+    """
     _check_writable(html=html)
     os.environ["KERAS_BACKEND"] = "tensorflow"  # each is made by TensorFlow, whatever the model was trained on
     _find_modules_here()
@@ -432,13 +453,19 @@ def _is_file(model: str, context: typer.Context) -> bool:
 
 
 def _step(
-    model: str, context: typer.Context, batch_size: int | None, imports: list[str] | None, unsafe: bool
+    model: str,
+    context: typer.Context,
+    batch_size: int | None,
+    length: int | None,
+    imports: list[str] | None,
+    unsafe: bool,
 ) -> tuple[Any, Any, bool]:
     """The model of a training recipe, a function or a .keras file, a batch, and whether it is compiled to train."""
+    size = 8 if batch_size is None else batch_size
     if _is_file(model, context):
         from keras_mp.conversion.model_file import step_of_file
 
-        return step_of_file(Path(model), 8 if batch_size is None else batch_size, imports or (), unsafe=unsafe)
+        return step_of_file(Path(model), size, length, imports or (), unsafe=unsafe)
     _check_no_file_options(imports, unsafe)
     from keras_mp.training.run_recipe import find_model_function
     from keras_mp.xla.function_step import step_of_function
@@ -446,8 +473,8 @@ def _step(
     with quiet_stderr():  # a recipe's data sets import TensorFlow on JAX too
         build = find_model_function(model)
         if build is not None:
-            return step_of_function(model, build, context.args, 8 if batch_size is None else batch_size)
-        recipe, config = _recipe(model, context, batch_size)
+            return step_of_function(model, build, context.args, size, length)
+        recipe, config = _recipe(model, context, batch_size, length)
         built, batch = recipe.step(config)
     return built, batch, True
 
@@ -463,13 +490,17 @@ def _check_no_file_options(imports: list[str] | None, unsafe: bool = False) -> N
             raise ValueError(f"{name} is for a .keras file: a training recipe imports what it needs")
 
 
-def _recipe(given: str, context: typer.Context, batch_size: int | None) -> tuple[Any, Any]:
+def _recipe(given: str, context: typer.Context, batch_size: int | None, length: int | None) -> tuple[Any, Any]:
     """The training recipe, and its config with the options of the command line."""
     from keras_mp.training.run_recipe import find_recipe
 
     recipe = find_recipe(given)
-    size = [] if batch_size is None else ["--batch-size", str(batch_size)]
-    return recipe, recipe.config([*context.args, *size], f"keras-mp {context.command.name} {given}")
+    sizes = [*_option("--batch-size", batch_size), *_option("--length", length)]
+    return recipe, recipe.config([*context.args, *sizes], f"keras-mp {context.command.name} {given}")
+
+
+def _option(name: str, value: int | None) -> list[str]:
+    return [] if value is None else [name, str(value)]
 
 
 def main() -> None:

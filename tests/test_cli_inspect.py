@@ -110,6 +110,28 @@ def test_a_file_that_leaves_sizes_open(tmp_path):
     keras.Model(inputs, keras.layers.Dense(2)(inputs)).save(tmp_path / "open.keras")
     with pytest.raises(ValueError, match="input 'frames' .* leaves more open than the batch"):
         step_of_file(tmp_path / "open.keras", 2)
+    _, (x, y), _ = step_of_file(tmp_path / "open.keras", 2, 7)
+    assert (x.shape, y.shape) == ((2, 7, 3), (2, 7, 2))
+
+
+def test_a_length_where_nothing_is_open(model_file):
+    with pytest.raises(ValueError, match="--length is for a model that leaves sizes open: all of model .* are fixed"):
+        step_of_file(model_file, 2, 7)
+    with pytest.raises(ValueError, match="length=0 must be a whole number, 1 or more"):
+        step_of_file(model_file, 2, 0)
+
+
+@pytest.mark.slow
+def test_a_language_model_of_kerashub_has_the_length_that_is_given(tmp_path):
+    models = pytest.importorskip("keras_hub", reason="KerasHub is not installed").models
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 16, "max_sequence_length": 32}
+    models.GPT2CausalLM(models.GPT2Backbone(vocabulary_size=50, **sizes)).save(tmp_path / "gpt2.keras")
+    done = command_line.run("inspect", tmp_path / "gpt2.keras", "--batch-size", "2", "--length", "6", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert report["training"] and report["batch"] == ["int32[2, 6]", "int32[2, 6]", "int32[2, 6]"]
+    refused = command_line.run("inspect", tmp_path / "gpt2.keras")
+    assert refused.returncode == 1 and "give the size with --length" in refused.stderr
 
 
 @pytest.mark.jax

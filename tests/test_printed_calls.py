@@ -83,6 +83,16 @@ def test_every_command_is_there_and_has_the_options_that_are_written(monkeypatch
     assert count > 80 and wrong == []
 
 
+def test_no_line_of_help_is_cut_and_each_command_begins_with_one_that_can_be_copied():
+    whole = run("--help", columns=80).stdout
+    commands = typer.main.get_command(cli.app).commands
+    assert not re.search(r"\.\.\.$", whole, re.MULTILINE) and max(map(len, whole.splitlines())) <= 80
+    for name in commands:
+        lines = run(name, "--help", columns=80).stdout.splitlines()
+        assert re.search(rf"^  {name} +[A-Z].*\.$", whole, re.MULTILINE), whole
+        assert lines[2].strip().startswith(f"keras-mp {name} ") and not lines[3], lines
+
+
 def test_every_call_is_there_and_takes_the_arguments_that_are_written():
     wrong, count = [], 0
     for file, texts in PRINTED.items():

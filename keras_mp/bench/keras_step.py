@@ -54,6 +54,7 @@ def file(
     path: str,
     precision: str,
     batch_size: int | None = None,
+    length: int | None = None,
     data: str | None = None,
     imports: Sequence[str] = (),
     unsafe: bool = False,
@@ -63,12 +64,13 @@ def file(
     Args:
         batch_size: the number of samples of a step, by default those of `data`, or 8; with `data`, its rows are
             repeated or left out.
+        length: the size of each other axis that the model leaves open; with `data`, it has these sizes.
         data: a pickled batch `(x, y)` or `(x, y, sample_weight)` of numpy arrays; by default random numbers.
     """
     check_can_run(precision)
     if data is None:
         size = 8 if batch_size is None else batch_size
-        model, shapes, trains = step_of_file(Path(path), size, imports, unsafe=unsafe)
+        model, shapes, trains = step_of_file(Path(path), size, length, imports, unsafe=unsafe)
         batch = random_batches(model, shapes, 1)[0]
     else:
         model, trains = model_of_file(Path(path), imports, unsafe=unsafe)

@@ -106,35 +106,39 @@ def model_of_file(path: Path, modules: Sequence[str] = (), *, unsafe: bool = Fal
 
 
 def step_of_file(
-    path: Path, batch_size: int, modules: Sequence[str] = (), *, unsafe: bool = False
+    path: Path, batch_size: int, length: int | None = None, modules: Sequence[str] = (), *, unsafe: bool = False
 ) -> tuple[Any, tuple[Any, Any], bool]:
     """Loads a model, and makes the shapes of a batch for it.
 
     Args:
-        batch_size: the number of samples; other sizes are the model's.
+        batch_size, length: the sizes that the model leaves open, as for `shapes_of_step`.
 
     Returns:
         (model, (x, y), whether the model is compiled for training), as `shapes_of_step`.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it does not load, has an input whose size it leaves open, or its inputs are not known.
+        ValueError: If it does not load, or as `shapes_of_step`.
     """
     whole_number("batch_size", batch_size)
     model, trains = model_of_file(path, modules, unsafe=unsafe)
-    return model, shapes_of_step(model, batch_size, trains), trains
+    return model, shapes_of_step(model, batch_size, length, trains), trains
 
 
 def shapes_of_step(
     model: keras.Model,
     batch_size: int,
+    length: int | None,
     trains: bool,
     otherwise: str = "call keras_mp.inspect(model, batch) with one of yours",
 ) -> tuple[Any, Any]:
     """Makes the shapes of a batch for a model.
 
     Args:
-        batch_size: the number of samples; other sizes are the model's.
+        batch_size: the number of samples.
+        length: the size of each other axis that the model leaves open, such as the tokens of a text; None where it
+            leaves none.
+        trains: whether the model is compiled for training.
         otherwise: words for the message that say what to do where the shapes are not known.
 
     Returns:
@@ -142,34 +146,41 @@ def shapes_of_step(
         outputs.
 
     Raises:
-        ValueError: If the model has an input whose size it leaves open, or its inputs are not known.
+        ValueError: If the model leaves an axis open and `length` is None, or none and it is not, or its inputs are not
+            known.
     """
     whole_number("batch_size", batch_size)
+    if length is not None:
+        whole_number("length", length)
     if not getattr(model, "inputs", None):
         raise ValueError(
             f"the inputs of model {model.name!r} are not known from its file, so no batch can be made up: {otherwise}"
         )
 
-    def sized(tensor: Any) -> Any:
-        shape = (batch_size, *tensor.shape[1:])
-        if None in shape:
-            raise ValueError(
-                f"input {tensor.name!r} of model {model.name!r} has the shape {tuple(tensor.shape)}, which leaves more "
-                f"open than the batch, so no batch can be made up: {otherwise}"
-            )
-        return keras.KerasTensor(shape, tensor.dtype)
+    still_open = [tensor for tensor in model.inputs if None in tensor.shape[1:]]
+    if still_open and length is None:
+        first = still_open[0]
+        raise ValueError(
+            f"input {first.name!r} of model {model.name!r} has the shape {tuple(first.shape)}, which leaves more open "
+            f"than the batch, so no batch can be made up: give the size with --length, or {otherwise}"
+        )
+    if length is not None and not still_open:
+        raise ValueError(f"--length is for a model that leaves sizes open: all of model {model.name!r} are fixed")
+
+    def filled(shape: Sequence[int | None]) -> tuple[int | None, ...]:
+        return batch_size, *(length if size is None else size for size in shape[1:])
 
     # A Sequential that was loaded has no `input`; others may have one that is a dict.
     alone = isinstance(model, keras.Sequential)
     inputs, outputs = (model.inputs[0], model.outputs[0]) if alone else (model.input, model.output)
-    x = keras.tree.map_structure(sized, inputs)
+    x = keras.tree.map_structure(lambda tensor: keras.KerasTensor(filled(tensor.shape), tensor.dtype), inputs)
     losses = keras.tree.flatten(model.loss) if trains else []
     sparse = any(
         is_sparse_crossentropy(loss) or "sparse" in str(getattr(loss, "name", loss)).lower() for loss in losses
     )
 
     def target(output: Any) -> Any:
-        shape = (batch_size, *output.shape[1:])
+        shape = filled(output.shape)
         return keras.KerasTensor(shape[:-1], "int32") if sparse else keras.KerasTensor(shape, "float32")
 
     return x, keras.tree.map_structure(target, outputs)

@@ -138,7 +138,9 @@ def computed(model: keras.Model, batch: Any) -> Any:
         return model(inputs, training=False)
     import tensorflow as tf
 
-    return tf.function(lambda x: model(x, training=False), autograph=False)(inputs)
+    # A concrete function: an export calls several models, and TensorFlow would warn of retracing.
+    function = tf.function(lambda x: model(x, training=False), autograph=False)
+    return function.get_concrete_function(inputs)(inputs)
 
 
 def differences(

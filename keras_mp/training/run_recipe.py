@@ -203,7 +203,8 @@ def run_recipe(arguments: Sequence[str], folder: Path | None = None) -> int:
 
 def _help(folder: Path | None) -> str:
     recipes = recipes_in(folder)
-    lines = [f"usage: {PROGRAM} TRAINING_RECIPE [--help] [--option value ...]", "", "training recipes:"]
+    usage = f"usage: {PROGRAM} TRAINING_RECIPE [--help] [--option value ...]"
+    lines = [usage, "", f"  {PROGRAM} digits --epochs 3", "", "training recipes:"]
     lines += [f"  {name:<20} {text}" for name, text in recipes.items()]
     if not recipes:
         lines.append(f"  none in {str(Path('recipes').absolute())!r}: {WHERE}")

@@ -20,7 +20,7 @@ from keras_mp.xla.lower import build_without_values
 
 
 def step_of_function(
-    given: str, build: Callable[..., Any], options: Sequence[str], batch_size: int
+    given: str, build: Callable[..., Any], options: Sequence[str], batch_size: int, length: int | None = None
 ) -> tuple[Any, tuple[Any, Any], bool]:
     """Builds a model, on JAX without values, and makes the shapes of a batch for it.
 
@@ -30,15 +30,19 @@ def step_of_function(
             besides `--policy`, the dtype policy, by default "auto". A `LanguageModel` that it does not compile gets
             AdamW and `ChunkedCrossEntropy`.
         options: the command line after the function.
-        batch_size: the number of samples; other sizes are the model's.
+        batch_size: the number of samples.
+        length: the option --length: an argument of the function, or else the size of what the model leaves open, as for
+            `shapes_of_step`.
 
     Returns:
         (model, (x, y), whether the model is compiled for training).
 
     Raises:
-        ValueError: an option is unknown, an argument has no default, the function returns no model, or the model leaves
-            sizes open.
+        ValueError: an option is unknown, an argument has no default, the function returns no model, or as
+            `shapes_of_step`.
     """
+    if length is not None and "length" in inspect.signature(build).parameters:
+        options, length = [*options, "--length", str(length)], None
     config = vars(parse(_config(given, build), options, f"keras-mp inspect {given}", inspect.getdoc(build) or ""))
     if "policy" not in inspect.signature(build).parameters:
         set_global_policy(config.pop("policy"))
@@ -52,7 +56,7 @@ def step_of_function(
         raise ValueError(f"{taken}: {error}") from error
     model = build_without_values(functools.partial(_compiled, functools.partial(build, **config), taken))
     trains = bool(model.compiled and model.optimizer is not None)
-    return model, shapes_of_step(model, batch_size, trains, "call keras_mp.inspect(build, batch)"), trains
+    return model, shapes_of_step(model, batch_size, length, trains, "call keras_mp.inspect(build, batch)"), trains
 
 
 def _compiled(build: Callable[[], Any], taken: str) -> Any:

@@ -12,7 +12,14 @@ import zoo
 from keras import layers
 
 import keras_mp
-from keras_mp.export.verification import ExportError, agreement, check_batch, inputs_of, relative_difference
+from keras_mp.export.verification import (
+    ExportError,
+    agreement,
+    check_batch,
+    computed,
+    inputs_of,
+    relative_difference,
+)
 
 pytestmark = [
     pytest.mark.skipif(
@@ -155,6 +162,17 @@ def test_an_original_that_cannot_run_here_is_no_reason_to_stop_deploying(export,
     report = export(model, tmp_path / "out", verify=zoo.normal(2, 4, 4, 4, 2))
     assert report.max_difference <= 1e-5 and report.precision_gap is None
     assert len(report.notes) == 1 and report.notes[0] in printed(report) and json.dumps(report.to_dict())
+
+
+@only_tensorflow
+def test_tensorflow_does_not_warn_of_the_models_of_an_export(monkeypatch):
+    from tensorflow.python.platform import tf_logging
+
+    warned = []
+    monkeypatch.setattr(tf_logging, "warning", lambda message, *arguments: warned.append(message))
+    for _ in range(6):  # from five on it warned of retracing
+        computed(dense(), np.ones((2, 4), "float32"))
+    assert warned == []
 
 
 def test_the_difference_is_that_of_float64():

@@ -75,5 +75,5 @@ def test_other_losses_are_not_judged():
 
 @pytest.mark.parametrize("loss, language_model", EVERY_LOSS)
 def test_the_targets_of_a_made_up_batch_are_class_numbers(loss, language_model):
-    _, y = shapes_of_step(model_with(loss, language_model), 2, True)
+    _, y = shapes_of_step(model_with(loss, language_model), 2, None, True)
     assert (y.shape, y.dtype) == ((2, 4), "int32")
