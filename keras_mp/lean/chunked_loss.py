@@ -25,8 +25,8 @@ from keras_mp.system.whole_number import whole_number
 class ChunkedCrossEntropy(keras.losses.Loss):
     """Cross-entropy of integer targets; in a `LanguageModel` without whole logits, elsewhere from the logits.
 
-    The value is that of `keras.losses.SparseCategoricalCrossentropy(from_logits=True)`; see
-    `keras_mp.lean.cross_entropy.chunked_cross_entropy`.
+    The value is that of `keras.losses.SparseCategoricalCrossentropy(from_logits=True)`, also of targets outside the
+    vocabulary, unless their weight is 0; see `keras_mp.lean.cross_entropy.chunked_cross_entropy`.
 
     Args:
         label_smoothing: a number from 0 to 1: this share of each target is spread over the vocabulary.
@@ -77,6 +77,8 @@ class ChunkedCrossEntropy(keras.losses.Loss):
         losses = log_sum - (1.0 - smooth) * at_target
         if smooth:
             losses = losses - smooth * keras.ops.mean(logits, axis=-1)
+        outside = backend.loss_outside(keras.ops.where(weights == 0, 0, targets), logits.shape[-1])
+        losses = keras.ops.where(keras.ops.any(one_hot, axis=-1), losses, outside)
         return self._reduced(keras.ops.sum(keras.ops.where(weights == 0, 0.0, losses * weights)), divisor)
 
     def of_features(

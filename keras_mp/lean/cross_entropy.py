@@ -47,7 +47,8 @@ def chunked_cross_entropy(
     Args:
         features: floats, shape `(..., width)`; the other sizes may be unknown.
         kernel: floats, shape `(width, vocabulary)`; given in float32, its gradient is not rounded.
-        targets: integers, shape `(...)`. A target outside the vocabulary counts only with weight 0.
+        targets: integers, shape `(...)`. A target outside the vocabulary, with another weight than 0, is as in Keras's
+            loss: on JAX its loss and gradients are 0; on TensorFlow they are NaN, or outside XLA, on a CPU, an error.
         weights: floats of the shape of targets, 1 by default; they get no gradient. A row of weight 0 is not there.
         bias: floats, shape `(vocabulary,)`.
         label_smoothing: a number from 0 to 1: this share of each target is spread over the vocabulary.
@@ -82,6 +83,7 @@ def chunked_cross_entropy(
     def total(features: Any, kernel: Any, targets: Any, weights: Any, *bias: Any) -> Any:
         largest = keras.ops.max(keras.ops.abs(weights), initial=0.0)
         largest = keras.ops.where(largest == 0, 1.0, largest)
+        outside = backend.loss_outside(keras.ops.where(weights == 0, 0, targets), vocabulary)
         zeros = [keras.ops.zeros((), "float32")]
         if gradient:
             # Apart from all other zeros of these shapes: XLA would keep those from here to where they are added.
@@ -90,7 +92,7 @@ def chunked_cross_entropy(
 
         def computed(rows: int | None, features: Any, kernel: Any, *bias: Any) -> tuple[list[Any], list[Any]]:
             low, shift = keras.ops.cast(kernel, options.dtype), bias[0] if bias else None
-            step = functools.partial(_step, kernel=low, bias=shift, largest=largest, options=options)
+            step = functools.partial(_step, kernel=low, bias=shift, largest=largest, outside=outside, options=options)
             slices = [features, targets, weights]
             return _over_chunks(step, zeros, slices, rows, options.results) if rows else step(zeros, slices)
 
@@ -209,7 +211,7 @@ class _Options(NamedTuple):
 
 
 def _step(
-    carry: list[Any], chunk: list[Any], *, kernel: Any, bias: Any, largest: Any, options: _Options
+    carry: list[Any], chunk: list[Any], *, kernel: Any, bias: Any, largest: Any, outside: Any, options: _Options
 ) -> tuple[list[Any], list[Any]]:
     """Adds a chunk's loss, and its shares of the gradients of kernel and bias; returns what its rows have of each."""
     rows, targets, weights = chunk
@@ -217,9 +219,8 @@ def _step(
     # The scopes tell `inspect` the role of each product: no name of a backward pass would.
     with keras.name_scope("keras_mp.forward"):
         logits = product_float32(f"rw,{labels}->rv", rows, kernel)
-    loss, to_logits, to_bias, *of_rows = _loss(
-        logits, targets, weights, largest, bias, options.smoothing, options.shift, options.dtype, options.with_rows
-    )
+    settings = options.smoothing, options.shift, options.dtype, options.with_rows
+    loss, to_logits, to_bias, *of_rows = _loss(logits, targets, weights, largest, outside, bias, *settings)
     if not options.gradient:
         return [carry[0] + loss], of_rows
     with keras.name_scope("keras_mp.kernel_gradient"):
@@ -260,6 +261,7 @@ def _loss(
     targets: Any,
     weights: Any,
     largest: Any,
+    outside: Any,
     bias: Any,
     smoothing: float,
     shift: float,
@@ -274,19 +276,22 @@ def _loss(
     exponentials = keras.ops.exp(logits - peak)
     total = keras.ops.sum(exponentials, axis=-1, keepdims=True)
     one_hot = keras.ops.arange(vocabulary, dtype="int32")[None, :] == targets[:, None]
+    inside = keras.ops.logical_and(targets >= 0, targets < vocabulary)
     # Differences to the largest logit, as in the sum: the logits themselves may be so large that they cancel badly.
     at_target = keras.ops.sum(keras.ops.where(one_hot, logits - peak, 0.0), axis=-1)
     of_rows = []
     if with_rows:
         hits = keras.ops.cast(keras.ops.argmax(logits, axis=-1), "int32") == targets
-        of_rows = [keras.ops.cast(hits, "float32"), keras.ops.log(total[:, 0]) - at_target]
+        losses = keras.ops.log(total[:, 0]) - at_target
+        of_rows = [keras.ops.cast(hits, "float32"), keras.ops.where(inside, losses, outside)]
     losses = keras.ops.log(total[:, 0]) - (1.0 - smoothing) * at_target
     expected = keras.ops.cast(one_hot, "float32") * (1.0 - smoothing)
     if smoothing:
         losses = losses - smoothing * keras.ops.mean(logits - peak, axis=-1)
         expected = expected + smoothing / vocabulary
-    losses = keras.ops.where(weights == 0, 0.0, losses * weights)
-    to_logits = (exponentials / total - expected) * (weights / largest * shift)[:, None]
+    losses = keras.ops.where(weights == 0, 0.0, keras.ops.where(inside, losses, outside) * weights)
+    factors = keras.ops.where(inside, weights / largest * shift, outside)
+    to_logits = (exponentials / total - expected) * factors[:, None]
     to_logits = keras.ops.where(weights[:, None] == 0, 0.0, to_logits)
     return keras.ops.sum(losses), keras.ops.cast(to_logits, dtype), keras.ops.sum(to_logits, axis=0), *of_rows
 

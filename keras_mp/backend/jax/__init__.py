@@ -56,7 +56,7 @@ from keras_mp.backend.jax.products import (
 )
 from keras_mp.backend.jax.scaled_dot import as_float4, block_scaled_dot, scaled_dot
 from keras_mp.backend.jax.steps import observed_step, step_errors, timed_steps
-from keras_mp.backend.jax.tensors import as_keras_variable, as_tensor, bitcast, is_variable, places
+from keras_mp.backend.jax.tensors import as_keras_variable, as_tensor, bitcast, is_variable, loss_outside, places
 from keras_mp.backend.jax.transforms import (
     barrier,
     gradient_scope,
@@ -120,6 +120,7 @@ __all__ = [
     "linear_gradient",
     "local_devices",
     "lookups_wait",
+    "loss_outside",
     "lower",
     "map_values",
     "max_over_replicas",

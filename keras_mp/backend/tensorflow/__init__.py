@@ -69,6 +69,7 @@ from keras_mp.backend.tensorflow.tensors import (
     fetches_early,
     is_variable,
     keep_on_host,
+    loss_outside,
     places,
     stored,
 )
@@ -136,6 +137,7 @@ __all__ = [
     "linear_gradient",
     "local_devices",
     "lookups_wait",
+    "loss_outside",
     "lower",
     "map_values",
     "max_over_replicas",
