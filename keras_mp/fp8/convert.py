@@ -17,6 +17,7 @@ from keras_mp.fp8.layers import (
     Float8EinsumDense,
     Float8Layer,
     build_history,
+    give_scaling,
     set_history,
 )
 from keras_mp.fp8.scaling import Scaling, Scalings, get_scalings
@@ -71,7 +72,7 @@ def make_plain(layer: Any) -> None:
     """Makes a layer of one of this kit's FP8 classes one of Keras's, in place."""
     rebase(layer, PLAIN[original_class(layer)])
     set_history(layer, None)
-    vars(layer).pop("_scaling", None)
+    give_scaling(layer, None)
 
 
 @contextmanager

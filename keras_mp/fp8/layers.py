@@ -17,6 +17,7 @@ from keras_mp.fp8.scaled_product import matmul
 from keras_mp.fp8.scaling import ROLES, Scalings, get_scalings
 from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.walk import Config
+from keras_mp.stability.float32_layers import SumsInFloat32
 
 # The amaxes of the steps before: how a layer keeps them, and how they leave a backward pass.
 
@@ -131,11 +132,8 @@ class AmaxHistory(keras.layers.Layer):
 FLOAT8 = "fp8"
 
 
-class Float8Layer:
+class Float8Layer(SumsInFloat32):
     """What comes before a layer's own class: its scalings, the amaxes that they need, and the product."""
-
-    # Of 16-bit inputs the product is float32 before it is rounded to the compute dtype: `stabilize` need not see to it.
-    float32_sums = True
 
     kernel: Any
     bias: Any
@@ -193,9 +191,11 @@ class Float8Layer:
         return super().from_config(renamed)  # type: ignore[misc]
 
 
-def give_scaling(layer: Any, scalings: Scalings) -> None:
-    """Notes the scalings of an FP8 layer, past Keras's tracking of attributes."""
-    if FLOAT8 in treatments_of(layer):
+def give_scaling(layer: Any, scalings: Scalings | None) -> None:
+    """Notes the scalings of an FP8 layer, past Keras's tracking of attributes; None takes away those of its class."""
+    if scalings is None:
+        vars(layer).pop("_scaling", None)
+    elif FLOAT8 in treatments_of(layer):
         treatments_of(layer)[FLOAT8] = scalings
     else:
         vars(layer)["_scaling"] = scalings

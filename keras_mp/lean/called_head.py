@@ -15,7 +15,9 @@ from keras_mp.lean.chunked_head import (
     HEADS,
     Calls,
     ChunkedLoss,
+    calls_behind,
     forget_calls,
+    note_calls,
     own_code,
     why_not_compiled,
     why_not_plain,
@@ -141,8 +143,9 @@ def why_not_called_head(model: Any) -> tuple[Any, str]:
 
 def _note_head(model: Any) -> None:
     head = next((layer for layer in layers_below(model) if NOTED_HEAD in treatments_of(layer)), None)
-    if head is not None and getattr(model.__dict__.get("_calls"), "head", None) is not head:
-        object.__setattr__(model, "_calls", Calls(head))  # a value, which Keras need not track
+    calls = calls_behind(model)
+    if head is not None and (calls is None or calls.head is not head):
+        note_calls(model, Calls(head))
 
 
 def _older(name: str) -> tuple[dict[str, Any], dict[Place, dict[str, Any]]] | None:

@@ -17,6 +17,7 @@ from keras.src.backend.common.variables import AutocastScope
 
 from keras_mp import backend
 from keras_mp.backend.common.lowered import call_scope
+from keras_mp.fp8.layers import Float8Layer
 from keras_mp.lean.chunked_loss import ChunkedCrossEntropy, measure, measures
 from keras_mp.lean.cross_entropy import chunks_save_memory
 from keras_mp.rebuild.notes import original_class, precision_of_layer
@@ -73,7 +74,7 @@ class ChunkedLoss:
 
     def chunked_loss(self) -> ChunkedCrossEntropy | None:
         """The loss, where it can be computed in chunks."""
-        calls = self.__dict__.get("_calls")
+        calls = calls_behind(self)
         plain = calls is not None and calls.plain and not why_not_plain(calls.head)
         return chunked(self) if plain else None
 
@@ -97,6 +98,8 @@ class Calls:
     Args:
         plain: whether the layers that come after it leave the logits as they are.
     """
+
+    graph: Any = None
 
     def __init__(self, head: Any, plain: bool = True) -> None:
         self.head, self.plain = head, plain
@@ -147,7 +150,17 @@ class _GraphCalls(Calls):
 
 def prepare_head(model: Any) -> None:
     """Gives a functional model what `ChunkedHead` needs."""
-    object.__setattr__(model, "_calls", _GraphCalls(model))  # a value, which Keras need not track
+    note_calls(model, _GraphCalls(model))
+
+
+def note_calls(model: Any, calls: Calls) -> None:
+    """Gives a model the features behind its logits: a value, which Keras need not track."""
+    object.__setattr__(model, "_calls", calls)
+
+
+def calls_behind(model: Any) -> Calls | None:
+    """The features behind a model's logits; None of a model that notes none."""
+    return vars(model).get("_calls")
 
 
 def forget_calls(model: Any) -> None:
@@ -200,7 +213,7 @@ def why_not_plain(head: Any) -> str:
         return f"it is quantized to {head.quantization_mode}"
     if getattr(head, "lora_enabled", False):
         return "LoRA adds a product to it"
-    return "it computes in FP8" if hasattr(head, "recipe") else ""
+    return f"it computes in {head.scaling.title}" if isinstance(head, Float8Layer) else ""
 
 
 def why_not_head(model: Any) -> tuple[Any, str]:

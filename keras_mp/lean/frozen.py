@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from keras_mp.fp8.layers import Float8Layer
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class, precision_of_layer, treatments_of
 from keras_mp.rebuild.state import narrow, widen
@@ -78,7 +79,7 @@ def _why_not(layer: Any, sensitive: set[int]) -> str:
         return "is of a class that may read its weights in any precision"
     if getattr(layer, "quantization_mode", None):
         return "is quantized"
-    if "fp8" in treatments_of(layer) or getattr(layer, "recipe", None) is not None:
+    if isinstance(layer, Float8Layer):
         return "is an FP8 layer"
     if not _readable(layer):
         return f"reads them in {layer.compute_dtype}"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.lean.blocks import Block, find_blocks, layer_block, segment_block
+from keras_mp.lean.chunked_head import calls_behind
 from keras_mp.lean.recompute import Remat, recomputed_call
 from keras_mp.lean.training_step import may_be_differentiated
 from keras_mp.rebuild import layers_below, layers_by_path
@@ -243,8 +244,8 @@ def _take_segments(layer: Any) -> None:
 
 def _graphs(layer: Any) -> list[Any]:
     # A model whose loss is computed in chunks runs through a graph that has the features as an output, too.
-    with_features = getattr(layer.__dict__.get("_calls"), "graph", None)
-    return [graph for graph in (graph_of(layer), with_features) if graph is not None]
+    calls = calls_behind(layer)
+    return [graph for graph in (graph_of(layer), calls and calls.graph) if graph is not None]
 
 
 def _graph_mixin(original: type, names: Collection[str]) -> type | None:

@@ -95,6 +95,13 @@ class _Settings(NamedTuple):
     release_gradients: bool
 
 
+def scales_loss(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Tells whether an optimizer, Keras's or the kit's, scales the loss."""
+    if isinstance(optimizer, LossScaleOptimizer):
+        return not isinstance(optimizer.loss_scale, NoLossScale)
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
 def _accumulating(optimizer: keras.optimizers.Optimizer, steps: int) -> keras.optimizers.Optimizer:
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is None:
@@ -104,8 +111,7 @@ def _accumulating(optimizer: keras.optimizers.Optimizer, steps: int) -> keras.op
 
 def _ours(optimizer: keras.optimizers.Optimizer, asked: _Settings, model: keras.Model) -> keras.optimizers.Optimizer:
     settings = {"state_dtype": asked.state_dtype, "state_memory": asked.state_memory}
-    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if asked.release_gradients and scales and not isinstance(getattr(optimizer, "loss_scale", None), NoLossScale):
+    if asked.release_gradients and scales_loss(optimizer):
         raise ValueError(
             f"release_gradients=True, and optimizer {optimizer.name!r} scales the loss, so that an overflow in one "
             "gradient must skip the step of all: compile with an optimizer that does not"

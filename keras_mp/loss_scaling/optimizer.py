@@ -111,7 +111,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         check_state_memory(state_memory, loss_scale.release_gradients)
         inner.check_can_release(inner_optimizer, loss_scale)
         start = loss_scale.initial_state()
-        growth_interval = getattr(loss_scale, "growth_interval", 0)
+        growth_interval = loss_scale.growth_interval if isinstance(loss_scale, LossScale) else 0
         # Keras refuses what it does not know, and explains what belongs to the inner optimizer.
         super().__init__(inner_optimizer, float(start.scale), growth_interval, name=name, **unknown)
         self.loss_scale = loss_scale
@@ -222,7 +222,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         grads = gradients.sum_repeated_rows(grads)
         # The gradients are in memory already, and what unscaling makes of them is not: checking them is cheaper. A
         # scale below 1 makes them larger, though.
-        lowest = float(getattr(self.loss_scale, "min_scale", self.initial_scale))  # type: ignore[arg-type]
+        scale = self.loss_scale
+        lowest = float(scale.min_scale if isinstance(scale, LossScale) else self.initial_scale)
         if lowest < 1:
             self._step(self.unscale(grads, variables), variables, scaled=False)
         else:

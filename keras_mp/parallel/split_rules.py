@@ -16,6 +16,7 @@ import keras
 
 from keras_mp.parallel.plan import AXES, Plan, Rules
 from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.state import RULES
 
 Build = TypeVar("Build", bound=Callable[..., Any])
 LayoutMapOf = Callable[..., keras.distribution.LayoutMap]
@@ -86,7 +87,7 @@ def with_rules_of(plan: Plan, model: keras.Model) -> Plan:
         return plan
     if plan.rules is None:
         layers = [model, *layers_by_path(model).values()]
-        rules = dict.fromkeys(rule for layer in layers for rule in getattr(layer, "tensor_rules", ()))
+        rules = dict.fromkeys(rule for layer in layers for rule in getattr(layer, RULES, ()))
         plan = dataclasses.replace(plan, rules=tuple(rules))
     plan.check_matched(any(any(plan.axes_of(v.path, tuple(v.shape), str(v.dtype))) for v in model.variables))
     return plan

@@ -32,6 +32,16 @@ class Notes:
     kept: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+class Changed:
+    """Marks the class of a layer that has treatments.
+
+    Attributes:
+        _original: the class without them; none of the class that all such classes have as a base.
+    """
+
+    _original: type | None = None
+
+
 def notes_of(layer: Any) -> Notes | None:
     """What is noted about a layer or operation; None where the kit has not changed it."""
     return vars(layer).get(_NAME)
@@ -53,7 +63,7 @@ def treatments_of(layer: Any) -> dict[str, Any]:
 
 def original_class(layer: Any) -> Any:
     """The class of a layer without its treatments."""
-    return getattr(type(layer), "_original", type(layer))
+    return isinstance(layer, Changed) and layer._original or type(layer)
 
 
 def precision_of_layer(layer: Any) -> str:

@@ -115,6 +115,10 @@ class Float32Operation:
         return keras.ops.cast(super().call(keras.ops.cast(x, "float32")), x.dtype)  # type: ignore[misc]
 
 
+class SumsInFloat32:
+    """Marks a layer whose own product adds up in float32 before it is rounded: `stabilize` need not see to it."""
+
+
 class Float32Result:
     """16-bit operands, float32 result; bias and activation in float32: for an output layer."""
 

@@ -19,6 +19,7 @@ from keras_mp.stability.float32_layers import (
     RESULT_MIXINS,
     SCORES_MIXINS,
     Float32Regularizer,
+    SumsInFloat32,
 )
 from keras_mp.stability.quantized_product import group_count, logits_stop_gradients
 from keras_mp.system.packages import LIBRARIES, package_of
@@ -291,11 +292,11 @@ def _output_treatment(layer: keras.Operation) -> str:
 
 def _computes_plainly(layer: keras.Operation) -> bool:
     """Whether the layer's product is that of Keras's own class, which a subclass with a `call()` of its own changes."""
-    if "fp8" in treatments_of(layer):
+    if isinstance(layer, SumsInFloat32):
         return True
     cls = original_class(layer)
     keras_own = next(base for base in RESULT_MIXINS if issubclass(cls, base))
-    return cls.call is keras_own.call or getattr(cls, "float32_sums", False)
+    return cls.call is keras_own.call
 
 
 def output_layers(model: keras.Model) -> dict[int, str]:

@@ -27,6 +27,7 @@ from keras_mp.stability.float32_layers import (
     Float32Operation,
     Float32Regularizer,
     Float32RowNormalization,
+    SumsInFloat32,
 )
 from keras_mp.stability.quantized_product import ExactGroups, StraightThroughLogits
 from keras_mp.stability.sensitive import find, output_layers
@@ -201,7 +202,7 @@ def _inside(original: type, names: Any = ()) -> type:
 
 def _result(original: type, names: Any) -> type | None:
     # The product of an FP8 layer is float32 by itself.
-    float8 = "fp8" in names or getattr(original, "float32_sums", False)
+    float8 = "fp8" in names or issubclass(original, SumsInFloat32)
     return None if float8 else _by_base(RESULT_MIXINS, original)
 
 

@@ -12,8 +12,8 @@ from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
 
 from keras_mp import backend
+from keras_mp.loss_scaling.compiled_optimizer import scales_loss
 from keras_mp.loss_scaling.gradients import is_overwritten
-from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.state_slot import StateSlot
 from keras_mp.rebuild.optimizers import Slot, optimizer_slots, unwrapped
 from keras_mp.training.checkpoint_file import CheckpointError, Reader
@@ -52,7 +52,7 @@ def describe(model: keras.Model) -> dict[str, Any]:
             {"path": v.path, "shape": list(v.shape), "dtype": str(v.dtype), "kind": _kind(v)} for v in model.variables
         ],
         "optimizer": type(unwrapped(model.optimizer)).__name__,
-        "scales_loss": _scales_loss(model.optimizer),
+        "scales_loss": scales_loss(model.optimizer),
         "metrics": [v.path for v in model.metrics_variables],
     }
 
@@ -210,7 +210,7 @@ def _matched_slots(
         slot = live["loss_scale._iterations", id(None)]
         assignments.append((slot.variable, "optimizer/_iterations"))
     notes = []
-    if reader.manifest["state"]["scales_loss"] != (now := _scales_loss(optimizer)):
+    if reader.manifest["state"]["scales_loss"] != (now := scales_loss(optimizer)):
         notes.append(
             "the loss scale starts at its initial value: the checkpoint has none"
             if now
@@ -244,11 +244,6 @@ def _slots(optimizer: keras.optimizers.Optimizer) -> list[Slot]:
     reached = {id(variable) for slot in slots for variable in _stored(slot.variable).values()}
     rest = [variable for variable in optimizer.variables if id(variable) not in reached]
     return slots + [Slot(f"variables.{index}", None, variable) for index, variable in enumerate(rest)]
-
-
-def _scales_loss(optimizer: keras.optimizers.Optimizer) -> bool:
-    wraps = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    return wraps and not isinstance(getattr(optimizer, "loss_scale", None), NoLossScale)
 
 
 def _kind(variable: keras.Variable) -> str:

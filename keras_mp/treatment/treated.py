@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from keras_mp.rebuild.config import original_config
-from keras_mp.rebuild.notes import Notes, Place, notes_of, original_class, treatments_of, write_notes
+from keras_mp.rebuild.notes import Changed, Notes, Place, notes_of, original_class, treatments_of, write_notes
 from keras_mp.rebuild.quantized_policies import policy_of, settle_policies, with_source
 from keras_mp.rebuild.walk import Config, children_of, functional_like_constructor, graph_of
 
@@ -91,14 +91,12 @@ def _treatment(name: str) -> Treatment:
 
 
 @keras.saving.register_keras_serializable("keras_mp", "Treated")
-class Treated:
+class Treated(Changed):
     """A layer with treatments; it is still an instance of its own class.
 
     Its config holds the original layer's config, the treatments with their options, and by their places those of the
     sublayers that the layer's own code creates and no config shows.
     """
-
-    _original: type
 
     def get_config(self) -> Config:
         notes = _notes(self)
@@ -130,7 +128,7 @@ class Treated:
     @classmethod
     def from_config(cls, config: Config) -> Any:
         # `clone_model` needs no registered class, as it has the class at hand.
-        original = getattr(cls, "_original", None)
+        original = cls._original
         known = {} if original is None else {keras.saving.get_registered_name(original): original}
         layer = keras.saving.deserialize_keras_object(config["layer"], custom_objects=known)
         treatments, waiting = _read(config["treatments"])

@@ -69,7 +69,9 @@ def tables(report: CompileReport) -> dict[str, list[RenderableType]]:
         "changes": [_advised(number, advice) for number, advice in enumerate(report.advice, 1)],
         "notes": [Sentence("Note", note) for note in (*report.notes, headline(report), compiled_with(report))],
     }
-    kept = {name: [one for one in parts if getattr(one, "rows", True)] for name, parts in drawn.items()}
+    kept = {
+        name: [one for one in parts if not isinstance(one, ColumnTable) or one.rows] for name, parts in drawn.items()
+    }
     return {name: parts for name, parts in kept.items() if parts}
 
 

@@ -1,5 +1,7 @@
 """LanguageModel and its loss beside the plain model with Keras's loss."""
 
+import warnings
+
 import keras
 import numpy as np
 import own_blocks
@@ -47,6 +49,67 @@ def test_it_trains_as_the_plain_model(head, weights, mode):
         np.testing.assert_allclose(*both, rtol=1e-5)
     for a, b in zip(ours.weights, plain.weights, strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.jax
+def test_targets_outside_the_vocabulary_are_as_in_keras():
+    """In loss, metrics and gradients, of one chunk and of several: 0 on JAX; on TensorFlow NaN, or an error."""
+    tokens, targets, _ = draw()
+    targets[np.random.default_rng().random(targets.shape) < 0.5] = -100
+    targets[0, :3] = -1, VOCABULARY, 0
+
+    def trained(kind, loss, jit):
+        model = build(kind)
+        metrics = ["accuracy", keras.metrics.SparseCategoricalCrossentropy(from_logits=True)]
+        model.compile(keras.optimizers.SGD(0.5), loss, metrics=metrics, jit_compile=jit)
+        return [np.asarray(x) for x in (*model.train_on_batch(tokens, targets), *model.get_weights())], model
+
+    keras_own, _ = trained(keras.Model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), True)
+    assert np.isfinite(keras_own[0]) == (keras.backend.backend() == "jax")
+    for rows in (7, None):
+        ours, _ = trained(keras_mp.layers.LanguageModel, keras_mp.lean.ChunkedCrossEntropy(rows=rows), True)
+        for a, b in zip(ours, keras_own, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    # From logits, as any other model has it.
+    ours, _ = trained(keras.Model, keras_mp.lean.ChunkedCrossEntropy(), True)
+    np.testing.assert_allclose(ours[0], keras_own[0], rtol=1e-5)
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        for kind, loss in (
+            (keras.Model, keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+            (keras_mp.layers.LanguageModel, keras_mp.lean.ChunkedCrossEntropy(rows=7)),
+            (keras.Model, keras_mp.lean.ChunkedCrossEntropy()),
+        ):
+            with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)-1.*\[0, ?40\)"):
+                trained(kind, loss, False)
+
+
+@pytest.mark.parametrize("lean_first", [None, True, False])
+def test_a_head_in_fp8_stays_in_fp8(lean_first):
+    """The update is that of the FP8 layer, which no chunk of logits in float32 makes."""
+    tokens, targets, _ = draw()
+
+    def update(*changes):
+        model = build(keras.Model, dense=True)
+        for change in changes:
+            change(model)
+        model.compile(keras.optimizers.SGD(1.0), keras_mp.lean.ChunkedCrossEntropy(rows=7))
+        before = model.get_weights()
+        model.train_on_batch(tokens, targets)
+        return np.concatenate([np.ravel(a - b) for a, b in zip(model.get_weights(), before, strict=True)])
+
+    def convert(model):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # layers in float32, and small ones
+            keras_mp.convert(model, "current", select=lambda path, layer: layer is model.layers[-2])
+
+    def lean(model):
+        assert keras_mp.lean.make_lean(model) is model
+
+    changes = {None: [lean], True: [lean, convert], False: [convert, lean]}[lean_first]
+    expected = update(*[change for change in changes if change is not lean])
+    np.testing.assert_allclose(update(*changes), expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("from_features", [True, False])
