@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
 
-# Private, because Keras has no public way to read one variable in its own dtype.
+# Private, because Keras has no public way to tell an optimizer's assignment, and to read one variable in its own dtype.
+from keras.src.backend.common import global_state
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.common.variables import AutocastScope
 
 from keras_mp import backend
@@ -39,7 +43,8 @@ class AmaxHistory(keras.layers.Layer):
     loop), it says by how much to divide what was added up; their newest amaxes remain added up, which scales too
     little, never too much.
 
-    Where a step's gradients do not pass the layer, JAX overwrites the history with zeros: it starts over.
+    Where a step's gradients do not pass the layer, JAX overwrites the history with zeros: it starts over. So it does
+    where the layer's kernel is assigned outside a step, as by loading weights, which other amaxes would clip.
 
     Args:
         length: the number of steps whose amaxes are kept.
@@ -96,8 +101,9 @@ class AmaxHistory(keras.layers.Layer):
             store["1"] = history[:, self.length :]
 
     def load_own_variables(self, store: Any) -> None:
-        """Takes the newest amaxes of a file; those of a longer history are left, and a plain model's has none."""
+        """Takes the newest amaxes of a file; those of a longer history are left. Without any it starts over."""
         if "0" not in store.keys():
+            self.forget()
             return
         saved = keras.ops.cast(store["0"][...], "float32")
         had = saved.shape[1]
@@ -115,6 +121,10 @@ class AmaxHistory(keras.layers.Layer):
             first.append(keras.ops.cast(steps, "float32"))
         rest = keras.ops.zeros((CALL_SITES - 1, len(ROLES), 1 + self.columns))
         self.slots.assign(keras.ops.concatenate([keras.ops.concatenate(first, axis=1)[None], rest]))
+
+    def forget(self) -> None:
+        """Starts over: the next product reads its scales from its tensors."""
+        self.slots.assign(np.zeros(self.slots.shape, "float32"))
 
     def _combined(self, slots: Any) -> Any:
         newest_end = 1 + min(self.length, 1)
@@ -221,6 +231,11 @@ def build_history(layer: Any) -> None:
 
 def set_history(layer: Any, history: AmaxHistory | None) -> None:
     """Gives an FP8 layer an amax history, a sublayer, in the place of what it has; None takes it away."""
+    # Private, as with LoRA `kernel` is a sum. Variables of a layer are assigned, and saved, before those of a sublayer:
+    # where both are, as at the end of an epoch on JAX, the history is the one that comes with the kernel.
+    vars(layer._kernel).pop("assign", None)
+    if history is not None:
+        vars(layer._kernel)["assign"] = partial(_assign, layer._kernel, history)
     layer._tracker.unlock()  # Keras locks a layer that is built, as one that is converted may be
     if vars(layer).get("amax_history") is not None:
         layer._tracker.untrack(layer.amax_history)
@@ -228,6 +243,16 @@ def set_history(layer: Any, history: AmaxHistory | None) -> None:
     if history is not None:
         layer.amax_history = history
     layer._tracker.lock()
+
+
+def _assign(kernel: keras.Variable, history: AmaxHistory, value: Any) -> Any:
+    """Assigns to a kernel; outside a training step the amaxes of its layer are then those of other weights."""
+    result = type(kernel).assign(kernel, value)
+    scopes = global_state.get_global_attribute("name_scope_stack", default=[])
+    in_update = any(isinstance(scope.caller, keras.optimizers.Optimizer) for scope in scopes)
+    if not in_update and not in_stateless_scope() and backend.is_concrete(result):
+        history.forget()
+    return result
 
 
 def _kept(scalings: Scalings) -> tuple[int, bool]:

@@ -48,7 +48,7 @@ class Planted(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         for name in self.references:
-            self.model.get_layer(name).kernel.assign(self.plan[batch][3])
+            keras.Variable.assign(self.model.get_layer(name).kernel, self.plan[batch][3])  # as an update has it
 
     def on_train_batch_end(self, batch, logs=None):
         trajectory.follow(self.references, *self.plan[batch])
