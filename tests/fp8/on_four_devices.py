@@ -15,6 +15,8 @@ keras.distribution.set_distribution(keras.distribution.DataParallel(devices=kera
 import trajectory  # noqa: E402
 from network import RATE, RECIPES, assert_same, build, gradients, kernels_of, numbers  # noqa: E402
 
+import keras_mp  # noqa: E402
+
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_four_devices_share_scales(recipe):
@@ -29,6 +31,26 @@ def test_four_devices_share_scales(recipe):
         ]
     assert len(model.get_layer("shared").kernel.value.addressable_shards) == 4
     assert_same(kernels_of(model), kernels)
+
+
+@pytest.mark.parametrize("scaling", ["mxfp8", "nvfp4", "current"])
+def test_products_and_gradients_within_shard_map_as_jax_checks_it(scaling):
+    """Each of four devices has rows of the inputs, and computes as it would alone; the kernel is whole."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("rows",))
+    rows, whole = jax.sharding.PartitionSpec("rows"), jax.sharding.PartitionSpec()
+    generator = np.random.default_rng()
+    x, kernel = (generator.normal(size=shape).astype("float32") for shape in ((128, 64), (64, 32)))
+
+    def product(x, kernel):
+        return keras_mp.fp8.matmul(x, kernel, scaling)
+
+    def gradient(x, kernel):
+        return jax.grad(lambda x: product(x, kernel).sum())(x)
+
+    for function in (product, gradient):
+        split = jax.shard_map(function, mesh=mesh, in_specs=(rows, whole), out_specs=rows)
+        alone = np.concatenate([jax.jit(function)(part, kernel) for part in np.split(x, 4)])
+        np.testing.assert_allclose(jax.jit(split)(x, kernel), alone, rtol=1e-5, atol=1e-5)
 
 
 def test_delayed_scaling_on_four_devices_is_that_of_the_whole_batch():

@@ -70,8 +70,12 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _varying_alike(arrays: Sequence[Any]) -> list[Any]:
     """Arrays that differ along the same axes of a mesh: within `jax.shard_map` JAX keeps account of it."""
-    own = [_axes(jax.typeof(x)) for x in arrays]
-    return [_varying(x, frozenset().union(*own) - axes) for x, axes in zip(arrays, own, strict=True)]
+    return [varying_as(x, arrays) for x in arrays]
+
+
+def varying_as(x: Any, arrays: Sequence[Any]) -> Any:
+    """Says of an array that it differs along each axis of a mesh along which one of the others does."""
+    return _varying(x, frozenset().union(*(_axes(jax.typeof(other)) for other in arrays)) - _axes(jax.typeof(x)))
 
 
 def _axes(aval: Any) -> frozenset[str]:

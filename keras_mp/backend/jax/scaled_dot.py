@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from keras_mp.backend.jax.gradients import varying_as
+
 _BATCH = {"lhs_batch_dimensions": [0], "rhs_batch_dimensions": [0]}
 _TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # XLA's names
 
@@ -91,6 +93,7 @@ def block_scaled_dot(
         sums_dtype = dtype if factor is None else "float32"
         with jax.named_scope(name.rpartition("/")[2]):
             sums = multiply(left, right, left_scales, right_scales, preferred_element_type=sums_dtype)[0]
+        sums = varying_as(sums, [left, left_scales, right, right_scales])  # XLA's operation does not say so
         return sums if factor is None else (sums * factor).astype(dtype)
 
     operands = factor, left, left_scales, right, right_scales
