@@ -10,6 +10,7 @@ import keras
 
 from keras_mp.fp8.convert import without_float8
 from keras_mp.fp8.layers import Float8Layer
+from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild import widen
 from keras_mp.rebuild.notes import notes_of
 from keras_mp.rebuild.quantized_policies import (
@@ -36,10 +37,11 @@ def in_float32(model: keras.Model) -> Iterator[None]:
     """
     layers = with_self(model)
     plain = not any(isinstance(layer, Float8Layer) or _low_inputs(layer) for layer in layers)
-    if computes_in_float32(model) and plain:
-        yield
-        return
-    with ExitStack() as after:
+    with restored_policy(), ExitStack() as after:
+        keras.config.set_dtype_policy("float32")  # which layers take that a call makes
+        if computes_in_float32(model) and plain:
+            yield
+            return
         after.enter_context(without_float8(model))
         for layer, policies in settle_policies(model):
             after.callback(setattr, layer, "_dtype_policy", policies)

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_mp.conversion.own_policy import keep_own_policies
 from keras_mp.fp8.convert import plain_node
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.precision.policy import PRECISIONS
@@ -61,6 +62,7 @@ def in_precision(model: keras.Model, precision: str) -> keras.Model:
         return model
     old, new = ("mixed_bfloat16" if name == FP8 else name for name in (now, precision))
     rebuilt = rebuild(model, _rule(old, new), policy=new).told(f"in_precision({model.name!r}, {precision!r})")
+    keep_own_policies(rebuilt)
     if old == "float32":
         stabilize(rebuilt)
     if precision == FP8:

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from keras_mp.conversion.own_policy import keep_own_policies
 from keras_mp.fp8.convert import plain_node as without_fp8
 from keras_mp.lean.lean_model import plain_node as without_lean
 from keras_mp.rebuild import Config, RebuildError, layers_by_path, rebuild
@@ -111,4 +112,4 @@ def unmerged_float32(model: keras.Model, sample: Any = None) -> keras.Model:
 def _whole(model: keras.Model, rebuilt: Any) -> keras.Model:
     if rebuilt.unreached:
         raise RebuildError(f"model {model.name!r} could not be carried over to float32: {'; '.join(rebuilt.unreached)}")
-    return rebuilt.model
+    return keep_own_policies(rebuilt.model)

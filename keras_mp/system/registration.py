@@ -3,6 +3,7 @@
 from importlib import import_module
 
 _ROOMS_WITH_CLASSES = (
+    "conversion.own_policy",
     "fp8.convert",
     "lean.chunked_head",
     "lean.chunked_loss",

@@ -5,6 +5,33 @@ import numpy as np
 import pytest
 
 import keras_mp
+from keras_mp.conversion.in_float32 import in_float32
+from keras_mp.conversion.to_float32 import merged_float32
+
+
+class MakesALayer(keras.layers.Layer):
+    def call(self, x):
+        return keras.layers.Rescaling(1 / 3)(x)
+
+
+@pytest.mark.jax
+def test_layers_that_a_call_makes_have_the_precision_of_the_model():
+    """They would take the global policy, as the layer does that KerasHub's DeepLab makes."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, MakesALayer()(keras.layers.Dense(8)(inputs)))
+    x = np.random.default_rng().normal(size=(16, 8)).astype("float32")
+    exact = x.astype("float64") @ np.asarray(model.layers[1].kernel, "float64") / 3
+
+    def error(model):
+        return np.abs(np.asarray(keras.ops.cast(model(x), "float32")) - exact).max() / np.abs(exact).max()
+
+    assert error(model) > 1e-3
+    assert error(keras_mp.export.in_precision(model, "float32")) < 1e-6
+    assert error(merged_float32(model)) < 1e-6  # of which an export is made
+    with in_float32(model):
+        assert error(model) < 1e-6
+    assert error(model) > 1e-3 and keras.config.dtype_policy().name == "mixed_bfloat16"
 
 
 def test_the_same_model_in_another_precision():
