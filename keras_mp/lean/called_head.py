@@ -7,10 +7,6 @@ from typing import Any, NamedTuple
 
 import keras
 
-# Private, because Keras has no public way to trace a function by shapes alone.
-from keras.src.backend import compute_output_spec
-
-from keras_mp.backend.common.calls import wrapped_methods
 from keras_mp.lean.chunked_head import (
     HEADS,
     Calls,
@@ -24,7 +20,8 @@ from keras_mp.lean.chunked_head import (
 )
 from keras_mp.rebuild import layers_below
 from keras_mp.rebuild.notes import Place, original_class, treatments_of
-from keras_mp.rebuild.walk import graph_of, map_shapes
+from keras_mp.rebuild.traced_call import trace_call
+from keras_mp.rebuild.walk import graph_of
 from keras_mp.treatment.treated import Treatment, register_treatments, see_to
 
 CALLED_HEAD, NOTED_HEAD = "lean head of call", "lean noted head"
@@ -85,51 +82,11 @@ def find_called_head(model: Any) -> Found | None:
     """
     if not isinstance(model, keras.Model) or graph_of(model) is not None or not model.built:
         return None
-    heads = [("", layer) for layer in layers_below(model) if isinstance(layer, HEADS)]
-    shapes = (model.get_build_config() or {}) if heads else {}
-    for dtype in ("int32", "float32"):  # Keras does not record it
-        try:
-            traced = _traced(model, heads, shapes, dtype)
-        except Exception:  # whatever a stranger's call raises
-            continue
-        if traced is not None:
-            return traced
+    heads = [layer for layer in layers_below(model) if isinstance(layer, HEADS)]
+    traced = trace_call(model, heads) if heads else None
+    for call in traced.makers(traced.outputs) if traced else ():
+        return Found(call.layer, call.inputs.shape[-1], tuple(call.outputs.shape))
     return None
-
-
-def _traced(model: Any, heads: list[tuple[str, Any]], shapes: dict[str, Any], dtype: str) -> Found | None:
-    made: list[tuple[Any, Any, Any]] = []
-    called: list[Found] = []
-
-    def noting(path: str, layer: Any, name: str, function: Any) -> Any:
-        def call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            outputs = function(inputs, *args, **kwargs)
-            made.append((layer, inputs, outputs))
-            return outputs
-
-        return call
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        logits = model(*args, **kwargs)
-        called.extend(
-            Found(layer, inputs.shape[-1], tuple(logits.shape)) for layer, inputs, outputs in made if outputs is logits
-        )
-        return logits
-
-    def tensor(shape: Any) -> Any:
-        return keras.KerasTensor(tuple(shape), dtype)
-
-    if "input_shape" in shapes:
-        arguments: tuple[Any, ...] = (map_shapes(tensor, shapes["input_shape"]),)
-        named = {}
-    else:
-        arguments = ()
-        named = {
-            name.removesuffix("_shape"): map_shapes(tensor, shape) for name, shape in shapes["shapes_dict"].items()
-        }
-    with wrapped_methods(heads, ["call"], noting):
-        compute_output_spec(run, *arguments, **named)
-    return called[0] if called else None
 
 
 def why_not_called_head(model: Any) -> tuple[Any, str]:

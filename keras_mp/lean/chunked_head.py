@@ -20,6 +20,7 @@ from keras_mp.backend.common.lowered import call_scope
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.lean.chunked_loss import ChunkedCrossEntropy, measure, measures
 from keras_mp.lean.cross_entropy import chunks_save_memory
+from keras_mp.rebuild.activation import activation_of
 from keras_mp.rebuild.notes import original_class, precision_of_layer
 from keras_mp.stability.sensitive import PASSING_ON
 from keras_mp.system.packages import package_of
@@ -204,9 +205,9 @@ def chunked(model: Any) -> ChunkedCrossEntropy | None:
 
 def why_not_plain(head: Any) -> str:
     """Why the logits are not only a product and a bias; empty where they are."""
-    activation = getattr(head, "activation", None)
-    if activation is not None and activation is not keras.activations.linear:
-        return f"its activation is {getattr(activation, '__name__', activation)}, so its result is not logits"
+    activation = activation_of(getattr(head, "activation", None))
+    if activation.function is not keras.activations.linear:
+        return f"its activation is {activation.name}, so its result is not logits"
     if getattr(head, "logit_soft_cap", None):
         return "it caps its logits"
     if getattr(head, "quantization_mode", None):

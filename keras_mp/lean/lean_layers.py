@@ -12,6 +12,7 @@ from keras_mp import backend
 from keras_mp.lean.attention import attention
 from keras_mp.lean.gelu import gelu
 from keras_mp.lean.training_step import is_training, may_be_differentiated
+from keras_mp.rebuild.activation import activation_of
 from keras_mp.rebuild.merged import int4_weights
 from keras_mp.stability.quantized_product import dequantized_kernel, group_count, keeps_float_inputs
 from keras_mp.system.packages import package_of
@@ -245,15 +246,11 @@ _BY_TANH = ("keras_hub>gelu_approximate", "keras_nlp>gelu_approximate")
 
 def lean_gelu(activation: Any) -> Callable[[Any], Any] | None:
     """The same GELU with less memory; None for any other activation."""
-    if activation is keras.activations.gelu:
-        return _EXACT
-    if activation is keras.ops.gelu or _registered_name(activation) in _BY_TANH:
-        return gelu
-    return None
-
-
-def _registered_name(function: Any) -> str:
-    return keras.saving.get_registered_name(function) if callable(function) else ""
+    function, arguments, _, registered = activation_of(activation)
+    by_tanh = {keras.activations.gelu: False, keras.ops.gelu: True}.get(function if registered else None)
+    if by_tanh is not None and arguments.keys() <= {"approximate"}:
+        return gelu if arguments.get("approximate", by_tanh) else _EXACT
+    return gelu if registered in _BY_TANH and not arguments else None
 
 
 class LeanGelu:

@@ -12,6 +12,7 @@ import keras
 from keras.src.backend import get_keras_mask, set_keras_mask
 
 from keras_mp import backend
+from keras_mp.rebuild.activation import activation_of
 from keras_mp.rebuild.notes import precision_of_layer
 from keras_mp.rebuild.walk import Config
 from keras_mp.stability.accumulate import MASKED_SCORE, einsum_float32, last_axis
@@ -300,21 +301,40 @@ class Float32Regularizer(keras.regularizers.Regularizer):
         return {"regularizer": keras.regularizers.serialize(self.regularizer)}
 
 
-def _in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
+def _in_float32(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(x: Any, axis: int = -1) -> Any:
         y = function(keras.ops.cast(x, "float32"), axis=axis)
         return y if keras.backend.standardize_dtype(x.dtype) == "float32" else keras.ops.cast(y, x.dtype)
 
-    wrapper.__name__ = f"{function.__name__}_float32"
+    wrapper.__name__ = name
     return keras.saving.register_keras_serializable("keras_mp")(wrapper)
 
 
 # The activations that divide by a sum of exponentials or sort along an axis, and the same in float32.
 FLOAT32_ACTIVATIONS = {
-    function: _in_float32(function)
-    for function in (keras.activations.softmax, keras.activations.log_softmax, keras.activations.sparsemax)
+    getattr(module, name): _in_float32(getattr(module, name), f"{prefix}{name}_float32")
+    for module, prefix in ((keras.activations, ""), (keras.ops, "ops_"))
+    for name in ("softmax", "log_softmax", "sparsemax")
 }
+_PLAIN = {wide: plain for plain, wide in FLOAT32_ACTIVATIONS.items()}
+
+
+def float32_activation(activation: Any) -> Any:
+    """The same activation in float32; None of one that needs it not, or has it."""
+    return _exchanged(activation, FLOAT32_ACTIVATIONS)
+
+
+def plain_activation(activation: Any) -> Any:
+    """The activation that `float32_activation` returned another for; None of any other."""
+    return _exchanged(activation, _PLAIN)
+
+
+def _exchanged(activation: Any, others: dict[Any, Any]) -> Any:
+    function, arguments, _, registered = activation_of(activation)
+    other = others.get(function) if registered else None  # an object may be no key
+    return functools.partial(other, **arguments) if other is not None and arguments else other
+
 
 RESULT_MIXINS = {
     keras.layers.Dense: Float32ResultDense,

@@ -13,13 +13,15 @@ import keras
 
 from keras_mp.rebuild import children_of, has_no_call, layers_below, operations_of
 from keras_mp.rebuild.notes import original_class, treatments_of
+from keras_mp.rebuild.traced_call import trace_call
+from keras_mp.rebuild.walk import graph_of
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
-    FLOAT32_ACTIVATIONS,
     RESULT_MIXINS,
     SCORES_MIXINS,
     Float32Regularizer,
     SumsInFloat32,
+    float32_activation,
 )
 from keras_mp.stability.quantized_product import group_count, logits_stop_gradients
 from keras_mp.system.packages import LIBRARIES, package_of
@@ -233,7 +235,7 @@ def _needs_in_16_bits(layer: keras.Operation, output: str | None) -> Iterator[tu
         return
     if layer.activity_regularizer is not None and not isinstance(layer.activity_regularizer, Float32Regularizer):
         yield "regularizer", f"its activity regularizer adds up activations in {low}"
-    if any(getattr(layer, name, None) in FLOAT32_ACTIVATIONS for name in ACTIVATION_ATTRIBUTES):
+    if any(float32_activation(getattr(layer, name, None)) is not None for name in ACTIVATION_ATTRIBUTES):
         yield "activation", f"its softmax exponentiates and sums in {low}"
     if isinstance(layer, tuple(SCORES_MIXINS)) and "scores" not in treatments_of(layer):
         yield "scores", f"it sums attention scores and takes their softmax in {low}"
@@ -302,8 +304,9 @@ def _computes_plainly(layer: keras.Operation) -> bool:
 def output_layers(model: keras.Model) -> dict[int, str]:
     """The layers that compute the model's outputs, by id, with a word for what they compute.
 
-    The model itself where it is subclassed, so that its layers do not say in which order they are called. Those of its
-    parts where it only trains models, as a GAN does its generator and its discriminator, and has no `call()`.
+    Of a subclassed model its call is traced: a layer counts where the model returns that layer's very result, and the
+    model itself where its own code computes an output in 16 bits, or cannot be traced. Those of its parts where it only
+    trains models, as a GAN does its generator and its discriminator, and has no `call()`.
     """
     reasons: dict[int, str] = {}
 
@@ -321,7 +324,7 @@ def output_layers(model: keras.Model) -> dict[int, str]:
                 for output in computes.outputs:
                     trace(output)
                 return
-            reasons[id(computes)] = "the model's output"
+            reasons.update(_computing(computes))
             if isinstance(computes, PASSING_ON):
                 for source in operation._inbound_nodes[node_index].input_tensors:
                     trace(source)
@@ -331,4 +334,43 @@ def output_layers(model: keras.Model) -> dict[int, str]:
     if has_no_call(model):
         for part in children_of(model):
             reasons |= output_layers(part) if getattr(part, "outputs", None) else {}
+    elif not reasons and graph_of(model) is None:
+        return _returned_by_call(model)
     return reasons or {id(model): "its output"}
+
+
+def _returned_by_call(model: keras.Model) -> dict[int, str]:
+    """The same of a subclassed model."""
+    traced = trace_call(model, _reached(model))
+    if traced is None:
+        return {id(model): "its output"}
+    reasons: dict[int, str] = {}
+    tensors = keras.tree.flatten(traced.outputs)
+    low = [x for x in tensors if keras.backend.standardize_dtype(x.dtype) in LOW_PRECISION]
+    if not all(map(traced.makers, low)):
+        reasons[id(model)] = "its output"
+    for tensor in tensors:
+        for place, call in enumerate(traced.makers(tensor)):
+            computes = call.layer
+            while calls_steps(computes):
+                computes = computes.layer
+            if place == 0 or not children_of(computes):  # a layer around that which made it computes nothing more
+                reasons |= _computing(computes)
+            if isinstance(computes, PASSING_ON) and call.inputs is not tensor:
+                tensors.append(call.inputs)
+    return reasons
+
+
+def _computing(layer: Any) -> dict[int, str]:
+    """A layer that computes an output, and the layer that it may have as its activation."""
+    activation = getattr(layer, "activation", None)
+    layers = [layer, activation] if isinstance(activation, keras.layers.Layer) else [layer]
+    return {id(each): "the model's output" for each in layers}
+
+
+def _reached(layer: keras.Operation) -> Iterator[keras.Layer]:
+    """The layers below another that `find` looks at."""
+    for child in children_of(layer):
+        yield child
+        if not isinstance(child, tuple(SCORES_MIXINS)):
+            yield from _reached(child)

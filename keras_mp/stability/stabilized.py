@@ -18,7 +18,6 @@ from keras_mp.rebuild.quantized_policies import (
 )
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
-    FLOAT32_ACTIVATIONS,
     RESULT_MIXINS,
     SCORES_MIXINS,
     Float32BatchNormalization,
@@ -28,6 +27,8 @@ from keras_mp.stability.float32_layers import (
     Float32Regularizer,
     Float32RowNormalization,
     SumsInFloat32,
+    float32_activation,
+    plain_activation,
 )
 from keras_mp.stability.quantized_product import ExactGroups, StraightThroughLogits
 from keras_mp.stability.sensitive import find, output_layers
@@ -139,9 +140,9 @@ def _to_float32_result(layer: Any) -> None:
 
 def _activation_in_float32(layer: Any) -> None:
     for name in ACTIVATION_ATTRIBUTES:
-        function = getattr(layer, name, None)
-        if function in FLOAT32_ACTIVATIONS:
-            setattr(layer, name, FLOAT32_ACTIVATIONS[function])
+        wide = float32_activation(getattr(layer, name, None))
+        if wide is not None:
+            setattr(layer, name, wide)
 
 
 def _regularizer_in_float32(layer: Any) -> None:
@@ -171,11 +172,10 @@ def _mixed(precision: str) -> str:
 
 
 def _activation_as_before(layer: Any) -> None:
-    plain = {wide: function for function, wide in FLOAT32_ACTIVATIONS.items()}
     for name in ACTIVATION_ATTRIBUTES:
-        function = getattr(layer, name, None)
-        if function in plain:
-            setattr(layer, name, plain[function])
+        plain = plain_activation(getattr(layer, name, None))
+        if plain is not None:
+            setattr(layer, name, plain)
 
 
 def _regularizer_as_before(layer: Any) -> None:

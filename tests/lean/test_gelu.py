@@ -1,5 +1,6 @@
 """GELU against NumPy's float64: values and gradients, at zeros and at what overflows a square."""
 
+import functools
 import math
 
 import keras
@@ -8,7 +9,10 @@ import pytest
 from gradients_of import MODES, value_and_gradients
 from keras import ops
 
+import keras_mp
 from keras_mp.lean.gelu import Gelu, gelu
+from keras_mp.lean.lean_layers import lean_gelu
+from keras_mp.lean.lean_model import candidates
 
 
 def expected(x, approximate):
@@ -61,6 +65,34 @@ def test_the_layer_computes_the_same_in_training_and_in_inference():
     outputs = [ops.convert_to_numpy(layer(x, training=training)) for training in (True, False)]
     np.testing.assert_allclose(*outputs, atol=1e-6)
     assert isinstance(layer, keras.layers.Layer)
+
+
+class WithoutName:
+    __hash__ = None
+
+    def __call__(self, x):
+        return 2 * x
+
+
+def test_any_callable_is_an_activation():
+    """A partial of GELU is GELU; a layer, an object and a function of one's own are none, and no error."""
+    bound = functools.partial
+    assert lean_gelu(bound(keras.activations.gelu, approximate=True)) is gelu
+    assert lean_gelu(bound(bound(ops.gelu), approximate=False)) is lean_gelu(keras.activations.gelu)
+    assert lean_gelu(bound(ops.gelu)) is gelu
+    for other in (keras.layers.LeakyReLU(0.1), WithoutName(), lambda x: x, bound(keras.activations.elu, alpha=2.0)):
+        assert lean_gelu(other) is None
+        inputs = keras.Input((4, 8))
+        hidden = keras.layers.Dense(8, "gelu")(keras.layers.Dense(8, activation=other)(inputs))
+        model = keras.Model(inputs, keras.layers.Dense(16, activation=other, name="head")(hidden))
+        x = np.random.default_rng().normal(size=(2, 4, 8)).astype("float32")
+        before = ops.convert_to_numpy(model(x))
+        keras_mp.lean.make_lean(model)
+        np.testing.assert_array_equal(ops.convert_to_numpy(model(x)), before)
+        name = getattr(other, "__name__", "") or {"partial": "elu"}.get(type(other).__name__, type(other).__name__)
+        reasons = [part.reason for part in candidates(model) if part.kind == "head"]
+        assert reasons == [f"its activation is {name}, so its result is not logits"]
+        assert str(keras_mp.report(model))
 
 
 def test_the_layer_is_lean_where_it_trains_and_keras_own_elsewhere(monkeypatch):

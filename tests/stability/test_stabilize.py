@@ -1,16 +1,18 @@
+import functools
 import warnings
 
 import keras
 import numpy as np
 import pytest
 import zoo
-from keras import layers
+from keras import layers, ops
 from twins import twin
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.verification import relative_difference
 from keras_mp.rebuild import layers_by_path, rebuild
+from keras_mp.stability.sensitive import sensitive_layers
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 # What Keras itself cannot save and load.
@@ -94,8 +96,88 @@ def test_a_float32_model_stays_as_it_is():
     assert relative_difference(stabilize(twin(model))(batch), model(batch)) == 0.0
 
 
+class Returns(keras.Model):
+    """What its call returns is made by its layers, or by code of its own."""
+
+    def __init__(self, way, dtype=None):
+        super().__init__()
+        self.way = way
+        self.inner = layers.Dense(16)
+        self.head = layers.Dense(4, None if way == "passed on" else "softmax", dtype=dtype)
+        self.after = layers.Softmax()
+        self.model = keras.Sequential([self.head, layers.Dropout(0.1)])
+
+    def call(self, inputs):
+        x = self.inner(inputs)
+        ways = {
+            "layer": lambda: self.head(x),
+            "inner model": lambda: self.model(x),
+            "passed on": lambda: self.after(self.head(x)),
+            "dict": lambda: {"probabilities": self.head(x), "hidden": ops.cast(x, "float32")},
+            "cast": lambda: ops.cast(self.head(x), "float32"),
+            "own": lambda: 2 * self.head(x),
+        }
+        return ways[self.way]()
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize(
+    ("way", "dtype"),
+    [("layer", None), ("inner model", None), ("passed on", None), ("dict", None), ("layer", "float32")],
+)
+def test_what_a_call_returns_as_a_layer_made_it_is_float32(way, dtype):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model, x = Returns(way, dtype), zoo.normal(64, 8)
+    model(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        keras_mp.stabilize(model)
+    assert [entry.path for entry in sensitive_layers(model)] == []
+    results = model(x)
+    probabilities = results["probabilities"] if way == "dict" else results
+    assert keras.backend.standardize_dtype(probabilities.dtype) == "float32"
+    hidden = np.asarray(ops.cast(model.inner(x), "float32"), "float64")
+    kernel = np.asarray(ops.cast(ops.cast(model.head.kernel, dtype or "bfloat16"), "float32"), "float64")
+    exponentials = np.exp(hidden @ kernel)
+    np.testing.assert_allclose(probabilities, exponentials / exponentials.sum(-1, keepdims=True), rtol=1e-5)
+    assert keras_mp.revert(model).head.compute_dtype == (dtype or "bfloat16")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: functools.partial(keras.activations.softmax, axis=-1), lambda: ops.softmax, layers.Softmax],
+    ids=["partial", "operation", "layer"],
+)
+def test_a_softmax_in_another_guise_is_float32(make):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(16, make()), layers.Dense(4, make())])
+    activations = [layer.activation for layer in model.layers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        keras_mp.stabilize(model)
+    assert sensitive_layers(model) == []
+    x = zoo.normal(64, 8)
+    inner, head = model.layers
+    assert keras.backend.standardize_dtype(inner(x).dtype) == "bfloat16"
+    hidden, kernel = (np.asarray(numpy(ops.cast(each, "bfloat16")), "float64") for each in (inner(x), head.kernel))
+    exponentials = np.exp(hidden @ kernel)
+    np.testing.assert_allclose(model(x), exponentials / exponentials.sum(-1, keepdims=True), rtol=1e-5)
+    for layer, before in zip(keras_mp.revert(model).layers, activations, strict=True):
+        if isinstance(before, functools.partial):
+            assert (layer.activation.func, layer.activation.keywords) == (before.func, before.keywords)
+        else:
+            assert layer.activation is before
+
+
 def test_what_cannot_be_reached_is_named():
-    model, _ = zoo.build("subclassed", "mixed_float16")
+    keras.config.set_dtype_policy("mixed_float16")
+    model = Returns("cast")
+    model(zoo.normal(2, 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        keras_mp.stabilize(model)  # what its own code returns is float32
+    model = Returns("own")
+    model(zoo.normal(2, 8))
     with pytest.warns(UserWarning, match=f"could not reach everything: '{model.name}': it computes its output.*dtype"):
         keras_mp.stabilize(model)
 

@@ -1,0 +1,88 @@
+"""One call of a subclassed model, traced without numbers: which of its layers made what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import keras
+
+# Private, because the public `compute_output_spec` of a layer takes no function.
+from keras.src.backend import compute_output_spec
+
+from keras_mp.backend.common.calls import wrapped_methods
+from keras_mp.rebuild.walk import map_shapes
+
+
+class Call(NamedTuple):
+    """A call of a layer.
+
+    Attributes:
+        layer: the layer.
+        inputs: the first argument, as the layer was given it.
+        outputs: the result, as the layer returned it.
+    """
+
+    layer: keras.layers.Layer
+    inputs: Any
+    outputs: Any
+
+
+class Traced(NamedTuple):
+    """A call of a model.
+
+    Attributes:
+        outputs: the structure of tensors that the model returned; of each only identity, shape and dtype are of use.
+        calls: the calls of its layers, one inside another first.
+    """
+
+    outputs: Any
+    calls: list[Call]
+
+    def makers(self, tensor: Any) -> list[Call]:
+        """The calls that returned this very tensor: that which made it, then those that handed it on."""
+        return [call for call in self.calls if call.outputs is tensor]
+
+
+def trace_call(model: keras.Model, layers: Iterable[keras.layers.Layer]) -> Traced | None:
+    """Traces a built model by the shapes that it was built for, and notes the calls of some of its layers.
+
+    Returns:
+        None where its code cannot be traced with inputs of one dtype, or its shapes are not known.
+    """
+    watched = [("", layer) for layer in {id(layer): layer for layer in layers}.values()]
+    for dtype in ("float32", "int32"):  # Keras does not record it
+        try:
+            return _traced(model, watched, dtype)
+        except Exception:  # whatever a stranger's call raises
+            continue
+    return None
+
+
+def _traced(model: keras.Model, watched: list[tuple[str, Any]], dtype: str) -> Traced:
+    shapes, calls, returned = model.get_build_config() or {}, [], []
+
+    def noting(path: str, layer: Any, name: str, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            outputs = function(*args, **kwargs)
+            calls.append(Call(layer, args[0] if args else None, outputs))
+            return outputs
+
+        return call
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        returned.append(model(*args, **kwargs))
+        return returned[0]
+
+    def tensor(shape: Any) -> Any:
+        return keras.KerasTensor(tuple(shape), dtype)
+
+    arguments, named = [], {}
+    if "input_shape" in shapes:
+        arguments = [map_shapes(tensor, shapes["input_shape"])]
+    else:
+        given = shapes["shapes_dict"]
+        named = {name.removesuffix("_shape"): map_shapes(tensor, shape) for name, shape in given.items()}
+    with wrapped_methods(watched, ["call"], noting):
+        compute_output_spec(run, *arguments, **named)
+    return Traced(returned[0], calls)
