@@ -32,8 +32,7 @@ def inspect_by_blocks(
         build: `build(blocks)` builds and compiles the model; the default of `blocks` is how many it has.
         batch, target, options: the arguments of `keras_mp.inspect`.
         blocks: the two numbers of blocks that are compiled, the second larger.
-        look: inspects a step; of one that keeps `seconds` of its own, as `benchmarks.flash_attention.FlashLook`, they
-            are on the line, too, as `flash`.
+        look: inspects a step.
 
     Returns:
         Of `keras_mp.inspect`'s report what a table needs. `collectives` are bytes of all layers, by kind, dtype
@@ -43,11 +42,9 @@ def inspect_by_blocks(
     few, many = (look(lambda count=count: build(count), batch, target, **options) for count in blocks)
     times = Fraction(depth - blocks[0], blocks[1] - blocks[0])
     whole = extrapolated(few, many, blocks, depth)
-    own = getattr(look, "seconds", [])
     kept = ("memory", "time", "roofline", "seconds", "refused", "backend", "extrapolated")
     return SimpleNamespace(
         flops=on_line(few.flops, many.flops, times),
-        flash=on_line(*own, times) if own else None,
         collectives=on_line(collective_bytes(few), collective_bytes(many), times),
         **{name: getattr(whole, name) for name in kept},
     )

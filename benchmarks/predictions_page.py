@@ -386,8 +386,9 @@ def _runs(compiled: Results, group: str) -> str:
         "chips",
         "published",
         "predicted",
-        "with flash",
         "ratio",
+        "scores in memory",
+        "ratio before",
         "products",
         "other",
         "uncovered",
@@ -403,7 +404,9 @@ def _row(name: str, result: dict[str, Any]) -> tuple[str, ...]:
     run = RUNS[name]
     parts = (result[part] for part in ("products", "other", "uncovered", "bound"))
     target = result.get("target", run.target)
+    before = result if "flash" in result else result.get("before")
     how = [
+        "not compiled with the kernel, the scores left out" if "flash" in result else "",
         ", ".join(result["blocks"]),
         f"for {target}" if run.chips > 1 and str(run.chips) not in target else "",
         f"as {result['compiled as']}" if "compiled as" in result else "",
@@ -416,9 +419,10 @@ def _row(name: str, result: dict[str, Any]) -> tuple[str, ...]:
         f"{name} (set aside)" if name in SET_ASIDE else name,
         f"{run.chips} {_chip(name).name}",
         _time(run.seconds),
-        _time(result["seconds"]),
-        _time(result["flash"]) if "flash" in result else "-",
+        _time(predicted(result)),
         f"{ratios({name: result})[name]:.2f}",
+        _time(before["seconds"]) if before else "-",
+        f"{before['flash'] / run.seconds:.2f}" if before else "-",
         *map(_time, parts),
         "-" if "compiled as" in result else f"{_took(result):.0f} s",
         "; ".join(filter(None, how)) or "whole",

@@ -8,9 +8,9 @@ A run is taken if all of this holds. None is dropped after it was compiled.
 3. Nothing is kept in the host's memory but what the kit can keep there, the optimizer's states; activations are not.
    The devices are one host or one slice.
 4. Its data do not limit it: synthetic, or loaded beside the step.
-5. Kernels that were written by hand, which XLA does not have here (flash attention), do not exclude a run, nor does
-   selective recomputation that Keras cannot say; the row is marked, or compiled with a policy of JAX (torchtitan's). Of
-   32,768 tokens and more attention needs such kernels, and the run is not taken.
+5. Kernels that were written by hand (flash attention) do not exclude a run, nor does selective recomputation that Keras
+   cannot say; the row is marked, or compiled with a policy of JAX (torchtitan's). Runs of 32,768 tokens and more were
+   not taken, as attention needs such kernels there, which `inspect` did not have then.
 6. Where the slice is too large to be compiled here, the same work a chip is compiled for a smaller one, and the row
    says for which. Of the runs of `ADDED` it is one of 8 chips (of v7x of 4 chips, which are 8 devices).
 7. Convolutions of 16 bits have channels last in the source, as XLA compiles them. Added with the runs of Lambda's
@@ -31,8 +31,9 @@ These were added with the runs of `ADDED`, before the first of them was compiled
 11. A quarter of `ADDED`, the first by the hashes of their names, is set aside: its score is given apart.
 12. Seconds are taken from the source where it has them, and else its rate divides the operations that its program of
    that day counts in a step.
-13. Flash attention is modelled where the source states it: the time is that of the compiled kernels of which the arrays
-   of scores stay in the cores and move no bytes. What `inspect` predicts with them in memory stands beside it.
+13. Where the source states flash attention, the step is compiled with the kernel that its chip has, Splash or cuDNN's.
+   Before `inspect` could, the time was that of the compiled kernels of which the arrays of scores stay in the cores and
+   move no bytes; that stands beside it, and is the score of a row that was not compiled again, which says so.
 14. A loss that the source does not compile, in a program of PyTorch, has there each of its arrays in memory, and is
    compiled so (`benchmarks/eager_loss.py`): torchtitan's until April 2025, and torchtune's, which compiles it and drops
    the result.
@@ -568,12 +569,12 @@ SET_ASIDE = frozenset(sorted(ADDED, key=_hash)[: len(ADDED) // 4])
 
 
 def predicted(result: dict[str, Any]) -> float:
-    """The predicted seconds of a run that was compiled, with flash attention where rule 13 says so."""
+    """The predicted seconds of a run that was compiled, by rule 13."""
     return result.get("flash", result["seconds"])
 
 
 def ratios(results: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Of each run that was compiled, the predicted time, with flash attention by rule 13, divided by the published."""
+    """Of each run that was compiled, the predicted time divided by the published."""
     compiled = {name: result for name, result in results.items() if name in RUNS and "failed" not in result}
     return {
         name: predicted(compiled[name]) / run.seconds

@@ -33,11 +33,11 @@ class Array(NamedTuple):
 
 @dataclass(frozen=True)
 class Contraction:
-    """A dot or a convolution.
+    """A dot, a convolution, or a kernel that stands for several.
 
     Args:
         at: the place where it stands.
-        kind: "dot" or "convolution".
+        kind: "dot", "convolution" or "kernel".
         operands: the operands that it multiplies.
         asked: dtypes of the operands, FP8 too where they were cast from FP8.
         sizes: rows, summed dimension and columns, as of `keras_mp.xla.matmuls.Matmul`.
@@ -45,6 +45,8 @@ class Contraction:
         weights: the step's argument that each operand is a copy of; None where it is no copy of one.
         followers: numbers of operations that only move or cast the result.
         sources: a number of the value that each operand is a copy of, equal for equal values.
+        name: the name of a kernel; "" of others.
+        traffic: the bytes that a kernel moves each time; 0 where each of its arrays crosses once.
     """
 
     at: Asking
@@ -56,6 +58,8 @@ class Contraction:
     weights: tuple[int | None, ...]
     followers: tuple[str, ...]
     sources: tuple[int, ...]
+    name: str = ""
+    traffic: int = 0
 
     @property
     def op(self) -> str:
@@ -88,7 +92,7 @@ class Asked:
     """A lowered step, read.
 
     Args:
-        contractions: the dots and convolutions, in the order in which they run.
+        contractions: the dots, convolutions and kernels, in the order in which they run.
         low: the exponentials and sums in 16 bits.
         casts: the casts of the step.
         names: the names that operations had before they were numbered.
@@ -101,7 +105,7 @@ class Asked:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of all dots and convolutions of a step."""
+        """Floating-point operations of all dots, convolutions and kernels of a step."""
         return sum(contraction.flops * contraction.at.repeats for contraction in self.contractions)
 
     def full_name(self, operation: str) -> str:
@@ -128,6 +132,7 @@ def _at(entry: Mapping[str, Any]) -> dict[str, Asking]:
     return {"at": Asking(*entry["at"])}
 
 
-def _contraction(at: Any, operands: Any, kind: str, flops: int, **lists: Any) -> Contraction:
+def _contraction(at: Any, operands: Any, kind: str, flops: int, name: str, traffic: int, **lists: Any) -> Contraction:
     arrays = tuple(Array(dtype, tuple(dimensions)) for dtype, dimensions in operands)
-    return Contraction(Asking(*at), kind, arrays, flops=flops, **{name: tuple(row) for name, row in lists.items()})
+    rows = {key: tuple(row) for key, row in lists.items()}
+    return Contraction(Asking(*at), kind, arrays, flops=flops, name=name, traffic=traffic, **rows)

@@ -40,7 +40,7 @@ class CompileReport(PicturedReport):
         precision: the model's precision.
         training: whether it is a training step.
         batch: shape and dtype of each array of the batch.
-        matmuls: every dot and convolution.
+        matmuls: every dot, convolution and kernel that stands for several.
         sensitive: exponentials and sums asked for in 16 bits.
         casts: the casts that are asked for, by dtypes.
         cast_kernels: the number of kernels that only cast and move, and the bytes that they read and write.
@@ -67,6 +67,7 @@ class CompileReport(PicturedReport):
             assumed.
         extrapolated: the numbers of the model's blocks that memory and times of `advise` are from, such as "4 and 8 of
             48 blocks"; products and all else that is listed are then of the larger number. "" where all were compiled.
+        error: a sentence where the predicted time cannot be right, which is a fault of keras_mp; "" where it can.
     """
 
     in_the_shell = True
@@ -99,10 +100,11 @@ class CompileReport(PicturedReport):
     time: StepTime | None = None
     flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     extrapolated: str = ""
+    error: str = ""
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of all dots and convolutions in one step; a multiply-add is two."""
+        """Floating-point operations of all dots, convolutions and kernels in one step; a multiply-add is two."""
         return sum(matmul.flops for matmul in self.matmuls)
 
     @property

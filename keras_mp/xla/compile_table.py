@@ -45,6 +45,7 @@ def answer(report: CompileReport) -> list[Sentence]:
         Sentence("On the host", on_host(report)),
         Sentence("Largest at the peak", _largest(report), rank=5),
         Sentence("Time", _answered_time(report)),
+        Sentence("Error", report.error),
         Sentence("Precision", first),
         *(Sentence("Precision", kind, rank=1) for kind in others),
         Sentence("In 16 bits", _in_16_bits(report), rank=2),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keras_mp.precision.chips import Chip
+from keras_mp.reporting.text import listed
 from keras_mp.xla.collectives import Collective
 from keras_mp.xla.hlo import Module, is_work, moved_bytes
 from keras_mp.xla.matmuls import Matmul, seconds
@@ -70,6 +71,30 @@ def estimate(matmuls: Sequence[Matmul], module: Module, chip: Chip) -> Roofline:
     memory = moved / (chip.bandwidth / chip.devices)
     cycles = sum(kernel.cycles * repeats for kernel, repeats in kernels)
     return Roofline(max(compute, memory), compute, memory, cycles)
+
+
+def impossible(matmuls: Sequence[Matmul], roofline: Roofline, predicted: float, chip: Chip) -> str:
+    """Says where a predicted time is below what the products that a step asks for take at the chip's peak rate.
+
+    Args:
+        matmuls: the products, also those of which nothing was found in the compiled step.
+        roofline: the bound of the others.
+        predicted: the predicted seconds of a step.
+        chip: the chip; a device has its share of the rates.
+
+    Returns:
+        A sentence; "" where the time is possible.
+    """
+    lost = [matmul for matmul in matmuls if not matmul.runs]
+    least = roofline.compute + sum(seconds(matmul, chip) for matmul in lost)
+    if predicted >= least:
+        return ""
+    return (
+        f"{predicted * 1e3:.3g} ms is no possible time: the products that the step asks for take {least * 1e3:.3g} ms "
+        f"at the chip's peak rate, and {len(lost)} of {len(matmuls)} were not found in the compiled step, in "
+        f"{listed([*dict.fromkeys(matmul.layer for matmul in lost)], 80, 'layers')}. This is a fault of keras_mp: "
+        "please report it."
+    )
 
 
 def link_time(collectives: Sequence[Collective], chip: Chip) -> LinkTime | None:

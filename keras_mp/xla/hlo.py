@@ -37,6 +37,7 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective
 
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
 _LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
+_END = re.compile(r"^}(?!})")
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,<=\s]*)\](?:\{([^}]*)\})?")
 _FAST = "S(1)"  # the memory space of a TPU core's own memory, in a layout
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
@@ -261,24 +262,32 @@ def parse(text: str) -> Module:
     entry = ""
     computations: dict[str, dict[str, Instruction]] = {}
     current: dict[str, Instruction] | None = None
-    name = ""
+    name = written = ""
     for line in text.splitlines():
         if current is None:
             head = _HEAD.match(line)
             if head:
                 name = head[2]
                 current = computations[name] = {}
+                written = ""
                 if head[1]:
                     entry = name
-        elif line.startswith("}"):
-            current = None
-        else:
-            instruction = _parse_line(line, name)
-            if instruction is not None:
-                current[instruction.name] = instruction
+        elif _END.match(line) or _LINE.match(line):
+            _add(current, written, name)
+            written = line
+            if not _LINE.match(line):
+                current = None
+        else:  # an attribute with a line break, as the metadata of a kernel
+            written += line
     if not entry:
         raise ValueError("the text holds no compiled module: it has no ENTRY computation")
     return Module(entry, computations)
+
+
+def _add(computation: dict[str, Instruction], line: str, name: str) -> None:
+    instruction = _parse_line(line, name)
+    if instruction is not None:
+        computation[instruction.name] = instruction
 
 
 def _parse_line(line: str, computation: str) -> Instruction | None:

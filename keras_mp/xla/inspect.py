@@ -18,7 +18,7 @@ from keras_mp.xla.collectives import Collective, CollectiveLayers, collectives
 from keras_mp.xla.compile import compile_step
 from keras_mp.xla.compile_report import CompileReport
 from keras_mp.xla.compiled_step import CompiledStep
-from keras_mp.xla.estimate import estimate, link_time
+from keras_mp.xla.estimate import estimate, impossible, link_time
 from keras_mp.xla.lower import build_without_values, lower_step
 from keras_mp.xla.matmuls import Matmul, join
 from keras_mp.xla.memory import measure
@@ -206,6 +206,7 @@ def report_on(step: CompiledStep, precision: str, *, training: bool = True, plan
         link_time=link_time(sent, chip) if chip else None,
         time=time,
         flags={**step.flags, **target.libraries},
+        error=impossible(matmuls, roofline, time.seconds, chip) if chip and roofline and time else "",
     )
 
 
@@ -219,6 +220,8 @@ def _notes(target: Target, matmuls: Sequence[Matmul], plan: Plan | None) -> list
         )
         if plan.by_compiler:
             notes.append("The products are listed as asked for; the compiler divides them over the devices.")
+            if target.platform == "cuda":
+                notes.append("Attention is compiled without cuDNN's kernel, which XLA divides only where devices are.")
     if target.platform == "cuda":
         notes.append(
             "Autotuning times kernels on the chip: there the choice between cuBLAS, cuDNN and Triton, and the tile "

@@ -1,4 +1,4 @@
-"""Joins the dots and convolutions that a step asks for with those that the compiler made of them."""
+"""Joins the dots, convolutions and kernels that a step asks for with those that the compiler made of them."""
 
 from __future__ import annotations
 
@@ -20,21 +20,27 @@ from keras_mp.xla.hlo import Instruction, Module, long_name
 _ROLE = re.compile(r"keras_mp\.(forward|input_gradient|kernel_gradient)")
 
 
+# XLA's names of kernels that were written by hand: Mosaic's, Triton's, cuDNN's attention.
+_KERNELS = re.compile(r"tpu_custom_call|mosaic_gpu|__cudnn\$fmha|(__gpu\$xla\.gpu\.)?triton")
+
+
 # The note of a product of a step that the compiler refuses.
 NOT_COMPILED = "not compiled"
+# The note of a kernel that has no product, or whose products cannot be read.
+OPERATIONS_NOT_KNOWN = "operations not known"
 
 
 @dataclass(frozen=True)
 class Matmul:
-    """One dot or convolution of a step.
+    """One dot or convolution of a step, or a kernel that stands for several.
 
     Args:
         layer: path of the layer whose call it belongs to, or "unattributed".
         call: the number of the call of that layer in the step, from 1; 0 where it is not known.
         role: "forward", "input gradient", "kernel gradient", "recomputed", or "unattributed".
-        kind: "dot" or "convolution".
+        kind: "dot", "convolution" or "kernel": Mosaic's for TPUs, Triton's and cuDNN's attention for GPUs.
         sizes: rows, summed dimension and columns of the matrix product (of one, where there is a batch of them); of a
-            convolution batch x positions, inputs x window, and features.
+            convolution batch x positions, inputs x window, and features; of attention queries, features and keys.
         asked: dtypes of the operands in the lowered step. FP8 too where they were cast from FP8: a compiler may turn
             that into an FP8 product, or not.
         compiled: dtypes of the operands as compiled; empty where the compiler left nothing of it.
@@ -47,6 +53,7 @@ class Matmul:
         note: a remark on what became of it, where there is something to say.
         counted: False where a loop's length is not known, so that `flops` counts one round.
         runs: the instruction of the compiled step that runs it, or is fused with it; "" where nothing is left.
+        traffic: the bytes that a kernel moves in a step; 0 where each of its arrays crosses once.
     """
 
     layer: str
@@ -65,6 +72,7 @@ class Matmul:
     note: str = ""
     counted: bool = True
     runs: str = ""
+    traffic: int = 0
 
     @property
     def operands(self) -> str:
@@ -72,8 +80,8 @@ class Matmul:
         return dtype_pair(self.compiled)
 
     def off(self, multiple: int) -> tuple[int, ...]:
-        """The sizes that are no multiple of a number; of a convolution its features."""
-        sizes = self.sizes if self.kind == "dot" else self.sizes[2:]
+        """The sizes that are no multiple of a number; of a convolution its features, of a kernel none."""
+        sizes = {"dot": self.sizes, "convolution": self.sizes[2:]}.get(self.kind, ())
         return tuple(size for size in sizes if size % multiple)
 
 
@@ -120,7 +128,7 @@ def seconds(matmul: Matmul, chip: Chip) -> float:
 
 
 def join(step: CompiledStep) -> list[Matmul]:
-    """Joins what was asked with what was compiled: an entry for each dot and convolution of the lowered step."""
+    """Joins what was asked with what was compiled: an entry for each dot, convolution and kernel of the step."""
     asked, module = step.asked.contractions, step.module
     made = _made(module, step.target.platform)
     compiled = {}
@@ -140,6 +148,8 @@ def join(step: CompiledStep) -> list[Matmul]:
             after, note = compiled[merged[entry.op]], "merged with another"
         if after is None:
             after, note = _remains(entry.op, module)
+        if entry.kind == "kernel" and not entry.flops and not note:
+            note = OPERATIONS_NOT_KNOWN
         rows.append(
             Matmul(
                 layer=step.lowered.layer(index),
@@ -158,6 +168,7 @@ def join(step: CompiledStep) -> list[Matmul]:
                 note=note,
                 counted=entry.at.counted,
                 runs=after.runs,
+                traffic=entry.traffic * entry.at.repeats,
             )
         )
     return rows
@@ -184,7 +195,7 @@ _NOTHING = Made((), "", "", "", 0, 0)
 
 
 def products(module: Module, platform: str) -> list[Made]:
-    """Lists the dots and convolutions of a compiled module.
+    """Lists the dots, convolutions and kernels of a compiled module.
 
     Args:
         platform: "cuda", "tpu" or "cpu".
@@ -196,7 +207,7 @@ def _made(module: Module, platform: str) -> dict[str, list[Made]]:
     by_operation: dict[str, list[Made]] = defaultdict(list)
     for kernel, _ in module.kernels():
         for instruction in module.inside(kernel):
-            if instruction.opcode in ("dot", "convolution") or _is_library(instruction):
+            if instruction.opcode in ("dot", "convolution") or _is_library(instruction) or _is_kernel(instruction):
                 # What XLA makes of a block-scaled product without a kernel for it has the name on the kernel.
                 name = instruction.operation or kernel.operation
                 by_operation[name].append(_describe(instruction, kernel, module, platform))
@@ -219,13 +230,20 @@ def _is_library(instruction: Instruction) -> bool:
     return instruction.opcode == "custom-call" and bool(re.search(r"gemm|matmul|conv|dot", instruction.target, re.I))
 
 
+def _is_kernel(instruction: Instruction) -> bool:
+    return instruction.opcode == "custom-call" and bool(_KERNELS.match(instruction.target))
+
+
 def _describe(instruction: Instruction, kernel: Instruction, module: Module, platform: str) -> Made:
-    shapes = module.shapes_of(instruction)[:2]
+    shapes = module.shapes_of(instruction)
+    if _is_kernel(instruction):  # before its operands are masks and counts
+        shapes = [shape for shape in shapes if "f" in shape.dtype and len(shape.dimensions) > 1]
+    shapes = shapes[:2]
     operands = tuple(long_name(shape.dtype) for shape in shapes)
     result = long_name(instruction.shapes[0].dtype)
     flops = 0
     contracted = re.search(r"lhs_contracting_dim(?:ensions\":\[\"|s=\{)(\d+)", instruction.attributes)
-    if contracted and len(shapes) == 2:
+    if contracted and len(shapes) == 2 and not _is_kernel(instruction):
         flops = dot_flops(instruction.shapes[0].dimensions, [shapes[0].dimensions[int(contracted[1])]])
     return Made(
         operands,
@@ -262,6 +280,9 @@ def _kernel(instruction: Instruction, kernel: Instruction, platform: str) -> str
         ("cublas$lt$matmul$f8", "cuBLASLt FP8"),
         ("cublas$lt", "cuBLASLt"),
         ("cublas", "cuBLAS"),
+        ("cudnn$fmha", "cuDNN attention"),
+        ("tpu_custom_call", "Mosaic"),
+        ("mosaic_gpu", "Mosaic"),
         ("cudnn$conv", "cuDNN convolution"),
         ("cudnn$blockScaledDot", "cuDNN block-scaled"),
         ("cudnn", "cuDNN"),
@@ -355,7 +376,16 @@ def _roles(step: CompiledStep) -> list[tuple[int | None, str]]:
         if call is None and mine and len(owners[mine[0]]) == 1:
             call = next(iter(owners[mine[0]]))
         result.append(
-            (call, _role(name, bool(mine), entry.sizes[0] * entry.sizes[2], kernels[call], activations[call]))
+            (
+                call,
+                _role(
+                    name,
+                    bool(mine) or entry.kind == "kernel",
+                    entry.sizes[0] * entry.sizes[2],
+                    kernels[call],
+                    activations[call],
+                ),
+            )
         )
     return result
 

@@ -1,4 +1,4 @@
-"""Reads a lowered step: its dots and convolutions, its casts, what it computes in 16 bits; and numbers its operations.
+"""Reads a lowered step: its products, its casts, what it computes in 16 bits; and numbers its operations.
 
 Runs where JAX's MLIR is, in the compiler's own process.
 """
@@ -19,6 +19,7 @@ from jax._src.lib.mlir.dialects import hlo
 
 from keras_mp.precision.flops import convolution_flops, dot_flops
 from keras_mp.xla.asked import Array, Asked, Asking, Cast, Contraction, LowOperation
+from keras_mp.xla.kernels import Kernel, kernel_of
 
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"(:\d+)?')
 _EXPONENTIALS = (
@@ -125,6 +126,8 @@ class _Reader:
         # Value numbering: equal operations on equal values have one number, as common subexpressions have.
         self._numbers: dict[Any, int] = {}
         self._seen: dict[tuple, int] = {}
+        # What functions are given for their arguments.
+        self._given: dict[Any, Any] = {}
         # Of arguments of functions that are given dequantized values, the FP8 dtype.
         self._float8: dict[Any, str] = {}
 
@@ -151,6 +154,10 @@ class _Reader:
         at = Asking("/".join(map(str, path)), repeats, known)
         if kind in ("dot_general", "dot", "convolution") or _is_block_scaled(operation):
             self.contractions.append(self._contraction(operation, at, calls, arguments))
+        elif kind == "custom_call":
+            kernel = kernel_of(operation, self._constant)
+            if kernel is not None:
+                self.contractions.append(self._kernel(operation, kernel, at, arguments))
         elif kind == "convert":
             (source, dimensions), target = _shape(operation.operands[0]), _shape(operation.results[0])
             self.casts.append(Cast(at, source, target.dtype, math.prod(dimensions)))
@@ -161,6 +168,7 @@ class _Reader:
             block = callee.regions[0].blocks[0]
             for argument, operand in zip(block.arguments, operation.operands, strict=True):
                 self._numbers[argument] = self._value(operand)
+                self._given[argument] = operand
                 quantized = _quantized(operand, self._float8)
                 if quantized:
                     self._float8[argument] = quantized
@@ -197,6 +205,38 @@ class _Reader:
             followers=tuple("/".join(map(str, (*calls, number))) for number in _followers(operation)),
             sources=tuple(map(self._source, factors)),
         )
+
+    def _kernel(self, operation: Any, kernel: Kernel, at: Asking, arguments: dict[Any, int]) -> Contraction:
+        factors = [operation.operands[place] for place in kernel.operands]
+        operands = tuple(map(_shape, factors))
+        return Contraction(
+            at,
+            kind="kernel",
+            operands=operands,
+            asked=tuple(shape.dtype for shape in operands),
+            sizes=kernel.sizes,
+            flops=kernel.flops,
+            weights=tuple(_weight(operand, arguments) for operand in factors),
+            followers=(),
+            sources=tuple(map(self._source, factors)),
+            name=kernel.name,
+            traffic=kernel.traffic,
+        )
+
+    def _constant(self, value: Any) -> np.ndarray | None:
+        """The integers that a value holds where it is a constant, also one that a function is given."""
+        for _ in range(16):
+            value = self._given.get(value, value)
+            owner = getattr(value.owner, "operation", value.owner)
+            kind = getattr(owner, "name", "").removeprefix("stablehlo.")
+            if kind == "constant":
+                values: Any = ir.DenseIntElementsAttr(owner.attributes["value"])
+                return np.asarray(list(values))
+            if kind not in ("reshape", "convert", "broadcast_in_dim", "optimization_barrier", ""):
+                break
+            if kind:
+                value = owner.operands[0]
+        return None
 
     def _give_numbers(self, operation: Any) -> None:
         same: tuple = (object(),)  # like no other

@@ -88,6 +88,13 @@ SIDES: Mapping[str, int] = MappingProxyType({"v6e": 256, "v7x": 256})
 SIDE = 128
 
 
+# The rate of cuDNN's attention as a share of that of large products. On an H100, of 128 features and 4,096 to 16,384
+# tokens, it reaches 518 to 609 TFLOP/s forward and 499 to 518 backward: figures 5 and 6 of FlashAttention-3
+# (arXiv:2407.08608; read in a transcription), which is 0.52 of the peak where products reach 0.82. Of Splash on TPUs
+# there is no table.
+ATTENTION = 0.64
+
+
 def generation_of(chip: Chip) -> str:
     """The key in `EFFICIENCIES`; a generation without a table of its own takes the nearest's."""
     if chip.vendor == "google":
@@ -107,9 +114,11 @@ def computing_seconds(flops: float, peak: float, bits: int, chip: Chip, of: Effi
         bits: the bits of an operand.
         chip: the chip; a device has its share of the rates.
         of: the shares of these rates that kernels reach.
-        kind: "dot" or "convolution".
+        kind: "dot", "convolution" or "kernel".
     """
     share = of.products[bits if bits in of.products else 16] * (of.convolution if kind == "convolution" else 1)
+    if kind == "kernel" and chip.vendor == "nvidia":
+        share *= ATTENTION
     return flops / (peak / chip.devices * share)
 
 
@@ -137,7 +146,7 @@ def link_seconds(wire: float, chip: Chip, of: Links) -> float:
 
 def padded(matmul: Matmul, chip: Chip) -> float:
     """How many times its own operations a product takes on a TPU, which fills all rows and columns of a matrix unit."""
-    if chip.vendor != "google" or matmul.kind != "dot":
+    if chip.vendor != "google" or matmul.kind == "convolution":
         return 1.0
     side = SIDES.get(chip.name, SIDE)
     return math.prod(math.ceil(size / side) * side / size for size in matmul.sizes if size)
@@ -312,8 +321,11 @@ class _Clock:
 
     def _kernel(self, kernel: Instruction, repeats: int) -> None:
         self.kernels += 1
-        moved = moved_bytes(kernel, self.module)
+        moved: float = moved_bytes(kernel, self.module)
         matmuls = self.matmuls.get(kernel.name, [])
+        traffic = sum(matmul.traffic for matmul in matmuls) / repeats
+        if traffic:  # a kernel that reads arrays more than once; of those in a core's own memory as many again
+            moved *= max(1.0, traffic / max(self.module.traffic(kernel), 1))
         least = max(
             sum(seconds(matmul, self.chip) for matmul in matmuls) / repeats,
             moved / (self.chip.bandwidth / self.chip.devices),
@@ -335,7 +347,9 @@ class _Clock:
         dtypes = matmul.compiled or matmul.asked
         peak = peak_of(dtypes, self.chip)
         # The tables of convolutions on NVIDIA's GPUs have channels first, which tensor cores do not take as they are.
-        kind = "dot" if self.chip.vendor == "nvidia" and not _CHANNELS_FIRST.search(kernel.attributes) else matmul.kind
+        kind = matmul.kind
+        if kind == "convolution" and self.chip.vendor == "nvidia" and not _CHANNELS_FIRST.search(kernel.attributes):
+            kind = "dot"
         flops = matmul.flops * padded(matmul, self.chip)
         return computing_seconds(flops, peak, _bits(dtypes), self.chip, self.efficiency, kind)
 

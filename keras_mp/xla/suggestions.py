@@ -100,7 +100,7 @@ def _softmax(sensitive: Sequence[Sensitive]) -> list[Advice]:
 
 
 def _float32(matmuls: Sequence[Matmul], chip: Chip | None, precision: str) -> list[Advice]:
-    in_float32 = [matmul for matmul in matmuls if "float32" in matmul.asked]
+    in_float32 = [matmul for matmul in matmuls if "float32" in matmul.asked and matmul.kernel != "loop"]
     if not in_float32:
         return []
     low = "float16" if chip is not None and "bfloat16" not in chip.peak else "bfloat16"

@@ -71,6 +71,12 @@ def attended_on_a_gpu():
     jax.eval_shape(lambda x: keras.ops.dot_product_attention(x, x, x), x)
 
 
+def lowered():
+    import jax
+
+    jax.jit(lambda x: x + 1).lower(ONES)
+
+
 CUDNN = "jax._src.cudnn.fused_attention_stablehlo"
 USES = {
     "keras.Variable._initialize_with_initializer": lambda: keras.Variable("zeros", (2,)),
@@ -105,6 +111,7 @@ USES = {
     "keras.src.backend.nn.conv_transpose": lambda: keras.ops.conv_transpose(ONES[None], ONES[None], 1),
     "keras.src.backend.nn.dot_product_attention": lambda: keras.ops.dot_product_attention(*[ONES[None, None]] * 3),
     "jax.devices": lambda: keras.ops.dot_product_attention(*[ONES[None, None]] * 3),
+    "jax._src.dispatch.jaxpr_has_prim_requiring_devices": lowered,
     "jax.default_backend": lambda: keras.layers.LSTM(1)(ONES[None]),
     f"{CUDNN}.check_cudnn_version": attended_on_a_gpu,
     f"{CUDNN}.check_compute_capability": attended_on_a_gpu,

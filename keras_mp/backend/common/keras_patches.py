@@ -195,6 +195,14 @@ PATCHES += tuple(
     for name in ("check_cudnn_version", "check_compute_capability", "is_cuda_compute_capability_equal")
 )
 PATCHES += (
+    Patch(
+        "jax._src.dispatch",
+        "jaxpr_has_prim_requiring_devices",
+        ("jax",),
+        _VERSIONS,
+        "JAX does not lower cuDNN's attention for several devices that are not there, though each device's own part of "
+        "a step asks for none.",
+    ),
     Patch("keras.src.backend.tensorflow.nn", "_cpu_only", ("tensorflow",), _VERSIONS, _ABSENT),
     Patch(
         "keras.src.backend.tensorflow.rnn",

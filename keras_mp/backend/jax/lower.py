@@ -12,10 +12,13 @@ import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
 from keras_mp.backend.common.device import TracedChip
+from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.common.lowered import Argument, CompileError, Lowered, named_calls
 from keras_mp.backend.jax.devices import traced_for
 from keras_mp.backend.jax.host_memory import ON_HOST, host_sharding
 from keras_mp.backend.jax.parallel import lowering_scope
+
+_ASKS_FOR_DEVICES = "jax._src.dispatch.jaxpr_has_prim_requiring_devices"
 
 
 def lower(
@@ -90,9 +93,14 @@ def _lower(
         return model.train_step(state, batch)
 
     step = train_step if training else inference_step
+    if plan is not None and plan.by_compiler:
+        chip = chip._replace(capability=None)  # to divide cuDNN's attention the compiler asks for the devices
+    # cuDNN's attention asks for them although each device's own part of a step needs none.
+    own_parts = plan is not None and not plan.by_compiler and chip.platform == "gpu"
+    without_devices = patched({_ASKS_FOR_DEVICES: _no} if own_parts else {})
     platform = {"gpu": "cuda"}.get(chip.platform, chip.platform)
     try:
-        with traced_for(chip), _without_tracebacks(), named_calls(layers, jax.named_scope) as calls:
+        with traced_for(chip), without_devices, _without_tracebacks(), named_calls(layers, jax.named_scope) as calls:
             # As Keras's trainer does; keep_unused, so that the arguments are those above.
             out = None
             if mesh is not None and training:
@@ -103,6 +111,11 @@ def _lower(
         raise CompileError(f"JAX cannot trace the step of model {model.name!r}: {error}") from error
     module = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
     return Lowered(module.encode(), tuple(arguments), tuple(calls), "jax", model.name)
+
+
+def _no(original: Any) -> Any:
+    del original
+    return lambda jaxpr: False
 
 
 @contextmanager
