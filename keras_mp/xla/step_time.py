@@ -382,9 +382,9 @@ SPREADS: Mapping[str, Spread] = MappingProxyType(
         "h100": Spread(6, 1.13, 1.6),
         "v4": Spread(2, 1.07, 1.1),
         "v5e": Spread(7, 0.66, 1.93),
-        "v5p": Spread(8, 0.9, 1.16),
-        "v6e": Spread(2, 1.17, 1.25),
-        "v7x": Spread(4, 0.99, 1.07),
+        "v5p": Spread(8, 0.87, 1.11),
+        "v6e": Spread(2, 0.93, 0.99),
+        "v7x": Spread(4, 0.6, 0.74),
     }
 )
 
