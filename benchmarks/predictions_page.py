@@ -147,7 +147,9 @@ FOLLOWS = """\
 Not modelled: the time between kernels beyond their starts, caches, clocks that fall under load, and on TPUs the
 arithmetic of kernels that are no products, and collectives slower than their links."""
 MISSED = """\
-- **Time, the worst error.** Ten of 52 runs are more than 40% off, two of them Llama 3.1 70B in FP8 on v7x (1.67 and 1.66), above. EfficientNet-B0 (0.39 and 0.63), BERT-large in
+- **Time, the worst error.** Ten of 52 runs are more than 40% off, two of them
+  Llama 3.1 70B in FP8 on v7x (1.67 and 1.66), above.
+  EfficientNet-B0 (0.39 and 0.63), BERT-large in
   TF32 (0.52) and gala-85M (0.52) are above. ResNeXt-101 and SE-ResNeXt-101 in TF32 (0.65, 0.63) have convolutions of
   32 groups with channels first; ViT-B/16 on 8 H100 (0.62) is at the source only 1.6 times as fast as on 8 A100, where
   it is at 0.95. honeycrisp-85M is at 1.52: its bound alone, 737 ms, is above the published 670 ms, as its scores are
@@ -157,8 +159,8 @@ MISSED = """\
   arithmetic on TPUs by additions alone (gala-85M 0.4% longer); a table of depthwise and grouped convolutions on an
   A100, of which there is none in text: PyTorch's pull request 58749 is a spreadsheet, its issues 18631, 70954 and
   73764 have single layers or other GPUs.
-- **Memory.** The median error is 11%, and the worst 37%, Llama 3.1 8B on 8 H100 without a compiler (0.73), compiled with
-  cuDNN's kernel; it was 29% without. Tried, before: the
+- **Memory.** The median error is 11%, and the worst 37%, Llama 3.1 8B on 8 H100 without a compiler (0.73), compiled
+  with cuDNN's kernel; it was 29% without. Tried, before: the
   loss with the arrays of PyTorch, which takes Llama 3 8B on 8 H100 from 0.70 to 0.80 and Llama 3.2 3B, packed, from
   0.75 to 0.89 (with barriers alone, without the arrays that each is made of, XLA writes a gradient over another, and
   it takes 61.0 GB of Llama 3.1 8B where it takes 68.7 now); products in FP8 that keep 16 bits (B200 from 1.35 to
