@@ -15,8 +15,8 @@ class Activation(NamedTuple):
     Attributes:
         function: the callable: a function, an object or a layer; `keras.activations.linear` for None.
         arguments: the arguments that are bound to it by name.
-        name: its name, for messages; that of its class where it has none.
-        registered: the name that Keras saves a function by; "" of any other callable.
+        name: the name, for messages; that of the class where the callable has none.
+        registered: the name that Keras saves a function by; "" of another callable.
     """
 
     function: Any

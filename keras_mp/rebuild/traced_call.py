@@ -18,7 +18,7 @@ class Call(NamedTuple):
     """A call of a layer.
 
     Attributes:
-        layer: the layer.
+        layer: the layer that was called.
         inputs: the first argument, as the layer was given it.
         outputs: the result, as the layer returned it.
     """
