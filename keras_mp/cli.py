@@ -161,8 +161,9 @@ def inspect(
     _find_modules_here()
     import_keras()
     from keras_mp.xla.inspect import inspect as inspect_step
+    from keras_mp.xla.targets import find_target
 
-    built, batch, trains = _step(model, context, batch_size, length, imports, unsafe)
+    built, batch, trains = _step(model, context, find_target(target).traced, batch_size, length, imports, unsafe)
     inference = inference or not trains
     report = inspect_step(
         built,
@@ -212,11 +213,14 @@ def advise(
     _find_modules_here()
     import_keras()
     from keras_mp.advice.advise import advise as advise_chips
+    from keras_mp.advice.advise import find_places
 
-    built, batch, trains = _step(model, context, batch_size, length, imports, unsafe)
+    targets = _names(target)
+    chip = find_places(targets)[0].traced  # each chip is asked about in its own precision, whichever it is built in
+    built, batch, trains = _step(model, context, chip, batch_size, length, imports, unsafe)
     _check_trains(model, trains)
     text = f"keras.saving.load_model({model!r})" if _is_file(model, context) else ""
-    report = advise_chips(built, batch, _names(target), compare=_names(compare), strategy=strategy, text=text)
+    report = advise_chips(built, batch, targets, compare=_names(compare), strategy=strategy, text=text)
     _show(report, html, as_json, details)
 
 
@@ -455,22 +459,27 @@ def _is_file(model: str, context: typer.Context) -> bool:
 def _step(
     model: str,
     context: typer.Context,
+    chip: Any,
     batch_size: int | None,
     length: int | None,
     imports: list[str] | None,
     unsafe: bool,
 ) -> tuple[Any, Any, bool]:
-    """The model of a training recipe, a function or a .keras file, a batch, and whether it is compiled to train."""
+    """The model of a training recipe, a function or a .keras file, a batch, and whether it is compiled to train.
+
+    The policy "auto" of a training recipe or a function is that of the chip.
+    """
     size = 8 if batch_size is None else batch_size
     if _is_file(model, context):
         from keras_mp.conversion.model_file import step_of_file
 
         return step_of_file(Path(model), size, length, imports or (), unsafe=unsafe)
     _check_no_file_options(imports, unsafe)
+    from keras_mp.backend.common.device import absent_chip
     from keras_mp.training.run_recipe import find_model_function
     from keras_mp.xla.function_step import step_of_function
 
-    with quiet_stderr():  # a recipe's data sets import TensorFlow on JAX too
+    with quiet_stderr(), absent_chip(chip):  # a recipe's data sets import TensorFlow on JAX too
         build = find_model_function(model)
         if build is not None:
             return step_of_function(model, build, context.args, size, length)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
@@ -132,6 +133,16 @@ def test_inspect_and_audit_take_a_file_or_a_function_of_a_module(elsewhere):
     report = json.loads(result.stdout)
     assert (report["model"], report["steps"]) == ("lines", 2)
     assert not any("random" in note for note in report["notes"])
+
+
+@pytest.mark.parametrize("command", ["inspect.inspect", "advise.advise"])
+@pytest.mark.parametrize("target, dtype", [("h100,t4", "bfloat16"), ("t4", "float16")])
+def test_auto_is_the_policy_of_the_target(elsewhere, monkeypatch, command, target, dtype):
+    given = mock.Mock(side_effect=ValueError("given"))
+    monkeypatch.setattr(f"keras_mp.{'xla' if command[0] == 'i' else 'advice'}.{command}", given)
+    target = target if command[0] == "a" else target.partition(",")[0]
+    assert "given" in told(command.partition(".")[0], elsewhere, "--policy", "auto", "--target", target)
+    assert given.call_args.args[0].layers[0].compute_dtype == dtype
 
 
 def test_audit_of_a_training_recipe_without_data_says_what_to_add(elsewhere):

@@ -148,7 +148,7 @@ def answer(
         question: the other arguments of `advise`, and what only the fits table asks for.
     """
     started = time.monotonic()
-    places = _places(target, question.strategy)
+    places = find_places(target, question.strategy)
     source = Source(build, question.text)
     precisions = checked_precisions(question.compare, is_function=source.is_function)
     how = (question.flags, question.strategy or "", question.all_blocks, question.code)
@@ -189,7 +189,13 @@ def answer(
     )
 
 
-def _places(target: str | Sequence[str], strategy: str | None) -> list[Place]:
+def find_places(target: str | Sequence[str], strategy: str | None = None) -> list[Place]:
+    """Reads the chips that are asked about, as `advise` takes them; each is in the list once.
+
+    Raises:
+        ValueError: If one is not known or none is named, or a strategy is not known or none of the targets names
+            several chips for it.
+    """
     names = [target] if isinstance(target, str) else list(target)
     if not names:
         raise ValueError(

@@ -13,7 +13,7 @@ from keras_mp.advice.fewer_blocks import blocks_of, takes_blocks, with_blocks
 from keras_mp.advice.measures import Measures
 from keras_mp.advice.place import Place
 from keras_mp.conversion.other_precision import in_precision, precision_of
-from keras_mp.precision.policy import restored_policy
+from keras_mp.precision.policy import asked_about, restored_policy
 from keras_mp.rebuild import rebuild, unchanged
 from keras_mp.reporting import remedies
 
@@ -67,7 +67,7 @@ class Source:
             TypeError: If the function returns no model.
             ValueError: If the model cannot be compiled again with other blocks, or a measure cannot be taken of it.
         """
-        with restored_policy(), self.scope():
+        with asked_about(measures.policy) if self.is_function else restored_policy(), self.scope():
             model = self._in(measures.policy, blocks)
             if model is self._given and measures.applied:
                 model = rebuild(model, unchanged).model  # they change it
@@ -92,7 +92,6 @@ class Source:
     def _in(self, precision: str, blocks: int | None) -> keras.Model:
         if not self.is_function:
             return in_precision(self._given if blocks is None else with_blocks(self._given, blocks), precision)
-        keras.config.set_dtype_policy(precision)
         model = self._given(blocks=blocks) if blocks is not None and self._blocks else self._given()
         if not isinstance(model, keras.Model):
             raise TypeError(f"{self.text} must return a keras.Model, got {type(model).__name__}")

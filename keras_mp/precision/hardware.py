@@ -8,6 +8,7 @@ from typing import NamedTuple
 import keras
 
 from keras_mp import backend
+from keras_mp.backend.common.device import chip_in_scope
 from keras_mp.precision.chips import Chip, identify_chip
 from keras_mp.system.host import cpu_flags
 from keras_mp.system.one_of import one_of
@@ -98,12 +99,20 @@ def list_devices() -> list[Device]:
 def current_device() -> Device:
     """Returns the device that Keras computes on: the first TPU, else the first GPU, else the CPU.
 
-    It asks the backend on every call, because a program may hide devices after its first question.
+    Where a model is built for a chip that is not there, it is that chip. The backend is asked on every call, because a
+    program may hide devices after its first question.
 
     Raises:
         RuntimeError: If the backend cannot start its devices.
     """
-    return list_devices()[0]
+    absent = chip_in_scope()
+    if absent is None:
+        return list_devices()[0]
+    if absent.platform == "cpu":
+        return next(device for device in list_devices() if device.kind == "cpu")
+    chip = identify_chip(absent.kind)
+    architecture = chip.architecture if chip else str(absent.capability or "")
+    return Device(absent.platform, absent.kind, architecture, chip)
 
 
 def support(dtype: str, device: Device | None = None) -> Support:

@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import keras
@@ -35,6 +36,8 @@ COMPUTES_IN = {
 
 CHOICES = ("mixed_bfloat16", "mixed_float16", "float32")
 """Of which the first that pays is chosen."""
+
+_asked_about: ContextVar[str] = ContextVar("policy that is asked about, which auto then is", default="")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +73,9 @@ def choose_policy(device: Device | None = None) -> PolicyChoice:
     Returns:
         The choice, which `set_global_policy("auto")` would set.
     """
+    if device is None and (policy := _asked_about.get()):
+        jit = _jit(current_device(), keras.backend.backend(), policy)
+        return PolicyChoice(policy, jit.ok, f"A step in {policy} is asked about. {jit.reason}")
     unseen = _unseen(current_device()) if device is None else []
     device = device or current_device()
     backend = keras.backend.backend()
@@ -162,6 +168,18 @@ def restored_policy() -> Iterator[None]:
         yield
     finally:
         keras.mixed_precision.set_global_policy(previous)
+
+
+@contextmanager
+def asked_about(policy: str) -> Iterator[None]:
+    """Sets the policy that a function builds its model in, in which case "auto" is this policy, too."""
+    token = _asked_about.set(policy)
+    try:
+        with restored_policy():
+            keras.mixed_precision.set_global_policy(policy)
+            yield
+    finally:
+        _asked_about.reset(token)
 
 
 def _unseen(device: Device) -> list[str]:

@@ -8,11 +8,12 @@ from typing import Any
 
 import keras
 
+from keras_mp.backend.common.device import absent_chip
 from keras_mp.backend.common.lowered import UNATTRIBUTED, Lowered
 from keras_mp.conversion.other_precision import FP8, check_precision, in_precision, precision_of
 from keras_mp.lean.training_step import compiler_options
 from keras_mp.parallel.plan import Plan, plan_of
-from keras_mp.precision.policy import set_global_policy
+from keras_mp.precision.policy import asked_about
 from keras_mp.xla import findings
 from keras_mp.xla.collectives import Collective, CollectiveLayers, collectives
 from keras_mp.xla.compile import compile_step
@@ -45,7 +46,7 @@ def inspect(
     Args:
         model: a built keras.Model, compiled where a training step is asked for; or a function without arguments that
             builds one. On JAX the function's variables get shapes and no values, so that a model larger than memory
-            can be looked at.
+            can be looked at. The policy "auto" is then that of the target.
         batch: a batch as `fit` takes it, (x, y) or (x, y, sample_weight); for inference x. Its parts are arrays, or
             anything with a shape and a dtype, such as `keras.KerasTensor`.
         target: a chip, such as "h100", "RTX 4090" or "v5e" (`keras-mp doctor --chips` lists them), or "host"; with
@@ -86,7 +87,8 @@ def inspect(
     build: Callable[[], Any] | None = None
     if not isinstance(model, keras.Model) and callable(model):
         build = model
-        model = build_without_values(build)
+        with absent_chip(chip.traced):
+            model = build_without_values(build)
     precisions = checked_precisions(compare, is_function=build is not None)
     report = _report(model, batch, chip, training, flags, plan)
     compared = {}
@@ -94,7 +96,11 @@ def inspect(
         if precision == report.precision:
             compared[precision] = report
         else:
-            other = _rebuilt(build, precision) if build else in_precision(model, precision)
+            if build:
+                with absent_chip(chip.traced), asked_about(precision):
+                    other = build_without_values(build)
+            else:
+                other = in_precision(model, precision)
             compared[precision] = dataclasses.replace(
                 _report(other, batch, chip, training, flags, plan), precision=precision
             )
@@ -126,11 +132,6 @@ def checked_precisions(compare: Sequence[str], *, is_function: bool) -> list[str
     if FP8 in precisions and is_function:
         raise ValueError("compare='fp8' needs a model: a function that builds one in FP8 can be inspected by itself")
     return precisions
-
-
-def _rebuilt(build: Callable[[], Any], precision: str) -> Any:
-    with set_global_policy(precision):
-        return build_without_values(build)
 
 
 def _report(

@@ -137,6 +137,18 @@ def test_the_lines_apply_the_measures_and_train(measures, given):
     assert any(row.lean for row in lean_rows(model)) == ("lean" in measures.names)
 
 
+def test_a_function_that_asks_for_auto_is_built_in_the_precision_that_is_asked_about():
+    def build_in_auto():
+        keras_mp.set_global_policy("auto")
+        return build()
+
+    for precision, dtype in (("mixed_float16", "float16"), ("bfloat16", "bfloat16"), ("float32", "float32")):
+        assert Source(build_in_auto).under(Measures(precision)).get_layer("hidden").compute_dtype == dtype
+    report = keras_mp.inspect(build_in_auto, BATCH, compare=["float32", "mixed_bfloat16"])
+    asked = {name: {matmul.asked[0] for matmul in other.matmuls} for name, other in report.compared.items()}
+    assert asked == {"float32": {"float32"}, "mixed_bfloat16": {"bfloat16"}}
+
+
 @pytest.mark.slow
 @pytest.mark.jax
 @on_jax

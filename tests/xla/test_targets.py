@@ -3,9 +3,12 @@ import re
 
 import pytest
 
+from keras_mp.backend.common.device import absent_chip
 from keras_mp.precision.chips import CHIPS
+from keras_mp.precision.hardware import current_device
+from keras_mp.precision.policy import choose_policy
 from keras_mp.system.packages import install_command
-from keras_mp.xla.targets import availability, find_target, target_names
+from keras_mp.xla.targets import availability, find_target, target_names, traced
 
 
 def test_every_target_is_a_chip_or_the_host():
@@ -28,6 +31,16 @@ def test_a_gpu_is_described_as_its_chip_is(name):
     assert f"major: {major} minor: {minor}" in target.configuration
     lanes = float(described["core_count"]) * float(described["fpus_per_core"])
     assert 2 * lanes * float(described["clock_rate_ghz"]) * 1e9 == pytest.approx(chip.peak["float32"], rel=0.06)
+
+
+@pytest.mark.parametrize("name", [name for name, chip in CHIPS.items() if chip.vendor != "amd"])
+def test_a_model_that_is_built_for_a_chip_has_its_policy(name):
+    with absent_chip(traced(CHIPS[name])):
+        device, policy = current_device(), choose_policy().policy
+    assert (device.architecture, device.vendor) == (CHIPS[name].architecture, CHIPS[name].vendor)
+    generation = float(CHIPS[name].architecture) if device.vendor == "nvidia" else 10.0
+    expected = "float32" if generation < 7 else "mixed_float16" if generation < 8 else "mixed_bfloat16"
+    assert policy == expected and current_device() != device
 
 
 def test_unknown():
