@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from keras_mp.system.packages import install_command
-from keras_mp.system.quiet_import import import_keras, quiet_stderr
+from keras_mp.system.quiet_import import import_keras, import_tensorflow, quiet_stderr
 from keras_mp.system.whole_number import whole_number
 
 _MODEL_HELP = "A training recipe (a file, module:function, or a name in the folder recipes), or a .keras file."
@@ -160,6 +160,8 @@ def inspect(
     _check_writable(html=html)
     _find_modules_here()
     import_keras()
+    if compare or model.endswith(".keras"):
+        import_tensorflow()
     from keras_mp.xla.inspect import inspect as inspect_step
     from keras_mp.xla.targets import find_target
 
@@ -212,6 +214,7 @@ def advise(
     _check_writable(html=html)
     _find_modules_here()
     import_keras()
+    import_tensorflow()
     from keras_mp.advice.advise import advise as advise_chips
     from keras_mp.advice.advise import find_places
 
@@ -253,6 +256,7 @@ def audit(
     _check_writable(html=html)
     _find_modules_here()
     import_keras()
+    import_tensorflow()
     from keras_mp.numerics.audit import audit as audit_model
     from keras_mp.numerics.data import random_batches
 

@@ -61,7 +61,7 @@ def test_the_readme_prints_what_it_says(tmp_path, monkeypatch, capsys):
     exec(compile(PROGRAMS["README.md"], "README.md", "exec"), {})
     said = re.search(r"it prints:\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
     printed, said = (
-        [re.sub(r"\d+\.[\de+-]+|\d{2,}", "#", line) for line in text.splitlines()]
+        [re.sub(r"\d+(\.[\de+-]+)?", "#", line) for line in text.splitlines()]
         for text in (capsys.readouterr().out, said)
     )
     assert printed == said

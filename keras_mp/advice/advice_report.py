@@ -142,14 +142,14 @@ class AdviceReport(Report):
 
 
 _COLUMNS = (
-    *("chip", "fits", "training", "needs", "has", "weights", "optimizer", "temporary", "bound (estimate)"),
+    *("chip", "fits", "measures", "needs", "has", "weights", "optimizer", "temporary", "bound (estimate)"),
     "time (estimate)",
 )
-_NARROW = ("chip", "fits", "training", "needs", "has", "time (estimate)")
+_NARROW = ("chip", "fits", "measures", "needs", "has", "time (estimate)")
 _RIGHT = _COLUMNS[3:]
 _MOST_LINES = 12  # of the table
-# What the column "training" says of a set of measures.
-_TRAINING = {PLAIN: "as it is", SAME: "the same", TIME: "slower", OTHER: "another"}
+# What the column "measures" says of a set of them.
+_CHANGES = {PLAIN: "none", SAME: "same result", TIME: "slower", OTHER: "other training"}
 
 
 def _answered(report: AdviceReport) -> list[Sentence]:
@@ -168,11 +168,15 @@ def _answered(report: AdviceReport) -> list[Sentence]:
 def _fitting(report: AdviceReport) -> Sentence:
     """How many chips hold the step."""
     fit = [row for row in report.rows if row.fits]
+    known = [row for row in report.rows if row.fits is not None]
+    unknown = [row.title for row in report.rows if row.fits is None]
     fastest = min((row for row in fit if row.time is not None), key=lambda row: row.time or 0.0, default=None)
-    text = f"{len(fit)} of {len(report.rows)} chips {'holds' if len(fit) == 1 else 'hold'} the step."
+    text = f"{len(fit)} of {len(known)} chips {'holds' if len(fit) == 1 else 'hold'} the step." if known else ""
     if fastest is not None and fastest.time is not None and len(fit) > 1:
         text += f" The fastest of them, {fastest.title}, takes {fastest.time * 1e3:.3g} ms (predicted)."
-    return Sentence("Fits", text)
+    if unknown:
+        text += f" It is not known whether {' or '.join(unknown)} {'holds' if len(unknown) == 1 else 'hold'} it."
+    return Sentence("Fits", text.lstrip())
 
 
 def _chips(rows: Sequence[ChipAdvice], names: Sequence[str]) -> ColumnTable:
@@ -218,7 +222,7 @@ def _work(report: AdviceReport) -> str:
 
 def _lines(row: ChipAdvice) -> list[tuple[str, ...]]:
     """A row's cells, and those of the same step in other precisions."""
-    kind = _TRAINING.get(row.changes, "-")
+    kind = _CHANGES.get(row.changes, "-")
     lines = [_cells(row.title, row.fits, kind, row.memory, row.report, row.time)]
     compared = row.report.compared if row.report is not None else {}
     for name, other in compared.items():
@@ -248,8 +252,9 @@ def _cells(
 def _sentence(row: ChipAdvice) -> str:
     """The verdict of a row, and its reason."""
     if row.fits and row.measures:
-        text = f"{row.title} fits with {row.measures.words}"
-        text += f" ({row.changes})" if row.changes != PLAIN else ""
+        policy, _, names = row.measures.words.partition(", ")
+        text = f"{row.title} fits in {policy}, "
+        text += f"with {names} ({row.changes})" if names else "without any measure"
     else:
         text = f"{row.title}: {row.verdict}"
     if row.missing:

@@ -90,7 +90,8 @@ def advise(
         strategy: the way in which several chips share the step, where only one way is wanted: "data", "fully_sharded"
             or "tensor".
         workers: the number of compilers that run at once; by default as many as this machine has cores and memory for.
-        verbose: whether a bar on a terminal says how far it is.
+        verbose: whether standard error says how far it is: in a bar on a terminal, elsewhere in a line when a chip is
+            asked about, when a compiler starts for it, and when there is its answer.
         text: the text right of `model =` in the lines that the report prints; by default the name of `build`.
 
     Returns:
@@ -152,27 +153,17 @@ def answer(
     source = Source(build, question.text)
     precisions = checked_precisions(question.compare, is_function=source.is_function)
     how = (question.flags, question.strategy or "", question.all_blocks, question.code)
-    step = Step(source, batch, places[0].traced, *how)
-    for place in places:
-        _check_rows(place, step.rows)
-    obstacles = {place: _obstacle(place) for place in places}
-    searched = [place for place in places if not obstacles[place]]
-
-    def of(place: Place) -> Search:
-        def rows(name: str) -> int:
-            plan = place.plan(name)
-            return step.rows // (plan.replicas if plan else 1)
-
-        listed = ladders(place.policy, place.strategies, rows, _helps(step, place))
-        first = question.first.get(place.name)
-        return search(listed if first is None else beginning_with(first, listed))
-
-    def compared(measures: Measures) -> dict[str, Measures]:
-        return {precision: step.in_precision(measures, precision) for precision in precisions}
-
-    with progress_of(len(searched), question.verbose) as tell:
-        work = Work(of, step.state, step.compiler, compared, tell)
-        asked = run(searched, work, question.workers or _compilers())
+    with progress_of(len(places), question.verbose) as tell:
+        tell(source.text or "the model", "tracing its step", False)
+        step = Step(source, batch, places[0].traced, *how)
+        for place in places:
+            _check_rows(place, step.rows)
+        obstacles = {place: _obstacle(place) for place in places}
+        for place, obstacle in obstacles.items():
+            if obstacle:
+                tell(place.title, f"not compiled. {obstacle}", True)
+        work = _work_on(step, precisions, question, tell)
+        asked = run([place for place in places if not obstacles[place]], work, question.workers or _compilers())
     rows: dict[Place, ChipAdvice] = {one.place: compiled_row(one, step, source) for one in asked}
     rows |= {place: shapes_row(place, step, source, reason) for place, reason in obstacles.items() if reason}
     return AdviceReport(
@@ -187,6 +178,28 @@ def answer(
         notes=tuple(_notes(rows)),
         versions=installed(("keras", "jax", "libtpu", "jax-cuda13-plugin")),
     )
+
+
+def _work_on(step: Step, precisions: Sequence[str], question: Question, tell: Callable[[str, str, bool], None]) -> Work:
+    """What the searches of all chips need of a step.
+
+    Args:
+        precisions: the names of precisions in which the set that was found is compiled, too.
+    """
+
+    def of(place: Place) -> Search:
+        def rows(name: str) -> int:
+            plan = place.plan(name)
+            return step.rows // (plan.replicas if plan else 1)
+
+        listed = ladders(place.policy, place.strategies, rows, _helps(step, place))
+        first = question.first.get(place.name)
+        return search(listed if first is None else beginning_with(first, listed))
+
+    def compared(measures: Measures) -> dict[str, Measures]:
+        return {precision: step.in_precision(measures, precision) for precision in precisions}
+
+    return Work(of, step.state, step.compiler, compared, tell)
 
 
 def find_places(target: str | Sequence[str], strategy: str | None = None) -> list[Place]:
@@ -390,14 +403,20 @@ def _compilers() -> int:
 
 
 @contextmanager
-def progress_of(chips: int, shown: bool) -> Iterator[Callable[[str], None]]:
-    """Shows a bar on standard error where that is a terminal.
+def progress_of(chips: int, shown: bool) -> Iterator[Callable[[str, str, bool], None]]:
+    """Shows a bar on standard error where that is a terminal, and a line for each step elsewhere.
 
     Yields:
-        A function that takes the name of what a compiler starts with, and "" when a chip is done.
+        A function that takes the title of a chip, what is done for it, and whether that is its answer.
     """
-    if not shown or not sys.stderr.isatty():
-        yield lambda sentence: None
+    if not shown:
+        yield lambda title, words, done: None
+        return
+    if not sys.stderr.isatty():
+        started = time.monotonic()
+        yield lambda title, words, done: print(
+            f"{time.monotonic() - started:.0f} s  {title}: {words}", file=sys.stderr, flush=True
+        )
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -412,10 +431,7 @@ def progress_of(chips: int, shown: bool) -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=chips)
 
-        def tell(sentence: str) -> None:
-            if sentence:
-                bar.update(task, description=f"compiling {sentence}")
-            else:
-                bar.advance(task)
+        def tell(title: str, words: str, done: bool) -> None:
+            bar.update(task, description=f"{title}: {words}", advance=int(done))
 
         yield tell

@@ -19,7 +19,7 @@ from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.precision.policy import PURE_BFLOAT16
 from keras_mp.reporting import remedies
 
-PLAIN, SAME, TIME, OTHER = "as it is", "computes the same", "costs time", "trains another way"
+PLAIN, SAME, TIME, OTHER = "no measure", "computes the same", "costs time", "trains another way"
 KINDS = (PLAIN, SAME, TIME, OTHER)
 """What a set of measures changes, the least first."""
 

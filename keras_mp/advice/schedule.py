@@ -111,7 +111,8 @@ class Work:
         compiler: a function that lowers a step, and returns the function that compiles it; its last arguments are
             whether with all blocks, and for which chip where not for the one itself.
         compared: the same measures in other precisions, by their names.
-        tell: a function that is called with a sentence whenever a compiler starts, and with "" when a chip is done.
+        tell: a function of a chip's title, words and whether it is done, which is called when the search for a chip
+            starts and ends, and whenever a compiler starts.
         compiled: the number of steps that were compiled.
         from_files: the number of these that an earlier call had compiled.
     """
@@ -120,7 +121,7 @@ class Work:
     state: Callable[[Place, Measures], Memory]
     compiler: Callable[[Place, Measures, bool, Place | None], Callable[[], Compiled]]
     compared: Callable[[Measures], dict[str, Measures]] = lambda measures: {}
-    tell: Callable[[str], None] = lambda sentence: None
+    tell: Callable[[str, str, bool], None] = lambda title, words, done: None
     compiled: int = 0
     from_files: int = 0
     known: dict[tuple[str, int], list[Known]] = field(default_factory=lambda: defaultdict(list))
@@ -155,7 +156,8 @@ def run(places: Sequence[Place], work: Work, workers: int) -> list[Asked]:
 def _search_all(family: Sequence[Asked], work: Work, pool: ThreadPoolExecutor) -> _Waits:
     """Searches for the chips of a family one after another; yields what it waits for."""
     for one in family:
-        search = work.search(one.place)
+        title, search = one.place.title, work.search(one.place)
+        work.tell(title, "looking for what makes it fit", False)
         try:
             measures = next(search)
             while True:
@@ -169,7 +171,14 @@ def _search_all(family: Sequence[Asked], work: Work, pool: ThreadPoolExecutor) -
         except CompileError as error:
             one.failure = error_line(error)
         yield from _compare(one, work, pool)
-        work.tell("")
+        verdict = (
+            f"fits with {one.best.words}"
+            if one.best
+            else f"not known: {one.failure}"
+            if one.failure
+            else "does not fit"
+        )
+        work.tell(title, verdict, True)
 
 
 def _compare(one: Asked, work: Work, pool: ThreadPoolExecutor) -> _Waits:
@@ -212,7 +221,7 @@ def _compiled(one: Asked, measures: Measures, work: Work, pool: ThreadPoolExecut
             break
     for whole in forms:
         future = pool.submit(work.compiler(place, measures, whole, None))
-        work.tell(f"{place.title}: {measures.words}{', all blocks' if whole else ''}")
+        work.tell(place.title, f"compiling {measures.words}{', all blocks' if whole else ''}", False)
         yield future
         report, kept, peak = future.result()
         work.from_files += kept

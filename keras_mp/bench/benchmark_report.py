@@ -57,8 +57,8 @@ class BenchmarkReport(PicturedReport):
             step, of_base = self.step(row.name), self.ratio(row.name)
             if base and step and of_base and abs(step.median / base.median - of_base.median) > 0.01:
                 return [
-                    "The ratio is taken in each round and is the median of the rounds, with its quartiles: what else "
-                    "the machine did in a round met both alike. So it is not the quotient of the two medians."
+                    "Both precisions run in each round, and the ratio is the median over the rounds, with its "
+                    "quartiles; it differs a little from dividing the two times."
                 ]
         return []
 

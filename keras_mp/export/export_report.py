@@ -54,7 +54,8 @@ class ExportReport(Report):
         return _page(self.to_dict())
 
     def _answer(self) -> list[Sentence]:
-        text = f"{self.path}: {self.low_precision_ops} low-precision ops in {self.nodes} nodes{_differences(self)}"
+        text = f"{self.path}: {self.low_precision_ops} of {self.nodes} nodes compute in 16 bits or fewer"
+        text += f".{_differences(self)}"
         return [Sentence("", text), *(Sentence("Note", note) for note in self.notes)]
 
 
@@ -140,8 +141,8 @@ class DeploymentReport(Report):
         return _page(self.to_dict())
 
     def _answer(self) -> list[Sentence]:
-        text = f"{self.path}: {self.format}, {self.bytes:,} bytes, {sum(self.operators.values())} operators, "
-        text += f"{self.low_precision} low-precision tensors{_differences(self)}"
+        text = f"{self.path}: {self.format}, {self.bytes:,} bytes, {sum(self.operators.values())} operators; "
+        text += f"{self.low_precision} tensors are floats of 16 bits or fewer.{_differences(self)}"
         said = [Sentence("", text), *(Sentence("Note", note) for note in self.notes)]
         return said + [Sentence("", line) for line in (self._int8_lines() if self.format == "LiteRT int8" else ())]
 
@@ -154,12 +155,16 @@ class DeploymentReport(Report):
 
 
 def _differences(report: ExportReport | DeploymentReport) -> str:
-    text = ""
-    if report.max_difference is not None:
-        text += f"; {report.max_difference:.1e} from the model in float32"
+    if report.max_difference is None:
+        return ""
+    text = f" Largest difference: {_small(report.max_difference)} from the model run in float32"
     if report.precision_gap is not None:
-        text += f", {report.precision_gap:.1e} from the original"
-    return text
+        text += f", {_small(report.precision_gap)} from the model as it was"
+    return f"{text}."
+
+
+def _small(difference: float) -> str:
+    return f"{difference:.1e}" if difference else "0"
 
 
 def _page(report: dict[str, Any]) -> str:

@@ -261,7 +261,7 @@ def _notes(
 ) -> list[str]:
     notes = []
     if not computes_in_float32(model):
-        notes.append("The model computed in float32 meanwhile; it is as it was.")
+        notes.append("For the audit the model ran in float32; its own precision is restored.")
     if trains_itself(model):
         notes.append("The model has a train_step of its own, which was not run: compute_loss was differentiated.")
     if not all(map(math.isfinite, losses)) or any(values.nonfinite for values in ranges.values()):
@@ -269,5 +269,5 @@ def _notes(
             "Values are infinite or NaN in float32 already, and were left out: see keras_mp.numerics.find_nonfinite."
         )
     if sample is not None:
-        notes.append(f"Of tensors with more than {sample:,} values a sample of about so many was rounded.")
+        notes.append(f"Tensors of more than {sample:,} values were judged by a sample of about as many.")
     return notes

@@ -145,12 +145,10 @@ def _missing() -> list[RenderableType]:
     ]
     parts = [_table(rows)] if rows else [_paragraph("Nothing: every extra is there.")]
     if _installed("libtpu") and not has_chip():
-        parts.append(
-            _paragraph(
-                "In JAX programs of your own set JAX_PLATFORMS=cpu: with the compilers of the inspect extra installed, "
-                "JAX looks for their chips, and prints two tracebacks about cuDNN where there is none."
-            )
-        )
+        parts += [
+            _heading("No GPU or TPU here?"),
+            _paragraph("Set JAX_PLATFORMS=cpu in your JAX programs. Otherwise JAX prints two harmless tracebacks."),
+        ]
     return parts
 
 

@@ -39,6 +39,13 @@ def import_keras() -> None:
         ) from error
 
 
+def import_tensorflow() -> None:
+    """Imports TensorFlow quietly where it is installed: Keras on JAX does so when it first writes a layer's config."""
+    if importlib.util.find_spec("tensorflow") is not None:
+        with quiet_stderr():
+            import tensorflow  # noqa: F401
+
+
 def has_chip() -> bool:
     """Whether this machine may have an accelerator; elsewhere than on Linux nothing tells, and it may."""
     return sys.platform != "linux" or any(Path(place).exists() for place in _CHIPS)

@@ -30,6 +30,7 @@ from keras_mp.treatment.change import check_built
 
 _COLUMNS = ("layer", "change", "part", "done", "gain", "reason")
 _NAMED = 100  # characters of the names of layers in a sentence
+_ENDS = 8  # of paths, where the names are longer
 
 
 class Part(NamedTuple):
@@ -93,7 +94,11 @@ class ModelReport(Report):
                 more = f" {self.prediction}" if change.name == "convert" else ""
                 words = f"{units} can {change.could.format(**formats)}{_gained(could)}.{more}".rstrip()
                 said.append(Sentence("Change", words, (lines[change.name],)))
-            for rank, label, some in ((1, "", could), (2, change.done, done), (3, "Stays", never)):
+            for rank, label, some in (
+                (1, "", could),
+                (2, change.done, done),
+                (3, change.never.format(**formats), never),
+            ):
                 said += [Sentence(label, f"{where}{why and f': {why}'}", rank=rank) for why, where in _grouped(some)]
         return [Sentence(self.name, f"{'; '.join(verdict) or 'no layer that a change is for'}."), *said]
 
@@ -107,19 +112,27 @@ class ModelReport(Report):
 
 
 class _Change(NamedTuple):
-    """The words of a change: for a part, for its verdict, for what could be done, and for what is done."""
+    """The words of a change: for a part, for its verdict, for what could be done, is done, and is never done."""
 
     name: str
     unit: str
     verdict: str
     could: str
     done: str
+    never: str
 
 
 _CHANGES = (
-    _Change("stabilize", "layer", "layers that need float32 compute in it", "compute in float32", "In float32"),
-    _Change("convert", "product", "products are in {formats}", "be in {scaling}", "In few bits"),
-    _Change("make_lean", "part", "parts are lean", "be lean", "Lean"),
+    _Change(
+        "stabilize",
+        "layer",
+        "layers that need float32 compute in it",
+        "compute in float32",
+        "In float32",
+        "Not in float32",
+    ),
+    _Change("convert", "product", "products are in {formats}", "be in {scaling}", "In few bits", "Not in {scaling}"),
+    _Change("make_lean", "part", "parts are lean", "be lean", "Lean", "Not lean"),
 )
 
 
@@ -230,14 +243,19 @@ def _grouped(parts: Iterable[Part]) -> list[tuple[str, str]]:
     return [
         (
             said,
-            listed(
-                [f"{pattern_of(same)} ({len(same)})" if len(same) > 1 else same[0] for same in groups.values()],
-                _NAMED,
-                "kinds",
-            ),
+            _named([f"{pattern_of(same)} ({len(same)})" if len(same) > 1 else same[0] for same in groups.values()]),
         )
         for said, groups in layers.items()
     ]
+
+
+def _named(layers: list[str]) -> str:
+    """All names; where they are too long, the ends of their paths, which are kinds of layers."""
+    whole = listed(layers, _NAMED, "kinds")
+    if all(layer in whole for layer in layers):
+        return whole
+    ends = list(dict.fromkeys(layer.rpartition("/")[2] for layer in layers))
+    return f"{', '.join(ends[:_ENDS])}{f' and {len(ends) - _ENDS} other names' if len(ends) > _ENDS else ''}"
 
 
 def _cells(part: Part) -> tuple[str, ...]:

@@ -95,8 +95,8 @@ def prepare(
         ValueError: the model is not built; the optimizer is Keras's LossScaleOptimizer, a scaling or state_dtype
             is unknown; state_dtype, state_memory or release_gradients is not that of a LossScaleOptimizer, or cannot be
             had, with the reason.
-        TypeError: the model is none; fp8 is none of the above, or the dict has a name that `keras_mp.convert` does not;
-            the model's class has a `compile` that does not take these arguments.
+        TypeError: the model is not a keras.Model; fp8 is none of the above, or the dict has a name that
+            `keras_mp.convert` does not; the model's class has a `compile` that does not take these arguments.
 
     Warns:
         UserWarning: as `stabilize` and `convert`.
@@ -251,19 +251,25 @@ def _precision(model: keras.Model) -> str:
     policy = keras.config.dtype_policy().name
     if low:
         weights = "bfloat16" if any(map(is_narrow, model.trainable_variables)) else "float32"
-        return f"{' and '.join(low)}, weights in {weights}: as the model was built"
+        return f"computes in {' and '.join(low)}, trains {weights} weights, as it was built"
     if policy != "float32":
-        return f"float32: the model was built before the policy {policy}"
-    return "float32: as the model was built"
+        return f"computes in float32: it was built before the policy {policy}"
+    return "computes in float32, as it was built"
 
 
 def _float32(model: keras.Model) -> str:
     low = " and ".join(_low(model))
     if not low:
         return "everything"
-    needed = [sensitive.layer.name for sensitive in sensitive_layers(model)]
-    reason = f": {low} is too imprecise"
-    return f"{listed(needed, _TEXT - len(reason), 'layers')}{reason}" if needed else "no layer needs it"
+    needed = [sensitive.layer for sensitive in sensitive_layers(model)]
+    if not needed:
+        return "no layer needs it"
+    reason = f": there {low} is too imprecise"
+    names = listed([layer.name for layer in needed], len(str(needed)), "layers")
+    if len(names) > _TEXT - len(reason):
+        kinds = Counter(original_class(layer).__name__ for layer in needed)
+        names = f"{len(needed)} layers ({', '.join(f'{count} {kind}' for kind, count in kinds.most_common())})"
+    return names + reason
 
 
 def _fp8(prepared: keras.Model) -> str:

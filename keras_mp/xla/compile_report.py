@@ -126,21 +126,25 @@ class CompileReport(PicturedReport):
     def _kind(self, wanted: str, products: Sequence[Matmul]) -> str:
         count = f"{len(products)} of {len(self.matmuls)} products"
         if self.refused:
-            return f"{count} asked for in {wanted}; none is compiled."
+            return f"{count} are {wanted} in the model; none is compiled."
         sums = ", ".join(dict.fromkeys(matmul.accumulation for matmul in products if matmul.accumulation))
-        summed = f", sums in {sums}." if sums else "."
+        summed = f", with sums in {sums}." if sums else "."
         others: dict[str, list[str]] = defaultdict(list)
         for matmul in products:
             if _family(matmul.compiled) != wanted:
                 others[_family(matmul.compiled)].append(matmul.layer)
         if not others:
-            return f"{count} in {wanted}{summed}"
+            return f"{count} run in {wanted}{summed}"
         kept = len(products) - sum(map(len, others.values()))
         changed = "".join(
-            f", {len(layers)} {'in ' + dtype if dtype != 'none' else 'left out'} ({named(layers)})"
+            f", the compiler removed {len(layers)} ({named(layers)})"
+            if dtype == "none"
+            else f", {len(layers)} in {dtype} ({named(layers)})"
             for dtype, layers in others.items()
         )
-        return f"{count} asked for in {wanted}: {kept} run in {wanted}{changed}{summed}"
+        return (
+            f"{count} are {wanted} in the model: {kept} {'runs' if kept == 1 else 'run'} in {wanted}{changed}{summed}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values; infinities and NaN as strings."""

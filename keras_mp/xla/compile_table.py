@@ -51,7 +51,7 @@ def answer(report: CompileReport) -> list[Sentence]:
         Sentence("In 16 bits", _in_16_bits(report), rank=2),
         Sentence("Casts", _casts(report), rank=6),
         Sentence("Collectives", _sent(report), rank=1),
-        *(Sentence(f"In {name}", _beside(other), rank=4) for name, other in report.compared.items()),
+        *(Sentence(f"The same step in {name}", _beside(other), rank=4) for name, other in report.compared.items()),
         *_changes(report.advice),
         Sentence("Compiled", compiled_with(report), rank=7),
     ]
@@ -151,16 +151,18 @@ def _answered_time(report: CompileReport) -> str:
     time, roofline = report.time, report.roofline
     if roofline is None:
         return f"not estimated: {_why_no_time(report)}."
-    bound = f"bound by {roofline.bound}, no less than {_milliseconds(roofline.seconds)} at the chip's peak rates."
+    limit = f"{roofline.bound} is the limit, {_milliseconds(roofline.seconds)} or more at the chip's peak rates."
     if time is None:
-        return bound
-    spread = spread_of(CHIPS[report.target])
-    runs = ""
-    if spread is not None:
-        ends = dict.fromkeys(f"{time.seconds * share * 1e3:.3g}" for share in (spread.least, spread.most))
-        those = "published runs that XLA compiled" if spread.runs > 1 else "one published run that XLA compiled"
-        runs = f"; {those} took {spread.words} times the prediction, which makes it {' to '.join(ends)} ms"
-    return f"{_milliseconds(time.seconds)} a step, predicted{runs}; {bound}"
+        return limit
+    predicted, spread = _milliseconds(time.seconds), spread_of(CHIPS[report.target])
+    if spread is None:
+        return f"{predicted} a step, predicted; {limit}"
+    ends = dict.fromkeys(f"{time.seconds * share * 1e3:.3g}" for share in (spread.least, spread.most))
+    those = "published runs that XLA compiled" if spread.runs > 1 else "one published run that XLA compiled"
+    return (
+        f"expect {' to '.join(ends)} ms a step (predicted: {predicted}; {those} took {spread.words} times their "
+        f"prediction); {limit}"
+    )
 
 
 def _why_no_time(report: CompileReport) -> str:
@@ -195,8 +197,9 @@ def _casts(report: CompileReport) -> str:
     asked, read = sum(cast.count for cast in report.casts), sum(cast.bytes for cast in report.casts)
     if not asked and not count:
         return ""
-    kernels = "1 kernel only casts and moves" if count == 1 else f"{count} kernels only cast and move"
-    return f"{asked} asked for, {byte_size(read)}; {kernels}, {byte_size(size)}."
+    kernels = "1 kernel does" if count == 1 else f"{count} kernels do"
+    casts = f"{asked} cast{'s' * (asked != 1)}"
+    return f"{kernels} nothing but convert dtypes ({byte_size(size)}); the model asks for {casts} ({byte_size(read)})."
 
 
 def _sent(report: CompileReport) -> str:
@@ -210,8 +213,8 @@ def _sent(report: CompileReport) -> str:
 
 
 def _beside(other: CompileReport) -> str:
-    bound = f", no less than {_milliseconds(other.roofline.seconds)}" if other.roofline else ""
-    return f"{byte_size(other.memory.peak)}, of it temporary {byte_size(other.memory.temporary)}{bound}."
+    bound = f", at least {_milliseconds(other.roofline.seconds)}" if other.roofline else ""
+    return f"{byte_size(other.memory.peak)} ({byte_size(other.memory.temporary)} temporary){bound}."
 
 
 def _changes(advised: Sequence[Advice]) -> list[Sentence]:

@@ -112,7 +112,10 @@ def _float32(matmuls: Sequence[Matmul], chip: Chip | None, precision: str) -> li
         return [Advice(text, code.format(precision=f"mixed_{low}"), gain)]
     layers = named([matmul.layer for matmul in in_float32])
     share = sum(m.flops for m in in_float32) / max(1, sum(m.flops for m in matmuls))
-    text = f"{len(in_float32)} products ({share:.0%} of the operations) are asked for in float32, in {layers}."
+    if share < 0.005 and not gain:
+        return []
+    part = "less than 1%" if share < 0.005 else f"{share:.0%}"
+    text = f"{len(in_float32)} products ({part} of the operations) are asked for in float32, in {layers}."
     return [Advice(text, remedies.PRECISION_BY_LAYER.format(precision=f"mixed_{low}"), gain)]
 
 

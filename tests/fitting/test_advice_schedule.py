@@ -20,7 +20,7 @@ class Compiler:
     """
 
     def __init__(self, temporary, kept=(), fails=(), all_blocks=None):
-        self.temporary, self.fails, self.compiled = temporary, fails, []
+        self.temporary, self.fails, self.compiled, self.told = temporary, fails, [], []
         self.files, self.all_blocks = set(kept), all_blocks
 
     def figures(self, place, measures, whole):
@@ -47,6 +47,7 @@ class Compiler:
         ladder = stages(Measures("float32"), rows, lambda taken, one: lean and one.name == "lean")
         others = {name: Measures(name) for name in compared}
         work = Work(lambda place: search([ladder]), lambda *_: memory(GIB), self.compiler, lambda measures: others)
+        work.tell = lambda *told: self.told.append(told)
         return {asked.place.name: asked for asked in run([find_place(name) for name in names], work, 2)}, work
 
 
@@ -56,6 +57,12 @@ def test_gpus_of_one_compute_capability_share_a_compile_where_memory_is_no_limit
     assert compiler.compiled == [("h200", "float32")] and work.compiled == 1
     assert {name: one.best.words for name, one in asked.items()} == {"h100": "float32", "h200": "float32"}
     assert asked["h100"].origins[asked["h100"].best].name == "h200"
+    h100, h200 = (asked[name].place.title for name in ("h100", "h200"))
+    looking = "looking for what makes it fit"
+    assert compiler.told == [
+        *((h200, looking, False), (h200, "compiling float32", False), (h200, "fits with float32", True)),
+        *((h100, looking, False), (h100, "fits with float32", True)),
+    ]
 
 
 def test_what_has_few_blocks_is_far_from_any_memory():

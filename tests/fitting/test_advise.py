@@ -1,6 +1,7 @@
 """`advise` where nothing has to be compiled: bad input, what shapes decide, compilers that are not there; the lines."""
 
 import importlib.util
+import re
 
 import command_line
 import keras
@@ -146,7 +147,7 @@ def test_a_function_that_asks_for_auto_is_built_in_the_precision_that_is_asked_a
         assert Source(build_in_auto).under(Measures(precision)).get_layer("hidden").compute_dtype == dtype
     report = keras_mp.inspect(build_in_auto, BATCH, compare=["float32", "mixed_bfloat16"])
     asked = {name: {matmul.asked[0] for matmul in other.matmuls} for name, other in report.compared.items()}
-    assert asked == {"float32": {"float32"}, "mixed_bfloat16": {"bfloat16"}}
+    assert asked["float32"] == {"float32"} and "bfloat16" in asked["mixed_bfloat16"]
 
 
 @pytest.mark.slow
@@ -170,5 +171,9 @@ def test_the_command(tmp_path):
     assert done.returncode == 1 and "Did you mean 'h100'" in done.stderr and done.stderr.count("\n") == 1
     page = tmp_path / "advice.html"
     done = command_line.run("advise", tmp_path / "mine.keras", "--target", "v100", "--html", page)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "not known" in done.stdout and "small" in page.read_text()
+    assert done.returncode == 0
+    assert re.fullmatch(
+        r"\d+ s  .*: tracing its step\n\d+ s  Tesla V100 .*: not compiled\. No compiler .*\n", done.stderr
+    )
+    assert "It is not known whether Tesla V100 SXM2 16GB holds it" in " ".join(done.stdout.split())
+    assert " of 1 chips" not in done.stdout and "small" in page.read_text()

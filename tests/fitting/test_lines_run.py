@@ -1,4 +1,4 @@
-"""Where advise says "fits with ...", its lines run, and the model that they leave needs what the row says."""
+"""Where advise says "fits in ..., with ...", its lines run, and the model that they leave needs what the row says."""
 
 import dataclasses
 from pathlib import Path

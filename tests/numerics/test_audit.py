@@ -164,7 +164,7 @@ def test_a_mixed_model_is_audited_in_float32_and_left_alone():
     model, batch = healthy("mixed_float16")
     trained = model.get_weights()
     report = audit(model, batch)
-    assert any("computed in float32 meanwhile" in note for note in report.notes)
+    assert any("its own precision is restored" in note for note in report.notes)
     assert model.get_layer("first").compute_dtype == "float16"
     for old, new in zip(trained, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)

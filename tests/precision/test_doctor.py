@@ -60,7 +60,7 @@ def test_what_pays_agrees_with_what_auto_chooses(monkeypatch):
 def test_the_compilers_of_chips_that_are_not_there(monkeypatch):
     monkeypatch.setattr(doctor_module, "has_chip", lambda: False)
     monkeypatch.setattr(doctor_module, "_installed", lambda module: True)
-    assert "set JAX_PLATFORMS=cpu" in flat(page())
+    assert "Set JAX_PLATFORMS=cpu" in flat(page())
     monkeypatch.setattr(doctor_module, "has_chip", lambda: True)
     assert "JAX_PLATFORMS" not in page()
 

@@ -156,8 +156,8 @@ def said(capsys, model, **arguments):
 def test_it_says_in_five_lines_what_it_did(capsys):
     set_policy("mixed_float16")
     lines = said(capsys, build())
-    assert lines["precision"] == "float16, weights in float32: as the model was built"
-    assert lines["float32"] == "norm and classes: float16 is too imprecise"
+    assert lines["precision"] == "computes in float16, trains float32 weights, as it was built"
+    assert lines["float32"] == "norm and classes: there float16 is too imprecise"
     assert lines["fp8"] == "not used"
     assert lines["optimizer"] == "Adam, loss scale 32768, for float16; an overflow changes nothing"
     assert lines["jit"].startswith("on: " if choose_policy().jit_compile else "off: ")
@@ -166,7 +166,7 @@ def test_it_says_in_five_lines_what_it_did(capsys):
 def test_it_says_what_it_did_in_bfloat16_float32_and_fp8(capsys):
     set_policy("float32")
     lines = said(capsys, build(), run_eagerly=True)
-    assert lines["precision"] == "float32: as the model was built" and lines["float32"] == "everything"
+    assert lines["precision"] == "computes in float32, as it was built" and lines["float32"] == "everything"
     assert lines["optimizer"] == "Adam, loss not scaled: no layer computes in float16"
     assert lines["jit"] == "off: run_eagerly=True"
     set_policy("mixed_bfloat16")

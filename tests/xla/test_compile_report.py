@@ -151,7 +151,7 @@ def test_keras_float8_on_an_h100_is_no_float8():
     model = keras.Sequential([keras.Input((256,)), *layers], name="keras_float8")
     model.compile("sgd", "mse")
     report = keras_mp.inspect(model, (tensor((256, 256)), tensor((256, 256))), "h100")
-    assert report.asked_and_compiled[0].startswith("8 of 8 products asked for in FP8: 0 run in FP8, 8 in bfloat16")
+    assert report.asked_and_compiled[0].startswith("8 of 8 products are FP8 in the model: 0 run in FP8, 8 in bfloat16")
     with pytest.raises(CheckError, match="8 products asked for in FP8 do not run in FP8"):
         report.check(fp8_kept=True)
     assert report.precision == "fp8"
@@ -193,7 +193,7 @@ def test_a_sequential_model_in_float32_beside_another_precision():
     batch = (keras.KerasTensor((4, 8), "float32"), keras.KerasTensor((4, 2), "float32"))
     report = keras_mp.inspect(model, batch, "host", compare="mixed_bfloat16")
     assert set(report.shares) == {"float32"}
-    assert model.dtype_policy.name == "float32" and "In mixed_bfloat16: " in str(report)
+    assert model.dtype_policy.name == "float32" and "The same step in mixed_bfloat16: " in str(report)
     assert "In other precisions" in str(report.details("compared"))
     low = report.compared["mixed_bfloat16"]
     assert {matmul.asked for matmul in low.matmuls} >= {("bfloat16", "bfloat16")}
@@ -286,7 +286,7 @@ def test_the_report_as_json_as_text_and_as_a_page(h100, tmp_path):
     read = json.loads(h100.to_json())
     assert read["target"] == "h100" and len(read["matmuls"]) == len(h100.matmuls)
     text = " ".join(str(h100).split())
-    assert f"of {len(h100.matmuls)} products in bfloat16" in text and "at the chip's peak rates" in text
+    assert f"of {len(h100.matmuls)} products run in bfloat16" in text and "at the chip's peak rates" in text
     page = h100.to_html(tmp_path / "new" / "report.html").read_text()
     assert page.count('class="bar"') == 2 and "block1_dense_1" in page.replace("<wbr>", "") and "http" not in page
     assert list((tmp_path / "new").iterdir()) == [tmp_path / "new" / "report.html"]

@@ -54,7 +54,7 @@ def test_a_fully_sharded_step_on_eight_gpus_of_one_host():
 def test_gpus_take_float16_and_a_batch_that_they_divide():
     keras.config.set_dtype_policy("mixed_float16")
     report = keras_mp.inspect(build, tokens(4), "2x RTX 4090", strategy="data")
-    assert report.devices == 2 and " products in float16, " in report.asked_and_compiled[0]
+    assert report.devices == 2 and " products run in float16, " in report.asked_and_compiled[0]
     with pytest.raises(ValueError, match="a batch of 6 rows cannot be divided by 4 devices"):
         keras_mp.inspect(build, tokens(6), "rtx4090x4", strategy="data")
 
