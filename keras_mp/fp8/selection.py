@@ -157,7 +157,15 @@ def _impossible(layer: keras.layers.Layer) -> str:
         return "it is not built: call the model once on a batch"
     if layer.quantization_mode is not None:
         return f"it is quantized to {layer.quantization_mode}"
+    if reads_sparse(layer):
+        return "it reads a sparse tensor, and both operands of an FP8 product are dense"
     return problem(layer.equation) if isinstance(layer, keras.layers.EinsumDense) else ""
+
+
+def reads_sparse(layer: keras.layers.Layer) -> bool:
+    """Whether a layer of a functional graph reads a sparse tensor."""
+    # Private, as there is no public list of the calls of a layer.
+    return any(tensor.sparse for node in layer._inbound_nodes for tensor in node.input_tensors)
 
 
 def matrix_sizes(layer: keras.layers.Layer) -> tuple[int, int]:

@@ -20,8 +20,10 @@ from keras_mp.numerics.checks import check_labels, check_model, trains_itself
 from keras_mp.numerics.data import batches_of
 from keras_mp.numerics.observe import Call, ObservedStep, Record
 from keras_mp.numerics.ranges import Range, merged, sampled
+from keras_mp.numerics.response import Responses, responses
 from keras_mp.precision.formats import FLOAT16, FORMATS
-from keras_mp.rebuild import own_variables
+from keras_mp.rebuild import layers_by_path, own_variables
+from keras_mp.rebuild.walk import with_self
 from keras_mp.system.whole_number import whole_number
 
 SAMPLE = 8192
@@ -67,11 +69,15 @@ def audit(model: keras.Model, batches: Any, steps: int = 8, *, sample: int | Non
     batches = batches_of(batches, steps)
     for batch in batches:
         check_labels(model, batch)
+    layers = with_self(model)
+    wide = {id(layer) for layer in layers if layer.compute_dtype == "float32"}
     with in_float32(model):
         run = _Run(model, sample)
         for batch in batches:
             run.take(batch)
-    return run.report()
+        # Where others are in 16 bits, a layer in float32 is so for a reason.
+        found = responses(model, batches[0], wide if len(wide) < len(layers) else set())
+    return run.report(found)
 
 
 class _Run:
@@ -145,7 +151,7 @@ class _Run:
                 self.kernel_errors.append((key, self.ranges[key].update(part, size=x.size, extremes=ends)))
         return self.kernel_errors
 
-    def report(self) -> AuditReport:
+    def report(self, responses: Responses) -> AuditReport:
         record = self.step.record
         layers: dict[str, LayerAudit] = {}
         calls: dict[str, list[Call]] = {}
@@ -153,13 +159,19 @@ class _Run:
             if not isinstance(call.layer, keras.Model) and (call.outputs or call.inputs):
                 calls.setdefault(call.path, []).append(call)
         for path, made in calls.items():
-            layers[path] = self._layer(path, made)
+            layers[path] = self._layer(path, made, responses.get(path, {}))
+        # A model is no layer, and has code of its own where it is subclassed.
+        for path in responses.keys() - layers.keys():
+            model = layers_by_path(self.model).get(path, self.model)
+            audited = self._layer(path or model.name, [Call(path, model)], responses[path])
+            if not audited.verdicts["mixed_bfloat16"].ok or not audited.verdicts["mixed_float16"].ok:
+                layers[path] = audited
         notes = _notes(self.model, self.losses, self.ranges, self.sample)
         loss = float(np.mean(self.losses))
         steps = len(self.losses)
         return AuditReport(self.model.name, steps, loss, self.scale, list(layers.values()), self.seconds, notes)
 
-    def _layer(self, path: str, calls: list[Call]) -> LayerAudit:
+    def _layer(self, path: str, calls: list[Call], response: dict[str, float | str]) -> LayerAudit:
         layer = calls[0].layer
         audited = LayerAudit(path, type(layer).__name__, len(calls), layer=layer)
         audited.flops = sum(call.flops for call in calls)
@@ -179,10 +191,11 @@ class _Run:
             if there:
                 audited.ranges[role] = merged(there) if len(there) > 1 else there[0]
         audited.verdicts = {
-            "mixed_float16": verdict.float16(layer, audited.ranges, self.scale),
-            "mixed_bfloat16": verdict.bfloat16(audited.ranges),
+            "mixed_float16": verdict.float16(layer, audited.ranges, self.scale, response.get("float16")),
+            "mixed_bfloat16": verdict.bfloat16(layer, audited.ranges, response.get("bfloat16")),
             "fp8": verdict.fp8(layer, audited.ranges),
         }
+        audited.response = response
         base = max(abs(float(np.mean(self.losses))), float(np.finfo("float32").tiny))
         for name in FORMATS:
             audited.damage[name] = self._damage([*keys["output"], *keys["kernel"]], name) / base

@@ -44,6 +44,9 @@ class LayerAudit:
             value overflows.
         input_damage: the share of the loss, for each format, by which rounding the layer's inputs and its weights
             changes it, as an FP8 product does.
+        response: the error of the layer's result, for float16 and bfloat16, if its arguments and weights are rounded,
+            and code that is not Keras's computes in that precision: as a share of the size of the result. A sentence
+            where the code fails; nothing for a layer that hands values on, or is in float32 among others in 16 bits.
         gradient_error: the size of the error of the layer's gradients, for each format, as a share of the size of the
             gradients: float16 at the recommended loss scale, the 8-bit formats at max / amax.
         scales: the lowest and the highest loss scale, powers of two, at which at most 1% of its gradients become zero
@@ -59,6 +62,7 @@ class LayerAudit:
     ranges: dict[str, Range] = field(default_factory=dict)
     damage: dict[str, float] = field(default_factory=dict)
     input_damage: dict[str, float] = field(default_factory=dict)
+    response: dict[str, float | str] = field(default_factory=dict)
     gradient_error: dict[str, float] = field(default_factory=dict)
     scales: tuple[float, float] | None = None
     verdicts: dict[str, Verdict] = field(default_factory=dict)
@@ -153,9 +157,9 @@ class AuditReport(PicturedReport):
 
 
 def _layer_dict(audited: LayerAudit) -> dict[str, Any]:
-    names = ("path", "kind", "calls", "flops", "damage", "input_damage", "gradient_error", "scales", "verdicts")
+    names = ["path", "kind", "calls", "flops", "damage", "input_damage", "response", "gradient_error"]
     tensors = {role: _range_dict(values) for role, values in audited.ranges.items()}
-    return {name: getattr(audited, name) for name in names} | {"tensors": tensors}
+    return {name: getattr(audited, name) for name in [*names, "scales", "verdicts"]} | {"tensors": tensors}
 
 
 def _range_dict(values: Range) -> dict[str, Any]:
@@ -222,9 +226,15 @@ def _verdict_lines(report: AuditReport) -> list[str]:
 
 
 def _fitting(report: AuditReport, precision: str) -> str:
-    unfit = sum(not layer.verdicts[precision].ok for layer in report.layers)
-    count = len(report.layers)
-    return f"{unfit} of {count} layers {'does' if unfit == 1 else 'do'} not fit" if unfit else f"all {count} layers fit"
+    verdicts = [layer.verdicts[precision] for layer in report.layers]
+    unfit = sum(not verdict.ok and verdict.tried for verdict in verdicts)
+    untried = sum(not verdict.tried for verdict in verdicts)
+    count = len(verdicts)
+    tail = f"{untried} could not be tried" if untried else ""
+    if unfit:
+        said = f"{unfit} of {count} layers {'does' if unfit == 1 else 'do'} not fit"
+        return f"{said}, {tail}" if tail else said
+    return f"{count - untried} of {count} layers fit, {tail}" if tail else f"all {count} layers fit"
 
 
 def _fitting_fp8(report: AuditReport) -> str:
@@ -279,18 +289,20 @@ _PRECISIONS = (
 )
 # What a cell says, its colour and how much of it covers the ground, which is light or dark: pale where a layer fits.
 _FITS, _SCALED, _UNFIT, _OVERFLOW = "fits", "fits with the loss scale", "does not fit", "overflows"
-_ABSENT = "no gradient, or not computed in FP8"
+_ABSENT, _UNTRIED = "no gradient, or not computed in FP8", "could not be tried"
 _STATES = {
     _FITS: ("#0072b2", 0.16),
     _SCALED: ("#e69f00", 0.4),
     _UNFIT: ("#d55e00", 0.7),
     _OVERFLOW: ("#b30000", 1.0),
     _ABSENT: ("#999999", 0.12),
+    _UNTRIED: ("#cc79a7", 0.4),
 }
 _ROW, _CELL, _NAME = 17, 78, 300
 _RULE = (
-    f"A layer fits float16 if nothing overflows and its output and its gradients keep {LEAST_SQNR:.0f} dB, which is an "
-    "error of a tenth; it fits bfloat16 if nothing overflows; it fits FP8 if its input and its weights keep "
+    "A layer fits float16 if nothing overflows, and its output, its gradients, and its result from arguments and "
+    f"weights that are rounded keep {LEAST_SQNR:.0f} dB, which is an error of a tenth; it fits bfloat16 if nothing "
+    "overflows, and that result keeps as much; it fits FP8 if its input and its weights keep "
     f"{LEAST_SQNR_E4M3:.0f} dB in E4M3 and its gradient {LEAST_SQNR_E5M2:.0f} dB in E5M2."
 )
 _CELLS = (
@@ -405,6 +417,8 @@ def _state(audited: LayerAudit, column: _Precision, forward: bool, figure: float
         return _FITS
     if judged.ok:
         return _SCALED if judged.remedy else _FITS
+    if not judged.tried:
+        return _UNTRIED
     return _OVERFLOW if math.isinf(figure) else _UNFIT
 
 

@@ -12,6 +12,10 @@ from typing import Any
 import keras
 import numpy as np
 
+# Private, because Keras has no public way to turn one library's sparse tensors into another's, as `fit` does.
+from keras.src.trainers.data_adapters import data_adapter_utils
+
+from keras_mp import backend
 from keras_mp.conversion.input_names import input_names
 from keras_mp.system.whole_number import whole_number
 
@@ -26,7 +30,7 @@ def batches_of(data: Any, steps: int, name: str = "data") -> list[tuple]:
         name: the name of the argument, for messages.
 
     Returns:
-        A list of tuples `(x, y, sample_weight)` of numpy arrays.
+        A list of tuples `(x, y, sample_weight)` of numpy arrays; what is sparse or ragged is a tensor of the backend.
 
     Raises:
         TypeError: data is nothing to iterate over, or a batch is no tuple.
@@ -62,7 +66,7 @@ def _batch(batch: Any, name: str) -> tuple:
     batch = keras.tree.map_structure(_array, tuple(_strings_as_array(part) for part in batch))
     x, y, sample_weight = (*batch, None, None)[:3]
     arrays = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
-    lengths = {len(array) for array in arrays if array.ndim}
+    lengths = {array.shape[0] for array in arrays if len(array.shape)}
     if len(lengths) > 1:
         shapes = ", ".join(str(array.shape) for array in arrays)
         raise ValueError(f"{name} holds arrays of different lengths: {shapes}")
@@ -80,10 +84,34 @@ def _strings_as_array(part: Any) -> Any:
 def _array(leaf: Any) -> Any:
     if leaf is None:
         return None
+    sparse = _sparse_or_ragged(leaf)
+    if sparse is not None:
+        wide = backend.values_of(sparse).dtype == "float64"
+        return backend.map_values(lambda x: keras.ops.cast(x, keras.config.floatx()), sparse) if wide else sparse
     array = np.asarray(leaf)
     if array.dtype == np.float64:
         return array.astype(keras.config.floatx())
     return array
+
+
+def _sparse_or_ragged(leaf: Any) -> Any:
+    """A tensor of the backend for what `fit` takes as one; None for anything else."""
+    on_jax = keras.backend.backend() == "jax"
+    if data_adapter_utils.is_scipy_sparse(leaf):
+        convert = (
+            data_adapter_utils.scipy_sparse_to_jax_sparse if on_jax else data_adapter_utils.scipy_sparse_to_tf_sparse
+        )
+        return convert(leaf)
+    if data_adapter_utils.is_tensorflow_sparse(leaf):
+        return data_adapter_utils.tf_sparse_to_jax_sparse(leaf) if on_jax else leaf
+    if data_adapter_utils.is_jax_sparse(leaf):
+        return leaf if on_jax else data_adapter_utils.jax_sparse_to_tf_sparse(leaf)
+    return leaf if data_adapter_utils.is_tensorflow_ragged(leaf) and not on_jax else None
+
+
+def dense_array(leaf: Any) -> np.ndarray:
+    """A numpy array of an array or a tensor; with zeros where a sparse or ragged one stores nothing."""
+    return leaf if isinstance(leaf, np.ndarray) else keras.ops.convert_to_numpy(leaf)
 
 
 # Batches from an .npz file, its arrays named after what the model takes.

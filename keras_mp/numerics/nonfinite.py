@@ -12,9 +12,10 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_mp import backend
 from keras_mp.conversion.in_float32 import computes_in_float32, in_float32
 from keras_mp.numerics.checks import check_labels, check_model
-from keras_mp.numerics.data import batches_of
+from keras_mp.numerics.data import batches_of, dense_array
 from keras_mp.numerics.observe import Call, ObservedStep, Record
 from keras_mp.numerics.plain_step import described
 from keras_mp.precision.formats import FORMATS
@@ -363,12 +364,13 @@ def _kind(values: np.ndarray) -> str:
 
 def _bad_record(batch: tuple) -> NonFinite | None:
     for name, part in zip(("x", "y", "sample_weight"), batch, strict=True):
-        for values in keras.tree.flatten(part):
-            if values is None or not np.issubdtype(values.dtype, np.floating):
+        for leaf in keras.tree.flatten(part):
+            if leaf is None or not np.issubdtype((values := np.asarray(backend.values_of(leaf))).dtype, np.floating):
                 continue
+            if np.isfinite(values).all():
+                continue
+            values = dense_array(leaf)
             finite = np.isfinite(values)
-            if finite.all():
-                continue
             records = np.flatnonzero(~finite.reshape(len(values), -1).all(axis=1)).tolist()
             good = values[finite]
             given = {f"the rest of {name}": (float(good.min()), float(good.max()))} if good.size else {}

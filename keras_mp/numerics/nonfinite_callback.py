@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mp.numerics.data import named_arrays
+from keras_mp.numerics.data import dense_array, named_arrays
 from keras_mp.numerics.nonfinite import NonFinite, find_nonfinite
 from keras_mp.system.atomic_write import atomic_write
 from keras_mp.system.whole_number import whole_number
@@ -136,7 +136,7 @@ def _taken(iterator: Iterator[Any], count: int) -> list[Any]:
 
 def _storable(leaf: Any) -> np.ndarray:
     """An array that numpy.load reads: TensorFlow's strings are Python objects."""
-    array = np.asarray(leaf)
+    array = dense_array(leaf)
     if array.dtype != object:
         return array
     texts = [text.decode(errors="replace") if isinstance(text, bytes) else str(text) for text in array.flat]

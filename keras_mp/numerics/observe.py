@@ -141,14 +141,19 @@ class _Recorder:
     def _enter(self, made: Call, x: Any) -> Any:
         if not _is_float(x):
             return x
-        x = self._observe(x, tapped=True) if self._tap_inputs else x
-        place = self._keep(x)
+        stored = backend.values_of(x)  # of a sparse or ragged tensor, which has no gradient to be observed
+        x = self._observe(x, tapped=True) if self._tap_inputs and stored is x else x
+        place = self._keep(x if stored is x else stored)
         if place is not None and place not in made.inputs:
             made.inputs.append(place)
         return x
 
     def _leave(self, made: Call, x: Any) -> Any:
         if not _is_float(x):
+            return x
+        if (stored := backend.values_of(x)) is not x:
+            place = self._keep(stored)
+            made.outputs += [] if place is None else [place]
             return x
         known = self._places.get(id(x))
         fresh = known is None or self.record.taps[known] is None or self._tap_inputs

@@ -55,7 +55,7 @@ def explained(model: keras.Model, batch: tuple, error: Exception) -> ValueError:
 
 
 def _has_strings(batch: tuple) -> bool:
-    leaves = (leaf for leaf in keras.tree.flatten(batch) if leaf is not None)
+    leaves = (backend.values_of(leaf) for leaf in keras.tree.flatten(batch) if leaf is not None)
     return any(np.asarray(leaf).dtype.kind in "USO" for leaf in leaves)
 
 

@@ -306,3 +306,20 @@ def test_inputs_are_not_rounded_to_16_bits_on_the_way_in(built_by):
     with in_float32(model):
         np.testing.assert_allclose(keras.ops.convert_to_numpy(model(x)), x @ kernel + bias, rtol=1e-5, atol=1e-6)
     assert model.input_dtype == "bfloat16"
+
+
+@pytest.mark.jax
+def test_sparse_batches_are_taken_as_fit_takes_them():
+    sparse = pytest.importorskip("scipy.sparse")
+    x, y = np.where(normal(8, 6) > 0.5, normal(8, 6), 0).astype("float32"), normal(8, 1)
+    inputs = keras.Input((6,), sparse=True)
+    model = compiled(keras.Model(inputs, layers.Dense(1, name="only")(inputs)))
+    batch = (sparse.csr_matrix(x), y)
+    kernel, bias = model.get_weights()
+    report = audit(model, batch)
+    assert report.loss == pytest.approx(np.mean((x @ kernel + bias - y) ** 2), rel=1e-4)
+    assert by_path(report)["only"].ranges["input"].highest == x.max()
+    assert keras_mp.numerics.find_nonfinite(model, batch) is None
+    assert keras_mp.search_policy(model, batch).fp8_layers == ()
+    x[3, 2] = np.nan
+    assert keras_mp.numerics.find_nonfinite(model, (sparse.csr_matrix(x), y)).records == [3]

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import keras
 from jax.custom_derivatives import SymbolicZero
+from jax.experimental.sparse import BCOO
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
@@ -328,13 +329,17 @@ def sum_repeated_rows(gradient: Any) -> Any:
 
 
 def map_values(function: Callable[[Any], Any], gradient: Any) -> Any:
-    """Applies a function to the values of a gradient."""
-    return function(gradient)
+    """Applies a function to the values of a gradient, or to those that a dense or sparse tensor stores."""
+    if not isinstance(gradient, BCOO):
+        return function(gradient)
+    indices = gradient.indices
+    known = {"indices_sorted": gradient.indices_sorted, "unique_indices": gradient.unique_indices}
+    return BCOO((function(gradient.data), indices), shape=gradient.shape, **known)
 
 
 def values_of(gradient: Any) -> Any:
-    """Returns the gradient: it is dense."""
-    return gradient
+    """Returns the gradient, which is dense, or the values that a dense or sparse tensor stores."""
+    return gradient.data if isinstance(gradient, BCOO) else gradient
 
 
 def dense(gradient: Any) -> Any:

@@ -117,15 +117,21 @@ def sum_repeated_rows(gradient: Any) -> Any:
 
 
 def map_values(function: Callable[[Any], Any], gradient: Any) -> Any:
-    """Applies a function to the values of a dense or sparse gradient."""
+    """Applies a function to the values that a dense, sparse or ragged gradient or tensor stores."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
+    if isinstance(gradient, tf.SparseTensor):
+        return gradient.with_values(function(gradient.values))
+    if isinstance(gradient, tf.RaggedTensor):
+        return gradient.with_flat_values(function(gradient.flat_values))
     return function(gradient)
 
 
 def values_of(gradient: Any) -> Any:
-    """Returns the values of a dense or sparse gradient, as a dense tensor."""
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    """Returns the values that a dense, sparse or ragged gradient or tensor stores, as a dense tensor."""
+    if isinstance(gradient, tf.RaggedTensor):
+        return gradient.flat_values
+    return gradient.values if isinstance(gradient, (tf.IndexedSlices, tf.SparseTensor)) else gradient
 
 
 def dense(gradient: Any) -> Any:

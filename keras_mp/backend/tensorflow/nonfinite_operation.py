@@ -7,6 +7,7 @@ from itertools import compress
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_mp.backend.common.nonfinite_origin import Edge, Frame, Tap, Values, makes_nonfinite, origin
@@ -38,7 +39,10 @@ def nonfinite_operation(
         TensorFlow's name of the operation, and the lines of Python that led to it, as (file, line number), the
         innermost first; None where the tensor is finite, or no operation puts it out.
     """
-    flat = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(batch)]
+    flat = [
+        tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
+        for leaf in tf.nest.flatten(batch)
+    ]
     program: list[_Program] = []
 
     @tf.function(autograph=False)

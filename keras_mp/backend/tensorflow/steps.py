@@ -104,8 +104,11 @@ def observed_step(
     probes: dict[Any, Any] = {}
 
     def run(batch: Any) -> Any:
-        flat = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(batch)]
-        specs = tuple(tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in flat)
+        flat = [
+            tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
+            for leaf in tf.nest.flatten(batch)
+        ]
+        specs = tuple(map(tf.type_spec_from_value, flat))
         if (specs, None) not in functions and specs not in probes:
             open_shapes: list[int] = []
             try:
