@@ -141,9 +141,10 @@ class _Recorder:
     def _enter(self, made: Call, x: Any) -> Any:
         if not _is_float(x):
             return x
-        stored = backend.values_of(x)  # of a sparse or ragged tensor, which has no gradient to be observed
-        x = self._observe(x, tapped=True) if self._tap_inputs and stored is x else x
-        place = self._keep(x if stored is x else stored)
+        stored = backend.values_of(x)
+        if stored is x:  # a sparse or ragged tensor has no gradient to be observed
+            x = stored = self._observe(x, tapped=True) if self._tap_inputs else x
+        place = self._keep(stored)
         if place is not None and place not in made.inputs:
             made.inputs.append(place)
         return x
