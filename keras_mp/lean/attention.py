@@ -63,7 +63,7 @@ def attention(
         block: the number of rows of a block; by default `max(128, rows / 16)`, or all where that is faster. It need not
             divide the rows.
         unseen: the result of a row that sees no key: "zero", or "mean", the mean of all values, as
-            `keras.ops.dot_product_attention` has it. With "mean" and a mask, `causal` must be part of the mask.
+            `keras.ops.dot_product_attention` has it.
         dropout: the share of the probabilities that is dropped.
         seed: the seed of the dropout, as `keras.random.SeedGenerator.next` returns it. Whether a probability is kept is
             a hash of the seed and of its place, whatever the block; see `keras_mp.lean.dropped`.
@@ -83,12 +83,19 @@ def attention(
     _check(query, key, value, mask, block)
     one_of("unseen", unseen, ("zero", "mean"))
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+    if mask is not None:
+        mask = keras.ops.expand_dims(mask, (1, 2) if len(mask.shape) == 2 else 1)
     if not dropout:
-        fused = backend.fused_attention(query, key, value, mask, causal=causal, scale=scale)
+        mean = unseen == "mean"
+        fused = backend.fused_attention(query, key, value, mask, causal=causal, scale=scale, mean_of_unseen=mean)
         if fused is not None:
             return fused
+    if mask is not None and causal and unseen == "mean":
+        rows, columns = (keras.ops.arange(keras.ops.shape(x)[1]) for x in (query, key))
+        seen = keras.ops.expand_dims(rows, 1) >= keras.ops.expand_dims(columns, 0)
+        mask, causal = keras.ops.logical_and(mask, seen), False
     if mask is not None:
-        mask = keras.ops.expand_dims(mask, (1, 2, 3) if len(mask.shape) == 2 else (1, 2))
+        mask = keras.ops.expand_dims(mask, 1)
     blocks = _blocks(query.shape[1], key.shape[1], causal, block)
     dtype = keras.backend.standardize_dtype(query.dtype)
     # With no other block to add, what it sums is rounded next.

@@ -47,7 +47,7 @@ class LeanAttention:
         call = self._attention_call(query, *args, **kwargs)
         if call is not None:
             mask, known = _by_query(call.mask)
-            if known and not (call.kernel and backend.keras_has_kernel(query, key, value, mask)):
+            if known and not (call.kernel and backend.keras_has_kernel(query, key, value)):
                 return self._attention_result(_attend(query, key, value, mask, call))
         return super()._compute_attention(query, key, value, *args, **kwargs)  # type: ignore[misc]
 
@@ -222,19 +222,11 @@ def _by_query(mask: Any) -> tuple[Any, bool]:
 
 
 def _attend(query: Any, key: Any, value: Any, mask: Any, call: Call) -> Any:
-    causal = call.causal
-    if causal and mask is not None:
-        rows, columns = (keras.ops.arange(keras.ops.shape(x)[1]) for x in (query, key))
-        seen = keras.ops.expand_dims(rows, 1) >= keras.ops.expand_dims(columns, 0)
-        mask, causal = keras.ops.logical_and(keras.ops.cast(mask, "bool"), seen), False
     # Keras's operation returns the mean of the values where a row sees none; its softmax layer makes that 0.
-    unseen = "mean" if call.kernel else "zero"
-    if not call.dropout:
-        return attention(query, key, value, mask, causal=causal, scale=call.scale, unseen=unseen)
-    seed = call.dropout_layer.seed_generator.next()
-    return attention(
-        query, key, value, mask, causal=causal, scale=call.scale, unseen=unseen, dropout=call.dropout, seed=seed
-    )
+    options: dict[str, Any] = {"unseen": "mean" if call.kernel else "zero"}
+    if call.dropout:
+        options |= {"dropout": call.dropout, "seed": call.dropout_layer.seed_generator.next()}
+    return attention(query, key, value, mask, causal=call.causal, scale=call.scale, **options)
 
 
 # Layers whose GELU keeps only its input while they train.

@@ -29,6 +29,7 @@ from keras_mp.lean.self_attention import SelfAttention
 from keras_mp.lean.training_step import STEP, LeanStep
 from keras_mp.rebuild import Config, layers_by_path
 from keras_mp.rebuild.notes import original_class, treatments_of
+from keras_mp.stability.attention_as_asked import AttentionAsAsked, attending
 from keras_mp.stability.sensitive import names_in
 from keras_mp.system.packages import LIBRARIES, package_of
 from keras_mp.treatment.change import change, check_built, undo
@@ -117,7 +118,9 @@ def _head(model: keras.Model) -> list[Candidate]:
 # Of files of version 0.1.0: something inside, which no config shows, is lean.
 CHILDREN = "lean children"
 REMATS = (remat_blocks.BLOCK, remat_blocks.SEGMENTS, remat_blocks.CHILDREN)
-LEAN = (ATTENTION, GELU, INT4, HEAD, CALLED_HEAD, NOTED_HEAD, STEP, CHILDREN, FROZEN, *REMATS)
+# Lean or not, attention is as asked; `stabilize` has a treatment of the same class, and each is undone alone.
+AS_ASKED = "lean model's attention"
+LEAN = (ATTENTION, AS_ASKED, GELU, INT4, HEAD, CALLED_HEAD, NOTED_HEAD, STEP, CHILDREN, FROZEN, *REMATS)
 
 
 def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.Model:
@@ -178,7 +181,7 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
     wanted += [(layer, {name: options}) for layer, name, options in blocks]
     if wanted:
         wanted.append((model, {STEP: None}))
-    change(model, wanted)
+    change(model, [*wanted, *((part, {AS_ASKED: None}) for part in attending(model))])
     if not wanted and not remat and not any(part.lean for part in parts):
         warnings.warn(
             f"make_lean({model.name!r}): nothing in the model can become lean. {_why_none(parts)}", stacklevel=2
@@ -206,6 +209,7 @@ def _make_lean_inside(layer: Any) -> None:
 register_treatments(
     {
         ATTENTION: Treatment(lambda original, names: attention_mixin(original), order=-1),
+        AS_ASKED: Treatment(lambda original, names: AttentionAsAsked),
         GELU: Treatment(lambda original, names: LeanGelu, order=-1),
         INT4: Treatment(lambda original, names: LeanInt4, order=-1),
         HEAD: Treatment(lambda original, names: ChunkedHead, prepare_head, forget_calls, order=-1),

@@ -21,7 +21,8 @@ from keras_mp.reporting.html import document, table
 from keras_mp.reporting.report import Report, plain_values
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import shorten_middle
-from keras_mp.treatment.change import infer_again
+from keras_mp.stability.attention_as_asked import ATTENTION, attending
+from keras_mp.treatment.change import change, infer_again
 
 _NAMED = 60  # characters of a layer's name in a sentence
 
@@ -108,6 +109,7 @@ class PolicySearch(Report):
             raise TypeError(f"build() must return a keras.Model, got {type(model).__name__}")
         names = self._set_policies(model)
         infer_again(model, set(map(id, layers_by_path(model).values())))
+        change(model, [(part, {ATTENTION: None}) for part in attending(model)])  # as in the search
         if self.fp8_layers:
             wanted = _fp8_names(self.fp8_layers, names)
             model = convert(model, select=lambda path, layer: path in wanted)

@@ -183,7 +183,7 @@ def _gradient_step(model: keras.Model) -> Callable[[tuple, float], tuple[float, 
     def forward(tap: Any, batch: Any) -> tuple[Any, list[Any]]:
         (x, y, sample_weight), scale = (*batch[0], None, None)[:3], batch[1]
         failed.clear()
-        with wrapped_methods(layers_by_path(model).items(), ("call",), noting):
+        with backend.attention_as_asked(), wrapped_methods(layers_by_path(model).items(), ("call",), noting):
             loss = loss_of(model, x, y, sample_weight)
         return loss * scale, [loss]
 

@@ -116,7 +116,7 @@ def _hardware(backend: str) -> list[RenderableType]:
     try:
         import_keras()
         from keras_mp.precision.hardware import DTYPES, list_devices
-        from keras_mp.precision.policy import COMPUTES_IN, PRECISIONS, choose_policy, pays
+        from keras_mp.precision.policy import COMPUTES_IN, PRECISIONS, attention_fault, choose_policy, pays
 
         devices = list_devices()
     except Exception as error:
@@ -129,7 +129,7 @@ def _hardware(backend: str) -> list[RenderableType]:
     return [
         _heading("Devices"),
         _table((device.kind, f"{device.count} x {device.name} {device.architecture}".rstrip()) for device in devices),
-        *(_paragraph(line) for line in unseen_accelerators(backend, best.kind)),
+        *(_paragraph(line) for line in (*unseen_accelerators(backend, best.kind), attention_fault(best)) if line),
         _heading(f"What pays on this {best.kind.upper()}"),
         _table((dtype, "yes" if ok else "no", reason) for dtype, (ok, reason) in supports),
         _heading("What set_global_policy('auto') chooses"),

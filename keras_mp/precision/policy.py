@@ -131,7 +131,8 @@ def set_global_policy(name: str = "auto") -> PolicyChoice:
 
     Warns:
         UserWarning: If this hardware does not support the policy, the message says which one to use; if the machine has
-            the driver of a GPU that the backend does not see, what to install.
+            the driver of a GPU that the backend does not see, what to install; on a TPU, that the attention of plain
+            Keras is another there, and what to call.
 
     Examples:
         >>> import keras, keras_mp
@@ -148,6 +149,8 @@ def set_global_policy(name: str = "auto") -> PolicyChoice:
     device = current_device()
     for sentence in _unseen(device):
         warnings.warn(sentence, UserWarning, stacklevel=2)
+    if spoiled := attention_fault(device):
+        warnings.warn(spoiled, UserWarning, stacklevel=2)
     choice = choose_policy()
     if name != "auto":
         served = _served(name, device, keras.backend.backend())
@@ -180,6 +183,17 @@ def asked_about(policy: str) -> Iterator[None]:
             yield
     finally:
         _asked_about.reset(token)
+
+
+def attention_fault(device: Device) -> str:
+    """Says that plain Keras attends otherwise on a TPU, and what to call; "" for other devices."""
+    if device.kind != "tpu" or keras.backend.backend() != "jax":
+        return ""
+    return (
+        "On a TPU the attention of plain Keras, 3.13 to 3.15, is causal where no mask is given, and its scores are not "
+        "divided by the square root of the features, in any precision. Call keras_mp.prepare(model, ...) or "
+        "keras_mp.stabilize(model): after it layers attend as they were asked to."
+    )
 
 
 def _unseen(device: Device) -> list[str]:

@@ -17,3 +17,4 @@ from keras_mp.rebuild.walk import layers_below as layers_below
 from keras_mp.rebuild.walk import layers_by_path as layers_by_path
 from keras_mp.rebuild.walk import operations_of as operations_of
 from keras_mp.rebuild.walk import own_variables as own_variables
+from keras_mp.rebuild.walk import with_self as with_self

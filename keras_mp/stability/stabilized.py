@@ -16,6 +16,7 @@ from keras_mp.rebuild.quantized_policies import (
     to_compute_in_float32,
     with_source,
 )
+from keras_mp.stability.attention_as_asked import ATTENTION, attending
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
     RESULT_MIXINS,
@@ -40,7 +41,8 @@ def stabilize(model: keras.Model) -> keras.Model:
     """Lets normalization, softmax, activity regularizers and the output of a model run in float32; changes it in place.
 
     - Normalization and softmax compute in float32 and return the 16-bit dtype that they returned before.
-    - Attention adds up and normalizes its scores in float32; the products keep 16-bit operands.
+    - Attention adds up and normalizes its scores in float32; the products keep 16-bit operands. On a TPU it is what was
+      asked for, in any precision, where Keras's own is not; `report` says by what it is computed there.
     - The output layer keeps 16-bit operands and returns float32: bias, activation and the loss are in float32.
     - Regularizers of activations add up in float32; what a layer's own code hands to `add_loss` becomes float32.
     - Of weights that Keras quantized, the numbers of int4 groups are not rounded to 16 bits; and, in any precision, the
@@ -82,7 +84,8 @@ def stabilize(model: keras.Model) -> keras.Model:
     check_built(model)
     sensitive = find(model, output_layers(model))
     needed = [entry for entry in sensitive if entry.treatments]
-    change(model, [(entry.layer, dict.fromkeys(entry.treatments)) for entry in needed])
+    wanted = [(entry.layer, dict.fromkeys(entry.treatments)) for entry in needed]
+    change(model, [*wanted, *((part, {ATTENTION: None}) for part in attending(model))])
     missed = [f"{entry.path!r}: {entry.reason}" for entry in sensitive if not entry.treatments]
     if missed:
         warnings.warn(f"stabilize({model.name!r}) could not reach everything: {'; '.join(missed)}", stacklevel=2)
@@ -230,4 +233,4 @@ _TREATMENTS = {
     "outputs": Treatment(),
 }
 register_treatments(_TREATMENTS)
-STABILIZED = tuple(_TREATMENTS)
+STABILIZED = (*_TREATMENTS, ATTENTION)

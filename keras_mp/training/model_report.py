@@ -24,6 +24,7 @@ from keras_mp.reporting.html import document, folded, table
 from keras_mp.reporting.report import Report
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import listed, pattern_of, without_numbers
+from keras_mp.stability.attention_as_asked import ATTENTION, attended_by
 from keras_mp.stability.sensitive import find, output_layers
 from keras_mp.stability.stabilized import STABILIZED
 from keras_mp.treatment.change import check_built
@@ -68,6 +69,8 @@ class ModelReport(Report):
         scaling: the format that `convert` would use: "FP8", "INT8", "MXFP8" or "NVFP4".
         prediction: the sentence that says what the gains are predicted for; empty without a target.
         convert: the line of code that converts what can be in few bits.
+        attention: pairs, on a TPU, of a layer that attends and of what computes it there: Splash, or the kit's own form
+            with the reason.
     """
 
     name: str
@@ -76,6 +79,7 @@ class ModelReport(Report):
     scaling: str
     prediction: str
     convert: str
+    attention: tuple[tuple[str, str], ...] = ()
 
     def _answer(self) -> list[Sentence]:
         verdict: list[str] = []
@@ -100,6 +104,10 @@ class ModelReport(Report):
                 (3, change.never.format(**formats), never),
             ):
                 said += [Sentence(label, f"{where}{why and f': {why}'}", rank=rank) for why, where in _grouped(some)]
+        by: dict[str, list[str]] = {}
+        for layer, words in self.attention:
+            by.setdefault(words, []).append(layer)
+        said += [Sentence("Attends by", f"{words}: {listed(names, _NAMED, 'layers')}") for words, names in by.items()]
         return [Sentence(self.name, f"{'; '.join(verdict) or 'no layer that a change is for'}."), *said]
 
     def _tables(self) -> dict[str, list[RenderableType]]:
@@ -196,8 +204,9 @@ def report(
     }
     given = "".join(f", {name}={value}" for name, value in options.items() if value is not None)
     convert = f"model = keras_mp.convert(model{given})"
+    attends = tuple(attended_by(model).items())
     said = _prediction(target, batch_size, scalings)
-    return ModelReport(model.name, tuple(parts), " and ".join(formats), scalings.title, said, convert)
+    return ModelReport(model.name, tuple(parts), " and ".join(formats), scalings.title, said, convert, attends)
 
 
 def _stable(model: keras.Model) -> Iterator[Part]:
@@ -208,7 +217,7 @@ def _stable(model: keras.Model) -> Iterator[Part]:
     layers = layers_by_path(model)
     operations = {operation.name: operation for operation in operations_of(model)}
     for path, layer in (layers | operations).items():
-        if any(name in STABILIZED for name in treatments_of(layer)):
+        if any(name in STABILIZED and name != ATTENTION for name in treatments_of(layer)):
             yield Part(path, "stabilize", type(layer).__name__, True, False, "")
 
 

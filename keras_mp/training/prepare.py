@@ -27,6 +27,7 @@ from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.arguments import takes
 from keras_mp.rebuild.notes import original_class
 from keras_mp.reporting.text import listed, shorten_middle
+from keras_mp.stability.attention_as_asked import attended_by
 from keras_mp.stability.sensitive import LOW_PRECISION, sensitive_layers
 from keras_mp.stability.stabilized import stabilize
 from keras_mp.treatment.change import change, check_built
@@ -76,7 +77,8 @@ def prepare(
             `{"scaling": "delayed", "target": "h100"}`. With False, layers that `keras_mp.convert` made FP8 layers
             before stay so.
         verbose: whether to print five lines that say what was done, and why; a sixth says which layers are quantized,
-            and how many weights train, and one more how many of those that do not are stored in bfloat16.
+            and how many weights train, and one more how many of those that do not are stored in bfloat16; on a TPU one
+            says what computes attention.
         state_dtype: the dtype that the optimizer's slots, such as Adam's moments, are stored in: "float32", the
             default; "bfloat16"; or "float8", as `LossScaleOptimizer` says. None leaves a `LossScaleOptimizer` as it is.
         narrow_frozen: whether weights that do not train are stored in the 16 bits in which they are read, as
@@ -214,13 +216,15 @@ def lines_before(model: keras.Model) -> list[str]:
 
 
 def prepared_lines(prepared: keras.Model, jit: Support) -> list[str]:
-    """Three lines, and one more each where weights are quantized, and where weights that do not train are narrowed.
+    """Three lines, and one more each on a TPU where layers attend, where weights are quantized, and where some that do
+    not train are narrowed.
 
     Args:
         prepared: the model that `prepare` returns, compiled.
         jit: whether to jit, and why.
     """
     return _lines(
+        ("attention", _attention(prepared)),
         ("fp8", _fp8(prepared)),
         ("optimizer", _optimizer(prepared)),
         ("jit", _jit_line(prepared, jit)),
@@ -270,6 +274,13 @@ def _float32(model: keras.Model) -> str:
         kinds = Counter(original_class(layer).__name__ for layer in needed)
         names = f"{len(needed)} layers ({', '.join(f'{count} {kind}' for kind, count in kinds.most_common())})"
     return names + reason
+
+
+def _attention(prepared: keras.Model) -> str:
+    layers: dict[str, list[str]] = {}
+    for name, by in attended_by(prepared).items():
+        layers.setdefault(by, []).append(name)
+    return "; ".join(f"{by} ({_layers(len(names))})" for by, names in layers.items())
 
 
 def _fp8(prepared: keras.Model) -> str:

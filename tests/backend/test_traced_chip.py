@@ -50,6 +50,9 @@ PLACES = {
     "keras_hub/utils/keras_utils.py": dict.fromkeys(
         ("running_on_tpu", "running_on_gpu", "get_gpu_names"), f"{ANSWERED}; {NEVER}"
     ),
+    "keras_mp/backend/jax/attention.py": dict.fromkeys(
+        ("attention_as_asked", "_as_asked.dot_product_attention"), ANSWERED
+    ),
     "keras_mp/backend/jax/devices.py": dict.fromkeys(("traced_chip", "_start", "_look_quietly"), NOT_TRACED),
     "keras_mp/backend/jax/host_memory.py": {
         **dict.fromkeys(("check_host_memory", "keep_on_host", "host_sharding"), NOT_TRACED),
@@ -71,6 +74,7 @@ PLACES = {
     "keras_mp/backend/tensorflow/update.py": {"_is_jitted_for_an_accelerator": ANSWERED},
     "keras_mp/backend/tensorflow/workers.py": {"_take_gpus": NOT_TRACED},
     "keras_mp/bench/keras_step.py": {"_flops": NOT_TRACED},
+    "keras_mp/stability/attention_as_asked.py": {"attended_by": ANSWERED},
     "keras_mp/xla/worker.py": {"_compile": NOT_TRACED},
 }
 LISTED_OF = {"keras": "3.15.1", "keras-hub": "0.32.0"}

@@ -134,11 +134,19 @@ PATCHES += tuple(
     )
     for module, names in (
         ("numpy", ("matmul", "dot", "inner", "vdot", "tensordot", "einsum")),
-        ("nn", ("conv", "depthwise_conv", "separable_conv", "conv_transpose", "dot_product_attention")),
+        ("nn", ("conv", "depthwise_conv", "separable_conv", "conv_transpose")),
     )
     for name in names
 )
 PATCHES += (
+    Patch(
+        "keras.src.backend:nn",
+        "dot_product_attention",
+        ("tensorflow", "jax"),
+        _VERSIONS,
+        "On a TPU it attends causally where there is no mask, and with scores that are not scaled. Also its operations "
+        "are counted.",
+    ),
     Patch(
         "keras.src.backend:numpy",
         "add",

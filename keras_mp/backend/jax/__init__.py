@@ -1,5 +1,6 @@
 """JAX: the functions of `keras_mp.backend`."""
 
+from keras_mp.backend.jax.attention import attention_as_asked, trace_call
 from keras_mp.backend.jax.devices import local_devices, peak_memory_bytes, traced_chip, traced_for, version
 from keras_mp.backend.jax.gradients import (
     ACCUMULATING_COPIES,
@@ -90,6 +91,7 @@ __all__ = [
     "as_tensor",
     "assign_replica_values",
     "atomic_step",
+    "attention_as_asked",
     "barrier",
     "bfloat16_options",
     "bitcast",
@@ -161,6 +163,7 @@ __all__ = [
     "update_if",
     "update_in_one_program",
     "values_of",
+    "trace_call",
     "traced_chip",
     "traced_for",
     "version",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
@@ -71,6 +72,13 @@ def can_jit() -> bool:
 def is_spread(model: keras.Model) -> bool:
     """Whether a model was built on several devices or processes."""
     return any(len(variable.value.sharding.device_set) > 1 for variable in model.variables)
+
+
+def is_on_one_device() -> bool:
+    """Whether what is traced now computes on one device: by itself, or as a device's part of a step."""
+    distribution = keras.distribution.distribution()
+    alone = distribution is None or math.prod(distribution.device_mesh.shape) == 1
+    return bool(_inside) or (alone and not _active)
 
 
 def tpu_coordinates(names: Sequence[str]) -> tuple[str, list[tuple[int, ...]]] | None:

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from keras_mp.backend.jax.attention import splash_attention
 from keras_mp.backend.jax.devices import traced_chip
 
 
@@ -16,18 +17,25 @@ def fused_attention_in_float32(dtype: str) -> bool:
     return not (dtype == "float16" and traced_chip().platform == "cpu")
 
 
-def fused_attention(query: Any, key: Any, value: Any, mask: Any, *, causal: bool, scale: float) -> Any:
-    """Attends with cuDNN's fused kernels, whose softmax is in float32, or returns None where they do not serve.
+def fused_attention(
+    query: Any, key: Any, value: Any, mask: Any, *, causal: bool, scale: float, mean_of_unseen: bool = False
+) -> Any:
+    """Attends with the kernel of the chip, whose softmax is in float32, or returns None where it does not serve.
+
+    On a TPU that is Splash, on NVIDIA's GPUs cuDNN's.
 
     Args:
         query: shape `(batch, rows, heads, features)`.
         key, value: shape `(batch, columns, key heads, features)`.
-        mask: booleans, shape `(batch, columns)` or `(batch, rows or 1, columns)`, or None.
+        mask: booleans, shape `(batch or 1, heads or 1, rows or 1, columns)`, or None.
         causal: whether row i sees only the columns 0 to i.
         scale: the factor of the scores.
+        mean_of_unseen: whether a row that sees no key is the mean of all values, and not 0.
     """
-    # With a mask cuDNN reads it whole, as 16-bit numbers of size rows x columns a head.
     chip = traced_chip()
+    if chip.platform == "tpu":
+        return splash_attention(query, key, value, mask, causal=causal, scale=scale, mean_of_unseen=mean_of_unseen)
+    # With a mask cuDNN reads it whole, as 16-bit numbers of size rows x columns a head.
     if mask is not None or chip.platform != "gpu" or query.dtype not in (jnp.float16, jnp.bfloat16):
         return None
     # cuDNN's own limits: features up to 128, in steps of 8 (JAX's documentation of dot_product_attention).
@@ -60,19 +68,15 @@ def full_float32() -> Any:
     return jax.default_matmul_precision("highest")
 
 
-def keras_has_kernel(query: Any, key: Any, value: Any, mask: Any) -> bool:
-    """Whether `keras.ops.dot_product_attention` takes a kernel on this device that keeps no scores.
+def keras_has_kernel(query: Any, key: Any, value: Any) -> bool:
+    """Whether `keras.ops.dot_product_attention` takes a kernel that keeps no scores; that for TPUs is not trusted.
 
     Args:
         query: shape `(batch, rows, heads, features)`.
         key, value: shape `(batch, columns, key heads, features)`.
-        mask: the mask as Keras gives it, or None.
     """
     # Private, as Keras has no public way to ask.
     from keras.src.backend.jax.nn import _can_use_flash_attention
 
-    platform = traced_chip().platform
-    if platform == "tpu":
-        return mask is None  # the kernel for TPUs needs to know its mask when it is compiled
     low = query.dtype in (jnp.float16, jnp.bfloat16)
-    return platform == "gpu" and low and _can_use_flash_attention(query, key, value, None)
+    return traced_chip().platform == "gpu" and low and _can_use_flash_attention(query, key, value, None)

@@ -38,11 +38,13 @@ from keras_mp.backend.tensorflow.parallel import (
     tpu_coordinates,
 )
 from keras_mp.backend.tensorflow.products import (
+    attention_as_asked,
     einsum_float32,
     full_float32,
     fused_attention,
     fused_attention_in_float32,
     keras_has_kernel,
+    trace_call,
 )
 from keras_mp.backend.tensorflow.replicas import (
     any_replica,
@@ -107,6 +109,7 @@ __all__ = [
     "as_tensor",
     "assign_replica_values",
     "atomic_step",
+    "attention_as_asked",
     "barrier",
     "bfloat16_options",
     "bitcast",
@@ -178,6 +181,7 @@ __all__ = [
     "update_if",
     "update_in_one_program",
     "values_of",
+    "trace_call",
     "traced_chip",
     "traced_for",
     "version",

@@ -2,7 +2,7 @@
 
 import string
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -20,9 +20,20 @@ def fused_attention_in_float32(dtype: str) -> bool:
     return False
 
 
-def fused_attention(query: Any, key: Any, value: Any, mask: Any, *, causal: bool, scale: float) -> Any:
+def fused_attention(
+    query: Any, key: Any, value: Any, mask: Any, *, causal: bool, scale: float, mean_of_unseen: bool = False
+) -> Any:
     """Returns None: TensorFlow has no fused attention."""
     return None
+
+
+def attention_as_asked() -> AbstractContextManager[list[str]]:
+    """A scope that does nothing: on TensorFlow Keras's attention is what it says, on every chip."""
+    return nullcontext([])
+
+
+def trace_call(model: Any, inputs: Any) -> None:
+    """Does nothing: no layer would note how it attends."""
 
 
 def einsum_float32(equation: str, left: Any, right: Any) -> Any:
@@ -92,6 +103,6 @@ def full_float32() -> Iterator[None]:
         tf.config.experimental.enable_tensor_float_32_execution(before)
 
 
-def keras_has_kernel(query: Any, key: Any, value: Any, mask: Any) -> bool:
+def keras_has_kernel(query: Any, key: Any, value: Any) -> bool:
     """Returns False: TensorFlow has no fused attention."""
     return False

@@ -1,0 +1,368 @@
+"""Attention on a TPU: the Splash kernel of JAX as it must be called, and the definition where it does not serve.
+
+Keras 3.13 to 3.15 give that kernel unscaled queries, and a causal mask where none was asked for.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from keras_mp.backend.common.keras_patches import patched
+from keras_mp.backend.jax.devices import traced_chip
+from keras_mp.backend.jax.parallel import is_on_one_device
+
+# The score of a key that is not seen, as Keras and Splash have it.
+MASKED_SCORE = -0.7 * float(np.finfo("float32").max)
+# A block of rows or columns has lanes of the chip, and at most so many.
+LANES, MOST = 128, 512
+
+
+# For each layer that is called now, the innermost last: what has computed its attention.
+_used: list[list[str]] = []
+
+
+@contextmanager
+def attention_as_asked() -> Iterator[list[str]]:
+    """A scope in which `keras.ops.dot_product_attention` computes on a TPU what it says; elsewhere it is Keras's.
+
+    Yields:
+        What computed each attention on a TPU, once it has: "Splash", or the kit's own form with the reason.
+    """
+    used: list[str] = []
+    if traced_chip().platform != "tpu":
+        yield used
+        return
+    _used.append(used)
+    try:
+        with patched({"keras.src.backend.nn.dot_product_attention": _as_asked}):
+            yield used
+    finally:
+        _used.pop()
+
+
+def trace_call(model: keras.Model, inputs: Any) -> None:
+    """Traces a call of a model, whose layers note how they attend; one of text or of open lengths is left.
+
+    Args:
+        model: a built model.
+        inputs: the inputs of the model as KerasTensors; None where they are not known.
+    """
+    if inputs is None or any(x.dtype == "string" or None in x.shape[1:] for x in keras.tree.flatten(inputs)):
+        return
+    variables = [[v.value for v in some] for some in (model.trainable_variables, model.non_trainable_variables)]
+    shapes = keras.tree.map_structure(lambda x: jax.ShapeDtypeStruct((x.shape[0] or 1, *x.shape[1:]), x.dtype), inputs)
+    jax.eval_shape(lambda x: model.stateless_call(*variables, x, training=False)[0], shapes)
+
+
+def _as_asked(original: Callable[..., Any]) -> Callable[..., Any]:
+    def dot_product_attention(
+        query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, scale: float | None = None,
+        is_causal: bool = False, flash_attention: bool | None = None, attn_logits_soft_cap: float | None = None,
+    ) -> Any:  # fmt: skip
+        if traced_chip().platform != "tpu":
+            arguments = (bias, mask, scale, is_causal, flash_attention, attn_logits_soft_cap)
+            return original(query, key, value, *arguments)
+        dtype = keras.backend.result_type(query.dtype, key.dtype, value.dtype)
+        query, key, value = (jnp.asarray(x, dtype) for x in (query, key, value))
+        scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+        if mask is not None:
+            mask = jnp.asarray(mask).astype(bool)
+            mask = jnp.reshape(mask, (*(1,) * (4 - mask.ndim), *mask.shape)) if mask.ndim < 4 else mask
+        how: dict[str, Any] = {"causal": is_causal, "scale": scale, "soft_cap": attn_logits_soft_cap}
+        result = None
+        if bias is None and flash_attention is not False:
+            result = splash_attention(query, key, value, mask, mean_of_unseen=True, **how)
+        return _by_definition(query, key, value, bias, mask, **how) if result is None else result
+
+    return dot_product_attention
+
+
+def _by_definition(
+    query: Any, key: Any, value: Any, bias: Any, mask: Any, *, causal: bool, scale: float, soft_cap: float | None
+) -> Any:
+    """Attends with all scores in memory, in float32; a row that sees no key is the mean of all values."""
+    batch, rows, heads, features = query.shape
+    columns, key_heads = key.shape[1:3]
+    grouped = jnp.reshape(query, (batch, rows, key_heads, heads // key_heads, features))
+    scores = jnp.einsum("btkgh,bskh->bkgts", grouped, key, preferred_element_type=jnp.float32) * scale
+    scores = jnp.reshape(scores, (batch, heads, rows, columns))
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    if bias is not None:
+        scores = scores + jnp.asarray(bias, scores.dtype)
+    if mask is not None:
+        scores = jnp.where(mask, scores, MASKED_SCORE)
+    if causal:
+        scores = jnp.where(jnp.arange(rows)[:, None] >= jnp.arange(columns), scores, MASKED_SCORE)
+    probabilities = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+    probabilities = jnp.reshape(probabilities, (batch, key_heads, heads // key_heads, rows, columns))
+    return jnp.reshape(jnp.einsum("bkgts,bskh->btkgh", probabilities, value), (batch, rows, heads, value.shape[-1]))
+
+
+def splash_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    *,
+    causal: bool,
+    scale: float,
+    soft_cap: float | None = None,
+    mean_of_unseen: bool = False,
+) -> Any:
+    """Attends with the Splash kernel, which keeps no scores and skips what no row sees; None where it does not serve.
+
+    It serves lengths that are multiples of 128, and a mask of three factors: one that is known while the step is traced
+    and the same for all of the batch, as a causal one or a window; one over keys, as of padding; one over queries.
+
+    Args:
+        query: float32 or bfloat16, shape `(batch, rows, heads, features)`.
+        key, value: the same dtype, shape `(batch, columns, key heads, features)`.
+        mask: booleans, shape `(batch or 1, heads or 1, rows or 1, columns)`, or None.
+        causal: whether row i sees only the columns 0 to i.
+        scale: the factor of the scores.
+        soft_cap: the limit of the scores, `cap tanh(scores / cap)`; None for none.
+        mean_of_unseen: whether a row that sees no key is the mean of all values, and not 0.
+    """
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+
+    (batch, rows, heads, _), (_, columns, key_heads, _) = query.shape, key.shape
+    reason = _why_not(query, key, value)
+    factors = None if reason else _factors(mask, causal, rows, columns)
+    if factors is None:
+        reason = reason or "a mask that is not known before it runs"
+    if _used:
+        _used[-1].append(f"the kit's own form: {reason}" if reason else "Splash")
+    if factors is None:
+        return None
+    by_row, by_column = factors.rows, factors.columns
+    segments = None
+    if by_column is not None:
+        numbers = jnp.broadcast_to(by_column.astype(jnp.int32), (batch, columns))
+        segments = splash.SegmentIds(q=jnp.ones((batch, rows), jnp.int32), kv=numbers)
+    q_block, kv_block = (next(size for size in (MOST, MOST // 2, LANES) if n % size == 0) for n in (rows, columns))
+    kernel = splash.make_splash_mha(
+        mask=_splash_mask(factors, (rows, columns), heads),
+        block_sizes=splash.BlockSizes(
+            q_block, kv_block, kv_block, q_block, kv_block, kv_block, block_q_dq=q_block, block_kv_dq=kv_block
+        ),
+        head_shards=1,
+        q_seq_shards=1,
+        attn_logits_soft_cap=soft_cap,
+    )
+    # The kernel does not scale scores.
+    scaled = (query.astype(jnp.float32) * scale).astype(query.dtype)
+    operands = [jnp.swapaxes(x, 1, 2) for x in (scaled, key, value)]
+    output = jnp.swapaxes(jax.vmap(kernel)(*operands, segments), 1, 2)
+    seen = None if by_column is None else _sees_some(by_column, factors.window, rows, columns)
+    if by_row is not None:
+        seen = by_row if seen is None else by_row & seen
+    if seen is None:
+        return output
+    # Of a row that sees no key the kernel gives the mean of the values in the blocks that it visits.
+    unseen = jnp.zeros_like(output)
+    if mean_of_unseen:
+        means = jnp.mean(value.astype(jnp.float32), axis=1, keepdims=True).astype(value.dtype)
+        unseen = jnp.repeat(means, heads // key_heads, axis=2)
+    return jnp.where(seen[:, :, None, None], output, unseen)
+
+
+def _why_not(query: Any, key: Any, value: Any) -> str:
+    """Why the kernel does not serve, whatever the mask; empty where it does."""
+    lengths = (query.shape[1], key.shape[1])
+    if not all(isinstance(size, int) and size and size % LANES == 0 for size in lengths):
+        return f"{lengths[0]} x {lengths[1]} is no multiple of {LANES}"
+    if query.dtype not in (jnp.float32, jnp.bfloat16):
+        return f"{query.dtype}"
+    if key.shape != value.shape or query.shape[3] != key.shape[3] or query.shape[2] % key.shape[2]:
+        return "queries, keys and values of other sizes"
+    return "" if is_on_one_device() else "XLA cannot divide a kernel among devices"
+
+
+class _Factors(NamedTuple):
+    """What a mask is the product of.
+
+    Attributes:
+        window: the first and the last column that a row sees, counted from its own; None for no limit.
+        known: booleans (rows, columns), for one that is no window; None where the window is all.
+        rows: booleans (batch or 1, rows); None for all.
+        columns: booleans (batch or 1, columns); None for all.
+    """
+
+    window: tuple[int | None, int | None]
+    known: Any
+    rows: Any
+    columns: Any
+
+
+def _factors(mask: Any, causal: bool, rows: int, columns: int) -> _Factors | None:
+    """The factors of a mask; None where there are others, or where a row sees no key whatever the batch."""
+    factors: dict[str, list[Any]] = {"rows": [], "columns": [], "known": []}
+    if mask is not None and not _collect(mask, (0, 1, 2, 3), factors):
+        return None
+    by_row, by_column, known = (_all_of(factors[name]) for name in ("rows", "columns", "known"))
+    if by_column is not None:
+        by_column = jnp.broadcast_to(by_column, (by_column.shape[0], columns))
+    window = (None, None) if known is None else _window(known)
+    if causal and window is not None:
+        window = (window[0], 0 if window[1] is None else min(window[1], 0))
+    if window is not None:
+        start, stop = _bounds(window, rows, columns)
+        return _Factors(window, None, by_row, by_column) if (start < stop).all() else None
+    known = known & np.tri(rows, columns, dtype=bool) if causal else known
+    # With keys unseen, too, it could not be told which rows see none.
+    return _Factors((None, None), known, by_row, None) if by_column is None and known.any(1).all() else None
+
+
+def _all_of(factors: list[Any]) -> Any:
+    if not factors:
+        return None
+    product = factors[0]
+    for factor in factors[1:]:
+        product = product & factor
+    return product
+
+
+def _window(known: Any) -> tuple[int | None, int | None] | None:
+    """The window that a mask of (rows, columns) is; None where it is none."""
+    rows, columns = known.shape
+    places, counts = np.arange(rows), known.sum(1)
+    if not counts.all():
+        return None
+    start, stop = known.argmax(1), columns - known[:, ::-1].argmax(1)
+    least, most = int((start - places).min()), int((stop - 1 - places).max())
+    window = (None if least <= 1 - rows else least, None if most >= columns - 1 else most)
+    same = [np.array_equal(*pair) for pair in zip((start, stop), _bounds(window, rows, columns), strict=True)]
+    return window if all(same) and np.array_equal(counts, stop - start) else None
+
+
+def _bounds(window: tuple[int | None, int | None], rows: int, columns: int) -> tuple[Any, Any]:
+    """The first column that each row sees, and the one after its last."""
+    places = np.arange(rows)
+    start = np.zeros_like(places) if window[0] is None else np.clip(places + window[0], 0, columns)
+    stop = np.full_like(places, columns) if window[1] is None else np.clip(places + window[1] + 1, 0, columns)
+    return start, stop
+
+
+def _splash_mask(factors: _Factors, shape: tuple[int, int], heads: int) -> Any:
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    first, last = factors.window
+    mask: masks.Mask
+    if factors.known is not None:
+        mask = masks.NumpyMask(factors.known)
+    elif (first, last) == (None, None):
+        mask = masks.FullMask(shape)
+    else:
+        mask = masks.LocalMask(shape, (None if first is None else -first, last), 0)
+    return masks.MultiHeadMask([mask] * heads)
+
+
+def _sees_some(by_column: Any, window: tuple[int | None, int | None], rows: int, columns: int) -> Any:
+    """Which rows see a key, (batch or 1, rows)."""
+    before = jnp.pad(jnp.cumsum(by_column.astype(jnp.int32), axis=1), ((0, 0), (1, 0)))
+    start, stop = _bounds(window, rows, columns)
+    return before[:, stop] > before[:, start]
+
+
+Axes = tuple[int | None, int | None, int | None, int | None]
+
+
+def _collect(x: Any, axes: Axes, factors: dict[str, list[Any]]) -> bool:
+    """Adds the factors of a mask to others; False where it has one that is neither known nor of one axis.
+
+    A mask in jit has no value, but JAX knows what it was computed from: it is read backwards, as far as products,
+    conversions and new axes go, until its factors are of one axis, or depend on nothing.
+
+    Args:
+        x: an array of 0 and 1.
+        axes: the axes of batch, heads, rows and columns; None for those that it does not vary along.
+    """
+    batch, heads, row, column = (None if axis is None or x.shape[axis] == 1 else axis for axis in axes)
+    if heads is not None:
+        return False
+    if row is None or column is None:
+        name, axis = ("columns", column) if row is None else ("rows", row)
+        sizes = [1 if at is None else x.shape[at] for at in (batch, axis)]
+        factors[name].append(jnp.reshape(x, sizes).astype(bool))
+        return True
+    x = x.full_lower() if isinstance(x, jax.core.Tracer) else x  # private, as all that is read of a tracer here
+    if not isinstance(x, jax.core.Tracer):
+        return _collect_values(np.asarray(x).astype(bool), batch, factors)
+    equation = getattr(x, "parent", None)
+    if equation is None:
+        return False
+    inputs, parameters, name = equation.in_tracers, equation.params, equation.primitive.name
+    now: Axes = (batch, heads, row, column)
+    whole = all(one.dtype == bool or jnp.issubdtype(one.dtype, jnp.integer) for one in inputs)
+    if (name == "convert_element_type" and (whole or x.dtype == bool)) or (name == "ne" and _is_zero(inputs[1])):
+        return _collect(inputs[0], now, factors)
+    # Of 0 and 1, also where KerasHub has masks as integers.
+    if (name == "and" and x.dtype == bool) or (name in ("min", "mul") and whole):
+        return all([_collect(one, now, factors) for one in inputs])
+    if name == "broadcast_in_dim":
+        sources = parameters["broadcast_dimensions"]
+        inner = [sources.index(axis) if axis in sources else None for axis in now]
+        return _collect(inputs[0], (inner[0], inner[1], inner[2], inner[3]), factors)
+    if name in ("reshape", "squeeze") and (places := _moved(inputs[0].shape, x.shape)) is not None:
+        inner = [None if axis is None else places[axis] for axis in now]
+        return _collect(inputs[0], (inner[0], inner[1], inner[2], inner[3]), factors)
+    if batch is None:
+        value = _value(x)
+        if value is not None:
+            return _collect_values(np.asarray(value).astype(bool), None, factors)
+    return False
+
+
+def _collect_values(x: Any, batch: int | None, factors: dict[str, list[Any]]) -> bool:
+    """The same of a mask that has values, without an axis of heads."""
+    if batch is None:
+        factors["known"].append(x.reshape([size for size in x.shape if size > 1]))
+        return True
+    # Eagerly: only windows, as a kernel would be compiled for each other mask.
+    x = x.reshape([size for size in x.shape if size > 1])
+    by_row, by_column, known = x.any(2), x.any(1), x.any(0)
+    if _window(known) is None or not np.array_equal(x, known & by_row[:, :, None] & by_column[:, None, :]):
+        return False
+    for name, factor in (("rows", by_row), ("columns", by_column), ("known", known)):
+        factors[name].append(factor if name == "known" else jnp.asarray(factor))
+    return True
+
+
+def _is_zero(x: Any) -> bool:
+    value = _value(x)
+    return value is not None and not np.any(value)
+
+
+def _moved(before: tuple[int, ...], after: tuple[int, ...]) -> dict[int, int] | None:
+    """The axis before, by that after, of a reshape that only adds and drops axes of size 1; None for any other."""
+    old, new = ([axis for axis, size in enumerate(shape) if size != 1] for shape in (before, after))
+    if [before[axis] for axis in old] != [after[axis] for axis in new]:
+        return None
+    return dict(zip(new, old, strict=True))
+
+
+def _value(x: Any) -> Any:
+    """What a traced array is, if it depends on no argument; else None."""
+    x = x.full_lower() if isinstance(x, jax.core.Tracer) else x
+    if not isinstance(x, jax.core.Tracer):
+        return x
+    equation = getattr(x, "parent", None)
+    if equation is None or equation.effects:
+        return None
+    inputs = []
+    for one in equation.in_tracers:
+        inputs.append(_value(one))
+        if inputs[-1] is None:
+            return None
+    with jax.ensure_compile_time_eval():
+        results = equation.primitive.bind(*inputs, **equation.params)
+    if not equation.primitive.multiple_results:
+        return results
+    return next((one for one, var in zip(results, equation.outvars, strict=True) if var is x.val), None)

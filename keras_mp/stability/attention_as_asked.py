@@ -1,0 +1,66 @@
+"""Layers that attend by Keras's operation, which on a TPU computes something else, and how they are kept right."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import keras
+
+from keras_mp import backend
+from keras_mp.rebuild import layers_by_path, operations_of, with_self
+from keras_mp.rebuild.notes import notes_of, original_class
+from keras_mp.rebuild.walk import inputs_of
+from keras_mp.stability.sensitive import names_in
+from keras_mp.treatment.treated import Treatment, register_treatments
+
+ATTENTION = "attention"
+
+
+class AttentionAsAsked:
+    """Attends on a TPU with the mask and the scale that it was given; elsewhere as it does by itself."""
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        with backend.attention_as_asked() as used:
+            result = super().call(*args, **kwargs)  # type: ignore[misc]
+        if used and (notes := notes_of(self)) is not None:
+            notes.kept[ATTENTION] = ", ".join(dict.fromkeys(used))
+        return result
+
+
+def attending(model: keras.Model) -> list[Any]:
+    """The layers and operations of a model that call `keras.ops.dot_product_attention`, in the model's order.
+
+    The model is saved and loaded for other machines, so these are the same on each; they ask for the chip when called.
+    """
+    return [part for part in [*with_self(model), *operations_of(model)] if _calls_it(original_class(part))]
+
+
+def attended_by(model: keras.Model) -> dict[str, str]:
+    """What computes the attention of each such layer on a TPU, by path; empty where a step is for another chip."""
+    parts = attending(model)
+    if not parts or backend.traced_chip().platform != "tpu":
+        return {}
+    backend.trace_call(model, inputs_of(model))
+    paths = {id(layer): path for path, layer in layers_by_path(model).items()}
+    return {paths.get(id(part), part.name): _told(part) for part in parts}
+
+
+def _told(part: Any) -> str:
+    if not isinstance(part, AttentionAsAsked):
+        return "Keras's attention, which on a TPU is causal where there is no mask, and does not scale scores"
+    notes = notes_of(part)
+    lengths = "Splash where lengths are multiples of 128, else the kit's own form"
+    return lengths if notes is None else notes.kept.get(ATTENTION, lengths)
+
+
+@functools.cache
+def _calls_it(cls: type) -> bool:
+    functions = [
+        inspect.unwrap(value) for base in cls.__mro__ for value in vars(base).values() if inspect.isfunction(value)
+    ]
+    return any("dot_product_attention" in names_in(function.__code__) for function in functions)
+
+
+register_treatments({ATTENTION: Treatment(lambda original, names: AttentionAsAsked)})
