@@ -137,11 +137,6 @@ def test_the_links_of_a_page_at_the_root_lead_somewhere(page, least):
     assert len(links) >= least and [link for link in links if not (ROOT / link).is_file()] == []
 
 
-def test_the_scaling_of_ones_own_on_the_page_is_the_one_that_is_tested():
-    block = (ROOT / "docs" / "fp8.md").read_text().split("```python\n")[2].split("```")[0]
-    assert (ROOT / "tests" / "fp8" / "own_scaling.py").read_text().partition('"""\n\n')[2] == block
-
-
 def test_the_files_and_commands_of_contributing_are_there():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     files = re.findall(r"(?:keras_mp|tests|recipes|docs|benchmarks)/[\w/-]+(?:\.\w+)?", text)

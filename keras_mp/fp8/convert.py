@@ -31,12 +31,10 @@ from keras_mp.treatment.treated import (
     Treatment,
     rebase,
     register_treatments,
-    treat,
     untreated_node,
-    wait_inside,
 )
 
-# FP8 as what is done to a layer, and the files that earlier versions saved.
+# FP8 as what is done to a layer.
 
 # Layers that a user made FP8 ones, and the plain class of each.
 PLAIN: dict[type, type] = {
@@ -102,42 +100,9 @@ def plain_node(node: Config) -> Config:
     plain = _PLAIN_NAMES.get(node.get("registered_name") or "")
     if plain is None:
         return node
-    config = {key: value for key, value in node["config"].items() if key not in ("scaling", "recipe")}
+    config = {key: value for key, value in node["config"].items() if key != "scaling"}
     named = {"module": "keras.layers", "class_name": plain.__name__, "registered_name": None}
     return {**node, **named, "config": config}
-
-
-def _reader(plain: type) -> type:
-    """What stands in files of version 0.1.0 for a layer that was converted."""
-
-    class Converted:
-        def get_config(self) -> Config:
-            raise NotImplementedError("it is never made; Keras registers only classes that have a config")
-
-        @classmethod
-        def from_config(cls, config: Config) -> Any:
-            own = {key: value for key, value in config.items() if key != "recipe"}
-            return treat(plain.from_config(own), {FLOAT8: get_scalings(config["recipe"])})  # type: ignore[attr-defined]
-
-    return keras.saving.register_keras_serializable("keras_mp", f"Converted{plain.__name__}")(Converted)
-
-
-for _plain in PLAIN.values():
-    _reader(_plain)
-
-
-@keras.saving.register_keras_serializable("keras_mp", "Float8Children")
-class _Float8Children:
-    """Stands in files of version 0.1.0 for a layer whose code creates layers that were converted."""
-
-    def get_config(self) -> Config:
-        raise NotImplementedError("it is never made; Keras registers only classes that have a config")
-
-    @classmethod
-    def from_config(cls, config: Config) -> Any:
-        layer = keras.saving.deserialize_keras_object(config["layer"])
-        scalings = {tuple(entry["place"]): get_scalings(entry["recipe"]) for entry in config["float8"]}
-        return wait_inside(layer, {place: ({FLOAT8: own}, "") for place, own in scalings.items()})
 
 
 # A model whose matrix products run in FP8, and back.

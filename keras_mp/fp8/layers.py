@@ -194,12 +194,6 @@ class Float8Layer(SumsInFloat32):
         scaling = keras.saving.serialize_keras_object(self.scaling)
         return {**super().get_config(), "scaling": scaling}  # type: ignore[misc]
 
-    @classmethod
-    def from_config(cls, config: Config) -> Any:
-        """The layer of a config, also of one that version 0.1.0 wrote."""
-        renamed = {"scaling" if key == "recipe" else key: value for key, value in config.items()}
-        return super().from_config(renamed)  # type: ignore[misc]
-
 
 def give_scaling(layer: Any, scalings: Scalings | None) -> None:
     """Notes the scalings of an FP8 layer, past Keras's tracking of attributes; None takes away those of its class."""

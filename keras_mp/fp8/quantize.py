@@ -76,7 +76,7 @@ def quantize(
     along = None
     if scaling.granularity == "row":
         along = (-1,) if axes is None else axes
-    of_itself = not callable(scaling.source) and (known is None or scaling.source == "current")
+    of_itself = known is None or scaling.source == "current"
     now = magnitude(x, scaling, along, part) if of_itself or not scaling.format.has_nan else None
     amax = now if of_itself else _amax(x, scaling, known, part)
     top = scaling.format.max * 2.0**-scaling.margin
@@ -97,9 +97,7 @@ def rounding_bits(shape: Any, scaling: Scaling, known: Known | None, variable: i
 
 
 def _amax(x: Any, scaling: Scaling, known: Known | None, part: Any) -> Any:
-    """The magnitude that a tensor is scaled by, where that is not its own: of a function, or of what is known."""
-    if callable(scaling.source):
-        return keras.ops.cast(scaling.source(x, known.amaxes if known and scaling.kept else None), "float32")
+    """The magnitude that a tensor is scaled by, where what is known decides."""
 
     def just_in_time() -> Any:
         # The barrier: a compiler that sees the same maximum elsewhere computes it in every step, and reads x twice.

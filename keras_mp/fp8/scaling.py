@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -20,10 +20,10 @@ PRODUCTS = {
 }
 """The three products of a layer, and the roles of the two operands of each."""
 
-SOURCES = ("current", "delayed", "static")
 CHOICES = {
     "granularity": ("tensor", "row", "block", "tile"),
     "scale": ("float32", "power_of_two", "E8M0", "E8M0_floor", "E4M3"),
+    "source": ("current", "delayed", "static"),
     "rounding": ("nearest", "stochastic"),
     "transform": ("none", "hadamard"),
 }
@@ -49,7 +49,6 @@ class Scaling:
         "delayed"   the largest of the `history` updates before, over their calls, micro-batches and replicas; the
                     tensor itself where that is 0, as in the first step. The tensor is read once, not twice
         "static"    the largest so far in the first `history` updates, this step's included; then fixed
-        a function  of the tensor and of what is known, see Args
 
     A step of which nothing is applied leaves what is known as it is; it is saved with the layer. A layer that is not
     trainable keeps nothing, and scales by the tensor itself. Where a loss is scaled, gradients are those of the scaled
@@ -90,12 +89,8 @@ class Scaling:
             directions read the same codes.
         scale: the kind of scale: "float32" or "power_of_two" of a tensor or a row; "E8M0", "E8M0_floor" or "E4M3" of
             blocks.
-        source: the source of the amax: "current", "delayed", "static", or a function `amax(x, known)` that
-            `keras.saving.register_keras_serializable` has given a name: it returns a float32 scalar, the magnitude that
-            goes to the top of the format. `known` is float32 of shape (history,), the amaxes of the updates before, the
-            newest first, 0 where there was none, or None without a history.
-        history: the number of updates whose amaxes are kept, of "delayed" and "static"; 16 by default. A function gets
-            none by default.
+        source: the source of the amax: "current", "delayed" or "static".
+        history: the number of updates whose amaxes are kept, of "delayed" and "static"; 16 by default.
         margin: the number of powers of two that the amax stays below the top of the format: of a tensor or a row.
         rounding: the direction of rounding: "nearest", ties to even, or "stochastic".
         transform: the transform before rounding: "none" or "hadamard", of blocks of 16.
@@ -108,7 +103,7 @@ class Scaling:
     format: Format = E4M3
     granularity: str = "tensor"
     scale: str = "float32"
-    source: str | Callable[[Any, Any], Any] = "current"
+    source: str = "current"
     history: int | None = None
     margin: int = 0
     rounding: str = "nearest"
@@ -119,8 +114,6 @@ class Scaling:
         object.__setattr__(self, "format", format_named(self.format, SCALED_FORMATS))
         for name, known in CHOICES.items():
             one_of(name, getattr(self, name), known)
-        if not callable(self.source) and self.source not in SOURCES:
-            raise ValueError(f"source={self.source!r} is unknown: use {_listed(SOURCES)}, or a function of x and known")
         for name in ("margin", "seed"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), 0))
         object.__setattr__(self, "history", self._checked_history())
@@ -133,9 +126,7 @@ class Scaling:
             if self.history:
                 raise ValueError(f"history={self.history!r} with source='current', which keeps none: leave it out")
             return 0
-        default = 0 if callable(self.source) else 16
-        least = 0 if callable(self.source) else 1
-        return whole_number("history", default if self.history is None else self.history, least)
+        return whole_number("history", 16 if self.history is None else self.history)
 
     def _problem(self) -> str:
         """Says why there is no such scaling, and which there is."""
@@ -194,17 +185,13 @@ class Scaling:
         return f"Scaling({', '.join(written)})"
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make an equal one, as they are saved: the format by its name, a function by its."""
-        source = keras.saving.get_registered_name(self.source) if callable(self.source) else self.source
-        return vars(self) | {"format": self.format.name, "source": source}
+        """The arguments that make an equal one, as they are saved: the format by its name."""
+        return vars(self) | {"format": self.format.name}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Scaling:
         """The scaling of a config."""
-        source = config["source"]
-        if source not in SOURCES:
-            source = keras.saving.get_registered_object(source) or source
-        return cls(**{**config, "source": source})
+        return cls(**config)
 
 
 Pair = tuple[Scaling, Scaling] | None
@@ -256,6 +243,7 @@ class Scalings:
     forward: Pair = None
     input_gradient: Pair = None
     kernel_gradient: Pair = None
+    _call: str = dataclasses.field(default="", init=False, compare=False)
 
     def __post_init__(self) -> None:
         for product, roles in PRODUCTS.items():
@@ -310,6 +298,7 @@ class Scalings:
         unknown = [setting for setting in settings if setting not in known]
         if unknown:
             raise ValueError(f"{unknown[0]}={settings[unknown[0]]!r} is no setting: use {_listed(sorted(known))}")
+        written = [f"{setting}={_written(value)}" for setting, value in settings.items()]
         full, narrow = PRESETS[name]
         chosen = {product: settings.pop(product, product not in narrow) for product in PRODUCTS}
         formats = settings.pop("format", {})
@@ -331,7 +320,9 @@ class Scalings:
             for product, (left, right) in PRODUCTS.items()
             for scalings in [getattr(full, product)]
         ]
-        return cls(*pairs)
+        made = cls(*pairs)
+        object.__setattr__(made, "_call", f"Scalings.named({', '.join([repr(name), *written])})")
+        return made
 
     @property
     def all(self) -> list[Scaling]:
@@ -366,7 +357,7 @@ class Scalings:
     @property
     def takes_parts(self) -> bool:
         """Whether a part of a kernel is scaled as the whole would be; otherwise each device has it whole first."""
-        return not any(callable(s.source) or s.in_blocks or s.rounding != "nearest" for s in self.of("kernel"))
+        return not any(s.in_blocks or s.rounding != "nearest" for s in self.of("kernel"))
 
     @property
     def title(self) -> str:
@@ -374,11 +365,10 @@ class Scalings:
         return self.all[0].title
 
     def __repr__(self) -> str:
-        """The call that makes an equal one: by its name where it has one."""
-        calls = [call for call in (_as_named(name, self) for name in PRESETS) if call]
-        if calls:
-            return min(calls, key=len)
-        return f"Scalings({', '.join(f'{product}={getattr(self, product)}' for product in PRODUCTS)})"
+        """The call that makes an equal one: of `named`, where that made it or its name is enough; else written out."""
+        named = [f"Scalings.named({name!r})" for name in PRESETS if Scalings.named(name) == self]
+        written = ", ".join(f"{product}={getattr(self, product)}" for product in PRODUCTS)
+        return self._call or (named[0] if named else f"Scalings({written})")
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that make an equal one, as Keras saves them."""
@@ -416,35 +406,9 @@ def _listed(names: Any) -> str:
 
 
 def _written(value: Any) -> str:
-    return getattr(value, "__name__", "") or repr(value.name if isinstance(value, Format) else value)
-
-
-def _as_named(name: str, scalings: Scalings) -> str:
-    """The call of `named` that makes equal scalings, or ""."""
-    full, narrow = PRESETS[name]
-    settings: dict[str, Any] = {}
-    formats: dict[str, str] = {}
-    for product, roles in PRODUCTS.items():
-        pair = getattr(scalings, product)
-        if (pair is None) != (product in narrow):
-            settings[product] = pair is not None
-        for role, own, preset in zip(roles, pair or (), getattr(full, product), strict=False):
-            formats |= {role: own.format.name} if own.format != preset.format else {}
-            settings |= {key: value for key, value in vars(own).items() if value != getattr(preset, key)}
-    settings.pop("format", None)
-    if "source" in settings and settings.get("history") == Scaling(source=settings["source"]).history:
-        del settings["history"]
-    if formats:
-        settings["format"] = formats
-        if len({scaling.format for scaling in scalings.all}) == 1:
-            settings["format"] = scalings.all[0].format.name
-    try:
-        if Scalings.named(name, **settings) != scalings:
-            return ""
-    except ValueError:
-        return ""
-    written = [f"{key}={_written(value)}" for key, value in settings.items()]
-    return f"Scalings.named({', '.join([repr(name), *written])})"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {_written(each)}' for key, each in value.items())}}}"
+    return repr(value.name if isinstance(value, Format) else value)
 
 
 def _by_role(format: Format, gradient: Format | None = None, rounding: str = "nearest", **settings: Any) -> Scalings:
@@ -477,8 +441,8 @@ def get_scalings(scaling: Any = None) -> Scalings:
     """Finds scalings.
 
     Args:
-        scaling: a `Scalings`; a `Scaling`, for all operands; the name of one of the kit's; its serialized config, or
-            that of a recipe of version 0.1.0; or None for "current".
+        scaling: a `Scalings`; a `Scaling`, for all operands; the name of one of the kit's; its serialized
+            config; or None for "current".
 
     Returns:
         The scalings.
@@ -489,9 +453,6 @@ def get_scalings(scaling: Any = None) -> Scalings:
     if scaling is None:
         return Scalings.named("current")
     if isinstance(scaling, dict):
-        old = (scaling.get("registered_name") or "").partition("keras_mp>")[2]
-        if old in _OLD:
-            return _OLD[old](dict(scaling["config"]))
         scaling = keras.saving.deserialize_keras_object(scaling)
     if isinstance(scaling, Scaling):
         return Scalings.of_roles(scaling, scaling, scaling)
@@ -505,35 +466,3 @@ def get_scalings(scaling: Any = None) -> Scalings:
 def _unknown(scaling: Any) -> ValueError:
     near = did_you_mean(scaling, PRESETS)
     return ValueError(f"scaling={scaling!r} is unknown: use {_listed(PRESETS)}, or a Scalings of your own.{near}")
-
-
-# Recipes that version 0.1.0 saved.
-
-
-def _old(name: str, config: dict[str, Any]) -> Scalings:
-    settings: dict[str, Any] = {"format": config["format"]} if "format" in config else {}
-    if config.pop("power_of_two", False) and name != "mxfp8":
-        settings["scale"] = "power_of_two"
-    if config.get("scale_rounding") == "floor":
-        settings["scale"] = "E8M0_floor"
-    if config.get("kernel_gradient") == "int8":
-        settings["kernel_gradient"] = True
-    steps = {"static": "calibration_steps"}.get(config.get("scales", name), "amax_history_length")
-    if config.get("scales") == "static":
-        settings["source"] = "static"
-    if steps in config and name in ("delayed", "static", "int8"):
-        # The most recent amax is the largest of one update.
-        most_recent = config.get("amax_compute") == "most_recent" and steps == "amax_history_length"
-        settings["history"] = 1 if most_recent else config[steps]
-    settings |= {key: config[key] for key in ("margin", "seed") if key in config and name != "int8_current"}
-    return Scalings.named(name, **settings)
-
-
-_OLD: dict[str, Callable[[dict[str, Any]], Scalings]] = {
-    "CurrentScaling": lambda config: _old("current", config),
-    "DelayedScaling": lambda config: _old("delayed", config),
-    "StaticScaling": lambda config: _old("static", config),
-    "RowwiseScaling": lambda config: _old("rowwise", config),
-    "MXFP8Scaling": lambda config: _old("mxfp8", config),
-    "Int8Scaling": lambda config: _old("int8_current" if config["scales"] == "current" else "int8", config),
-}

@@ -19,7 +19,7 @@ from keras_mp.lean.chunked_head import (
     why_not_plain,
 )
 from keras_mp.rebuild import layers_below
-from keras_mp.rebuild.notes import Place, original_class, treatments_of
+from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.rebuild.traced_call import trace_call
 from keras_mp.rebuild.walk import graph_of
 from keras_mp.treatment.treated import Treatment, register_treatments, see_to
@@ -105,18 +105,9 @@ def _note_head(model: Any) -> None:
         note_calls(model, Calls(head))
 
 
-def _older(name: str) -> tuple[dict[str, Any], dict[Place, dict[str, Any]]] | None:
-    """ "lean head of call:0/2": the third layer in the first makes the logits."""
-    name, _, place = name.partition(":")
-    if name != CALLED_HEAD:
-        return None
-    return {CALLED_HEAD: None}, {tuple(map(int, place.split("/"))): {NOTED_HEAD: None}}
-
-
 register_treatments(
     {
         CALLED_HEAD: Treatment(lambda original, names: CalledHead, undo=forget_calls, before_call=_note_head, order=-1),
         NOTED_HEAD: Treatment(lambda original, names: NotedHead, order=-1),
-    },
-    _older,
+    }
 )

@@ -33,7 +33,7 @@ from keras_mp.stability.attention_as_asked import AttentionAsAsked, attending
 from keras_mp.stability.sensitive import names_in
 from keras_mp.system.packages import LIBRARIES, package_of
 from keras_mp.treatment.change import change, check_built, undo
-from keras_mp.treatment.treated import Treatment, register_treatments, treat, untreated_node
+from keras_mp.treatment.treated import Treatment, register_treatments, untreated_node
 
 # Which parts of a model can be lean, and why the others cannot.
 
@@ -115,12 +115,10 @@ def _head(model: keras.Model) -> list[Candidate]:
 
 # A model whose attention, GELUs, int4 weights and vocabulary keep less for the backward pass, and the way back.
 
-# Of files of version 0.1.0: something inside, which no config shows, is lean.
-CHILDREN = "lean children"
-REMATS = (remat_blocks.BLOCK, remat_blocks.SEGMENTS, remat_blocks.CHILDREN)
+REMATS = (remat_blocks.BLOCK, remat_blocks.SEGMENTS)
 # Lean or not, attention is as asked; `stabilize` has a treatment of the same class, and each is undone alone.
 AS_ASKED = "lean model's attention"
-LEAN = (ATTENTION, AS_ASKED, GELU, INT4, HEAD, CALLED_HEAD, NOTED_HEAD, STEP, CHILDREN, FROZEN, *REMATS)
+LEAN = (ATTENTION, AS_ASKED, GELU, INT4, HEAD, CALLED_HEAD, NOTED_HEAD, STEP, FROZEN, *REMATS)
 
 
 def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.Model:
@@ -200,12 +198,6 @@ def _why_none(parts: list[Any]) -> str:
     return "; ".join(dict.fromkeys(f"{part.path!r}: {part.reason}" for part in parts if part.reason))
 
 
-def _make_lean_inside(layer: Any) -> None:
-    for part in parts_below(layer):
-        if part.treatment and not part.lean:
-            treat(part.layer, {part.treatment: None})
-
-
 register_treatments(
     {
         ATTENTION: Treatment(lambda original, names: attention_mixin(original), order=-1),
@@ -214,7 +206,6 @@ register_treatments(
         INT4: Treatment(lambda original, names: LeanInt4, order=-1),
         HEAD: Treatment(lambda original, names: ChunkedHead, prepare_head, forget_calls, order=-1),
         STEP: Treatment(lambda original, names: LeanStep, order=-1),
-        CHILDREN: Treatment(before_call=_make_lean_inside),
     }
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -16,7 +15,7 @@ from keras_mp.lean.chunked_head import calls_behind
 from keras_mp.lean.recompute import Remat, recomputed_call
 from keras_mp.lean.training_step import may_be_differentiated
 from keras_mp.rebuild import layers_below, layers_by_path
-from keras_mp.rebuild.notes import Place, treatments_of
+from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.walk import calls_of, graph_of
 from keras_mp.treatment.treated import Treatment, register_treatments
 
@@ -113,7 +112,7 @@ def recomputed_blocks(model: keras.Model) -> list[Block]:
 #     "remat segments", with [[3, 9], [9, 15]]: of the graph of a functional or sequential model the calls 3 to 8, and 9
 #         to 14.
 
-BLOCK, SEGMENTS, CHILDREN = "remat", "remat segments", "remat children"
+BLOCK, SEGMENTS = "remat", "remat segments"
 
 
 class RematBlock:
@@ -252,24 +251,9 @@ def _graph_mixin(original: type, names: Collection[str]) -> type | None:
     return None if issubclass(original, keras.Sequential) else RematGraph
 
 
-def _older(name: str) -> tuple[dict[str, Any], dict[Place, dict[str, Any]]] | None:
-    """ "remat segments:3-9,9-15", and 'remat children:{"0/2": "remat"}' for the third layer in the first."""
-    name, _, options = name.partition(":")
-    if name == SEGMENTS:
-        return {SEGMENTS: [list(map(int, pair.split("-"))) for pair in options.split(",")]}, {}
-    if name == CHILDREN:
-        places: dict[Place, dict[str, Any]] = {}
-        for place, inner in json.loads(options).items():
-            treatments, _ = _older(inner) or ({inner: None}, {})
-            places[tuple(map(int, place.split("/")))] = treatments
-        return {}, places
-    return None
-
-
 register_treatments(
     {
         BLOCK: Treatment(lambda original, names: RematBlock, undo=_forget_unused, order=-1),
         SEGMENTS: Treatment(_graph_mixin, undo=_take_segments, before_call=_give_segments, order=-1),
-    },
-    _older,
+    }
 )

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_mp.rebuild import narrow, own_variables, widen
-from keras_mp.rebuild.notes import Notes, notes_of, original_class, treatments_of
+from keras_mp.rebuild.notes import Notes, notes_of, original_class
 from keras_mp.rebuild.quantized_policies import (
     keep_statistics_as_computed,
     policy_of,
@@ -33,8 +33,8 @@ from keras_mp.stability.float32_layers import (
 )
 from keras_mp.stability.quantized_product import ExactGroups, StraightThroughLogits
 from keras_mp.stability.sensitive import find, output_layers
-from keras_mp.treatment.change import change, check_built, infer_again
-from keras_mp.treatment.treated import Treatment, register_treatments, treat
+from keras_mp.treatment.change import change, check_built
+from keras_mp.treatment.treated import Treatment, register_treatments
 
 
 def stabilize(model: keras.Model) -> keras.Model:
@@ -90,16 +90,6 @@ def stabilize(model: keras.Model) -> keras.Model:
     if missed:
         warnings.warn(f"stabilize({model.name!r}) could not reach everything: {'; '.join(missed)}", stacklevel=2)
     return model
-
-
-def _stabilize_inside(layer: Any) -> None:
-    """Does for a file of version 0.1.0, which says only that there is something inside, as that version did."""
-    outputs = output_layers(layer) if "outputs" in treatments_of(layer) else {}
-    needed = [entry for entry in find(layer, outputs) if entry.layer is not layer and entry.treatments]
-    for entry in needed:
-        treat(entry.layer, dict.fromkeys(entry.treatments))
-    if needed:
-        infer_again(layer, {id(entry.layer) for entry in needed})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,10 +217,6 @@ _TREATMENTS = {
     "operation": Treatment(lambda original, names: Float32Operation),
     # Losses that the layer's own code adds, as float32.
     "losses": Treatment(lambda original, names: Float32Losses),
-    # Of files of version 0.1.0: sublayers that no config shows, each as it needs.
-    "children": Treatment(before_call=_stabilize_inside),
-    # Those of them that compute the model's outputs.
-    "outputs": Treatment(),
 }
 register_treatments(_TREATMENTS)
 STABILIZED = (*_TREATMENTS, ATTENTION)

@@ -64,21 +64,11 @@ class Treatment:
 
 
 _TREATMENTS: dict[str, Treatment] = {}
-# What the names of a version before mean today: a function from a name of that version to treatments and places.
-Older = Callable[[str], tuple[dict[str, Any], dict[Place, dict[str, Any]]] | None]
-_OLDER: list[Older] = []
 
 
-def register_treatments(treatments: Mapping[str, Treatment], older: Older | None = None) -> None:
-    """Makes treatments known by their names, which saved models contain.
-
-    Args:
-        older: a function that reads the names that version 0.1.0 saved, and returns None for those that it does not
-            know.
-    """
+def register_treatments(treatments: Mapping[str, Treatment]) -> None:
+    """Makes treatments known by their names, which saved models contain."""
     _TREATMENTS.update(treatments)
-    if older is not None:
-        _OLDER.append(older)
 
 
 def _treatment(name: str) -> Treatment:
@@ -90,7 +80,12 @@ def _treatment(name: str) -> Treatment:
     return _TREATMENTS[name]
 
 
-@keras.saving.register_keras_serializable("keras_mp", "Treated")
+# One name in saved models for whatever class was extended: Treated.from_config reads the class from the config.
+REGISTERED_NAME = "keras_mp>Treated"
+_register = keras.saving.register_keras_serializable("keras_mp", "Treated")
+
+
+@_register
 class Treated(Changed):
     """A layer with treatments; it is still an instance of its own class.
 
@@ -131,13 +126,16 @@ class Treated(Changed):
         original = cls._original
         known = {} if original is None else {keras.saving.get_registered_name(original): original}
         layer = keras.saving.deserialize_keras_object(config["layer"], custom_objects=known)
-        treatments, waiting = _read(config["treatments"])
-        waiting |= {
-            tuple(entry["place"]): (_read(entry["treatments"])[0], entry["precision"])
+        waiting = {
+            tuple(entry["place"]): (_read(entry["treatments"]), entry["precision"])
             for entry in config.get("inside", [])
         }
-        layer = treat(layer, treatments, config["precision"])
-        return wait_inside(layer, waiting) if waiting else layer
+        layer = treat(layer, _read(config["treatments"]), config["precision"])
+        if waiting:
+            treat(layer, {INSIDE: None})
+            _notes(layer).waiting |= waiting
+            treat_inside(layer)
+        return layer
 
     def __reduce__(self) -> Any:
         load, *arguments = super().__reduce__()  # type: ignore[str-unpack]
@@ -149,33 +147,12 @@ class Treated(Changed):
         treat_inside(self)  # before weights are loaded
 
 
-# One name in saved models for whatever class was extended: Treated.from_config reads the class from the config.
-_register = keras.saving.register_keras_serializable("keras_mp", "Treated")
-REGISTERED_NAME = "keras_mp>Treated"
-# The name in models that the first versions saved.
-keras.saving.register_keras_serializable("keras_mp", "Stabilized")(Treated)
-REGISTERED_NAMES = (REGISTERED_NAME, "keras_mp>Stabilized")
-_register(Treated)
-
-
 class _BeforeCall:
     """A layer that sees to something each time before it computes."""
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         see_to(self)
         return super().call(*args, **kwargs)  # type: ignore[misc]
-
-
-def wait_inside(layer: Any, waiting: Mapping[Place, tuple[dict[str, Any], str]]) -> Any:
-    """Treats sublayers of a layer by their places, those that its code has yet to create once it has; returns it.
-
-    Args:
-        waiting: treatments, with their options, and the precision of each sublayer without.
-    """
-    treat(layer, {INSIDE: None})
-    _notes(layer).waiting |= waiting
-    treat_inside(layer)
-    return layer
 
 
 def see_to(layer: Any) -> None:
@@ -208,17 +185,8 @@ def _written(treatments: Mapping[str, Any]) -> Config:
     return {name: _treatment(name).write(options) for name, options in treatments.items()}
 
 
-def _read(saved: Any) -> tuple[dict[str, Any], dict[Place, tuple[dict[str, Any], str]]]:
-    if isinstance(saved, dict):
-        return {name: _treatment(name).read(options) for name, options in saved.items()}, {}
-    treatments: dict[str, Any] = {}
-    waiting: dict[Place, tuple[dict[str, Any], str]] = {}
-    for name in saved:  # a list of names: of version 0.1.0
-        known = (read for older in _OLDER if (read := older(name)) is not None)
-        own, inside = next(known, ({name: None}, {}))
-        treatments |= own
-        waiting |= {place: (inner, "") for place, inner in inside.items()}
-    return treatments, waiting
+def _read(saved: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _treatment(name).read(options) for name, options in saved.items()}
 
 
 def parts_of(layer: Any) -> Iterator[tuple[int | str, Any]]:
@@ -376,7 +344,7 @@ def _class_of(original: type, names: tuple[str, ...], written: str) -> type:
     # It keeps the class's name: Keras files weights by it, so they can be loaded into the plain model, and back.
     extended = type(original.__name__, (Treated, *present, original), {"_original": original, "__module__": __name__})
     if written:
-        extended.__init__ = _init_of_graph(extended, _read(json.loads(written))[0])  # type: ignore[misc]
+        extended.__init__ = _init_of_graph(extended, _read(json.loads(written)))  # type: ignore[misc]
     _register(extended)
     _register(Treated)
     return extended
@@ -398,7 +366,7 @@ def _init_of_graph(cls: Any, treatments: Mapping[str, Any]) -> Callable[..., Non
 
 def untreated_node(node: Config, treatments: Collection[str]) -> Config:
     """Rewrites the config of a layer to that of the layer without treatments; any other dict is returned as it is."""
-    if node.get("registered_name") not in REGISTERED_NAMES or "layer" not in node["config"]:
+    if node.get("registered_name") != REGISTERED_NAME or "layer" not in node["config"]:
         return node
     config = node["config"]
     left = _without(config["treatments"], treatments)
@@ -416,11 +384,8 @@ def untreated_node(node: Config, treatments: Collection[str]) -> Config:
     return {**node, "config": {**config, "treatments": left, **({"inside": inside} if inside else {})}}
 
 
-def _without(saved: Any, names: Collection[str]) -> Any:
-    """The rest of a config's treatments without some; a list of names in files of version 0.1.0."""
-    if isinstance(saved, dict):
-        return {name: options for name, options in saved.items() if name not in names}
-    return [name for name in saved if name.partition(":")[0] not in names]
+def _without(saved: Mapping[str, Any], names: Collection[str]) -> Config:
+    return {name: options for name, options in saved.items() if name not in names}
 
 
 register_treatments({INSIDE: Treatment()})
