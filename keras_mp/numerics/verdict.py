@@ -63,7 +63,7 @@ def float16(layer: keras.Operation, ranges: Mapping[str, Range], scale: float, r
 
     Args:
         ranges: the ranges of its tensors; gradients as they are without a loss scale.
-        response: its response of `keras_mp.numerics.response`; None where it has none to be measured.
+        response: the response of the layer, of `keras_mp.numerics.response`; None where none can be measured.
     """
     overflow = _overflow(layer, ranges)
     if overflow is not None:
