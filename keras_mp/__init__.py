@@ -5,13 +5,9 @@ Each is imported when it is first used, so that `import keras_mp` itself costs n
 nor JAX.
 """
 
-import sys
-
-from keras_mp.system.registration import register_classes
+from keras_mp.system.registration import register_with_keras
 from keras_mp.system.stub_names import door
 
 __getattr__, __dir__ = door(globals())
 
-# Where Keras is not there yet, the first use of a public name registers them.
-if "keras" in sys.modules:
-    register_classes()
+register_with_keras()

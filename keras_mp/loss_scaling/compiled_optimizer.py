@@ -30,10 +30,12 @@ def change_optimizer(
         keras_mp.loss_scaling.change_optimizer(model, accumulate=4)
         model.fit(x, y, batch_size=2)  # the updates of batch_size=8, without
 
-    With `accumulate`, the same batch in N calls with an Nth of the rows each makes the same update, in less memory. The
-    gradients that are added up take as much memory as the weights that train. Layers that compute statistics of a
-    batch, such as BatchNormalization, see the micro-batch, and a loss that is a mean over the targets that count
-    (masks, weights, `ignore_class`) is the mean of the micro-batches' means.
+    With `accumulate`, the same batch in N calls with an Nth of the rows each makes the same update, in less memory,
+    where the loss divides by the number of rows or targets, all of which count alike. The gradients that are added up
+    take as much memory as the weights that train. Layers that compute statistics of a batch, such as
+    BatchNormalization, see the micro-batch. A loss that divides by what counts (masks, `ignore_class`,
+    `reduction="mean_with_sample_weight"`) becomes the mean of the micro-batches' means, as in Keras: another update
+    where they differ in what counts. `reduction="sum"` over a constant, in a loss of your own, is the same.
 
     Args:
         model: a built and compiled model; its compile arguments are kept, its metrics and its optimizer start anew. An

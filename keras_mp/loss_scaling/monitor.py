@@ -9,9 +9,12 @@ import keras
 
 from keras_mp.loss_scaling.loss_scale import LossScale, NoLossScale, warn_if_needless
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mp.rebuild.optimizers import held_optimizers, without_default
 from keras_mp.rebuild.walk import compute_dtypes
 from keras_mp.system.one_of import one_of
 from keras_mp.system.whole_number import whole_number
+
+_UNSCALED = {"loss_scale": 1.0, "skipped_steps": 0}
 
 
 class PrecisionMonitor(keras.callbacks.Callback):
@@ -39,8 +42,12 @@ class PrecisionMonitor(keras.callbacks.Callback):
             have the last ones. To read them the program waits for the device, which short steps feel. Skips in a row
             that begin and end between two reads are counted, and not judged.
 
+    Where nothing scales the loss, as `prepare` decides in bfloat16 and float32, the scale is 1, no step is skipped, and
+    gradients are not measured: the logs have the first two names, and a line says so.
+
     Raises:
-        ValueError: If an argument is out of its range, or no optimizer of the model is a `LossScaleOptimizer`.
+        ValueError: If an argument is out of its range; in `fit`, if a layer computes in float16 and no optimizer is a
+            `LossScaleOptimizer`.
         FloatingPointError: During training, with on_limit="raise".
 
     Examples:
@@ -81,6 +88,11 @@ class PrecisionMonitor(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Notes where the scale starts."""
+        if not self._watched:
+            print(
+                "PrecisionMonitor: nothing scales the loss, and no step is skipped: loss_scale is 1, and gradients are "
+                "not measured"
+            )
         needless = "float16" not in (dtypes := compute_dtypes(self.model)) and "bfloat16" in dtypes
         for watched in self._watched:
             if needless:
@@ -105,9 +117,13 @@ class PrecisionMonitor(keras.callbacks.Callback):
             now = self._read(watched)
             watched.add_to(logs, now)
             self._judge(watched, now)
+        if not self._watched and logs is not None:
+            logs.update(_UNSCALED)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds to the logs, and reports the calibration."""
+        if not self._watched and logs is not None:
+            logs.update(_UNSCALED)
         for watched in self._watched:
             now = self._read(watched)
             watched.add_to(logs, now)
@@ -198,41 +214,17 @@ class _Watched:
 
 def _scaling_optimizers(model: keras.Model) -> dict[str, LossScaleOptimizer]:
     """The optimizers of a model that scale the loss, by the name of their attribute; a single one by ""."""
-    optimizers = _optimizers(model)
+    optimizers = held_optimizers(model)
     scaling = {name: optimizer for name, optimizer in optimizers.items() if isinstance(optimizer, LossScaleOptimizer)}
     if len(scaling) == 1:
         return {"": next(iter(scaling.values()))}
-    if scaling:
+    scales = any(isinstance(held, keras.optimizers.LossScaleOptimizer) for held in optimizers.values())
+    if scaling or not (scales or "float16" in compute_dtypes(model)):
         return scaling
-    others = {name: optimizer for name, optimizer in optimizers.items() if name != "optimizer"}
-    if others:  # the one that compile() was not given is Keras's default, and trains nothing
-        names = ", ".join(f"{name} ({type(optimizer).__name__})" for name, optimizer in others.items())
-        raise ValueError(
-            f"model {model.name!r} has several optimizers, and none of them scales the loss: {names}. PrecisionMonitor "
-            "watches those that are a keras_mp.LossScaleOptimizer(optimizer)"
-        )
+    others = without_default(optimizers)
+    names = ", ".join(f"{name} ({type(optimizer).__name__})" for name, optimizer in others.items())
     raise ValueError(
-        f"the optimizer of model {model.name!r} is {type(model.optimizer).__name__}, which PrecisionMonitor cannot "
-        "watch: compile with keras_mp.LossScaleOptimizer(optimizer)"
+        f"PrecisionMonitor watches a keras_mp.LossScaleOptimizer(optimizer), and the optimizers of model "
+        f"{model.name!r}, which scales its loss or computes in float16, are {names}: compile with one, or call "
+        "keras_mp.prepare"
     )
-
-
-def _optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
-    """Every optimizer that is an attribute of a model, or in a list or dict that is one; each once."""
-    optimizers: dict[str, keras.optimizers.Optimizer] = {}
-    for attribute, value in {"optimizer": getattr(model, "optimizer", None), **vars(model)}.items():
-        if attribute.startswith("_self_"):  # TensorFlow's own lists of what a checkpoint holds
-            continue
-        name = attribute.lstrip("_")
-        if isinstance(value, (list, tuple)):
-            named = [(f"{name}_{index}", item) for index, item in enumerate(value)]
-        elif isinstance(value, dict):
-            named = [(f"{name}_{key}", item) for key, item in value.items()]
-        else:
-            named = [(name, value)]
-        for key, item in named:
-            if isinstance(item, keras.optimizers.Optimizer) and all(item is not other for other in optimizers.values()):
-                while key in optimizers:  # `_name` and `name`
-                    key = f"_{key}"
-                optimizers[key] = item
-    return optimizers

@@ -126,6 +126,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             self._skipped_steps = _scalar("skipped_steps", start.skipped_steps, "int")
             self._gradient_norm = _scalar("gradient_norm", 0.0, "float32")
             self._gradient_underflow = _scalar("gradient_underflow", 0.0, "float32")
+            # Past Keras's tracking of attributes, so that it is the last of `variables`, and in no file.
+            object.__setattr__(self, "_since_reset", _scalar("since_reset", 0, "int"))
         self._is_asked_to_scale = False
         if keras.config.dtype_policy().compute_dtype == "bfloat16":
             warn_if_needless("the global dtype policy", loss_scale)
@@ -148,6 +150,19 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             self._sums = gradients.empty_sums(variables) if self._accumulation_steps > 1 else []
         # Not Keras's LossScaleOptimizer.build, which would make the state once more.
         keras.optimizers.Optimizer.build(self, variables)
+
+    @property
+    def variables(self) -> list[Any]:
+        """All variables of the optimizer, the inner optimizer's among them."""
+        return [*super().variables, self._since_reset]
+
+    @property
+    def since_reset(self) -> Any:
+        """What was made of the steps since the metrics were reset, an int variable: `atomic_skip` counts it.
+
+        1: one or more were made; -1: all were skipped; 0: there was none.
+        """
+        return self._since_reset
 
     @property
     def skipped_steps(self) -> Any:
@@ -289,13 +304,20 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         for variable, weight in zip(variables, weights, strict=True):
             variable.assign(weight)
 
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the variables to a file of Keras's, without `since_reset`, which belongs to one epoch."""
+        for number, variable in enumerate(self.variables[:-1]):
+            store[str(number)] = variable.numpy()
+
     def load_own_variables(self, store: Any) -> None:
         """Sets the variables from a file of Keras's.
 
         Args:
-            store: an array for each of `variables`, by its number.
+            store: an array for each of `variables` but the last, by its number.
         """
-        super().load_own_variables(inner_build.with_dtypes(store, self.variables))
+        *saved, since_reset = self.variables
+        arrays = inner_build.with_dtypes(store, saved)
+        super().load_own_variables({**arrays, str(len(arrays)): since_reset.numpy()})
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Excludes variables from the inner optimizer's weight decay; call it before the optimizer is built.
@@ -428,7 +450,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def _changing(self) -> list[Any]:
         return self.variables + self._trainable_variables
 
-    def _state(self) -> LossScaleState:
+    @property
+    def state(self) -> LossScaleState:
+        """The variables of the loss scale, which move in a skipped step, too."""
         variables = (
             self.dynamic_scale,
             self.step_counter,
@@ -439,9 +463,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return LossScaleState(*variables)
 
     def _move_scale(self, finite: Any) -> None:
-        before = LossScaleState(*map(ops.convert_to_tensor, self._state()))
+        before = LossScaleState(*map(ops.convert_to_tensor, self.state))
         after = self.loss_scale.next_state(before, finite)
-        for variable, old, new in zip(self._state(), before, after, strict=True):
+        for variable, old, new in zip(self.state, before, after, strict=True):
             if new is not old:
                 variable.assign(new)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import types
 import warnings
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -13,10 +14,12 @@ from keras import ops
 
 from keras_mp import backend
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mp.rebuild.optimizers import fresh_optimizer, held_optimizers, without_default
 from keras_mp.treatment.change import change
 from keras_mp.treatment.treated import Treatment, register_treatments
 
 ATOMIC = "atomic step"
+_IN_STEP: ContextVar[bool] = ContextVar("in_atomic_step", default=False)
 
 
 def atomic_skip(model: keras.Model) -> keras.Model:
@@ -27,21 +30,24 @@ def atomic_skip(model: keras.Model) -> keras.Model:
     random seeds advance. It holds for `fit`, `train_on_batch`, and whatever else calls `model.train_step`; recompiling
     the model keeps it, and so does saving and loading.
 
+    A model with several optimizers, as a GAN has, keeps a step only if none of them skipped: else all weights and slots
+    go back, too, for which a step holds a copy of them. On JAX, `fit` carries the variables of `model.optimizer` alone.
+
     Metrics count the steps that were made. Until an epoch has one, the logs of a step show that step's own loss and
-    metrics. The logs of an epoch without one are NaN, with a warning: a mean over nothing would be 0, the best loss
-    that there is.
+    metrics. The logs of an epoch whose steps were all skipped are NaN, with a warning: a mean over nothing would be 0,
+    the best loss that there is.
 
     Args:
-        model: a Keras model, compiled with a `keras_mp.LossScaleOptimizer`.
+        model: a Keras model, compiled with a `keras_mp.LossScaleOptimizer`; of several optimizers one is enough.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: If the model is not compiled, or its optimizer does not check its gradients; also in a later step,
-            if it was recompiled with such an optimizer.
+        ValueError: If the model is not compiled, or no optimizer of it checks its gradients; also in a later step, if
+            it was recompiled with such optimizers.
     """
-    _optimizer_of(model)
+    _checking_optimizers(model)
     change(model, [(model, {ATOMIC: None})])
     return model
 
@@ -50,56 +56,66 @@ class AtomicStep:
     """A model each of whose steps changes everything or nothing."""
 
     def train_step(self: Any, *arguments: Any) -> Any:
-        skips = _optimizer_of(self).consecutive_skips
+        optimizers = _checking_optimizers(self)
         variables = changed_by_the_forward_pass(self)
-        step = super().train_step  # type: ignore[misc]
-        with backend.lookups_wait():
-            return backend.atomic_step(self, step, skips, variables, partial(_counted_results, self), arguments)
+        if len(_optimizers(self)) > 1:
+            variables += _changed_by_updates(self)
+        skips = [optimizer.skipped_steps for optimizer in optimizers]
+        # Those that are built in this very step: their slots are not among the variables yet.
+        unbuilt = [optimizer for optimizer in _optimizers(self).values() if not optimizer.built]
+        logs_of = partial(_counted_results, self, optimizers[0].since_reset, unbuilt)
+        before = _IN_STEP.set(True)
+        try:
+            with backend.lookups_wait():
+                step = super().train_step  # type: ignore[misc]
+                return backend.atomic_step(self, step, skips, variables, logs_of, arguments)
+        finally:
+            _IN_STEP.reset(before)
+
+    def reset_metrics(self: Any) -> None:
+        super().reset_metrics()  # type: ignore[misc]
+        for optimizer in _optimizers(self).values():
+            if isinstance(optimizer, LossScaleOptimizer):
+                optimizer.since_reset.assign(0)
 
     def get_metrics_result(self: Any) -> dict[str, Any]:
-        return _results_or_nan(self, super().get_metrics_result())  # type: ignore[misc]
+        results: dict[str, Any] = super().get_metrics_result()  # type: ignore[misc]
+        return results if _IN_STEP.get() else _results_or_nan(self, results)
 
 
 register_treatments({ATOMIC: Treatment(lambda original, names: AtomicStep, order=-3)})
 
 
-def _counted_results(model: keras.Model, own: dict[str, Any]) -> dict[str, Any]:
+def _counted_results(
+    model: keras.Model, since_reset: Any, unbuilt: list[Any], own: dict[str, Any], skipped: Any
+) -> dict[str, Any]:
     """The logs of a step: metrics of the steps that count, or of this one alone while there are none."""
-    results = {name: value for name, value in _metric_results(model).items() if name in own}
-    nothing = _nothing_counted(model)
-    return own | {
-        name: ops.where(nothing, ops.cast(own[name], backend.as_tensor(value).dtype), value)
-        for name, value in results.items()
-    }
+    if backend.is_concrete(skipped) and bool(skipped):  # a traced step is traced again once optimizers are built
+        _begin_anew(unbuilt)
+    nothing = ops.logical_and(skipped, ops.less(since_reset, 1))
+    since_reset.assign(ops.where(nothing, -1, 1))
+    # A metric may return its variable, or a number of Python's.
+    results = {name: backend.as_tensor(value) for name, value in _metric_results(model).items() if name in own}
+    return own | {name: ops.where(nothing, ops.cast(own[name], value.dtype), value) for name, value in results.items()}
 
 
 def _results_or_nan(model: keras.Model, results: dict[str, Any]) -> dict[str, Any]:
-    """The metrics of an epoch, which Keras asks for when it ends."""
-    nothing = _nothing_counted(model)
-    if backend.is_concrete(nothing) and bool(nothing):
-        warnings.warn(
-            "no step counts: all were skipped, because their gradients were not finite, so loss and metrics are NaN. "
-            "keras_mp.PrecisionMonitor() shows the loss scale, and keras_mp.NonFiniteFinder() the layer",
-            stacklevel=2,
-        )
-    return {
-        name: ops.where(nothing, float("nan"), value) if _is_float(value) else value for name, value in results.items()
-    }
+    """The metrics of an epoch or an evaluation, which Keras asks for when it ends."""
+    optimizers = [optimizer for optimizer in _optimizers(model).values() if isinstance(optimizer, LossScaleOptimizer)]
+    values = [backend.as_tensor(optimizer.since_reset) for optimizer in optimizers]
+    if not any(backend.is_concrete(value) and int(value) < 0 for value in values):
+        return results
+    warnings.warn(
+        "no step counts: all were skipped, because their gradients were not finite, so loss and metrics are NaN. "
+        "keras_mp.PrecisionMonitor() shows the loss scale, and keras_mp.NonFiniteFinder() the layer",
+        stacklevel=3,
+    )
+    return {name: ops.full_like(value, float("nan")) if _is_float(value) else value for name, value in results.items()}
 
 
 def _is_float(value: Any) -> bool:
     # A metric may return a number of Python's.
     return keras.backend.is_float_dtype(keras.backend.standardize_dtype(backend.as_tensor(value).dtype))
-
-
-def _nothing_counted(model: keras.Model) -> Any:
-    """Whether no step has been counted since the metrics were reset: the weights of all losses sum to 0."""
-    tracker = getattr(model, "_loss_tracker", None)
-    if tracker is not None and any(metric is tracker for metric in model.metrics):
-        return ops.equal(tracker.count, 0)
-    # Of a custom step: sums and counts all start at 0.
-    variables = model.metrics_variables
-    return ops.all(ops.stack([ops.all(ops.equal(v, 0)) for v in variables])) if variables else ops.array(False)
 
 
 def _metric_results(model: keras.Model) -> dict[str, Any]:
@@ -112,19 +128,50 @@ def _metric_results(model: keras.Model) -> dict[str, Any]:
     return results
 
 
-def _optimizer_of(model: keras.Model) -> LossScaleOptimizer:
-    optimizer = getattr(model, "optimizer", None)
-    if isinstance(optimizer, LossScaleOptimizer):
-        return optimizer
-    if optimizer is None:
+def _optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
+    """The optimizers whose variables a step of `fit` changes, by their names."""
+    if keras.backend.backend() == "jax":  # where Keras gives a step the variables of this one
+        optimizer = getattr(model, "optimizer", None)
+        return {} if optimizer is None else {"optimizer": optimizer}
+    return held_optimizers(model)
+
+
+def _checking_optimizers(model: keras.Model) -> list[LossScaleOptimizer]:
+    """Those of the optimizers that check their gradients, at least one."""
+    optimizers = _optimizers(model)
+    if not optimizers:
         raise ValueError(
             f"model {model.name!r} is not compiled with an optimizer yet: call compile(), then atomic_skip()"
         )
+    checking = [optimizer for optimizer in optimizers.values() if isinstance(optimizer, LossScaleOptimizer)]
+    if checking:
+        return checking
+    names = [f"{name} ({type(held).__name__})" for name, held in without_default(optimizers).items()]
     raise ValueError(
-        f"the optimizer of model {model.name!r}, {type(optimizer).__name__}, does not say whether it skipped a step: "
+        f"of the optimizers of model {model.name!r}, {' and '.join(names)}, none says whether it skipped a step: "
         "compile with keras_mp.LossScaleOptimizer(optimizer), or with loss_scale=keras_mp.LossScale.none() for "
         "bfloat16 and float32"
     )
+
+
+def _changed_by_updates(model: keras.Model) -> list[Any]:
+    """Weights and slots, without the loss scales and their counters, which move in a skipped step, too."""
+    return [*model.trainable_variables, *(slot for held in _optimizers(model).values() for slot in _slots(held))]
+
+
+def _slots(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    moving = {id(variable) for variable in optimizer.state} if isinstance(optimizer, LossScaleOptimizer) else set()
+    return [variable for variable in optimizer.variables if id(variable) not in moving]
+
+
+def _begin_anew(optimizers: list[keras.optimizers.Optimizer]) -> None:
+    """Gives optimizers the slots that they were built with."""
+    for optimizer in optimizers:
+        if optimizer.built:
+            fresh = fresh_optimizer(optimizer)
+            fresh.build(optimizer._trainable_variables)
+            for slot, first in zip(_slots(optimizer), _slots(fresh), strict=True):
+                slot.assign(first)
 
 
 # The variables that the forward pass of a training step may change.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.rebuild.state import copy_value
+from keras_mp.rebuild.walk import with_self
 
 
 class Slot(NamedTuple):
@@ -72,6 +73,46 @@ def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
     """The optimizers of a model, such as a GAN's two, by the attributes that hold them."""
     held = {"optimizer": getattr(model, "optimizer", None), **vars(model)}
     return {name: value for name, value in held.items() if isinstance(value, keras.optimizers.Optimizer)}
+
+
+def held_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
+    """Every optimizer that is an attribute of a model or of a layer in it, or in a list or dict that is one; each once.
+
+    Not those with which inner models are compiled, which the step of the outer one does not use.
+
+    Returns:
+        The optimizers, by the name of the attribute, that of a layer before it, and the key in a list or dict behind.
+    """
+    optimizers: dict[str, keras.optimizers.Optimizer] = {}
+    for layer in with_self(model):
+        prefix = "" if layer is model else f"{layer.name}_"
+        attributes = dict(vars(layer))
+        if layer is model:
+            attributes = {"optimizer": getattr(model, "optimizer", None), **attributes}
+        elif isinstance(layer, keras.Model):
+            attributes.pop("optimizer", None)
+        for attribute, value in attributes.items():
+            if attribute.startswith("_self_"):  # TensorFlow's own lists of what a checkpoint holds
+                continue
+            name = prefix + attribute.lstrip("_")
+            if isinstance(value, (list, tuple)):
+                named = [(f"{name}_{index}", item) for index, item in enumerate(value)]
+            elif isinstance(value, dict):
+                named = [(f"{name}_{key}", item) for key, item in value.items()]
+            else:
+                named = [(name, value)]
+            for key, item in named:
+                is_new = all(item is not other for other in optimizers.values())
+                if isinstance(item, keras.optimizers.Optimizer) and is_new:
+                    while key in optimizers:  # `_name` and `name`
+                        key = f"_{key}"
+                    optimizers[key] = item
+    return optimizers
+
+
+def without_default(optimizers: dict[str, keras.optimizers.Optimizer]) -> dict[str, keras.optimizers.Optimizer]:
+    """Those of `held_optimizers` that were given: beside others, `optimizer` may be Keras's default, which is idle."""
+    return {name: held for name, held in optimizers.items() if name != "optimizer"} or optimizers
 
 
 def fresh_optimizer(optimizer: keras.optimizers.Optimizer, **settings: Any) -> keras.optimizers.Optimizer:

@@ -1,6 +1,12 @@
 """The classes that saved models name, for whoever loads one."""
 
+import sys
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
 
 _ROOMS_WITH_CLASSES = (
     "conversion.own_policy",
@@ -22,3 +28,30 @@ def register_classes() -> None:
     """Imports the classes that saved models name: Keras finds only classes registered by then."""
     for name in _ROOMS_WITH_CLASSES:
         import_module(f"keras_mp.{name}")
+
+
+def register_with_keras() -> None:
+    """Registers the classes now, where Keras is imported, or as soon as it is."""
+    if "keras" in sys.modules:
+        register_classes()
+    elif not any(isinstance(finder, _AfterKeras) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterKeras())
+
+
+class _AfterKeras(MetaPathFinder):
+    """Finds Keras as Python does, once, and has the classes registered when it is there."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname != "keras":
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_register(module: ModuleType) -> None:
+                execute(module)
+                register_classes()
+
+            spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec

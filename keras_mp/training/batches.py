@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from typing import Any
 
 import keras
@@ -15,8 +17,7 @@ class Batches(keras.utils.PyDataset):
 
     A subclass says what a batch is: `batch(epoch, step)`. The examples left over by the last full batch sit out that
     epoch, so that every step has one shape and compiles once. Each pass over the data is the next epoch, unless
-    `start_at` says which: `TrainingCheckpoint` calls it. Without it, training begins with epoch 1 where `fit` reads a
-    batch before it trains, as it does to build a model.
+    `start_at` says which: `TrainingCheckpoint` calls it. A batch that `fit` reads to build a model is no pass.
 
     Args:
         examples: the number of training examples.
@@ -38,6 +39,8 @@ class Batches(keras.utils.PyDataset):
         self._place = (0, 0)
         self._share = (0, 1)
         self._being_read = False
+        self._next = 0  # the index of the batch that follows the last one read
+        self._in_order = True
         self._order: tuple[int, Any] = (-1, None)  # of which epoch; one attribute, too
 
     @property
@@ -59,16 +62,28 @@ class Batches(keras.utils.PyDataset):
         if step >= self.steps:
             raise ValueError(f"step must be below {self.steps}, the steps of an epoch, got {step}")
         self._place = (epoch, step)
+        self._next = 0
 
     def on_epoch_begin(self) -> None:
-        """Keras calls it before the first batch of a pass over the data."""
-        self._being_read = True
+        """Keras calls it before the first batch of a pass over the data, and before it reads one to build a model."""
+        self._being_read = not _builds_a_model()
+        self._in_order = True
 
     def on_epoch_end(self) -> None:
         """Keras calls it after the last batch of a pass, at times twice: the next pass is the next epoch."""
         if self._being_read:
             self._being_read = False
             self._place = (self._place[0] + 1, 0)
+
+    @property
+    def being_read(self) -> bool:
+        """Whether a batch was read since `start_at`, or a pass over the data has begun."""
+        return self._being_read or self._next > 0
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the batches of this pass were read one after the other, as by `fit` with `shuffle=False`."""
+        return self._in_order
 
     def take_share(self, index: int, count: int) -> None:
         """Makes this process read its own rows of every batch: the `index`-th of `count` equal parts.
@@ -125,12 +140,26 @@ class Batches(keras.utils.PyDataset):
         return self.steps - self._place[1]
 
     def __getitem__(self, index: int) -> Any:
+        # The first ones are read again, where TensorFlow looks at their shapes. Several workers read as they please.
+        self._in_order &= index in (0, self._next) or self.workers > 1
+        self._next = index + 1
         epoch, first = self._place
         share, count = self._share
         if count == 1:
             return self.batch(epoch, first + index)
         rows = self.batch_size // count
         return self.rows(epoch, first + index, share * rows, (share + 1) * rows)
+
+
+def _builds_a_model() -> bool:
+    """Whether Keras reads a batch to build a model, and will begin the pass anew."""
+    # Private: a data set is not told what its batch is for.
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_symbolic_build":
+            return True
+        frame = frame.f_back
+    return False
 
 
 class ShuffledBatches(Batches):

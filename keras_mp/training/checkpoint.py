@@ -18,6 +18,7 @@ import numpy as np
 
 from keras_mp.conversion.other_precision import precision_of
 from keras_mp.parallel import workers
+from keras_mp.rebuild.optimizers import held_optimizers
 from keras_mp.reporting.text import byte_size
 from keras_mp.system.whole_number import whole_number
 from keras_mp.training import training_state
@@ -118,6 +119,12 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Goes on from the newest whole save, where there is one."""
+        others = [name for name in held_optimizers(self._model) if name != "optimizer"]
+        if others:
+            raise CheckpointError(
+                f"TrainingCheckpoint saves the optimizer that compile() was given, and model {self._model.name!r} has "
+                f"others, whose state would be lost: {', '.join(others)}"
+            )
         if workers.is_first():
             self.folder.mkdir(parents=True, exist_ok=True)
             remove_partial(self.folder)
@@ -128,6 +135,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             {"newest": next((path.name for path in checkpoints_in(self.folder)), None)},
         )
         self._start = Place(0, 0)
+        self._told = False
         self._quiet: Any = None
         self._before = [snapshot(callback) for callback in self.callbacks]
         if checkpoints_in(self.folder):
@@ -161,6 +169,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves when it is time, or when training is being stopped."""
         self._done = self._first + batch + 1
+        if self.batches is not None and workers.count() == 1:
+            self._check_read(self.batches)
         # Not self.model, which on JAX fetches the whole state each time.
         self._stopped = bool(self._model.stop_training)
         if self.batches is not None and self._done < self.batches.steps:
@@ -180,6 +190,24 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         """Makes the model forget where it was resumed."""
         self._make_loud()
         self._model._initial_epoch = None
+
+    def _check_read(self, batches: Batches) -> None:
+        """Sees that `fit` trains on the batches, in their order: a resumed training would get other data."""
+        if self._told:
+            return
+        if not batches.being_read:
+            raise CheckpointError(
+                f"fit trains on other data than batches={batches!r}, which TrainingCheckpoint was given, and a resumed "
+                "training would begin anywhere in it: give fit these batches, or leave batches= out to save at the "
+                "ends of epochs"
+            )
+        if not batches.in_order:
+            self._told = True
+            warnings.warn(
+                "fit reads the batches in an order of its own, which a resumed training will not repeat: pass "
+                "shuffle=False to fit, as the batches are shuffled already",
+                stacklevel=2,
+            )
 
     def _make_loud(self) -> None:
         if self._quiet is not None:
@@ -205,6 +233,11 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         ended = manifest["ended"] or self._start.epoch >= self.params["epochs"]
         self._model._initial_epoch = self.params["epochs"] if ended else self._start.epoch
         lines = [f"resumed from {path}: {'training had ended' if ended else f'{self._start} is done'}"]
+        if self.batches is None:
+            lines.append(
+                "the data must come in the order that they would have come in: fit(x, y) needs shuffle=False, or "
+                "keras_mp.training.ShuffledBatches and batches="
+            )
         now = precision_of(self.model)
         if manifest["precision"] != now:
             lines.append(f"saved in {manifest['precision']}, goes on in {now}")

@@ -26,6 +26,8 @@ from keras_mp.precision.policy import choose_jit
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.arguments import takes
 from keras_mp.rebuild.notes import original_class
+from keras_mp.rebuild.optimizers import held_optimizers, unwrapped, without_default
+from keras_mp.rebuild.walk import compute_dtypes
 from keras_mp.reporting.text import listed, shorten_middle
 from keras_mp.stability.attention_as_asked import attended_by
 from keras_mp.stability.sensitive import LOW_PRECISION, sensitive_layers
@@ -35,7 +37,7 @@ from keras_mp.treatment.change import change, check_built
 
 def prepare(
     model: keras.Model,
-    optimizer: keras.optimizers.Optimizer | str,
+    optimizer: keras.optimizers.Optimizer | str | None,
     loss: Any = None,
     *,
     metrics: Sequence[Any] | Mapping[str, Any] | None = None,
@@ -69,7 +71,8 @@ def prepare(
     Args:
         model: a built Keras model, made under `keras_mp.set_global_policy(...)`.
         optimizer: an optimizer as `compile` takes it; or a `keras_mp.LossScaleOptimizer` with settings of its own,
-            which is used as it is.
+            which is used as it is. None for a model whose own `compile` takes its optimizers by other names, as a GAN's
+            does: each optimizer among compile_arguments is wrapped alike, and `train_step` must call its `scale_loss`.
         loss: a loss as `compile` takes it.
         metrics: metrics as `compile` takes them.
         fp8: whether matrix products run in FP8: True for those that gain, with current scaling; a scaling or
@@ -94,9 +97,10 @@ def prepare(
         The model, compiled. Saved and loaded it is still what this made of it.
 
     Raises:
-        ValueError: the model is not built; the optimizer is Keras's LossScaleOptimizer, a scaling or state_dtype
+        ValueError: the model is not built; an optimizer is Keras's LossScaleOptimizer, a scaling or state_dtype
             is unknown; state_dtype, state_memory or release_gradients is not that of a LossScaleOptimizer, or cannot be
-            had, with the reason.
+            had, with the reason; a layer computes in float16, and the model or a layer of it made an optimizer itself,
+            which does not scale the loss.
         TypeError: the model is not a keras.Model; fp8 is none of the above, or the dict has a name that
             `keras_mp.convert` does not; the model's class has a `compile` that does not take these arguments.
 
@@ -115,19 +119,13 @@ def prepare(
     check_built(model)
     convert_arguments = _convert_arguments(fp8)
     optimizer = keras.optimizers.get(optimizer)
-    wrapped = isinstance(optimizer, LossScaleOptimizer)
-    for name, value in (("state_dtype", state_dtype), ("state_memory", state_memory)) if wrapped else ():
-        own = getattr(optimizer, name)
-        if value not in (None, own):
-            raise ValueError(
-                f"{name}={value!r} and optimizer={optimizer.name!r}, a LossScaleOptimizer with {name}={own!r}: give it "
-                "to the optimizer alone"
-            )
-    if wrapped and release_gradients and not optimizer.loss_scale.release_gradients:
-        raise ValueError(
-            f"release_gradients=True and optimizer={optimizer.name!r}, a LossScaleOptimizer with "
-            f"loss_scale={optimizer.loss_scale!r}: give it LossScale.none(release_gradients=True)"
-        )
+    given = [optimizer, *keras.tree.flatten(compile_arguments)]
+    given = [held for held in given if isinstance(held, keras.optimizers.Optimizer)]
+    if not given:
+        raise TypeError("optimizer=None needs optimizers by other names, as compile() of the model's class takes them")
+    for held in given:
+        if isinstance(held, LossScaleOptimizer):
+            _check_settings(held, state_dtype, state_memory, release_gradients)
     metrics = list(metrics) if isinstance(metrics, tuple) else metrics
     arguments = _arguments(model, {"optimizer": optimizer, "loss": loss, "metrics": metrics, **compile_arguments})
     told = lines_before(model) if verbose else []
@@ -136,26 +134,61 @@ def prepare(
         convert(model, **convert_arguments)
     if narrow_frozen:
         frozen.narrow_frozen(model)
-    if not wrapped:
-        optimizer = wrap_optimizer(
-            optimizer,
-            model,
-            state_dtype=state_dtype or "float32",
-            state_memory=state_memory or "device",
-            release_gradients=release_gradients,
-        )
+    settings: dict[str, Any] = {
+        "state_dtype": state_dtype or "float32",
+        "state_memory": state_memory or "device",
+        "release_gradients": release_gradients,
+    }
+    used = {
+        id(held): held if isinstance(held, LossScaleOptimizer) else wrap_optimizer(held, model, **settings)
+        for held in given
+    }
+    arguments = keras.tree.map_structure(lambda value: used.get(id(value), value), arguments)
     jit = _jit(model, compile_arguments)
     # Not "auto", by which Keras never jits on a CPU. Whether the layers support it, `_jit` has seen.
     jitted = {"jit_compile": jit.ok} if takes(model.compile, "jit_compile") else {}
-    model.compile(**{**jitted, **arguments, "optimizer": optimizer})
+    model.compile(**{**jitted, **arguments})
     if not jitted:
         model.jit_compile = jit.ok
     change(model, [(model, {STEP_ON_A_CPU: None})])
-    if isinstance(optimizer, LossScaleOptimizer):
+    optimizers = held_optimizers(model)
+    if "float16" in compute_dtypes(model):
+        _check_scaled(model, without_default(optimizers))
+    if any(isinstance(held, LossScaleOptimizer) for held in optimizers.values()):
         atomic_skip(model)
     if verbose:
         print("\n".join([*told, *prepared_lines(model, jit)]))
     return model
+
+
+def _check_settings(
+    optimizer: LossScaleOptimizer, state_dtype: str | None, state_memory: str | None, release_gradients: bool
+) -> None:
+    """Refuses settings of `prepare` that are not those of an optimizer which is used as it is."""
+    for name, value in (("state_dtype", state_dtype), ("state_memory", state_memory)):
+        own = getattr(optimizer, name)
+        if value not in (None, own):
+            raise ValueError(
+                f"{name}={value!r} and optimizer={optimizer.name!r}, a LossScaleOptimizer with {name}={own!r}: give it "
+                "to the optimizer alone"
+            )
+    if release_gradients and not optimizer.loss_scale.release_gradients:
+        raise ValueError(
+            f"release_gradients=True and optimizer={optimizer.name!r}, a LossScaleOptimizer with "
+            f"loss_scale={optimizer.loss_scale!r}: give it LossScale.none(release_gradients=True)"
+        )
+
+
+def _check_scaled(model: keras.Model, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
+    """Refuses a model in float16 with optimizers that it made itself: their gradients would be lost below 6e-8."""
+    unscaled = {name: held for name, held in optimizers.items() if not isinstance(held, LossScaleOptimizer)}
+    if unscaled:
+        names = ", ".join(f"{name} ({type(held).__name__})" for name, held in unscaled.items())
+        raise ValueError(
+            f"model {model.name!r} computes in float16, and optimizers that its own code made do not scale the loss: "
+            f"{names}. Make each a keras_mp.LossScaleOptimizer(optimizer), or give it to prepare as an "
+            "argument of compile"
+        )
 
 
 def _arguments(model: keras.Model, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,10 +346,13 @@ def _layers(count: int) -> str:
 
 
 def _optimizer(prepared: keras.Model) -> str:
-    optimizer = prepared.optimizer
-    if not isinstance(optimizer, LossScaleOptimizer):
-        return f"{type(optimizer).__name__}, loss not scaled: no layer computes in float16"
-    name, states = type(optimizer.inner_optimizer).__name__, optimizer.state_dtype
+    held = list(without_default(held_optimizers(prepared)).values())
+    counts = Counter(type(unwrapped(optimizer)).__name__ for optimizer in held)
+    name = " and ".join(name if len(held) == 1 else f"{count} {name}" for name, count in counts.items())
+    optimizer = next((optimizer for optimizer in held if isinstance(optimizer, LossScaleOptimizer)), None)
+    if optimizer is None:
+        return f"{name}, loss not scaled: no layer computes in float16"
+    states = optimizer.state_dtype
     if optimizer.loss_scale.release_gradients:
         place = " on the host" if optimizer.state_memory == "host" else ""
         return f"{name}, states in {states}{place}, gradients released"

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+
 import keras
 
 from keras_mp.fp8.convert import FLOAT8, made_plain
 from keras_mp.lean.lean_model import LEAN
+from keras_mp.lean.training_step import STEP_ON_A_CPU
+from keras_mp.loss_scaling.loss_scale import LossScale, NoLossScale
+from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mp.loss_scaling.undone_step import ATOMIC
+from keras_mp.rebuild.optimizers import carry_slots, fresh_optimizer, leaves, optimizers_of, unwrapped
 from keras_mp.stability.stabilized import STABILIZED
 from keras_mp.system.one_of import one_of
 from keras_mp.treatment.change import check_built, undo
@@ -14,20 +21,22 @@ _CHANGES = {"stabilize": STABILIZED, "convert": (FLOAT8,), "make_lean": LEAN}
 
 
 def revert(model: keras.Model, *changes: str) -> keras.Model:
-    """Undoes what `stabilize`, `convert` and `make_lean` changed in a model, in place.
+    """Undoes what `stabilize`, `convert`, `make_lean` and `prepare` changed in a model, in place.
 
-        keras_mp.revert(model)  # all of it
+        keras_mp.revert(model)  # all of it: the saved model is one of Keras alone
         keras_mp.revert(model, "convert")  # plain products again; what is stable or lean stays so
 
     The weights are the model's own, with their values. What `narrow_frozen` stored in 16 bits is float32 again, without
     the low bits; weights of the policy "bfloat16" that `stabilize` made float32 are rounded to bfloat16. The amaxes of
     delayed scaling go. A compiled model stays compiled; where weights changed their dtype, or amaxes went, its
-    optimizer is a new one with the state of the old.
+    optimizer is a new one with the state of the old. Without names, the step is Keras's own again, and in place of a
+    `keras_mp.LossScaleOptimizer` comes the optimizer within, in Keras's LossScaleOptimizer where the loss was scaled;
+    slots of 8 or 16 bits are float32.
 
     Args:
         model: a built Keras model. `Float8Dense` and `Float8EinsumDense` layers become plain ones, whoever made them.
         changes: the names of the changes to undo, "stabilize", "convert" and "make_lean" (with `narrow_frozen` and
-            recomputed blocks); all by default.
+            recomputed blocks); by default all, and what `prepare` did.
 
     Returns:
         The model.
@@ -48,5 +57,34 @@ def revert(model: keras.Model, *changes: str) -> keras.Model:
         one_of("changes", name, _CHANGES)
     wanted = changes or tuple(_CHANGES)
     names = [treatment for change in wanted for treatment in _CHANGES[change]]
+    if not changes:
+        names += [ATOMIC, STEP_ON_A_CPU]
     undo(model, names, also=made_plain(model) if "convert" in wanted else ())
+    for name, optimizer in optimizers_of(model).items() if not changes else ():
+        for leaf in leaves(unwrapped(optimizer)):
+            vars(leaf).pop("_backend_apply_gradients", None)
+        if isinstance(optimizer, LossScaleOptimizer):
+            _exchange(model, name, optimizer)
     return model
+
+
+def _exchange(model: keras.Model, name: str, optimizer: LossScaleOptimizer) -> None:
+    """Gives a model Keras's own optimizer in place of one of the kit's, with its state."""
+    scales = not isinstance(optimizer.loss_scale, NoLossScale)
+    plain = fresh_optimizer(optimizer.inner_optimizer)
+    new = plain
+    if scales:
+        steps = optimizer.dynamic_growth_steps or LossScale().growth_interval
+        new = keras.optimizers.LossScaleOptimizer(plain, optimizer.initial_scale, steps, name=optimizer.name)
+    if optimizer.built:
+        weights = list(optimizer._trainable_variables)  # private: an optimizer has no public list of what it trains
+        new.build(weights)
+        lost = carry_slots(optimizer.inner_optimizer, plain, {id(weight): weight for weight in weights})
+        if scales:
+            new.dynamic_scale.assign(optimizer.dynamic_scale)
+        if lost:
+            warnings.warn(f"the optimizer of {model.name!r} begins anew in part: {'; '.join(lost)}", stacklevel=3)
+    setattr(model, name, new)
+    model.train_function = None  # Keras's cached step
+    if name in model._compile_config.config:  # private: what a model was compiled with is saved from there
+        model._compile_config.config[name] = new

@@ -23,6 +23,7 @@ SHOWN = 5
 REPLICA_VALUES = "|parts"
 # Of a slot that is stored in 8 or 16 bits: its values, or their square roots, and the scales of its rows.
 STORED, STORED_ROOT, SCALE = "|stored", "|stored_root", "|scale"
+_SINCE_RESET = "loss_scale._since_reset"
 
 
 def build(model: keras.Model, batch: Any = None) -> None:
@@ -136,6 +137,10 @@ def restore_metrics(model: keras.Model, reader: Reader) -> None:
         )
     for index, variable in enumerate(model.metrics_variables):
         _assign(variable, reader, f"metrics/{index}")
+    # Of a prepared model's optimizer: whether those metrics count a step yet.
+    for slot in _slots(model.optimizer):
+        if slot.name == _SINCE_RESET and f"optimizer/{_SINCE_RESET}" in reader.names:
+            _assign(slot.variable, reader, f"optimizer/{_SINCE_RESET}")
 
 
 def _pairs(saved: dict[str, Any], live: list[Any], name: str) -> tuple[dict[int, Any], list[str]]:

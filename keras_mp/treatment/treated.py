@@ -6,16 +6,20 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.metadata import version
 from typing import Any
 
 import keras
 
+# Private: Keras tells nobody else that it writes HDF5.
+from keras.src.backend.common import global_state
+
 from keras_mp.rebuild.config import original_config
 from keras_mp.rebuild.notes import Changed, Notes, Place, notes_of, original_class, treatments_of, write_notes
 from keras_mp.rebuild.quantized_policies import policy_of, settle_policies, with_source
-from keras_mp.rebuild.walk import Config, children_of, functional_like_constructor, graph_of
+from keras_mp.rebuild.walk import Config, children_of, functional_like_constructor, graph_of, layers_below
 
 # The treatment of a layer whose own code creates layers that have treatments.
 INSIDE = "inside"
@@ -94,6 +98,12 @@ class Treated(Changed):
     """
 
     def get_config(self) -> Config:
+        if global_state.get_global_attribute("use_legacy_config", False):
+            raise ValueError(
+                f"{self.name!r} cannot be saved as HDF5, "  # type: ignore[attr-defined]
+                "whose format holds the name of a class and has no place for what keras_mp made of the layer: save as "
+                "'.keras', or the weights alone, or call keras_mp.revert(model) before"
+            )
         notes = _notes(self)
         outer = _SHOWN.get()
         shown: set[int] = set()
@@ -113,6 +123,9 @@ class Treated(Changed):
             policy = keras.dtype_policies.serialize(notes.policy)
             layer = {**layer, "config": {**layer["config"], "dtype": policy}}
         named = {"name": self.name, "layer": layer}  # type: ignore[attr-defined]
+        policy = _policy_of_parts(self)
+        if policy is not None:
+            named["policy"] = keras.dtype_policies.serialize(policy)
         return {
             **named,
             "treatments": _written(notes.treatments),
@@ -125,12 +138,15 @@ class Treated(Changed):
         # `clone_model` needs no registered class, as it has the class at hand.
         original = cls._original
         known = {} if original is None else {keras.saving.get_registered_name(original): original}
-        layer = keras.saving.deserialize_keras_object(config["layer"], custom_objects=known)
+        policy = config.get("policy")
+        with _under(policy):
+            layer = keras.saving.deserialize_keras_object(config["layer"], custom_objects=known)
         waiting = {
             tuple(entry["place"]): (_read(entry["treatments"]), entry["precision"])
             for entry in config.get("inside", [])
         }
         layer = treat(layer, _read(config["treatments"]), config["precision"])
+        _notes(layer).kept[_POLICY] = policy
         if waiting:
             treat(layer, {INSIDE: None})
             _notes(layer).waiting |= waiting
@@ -143,8 +159,36 @@ class Treated(Changed):
         return (getattr(self._original, load.__name__), *arguments)  # type: ignore[union-attr]
 
     def build_from_config(self, config: Config) -> None:
-        super().build_from_config(config)  # type: ignore[misc]
+        with _under(_notes(self).kept.get(_POLICY)):
+            super().build_from_config(config)  # type: ignore[misc]
         treat_inside(self)  # before weights are loaded
+
+
+_POLICY = "policy of parts"
+
+
+def _policy_of_parts(layer: Any) -> Any:
+    """The dtype policy of a model whose own code makes layers of the same; None where its config shows its parts."""
+    original = original_class(layer)
+    shown = issubclass(original, keras.Sequential) or functional_like_constructor(original)
+    if not isinstance(layer, keras.Model) or shown:
+        return None
+    policy = layer.dtype_policy
+    return policy if any(below.dtype_policy.name == policy.name for below in layers_below(layer)) else None
+
+
+@contextmanager
+def _under(policy: Config | None) -> Iterator[None]:
+    """A scope with a global dtype policy, which layers take that a model's own code makes; None for that of now."""
+    if policy is None:
+        yield
+        return
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(keras.dtype_policies.deserialize(policy))
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 class _BeforeCall:

@@ -83,7 +83,8 @@ def _memory(memory: Memory, target: Target) -> list[Advice]:
         devices = 2 ** math.ceil(math.log2(state * target.devices / memory.capacity))
         return [Advice(text, remedies.DEVICES.format(strategy="fully_sharded", devices=devices))]
     text = (
-        f"The step needs {over:.1f} GiB more than {target.title} has: micro-batches make the same update. "
+        f"The step needs {over:.1f} GiB more than {target.title} has: micro-batches make the same update, "
+        "where all rows count alike in the loss. "
         "keras_mp.advise finds the cheapest measures that are enough."
     )
     return [Advice(text, remedies.MICRO_BATCHES.format(steps=4))]

@@ -225,6 +225,36 @@ def test_wrap_optimizer_checks_where_there_are_several_replicas():
     assert isinstance(optimizer.loss_scale, keras_mp.LossScale.none)
 
 
+def test_a_checkpoint_within_an_epoch_goes_on_with_the_same_bits(tmp_path):
+    """Each replica has a part of the metrics and of the accumulated gradients: the place is between two updates."""
+    x = np.random.default_rng().normal(size=(12 * REPLICAS, 2)).astype("float32")
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2:
+                raise KeyboardInterrupt
+
+    def trained(folder, *callbacks):
+        with scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+            optimizer = keras.optimizers.Adam(0.1, gradient_accumulation_steps=2)
+            model.compile(keras_mp.LossScaleOptimizer(optimizer, initial_scale=8.0), "mse", **MODE)
+            batches = keras_mp.training.ShuffledBatches(x, x[:, :1], batch_size=3 * REPLICAS, seed=0)
+            checkpoint = keras_mp.TrainingCheckpoint(folder, batches, every=3)
+            try:
+                history = model.fit(batches, epochs=2, shuffle=False, verbose=0, callbacks=[checkpoint, *callbacks])
+            except KeyboardInterrupt:
+                return None
+        return history.history["loss"], model.get_weights()
+
+    losses, expected = trained(tmp_path / "whole")
+    assert trained(tmp_path / "cut", Stop()) is None
+    resumed, actual = trained(tmp_path / "cut")
+    assert resumed == losses
+    for one, other in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_a_skipped_step_changes_no_replica():
     with scope():
         inputs = keras.Input((2,))

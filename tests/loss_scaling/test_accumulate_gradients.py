@@ -129,3 +129,22 @@ def test_an_accelerators_program_makes_the_same_updates(monkeypatch):
     monkeypatch.setattr(update, "_is_for_cpu", lambda: False)
     for value, other in zip(trained(), expected, strict=True):
         np.testing.assert_allclose(value, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["default", "by their mean", "mean_with_sample_weight"])
+def test_micro_batches_in_which_rows_count_otherwise(how):
+    """The gradient of a weighted mean over 4 rows, in NumPy: of all of them, or the mean over the means of pairs."""
+    x, weights = np.random.default_rng().normal(size=(4, 1)).astype("float32"), np.array([1, 1, 0, 1], "float32")
+    loss = keras.losses.MeanSquaredError(
+        reduction="mean_with_sample_weight" if how[0] == "m" else "sum_over_batch_size"
+    )
+    given = weights / weights.mean() if how == "by their mean" else weights
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    built = keras.Sequential([keras.Input((1,)), layer])
+    built.compile(keras.optimizers.SGD(1.0), loss)
+    keras_mp.loss_scaling.change_optimizer(built, accumulate=2)
+    built.fit(x, 0 * x, sample_weight=given, batch_size=2, shuffle=False, verbose=0)
+    each = 2 * x[:, 0].astype("float64") ** 2 * weights
+    of_all = {"default": each.sum() / 4, "by their mean": each.sum() / 3}
+    expected = of_all.get(how, np.mean([each[:2].sum() / 2, each[2:].sum() / 1]))
+    np.testing.assert_allclose(1 - layer.kernel.numpy()[0, 0], expected, rtol=1e-4, atol=1e-6)

@@ -231,8 +231,10 @@ def test_two_optimizers_whose_names_differ_by_an_underscore_have_keys_of_their_o
 
 
 def test_two_optimizers_of_which_none_scales_are_named():
-    with pytest.raises(ValueError, match=r"generator_optimizer \(SGD\), d_optimizer \(SGD\).*LossScaleOptimizer"):
-        keras_mp.PrecisionMonitor().set_model(adversarial(lambda optimizer: optimizer))
+    model = adversarial(lambda optimizer: optimizer)
+    model.generator.dtype_policy = "mixed_float16"
+    with pytest.raises(ValueError, match=r"LossScaleOptimizer.* are generator_optimizer \(SGD\), d_optimizer \(SGD\)"):
+        keras_mp.PrecisionMonitor().set_model(model)
 
 
 def test_scaling_a_bfloat16_model_is_told_to_be_needless():
@@ -248,7 +250,17 @@ def test_bad_arguments_are_refused():
     for settings in ({"max_consecutive_skips": 0}, {"max_consecutive_skips": 2.5}, {"every": 0}, {"on_limit": "stop"}):
         with pytest.raises(ValueError, match=next(iter(settings))):
             keras_mp.PrecisionMonitor(**settings)
-    model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
-    model.compile("sgd", "mse", run_eagerly=True)
-    with pytest.raises(ValueError, match="optimizer of model .* is SGD"):
+    model = build(policy="mixed_float16")
+    model.compile("sgd", "mse", run_eagerly=True, auto_scale_loss=False)
+    with pytest.raises(ValueError, match=r"the optimizers of model .* are optimizer \(SGD\)"):
         fit(model, [GOOD])
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_where_nothing_scales_the_loss_the_logs_say_so(policy, capsys):
+    model = build(policy=policy)
+    keras_mp.prepare(model, keras.optimizers.SGD(0.0), loss=lambda _, y: y)
+    history = fit(model, [GOOD, GOOD], epochs=2)
+    assert history["loss_scale"] == [1.0, 1.0] and history["skipped_steps"] == [0, 0]
+    assert "gradient_norm" not in history
+    assert "nothing scales the loss, and no step is skipped: loss_scale is 1" in capsys.readouterr().out

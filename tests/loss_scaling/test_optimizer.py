@@ -53,7 +53,7 @@ def weight_of(*values):
 
 
 def state_of(optimizer):
-    return tuple(float(value) for value in optimizer._state())
+    return tuple(float(value) for value in optimizer.state)
 
 
 @pytest.mark.parametrize("mode", MODES_OF_A_STEP)

@@ -350,3 +350,31 @@ def test_other_data_is_shown(tmp_path, small):
 def test_a_bad_argument_is_named(arguments, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         keras_mp.TrainingCheckpoint(tmp_path, **arguments)
+
+
+@pytest.mark.jax
+def test_batches_that_fit_shuffles_or_does_not_read_are_named(tmp_path, capsys):
+    x = np.arange(64, dtype="float32")[:, None]
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    batches = keras_mp.training.ShuffledBatches(x, x, batch_size=4, seed=0)
+    with pytest.warns(UserWarning, match="an order of its own, which a resumed training will not repeat: pass shuffle"):
+        model.fit(batches, verbose=0, callbacks=[keras_mp.TrainingCheckpoint(tmp_path / "shuffled", batches)])
+    other = keras_mp.training.ShuffledBatches(x, x, batch_size=4, seed=0)
+    for given in ((x, x), (other,)):
+        with pytest.raises(CheckpointError, match="fit trains on other data than batches="):
+            model.fit(*given, verbose=0, callbacks=[keras_mp.TrainingCheckpoint(tmp_path / "other", batches)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for epochs in (1, 2):
+            whole = keras_mp.TrainingCheckpoint(tmp_path / "epochs")
+            model.fit(x, x, shuffle=False, epochs=epochs, verbose=0, callbacks=[whole])
+    assert "fit(x, y) needs shuffle=False" in capsys.readouterr().out
+
+
+def test_optimizers_that_would_be_lost_are_named(tmp_path):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.second = keras.optimizers.Adam()
+    with pytest.raises(CheckpointError, match="others, whose state would be lost: second"):
+        model.fit(np.ones((4, 1)), np.ones((4, 1)), verbose=0, callbacks=[keras_mp.TrainingCheckpoint(tmp_path)])

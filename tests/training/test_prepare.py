@@ -220,3 +220,39 @@ def test_metrics_by_output_are_those_of_compile():
     targets = {name: np.ones((4, 1), "float32") for name in outputs}
     logs = model.test_on_batch(np.ones((4, 3), "float32"), targets, return_dict=True)
     assert "left_mae" in logs and "mse_mae" not in logs
+
+
+@keras.saving.register_keras_serializable("test_prepare")
+class WithoutPolicy(keras.Model):
+    """A model whose config says nothing of the policy under which its layers are made."""
+
+    def __init__(self, units=8, **kwargs):
+        super().__init__(**kwargs)
+        self.units, self.first = units, keras.layers.Dense(units, "relu")
+
+    def build(self, shape):
+        self.first.build(shape)
+        self.second = keras.layers.Dense(1)
+        self.second.build((None, self.units))
+        self.built = True
+
+    def call(self, x):
+        return self.second(self.first(x))
+
+    def get_config(self):
+        return {"units": self.units, "name": self.name}
+
+
+@pytest.mark.filterwarnings("ignore:stabilize")
+def test_layers_that_a_models_own_code_makes_are_loaded_in_their_policy(tmp_path):
+    with keras_mp.set_global_policy("mixed_float16"):
+        model = WithoutPolicy()
+        x = np.random.default_rng().normal(size=(8, 4)).astype("float32")
+        model(x)
+        keras_mp.prepare(model, "adam", "mse").save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert keras.config.dtype_policy().name == "float32"
+    for name in ("first", "second"):
+        was, now = getattr(model, name).compute_dtype, getattr(loaded, name).compute_dtype
+        assert was == now and (name == "second" or now == "float16")
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))

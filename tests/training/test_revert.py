@@ -1,6 +1,9 @@
 """revert gives back the model that was there before stabilize, convert and make_lean: of every kind, also loaded."""
 
+import os
 import re
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -184,3 +187,45 @@ def test_an_inner_model_that_was_fed_float32_before_is_left_to_keras(change):
     model = keras.Model(inputs, layers.Dense(4)(inner(inputs)))
     change(model)
     assert inner.inputs[0].dtype == "bfloat16" and notes_of(inner.layers[0]) is None
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_a_prepared_and_reverted_model_is_saved_as_keras_own(policy, tmp_path):
+    """A process without keras_mp loads it, and goes on: the step and Adam's moments are those of before."""
+    x = np.random.default_rng().normal(size=(64, 4)).astype("float32")
+    np.save(tmp_path / "x.npy", x)
+    dense = {"dtype": policy}
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(8, "gelu", **dense), layers.Dense(1, **dense)])
+    optimizer = keras.optimizers.Adam(1e-2)
+    if policy == "mixed_float16":
+        optimizer = keras_mp.LossScaleOptimizer(optimizer, initial_scale=8.0)
+    keras_mp.prepare(model, optimizer, "mse", state_dtype=None if policy == "mixed_float16" else "bfloat16")
+    model.fit(x, x[:, :1], batch_size=32, verbose=0)
+    with pytest.raises(ValueError, match="cannot be saved as HDF5.*'.keras'"):
+        model.save(tmp_path / "model.h5")
+    moments = [numpy(slot) for slot in model.optimizer.inner_optimizer._momentums]
+    keras_mp.revert(model)
+    plain = model.optimizer if policy == "mixed_bfloat16" else model.optimizer.inner_optimizer
+    assert type(model) is keras.Sequential and type(plain) is keras.optimizers.Adam
+    assert int(plain.iterations) == 2
+    for old, new in zip(moments, plain._momentums, strict=True):
+        np.testing.assert_array_equal(numpy(new), old)
+    model.save(tmp_path / "model.keras")
+    model.save(tmp_path / "model.h5")
+    program = (
+        "import sys, keras, numpy as np; model = keras.models.load_model('model.keras'); x = np.load('x.npy');"
+        "model.fit(x, x[:, :1], batch_size=64, verbose=0, shuffle=False); np.save('after.npy', model.get_weights()[0]);"
+        "assert 'keras_mp' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, env={**os.environ, "PYTHONPATH": ""})
+    model.fit(x, x[:, :1], batch_size=64, verbose=0, shuffle=False)
+    np.testing.assert_allclose(model.get_weights()[0], np.load(tmp_path / "after.npy"), rtol=1e-5)
+
+
+def test_classes_are_registered_also_where_keras_is_imported_after():
+    program = (
+        "import keras_mp, sys; assert 'keras' not in sys.modules; import keras;"
+        "assert keras.saving.get_registered_object('keras_mp>Treated') and not keras_mp is None"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -110,9 +110,9 @@ def overwrite(variables: list[keras.Variable], values: list[Any]) -> None:
 def atomic_step(
     model: keras.Model,
     train_step: Callable[..., Any],
-    skips: Any,
+    skips: list[keras.Variable],
     variables: list[keras.Variable],
-    results: Callable[[dict], dict],
+    results: Callable[[dict, Any], dict],
     state: tuple,
 ) -> Any:
     """Makes a training step, and if its optimizer skipped it, puts back what else it had changed.
@@ -120,9 +120,10 @@ def atomic_step(
     Args:
         model: a compiled Keras model.
         train_step: the step, from (state, batch) to (logs, state).
-        skips: the optimizer's count of skips in a row.
-        variables: the variables that the forward pass changes.
-        results: a function that makes the logs of the step's own, after the metrics were put back.
+        skips: the number of skipped steps in all of the model's optimizer, alone in a list.
+        variables: the variables to put back.
+        results: a function that makes the logs of the step's own and of whether it was skipped, after the metrics were
+            put back; it may assign to variables of the optimizer.
         state: the arguments of the step: (values, batch), and of the values those of the model's trainable,
             non-trainable, optimizer's and metrics' variables.
 
@@ -130,10 +131,11 @@ def atomic_step(
         (logs, state), metrics in the logs as they are after the step.
     """
     logs, new = train_step(*state)
-    _, passive, _, metrics = state[0]
+    _, passive, old_optimizer, metrics = state[0]
     trainable, new_passive, optimizer, new_metrics = new
-    place = next(i for i, variable in enumerate(model.optimizer.variables) if variable is skips)
-    skipped = optimizer[place] > 0
+    held = model.optimizer.variables
+    place = next(i for i, variable in enumerate(held) if variable is skips[0])
+    skipped = optimizer[place] > old_optimizer[place]
     restored = {id(variable) for variable in variables}
 
     def choose(kind: list[Any], before: list[Any], after: list[Any]) -> list[Any]:
@@ -144,8 +146,10 @@ def atomic_step(
 
     passive = choose(model.non_trainable_variables, passive, new_passive)
     metrics = choose(model.metrics_variables, metrics, new_metrics)
-    with keras.StatelessScope(state_mapping=list(zip(model.metrics_variables, metrics, strict=True))):
-        logs = results(logs)
+    mapping = [*zip(model.metrics_variables, metrics, strict=True), *zip(held, optimizer, strict=True)]
+    with keras.StatelessScope(state_mapping=mapping) as scope:
+        logs = results(logs, skipped)
+    optimizer = [scope.get_current_value(variable) for variable in held]
     return logs, (trainable, passive, optimizer, metrics)
 
 

@@ -122,19 +122,20 @@ def overwrite(variables: list[keras.Variable], values: list[Any]) -> None:
 def atomic_step(
     model: keras.Model,
     train_step: Callable[..., Any],
-    skips: Any,
+    skips: list[keras.Variable],
     variables: list[keras.Variable],
-    results: Callable[[dict], dict],
+    results: Callable[[dict, Any], dict],
     state: tuple,
 ) -> Any:
-    """Makes a training step, and if its optimizer skipped it, puts back what else it had changed.
+    """Makes a training step, and if an optimizer skipped it, puts back what else it had changed.
 
     Args:
         model: a compiled Keras model.
         train_step: the step, from a batch to the logs.
-        skips: the optimizer's count of skips in a row.
-        variables: the variables that the forward pass changes.
-        results: a function that makes the logs of the step's own, after the metrics were put back.
+        skips: the number of skipped steps in all of each optimizer.
+        variables: the variables to put back.
+        results: a function that makes the logs of the step's own and of whether it was skipped, after the metrics were
+            put back.
         state: the arguments of the step: (batch,).
 
     Returns:
@@ -142,10 +143,11 @@ def atomic_step(
     """
     del model
     before = [tf.identity(variable.value) for variable in variables]
+    skipped_before = [tf.identity(count.value) for count in skips]
     logs = train_step(*state)
-    skipped = tf.convert_to_tensor(skips.value) > 0
+    skipped = tf.reduce_any([count.value > old for count, old in zip(skips, skipped_before, strict=True)])
     update_if(skipped, lambda before: overwrite(variables, before), before, variables)
-    return results(logs)
+    return results(logs, skipped)
 
 
 def is_concrete(tensor: Any) -> bool:

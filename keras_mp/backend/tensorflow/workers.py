@@ -154,7 +154,7 @@ def replica_values(variable: keras.Variable) -> np.ndarray | None:
     strategy = held.distribute_strategy
     own = iter([component.read_value()[None] for component in held.values])
     values = strategy.experimental_distribute_values_from_function(lambda context: next(own))
-    return np.asarray(_gather(values))
+    return np.asarray(_gather(strategy, values))
 
 
 def assign_replica_values(variable: keras.Variable, values: np.ndarray) -> None:
@@ -181,9 +181,9 @@ def assign_replica_values(variable: keras.Variable, values: np.ndarray) -> None:
 
 
 @tf.function(autograph=False)
-def _gather(values: Any) -> Any:
+def _gather(strategy: Any, values: Any) -> Any:
     """Gathers in one function: called outside of one, TensorFlow makes a new one each time, and warns of retracing."""
-    return _strategy[-1].gather(values, axis=0)
+    return strategy.gather(values, axis=0)
 
 
 def _per_replica(strategy: Any, rows: Any) -> Any:
