@@ -51,7 +51,9 @@ class _AfterKeras(MetaPathFinder):
 
             def execute_and_register(module: ModuleType) -> None:
                 execute(module)
-                register_classes()
+                # A room that imports Keras is not whole yet: then the first use of a public name registers them.
+                if all(name.startswith("keras_mp.system") for name in sys.modules if name.startswith("keras_mp.")):
+                    register_classes()
 
             spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec

@@ -24,14 +24,16 @@ def tiny_gpt(policy="mixed_bfloat16"):
     return model, (tokens, tokens)
 
 
-def gpt_flops(training=True):
+def gpt_flops(training=True, causal_kernel=False):
     """All products of a step of the tiny GPT, from its dimensions alone.
 
-    Backward is twice forward, and attention computes its scores once more.
+    Backward is twice forward, and attention computes its scores once more. A kernel of attention leaves out the scores
+    that causality hides: row i has i of them, counted from 1.
     """
     tokens, width = BATCH * LENGTH, TINY.width
     projections = TINY.layers * tokens * (4 * width * width + 2 * width * 4 * width) + tokens * width * VOCABULARY
     scores = TINY.layers * tokens * LENGTH * width  # and as many for their product with the values
+    scores = scores * (LENGTH + 1) // (2 * LENGTH) if causal_kernel else scores
     return 2 * (3 * projections + (2 + 5) * scores if training else projections + 2 * scores)
 
 

@@ -38,9 +38,14 @@ def h100():
     return inspected("h100")
 
 
+def has_kernel(report):
+    """Whether attention is one kernel forward, and one backward: cuDNN's, which JAX alone has."""
+    return keras.backend.backend() == "jax" and report.target == "h100"
+
+
 @pytest.mark.jax
 def test_operations_are_those_of_the_paper(gpt_report):
-    assert gpt_report.flops == pytest.approx(gpt_flops(), rel=0.001)
+    assert gpt_report.flops == pytest.approx(gpt_flops(causal_kernel=has_kernel(gpt_report)), rel=0.001)
 
 
 @pytest.mark.jax
@@ -50,9 +55,10 @@ def test_every_product_has_its_layer_and_its_role(gpt_report):
     for layer in ("attention/query_key_value", "attention/output", "dense_1", "dense_2"):
         for role in ("forward", "input gradient", "kernel gradient"):
             assert roles[f"block1_{layer}", role] == 1, (layer, role)
-    assert roles["block1_attention", "forward"] == 2
-    assert roles["block1_attention", "input gradient"] == 5  # the scores, once more
-    assert sum(roles.values()) == 4 * 3 + 7 + 3
+    forward, backward = (1, 1) if has_kernel(gpt_report) else (2, 5)  # the scores, once more
+    assert roles["block1_attention", "forward"] == forward
+    assert roles["block1_attention", "input gradient"] == backward
+    assert sum(roles.values()) == 4 * 3 + forward + backward + 3
 
 
 def untied():
