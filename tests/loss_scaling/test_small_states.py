@@ -414,7 +414,10 @@ def test_a_saved_model_goes_on_bit_for_bit(tmp_path, ending, state_dtype):
         again = model_of(state_dtype)
         again.optimizer.build(again.trainable_variables)
         again.load_weights(path)
-    assert bits_of(again.optimizer.variables) == bits_of(model.optimizer.variables)
+    saved, loaded = (
+        one.optimizer.variables[:-1] for one in (model, again)
+    )  # `since_reset` is of an epoch, and in no file
+    assert bits_of(loaded) == bits_of(saved)
     for trained in (model, again):
         trained.train_on_batch(x, y)
     assert bits_of(again.variables) == bits_of(model.variables)

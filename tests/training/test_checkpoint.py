@@ -365,7 +365,7 @@ def test_batches_that_fit_shuffles_or_does_not_read_are_named(tmp_path, capsys):
         with pytest.raises(CheckpointError, match="fit trains on other data than batches="):
             model.fit(*given, verbose=0, callbacks=[keras_mp.TrainingCheckpoint(tmp_path / "other", batches)])
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         for epochs in (1, 2):
             whole = keras_mp.TrainingCheckpoint(tmp_path / "epochs")
             model.fit(x, x, shuffle=False, epochs=epochs, verbose=0, callbacks=[whole])
