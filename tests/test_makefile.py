@@ -1,3 +1,4 @@
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -25,3 +26,20 @@ def test_train_installs_what_uses_an_nvidia_gpu(tmp_path):
     assert '-c constraints.txt -e ".[train]" "tensorflow[and-cuda]"' in plan
     assert "NVIDIA driver found" in plan and "To leave it out: make .venv/train CUDA=" in plan
     assert planned(tmp_path, f"NVIDIA_DRIVER={driver}", "CUDA=").split() == without.split()
+
+
+def test_continuous_integration_runs_slow_tests_of_every_folder_that_has_some():
+    tests, makefile = ROOT / "tests", (ROOT / "Makefile").read_text()
+    slow = {
+        file.relative_to(tests)
+        for file in tests.glob("*/**/*.py")
+        if re.search(r"\bmark\.slow\b|import.*\bSLOW\b", file.read_text())
+    }
+    folders = {file.parts[0] for file in slow} - {"long"}  # `make test-notebook` runs one of its tests
+    assert len(folders) > 10
+    for variable in ("SLOW", "SLOW_ON_JAX"):
+        named = re.search(rf"^{variable} := (.*)$", makefile, re.MULTILINE)[1].replace('"', "").split()
+        run = {name: [file for file in slow if file.is_relative_to(name)] for name in named}
+        assert [name for name, files in run.items() if not files] == []
+        folders -= {file.parts[0] for files in run.values() for file in files}
+    assert folders == set()
