@@ -407,7 +407,7 @@ def _listed(names: Any) -> str:
 
 def _written(value: Any) -> str:
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key!r}: {_written(each)}' for key, each in value.items())}}}"
+        return f"{{{', '.join(f'{key!r}: {_written(item)}' for key, item in value.items())}}}"
     return repr(value.name if isinstance(value, Format) else value)
 
 

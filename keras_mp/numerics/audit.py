@@ -76,8 +76,8 @@ def audit(model: keras.Model, batches: Any, steps: int = 8, *, sample: int | Non
         for batch in batches:
             run.take(batch)
         # Where others are in 16 bits, a layer in float32 is so for a reason.
-        found = responses(model, batches[0], wide if len(wide) < len(layers) else set())
-    return run.report(found)
+        answers = responses(model, batches[0], wide if len(wide) < len(layers) else set())
+    return run.report(answers)
 
 
 class _Run:

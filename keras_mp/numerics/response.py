@@ -102,13 +102,13 @@ def _measured(model: keras.Model, batch: tuple, kept: set[int], *, own_code: boo
 
     step = backend.observed_step(model, forward, lambda loss, errors, gradients, tapped: errors)
     (errors,) = step((tuple(part for part in batch if part is not None), np.float32(1.0)))
-    found: Responses = {}
+    measured: Responses = {}
     for (path, precision), error in zip(runs[-1].names, np.asarray(errors)[1:].tolist(), strict=True):
-        worst = found.setdefault(path, {}).get(precision, 0.0)
-        found[path][precision] = max(worst, math.inf if math.isnan(error) else error)
+        worst = measured.setdefault(path, {}).get(precision, 0.0)
+        measured[path][precision] = max(worst, math.inf if math.isnan(error) else error)
     for (path, precision), reason in runs[-1].untried.items():
-        found.setdefault(path, {})[precision] = reason
-    return found
+        measured.setdefault(path, {})[precision] = reason
+    return measured
 
 
 def _with_model(model: keras.Model) -> dict[str, Any]:

@@ -365,7 +365,7 @@ def _computing(layer: Any) -> dict[int, str]:
     """A layer that computes an output, and the layer that it may have as its activation."""
     activation = getattr(layer, "activation", None)
     layers = [layer, activation] if isinstance(activation, keras.layers.Layer) else [layer]
-    return {id(each): "the model's output" for each in layers}
+    return {id(one): "the model's output" for one in layers}
 
 
 def _reached(layer: keras.Operation) -> Iterator[keras.Layer]:

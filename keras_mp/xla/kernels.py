@@ -185,14 +185,14 @@ def _fetches(transform: Any, grid: Sequence[int], share: float) -> float:
     """
     block = transform.regions[0].blocks[0]
     places = {value: place for place, value in enumerate(block.arguments)}
-    found: set[int] = set()
+    read: set[int] = set()
     waiting = list(list(block.operations)[-1].operation.operands)
     while waiting:
         value = waiting.pop()
         if value in places:
-            found.add(places[value])
+            read.add(places[value])
         else:
             waiting += list(getattr(value.owner, "operation", value.owner).operands)
-    last = max((place for place in found if place < len(grid)), default=-1)
-    by_table = any(place >= len(grid) for place in found)
+    last = max((place for place in read if place < len(grid)), default=-1)
+    by_table = any(place >= len(grid) for place in read)
     return math.prod(grid[: last + 1]) * (share if by_table else 1.0)

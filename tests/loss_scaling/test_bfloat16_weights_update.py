@@ -185,7 +185,7 @@ def embedding_model():
 def test_prepare_chooses_the_wrapper_and_trains(capsys):
     model = keras_mp.prepare(embedding_model(), keras.optimizers.Adam(5e-2), LOSS, verbose=True, run_eagerly=True)
     printed = capsys.readouterr().out
-    assert "weights in bfloat16" in printed
+    assert "trains bfloat16 weights" in printed
     rng = np.random.default_rng()
     ids = rng.integers(0, 16, (64, 6))
     labels = (ids[:, 0] % 3).astype("int32")
