@@ -75,8 +75,8 @@ def test_states_in_8_bits_are_those_of_the_arrays():
     small = step.state(place, Measures("float32", ("float8 states",)))
     assert small.optimizer == nbytes(trained.optimizer.variables)
     plain = step.state(place, Measures("float32"))
-    # Both moments of the first kernel: 3 bytes a value less, and a scale a row; a few scalars of the wrapper beside.
-    assert 0 <= small.optimizer - (plain.optimizer - 2 * (3 * 128 * 64 - 4 * 128)) < 64
+    # Both moments of the first kernel: 3 bytes a value less, and a scale a row; beside them 16 scalars of the wrapper.
+    assert 0 <= small.optimizer - (plain.optimizer - 2 * (3 * 128 * 64 - 4 * 128)) <= 16 * 4
     assert (small.parameters, small.other) == (plain.parameters, plain.other)
     sharded = Measures("float32", ("float8 states",), strategy="fully_sharded")
     four = step.state(find_place("v5e-4"), sharded)
