@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 
-# Private, because Keras has no public way to tell an optimizer's assignment, and to read one variable in its own dtype.
-from keras.src.backend.common import global_state
-from keras.src.backend.common.stateless_scope import in_stateless_scope
+# Private, because Keras has no public way to read one variable in its own dtype.
 from keras.src.backend.common.variables import AutocastScope
 
 from keras_mp import backend
@@ -225,11 +222,6 @@ def build_history(layer: Any) -> None:
 
 def set_history(layer: Any, history: AmaxHistory | None) -> None:
     """Gives an FP8 layer an amax history, a sublayer, in the place of what it has; None takes it away."""
-    # Private, as with LoRA `kernel` is a sum. Variables of a layer are assigned, and saved, before those of a sublayer:
-    # where both are, as at the end of an epoch on JAX, the history is the one that comes with the kernel.
-    vars(layer._kernel).pop("assign", None)
-    if history is not None:
-        vars(layer._kernel)["assign"] = partial(_assign, layer._kernel, history)
     layer._tracker.unlock()  # Keras locks a layer that is built, as one that is converted may be
     if vars(layer).get("amax_history") is not None:
         layer._tracker.untrack(layer.amax_history)
@@ -237,16 +229,6 @@ def set_history(layer: Any, history: AmaxHistory | None) -> None:
     if history is not None:
         layer.amax_history = history
     layer._tracker.lock()
-
-
-def _assign(kernel: keras.Variable, history: AmaxHistory, value: Any) -> Any:
-    """Assigns to a kernel; outside a training step the amaxes of its layer are then those of other weights."""
-    result = type(kernel).assign(kernel, value)
-    scopes = global_state.get_global_attribute("name_scope_stack", default=[])
-    in_update = any(isinstance(scope.caller, keras.optimizers.Optimizer) for scope in scopes)
-    if not in_update and not in_stateless_scope() and backend.is_concrete(result):
-        history.forget()
-    return result
 
 
 def _kept(scalings: Scalings) -> tuple[int, bool]:
