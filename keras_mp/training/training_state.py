@@ -280,16 +280,14 @@ def _stored(slot: keras.Variable | StateSlot) -> dict[str, keras.Variable]:
 
 
 def _assign(variable: keras.Variable | StateSlot, reader: Reader, name: str) -> None:
-    # Of the class: a kernel's own empties the amaxes of its FP8 layer, which the checkpoint has, too.
-    assign = type(variable).assign
     parts = _stored(variable)
     if all(name + suffix in reader.names for suffix in parts) and _same_format(parts, reader, name):
         for suffix, part in parts.items():
             part.assign(reader[name + suffix])
     elif name in reader.names:
-        assign(variable, reader[name])
+        variable.assign(reader[name])
     elif {name + STORED, name + STORED_ROOT} & reader.names:
-        assign(variable, _decoded(reader, name))
+        variable.assign(_decoded(reader, name))
     else:
         backend.assign_replica_values(variable, reader[name + REPLICA_VALUES])
 
