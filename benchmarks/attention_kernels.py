@@ -27,10 +27,10 @@ import keras
 import keras_mp
 from benchmarks.plain_models import plain_gpt
 from benchmarks.results import put_table
-from keras_mp.xla.compile_report import CompileReport
-from keras_mp.xla.inspect import report_of
-from keras_mp.xla.lower import lower_step
-from keras_mp.xla.targets import find_target
+from keras_mp.planner.chips.targets import find_target
+from keras_mp.planner.compile.lower import lower_step
+from keras_mp.planner.inspect import report_of
+from keras_mp.planner.report.compile_report import CompileReport
 
 TARGETS = ("v5e", "v6e", "h100")
 COLUMNS = ("", "chip", "kernels", "products", "temporary", "predicted", "at the least", "scores in memory: temporary",

@@ -22,10 +22,10 @@ from collections import Counter
 
 from fp8_step import lowered
 
-from keras_mp.xla.compile import compile_step
-from keras_mp.xla.hlo import FREE, long_name
-from keras_mp.xla.matmuls import products
-from keras_mp.xla.targets import find_target
+from keras_mp.planner.chips.targets import find_target
+from keras_mp.planner.compile.compiler import compile_step
+from keras_mp.planner.read.hlo import FREE, long_name
+from keras_mp.planner.read.matmuls import products
 
 SHAPES = [(2048, 2048, 8192), (8192, 4096, 16384)]
 RECIPES = ["bfloat16", "current", "delayed", "static", "rowwise"]

@@ -76,7 +76,7 @@ def llama_memory(options: argparse.Namespace) -> None:
     import keras
 
     import keras_mp
-    from benchmarks.by_blocks import inspect_by_blocks
+    from benchmarks.planner.by_blocks import inspect_by_blocks
     from models.llama import SIZES, llama
 
     size = SIZES["llama3.2-1b"]

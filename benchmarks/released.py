@@ -31,11 +31,11 @@ import keras
 import numpy as np
 
 import keras_mp
-from benchmarks.published_models import GEMMA_2B, GPT2_XL
+from benchmarks.planner.published_models import GEMMA_2B, GPT2_XL
+from keras_mp.planner.chips.targets import find_target
+from keras_mp.planner.compile.lower import build_without_values, lower_step
+from keras_mp.planner.inspect import report_of
 from keras_mp.rebuild import layers_by_path
-from keras_mp.xla.inspect import report_of
-from keras_mp.xla.lower import build_without_values, lower_step
-from keras_mp.xla.targets import find_target
 from models.gpt import gpt
 from models.llama import SIZES, llama
 

@@ -27,9 +27,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_mp.backend.jax.part import scattered
 from keras_mp.parallel.hops import groups_of, hops_of
+from keras_mp.planner.chips.targets import find_target
 from keras_mp.precision.chip import TpuSlices
 from keras_mp.precision.chips import CHIPS
-from keras_mp.xla.targets import find_target
 
 # Split along its first axis; and along its second, because its first divides by no number of devices.
 SHAPES = ((4096, 4096), (50257, 4096))

@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import keras
 
 import keras_mp
-from benchmarks.by_blocks import inspect_by_blocks
+from benchmarks.planner.by_blocks import inspect_by_blocks
+from keras_mp.planner.compile.lower import build_without_values
 from keras_mp.precision.chips import parse_target
-from keras_mp.xla.lower import build_without_values
 from models.gpt import gpt
 from models.transformer import Size
 

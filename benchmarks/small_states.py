@@ -33,15 +33,15 @@ import keras
 from results import put_table
 
 import keras_mp
-from benchmarks.by_blocks import inspect_by_blocks
+from benchmarks.planner.by_blocks import inspect_by_blocks
 from keras_mp import backend
 from keras_mp.backend.common.device import TracedChip
 from keras_mp.backend.common.lowered import Lowered
 from keras_mp.parallel.plan import Plan
+from keras_mp.planner.chips.targets import find_target
+from keras_mp.planner.compile.compiler import compile_step
 from keras_mp.precision.chips import parse_target
 from keras_mp.system.packages import installed
-from keras_mp.xla.compile import compile_step
-from keras_mp.xla.targets import find_target
 from models.gpt import gpt
 from models.transformer import Size
 

@@ -9,7 +9,6 @@ from keras_mp import loss_scaling as loss_scaling
 from keras_mp import numerics as numerics
 from keras_mp import parallel as parallel
 from keras_mp import training as training
-from keras_mp.advice.advise import advise as advise
 from keras_mp.export.saved_model import export_float32 as export_float32
 from keras_mp.fp8.convert import convert as convert
 from keras_mp.loss_scaling.loss_scale import LossScale as LossScale
@@ -18,10 +17,11 @@ from keras_mp.loss_scaling.optimizer import LossScaleOptimizer as LossScaleOptim
 from keras_mp.numerics.audit import audit as audit
 from keras_mp.numerics.nonfinite_callback import NonFiniteFinder as NonFiniteFinder
 from keras_mp.numerics.search import search_policy as search_policy
+from keras_mp.planner.advise import advise as advise
+from keras_mp.planner.inspect import inspect as inspect
 from keras_mp.precision.policy import set_global_policy as set_global_policy
 from keras_mp.stability.stabilized import stabilize as stabilize
 from keras_mp.training.checkpoint import TrainingCheckpoint as TrainingCheckpoint
 from keras_mp.training.model_report import report as report
 from keras_mp.training.prepare import prepare as prepare
 from keras_mp.training.revert import revert as revert
-from keras_mp.xla.inspect import inspect as inspect

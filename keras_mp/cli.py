@@ -95,7 +95,7 @@ def _print_chips() -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from keras_mp.xla.targets import availability, find_target, target_names
+    from keras_mp.planner.chips.targets import availability, find_target, target_names
 
     table, ready = Table(), True
     for column in ("target", "chip", "memory", "ready"):
@@ -162,8 +162,8 @@ def inspect(
     import_keras()
     if compare or model.endswith(".keras"):
         import_tensorflow()
-    from keras_mp.xla.inspect import inspect as inspect_step
-    from keras_mp.xla.targets import find_target
+    from keras_mp.planner.chips.targets import find_target
+    from keras_mp.planner.inspect import inspect as inspect_step
 
     built, batch, trains = _step(model, context, find_target(target).traced, batch_size, length, imports, unsafe)
     inference = inference or not trains
@@ -215,8 +215,8 @@ def advise(
     _find_modules_here()
     import_keras()
     import_tensorflow()
-    from keras_mp.advice.advise import advise as advise_chips
-    from keras_mp.advice.advise import find_places
+    from keras_mp.planner.advise import advise as advise_chips
+    from keras_mp.planner.advise import find_places
 
     targets = _names(target)
     chip = find_places(targets)[0].traced  # each chip is asked about in its own precision, whichever it is built in
@@ -480,8 +480,8 @@ def _step(
         return step_of_file(Path(model), size, length, imports or (), unsafe=unsafe)
     _check_no_file_options(imports, unsafe)
     from keras_mp.backend.common.device import absent_chip
+    from keras_mp.planner.compile.function_step import step_of_function
     from keras_mp.training.run_recipe import find_model_function
-    from keras_mp.xla.function_step import step_of_function
 
     with quiet_stderr(), absent_chip(chip):  # a recipe's data sets import TensorFlow on JAX too
         build = find_model_function(model)

@@ -194,9 +194,9 @@ def test_wrong_options(command, files, monkeypatch, arguments, said):
 
 
 LISTS = {  # each option that takes several names: the function that gets them, and what it gets
-    ("inspect", "compare"): ("keras_mp.xla.inspect:inspect", ["mixed_bfloat16", "fp8"]),
-    ("advise", "compare"): ("keras_mp.advice.advise:advise", ["mixed_bfloat16", "fp8"]),
-    ("advise", "target"): ("keras_mp.advice.advise:advise", ["h100", "v5e"]),
+    ("inspect", "compare"): ("keras_mp.planner.inspect:inspect", ["mixed_bfloat16", "fp8"]),
+    ("advise", "compare"): ("keras_mp.planner.advise:advise", ["mixed_bfloat16", "fp8"]),
+    ("advise", "target"): ("keras_mp.planner.advise:advise", ["h100", "v5e"]),
     ("bench", "compare"): ("keras_mp.bench.timing:measure", ["float32", "mixed_bfloat16"]),
 }
 

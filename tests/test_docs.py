@@ -8,7 +8,7 @@ import keras
 import pytest
 
 import keras_mp
-from keras_mp.xla.targets import availability, find_target
+from keras_mp.planner.chips.targets import availability, find_target
 
 ROOT = Path(__file__).parents[1]
 

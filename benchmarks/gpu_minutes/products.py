@@ -21,8 +21,8 @@ from fp8_step import step as product_step
 from benchmarks.gpu_minutes.process import emit
 from keras_mp.fp8 import Scalings
 from keras_mp.layers import Float8Dense
-from keras_mp.xla.hlo import parse
-from keras_mp.xla.matmuls import products
+from keras_mp.planner.read.hlo import parse
+from keras_mp.planner.read.matmuls import products
 
 SHAPES = ((8192, 4096, 16384), (16384, 8192, 7168), (16384, 1024, 8192))
 RECIPES = ("current", "delayed", "rowwise")

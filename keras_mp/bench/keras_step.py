@@ -15,13 +15,13 @@ from keras_mp.conversion.model_file import model_of_file, step_of_file
 from keras_mp.conversion.other_precision import in_precision
 from keras_mp.fp8.selection import decide
 from keras_mp.numerics.data import random_batches
+from keras_mp.planner.compile.lower import lower_step
 from keras_mp.precision import hardware
 from keras_mp.precision.hardware import Device
 from keras_mp.precision.policy import COMPUTES_IN, GAINS_FROM, pays, set_global_policy
 from keras_mp.rebuild import layers_by_path
 from keras_mp.system.packages import installed
 from keras_mp.training.run_recipe import find_recipe
-from keras_mp.xla.lower import lower_step
 
 # The dtype of a chip's peak rate that a precision is held against.
 _PEAK = {
@@ -156,7 +156,7 @@ def _peak_rate(device: Device, precision: str) -> float | None:
 def _flops(model: keras.Model, batch: tuple) -> int | None:
     """The operations of all dots and convolutions of a step as it is lowered; None where it cannot be."""
     try:
-        from keras_mp.xla.program import read, read_module
+        from keras_mp.planner.read.program import read, read_module
 
         module = read_module(lower_step(model, batch, training=True, chip=backend.traced_chip()).module)
     except (ImportError, CompileError):

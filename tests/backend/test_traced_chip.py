@@ -13,7 +13,7 @@ import keras_mp
 from keras_mp import backend
 from keras_mp.backend.common.device import TracedChip
 from keras_mp.backend.common.keras_patches import PATCHES
-from keras_mp.xla.targets import find_target
+from keras_mp.planner.chips.targets import find_target
 
 pytestmark = pytest.mark.jax
 only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="of TensorFlow's attention there is one form")
@@ -75,7 +75,7 @@ PLACES = {
     "keras_mp/backend/tensorflow/workers.py": {"_take_gpus": NOT_TRACED},
     "keras_mp/bench/keras_step.py": {"_flops": NOT_TRACED},
     "keras_mp/stability/attention_as_asked.py": {"attended_by": ANSWERED},
-    "keras_mp/xla/worker.py": {"_compile": NOT_TRACED},
+    "keras_mp/planner/compile/worker.py": {"_compile": NOT_TRACED},
 }
 LISTED_OF = {"keras": "3.15.1", "keras-hub": "0.32.0"}
 
@@ -160,7 +160,7 @@ def test_keras_and_kerashub_find_the_chip_of_the_scope_and_other_threads_this_ma
 
 @only_jax
 def test_a_model_that_was_lowered_for_one_chip_is_lowered_anew_for_another():
-    from keras_mp.xla.lower import lower_step
+    from keras_mp.planner.compile.lower import lower_step
 
     x = keras.Input((256, 128), dtype="bfloat16")
     attention = keras.layers.MultiHeadAttention(2, 64, dtype="bfloat16")

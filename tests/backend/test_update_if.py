@@ -54,7 +54,7 @@ def test_it_trains_as_on_a_cpu_and_a_skipped_step_keeps_every_bit(name, platform
 
 def count(operations, model, platform):
     pytest.importorskip("jax", reason="JAX reads the lowered step")
-    from keras_mp.xla.program import read_module
+    from keras_mp.planner.read.program import read_module
 
     batch = (keras.KerasTensor((8, 4), "float32"), keras.KerasTensor((8, 1), "float32"))
     module = read_module(backend.lower(model, batch, {"": model}, chip=TracedChip(platform)).module)

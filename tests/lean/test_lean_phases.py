@@ -10,8 +10,8 @@ from twins import twin
 
 import keras_mp
 from keras_mp.backend.common.device import TracedChip
-from keras_mp.xla.lower import lower_step
-from keras_mp.xla.program import read_module
+from keras_mp.planner.compile.lower import lower_step
+from keras_mp.planner.read.program import read_module
 
 pytestmark = pytest.mark.slow
 TOKENS = keras.KerasTensor((4, own_blocks.LENGTH), "int32")

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from keras_mp.backend.jax.part import AXIS, put_together
 from keras_mp.parallel.hops import groups_of
-from keras_mp.xla.targets import find_target
+from keras_mp.planner.chips.targets import find_target
 
 SIZE = 2048
 

@@ -13,9 +13,9 @@ import pytest
 
 import keras_mp
 from keras_mp.parallel.plan import plan_of
-from keras_mp.xla.collectives import collectives
-from keras_mp.xla.hlo import parse
-from keras_mp.xla.targets import find_target
+from keras_mp.planner.chips.targets import find_target
+from keras_mp.planner.read.collectives import collectives
+from keras_mp.planner.read.hlo import parse
 from models.gpt import gpt
 from models.transformer import Size
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 
 from keras_mp.loss_scaling.stochastic_rounding import random_bits, round_to_bfloat16, round_to_float8
-from keras_mp.xla.targets import find_target
+from keras_mp.planner.chips.targets import find_target
 
 SHAPE = (2048, 4096)
 

@@ -9,8 +9,8 @@ from shapes_alone import shapes_alone
 
 import keras_mp
 from keras_mp.fp8.selection import decide
+from keras_mp.planner.compile.lower import build_without_values
 from keras_mp.stability.sensitive import sensitive_layers
-from keras_mp.xla.lower import build_without_values
 from models.llama import SIZES, LlamaSize, Scaling, frequencies, llama
 
 TINY = LlamaSize(1, 128, 4, 2, 256, 100)

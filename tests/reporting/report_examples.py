@@ -7,8 +7,6 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from keras_mp.advice.advice_report import AdviceReport, ChipAdvice
-from keras_mp.advice.measures import Measures
 from keras_mp.bench.benchmark_report import BenchmarkReport
 from keras_mp.bench.workloads import Measured
 from keras_mp.export.export_report import DeploymentReport, ExportReport, Int8Layer
@@ -17,14 +15,16 @@ from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.parity import ParityReport
 from keras_mp.numerics.search import search_policy
 from keras_mp.numerics.search_report import PolicySearch
+from keras_mp.planner.fit.advice_report import AdviceReport, ChipAdvice
+from keras_mp.planner.fit.measures import Measures
+from keras_mp.planner.read.collectives import Collective
+from keras_mp.planner.read.findings import Casts, Float32Work, Sensitive
+from keras_mp.planner.read.matmuls import Matmul
+from keras_mp.planner.read.memory import Buffer, Memory
+from keras_mp.planner.report.compile_report import CompileReport
+from keras_mp.planner.report.suggestions import Advice
+from keras_mp.planner.time.estimate import LinkTime, Roofline
 from keras_mp.training.model_report import ModelReport, Part
-from keras_mp.xla.collectives import Collective
-from keras_mp.xla.compile_report import CompileReport
-from keras_mp.xla.estimate import LinkTime, Roofline
-from keras_mp.xla.findings import Casts, Float32Work, Sensitive
-from keras_mp.xla.matmuls import Matmul
-from keras_mp.xla.memory import Buffer, Memory
-from keras_mp.xla.suggestions import Advice
 
 MARKUP = "<b>'&\""
 

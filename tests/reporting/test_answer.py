@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 import keras_mp
+from keras_mp.planner.report.suggestions import Advice
 from keras_mp.reporting.answer import COLUMNS, LINES, MemoryBar, Sentence, fitting
 from keras_mp.reporting.table import ColumnTable, plain_text
 from keras_mp.reporting.text import pattern_of
-from keras_mp.xla.suggestions import Advice
 from tests.reporting.report_examples import advised, compiled
 
 LONG = "/".join(f"a_block_with_a_long_name_{number}" for number in range(6))

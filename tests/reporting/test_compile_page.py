@@ -5,8 +5,8 @@ import re
 
 import pytest
 
+from keras_mp.planner.report.compile_table import unaligned
 from keras_mp.reporting.text import byte_size
-from keras_mp.xla.compile_table import unaligned
 from tests.reporting.report_examples import compiled
 
 

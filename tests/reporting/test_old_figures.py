@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from keras_mp.planner.read.matmuls import NOT_COMPILED
+from keras_mp.planner.report.compile_report import CompileReport
 from keras_mp.reporting.table import plain_text
-from keras_mp.xla.compile_report import CompileReport
-from keras_mp.xla.matmuls import NOT_COMPILED
 
 BEFORE = sorted((Path(__file__).parent / "printed_before").glob("*.json"))
 UNITS = r"bytes|KiB|MiB|GiB|TiB|ms|s|GB/s|%|[kMGTP]?FLOP|[kMGTP]? ?cycles"

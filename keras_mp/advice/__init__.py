@@ -1,1 +1,0 @@
-"""Which chips hold the training of a model, and what makes it fit."""

@@ -1,0 +1,1 @@
+"""The chips that a step can be compiled for."""

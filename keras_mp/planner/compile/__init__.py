@@ -1,0 +1,1 @@
+"""A step as a program, and compiled for a chip."""

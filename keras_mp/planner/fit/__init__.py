@@ -1,0 +1,1 @@
+"""Measures that make a training fit a chip."""

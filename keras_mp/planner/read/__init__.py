@@ -1,0 +1,1 @@
+"""What a compiled step says: products, memory, collectives."""

@@ -1,0 +1,1 @@
+"""How `inspect` answers: sentences, tables, pages."""

@@ -1,0 +1,129 @@
+"""A compile report as one HTML file, pictures inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from typing import TYPE_CHECKING
+
+from keras_mp.planner.report.compile_table import (
+    UNALIGNED,
+    answer,
+    compared,
+    compiled_as,
+    drawn_parts,
+    headline,
+    largest,
+    memory_rows,
+    precision,
+    scaled,
+    sensitive,
+    share_of,
+    short,
+    sizes,
+    times,
+    unaligned,
+)
+from keras_mp.reporting.html import document, folded, stacked_bar, table
+from keras_mp.reporting.svg import Picture, colours_of
+from keras_mp.reporting.table import ColumnTable
+from keras_mp.reporting.text import byte_size
+
+if TYPE_CHECKING:
+    from keras_mp.planner.report.compile_report import CompileReport
+
+_WIDTH = 800
+_LABEL = 230
+
+
+def page(report: CompileReport) -> str:
+    """The page as text: the answer, two bars, and the tables behind them, folded."""
+    first, *sentences = answer(report)
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    parts = [
+        f"<h1>{escape(report.model)} on {escape(report.title)}</h1>",
+        first.html(),
+        *(sentence.html() for sentence in sentences),
+        "<h2>Memory</h2>",
+        stacked_bar(drawn_parts(report.memory), _bytes),
+        "<h2>Operations by operand dtype as compiled</h2>",
+        stacked_bar(report.shares, "{:.1%}".format),
+        "<h2>Details</h2>",
+        folded("Memory", _memory(report)),
+        folded(f"Dots and convolutions: {len(report.matmuls)}", _matmuls(report)),
+        *map(_section, (sensitive(report), precision(report), largest(report))),
+        _collectives(report),
+        _section(compared(report)) if report.compared else "",
+        folded("Time", "".join(f"<p>{escape(text)}</p>" for text in times(report))),
+        folded("Notes", "".join(f"<p>{escape(note)}</p>" for note in (*report.notes, headline(report), versions))),
+    ]
+    return document(f"{report.model} on {report.title}", parts)
+
+
+def _memory(report: CompileReport) -> str:
+    return table(("what", "size"), ((what, byte_size(size)) for what, size in memory_rows(report)), numbers=(1,))
+
+
+def _bytes(size: float) -> str:
+    return byte_size(int(size))
+
+
+def picture(report: CompileReport) -> str:
+    """Memory at the peak and operations by dtype, a bar for each precision that was compiled, as SVG."""
+    reports = {report.precision: report, **report.compared}
+    memory = {f"{name}: {byte_size(other.memory.peak)}": drawn_parts(other.memory) for name, other in reports.items()}
+    operations = {name: other.shares for name, other in reports.items()}
+    drawing = Picture(_WIDTH, font_size=13)
+    drawing.text(10, 22, f"{report.model}, on {report.title}", bold=True, room=_WIDTH - 20)
+    below = _bars(drawing, "Memory of a step at its peak, by what takes it", memory, _bytes, 48)
+    title = "Operations of the products, by the dtype of their operands as compiled"
+    drawing.height = _bars(drawing, title, operations, "{:.1%}".format, below)
+    return drawing.svg()
+
+
+def _bars(
+    drawing: Picture, title: str, bars: dict[str, dict[str, float]], written: Callable[[float], str], y: float
+) -> float:
+    """Draws bars on one scale and their legend; returns where the next section begins."""
+    colours = colours_of([part for parts in bars.values() for part in parts])
+    most = max(sum(parts.values()) for parts in bars.values()) or 1.0
+    drawing.text(10, y, title, room=_WIDTH - 20)
+    for name, parts in bars.items():
+        y += 28
+        drawing.text(10, y, name, room=_LABEL - 14)
+        drawing.stacked_bar(
+            _LABEL, y - 16, (_WIDTH - _LABEL - 10) * sum(parts.values()) / most, 22, parts, colours, written
+        )
+    return drawing.legend(10, y + 28, colours, columns=3) + 20
+
+
+def _collectives(report: CompileReport) -> str:
+    if not report.collectives:
+        return ""
+    names = ("kind", "dtype", "devices", "layer", "arrays", "whole", "on the wire", "beside products")
+    rows = (
+        (
+            *(c.kind, c.dtype, str(c.group or "-"), c.layer, str(c.count)),
+            *(byte_size(c.bytes), byte_size(c.wire), share_of(c.covered, c.wire)),
+        )
+        for c in report.collectives
+    )
+    return folded("Collectives a step, bytes of one device", table(names, rows, numbers=(2, 4, 5, 6, 7)))
+
+
+def _section(drawn: ColumnTable) -> str:
+    """A table of the terminal, folded under its title."""
+    numbers = [drawn.names.index(name) for name in drawn.right]
+    return folded(drawn.title, table(drawn.names, drawn.rows, numbers)) if drawn.rows else ""
+
+
+def _matmuls(report: CompileReport) -> str:
+    names = ("layer", "call", "role", "rows x sum x columns", "asked", "compiled", "summed in", "kernel", "FLOP")
+    rows = (
+        (
+            *(m.layer, str(m.call or ""), m.role, sizes(m), short(m.asked), compiled_as(m)),
+            *(m.accumulation, m.kernel, scaled(m.flops), unaligned(m)),
+        )
+        for m in report.matmuls
+    )
+    return table((*names, UNALIGNED), rows, numbers=(8,))

@@ -1,0 +1,1 @@
+"""How long a step takes: the bound, and the prediction."""

@@ -1,1 +1,0 @@
-"""What the compiler of a chip makes of a training step."""

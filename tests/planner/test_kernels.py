@@ -1,0 +1,201 @@
+"""Kernels that are no HLO products: Mosaic's for TPUs and cuDNN's attention: operations, layer, bytes, time."""
+
+import dataclasses
+import importlib.util
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from keras_mp import backend
+from keras_mp.planner.chips.targets import find_target
+from keras_mp.planner.compile.lower import lower_step
+from keras_mp.planner.inspect import report_of
+from keras_mp.planner.read.hlo import parse
+from keras_mp.planner.read.matmuls import seconds
+from keras_mp.planner.time.estimate import Roofline, impossible
+
+pytestmark = pytest.mark.jax
+only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow's programs have no such kernel")
+BATCH, LENGTH, HEADS, FEATURES = 2, 512, 2, 128
+V5E, H100 = find_target("v5e").traced, find_target("h100").traced
+
+
+def kernels_of(function, *shapes, chip=V5E):
+    """The kernels of a function of arrays, lowered for a chip."""
+    import jax
+
+    from keras_mp.planner.read.program import read, read_module
+
+    platform = {"gpu": "cuda"}.get(chip.platform, chip.platform)
+    with backend.traced_for(chip):
+        lowered = jax.jit(function).trace(*shapes).lower(lowering_platforms=(platform,))
+    asked = read(read_module(lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True).encode()))
+    return [entry for entry in asked.contractions if entry.kind == "kernel"]
+
+
+def shape(*sizes, dtype="bfloat16"):
+    import jax
+
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+def splash(mask):
+    import jax
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
+
+    masks = splash_attention_mask.MultiHeadMask([splash_attention_mask.NumpyMask(mask)] * HEADS)
+    return jax.vmap(splash_attention_kernel.make_splash_mha(mask=masks, head_shards=1, q_seq_shards=1))
+
+
+@only_jax
+@pytest.mark.parametrize("kind", ["causal", "full", "window"])
+def test_splash_computes_the_blocks_that_its_mask_leaves(kind):
+    import jax
+
+    rows, columns = np.arange(LENGTH)[:, None], np.arange(LENGTH)
+    mask = {"causal": columns <= rows, "full": columns >= 0, "window": abs(rows - columns) < 100}[kind]
+    mask = np.broadcast_to(mask, (LENGTH, LENGTH))
+    attend = splash(mask)
+    found = kernels_of(jax.grad(lambda q, k, v: attend(q, k, v).astype("float32").sum(), (0, 1, 2)),
+                       *[shape(BATCH, HEADS, LENGTH, FEATURES)] * 3)  # fmt: skip
+    # The kernel's blocks are of 128 rows and columns. A product of a block is 2 * 128 * 128 * features.
+    blocks = mask.reshape(LENGTH // 128, 128, LENGTH // 128, 128).any((1, 3)).sum()
+    product = BATCH * HEADS * int(blocks) * 2 * 128 * 128 * FEATURES
+    # Scores and output; scores, their gradient, and that of keys and values; the same of queries.
+    assert {entry.name.split("_")[2]: entry.flops for entry in found} == {
+        "fwd": 2 * product, "dkv": 4 * product, "dq": 3 * product}  # fmt: skip
+    (forward,) = (entry for entry in found if "fwd" in entry.name)
+    assert forward.asked == ("bf16", "bf16") and forward.sizes == (LENGTH, FEATURES, LENGTH)
+    # Of each block of scores a block of keys and one of values are read: more than each array once.
+    assert forward.traffic > BATCH * HEADS * int(blocks) * 2 * 128 * FEATURES * 2
+
+
+@only_jax
+@pytest.mark.parametrize("estimate", [None, 12345])
+def test_a_pallas_kernel_has_its_own_estimate_or_the_products_of_its_body(estimate):
+    import jax
+    from jax.experimental import pallas as pl
+
+    def body(x, y, out):
+        def add(i, total):
+            return total + jax.numpy.dot(x[...], y[...], preferred_element_type="float32")
+
+        out[...] = jax.lax.fori_loop(0, 3, add, jax.numpy.zeros((128, 128), "float32"))
+
+    cost = estimate and pl.CostEstimate(flops=estimate, transcendentals=0, bytes_accessed=777)
+    call = pl.pallas_call(
+        body,
+        jax.ShapeDtypeStruct((512, 256), "float32"),
+        grid=(4, 2),
+        in_specs=[pl.BlockSpec((128, 384), lambda i, j: (i, 0)), pl.BlockSpec((384, 128), lambda i, j: (0, j))],
+        out_specs=pl.BlockSpec((128, 128), lambda i, j: (i, j)),
+        cost_estimate=cost,
+    )
+    (kernel,) = kernels_of(call, shape(512, 384), shape(384, 256))
+    # Rows of x stay while columns of y change, which are read anew for each of them.
+    moved = (512 * 384 + 4 * 384 * 256) * 2 + 512 * 256 * 4
+    assert (kernel.flops, kernel.traffic) == ((estimate, 777) if estimate else (3 * 2 * 512 * 384 * 256, moved))
+
+
+@only_jax
+@pytest.mark.parametrize("causal", [False, True])
+def test_cudnns_attention_computes_two_products_and_five_backward(causal):
+    import jax
+
+    def attend(q, k, v):
+        y = jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation="cudnn")
+        return y.astype("float32").sum()
+
+    found = kernels_of(jax.grad(attend, (0, 1, 2)), *[shape(BATCH, LENGTH, HEADS, 64)] * 3, chip=H100)
+    seen = int(np.tril(np.ones((LENGTH, LENGTH))).sum()) if causal else LENGTH * LENGTH
+    assert [entry.flops for entry in found] == [products * 2 * BATCH * HEADS * seen * 64 for products in (2, 5)]
+    assert all(entry.sizes == (LENGTH, 64, LENGTH) for entry in found)
+
+
+def attention_model():
+    class Attention(layers.Layer):
+        def call(self, x):
+            import jax
+
+            rows = keras.ops.reshape(x, (BATCH, LENGTH, HEADS, FEATURES))
+            if backend.traced_chip().platform == "gpu":
+                y = jax.nn.dot_product_attention(rows, rows, rows, is_causal=True, implementation="cudnn")
+            else:
+                rows = rows.transpose(0, 2, 1, 3)
+                y = splash(np.tril(np.ones((LENGTH, LENGTH), bool)))(rows, rows, rows).transpose(0, 2, 1, 3)
+            return keras.ops.reshape(y, x.shape)
+
+        def compute_output_spec(self, x):
+            return keras.KerasTensor(x.shape, "bfloat16")
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    width = HEADS * FEATURES
+    x = keras.Input((LENGTH, width), batch_size=BATCH)
+    y = layers.Dense(width, name="after")(Attention(name="attention")(layers.Dense(width, name="before")(x)))
+    model = keras.Model(x, y)
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.slow
+@only_jax
+@pytest.mark.parametrize(
+    ("target", "package", "kernel"),
+    [("v5e", "libtpu", "Mosaic"), ("h100", "jax_cuda13_plugin", "cuDNN attention")],
+)
+def test_no_product_around_a_kernel_is_lost_and_the_kernel_has_its_layer_and_time(target, package, kernel):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} compiles for it")
+    size = keras.KerasTensor((BATCH, LENGTH, HEADS * FEATURES))
+    chip = find_target(target)
+    step = lower_step(attention_model(), (size, size), training=True, chip=chip.traced)
+    report = report_of(step, chip, "mixed_bfloat16")
+    mine = [matmul for matmul in report.matmuls if matmul.kind == "kernel"]
+    assert {(matmul.layer, matmul.kernel, matmul.operands) for matmul in mine} == {("attention", kernel, "bfloat16")}
+    assert [matmul.role for matmul in mine] == ["forward", *["input gradient"] * (len(mine) - 1)]
+    assert len(mine) == (3 if target == "v5e" else 2)
+    assert all(matmul.compiled for matmul in report.matmuls)
+    dense = [matmul for matmul in report.matmuls if matmul.layer in ("before", "after")]
+    assert len(dense) == 5  # the gradient of the batch is not computed
+    assert report.time.seconds > sum(seconds(matmul, chip.chip) for matmul in report.matmuls) and not report.error
+
+
+def test_a_time_below_what_the_products_need_is_called_a_fault():
+    chip = find_target("v5e").chip
+    import keras_mp
+
+    model = keras.Sequential([keras.Input((64,)), layers.Dense(64, name="dense")])
+    (product,) = keras_mp.inspect(model, keras.KerasTensor((8, 64)), training=False).matmuls
+    lost = dataclasses.replace(product, runs="", flops=round(chip.peak["bfloat16"]))  # a second's work
+    bound = Roofline(0.5, 0.5, 0.0, 0)
+    assert impossible([product], bound, 0.6, chip) == impossible([lost], bound, 1.6, chip) == ""
+    said = impossible([product, lost], bound, 0.6, chip)
+    assert said.startswith("600 ms is no possible time") and "1.5e+03 ms" in said and "1 of 2" in said
+    assert "in dense." in said
+
+
+def test_an_instruction_whose_attributes_have_line_breaks_ends_no_computation():
+    text = """\
+HloModule jit_step, is_scheduled=true
+
+ENTRY %main (x: bf16[8,8]) -> bf16[8,8] {
+  %x = bf16[8,8]{1,0} parameter(0)
+  %kernel = (f32[8]{0}, bf16[8,8]{1,0}) custom-call(%x, %x), custom_call_target="tpu_custom_call", metadata_of={kernel={
+"blocks":"{128}"
+}}, metadata={op_name="keras_mp.op.7/keras_mp.op.9"}
+  ROOT %dot = bf16[8,8]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%other (y: f32[]) -> f32[] {
+  ROOT %y = f32[] parameter(0)
+}
+"""
+    module = parse(text)
+    assert [kernel.name for kernel, _ in module.kernels()] == ["kernel", "dot"]
+    kernel = module.computations["main"]["kernel"]
+    assert (kernel.operation, kernel.target) == ("7/9", "tpu_custom_call") and list(module.computations) == [
+        "main",
+        "other",
+    ]
