@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from fractions import Fraction
 from types import SimpleNamespace
@@ -13,8 +12,6 @@ import keras
 import keras_mp
 from keras_mp.planner.fit.fewer_blocks import BLOCKS, takes_blocks
 from keras_mp.planner.fit.figures import extrapolated, on_line
-
-SENT = ("bytes", "wire", "covered")
 
 
 def inspect_by_blocks(
@@ -35,8 +32,8 @@ def inspect_by_blocks(
         look: inspects a step.
 
     Returns:
-        Of `keras_mp.inspect`'s report what a table needs. `collectives` are bytes of all layers, by kind, dtype
-        and which bytes; the arrays listed are those of the step with more blocks. `extrapolated` says from how many.
+        Of `keras_mp.inspect`'s report what a table needs; the arrays listed are those of the step with more blocks.
+        `extrapolated` says from how many.
     """
     depth = takes_blocks(build)
     few, many = (look(lambda count=count: build(count), batch, target, **options) for count in blocks)
@@ -45,15 +42,5 @@ def inspect_by_blocks(
     kept = ("memory", "time", "roofline", "seconds", "refused", "backend", "extrapolated")
     return SimpleNamespace(
         flops=on_line(few.flops, many.flops, times),
-        collectives=on_line(collective_bytes(few), collective_bytes(many), times),
         **{name: getattr(whole, name) for name in kept},
     )
-
-
-def collective_bytes(report: Any) -> dict[tuple[str, str, str], int]:
-    """Bytes of whole arrays, on the wire and beside products: (kind, dtype, which bytes)."""
-    sums: dict[tuple[str, str, str], int] = defaultdict(int)
-    for collective in report.collectives:
-        for name in SENT:
-            sums[collective.kind, collective.dtype, name] += getattr(collective, name)
-    return dict(sums)

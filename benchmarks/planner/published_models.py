@@ -1,4 +1,4 @@
-"""The models of published runs that models/ has not, as their sources build them, and sizes that two tables take."""
+"""The models of published runs that models/ has not, as their sources build them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,7 @@ from keras import layers
 import keras_mp
 from keras_mp.lean.attention import attention
 from models.resnet import _convolve
-from models.transformer import Size, initializer, recomputed
-
-# KerasHub's preset gemma_2b_en.
-GEMMA_2B = {
-    "vocabulary_size": 256000,
-    "num_layers": 18,
-    "num_query_heads": 8,
-    "num_key_value_heads": 1,
-    "hidden_dim": 2048,
-    "intermediate_dim": 32768,
-    "head_dim": 256,
-}
-# Radford et al. 2019, table 2: 48 layers of width 1600; 25 heads in the code released with it.
-GPT2_XL = Size(48, 1600, 25)
+from models.transformer import initializer, recomputed
 
 
 class _Heads(layers.Layer):

@@ -1,4 +1,4 @@
-"""The commands of benchmarks/, at sizes for a test: each prints its table and writes its results."""
+"""The command of benchmarks/peers.py, at sizes for a test: it prints its table and writes its results."""
 
 import json
 import os
@@ -31,12 +31,3 @@ def test_the_command_for_peers(tmp_path):
         assert not result.get("note")
         assert len({row[result["columns"].index("batch")] for row in result["rows"]}) == 1
         assert path.with_suffix(".svg").is_file()
-
-
-@pytest.mark.slow
-def test_the_command_for_the_cost_of_features(tmp_path):
-    out = tmp_path / "cost.json"
-    run("cost.py", "--models", "gpt-small", "--backends", keras.backend.backend(), "--rounds", 2, "--out", out)
-    rows = json.loads(out.read_text())["rows"]
-    assert len(rows) == 7 and all(float(row[3]) > 0 for row in rows)
-    assert all(0.9 < float(row[5]) < 1.6 for row in rows if row[5])
